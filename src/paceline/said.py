@@ -6,16 +6,41 @@ import contextlib
 import errno
 import os
 import sys
+import weakref
 from typing import TextIO
 
 # What a disk answers that takes no more, or has gone. A reader that left (EPIPE) is another matter.
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE)
 
 
+# Streams whose last line may be printed over, and how long it is.
+_OPEN: weakref.WeakKeyDictionary[TextIO, int] = weakref.WeakKeyDictionary()
+
+
 def say_line(text: str, stream: TextIO | None = None) -> None:
     """Print a line at once. Where a disk does not take it, it is tried again with the next one."""
+    stream = stream or sys.stdout
+    _print(f"\n{text}" if _OPEN.pop(stream, None) is not None else text, stream, "\n")
+
+
+def say_over(text: str, stream: TextIO | None = None) -> None:
+    """Print a line that the next such one is printed over: where text is shown that may change, as in a notebook."""
+    stream = stream or sys.stdout
+    before = _OPEN.get(stream)
+    _OPEN[stream] = len(text)
+    _print(text if before is None else f"\r{text:<{before}}", stream, "")
+
+
+def end_line(stream: TextIO | None = None) -> None:
+    """End the line that might have been printed over, where there is one."""
+    stream = stream or sys.stdout
+    if _OPEN.pop(stream, None) is not None:
+        _print("", stream, "\n")
+
+
+def _print(text: str, stream: TextIO, end: str) -> None:
     try:
-        print(text, file=stream or sys.stdout, flush=True)
+        print(text, file=stream, end=end, flush=True)
     except OSError as error:
         if error.errno not in DISK:
             raise

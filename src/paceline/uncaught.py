@@ -28,6 +28,12 @@ def is_prompt() -> bool:
     return hasattr(sys, "ps1") or bool(sys.flags.interactive) or hasattr(builtins, "__IPYTHON__")
 
 
+def is_notebook() -> bool:
+    """Return whether what this process prints is shown in a notebook: by a kernel of IPython, and no terminal."""
+    shell = getattr(builtins, "get_ipython", None)
+    return getattr(shell() if callable(shell) else None, "kernel", None) is not None
+
+
 def end_with_code() -> None:
     """Have an error of ours that nobody catches end a script with its exit code. At a prompt nothing is changed."""
     if sys.excepthook is sys.__excepthook__ and not is_prompt():

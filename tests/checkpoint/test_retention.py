@@ -10,7 +10,7 @@ from checkpoint_samples import laid_out
 
 from paceline.checkpoint import save_checkpoint
 from paceline.checkpoint.manifest import Manifest
-from paceline.checkpoint.tiers.retention import HELD_OUT, Retention, held_out_loss
+from paceline.checkpoint.tiers.retention import HELD_OUT, Retention, best_first
 
 NOW = datetime.datetime(2026, 11, 22, 12, tzinfo=datetime.UTC)
 
@@ -44,8 +44,19 @@ def test_what_stays(retention: Retention, stay: str) -> None:
 
 @pytest.mark.parametrize("loss", [None, "low", float("nan"), float("inf"), {}, []])
 def test_a_loss_that_is_none_wins_nothing(loss: object) -> None:
-    assert held_out_loss(checkpoint(1, 0, loss)[1]) == float("inf")
+    assert best_first([checkpoint(1, 0, loss)[1]]) == []
     assert Retention(1, best=3).doomed([checkpoint(2, 0), checkpoint(1, 0, loss)], NOW) == [Path("1")]
+
+
+def test_the_best_is_of_the_metric_of_the_newest_evaluation() -> None:
+    def of(step: int, metric: str, score: float) -> Manifest:
+        extra = {HELD_OUT: {"step": step, "loss": 1.0, "metric": metric, "score": score}}
+        return Manifest(step, step, NOW.isoformat(), 1, {}, extra)
+
+    assert best_first(
+        [checkpoint(6, 0)[1], of(5, "accuracy", -0.8), of(4, "accuracy", -0.9), of(3, "f1_macro", -0.99)]
+    ) == [2, 1]
+    assert best_first([of(5, "accuracy", -0.9), of(4, "accuracy", -0.9)]) == [0, 1], "of equal ones the newest"
 
 
 @pytest.mark.parametrize("created", ["yesterday", "2026-01-01T00:00:00", ""])

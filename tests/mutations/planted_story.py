@@ -215,9 +215,9 @@ def rows_of_the_first_rank(patch: Patch, world: World) -> None:
 def evaluation_divided_by_ranks(patch: Patch, world: World) -> None:
     evaluate = training.evaluate
 
-    def divided(*arguments: Any) -> dict[str, float]:
+    def divided(*arguments: Any) -> evaluate_module.EvaluationResult:
         told = evaluate(*arguments)
-        return {**told, "loss": told["loss"] / world.size}
+        return dataclasses.replace(told, loss=told.loss / world.size)
 
     patch.setattr(training, "evaluate", divided)
 

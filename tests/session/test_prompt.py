@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 
+import pytest
 from runs import environment, records_of, run_patiently
 
 TYPED = """
-import os, signal, sys
+import os, signal
 import paceline
 task = paceline.Task(name="typed", model="llama-1m", data=paceline.DataSpec("stdlib", seq_len=16, max_bytes=100_000), \
 global_batch="4 samples", stop="6 steps")
 def make():
-    return paceline.Run(task, cluster={"device": "cpu", "probe": False}, run={"dir": sys.argv[1]})
+    return paceline.Run(task, cluster={"device": "cpu", "probe": False}, run={"dir": RUN_DIR})
 
 run = make()
 for batch in run:
@@ -31,12 +33,20 @@ print("loops:", len([batch for batch in run]))
 """
 
 
-def test_a_prompt_outlives_ctrl_c_and_goes_on(tmp_path: Path) -> None:
-    command = [sys.executable, "-i", "-c", "pass", str(tmp_path / "run")]
-    ended = run_patiently(command, input=TYPED, env=environment())
+PYTHON = ["-i", "-c", "pass"]
+IPYTHON = ["-m", "IPython", "--simple-prompt", "--no-banner", "--no-confirm-exit", "--colors=nocolor"]
+without = pytest.mark.skipif(
+    importlib.util.find_spec("IPython") is None, reason="not installed: IPython (extra 'test')"
+)
+
+
+@pytest.mark.parametrize("prompt", [PYTHON, pytest.param(IPYTHON, marks=without)], ids=["python", "ipython"])
+def test_a_prompt_outlives_ctrl_c_and_goes_on(tmp_path: Path, prompt: list[str]) -> None:
+    command, typed = [sys.executable, *prompt], TYPED.replace("RUN_DIR", repr(str(tmp_path / "run")))
+    ended = run_patiently(command, input=typed, env=environment(IPYTHONDIR=str(tmp_path / "ipython")))
     told = ended.stdout + ended.stderr
     assert "still here after step 2" in ended.stdout, told
-    assert "HandedBack" in ended.stderr and "make the run again" in ended.stderr, told
+    assert "HandedBack" in told and "make the run again" in told, told
     assert "went on to step 6" in ended.stdout and "loops: 0" in ended.stdout, told
     assert "has all its 6 steps" in ended.stdout, told
     assert [record["step"] for record in records_of(tmp_path / "run", "step")] == [1, 2, 3, 4, 5, 6]

@@ -95,3 +95,22 @@ def test_entropy_is_below_that_of_guessing(folder: Path) -> None:
 def test_a_run_without_checkpoints_scores_nothing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no checkpoints"):
         score_documents(tmp_path, DataSpec("stdlib"), tmp_path / "out.jsonl")
+
+
+def test_a_core_set_has_documents_of_every_kind_before_copies(folder: Path) -> None:
+    """24 documents, of which twelve are three different ones: a set of half of them leaves out copies alone."""
+    out, data = folder / "core.jsonl", DataSpec(str(folder / "all.jsonl"), cache_dir=str(folder / "cache"))
+    done = score_documents(folder / "run", data, out, by="core", share=0.5)
+    records = [json.loads(line) for line in out.read_text().splitlines()]
+    texts, scores = [record["text"] for record in records], [record["score"] for record in records]
+    taken = [text for text, score in zip(texts, scores, strict=True) if score < 1]
+    assert done.core is not None and len(taken) == done.core.documents == 12 == len(set(taken))
+    assert sorted(score for score in scores if score < 1) == [place / 24 for place in range(12)]
+    assert 0 < done.core.radius < done.core.radius_of_one
+    kept, _ = open_sources(
+        DataSpec(str(out), seq_len=SEQ_LEN, validation_fraction=0.0, cache_dir=str(folder / "cache"), score_max=1.0), 7
+    )
+    assert (
+        kept.samples
+        < open_sources(DataSpec(**{**vars(data), "seq_len": SEQ_LEN, "validation_fraction": 0.0}), 7)[0].samples
+    )

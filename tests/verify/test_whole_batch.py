@@ -265,7 +265,7 @@ def evaluated(plan: Plan, world: World) -> float:
     task = task_of(Towers, gathered_nce)
     return evaluate(
         assemble(task, plan, world, task.data, 1).stepper, task.data, 16, plan.layout.data_rank(world.rank)
-    )["loss"]
+    ).loss
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

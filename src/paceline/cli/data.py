@@ -2,8 +2,8 @@
 
     prepare SOURCE OUT    tokenises documents into token shards in a folder or a URL, in parallel; a run reads them with
                           `task.data.source = "OUT"`. Started again after an interruption, it goes on where it stopped
-    score RUN SOURCE OUT  writes each document with its score by a run's model, as JSONL; `task.data.score_min` and
-                          `score_max` then select documents by it
+    score RUN SOURCE OUT  writes each document with its score by a run's model, as JSONL: its loss, its uncertainty or
+                          its place in a core set; `task.data.score_min` and `score_max` then select by it
     copies SOURCE OUT     writes each document with the share of its text that stands in an earlier one, as JSONL;
                           `task.data.score_max = 0.8` then leaves near copies out
     inspect SOURCE        documents, tokens, lengths, duplicates, how well documents fill samples, and some texts
@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.cli.output import print_json, say_to, table_lines
-from paceline.cli.parser import number, whole
+from paceline.cli.parser import number, share, whole
 from paceline.cli.terminal.bar import Bar
 from paceline.errors import ConfigError
+from paceline.plan.explain.lines import wrap
 
 if TYPE_CHECKING:
     from paceline.spec.task import DataSpec
@@ -47,8 +48,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dedup", action="store_true", help="prepare: keep the first of documents with equal text")
     parser.add_argument("--append", action="store_true", help="prepare: add shards to a folder that has some")
     parser.add_argument(
-        "--by", choices=("loss", "uncertainty"), default="loss",
-        help="score: mean next-token loss, or mean entropy of what the model expects, in nats (default loss)",
+        "--by", choices=("loss", "uncertainty", "core"), default="loss",
+        help="score: mean next-token loss, or mean entropy of what the model expects, in nats; or the place in a core"
+        " set, the documents that lie closest to all others by the model's hidden states (default loss)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--share", metavar="PART", type=share, default=0.1,
+        help="score --by core: part of the documents in the core set; all others have the score 1 (default 0.1)",
     )  # fmt: skip
     parser.add_argument("--samples", metavar="N", type=number, default=3, help="inspect: texts to show (default 3)")
 
@@ -67,12 +73,14 @@ def _data_of(options: argparse.Namespace) -> DataSpec:
     """Return the data that the command line names. Raises ConfigError where a spec file has none of its own."""
     from paceline.spec.load import load_spec
     from paceline.spec.task import DataSpec
+    from paceline.task.settled import settle
 
     source = options.paths[1 if options.action == "score" else 0]
     if source.endswith(".toml"):
-        data = load_spec(source, options.overrides).task.data
+        spec = load_spec(source, options.overrides)
     else:
-        data = load_spec(None, [f"task.data.source={source}", *options.overrides]).task.data
+        spec = load_spec(None, [f"task.data.source={source}", *options.overrides])
+    data = settle(spec, say_to(options.json)).spec.task.data if options.action == "inspect" else spec.task.data
     if not isinstance(data, DataSpec):
         raise ConfigError(f"the data of {source} are no text", "they are given as an object", "name a file or a folder")
     return data
@@ -116,7 +124,7 @@ def _score(options: argparse.Namespace) -> int:
 
     with Bar(sys.stderr) as bar:
         done = score_documents(
-            Path(options.paths[0]), _data_of(options), Path(options.paths[2]), options.by, progress=bar.show
+            Path(options.paths[0]), _data_of(options), Path(options.paths[2]), options.by, bar.show, options.share
         )
     if options.json:
         print_json(done)
@@ -124,6 +132,13 @@ def _score(options: argparse.Namespace) -> int:
     print(
         f"scored   {done.documents:,} documents by {done.by} with step {done.step:,} of {options.paths[0]}: {done.out}"
     )
+    if done.core is not None:
+        print(
+            f"  core set     {done.core.documents:,} documents · every other one is within {done.core.radius:.4g} of"
+            f" one of them, and within {done.core.radius_of_one:.4g} of the most central one"
+        )
+        print(f'  read it by   task.data.source = "{done.out}" · task.data.score_max = 1.0')
+        return 0
     print("  scores       " + " · ".join(f"{name} {value:.4g}" for name, value in done.quantiles.items()))
     half = f"{done.quantiles['median']:.4g}"
     print(f'  read half by task.data.source = "{done.out}" · task.data.score_max = {half}')
@@ -171,5 +186,7 @@ def _tell(found: Inspected) -> None:
     rows.append(("padding if padded", *(f"{each.padded:.2%}" for each in facts)))
     rows.append(("padding if packed", *(f"{each.packed:.2%}" for each in facts)))
     print("\n".join(table_lines(rows)))
+    for told in found.told:
+        print("\n".join(wrap("note     ", told)))
     for at, text in enumerate(found.samples, 1):
-        print(f"text {at}   {text!r}")
+        print(f"row {at}    {text}" if "table" in found.card else f"text {at}   {text!r}")

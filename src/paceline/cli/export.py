@@ -1,8 +1,9 @@
 """Writes a run's weights as safetensors: for the built-in models in Hugging Face's layout, with config.json.
 
-The newest checkpoint that is sound in every byte is taken, or the one of --step. A built-in model is then loaded by
-`LlamaForCausalLM.from_pretrained(OUT)`; one of your own is in OUT/model.safetensors under its own names, tied weights
-once.
+The newest checkpoint that is sound in every byte is taken, or the one of --step; `--step best` is the one of the best
+evaluation by task.evaluate.metric, of those that were saved after one. A built-in model is then loaded by
+`LlamaForCausalLM.from_pretrained(OUT)`; one that came from a folder of Hugging Face by the folder's own class, with its
+tokenizer beside it; one of your own is in OUT/model.safetensors under its own names, tied weights once.
 
 Of a run with adapters (task.adapter) these alone are written, in the names and files of peft, whose
 `PeftModel.from_pretrained(base, OUT)` loads them; --merge writes whole weights with the adapters added to them.
@@ -18,18 +19,23 @@ from paceline.cli.parser import whole
 
 EXAMPLE = "paceline export runs/stdlib-code weights"
 CODES = (74,)
-LOADS = {"huggingface": "LlamaForCausalLM.from_pretrained loads it", "safetensors": "by the module's own names",
-         "peft": "PeftModel.from_pretrained loads it on the base model"}  # fmt: skip
+PEFT = "PeftModel.from_pretrained loads it on the base model"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `paceline export`."""
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="a run's directory: the one with `checkpoints`")
     parser.add_argument("out", metavar="OUT", type=Path, help="the folder to write; it is made where there is none")
-    parser.add_argument("--step", metavar="N", type=whole, help="the checkpoint of this step instead of the newest")
+    parser.add_argument(
+        "--step", metavar="N", type=_step, help="the checkpoint of this step, or of the best evaluation (best)"
+    )
     parser.add_argument(
         "--merge", action="store_true", help="of a run with adapters, whole weights with the adapters added to them"
     )
+
+
+def _step(text: str) -> int | str:
+    return text if text == "best" else whole(text)
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -40,12 +46,14 @@ def execute(options: argparse.Namespace) -> int:
     if options.json:
         print_json({
             "run_dir": str(options.run_dir), "checkpoint": str(found.checkpoint), "step": found.step,
-            "out": str(found.out), "format": found.format, "files": [file.name for file in found.files],
+            "out": str(found.out), "format": found.format, "architecture": found.architecture,
+            "files": [file.name for file in found.files],
             "bytes": found.bytes, "skipped": found.skipped,
         })  # fmt: skip
         return 0
     for reason in found.skipped:
         print(f"skipped  {reason}")
-    loads = LOADS[found.format]
+    loads = PEFT if found.format == "peft" else "by the module's own names"
+    loads = f"{found.architecture}.from_pretrained loads it" if found.architecture else loads
     print(f"export   step {found.step} to {found.out} ({found.bytes:,} bytes; {loads})")
     return 0

@@ -92,6 +92,14 @@ def number(text: str) -> int:
     return 0 if text == "0" else whole(text)
 
 
+def share(text: str) -> float:
+    """Return a number above 0 and at most 1, the type of an option such as --share."""
+    found = positive(text)
+    if found > 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is more than 1, which is all")
+    return found
+
+
 def positive(text: str) -> float:
     """Return a finite number above 0, the type of an option such as --days."""
     try:

@@ -36,6 +36,7 @@ class Declared:
     """A table of a spec. `table` is its name in a file: "task.schedule"."""
 
     table_name: ClassVar[str] = ""
+    _stated: ClassVar[frozenset[str]] = frozenset()  # of an instance: the names of the options that it was made with
 
     def __init_subclass__(cls, table: str = "", **rest: Any) -> None:
         super().__init_subclass__(**rest)
@@ -60,7 +61,9 @@ class Declared:
                 if name in named:
                     problems.add(ConfigError(f"{_key(cls, name)} is given twice", f"{cls.__name__} has it by its place "
                                              "and by its name", f"{name}=..."))  # fmt: skip
-        return super().__new__(cls)
+        made = super().__new__(cls)
+        object.__setattr__(made, "_stated", frozenset([*fields[: len(values)], *named]))
+        return made
 
     def __post_init__(self) -> None:
         """Replace every value by what the table holds for it. Raises ConfigError, with all that is wrong."""
@@ -72,6 +75,10 @@ class Declared:
             if not problems:
                 with problems.noting():
                     self.refuse_contradictions()
+
+    def states(self, name: str) -> bool:
+        """Return whether whoever made the table gave this option, and did not leave it to its default."""
+        return name in self._stated
 
     def refuse_contradictions(self) -> None:
         """Raise ConfigError where options of the table contradict each other. A table may have rules of its own."""

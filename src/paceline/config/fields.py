@@ -33,11 +33,11 @@ def option(
 ) -> Any:
     """Return a dataclass field with its documentation and the rules its values must keep.
 
-    `choices` are the allowed strings; `minimum` and `maximum` are inclusive, `above` is exclusive; `quantity`
-    ("amount", "duration" or "bytes") says that a string with a unit is expected in files; `units` are the units an
-    amount may have, all of them where empty; `words` may stand in the place of a whole number, with what each is held
-    as. `objects` says what Python may put there besides: attributes that such an object has ("__len__ __getitem__"),
-    and what it is in words.
+    `choices` are the allowed strings (with `objects`, import paths besides); `minimum` and `maximum` are inclusive,
+    `above` is exclusive; `quantity` ("amount", "duration" or "bytes") says that a string with a unit is expected in
+    files; `units` are the units an amount may have, all of them where empty; `words` may stand in the place of a whole
+    number, with what each is held as. `objects` says what Python may put there besides, in a list of texts in the place
+    of each: attributes that such an object has ("__len__ __getitem__"), and what it is in words.
     """
     metadata = {"doc": doc, "choices": choices, "minimum": minimum, "above": above, "maximum": maximum,
                 "quantity": quantity, "units": units, "words": dict(words or {}),

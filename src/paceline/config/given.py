@@ -28,6 +28,8 @@ def settled(member: Option | Table, key: str, value: Any) -> Any:
         return _free(member, key, value)
     if value is None and member.optional:
         return None
+    if member.kind == "texts" and member.objects and isinstance(value, list | tuple):
+        return tuple(_text_or_object(member, key, each) for each in value)
     if member.kind == "object" or (member.objects and not isinstance(value, str)):
         return _object(member, key, value)
     if member.kind == "duration" and (isinstance(value, Seconds) or _is_default(member, value)):
@@ -105,6 +107,11 @@ def _object(member: Option | Table, key: str, value: Any) -> Any:
         also = []
     wanted = ", or ".join([*also, *member.objects.values()])
     raise ConfigError(f"{key} = {literal(value)} cannot be used", f"it is {kind_of(value)}", wanted)
+
+
+def _text_or_object(option: Option, key: str, value: Any) -> Any:
+    """Return an item of a list of names: a text, or what Python may put in the place of one."""
+    return value if isinstance(value, str) else _object(option, key, value)
 
 
 def _as_in_a_file(option: Option, value: Any) -> Any:

@@ -24,6 +24,8 @@ def to_plain(table: Table, instance: Any) -> dict[str, Any]:
             values[name] = to_plain(member, value) if isinstance(value, member.cls) else object_path(value)
         elif member.item is not None:
             values[name] = [to_plain(member.item, item) for item in value]
+        elif member.kind == "texts" and member.objects:
+            values[name] = [item if isinstance(item, str) else object_path(item) for item in value]
         elif member.kind == "text" and not isinstance(value, str | None):
             values[name] = object_path(value)
         elif member.kind == "free":

@@ -53,7 +53,10 @@ def _value(option: Option) -> dict[str, Any]:
     if option.kind == "bytes":
         size = {"type": "string", "pattern": _pattern([f"{prefix}B" for prefix in PREFIXES])}
         return {"anyOf": [{"type": "integer", **rules}, size]}
-    text = {"type": "string", **({"enum": list(option.choices)} if option.choices else {})}
+    chosen = {"enum": list(option.choices)}
+    text: dict[str, Any] = {"type": "string", **(chosen if option.choices else {})}
+    if option.choices and option.objects:
+        text = {"type": "string", "anyOf": [chosen, {"pattern": ":"}]}
     kinds: dict[str, dict[str, Any]] = {
         "text": text,
         "texts": {"type": "array", "items": text},

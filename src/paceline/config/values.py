@@ -112,7 +112,8 @@ def hint(option: Option) -> str:
 def _text(option: Option, key: str, value: Any) -> str:
     if not isinstance(value, str):
         raise wrong_type(option, key, value)
-    if option.choices and value not in option.choices:
+    is_path = bool(option.objects) and ":" in value  # an import path in the place of an object
+    if option.choices and value not in option.choices and not is_path:
         raise ConfigError(
             f"{key} = {literal(value)} is not a choice", f"it takes one of: {', '.join(option.choices)}",
             suggestion(value, option.choices),

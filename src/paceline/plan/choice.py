@@ -10,6 +10,7 @@ from paceline.plan.learn.correct import Learnt
 from paceline.plan.search.search import SearchResult
 from paceline.spec.cluster import Cluster
 from paceline.spec.forecast import Forecast
+from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.load import Spec
 from paceline.spec.optimizers import optimizer_key
 from paceline.spec.plan import Plan
@@ -26,6 +27,7 @@ class Prepared:
     profile: ModelProfile
     batch_samples: int
     steps: int
+    settled: tuple[DecisionRecord, ...] = ()  # what the task left open and its data decided
 
 
 SUPERLATIVES = {
@@ -52,6 +54,7 @@ class Choice:
     steps: int
     remarks: tuple[str, ...]
     learnt: Learnt | None = None  # what finished runs on this machine said
+    settled: tuple[DecisionRecord, ...] = ()  # what the task left open and its data decided
 
     @property
     def reason(self) -> str:
@@ -64,7 +67,7 @@ class Choice:
     @property
     def prepared(self) -> Prepared:
         """The task without the cluster."""
-        return Prepared(self.spec, self.facts, self.profile, self.batch_samples, self.steps)
+        return Prepared(self.spec, self.facts, self.profile, self.batch_samples, self.steps, self.settled)
 
     @property
     def threads(self) -> int:

@@ -141,6 +141,7 @@ def _planned(prepared: Prepared, cluster: Cluster, remarks: tuple[str, ...], goo
         goodput=goodput,
         learnt=learnt,
         measured=measured,
+        scored=spec.task.selection.scored,
     )
     forecast, grows = _with_growth(prepared, found)
     return Planned(
@@ -157,10 +158,12 @@ def _planned(prepared: Prepared, cluster: Cluster, remarks: tuple[str, ...], goo
             *remarks,
             *_notes(prepared),
             *grows,
+            *_selection_remarks(prepared),
             *_offload_remarks(found.best.plan, spec.plan, cluster),
             *_compile_remarks(found.best.plan, prepared.profile),
         ),
         learnt=learnt,
+        settled=prepared.settled,
     )
 
 
@@ -202,6 +205,17 @@ def _with_copies(prepared: Prepared, cluster: Cluster, forecast: Forecast) -> Fo
 def _notes(prepared: Prepared) -> tuple[str, ...]:
     """Return what is to be said of the data and of the model's profile."""
     return (*prepared.facts.notes, *filter(None, [prepared.profile.note]), *prepared.profile.remarks)
+
+
+def _selection_remarks(prepared: Prepared) -> tuple[str, ...]:
+    """Return what is to be said of a task that trains on some of what it reads."""
+    selection, samples = prepared.spec.task.selection, prepared.batch_samples
+    if not selection.selects:
+        return ()
+    read = f"every step reads and scores {selection.candidates_of(samples):,} samples and trains on {samples:,} of them"
+    if selection.by == "largest":
+        return (f"{read}, those of the largest loss: the gradient is biased towards them",)
+    return (f"{read}, weighted so that the expected gradient is that of all; its variance is in the journal",)
 
 
 def _offload_remarks(plan: Plan, asked: PlanSpec, cluster: Cluster) -> tuple[str, ...]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 from paceline.errors import ConfigError
 from paceline.plan.choice import Prepared
 from paceline.spec.amounts import batch_samples, total_steps
+from paceline.spec.arguments import has_checkpoint, run_directory
 from paceline.spec.load import Spec
+from paceline.spec.model_folder import FRESH
 from paceline.spec.steps.growth import course_of
+from paceline.spec.task import ModelSpec, Task
 from paceline.task.data.facts import data_facts
 from paceline.task.profile.of_task import profile_task
+from paceline.task.settled import settle
 
 
 def prepare_task(spec: Spec, *, say: Callable[[str], None] | None = None) -> Prepared:
@@ -18,17 +23,27 @@ def prepare_task(spec: Spec, *, say: Callable[[str], None] | None = None) -> Pre
 
     Raises the errors of data and model. Imports no torch for built-in models and text.
     """
-    task = spec.task
+    settled = settle(spec, say)
+    spec, task = settled.spec, settled.spec.task
     facts = data_facts(task.data, say)
-    profile = profile_task(task, facts)
-    batch = batch_samples(task, facts.items_per_sample)
-    steps = total_steps(task, batch, facts.items_per_sample, facts.samples)
-    course = course_of(task.growth, batch, facts.items_per_sample)
-    taken = sum(count * samples for count, samples in course.stretches(steps=steps))
+    profile = profile_task(_without_weights(task) if has_checkpoint(run_directory(spec)) else task, facts)
+    # Where rows are filled up to the longest, tokens make as many samples as the longest would.
+    items = facts.longest if task.batch_rows == "by_length" and facts.longest else facts.items_per_sample
+    batch = batch_samples(task, items)
+    steps = total_steps(task, batch, items, facts.samples)
+    course, read = course_of(task.growth, batch, facts.items_per_sample), task.selection.candidates_of
+    taken = sum(count * read(samples) for count, samples in course.stretches(steps=steps))
     if facts.end is not None and taken > facts.end:
         raise ConfigError(
             f"the mixture ends after {facts.end:,} samples, and the task takes {taken:,}",
             "every source that still has a weight is then read as often as its limit allows",
-            f'task.stop = "{facts.end // batch} steps", later limits, or a source without one',
+            f'task.stop = "{facts.end // read(batch)} steps", later limits, or a source without one',
         )
-    return Prepared(spec, facts, profile, batch, steps)
+    return Prepared(spec, facts, profile, batch, steps, settled.decisions)
+
+
+def _without_weights(task: Task) -> Task:
+    """Return a task that has its weights in a checkpoint: the files that it started from may be gone."""
+    if not isinstance(task.model, ModelSpec) or not task.model.starts_from:
+        return task
+    return dataclasses.replace(task, model=dataclasses.replace(task.model, weights=FRESH))

@@ -13,6 +13,7 @@ from paceline.report.charts import Band, Line, interval_bar, line_chart, stacked
 from paceline.report.compare import Promise, TermGroup
 from paceline.report.format import quantity, signed_percent, utc
 from paceline.report.goodput import goodput_text
+from paceline.report.held_out.page import metrics_html
 from paceline.report.sections import VERDICTS, esc, pill, section
 from paceline.report.style import CSS
 from paceline.report.summary import Summary
@@ -269,6 +270,7 @@ def render_html(summary: Summary) -> str:
         [
             _header(summary),
             section("Loss", _loss(summary)),
+            section("Metrics", metrics_html(summary.metrics, _restarts(summary))),
             section("Speed", _speed(summary)),
             section("What bounds a step", bound_html(summary.bound)),
             section("Where a step's time goes", _time_terms(summary)),

@@ -21,8 +21,10 @@ from paceline.report.compare import (
     time_groups,
 )
 from paceline.report.curves import Losses, Speed, losses_of, series_of, speed_of
-from paceline.report.format import plural
+from paceline.report.format import plural, quantity, signed_percent
 from paceline.report.goodput import MeasuredGoodput, goodput_of
+from paceline.report.held_out.curves import MetricCurve, metrics_of_records
+from paceline.report.inline import inline_html
 from paceline.report.phases import Phase, Start, phases_of, resume_steps, starts_of, surviving
 from paceline.report.records import NO_START, Records, StepTable, gather, json_safe, number, table, text
 from paceline.report.series import Series
@@ -103,6 +105,7 @@ class Summary:
     time_groups: tuple[TermGroup, ...]
     memory_groups: tuple[TermGroup, ...]
     losses: Losses
+    metrics: tuple[MetricCurve, ...]  # of held-out samples besides the loss, and of further sets
     sources: dict[str, Any]  # of a mixture: what each source has given, by its name
     speed: Speed
     bound: BoundVerdict | None  # what bounds a step, by the newest start
@@ -121,6 +124,17 @@ class Summary:
         """Return one promise by name."""
         return next(promise for promise in self.promises if promise.name == name)
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows of it: how the run ended, and what it took against what was forecast."""
+        lines = [self.status_text, *([self.bound.text] if self.bound else [])]
+        lines += [self.error["what"]] if self.error else []
+        rows = [
+            (p.name, quantity(p.forecast, p.unit), quantity(p.measured, p.unit), signed_percent(p.error), p.verdict)
+            for p in self.promises
+        ]
+        head = ("", "forecast", "measured", "off by", "of its 80 % interval")
+        return inline_html(f"{self.name}: {self.plan_text}", lines, head, rows)
+
     def as_dict(self) -> dict[str, Any]:
         """Return the summary as plain data that JSON holds without loss; errors of forecasts are included."""
         plain = dataclasses.asdict(self)
@@ -136,7 +150,7 @@ def _status(end: RunEnded | None, done: int, planned: int | None, wall_seconds: 
     took = f"{steps} in {format_seconds(wall_seconds)}"
     status = (end and end.status) or UNFINISHED
     words = {
-        "complete": f"Finished: {took}.",
+        "complete": f"Finished: {took}." if not planned or done >= planned else f"Finished, by early stopping: {took}.",
         "requeue": f"Stopped early with a checkpoint, to be started again: {took}.",
         "stopped": f"Stopped by its caller: {took}.",
         "failed": f"Failed after {took}.",
@@ -207,7 +221,8 @@ def summarise(records: Iterable[Mapping[str, Any]], run_dir: str = "") -> Summar
     end = next((end for end in reversed(found.of(RunEnded)) if attempts and end.attempt == attempts[-1].number), None)
     status, status_text = _status(end, done, int(planned) if planned else None, wall_seconds)
     phases = phases_of(found, attempts)
-    share = 1.0 if status == "complete" else done / planned if planned else None
+    is_whole = status == "complete" and not (planned and done < planned)
+    share = 1.0 if is_whole else done / planned if planned else None
     proofs, error = found.of(VerifyRecord), (end and end.error) or {}
     return Summary(
         schema=1,
@@ -233,6 +248,7 @@ def summarise(records: Iterable[Mapping[str, Any]], run_dir: str = "") -> Summar
         time_groups=time_groups(reference, basis.steps),
         memory_groups=memory_groups(found, reference),
         losses=losses_of(found, steps, reference.facts),
+        metrics=metrics_of_records(found),
         sources=json_safe(dict(given[-1].given)) if (given := found.of(SourcesRecord)) else {},
         speed=speed_of(found, reference, basis),
         bound=bound_of(found),

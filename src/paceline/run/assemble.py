@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,7 @@ from paceline.task.models.blocks import find_blocks
 from paceline.task.models.decoder import Decoder
 from paceline.task.models.huggingface.head import LIMIT, limit_logits
 from paceline.task.objective import BUILT_IN, next_token
+from paceline.task.optimizer.layer_rates import layer_scales
 from paceline.task.placed import objective_on
 from paceline.task.turns import Turn, turns_of
 
@@ -64,24 +65,29 @@ class Assembled:
     remarks: tuple[str, ...] = ()  # what of the model is rounded or left out
 
 
-def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sample: int) -> Assembled:
+def assemble(
+    task: Task, plan: Plan, world: World, source: Source, items_per_sample: int, read: bool = True
+) -> Assembled:
     """Build the task's model under `plan` on this rank. Every rank calls it.
 
     A model is built without memory where that can be, laid out, and only then given its initial weights
-    (run/initial.py), so one larger than a device's memory starts. Initial weights do not depend on the layout.
+    (run/initial.py), so one larger than a device's memory starts. Initial weights do not depend on the layout. Where
+    `read` is False, files of weights are not read: a checkpoint is to be loaded.
     """
     if plan.compile:
         refuse_to_compile(world.device.type)
     mesh = build_mesh(plan.layout, world)
-    started = start_model(task, plan, world, source, items_per_sample)
+    started = start_model(task, plan, world, source, items_per_sample, read)
     names = all_names(started.model)  # before stages know a part of them
+    decay = task.optimizer.layer_decay
+    scales = layer_scales(started.model, decay) if decay != 1.0 else {}
     turns = _turns(task, plan, world, source)
     remarks = started.remarks + _set_precision(started, plan, turns[main_turn(task)].objective)
     _limit_logits(started, plan, turns, items_per_sample)
     looked = _look(task, plan, world, source, started, turns, mesh)
     laid = _lay_out(started, looked, plan, mesh)
     own = own_parameters(laid.model, names, looked.turns)
-    optimizer = _optimizer(task, plan, laid.model, names, own)
+    optimizer = _optimizer(task, plan, laid.model, names, own, scales)
     routing = watch_routing(laid.model, plan)
     refuse_routing(turns, routing)
     passes = _passes(laid, looked, plan, world, routing)
@@ -99,6 +105,8 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         clip_norm=task.optimizer.clip_norm,
         updater=OffloadedUpdate(optimizer, plan.state_bucket_bytes) if plan.offloads_optimizer else optimizer,
         routing=routing,
+        names=names,
+        groups=task.optimizer.groups,
         stages_holding=dict.fromkeys(laid.pipeline.shared_parameters(), 2) if laid.pipeline else {},
     )
     return Assembled(laid.model, optimizer, stepper, looked.randomness, (*remarks, *looked.remarks))
@@ -233,10 +241,15 @@ def _apply(
 
 
 def _optimizer(
-    task: Task, plan: Plan, model: nn.Module, names: Names, own: list[list[nn.Parameter]]
+    task: Task,
+    plan: Plan,
+    model: nn.Module,
+    names: Names,
+    own: list[list[nn.Parameter]],
+    scales: Mapping[str, float],
 ) -> torch.optim.Optimizer:
     """Return what updates the model. Raises ConfigError where its state cannot rest where the plan says."""
-    optimizer = build_optimizer(task.optimizer, model, names, apart=own)
+    optimizer = build_optimizer(task.optimizer, model, names, apart=own, scales=scales)
     if plan.offloads_optimizer and isinstance(optimizer, JoinedOptimizer):
         raise ConfigError(f"offload = {plan.offload}", NOT_OFFLOADED, 'plan.offload = "none"')
     return optimizer

@@ -56,6 +56,7 @@ class DrawnModel(WholeModel):
     spec: ModelSpec | None = None
     seed: int = 0
     device: torch.device | None = None
+    read: bool = True
 
     def __post_init__(self) -> None:
         self._looked_at: nn.Module | None = None
@@ -84,7 +85,8 @@ class DrawnModel(WholeModel):
         self._looked_at = None
         for part in parts:
             part.to_empty(device=self.device)
-        fill_weights(model, self.spec, self.seed)
+        if self.read or not self.spec.starts_from:
+            fill_weights(model, self.spec, self.seed)
 
 
 @dataclass
@@ -95,6 +97,7 @@ class LateModel(WholeModel):
     seed: int = 0
     world: World | None = None
     adaptation: Adaptation = FULL
+    read: bool = True
 
     def __post_init__(self) -> None:
         held = {**dict(named_parameters(self.model)), **dict(self.model.named_buffers())}
@@ -120,9 +123,10 @@ class LateModel(WholeModel):
         for part in parts:
             _settle_whole(part, self.world.device)
             materialise(part, self.world.device)
-        if isinstance(self.given, ModelSpec) and self.given.weights:
-            load_weights(model, self.given.weights, {name: dtype for name, (_, dtype) in self._kinds.items()})
-            fill_adapters(model, self.seed)
+        if isinstance(self.given, ModelSpec) and self.given.starts_from:
+            if self.read:
+                load_weights(model, self.given.starts_from, {name: dtype for name, (_, dtype) in self._kinds.items()})
+                fill_adapters(model, self.seed)
         else:
             self._receive(model)
 
@@ -148,12 +152,17 @@ class LateModel(WholeModel):
                 fill(targets[name], functools.partial(_part, value))
 
 
-def start_model(task: Task, plan: Plan, world: World, source: Source, items_per_sample: int) -> WholeModel:
-    """Return the task's model before a plan is applied, in as little memory as can be. Every rank calls it."""
+def start_model(
+    task: Task, plan: Plan, world: World, source: Source, items_per_sample: int, read: bool = True
+) -> WholeModel:
+    """Return the task's model before a plan is applied, in as little memory as can be. Every rank calls it.
+
+    Files of weights are not read where `read` is False: a checkpoint is loaded into what is built.
+    """
     spec, vocab = task.model, source.vocab or 0
     if isinstance(spec, ModelSpec) and is_named(spec.name):
         model = build_model(spec, vocab, items_per_sample, task.seed, "meta", task.adaptation)
-        return DrawnModel(model, [], spec, task.seed, world.device)
+        return DrawnModel(model, [], spec, task.seed, world.device, read)
     because = ""
     if world.size > 1 and _spreads_weights(plan):
         found = build_unfilled(spec, task.seed, task.adaptation)
@@ -161,9 +170,9 @@ def start_model(task: Task, plan: Plan, world: World, source: Source, items_per_
         if not refused:
             assert found.model is not None
             found.model._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(world.device))
-            return LateModel(found.model, [], spec, task.seed, world, task.adaptation)
+            return LateModel(found.model, [], spec, task.seed, world, task.adaptation, read)
         because = found.because or "another rank could not build it otherwise"
-    model = build_model(spec, vocab, items_per_sample, task.seed, "cpu", task.adaptation)
+    model = build_model(spec, vocab, items_per_sample, task.seed, "cpu", task.adaptation, read=read)
     _share_out(model, world)
     remark = f"the model is whole in the memory of every rank until the plan is applied: {because}"
     return WholeModel(model, [remark] if because and factory_of(spec) is not None else [])

@@ -32,10 +32,10 @@ def fit(
     """Plan, prove and train the task to its end and return the report.
 
     On several devices it starts fresh processes, which get the task by value: models, data sets and objectives
-    may be defined in a notebook cell (that needs the extra 'notebook'). Raises a PacelineError where the run failed,
-    and Requeue where it was stopped early with a checkpoint, or at a prompt HandedBack; calling it again goes on from
-    there. `verify=False` leaves the proof out, on record. `faults` are made on purpose, to rehearse them: a TOML file,
-    or its tables.
+    may be defined in a notebook cell (that needs the extra 'notebook'), which shows the report as a table. Raises a
+    PacelineError where the run failed, and Requeue where it was stopped early with a checkpoint, or at a prompt
+    HandedBack; calling it again goes on from there. `verify=False` leaves the proof out, on record. `faults` are made
+    on purpose, to rehearse them: a TOML file, or its tables.
     """
     spec = make_spec(task, plan, cluster, run, verify, faults)
     code = train(spec)

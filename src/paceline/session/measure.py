@@ -30,6 +30,7 @@ from paceline.plan.planned import Planned
 from paceline.run.process.handover import hand_over
 from paceline.session.measure_device import request_of
 from paceline.spec.load import Spec
+from paceline.spec.model_folder import FRESH
 from paceline.spec.optimizers import optimizer_key
 from paceline.spec.profile import ModelProfile
 from paceline.spec.task import ModelSpec
@@ -94,7 +95,7 @@ def _reduced(planned: Planned) -> tuple[ModelProfile, Spec, list[int]]:
         and isinstance(model, ModelSpec)
         and is_named(model.name)
     ):
-        few = dataclasses.replace(model, layers=BUILT, weights="")
+        few = dataclasses.replace(model, layers=BUILT, weights=FRESH)
         task = dataclasses.replace(spec.task, model=few)
         return with_blocks(profile, BUILT), dataclasses.replace(spec, task=task), [0]
     repeated = [dataclasses.replace(block, name="") for block in profile.blocks if block.recomputable]

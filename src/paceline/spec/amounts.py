@@ -45,6 +45,8 @@ def batch_samples(task: Task, items_per_sample: int) -> int:
 def total_steps(task: Task, batch_samples: int, items_per_sample: int, dataset_samples: int) -> int:
     """Return the steps at which the task is complete: `task.stop`, rounded up to a whole step.
 
+    Samples, tokens and epochs are those that are read: with a selection among candidates, the candidates.
+
     Raises ConfigError where a batch that grows by what is measured leaves their number open.
     """
     growth = task.growth
@@ -57,7 +59,8 @@ def total_steps(task: Task, batch_samples: int, items_per_sample: int, dataset_s
             'task.stop = "1000 steps"',
         )
     if growth.by != "schedule" or task.stop.unit == "steps":
-        return in_steps(task.stop, batch_samples, items_per_sample, dataset_samples)
+        read = task.selection.candidates_of(batch_samples)
+        return in_steps(task.stop, read, items_per_sample, dataset_samples)
     samples = in_steps(task.stop, 1, items_per_sample, dataset_samples)  # steps of one sample each
     return course_of(growth, batch_samples, items_per_sample).steps_for(samples)
 

@@ -168,3 +168,8 @@ def _read(text: str, option: Option) -> Any:
 def run_directory(spec: Spec) -> Path:
     """Return the run's directory: run.dir, or runs/NAME of the task."""
     return Path(spec.run.dir or f"runs/{spec.task.name}")
+
+
+def has_checkpoint(run_dir: Path) -> bool:
+    """Return whether a run's directory holds a checkpoint, from which a start would go on."""
+    return any((run_dir / "checkpoints").glob("*/manifest.json"))

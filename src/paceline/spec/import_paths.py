@@ -12,8 +12,15 @@ from typing import Any
 
 from paceline.errors import ConfigError, PacelineError, suggestion
 
+# What Python may put in the place of a name: attributes that such an object has, and what it is in words.
+CALLED = {"__call__": "a function"}
+MODELS = {"__call__": "a torch.nn.Module or a function that makes one"}
+DATA_SETS = {"__len__ __getitem__": "a data set with a length, or (train, validation)", "read samples": "a Source",
+             "open_sources": "what opens sources"}  # fmt: skip
+METRICS = {"__call__": "a function (outputs, batch)", "update compute reset": "a metric of torchmetrics"}
 # A module of one of these names cannot be named as the data's: give it another name.
 SCHEMES = {
+    "table": "texts with labels, prompts with completions, or conversations: CSV, TSV, JSONL, Parquet or Arrow",
     "text": "documents: text, JSONL, Parquet or Arrow, in a file or a folder",
     "hf": "a data set of Hugging Face: its name on the hub, or a folder that `save_to_disk` wrote",
     "shards": "a folder of token shards, as `paceline data prepare` writes it",

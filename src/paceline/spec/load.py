@@ -27,18 +27,32 @@ from paceline.spec.amounts import batch_samples
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.data.rules import check_data
 from paceline.spec.import_paths import is_import_path, make_importable, names_object, scheme_of
+from paceline.spec.model_folder import FRESH, THEIRS, folder_of
 from paceline.spec.optimizers import names_of
 from paceline.spec.plan import PlanSpec, parse_rows, parse_stages
 from paceline.spec.run import RunSpec
+from paceline.spec.steps.selection import check_selection
 from paceline.spec.steps.turns import check_turns
 from paceline.spec.survive.faults import check_faults
 from paceline.spec.task import DataSpec, Task
+from paceline.spec.watch.evaluate import check_evaluate
 
 # Options that name a file or a folder: looked for beside the spec file first, then from the current folder.
-PATHS = ("task.model.weights", "task.data.source", "task.data.tokenizer", "task.data.cache_dir", "cluster.catalog")
-MIX = ("task", "data", "mix")  # a list of tables, each with a source
+PATHS = (
+    "task.model.name",
+    "task.model.weights",
+    "task.data.source",
+    "task.data.tokenizer",
+    "task.data.cache_dir",
+    "cluster.catalog",
+)
+WITH_SOURCES = (("task", "data", "mix"), ("task", "evaluate", "sets"))  # lists of tables, each with a source
 OUTPUTS = ("run.dir",)  # written to: from the current folder, as a shell would
-BUILT_IN = {"task.data.source": ("stdlib", "digits"), "task.data.tokenizer": ("bytes", "bpe")}
+BUILT_IN = {
+    "task.model.weights": (FRESH,),
+    "task.data.source": ("stdlib", "digits"),
+    "task.data.tokenizer": ("bytes", "bpe"),
+}
 
 
 @dataclass(frozen=True)
@@ -141,8 +155,10 @@ def _finish(layer: build.Layer, path: Path | None, problems: Problems | None = N
     folders = [path.parent.resolve()] if path else []
     make_importable([*folders, Path.cwd()])
     layer = {key: _located_path(build.dotted(key), entry, folders) for key, entry in layer.items()}
-    if (entry := layer.get(MIX)) and isinstance(entry.value, list | tuple):
-        layer[MIX] = dataclasses.replace(entry, value=[_located_source(each, entry, folders) for each in entry.value])
+    for key in WITH_SOURCES:
+        if (entry := layer.get(key)) and isinstance(entry.value, list | tuple):
+            located = [_located_source(each, entry, folders) for each in entry.value]
+            layer[key] = dataclasses.replace(entry, value=located)
     tables, provenance = build.build(table(), layer, problems)
     with from_file():
         spec = Spec(**{field.name: getattr(tables, field.name) for field in dataclasses.fields(Tables)},
@@ -162,6 +178,8 @@ def _located_path(key: str, entry: build.GivenValue, folders: Sequence[Path]) ->
         return dataclasses.replace(entry, value=f"{scheme}:{found[0] / rest}") if found else entry
     if text in BUILT_IN.get(key, ()) or is_import_path(text):
         return entry
+    if key == "task.model.name":
+        return dataclasses.replace(entry, value=_located_model(text, folders))
     if text.startswith("~"):
         try:
             return dataclasses.replace(entry, value=str(Path(text).expanduser()))
@@ -171,8 +189,21 @@ def _located_path(key: str, entry: build.GivenValue, folders: Sequence[Path]) ->
     return dataclasses.replace(entry, value=str(beside[0])) if beside else entry
 
 
+def _located_model(name: str, folders: Sequence[Path]) -> str:
+    """Return a model's name; the path of a folder made absolute where it exists beside the spec file, or "~" is in it.
+
+    Only what has a "/" is a path: a folder that happens to be called as a named size does not take its place.
+    """
+    folder = folder_of(name)
+    if folder is None:
+        return name
+    beside = next((each / folder for each in folders if _exists(each / folder)), folder)
+    scheme = THEIRS if name.startswith(THEIRS) else ""
+    return f"{scheme}{beside}" if beside.is_absolute() else name
+
+
 def _located_source(part: Any, entry: build.GivenValue, folders: Sequence[Path]) -> Any:
-    """Return a source of a mixture with its path made absolute where it exists beside the spec file."""
+    """Return a table with a source, with its path made absolute where it exists beside the spec file."""
     if not isinstance(part, Mapping) or "source" not in part:
         return part
     found = _located_path("task.data.source", dataclasses.replace(entry, value=part["source"]), folders)
@@ -201,6 +232,10 @@ def check(spec: Spec) -> None:
             batch_samples(task, task.data.seq_len)
     with problems.noting(_origin(spec, "task.turns")):
         check_turns(task)
+    with problems.noting(_origin(spec, "task.evaluate")):
+        check_evaluate(task.evaluate)
+    with problems.noting(_origin(spec, "task.selection.by")):
+        check_selection(task)
     with problems.noting(_origin(spec, "task.optimizer.name")):
         names_of(task.optimizer)
     with problems.noting(_origin(spec, "plan.sync.kind")):
@@ -225,7 +260,9 @@ def _check_sync(plan: PlanSpec) -> None:
 
 
 def _is_of_tokens(source: str) -> bool:
-    return source != "digits" and not names_object(source) and scheme_of(source)[0] != "images"
+    scheme, path = scheme_of(source)
+    rows = scheme in ("images", "table") or path.lower().removesuffix(".gz").endswith((".csv", ".tsv"))
+    return source != "digits" and not names_object(source) and not rows
 
 
 def _refuse(key: str, value: str, because: str, fix: str) -> None:

@@ -7,19 +7,23 @@ from typing import Any
 
 from paceline.config.declared import Declared
 from paceline.config.fields import option
+from paceline.errors import ConfigError
 from paceline.spec.adapt.adapter import Adaptation, AdapterSpec
 from paceline.spec.adapt.preference import PreferenceSpec
 from paceline.spec.data.augment import AugmentSpec
 from paceline.spec.data.mix import MixSpec
+from paceline.spec.import_paths import CALLED, DATA_SETS, MODELS
+from paceline.spec.model_folder import tokenizer_of, weights_of
 from paceline.spec.steps.growth import GrowthSpec
+from paceline.spec.steps.selection import SelectionSpec
+from paceline.spec.watch.evaluate import EvaluateSpec
 from paceline.units import Amount
 
 BATCH_ROWS = ("fixed", "by_length")
-CALLED = {"__call__": "a function"}
-MODELS = {"__call__": "a torch.nn.Module or a function that makes one"}
-DATA_SETS = {"__len__ __getitem__": "a data set with a length, or (train, validation)", "read samples": "a Source",
-             "open_sources": "what opens sources"}  # fmt: skip
+BUILT_IN_COURSES = ("constant", "cosine", "linear", "wsd")  # of the learning rate
 DTYPES = ("fp32", "bf16", "fp16", "fp64")
+LABELS = ("auto", "none", "classification", "regression", "multi_label")
+TEMPLATES = ("auto", "plain", "chatml", "llama3", "tokenizer")
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,9 @@ class ModelSpec(Declared, table="task.model"):
     """The model: a named size of a built-in family, or a user's `torch.nn.Module`."""
 
     name: str = option(
-        "llama-11m", "a named size (`paceline plan --models` lists them), or `package.module:factory` of a module"
+        "llama-11m",
+        "a named size (`paceline plan --models` lists them), `package.module:factory` of a module, or the path of a"
+        " folder of Hugging Face, with a slash in it (`./my-llama`; `hf:./my-llama` builds the folder's own class)",
     )
     arguments: dict[str, Any] = option(factory=dict, doc="keyword arguments for a user's factory")
     hidden: int = option(0, "overrides the named size's hidden width (0 keeps it)", minimum=0)
@@ -54,7 +60,16 @@ class ModelSpec(Declared, table="task.model"):
     )
     vocab: int = option(0, "overrides the vocabulary; 0 takes the tokenizer's for the small sizes", minimum=0)
     tied: bool | None = option(None, "whether embedding and head share one weight; unset keeps the named size's choice")
-    weights: str = option("", "a safetensors file or folder to start from, in Hugging Face's names")
+    weights: str = option(
+        "",
+        "a safetensors file or folder to start from, in Hugging Face's names; empty reads the weights of a folder that"
+        " `name` is, 'none' leaves them and starts fresh",
+    )
+
+    @property
+    def starts_from(self) -> str:
+        """The file or folder of weights that it starts from, "" for none."""
+        return weights_of(self.name, self.weights)
 
 
 @dataclass(frozen=True)
@@ -63,9 +78,10 @@ class DataSpec(Declared, table="task.data"):
 
     source: str = option(
         "stdlib",
-        "'stdlib', 'digits', a file or folder of text, JSONL, Parquet, Arrow, images, token shards or Megatron's"
-        " .bin and .idx, each also as a URL, `SCHEME:PATH` where the kind is not clear (text, hf, shards, megatron,"
-        " images), or `module:factory` of a map-style set",
+        "'stdlib', 'digits', a table (CSV, TSV, JSONL, Parquet, Arrow) of texts with labels, prompts or conversations,"
+        " a file or folder of text, JSONL, Parquet, Arrow, images, token shards or Megatron's .bin and .idx, each also"
+        " as a URL, `SCHEME:PATH` where the kind is not clear (table, text, hf, shards, megatron, images), or"
+        " `module:factory` of a map-style set",
     )
     arguments: dict[str, Any] = option(
         factory=dict, doc="keyword arguments for a user's data set factory, or for a data set of Hugging Face"
@@ -77,7 +93,9 @@ class DataSpec(Declared, table="task.data"):
         objects=CALLED,
     )
     tokenizer: str = option(
-        "bytes", "'bytes' (256 values and an end-of-document mark), 'bpe' (trained on the corpus), or a tokenizer.json"
+        "bytes",
+        "'bytes' (256 values and an end-of-document mark), 'bpe' (trained on the corpus), or a tokenizer.json; unset,"
+        " that of the model's folder, where the model is one and has it",
     )
     vocab: int = option(4096, "size of a trained BPE vocabulary", minimum=258)
     seq_len: int = option(512, "tokens per sample", minimum=1)
@@ -85,7 +103,28 @@ class DataSpec(Declared, table="task.data"):
         True,
         "whether tokens see other documents of their sample; if not, each sees its own, and positions restart",
     )
-    text_field: str = option("text", "the field or column of JSONL and Parquet that holds the text")
+    text_field: str = option("text", "the field or column of tables, JSONL and Parquet that holds the text")
+    labels: str = option(
+        "auto",
+        "what the labels of a table are: 'classification' (one of several names or numbers), 'regression' (a number),"
+        " 'multi_label' (several at once: a list, or a text split at '|'), 'none' (no labels: the text is learnt), or"
+        " 'auto': seen from their values",
+        choices=LABELS,
+    )
+    label_field: str = option(
+        "", "the column of a table that holds the label; empty takes label, labels, class, target or category"
+    )
+    prompt_field: str = option("prompt", "the column of a table that holds a prompt, of which no token counts")
+    completion_field: str = option("completion", "the column that holds the completion of a prompt: its tokens count")
+    messages_field: str = option(
+        "messages", "the column that holds a conversation: a list of {role, content}; the assistant's tokens count"
+    )
+    template: str = option(
+        "auto",
+        "how a conversation is written: 'plain' (a line with the role before each message), 'chatml', 'llama3',"
+        " 'tokenizer' (the chat_template in the tokenizer's folder), or 'auto': the tokenizer's own, else 'plain'",
+        choices=TEMPLATES,
+    )
     include: tuple[str, ...] = option(
         (), "file name patterns to read from a folder, such as '*.py'; empty reads all known kinds"
     )
@@ -119,8 +158,9 @@ class DataSpec(Declared, table="task.data"):
     rows: str = option(
         "windows",
         "how documents become samples: 'windows' cuts the text every seq_len tokens; 'packed' lays whole documents side"
-        " by side, best fit first, and cuts only those that are longer than a sample",
-        choices=("windows", "packed"),
+        " by side, best fit first, and cuts only those that are longer than a sample; 'padded' fills each row of a"
+        " table up to the longest of its micro-batch",
+        choices=("windows", "packed", "padded"),
     )
     document_tokens: int = option(0, "read at most so many tokens of each document (0 reads all)", minimum=0)
     score_field: str = option("score", "the field or column of JSONL and Parquet that score_min and score_max look at")
@@ -167,6 +207,12 @@ class GroupSpec(Declared, table="task.optimizer.groups"):
     )
     name: Any = option("", "another optimizer for them; empty keeps task.optimizer.name", objects=CALLED)
     lr_scale: float = option(1.0, "their learning rate over the schedule's", minimum=0.0)
+    frozen_until: Amount | None = option(
+        None, "they stay as they are up to and with this step", quantity="amount", units=("steps",)
+    )
+    frozen_after: Amount | None = option(
+        None, "they stay as they are after this step", quantity="amount", units=("steps",)
+    )
     weight_decay: float | None = option(
         None, "their weight decay, whatever their dimensions; unset keeps the default rule", minimum=0.0
     )
@@ -205,6 +251,13 @@ class OptimizerSpec(Declared, table="task.optimizer"):
     arguments: dict[str, Any] = option(
         factory=dict, doc="further arguments of the optimizer, by its own names, such as { nesterov = true }"
     )
+    layer_decay: float = option(
+        1.0,
+        "the learning rate of a block over that of the block above it: the last block has this part of the schedule's,"
+        " and what comes before the first block the least",
+        above=0.0,
+        maximum=1.0,
+    )
     groups: tuple[GroupSpec, ...] = option((), "groups of parameters that are trained otherwise, in order")
 
 
@@ -227,12 +280,39 @@ class TurnSpec(Declared, table="task.turns"):
 class ScheduleSpec(Declared, table="task.schedule"):
     """The learning rate as a function of the step."""
 
-    kind: str = option("cosine", "shape after warm-up", choices=("constant", "cosine", "linear", "wsd"))
+    kind: Any = option(
+        "cosine",
+        "shape after warm-up, or `package.module:function` of the step that returns the whole learning rate, or of a"
+        " scheduler of torch.optim.lr_scheduler, which starts from task.optimizer.lr",
+        choices=BUILT_IN_COURSES,
+        objects=CALLED,
+    )
     warmup: Amount | None = option(None, 'linear warm-up, such as "30 steps"', quantity="amount")
     decay: Amount | None = option(
         None, "wsd: length of the final linear decay; unset means a tenth of the run", quantity="amount"
     )
     final: float = option(0.1, "learning rate at the end as a fraction of the peak", minimum=0.0, maximum=1.0)
+    arguments: dict[str, Any] = option(
+        factory=dict, doc="further arguments of a function or scheduler, by its own names, such as { T_0 = 10 }"
+    )
+
+    @property
+    def is_own(self) -> bool:
+        """Whether a function or a scheduler of the user's choice gives the rate."""
+        return self.kind not in BUILT_IN_COURSES
+
+    def refuse_contradictions(self) -> None:
+        """Raise ConfigError for options that would have no effect."""
+        own = self.is_own
+        without_effect = ("warmup", "decay", "final") if own else ("arguments",)
+        defaults: dict[str, Any] = {"warmup": None, "decay": None, "final": 0.1, "arguments": {}}
+        for name in without_effect:
+            if getattr(self, name) != defaults[name]:
+                raise ConfigError(
+                    f"task.schedule.{name} is without effect",
+                    "a function or scheduler gives the whole learning rate" if own else f"'{self.kind}' takes none",
+                    "leave it out",
+                )
 
 
 @dataclass(frozen=True)
@@ -248,8 +328,9 @@ class Task(Declared, table="task"):
     data: Any = option(factory=DataSpec, doc="the data", objects=DATA_SETS)
     objective: Any = option(
         "auto",
-        "'next_token', 'classification', 'dpo' (preference pairs, with task.preference), `package.module:function`, or"
-        " 'auto' for the data's own; with turns, the name of the one that is evaluated, 'auto' for the first",
+        "'next_token', 'classification', 'regression', 'multi_label', 'dpo' (preference pairs, with task.preference),"
+        " `package.module:function`, or 'auto' for the data's own; with turns, the name of the one that is evaluated,"
+        " 'auto' for the first",
         objects=CALLED,
     )
     preference: PreferenceSpec = option(factory=PreferenceSpec, doc="how preference pairs are learnt from")
@@ -264,6 +345,7 @@ class Task(Declared, table="task"):
     )
     optimizer: OptimizerSpec = option(factory=OptimizerSpec, doc="the optimizer")
     schedule: ScheduleSpec = option(factory=ScheduleSpec, doc="the learning-rate schedule")
+    evaluate: EvaluateSpec = option(factory=EvaluateSpec, doc="what evaluations measure, and what follows from it")
     global_batch: Amount = option(
         Amount(131072, "tokens"),
         "samples or tokens in one optimizer update",
@@ -277,8 +359,20 @@ class Task(Declared, table="task"):
         choices=BATCH_ROWS,
     )
     growth: GrowthSpec = option(factory=GrowthSpec, doc="whether and how the global batch grows")
+    selection: SelectionSpec = option(
+        factory=SelectionSpec, doc="whether a step reads more samples than it trains on, and which it chooses"
+    )
     stop: Amount = option(Amount(300, "steps"), "when training is complete", quantity="amount")
     seed: int = option(7, "seed of the initial weights, the sample order and dropout", minimum=0)
+
+    def __post_init__(self) -> None:
+        """Give data that state no tokenizer that of the model's folder, where it has one."""
+        super().__post_init__()
+        model, data = self.model, self.data
+        if isinstance(model, ModelSpec) and isinstance(data, DataSpec) and not data.states("tokenizer"):
+            found = tokenizer_of(model.name)
+            if found is not None:
+                object.__setattr__(self, "data", replace(data, tokenizer=str(found)))
 
     @property
     def adaptation(self) -> Adaptation:

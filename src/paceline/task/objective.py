@@ -6,6 +6,7 @@ the gradient depend on how the batch is cut.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -22,6 +23,7 @@ from paceline.task.data.rows.packed import STARTS
 from paceline.task.models.decoder import Decoder
 from paceline.task.models.huggingface.head import chunked_loss
 from paceline.task.models.layers.documents import document_mask, document_positions
+from paceline.task.models.layers.loss import Labels, LabelsByRow
 from paceline.task.models.layers.packed import PackedDocuments, takes_packed
 from paceline.task.models.layers.vocabulary import spread_logits_cross_entropy_sum
 
@@ -39,7 +41,7 @@ def next_token(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, T
     restart. Where ranks share sequences it holds "positions" and perhaps "mask" instead, made from the whole rows, and
     "real", for models with an argument of this name: which tokens are no padding.
     """
-    tokens, labels = _field(batch, "tokens"), _field(batch, "labels")
+    tokens, labels = _field(batch, "tokens"), _field(batch, "labels")  # or LabelsByRow
     options = _placement(model, batch)
     if isinstance(model, Decoder):  # FSDP2 and cast units keep the class; calling the module runs their hooks
         return model(tokens, labels=labels, **options)
@@ -51,14 +53,24 @@ def next_token(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, T
     return _summed_cross_entropy(_logits(model(tokens, **options)), labels)
 
 
+def next_token_logits(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """Return the logits [rows, seq, vocab] of what `next_token` sums up; a DTensor where the vocabulary is spread."""
+    options = _placement(model, batch)
+    if "use_cache" in inspect.signature(type(model).forward).parameters:
+        options["use_cache"] = False
+    return _logits(model(_field(batch, "tokens"), **options))
+
+
 def classification(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
     """Return the summed cross-entropy in nats and the count of labels that are not -100.
 
-    `batch` is a mapping with "labels" and one more entry ("images", say), or a pair (inputs, labels); the model returns
-    logits [rows, classes], as a tensor or as an output with `.logits`.
+    `batch` is a mapping with "labels" and one more entry ("images", say), texts with labels (`of_texts`), or a pair
+    (inputs, labels); the model returns logits [rows, classes], as a tensor or as an output with `.logits`.
     """
     if isinstance(batch, Mapping):
         labels = _field(batch, "labels")
+        if "tokens" in batch:
+            return _summed_cross_entropy(of_texts(model, batch), labels)
         inputs = [value for name, value in batch.items() if name != "labels"]
         if len(inputs) != 1:
             raise ConfigError(
@@ -76,6 +88,59 @@ def classification(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
     return _summed_cross_entropy(_logits(model(batch[0])), batch[1])
 
 
+def regression(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the summed squared error and the count of labels that are numbers (NaN counts nothing).
+
+    `batch` holds texts with labels [rows] (`of_texts`); the model returns [rows] or [rows, 1].
+    """
+    labels = _field(batch, "labels")
+    found = of_texts(model, batch)
+    if found.numel() != labels.numel():
+        raise ConfigError(
+            f"the model returned {list(found.shape)} for labels {list(labels.shape)}",
+            "regression needs a number for each row", "a head of one output",
+        )  # fmt: skip
+    wide = torch.promote_types(found.dtype, torch.float32)
+    counts = ~labels.isnan()
+    error = (found.reshape(labels.shape).to(wide) - labels.nan_to_num().to(wide)) * counts
+    return error.square().sum(), counts.sum()
+
+
+def multi_label(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the summed binary cross-entropy in nats over rows and classes, and how many of both there are.
+
+    `batch` holds texts with labels [rows, classes] of 0 and 1 (`of_texts`); the model returns logits of that shape.
+    """
+    labels = _field(batch, "labels")
+    found = of_texts(model, batch)
+    if found.shape != labels.shape:
+        raise ConfigError(
+            f"the model returned {list(found.shape)} for labels {list(labels.shape)}",
+            "multi_label needs a number for each class", f"a head of {labels.shape[-1]} outputs",
+        )  # fmt: skip
+    wide = torch.promote_types(found.dtype, torch.float32)
+    loss = F.binary_cross_entropy_with_logits(found.to(wide), labels.to(wide), reduction="sum")
+    return loss, torch.ones_like(labels, dtype=torch.int64).sum()
+
+
+def of_texts(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """Return what a model gives for whole texts: "tokens" int64 [rows, seq], of which "attention_mask" says the real.
+
+    Raises ConfigError for a model that cannot be told what fills rows up: it would count.
+    """
+    known = inspect.signature(type(model).forward).parameters
+    options: dict[str, Any] = {"use_cache": False} if "use_cache" in known else {}
+    if "attention_mask" in batch:
+        if "attention_mask" not in known:
+            raise ConfigError(
+                f"{type(model).__name__} takes no argument 'attention_mask'",
+                "rows of texts are filled up to one length, and what fills them would count",
+                "forward(self, tokens, attention_mask), or an objective of your own",
+            )
+        options["attention_mask"] = batch["attention_mask"]
+    return _logits(model(_field(batch, "tokens"), **options))
+
+
 def takes_sequence_parts(objective: Objective) -> bool:
     """Return whether the sum over parts of the sequences is the sum over whole ones, for an objective given such parts.
 
@@ -85,7 +150,9 @@ def takes_sequence_parts(objective: Objective) -> bool:
     return objective is next_token or bool(getattr(objective, "sums_over_tokens", False))
 
 
-BUILT_IN: dict[str, Objective] = {"next_token": next_token, "classification": classification}
+BUILT_IN: dict[str, Objective] = {
+    "next_token": next_token, "classification": classification, "regression": regression, "multi_label": multi_label,
+}  # fmt: skip
 DEFAULT_FOR_UNIT = {"tokens": "next_token", "samples": "classification"}
 
 
@@ -146,8 +213,38 @@ def _sees(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor | PackedDocum
     return document_mask(documents)
 
 
-def _summed_cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def by_row(
+    objective: Any, place: Callable[[Objective], Objective] = lambda own: own
+) -> Callable[[nn.Module, Any, Tensor | None], tuple[Tensor, Tensor]] | None:
+    """Return `of_rows(model, batch, weights)` of an objective; None where it does not tell its rows apart.
+
+    Without weights it returns the losses and the weights of the rows, [rows] both, without gradients; with weights
+    [rows] the sum of the rows' losses, each times its own, and the sum of what they count. An objective of the user's
+    own brings `by_row(model, batch)`, an attribute that returns losses and weights of rows with gradients; `place` puts
+    that on a device.
+    """
+    if objective in BUILT_IN.values():
+        return functools.partial(_of_rows, objective)
+    own = getattr(objective, "by_row", None)
+    return functools.partial(_of_own_rows, place(own)) if callable(own) else None
+
+
+def _of_rows(objective: Objective, model: nn.Module, batch: Any, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    labels = LabelsByRow(_field(batch, "labels") if isinstance(batch, Mapping) else batch[1], weights)
+    return objective(model, {**batch, "labels": labels} if isinstance(batch, Mapping) else (batch[0], labels))
+
+
+def _of_own_rows(own: Any, model: nn.Module, batch: Any, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    losses, counted = own(model, batch)
+    return (losses, counted) if weights is None else ((losses * weights.to(losses)).sum(), counted.sum())
+
+
+def _summed_cross_entropy(logits: Tensor, labels: Labels) -> tuple[Tensor, Tensor]:
     """Return cross-entropy [..., classes] against [...], summed in fp32 at least, and the count of labels."""
+    if isinstance(labels, LabelsByRow):
+        flat = logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32))
+        each = F.cross_entropy(flat, labels.labels.flatten(), ignore_index=-100, reduction="none")
+        return labels.combined(each), labels.counted()
     if isinstance(logits, DTensor):  # a head whose classes are spread over ranks
         return spread_logits_cross_entropy_sum(logits, labels)
     wide = torch.promote_types(logits.dtype, torch.float32)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.spec.import_paths import is_import_path
+from paceline.spec.model_folder import folder_of, is_model_folder
 
 MOST_FILES = 1000  # of the user's own code; a folder with more is not read, and nothing is remembered
 MOST_INSTALLED = 20_000  # of installed packages, whose files are only counted, measured and dated
@@ -31,8 +32,12 @@ def own_code(table: Iterable[Any], folders: Iterable[Path] = ()) -> str | None:
     """
     texts = list(_texts(list(table)))
     modules = [text.partition(":")[0].strip() for text in texts if is_import_path(text)]
+    models = [folder for text in texts if (folder := folder_of(text)) is not None and is_model_folder(str(folder))]
+    built = [dates(sorted(folder.glob("*.json"))) for folder in models] + [str(installed_at("transformers"))] * bool(
+        models
+    )
     if not modules:
-        return ""
+        return hashlib.sha256("\0".join(built).encode()).hexdigest() if built else ""
     read = {*folders, Path.cwd(), *(Path(part) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part)}
     dated: set[Path] = set()
     for module in modules:
@@ -49,7 +54,7 @@ def own_code(table: Iterable[Any], folders: Iterable[Path] = ()) -> str | None:
     if files is None or installed is None:
         return None
     named = [path for text in texts if os.sep in text for path in _named(Path(text))]
-    parts = (contents(sorted(files)), dates(sorted(installed)), dates(sorted(named)))
+    parts = (contents(sorted(files)), dates(sorted(installed)), dates(sorted(named)), *built)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 

@@ -78,7 +78,7 @@ def curve(plan: Plan, world: World) -> list[tuple[float, float]]:
     stream = BatchStream(task.data, task.seed, plan, data_rank, CPU)
     found = [built.stepper.step(stream.at(step * BATCH), 3e-3) for step in range(STEPS)]
     result = evaluate(built.stepper, task.data, HELD_OUT, data_rank)
-    return [*((stats.loss, stats.grad_norm) for stats in found), (result["loss"], result["weight"])]
+    return [*((stats.loss, stats.grad_norm) for stats in found), (result.loss, result.weight)]
 
 
 def _curves() -> list[list[tuple[float, float]]]:

@@ -34,6 +34,11 @@ def adapted(adapter: AdapterSpec, **changes: Any) -> Task:
 TASKS = [adapted(LORA), adapted(DORA), adapted(LORA, train=("embed_tokens.*", "norm")), decoder_task(train=PARTIAL)]
 
 
+def deep(plan: Plan) -> Any:
+    """Return a plan as a parameter of a heavier test."""
+    return pytest.param([plan], marks=pytest.mark.deep, id=str(plan.layout))
+
+
 def all_compared(tasks: list[Task], plans: list[Plan]) -> list[CheckProof]:
     """Return the comparisons of every task under every plan with one device."""
     world = join_world("cpu", threads=1)
@@ -48,11 +53,11 @@ def assert_all_equal(tasks: list[Task], *plans: Plan) -> None:
 @pytest.mark.parametrize(
     "plans",
     [
-        [plan_of(Layout(dp_replicate=2), precision="fp64")],
+        deep(plan_of(Layout(dp_replicate=2), precision="fp64")),
         [plan_of(Layout(dp_shard=2), precision="fp64", zero=zero) for zero in (1, 3)],
         [plan_of(Layout(tp=2), precision="fp64"), plan_of(Layout(tp=2), precision="fp64", recompute="full")],
-        [plan_of(Layout(cp=2), precision="fp64")],
-        [plan_of(Layout(tp=2, dp_shard=2), precision="fp64", zero=3)],
+        deep(plan_of(Layout(cp=2), precision="fp64")),
+        deep(plan_of(Layout(tp=2, dp_shard=2), precision="fp64", zero=3)),
     ],
     ids=lambda plans: str(plans[0].layout),
 )
@@ -65,7 +70,11 @@ def test_adapters_in_a_pipeline_equal_one_device() -> None:
     assert_all_equal([*TASKS[:3], tied], plan_of(Layout(pp=2), precision="fp64", schedule="1f1b"))
 
 
-@pytest.mark.parametrize("layout", [Layout(dp_shard=2), Layout(tp=2), Layout(pp=2)], ids=str)
+@pytest.mark.parametrize(
+    "layout",
+    [Layout(tp=2), *(pytest.param(each, marks=pytest.mark.deep) for each in (Layout(dp_shard=2), Layout(pp=2)))],
+    ids=str,
+)
 def test_dropout_of_an_adapter_is_that_of_its_samples(layout: Layout) -> None:
     assert_all_equal([adapted(DROPPED)], plan_of(layout, precision="fp64"))
 

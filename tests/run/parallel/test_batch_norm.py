@@ -109,7 +109,7 @@ def run_layout(plan: Plan) -> dict[str, Any]:
     trained = whole(built.model)
     found = evaluate(built.stepper, Signals(), HELD_OUT, plan.layout.data_rank(world.rank))
     assert all(torch.equal(value, whole(built.model)[name]) for name, value in trained.items()), "evaluation changed it"
-    return {"initial": initial, "losses": [step.loss for step in stats], "trained": trained, "held_out": found["loss"]}
+    return {"initial": initial, "losses": [step.loss for step in stats], "trained": trained, "held_out": found.loss}
 
 
 def plain_torch(initial: dict[str, Tensor], batch: int) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def run_evaluation(layout: Layout) -> tuple[float, dict[str, Tensor]]:
     plan = plan_in(layout)
     built = run_steps(task_of(Tracked), plan, STEPS)[1]
     rank = plan.layout.data_rank(built.stepper.world.rank)
-    return evaluate(built.stepper, Signals(), HELD_OUT, rank)["loss"], whole(built.model)
+    return evaluate(built.stepper, Signals(), HELD_OUT, rank).loss, whole(built.model)
 
 
 class Tracked(Net):

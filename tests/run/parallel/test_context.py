@@ -67,7 +67,7 @@ def numbers(task: Task, plan: Plan) -> tuple[list[tuple], dict[str, torch.Tensor
     for name, parameter in built.model.named_parameters():
         whole = parameter.detach()
         weights[name] = whole.full_tensor() if isinstance(whole, DTensor) else whole
-    loss = evaluate(built.stepper, task.data, 5, plan.layout.data_rank(join_world("cpu").rank))["loss"]
+    loss = evaluate(built.stepper, task.data, 5, plan.layout.data_rank(join_world("cpu").rank)).loss
     return [(s.loss, s.grad_norm, s.weight) for s in stats], weights, loss
 
 

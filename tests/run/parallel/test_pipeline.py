@@ -176,7 +176,7 @@ def test_bf16_means_the_same_as_on_one_device(layout: Layout) -> None:
 def evaluated(task: Task, plan: Plan) -> tuple[float, float]:
     _, built = run_steps(task, plan, 1)
     found = evaluate(built.stepper, task.data, 9, plan.layout.data_rank(join_world("cpu").rank))
-    return found["loss"], found["weight"]
+    return found.loss, found.weight
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,10 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from paceline.errors import ConfigError, StorageError
 from paceline.task.models.build import load_weights
 from paceline.task.models.decoder import Decoder, rotary_frequencies
+from paceline.task.models.huggingface.files import INDEX, read_safetensors
 from paceline.task.models.huggingface.weights import (
-    INDEX,
     export_safetensors,
     from_hf_state,
-    read_safetensors,
     to_hf_config,
     to_hf_state,
 )

@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 
 from paceline.checkpoint import consolidate, save_checkpoint
 from paceline.errors import StorageError
-from paceline.task.models.huggingface.weights import INDEX, export_safetensors, read_safetensors
+from paceline.task.models.huggingface.files import INDEX, read_safetensors
+from paceline.task.models.huggingface.weights import export_safetensors
 
 
 def write_index(folder: Path, file: Any) -> Path:

@@ -1,4 +1,4 @@
-"""Which checkpoints of a folder stay: the newest ones, for a time, and those of the least held-out loss."""
+"""Which checkpoints of a folder stay: the newest ones, for a time, and those of the best evaluation."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from paceline.checkpoint.manifest import Manifest
 
-HELD_OUT = "held_out"  # in a manifest's `extra`: {"step", "loss"} of an evaluation of the very weights
+# In a manifest's `extra`, of an evaluation of the very weights: its "step" and "loss", and the "score" by the "metric"
+# that says which is the best. Less of a score is better; without one it is the loss.
+HELD_OUT = "held_out"
 
 
 @dataclass(frozen=True)
@@ -28,8 +31,8 @@ class Retention:
         """Return the checkpoints that go."""
         kept = {path for path, manifest in newest_first[: self.last] if not self._is_old(manifest, now)}
         kept |= {path for path, _ in newest_first[:1]}
-        losses = sorted((held_out_loss(manifest), number) for number, (_, manifest) in enumerate(newest_first))
-        kept |= {newest_first[number][0] for loss, number in losses[: self.best] if math.isfinite(loss)}
+        best = best_first([manifest for _, manifest in newest_first])[: self.best]
+        kept |= {newest_first[place][0] for place in best}
         return [path for path, _ in newest_first if path not in kept]
 
     def _is_old(self, manifest: Manifest, now: datetime.datetime) -> bool:
@@ -42,8 +45,19 @@ class Retention:
             return False
 
 
-def held_out_loss(manifest: Manifest) -> float:
-    """Return the held-out loss of a checkpoint's weights, infinite where it is not known."""
-    held_out = manifest.extra.get(HELD_OUT)
-    loss = held_out.get("loss") if isinstance(held_out, dict) else None
-    return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else math.inf
+def best_first(newest_first: Sequence[Manifest]) -> list[int]:
+    """Return the places of the checkpoints that were evaluated, the best one first, of equal ones the newest.
+
+    They are compared by the metric of the newest of them: numbers of another metric say nothing.
+    """
+    evaluated = [(place, manifest.extra.get(HELD_OUT)) for place, manifest in enumerate(newest_first)]
+    known = [(place, found) for place, found in evaluated if isinstance(found, dict)]
+    metric = known[0][1].get("metric") if known else None
+    scores = [(_score(found), place) for place, found in known if found.get("metric") == metric]
+    return [place for score, place in sorted(scores) if math.isfinite(score)]
+
+
+def _score(held_out: dict[str, Any]) -> float:
+    """Return the score of an evaluation, infinite where it is not known."""
+    score = held_out.get("score", held_out.get("loss"))
+    return float(score) if isinstance(score, int | float) and math.isfinite(score) else math.inf

@@ -29,7 +29,7 @@ def peer_copy_terms(
     is_one_machine = cluster.devices <= spec.cluster.devices_per_node  # several nodes of one: as torchrun starts them
     if spec.run.nodes.count < 2 or every is None or is_one_machine:
         return ()
-    steps = in_steps(every, batch_samples, items, 0)
+    steps = in_steps(every, spec.task.selection.candidates_of(batch_samples), items, 0)
     size = sum(term.value for term in forecast.memory if term.kind in ("weights", "optimizer"))
     link = cluster.links[-1]
     rate, copied = link.bytes_per_second, spec.cluster.reliability.host_bytes_per_second_per_device

@@ -30,6 +30,7 @@ from paceline.plan.cost.time.compute import (
 from paceline.plan.cost.time.gathers import gather_components
 from paceline.plan.cost.time.learnt import learnt_memory, learnt_memory_spread, learnt_time, learnt_time_spread
 from paceline.plan.cost.time.network import network_components
+from paceline.plan.cost.time.scoring import scoring_components
 from paceline.spec.cluster import Cluster
 from paceline.spec.forecast import Z80, Z95, Estimate, Forecast, Term
 from paceline.spec.plan import Plan
@@ -66,7 +67,7 @@ def time_components(sheet: Sheet) -> list[Component]:
     network = network_components(sheet, total(compute))
     moved = offload_components(sheet, total(compute))
     update = [optimizer_component(sheet), *gather_components(sheet)]
-    ends = [*update, *moved, *flush_components(sheet), fixed_component(sheet)]
+    ends = [*scoring_components(sheet), *update, *moved, *flush_components(sheet), fixed_component(sheet)]
     formulas = [*compute, *inside, *bubble, *network, *ends]
     return [*formulas, *learnt_time(sheet, formulas)]
 

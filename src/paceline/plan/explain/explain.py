@@ -26,10 +26,13 @@ from paceline.plan.placement.tell import placement_lines
 from paceline.plan.planned import Planned
 from paceline.plan.search.limits import chance_within
 from paceline.plan.search.search import Candidates
+from paceline.spec.arguments import has_checkpoint, run_directory
 from paceline.spec.forecast import BillTerm, Estimate, Term
 from paceline.spec.plan import Plan
 from paceline.spec.steps.growth import course_of
+from paceline.spec.steps.selection import LOSS
 from paceline.spec.task import ModelSpec
+from paceline.task.models.huggingface.start import start_lines
 from paceline.units import format_bytes, format_count, format_rate, format_seconds
 
 LEARNT = 12  # runs that it learnt from that `--explain` prints
@@ -47,6 +50,8 @@ def headline_lines(planned: Planned) -> list[str]:
     return [
         f"task     {task_text(planned)}",
         *([f"{INDENT}{trained}"] if (trained := trained_text(planned)) else []),
+        *model_lines(planned),
+        *(line for shown in planned.facts.shown for line in wrap("data     ", shown)),
         f"cluster  {cluster_text(planned)}",
         f"plan     {planned.plan}",
         f"{INDENT}{price_text(planned)}   ({others})",
@@ -54,6 +59,15 @@ def headline_lines(planned: Planned) -> list[str]:
         *(f"{INDENT}{line}" for line in limit_lines(planned)),
         *([f"{INDENT}deterministic kernels: {deterministic_price(device)}"] if planned.spec.run.deterministic else []),
     ]
+
+
+def model_lines(planned: Planned) -> list[str]:
+    """Return what is built for a model's folder, and what it starts from; nothing of other models, nor of a resume."""
+    if has_checkpoint(run_directory(planned.spec)):  # which holds the weights
+        return []
+    texts = start_lines(planned.spec.task.model, planned.spec.task.data)
+    heads = ["model    ", *[INDENT] * len(texts)]
+    return [line for head, text in zip(heads, texts, strict=False) for line in wrap(head, text)]
 
 
 def without_effect_lines(planned: Planned) -> list[str]:
@@ -69,7 +83,7 @@ def task_text(planned: Planned) -> str:
         name = task.model.name
     items = planned.batch_samples * facts.items_per_sample
     steps = f"{planned.steps:,} step" + ("" if planned.steps == 1 else "s")
-    batch = f"{items:,} {facts.unit}/step{_growth_text(planned)}"
+    batch = f"{items:,} {facts.unit}/step{_growth_text(planned)}{_selection_text(planned)}"
     return f"{name} on {facts.description} · {batch} · {steps} · seed {task.seed}"
 
 
@@ -97,6 +111,16 @@ def _growth_text(planned: Planned) -> str:
     course = course_of(growth, planned.batch_samples, facts.items_per_sample)
     largest = max(samples for _, samples in course.stretches(steps=planned.steps))
     return f", growing to {largest * facts.items_per_sample:,} by a schedule"
+
+
+def _selection_text(planned: Planned) -> str:
+    """Return among how many items a step chooses, and how; "" where it trains on all that it reads."""
+    selection, facts = planned.spec.task.selection, planned.facts
+    if not selection.selects:
+        return ""
+    read = selection.candidates_of(planned.batch_samples) * facts.items_per_sample
+    how = "drawn by loss" if selection.by == LOSS else "of the largest loss"
+    return f", {how} among {read:,}"
 
 
 def cluster_text(planned: Planned) -> str:

@@ -17,6 +17,7 @@ from paceline.spec.plan import Plan
 from paceline.spec.profile import ModelProfile
 from paceline.task.data.facts import DataFacts, data_facts
 from paceline.task.profile.of_task import profile_task
+from paceline.task.settled import settle
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Grouped:
 
 def plan_groups(spec: Spec, *, say: Callable[[str], None] | None = None) -> Grouped:
     """Return the ways of a spec's task on its groups. Raises DoesNotFit, and the errors of data and model."""
+    spec = settle(spec, say).spec
     task = spec.task
     groups = resolve_groups(spec.cluster)
     facts = data_facts(task.data, say)

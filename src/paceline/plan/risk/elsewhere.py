@@ -74,6 +74,7 @@ def _best_there(planned: Choice, prepared: Prepared, cluster: Cluster) -> tuple[
             steps=prepared.steps,
             optimizer=optimizer_key(prepared.spec.task.optimizer),
             coarse=True,
+            scored=planned.spec.task.selection.scored,
         )
     except (DoesNotFit, ConfigError):  # ConfigError: stated degrees do not make that number of devices
         return None, None

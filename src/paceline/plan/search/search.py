@@ -146,6 +146,7 @@ def search(
     coarse: bool = False,
     learnt: Learnt | None = None,
     measured: Mapping[str, TaskMeasurement] | None = None,
+    scored: int = 0,
 ) -> SearchResult:
     """Return all plans of exactly `cluster.devices` devices that keep the constraints, ranked by `constraints.goal`.
 
@@ -153,7 +154,9 @@ def search(
     micro-batches that are no powers of two. Raises DoesNotFit where none fits, with the one that came nearest, and
     ConfigError for constraints that contradict each other or the cluster.
     """
-    context = PricedTask(profile, cluster, batch_samples, steps, optimizer, learnt=learnt, measured=measured or {})
+    context = PricedTask(
+        profile, cluster, batch_samples, steps, optimizer, learnt=learnt, measured=measured or {}, scored=scored
+    )
     limits = Limits(constraints.deadline, constraints.budget_usd, steps, goodput)
     precision, precision_because = choose_precision(context, constraints.precision)
     base = base_plan(constraints, precision, batch_samples)

@@ -1,12 +1,15 @@
-"""Evaluation: the mean loss on held-out samples, each counted exactly once over all ranks."""
+"""Evaluation: the mean loss and metrics on held-out samples, each counted exactly once over all ranks."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from paceline.errors import DataError
+from paceline.run.evaluate.measured import measure
 from paceline.run.loop.loader import held_out_batches, held_out_ids
 from paceline.run.loop.step import Stepper
 from paceline.task.data.protocol import Source
@@ -14,26 +17,38 @@ from paceline.task.data.rows.mixed import InOrder
 from paceline.task.data.rows.packed_source import PackedSource
 from paceline.task.data.rows.windows import TokenSource
 from paceline.task.data.unigram import unigram_loss
+from paceline.task.metrics.metric import Metric
 from paceline.task.models.build import evaluating
 
 OF_TEXT = (TokenSource, PackedSource)
 
 
-def evaluate(stepper: Stepper, source: Source, samples: int, data_rank: int) -> dict[str, float]:
-    """Return {loss, weight, seconds}: the mean loss per item over `samples` held-out samples, always the same ones."""
+@dataclass(frozen=True)
+class EvaluationResult:
+    """What held-out samples gave: the mean loss per item, how many items it is over, and metrics by name."""
+
+    loss: float
+    weight: float
+    seconds: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+def evaluate(
+    stepper: Stepper, source: Source, samples: int, data_rank: int, metrics: Sequence[Metric] = ()
+) -> EvaluationResult:
+    """Return the mean loss per item and the metrics of `samples` held-out samples, always the same ones."""
     began = time.perf_counter()
     world, model = stepper.world, stepper.model
     with evaluating(model), torch.no_grad():
         batches = held_out_batches(source, samples, stepper.plan, data_rank, world.device)
-        loss_sum, weight = stepper.passes.evaluate(batches)
-    loss_sum, weight = world.sum([loss_sum, weight])
+        loss_sum, weight, measured = measure(stepper, batches, metrics)
     if weight <= 0:
         raise DataError(
             "the held-out samples have no item to measure the loss on",
             f"the objective's weights add up to zero over the {min(samples, source.samples)} samples of an evaluation",
             'check their labels: are all of them masked? run.evaluate_every = "none" trains without evaluations',
         )
-    return {"loss": loss_sum / weight, "weight": weight, "seconds": time.perf_counter() - began}
+    return EvaluationResult(loss_sum / weight, weight, time.perf_counter() - began, measured)
 
 
 def unigram_bar(source: Source, held_out: Source | None, samples: int) -> float | None:

@@ -14,9 +14,10 @@ from paceline.checkpoint.tiers.held import HeldByRanks
 from paceline.errors import OutOfMemory, StorageError
 from paceline.lock import RunLock, take
 from paceline.plan.search.micro_batch import with_micro_batch
+from paceline.run.evaluate.best import BestEvaluation, values_on_record
 from paceline.run.loop.evaluate import unigram_bar
 from paceline.run.loop.resume import Progress, RunIdentity
-from paceline.run.loop.sources import open_together
+from paceline.run.loop.sources import open_sets, open_together
 from paceline.run.loop.step import Stepper, StepStats
 from paceline.run.loop.under_plan import UnderPlan
 from paceline.run.memory.exhausted import is_exhausted, out_of_memory, tell_peers, told_by_peer
@@ -57,7 +58,10 @@ from paceline.spec.plan import Plan
 from paceline.spec.sync import refuse_between
 from paceline.supervise.supervisor import is_supervised
 from paceline.task.data.described import described
-from paceline.task.optimizer.schedule import Course
+from paceline.task.metrics.resolve import metrics_of
+from paceline.task.models.huggingface.export import keep_folder
+from paceline.task.optimizer.schedule import course_of
+from paceline.task.settled import settle
 from paceline.units import Amount
 
 
@@ -77,20 +81,21 @@ class InWorld:
 
         `lock` is rank 0's hold on the run's directory: nothing is written once another start has taken it.
         """
+        spec = settle(spec).spec  # of `Run` it is as the user gave it
         self.spec, self.brief, self.world, self.dir = spec, brief, world, run_dir
         self._fence = lock.check if lock else None
         self._began, self._lock, self._sinks = time.monotonic(), lock, sinks
         self._take_place(take_generation())
         task = spec.task
         self._meter = MemoryMeter(world.device)
-        self.source, self.held_out = open_together(task.data, task.seed, world)
+        self._open_data()
         self._warmup = self._steps(task.schedule.warmup) or 0
         self._decay = self._steps(task.schedule.decay) or max(1, brief.steps // 10)
         self._check_every = self._steps(spec.run.check_every)
         self._evaluate_every = self._steps(spec.run.evaluate_every) if self.held_out else None
         refuse_between(brief.plan.sync, {"task.stop": brief.steps, "run.evaluate_every": self._evaluate_every})
         peak, schedule = task.optimizer.lr, task.schedule
-        course = Course(schedule.kind, peak, schedule.final, brief.steps, self._warmup, self._decay)
+        course = course_of(schedule, peak, brief.steps, self._warmup, self._decay)
         self._run = RunIdentity(run_dir, spec, self.source.fingerprint, course, described(self.source))
         self._good: Path | None = None  # the newest checkpoint that is known to be whole
         self._made: StepStats | None = None  # what the last step did
@@ -101,6 +106,14 @@ class InWorld:
 
     def _begin(self) -> None:
         """Do what follows once, after the first world is entered. What stands on this class does it."""
+
+    def _open_data(self) -> None:
+        """Open what is trained on and what is held out. Every rank calls it."""
+        task = self.spec.task
+        self.source, self.held_out = open_together(task.data, task.seed, self.world)
+        self._sets = open_sets(task, self.world, self.held_out or self.source)
+        if self.held_out is None and self._sets:  # then the first of them is what is evaluated
+            self.held_out = self._sets.pop(next(iter(self._sets)))
 
     def _take_place(self, generation: Generation) -> None:
         """Note which generation's world this is, and how the supervisor would call this rank out of it."""
@@ -122,6 +135,13 @@ class InWorld:
         restored = self._under.restored
         self._recovered.built(restored)
         self.progress = restored.progress if restored else Progress(0, 0)
+        self._judge = self._judge_of_record()
+        measured = {"": self.held_out, **self._sets} if self.held_out else {}
+        objective = self._stepper.turns[self._stepper.main].turn.objective
+        cp = self.brief.plan.layout.cp
+        self._metrics = {
+            name: metrics_of(self.spec.task.evaluate, source, objective, cp) for name, source in measured.items()
+        }
         self._first_step = self.progress.step + 1
         self._passed_over = PassedOver(self.dir, self.world)
         self._position, self._went_back = self._passed_over.position_from(self.progress.position), False
@@ -137,6 +157,8 @@ class InWorld:
             self._good = restored.path
         self._keeper = CheckpointKeeper(self._run, self._record, self._fence, every, self._good, self.progress.step)
         if is_new:
+            if not restored:
+                keep_folder(self.spec.task.model, self.dir)
             bar = unigram_bar(self.source, self.held_out, self.spec.run.evaluate_samples)
             self._record.started(self.progress, restored, bar)
         elif held and not self._generation.is_called:
@@ -151,6 +173,12 @@ class InWorld:
         self._made = together.stats if together and together.stats else self._made
         if together and together.stats and not together.is_done:
             self._done_step -= 1
+
+    def _judge_of_record(self) -> BestEvaluation:
+        """Return what judges evaluations, with those of the journal up to this step. Every rank calls it."""
+        spec, step = self.spec.task.evaluate, self.progress.step
+        values = values_on_record(self.dir, spec.metric, step) if self.world.is_first and step else {}
+        return BestEvaluation(spec, self.brief.steps, self.world.share(values))
 
     def _step_before(self) -> StepBefore | None:
         """Return what the journal says of the step that comes next, on all ranks."""
@@ -242,7 +270,8 @@ class InWorld:
     def _steps(self, amount: Amount | None) -> int | None:
         if amount is None:
             return None
-        return in_steps(amount, self.brief.plan.batch_samples, self.brief.items_per_sample, self.source.samples)
+        read = self.spec.task.selection.candidates_of(self.brief.plan.batch_samples)
+        return in_steps(amount, read, self.brief.items_per_sample, self.source.samples)
 
     def _reformed(self) -> bool:
         """Go on in the next world with what is left of this one; return False where this process has no part in it."""
@@ -262,7 +291,7 @@ class InWorld:
                     return False
                 self.world, self.brief = joined[0], take_brief() or self.brief
                 self._take_place(joined[1])
-                self.source, self.held_out = open_together(self.spec.task.data, self.spec.task.seed, self.world)
+                self._open_data()
                 self._enter(held)
                 return True
             except (RuntimeError, StorageError) as error:  # another one was lost meanwhile

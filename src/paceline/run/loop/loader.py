@@ -36,6 +36,8 @@ class MicroBatch:
     position: int  # global position of the first row
     counts: bool = True
     step: int = 0
+    places: np.ndarray | None = None  # int64 [rows], positions of rows that do not follow each other
+    objective: Any = None  # of these rows, in the place of the task's
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,19 @@ class BatchStream:
         micro_batches = tuple(self._read(ids, positions, part, step) for part in parts)
         return StepBatch(step, position, samples or plan.batch_samples, micro_batches)
 
+    def chosen(self, batch: StepBatch, places: np.ndarray) -> StepBatch:
+        """Return this rank's part of the samples of a batch at these places of it, in micro-batches of the plan.
+
+        It stands at the batch's position and for as many samples: what was not chosen was read all the same.
+        """
+        plan, own = self.plan, self.plan.rows_of(self.data_rank, len(places))
+        positions = batch.position + (places[own.start : own.stop] if own else places[:1])
+        with self._lock:
+            ids = ids_at(self.source, self.seed, positions)
+        parts = split_rows(range(len(own)), plan.accumulation)
+        micro_batches = tuple(self._read(ids, positions, part, batch.step) for part in parts)
+        return moved(dataclasses.replace(batch, micro_batches=micro_batches), self.on_device)
+
     def _expect(self, positions: np.ndarray, samples: int) -> None:
         """Tell a source that fetches what it reads which samples it will be asked for in the coming steps."""
         if (ahead := reading_ahead(self.source)) is not None:
@@ -181,7 +196,8 @@ class BatchStream:
         taken = slice(part.start, part.stop) if counts else slice(0, 1)
         read = self.source.read if self.finishing is None else self.finishing.read_unfinished
         data = pinned(read(ids[taken], positions[taken]), self.device)
-        return MicroBatch(data, ids[taken] if counts else ids[:0], int(positions[taken.start]), counts, step)
+        own = ids[taken] if counts else ids[:0]
+        return MicroBatch(data, own, int(positions[taken.start]), counts, step, positions[taken])
 
 
 class RepeatedBatches:

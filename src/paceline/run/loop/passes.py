@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -30,8 +31,13 @@ class Passes(Protocol):
     def accumulate(self, micro_batches: Sequence[MicroBatch], down: float) -> tuple[Any, Any]:
         """Run forward and backward on the loss times `down`; return this rank's share of (loss sum, weight)."""
 
-    def evaluate(self, micro_batches: Sequence[MicroBatch]) -> tuple[float, float]:
-        """Run forward only; return this rank's share of (loss sum, weight)."""
+    def evaluate(
+        self, micro_batches: Sequence[MicroBatch], seen: Callable[[], None] | None = None
+    ) -> tuple[float, float]:
+        """Run forward only; return this rank's share of (loss sum, weight).
+
+        `seen` is called after the objective of each micro-batch that counts, on ranks that know its loss.
+        """
 
     def wrap_objective(self, wrapper: Callable[[Objective], Objective]) -> None:
         """Call `wrapper(objective)` in the place of the objective from now on; a proof looks at losses there."""
@@ -73,7 +79,9 @@ class SequentialPasses:
         self.randomness.rest()
         return self._share(loss_total), self._share(weight_total)
 
-    def evaluate(self, micro_batches: Sequence[MicroBatch]) -> tuple[float, float]:
+    def evaluate(
+        self, micro_batches: Sequence[MicroBatch], seen: Callable[[], None] | None = None
+    ) -> tuple[float, float]:
         """Run forward only; return this rank's share of the loss sum and the weight."""
         loss_total: Any = 0.0
         weight_total: Any = 0.0
@@ -83,15 +91,27 @@ class SequentialPasses:
             if micro.counts:
                 loss_total = loss_total + in_double(loss_sum)
                 weight_total = weight_total + in_double(weight)
+                if seen is not None:
+                    seen()
         self.randomness.rest()
         return self._share(float(loss_total)), self._share(float(weight_total))
+
+    def of_each(self, micro_batches: Sequence[MicroBatch], objective: Objective) -> list[Any]:
+        """Run another objective forward only; return what it returns for each micro-batch, of this rank's samples."""
+        found = []
+        for micro in micro_batches:
+            with self.randomness.during(sample_rows(micro)):
+                found.append(self._forward(dataclasses.replace(micro, objective=objective)))
+        self.randomness.rest()
+        return found
 
     def wrap_objective(self, wrapper: Callable[[Objective], Objective]) -> None:
         """Call `wrapper(objective)` in the place of the objective from now on."""
         self.objective = wrapper(self.objective)
 
     def _forward(self, micro: MicroBatch) -> tuple[torch.Tensor, Any]:
-        objective = self.objective if micro.counts else without_own_rows(self.objective)
+        objective = self.objective if micro.objective is None else micro.objective
+        objective = objective if micro.counts else without_own_rows(objective)
         if self.statistics is not None:
             self.statistics.counts = micro.counts
         data = self.take_part(in_model_precision(micro.data, self.plan))
@@ -107,7 +127,9 @@ def sample_rows(micro: MicroBatch, draws_as: Callable[[int], int] | None = None)
 
     `draws_as(step)` tells steps apart; without it none is told from another, nor from an evaluation.
     """
-    positions = micro.position + np.arange(max(1, len(micro.ids)), dtype=np.int64)
+    positions = micro.places
+    if positions is None:
+        positions = micro.position + np.arange(max(1, len(micro.ids)), dtype=np.int64)
     step = draws_as(micro.step) if draws_as else 0
     return SampleRows(positions, step, length_of(micro.data))
 

@@ -41,6 +41,14 @@ def all_steps_made(steps: int, run_dir: Path) -> str:
     )
 
 
+def ended_early(step: int, run_dir: Path) -> str:
+    """Return what to say of a run that early stopping has ended, and that is started again."""
+    return (
+        f"done     {run_dir} ended early after step {step:,}: a loop over the run ends at once; "
+        "a greater task.evaluate.patience goes on, another run.dir begins anew"
+    )
+
+
 def remarks_on_batch(objective: Objective, batch: Any) -> list[str]:
     """Return what is said of entries of a batch that the built-in decoder's objective does not read."""
     if objective is not next_token or not isinstance(batch, Mapping):

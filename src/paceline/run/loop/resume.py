@@ -248,11 +248,24 @@ def _precision_changed(written: dict[str, Any], plan: Plan) -> list[str]:
     return [f"the plan's precision was {written['precision']} and is now {plan.precision}: numbers round otherwise"]
 
 
+def _own_course_changed(before: Course, course: Course, next_step: int) -> list[str]:
+    """Return what is to be told where a function or scheduler of the user's gives other rates than it did."""
+    then = {int(step): rate for step, rate in before.rates}
+    both = [(step, then[step], rate) for step, rate in course.rates if step in then and step >= next_step]
+    changed = next(((step, old, new) for step, old, new in both if old != new), None)
+    if changed is None:
+        return []
+    step, old, new = changed
+    return [f"the learning rate of step {step} is {new:.6g}, where it was to be {old:.6g}: its function gives another"]
+
+
 def _check_same_course(course: Course, extra: dict[str, Any], moves_rate: bool) -> list[str]:
     """Return what a changed task does to the learning rate; raise VerificationFailed where no change explains it."""
     if "schedule" not in extra:  # an earlier release wrote it
         return []
     before, next_step = Course(**extra["schedule"]), extra["progress"]["step"] + 1
+    if before.rates or course.rates:
+        return _own_course_changed(before, course, next_step)
     last = min(max(before.steps, course.steps), next_step + LOOK_AHEAD)
     departs = (step for step in range(next_step, last + 1) if before.at(step) != course.at(step))
     step = next(departs, None) if before != course else None

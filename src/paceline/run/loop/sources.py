@@ -13,10 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 from paceline.checkpoint.ranks import Ranks
-from paceline.errors import DataError
+from paceline.errors import ConfigError, DataError
 from paceline.run.process.world import World
-from paceline.spec.task import DataSpec
-from paceline.task.data.protocol import Pair
+from paceline.spec.task import DataSpec, Task
+from paceline.spec.watch.evaluate import HeldOutSetSpec
+from paceline.task.data.protocol import Pair, Source
 from paceline.task.data.source import arranged, corpus_sources, is_text, open_sources
 from paceline.task.data.sources.cache import known_corpus, open_corpus
 from paceline.task.data.sources.manifest import Corpus
@@ -32,6 +33,38 @@ def open_together(data: Any, seed: int, world: World) -> Pair:
     if world.size == 1 or not isinstance(data, DataSpec):
         return open_sources(data, seed)
     return arranged(data, [_open_part(part, seed, world) for part in data.parts()])
+
+
+def open_sets(task: Task, world: World, like: Source) -> dict[str, Source]:
+    """Return the further sets of held-out data by name. Every rank calls it.
+
+    Raises ConfigError for one whose samples are not like the task's own.
+    """
+    sets = {each.name: open_together(_data_of(task, each), task.seed, world)[0] for each in task.evaluate.sets}
+    for name, source in sets.items():
+        for what in ("unit", "vocab", "items_per_sample"):
+            if getattr(source, what) != getattr(like, what):
+                raise ConfigError(
+                    f"the samples of task.evaluate.sets '{name}' are not like those of task.data",
+                    f"their {what} is {getattr(source, what)}, where it is {getattr(like, what)}",
+                    "data of the same kind",
+                )
+    return sets
+
+
+def _data_of(task: Task, each: HeldOutSetSpec) -> Any:
+    """Return what a further set is read from: an object as it is, all of a source that is read as the task's own is."""
+    if not isinstance(each.source, str):
+        return each.source
+    data = task.data if isinstance(task.data, DataSpec) else DataSpec()
+    if data.tokenizer == "bpe":
+        raise ConfigError(
+            f"task.evaluate.sets '{each.name}' with task.data.tokenizer = 'bpe'",
+            "each text trains a tokenizer of its own, and their tokens are not the same",
+            "task.data.tokenizer = a tokenizer.json",
+        )
+    first, include = data.parts()[0], each.include or data.include
+    return dataclasses.replace(first, source=each.source, include=include, validation_fraction=0.0, mix=())
 
 
 def _open_part(data: DataSpec, seed: int, world: World) -> Pair:

@@ -34,7 +34,10 @@ from paceline.run.replicas.copy_sync import CopySync, StepTotals
 from paceline.run.survive.health.guard import UpdateGuard
 from paceline.run.survive.points import nowhere
 from paceline.run.updates.growth import BatchGrowth
+from paceline.run.updates.optimizer import Names, named_parameters
 from paceline.spec.plan import Plan
+from paceline.spec.task import GroupSpec
+from paceline.task.optimizer.groups import frozen_groups, group_of
 
 DONE_FIRST = 0.05  # of what the host did while the device computed: a shorter wait after it is none
 CLIP_EPS = 1e-6  # as in torch.nn.utils.clip_grad_norm_, so that clipping equals torch's to the last digits
@@ -110,9 +113,15 @@ class Stepper:
     # Parameters that more than one pipeline stage holds, and how many do.
     stages_holding: Mapping[nn.Parameter, int] = field(default_factory=dict)
 
+    names: Names = field(default_factory=dict)  # all names of each parameter of the whole model, by any of them
+    groups: Sequence[GroupSpec] = ()  # of parameters, some of which may stay as they are in some steps
+    freezes: bool = False  # whether they do: a proof trains all of them
+
     def __post_init__(self) -> None:
         self._copies = {p: self._copies_of(p) for turn in self.turns for p in turn.parameters}
         self._clock = PhaseClock(self.world.device)
+        self._groups_of = {weight: group_of(self.groups, self.names.get(name, (name,)))
+                           for name, weight in named_parameters(self.model)}  # fmt: skip
         self._awaited_seconds = self._held_seconds = 0.0
         self.is_whole = True  # False within an update: the state is of no step
 
@@ -183,7 +192,7 @@ class Stepper:
         self.reached("reduce", batch.step)
         self._clock.mark("forward_backward")
         self.gradients.finish()
-        self._keep_own(turn)
+        self._keep_own(turn, batch.step)
         local = [loss_sum, weight, self._local_squares(), stop_requested, self.gradients.unreached()]
         sums = one_vector(local, self.routing.take() if self.routing else None, self.world.device)
         self.sync.add_up(sums)
@@ -233,7 +242,7 @@ class Stepper:
         down = (self.scaler.scale if self.scaler else 1.0) / expected
         _, weight = turn.passes.accumulate(batch.micro_batches, down)
         self.gradients.finish()
-        self._keep_own(turn)
+        self._keep_own(turn, batch.step)
         sums = one_vector([weight, self._local_squares(), self.gradients.unreached()], None, self.world.device)
         self.sync.add_up(sums)
         weight_total, square_total, unreached = NumbersOnTheWay(sums).arrived()
@@ -249,9 +258,11 @@ class Stepper:
             return math.nan
         return math.sqrt(square_total) * expected / weight_total / (self.scaler.scale if self.scaler else 1.0)
 
-    def _keep_own(self, turn: StepTurn) -> None:
-        """Drop the gradients of parameters that a turn does not train."""
+    def _keep_own(self, turn: StepTurn, step: int) -> None:
+        """Drop the gradients of parameters that a turn does not train in a step."""
         own = set(turn.parameters)
+        if self.freezes and (frozen := frozen_groups(self.groups, step)):
+            own = {weight for weight in own if self._groups_of[weight] not in frozen}
         for parameter in self._copies:
             if parameter not in own:
                 parameter.grad = None

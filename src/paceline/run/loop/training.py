@@ -11,10 +11,10 @@ from collections.abc import Generator
 from pathlib import Path
 
 from paceline.errors import ConfigError, Requeue, StorageError
-from paceline.run.loop.evaluate import evaluate
+from paceline.run.loop.evaluate import EvaluationResult, evaluate
 from paceline.run.loop.in_world import InWorld
 from paceline.run.loop.loader import StepBatch
-from paceline.run.loop.remarks import all_steps_made, data_faults, remarks_on_batch
+from paceline.run.loop.remarks import all_steps_made, data_faults, ended_early, remarks_on_batch
 from paceline.run.loop.resume import Progress
 from paceline.run.loop.step import StepStats
 from paceline.run.loop.under_plan import refuse_replan
@@ -34,10 +34,12 @@ from paceline.spec.plan import Plan
 from paceline.spec.sync import refuse_between
 from paceline.spec.task import ModelSpec
 from paceline.supervise.signals import StopFlag
+from paceline.task.data.protocol import Source
 from paceline.task.data.rows.mixed import MixedSource
 from paceline.task.data.rows.packed import for_device
 from paceline.task.models.sizes import is_named
 from paceline.task.objective import Objective
+from paceline.task.optimizer.groups import freezing
 from paceline.task.optimizer.schedule import learning_rate
 from paceline.task.turns import objective_of
 
@@ -82,8 +84,10 @@ class Training(InWorld):
         self._stop.watch()
         if self.progress.step >= self.brief.steps:
             self._record.say(all_steps_made(self.brief.steps, run_directory(self.spec)))
+        elif self._judge.is_over:
+            self._record.say(ended_early(self.progress.step, run_directory(self.spec)))
         try:
-            while self.progress.step < self.brief.steps:
+            while self.progress.step < self.brief.steps and not self._judge.is_over:
                 before = self.progress.step
                 self._went_back = False
                 self._points.reached("data", before + 1)
@@ -197,6 +201,7 @@ class Training(InWorld):
         began = time.perf_counter()
         task = self.spec.task
         lr = learning_rate(task.schedule, task.optimizer.lr, batch.step, self.brief.steps, self._warmup, self._decay)
+        self._record.decided_now(freezing(task.optimizer, batch.step))
         growth = self._under.growth
         small_norm, small = math.nan, 0
         if growth is not None:
@@ -204,6 +209,8 @@ class Training(InWorld):
             lr *= growth.rate_factor(batch.samples)
             if small := growth.small(batch.step, batch.samples):
                 small_norm = self._stepper.grad_norm_of(self._under.first_of(batch, small))
+        if self._under.selection is not None:
+            batch = self._under.selection.choose(batch)
         if self._second_look is not None:
             self._record.decided_now(self._second_look.check(self._stepper, batch, self._step_seconds))
         on_cuda = self.world.device.type == "cuda"
@@ -231,6 +238,7 @@ class Training(InWorld):
         begun = go_back(batch, spike, self._under, self._run, self._passed_over, self.progress)
         self._record.decided_now(begun.decisions)
         self.progress, self._went_back = begun.progress, True
+        self._judge.forget_after(begun.progress.step)
         self._done_step = begun.progress.step
         return begun.stats
 
@@ -253,6 +261,8 @@ class Training(InWorld):
             self._record.replayed(hold_against(self._expected, stats, ids, rounding))
             self._expected = None
         self._record.step(stats, scaler.scale if scaler else None, ids)
+        if self._under.selection is not None:
+            self._record.selected(self._under.selection.take())
         self._record.recovered(self._recovered.stepped())
         self._record.decided_now(self._stepper.guard.take() if self._stepper.guard else ())
         self._points.tell(self._record)
@@ -276,6 +286,9 @@ class Training(InWorld):
         if evaluates := bool(self._evaluate_every and (step % self._evaluate_every == 0 or last)):
             self._points.reached("evaluate", step)
             self.evaluate()
+            if self._judge.is_over and not last:
+                last = True
+                self._record.ended_early(self._judge.decision())
         if isinstance(self.source, MixedSource) and (evaluates or last or stats.stop_requested):
             given = self.source.given(self.spec.task.seed, self.progress.position)
             self._record.sources(step, self.progress.position, given)
@@ -290,8 +303,11 @@ class Training(InWorld):
                 path = self._keeper.save_or_keep(self._under.built, self.brief.plan, self.world, self.progress)
             self._record.stopped(step, because, path)
             raise Requeue(because)
+        is_best = evaluates and self._judge.best is not None and self._judge.best[0] == step
         if last:
             self._save()  # as above: a second SIGINT that waits has nothing left to end
+        elif is_best and self.spec.run.checkpoints.save_best:
+            self.save()
         else:
             if self._keeper.tiers.due(step):
                 self._points.reached("save", step)
@@ -320,7 +336,10 @@ class Training(InWorld):
         return [sample for _, ids in parts for sample in ids]
 
     def evaluate(self) -> float:
-        """Return the mean loss per item on held-out samples, each counted once. Every rank calls it."""
+        """Return the mean loss per item on held-out samples, each counted once. Every rank calls it.
+
+        Metrics and further sets are in the journal.
+        """
         if self.held_out is None:
             raise ConfigError(
                 "there is no held-out data",
@@ -328,11 +347,18 @@ class Training(InWorld):
                 "give a pair of data sets (train, validation), or a task.data.validation_fraction above 0",
             )
         refuse_between(self.brief.plan.sync, {"an evaluation": self.progress.step})
-        held_out = for_device(self.held_out, self.world.device.type, self.spec.task.model)
-        result = evaluate(self._stepper, held_out, self.spec.run.evaluate_samples, self._under.data_rank)
-        self._record.evaluation(self.progress.step, result)
-        self._keeper.evaluated(self.progress.step, result["loss"])
-        return result["loss"]
+        step, found = self.progress.step, self._measured("", self.held_out)
+        sets = {name: self._measured(name, source) for name, source in self._sets.items()}
+        value = self._judge.add(step, found)
+        self._record.evaluation(step, found, sets)
+        self._keeper.evaluated(step, found.loss, self._judge.spec.metric, self._judge.score(value))
+        return found.loss
+
+    def _measured(self, name: str, source: Source) -> EvaluationResult:
+        """Return what the held-out samples of a set give. Every rank calls it."""
+        samples, metrics = self.spec.run.evaluate_samples, self._metrics[name]
+        held_out = for_device(source, self.world.device.type, self.spec.task.model)
+        return evaluate(self._stepper, held_out, samples, self._under.data_rank, metrics)
 
     def save(self) -> Path:
         """Write a checkpoint and return its folder. Every rank calls it.

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from paceline.checkpoint.tiers.held import HeldByRanks
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, StorageError
 from paceline.run.assemble import assemble
 from paceline.run.loop.loader import BatchSizes, BatchStream, RepeatedBatches, StepBatch, bytes_of
 from paceline.run.loop.resume import Restored, RunIdentity, restore
@@ -20,6 +20,8 @@ from paceline.run.memory.device_copies import DeviceCopies
 from paceline.run.process.world import World
 from paceline.run.survive.health.guard import guard_of
 from paceline.run.updates.growth import growth_of
+from paceline.run.updates.selection import Candidates, selection_of
+from paceline.spec.arguments import has_checkpoint
 from paceline.spec.import_paths import is_import_path, load_object
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.plan import Plan, rows_refusal
@@ -32,6 +34,7 @@ from paceline.task.data.order.budget import TokenBudget
 from paceline.task.data.order.of_source import order_of
 from paceline.task.data.protocol import Source
 from paceline.task.data.rows.packed import for_device
+from paceline.task.models.factory import gives_weights
 
 
 class UnderPlan:
@@ -52,23 +55,36 @@ class UnderPlan:
         """`root` is the folder of checkpoints whose newest is restored, the run's own if none is given, or a state."""
         task, device = run.spec.task, world.device
         self.plan, self.world = plan, world
-        self.built = assemble(task, plan, world, source, items_per_sample)
+        resumes = root is not None or bool(world.share(has_checkpoint(run.dir) if world.is_first else None))
+        self.built = assemble(task, plan, world, source, items_per_sample, read=not resumes)
         self.built.stepper.guard = guard_of(run.spec.run.health, plan)
+        self.built.stepper.freezes = True
         self.data_rank = plan.layout.data_rank(world.rank)
         source = for_device(source, device.type, task.model)
         self.order = order_of(source)
         self.growth = self.built.stepper.growth = growth_of(task, plan, items_per_sample)
-        sizes = self.growth if task.batch_rows == "fixed" else _budget_of(task, source, items_per_sample)
+        sizes: BatchSizes | None = self.growth
+        if task.batch_rows != "fixed":
+            sizes = _budget_of(task, source, items_per_sample)
+        elif task.selection.selects:
+            sizes = Candidates(task.selection, plan.batch_samples)
         if sizes is not None and self.sees_whole_batch:
             raise ConfigError(
-                "task.growth, or task.batch_rows = 'by_length'",
+                "task.growth, task.selection, or task.batch_rows = 'by_length'",
                 "the rows of this model's batch see each other, so a batch is read in one piece, of the planned size",
-                'task.growth.by = "nothing" and task.batch_rows = "fixed"',
+                'task.growth.by = "nothing", task.selection.by = "nothing" and task.batch_rows = "fixed"',
             )
         self._stream = BatchStream(source, task.seed, plan, self.data_rank, device, sizes)
         self._rule = DepthRule(run.spec.run.read_ahead_limit, device.type == "cuda", bytes_of)
         self.batches = self._ahead(self._stream.on_host)
+        self.selection = selection_of(task, self._stream, self.built.stepper, run.dir)
         self.restored = restore(run, self.built, plan, world, root)
+        if resumes and self.restored is None and gives_weights(task.model):
+            raise StorageError(
+                f"the checkpoints of {run.dir} cannot be read",
+                "the run has begun, so the weights that it started from were not read again",
+                "restore a checkpoint, or start a new run in another run.dir",
+            )
 
     def read_ahead(self, batch: StepBatch, last_step: int, position_from: Callable[[int], int]) -> None:
         """Ask for the batches after one, as many as are read ahead, up to that of `last_step`.
@@ -132,7 +148,7 @@ class UnderPlan:
     def take_down(self) -> None:
         """Let go of all that the plan made, device memory included."""
         self.batches.close()
-        del self.built, self.batches, self._stream
+        del self.built, self.batches, self._stream, self.selection
         gc.collect()  # hooks and modules know each other
         if self.world.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -143,7 +159,8 @@ def _nothing() -> None:
 
 
 def _budget_of(task: Task, source: Source, items_per_sample: int) -> BatchSizes:
-    return TokenBudget(source, task.seed, int(task.global_batch.value), items_per_sample)
+    longest = int(getattr(source, "longest", items_per_sample))
+    return TokenBudget(source, task.seed, int(task.global_batch.value), longest)
 
 
 def refuse_replan(task: Task, before: Plan, plan: Plan) -> None:

@@ -16,11 +16,14 @@ from paceline.plan.cost.memory.usable import usable_bytes
 from paceline.plan.explain.explain import headline_lines
 from paceline.plan.planned import Planned
 from paceline.plan.smaller import SmallerPlan, smaller_from_dict, smaller_plans
+from paceline.spec.arguments import has_checkpoint, run_directory
 from paceline.spec.journal.kinds import DecisionRecord, VerifyRecord
 from paceline.spec.journal.planned import PlannedRecord, planned_from_dict
 from paceline.spec.optimizers import optimizer_key
 from paceline.spec.plan import Plan, plan_from_dict
+from paceline.task.models.huggingface.start import start_decision
 from paceline.task.profile.plain import pack_profile
+from paceline.uncaught import is_notebook
 
 BRIEF_VARIABLE = "PACELINE_BRIEF"
 
@@ -44,6 +47,7 @@ class Brief:
     smaller: tuple[SmallerPlan, ...] = ()  # plans that need less memory, the smallest change first
     # After so many steps batches that were read are trained on again: a measurement (`paceline bench data`).
     read_steps: int | None = None
+    redraws: bool = False  # whether steps are shown where text may change: in one line, over and over
 
     def to_json(self) -> str:
         """Return the brief as JSON text."""
@@ -91,12 +95,19 @@ def make_brief(
             optimizer=optimizer_key(planned.spec.task.optimizer),
             headline=tuple(headline_lines(planned)),
             provenance={key: str(origin) for key, origin in planned.spec.provenance.items()},
-            decisions=(decision, *decisions),
+            decisions=(*planned.settled, decision, *_started(planned), *decisions),
             verify=verified,
         ),
         usable_bytes=usable_bytes(cluster),
         smaller=smaller_plans(planned.search.candidates.context, plan),
+        redraws=is_notebook(),
     )
+
+
+def _started(planned: Planned) -> list[DecisionRecord]:
+    """Return which model a folder became and which weights it starts from, where it starts from any."""
+    found = None if has_checkpoint(run_directory(planned.spec)) else start_decision(planned.spec.task.model)
+    return [found] if found is not None else []
 
 
 def brief_from_json(text: str) -> Brief:

@@ -6,7 +6,7 @@ import dataclasses
 import platform
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from paceline.errors import DataError, PacelineError, Requeue, RunInUse, StorageError
 from paceline.plan.learn.observe import remember_run
+from paceline.run.loop.evaluate import EvaluationResult
 from paceline.run.loop.resume import Progress, Restored
 from paceline.run.loop.step import StepStats
 from paceline.run.memory.spent import MemoryMeter
@@ -36,6 +37,7 @@ from paceline.spec.journal.kinds import (
     ReplayRecord,
     RunEnded,
     RunStarted,
+    SelectionRecord,
     SourcesRecord,
     StepRecord,
 )
@@ -149,9 +151,12 @@ class Recorder:
         if record is not None:
             self._write(record)
 
-    def evaluation(self, step: int, result: dict[str, float]) -> None:
-        """Record an evaluation."""
-        self._write(EvaluationRecord(step, result["loss"], result["weight"], result["seconds"]))
+    def evaluation(self, step: int, measured: EvaluationResult, sets: Mapping[str, EvaluationResult]) -> None:
+        """Record an evaluation, and what it gave on further sets."""
+        seconds = measured.seconds + sum(each.seconds for each in sets.values())
+        further = {name: _of_set(each) for name, each in sets.items()}
+        metrics = dict(measured.metrics) or None
+        self._write(EvaluationRecord(step, measured.loss, measured.weight, seconds, metrics, further or None))
 
     def sources(self, step: int, position: int, given: dict[str, dict[str, float]]) -> None:
         """Record what each source of a mixture has given so far."""
@@ -173,6 +178,11 @@ class Recorder:
         self._write(FaultRecord(what, because))
         self.say(f"warning  {what}: {because}")
 
+    def selected(self, record: SelectionRecord | None) -> None:
+        """Record which of a step's candidates were trained on."""
+        if record is not None:
+            self._write(record)
+
     def memory(self, step: int, components: dict[str, float], peak: float) -> None:
         """Record what memory is spent on, on the fullest rank."""
         self._write(MemoryRecord(step, components, peak))
@@ -181,6 +191,11 @@ class Recorder:
         """Record the decision to stop early, with the newest checkpoint that there is."""
         self._decided("stop", "training", "requeue", because, {"step": step, "checkpoint": str(path)})
         self.say(f"stop     {because}: after step {step} the newest checkpoint is {path}")
+
+    def ended_early(self, decision: DecisionRecord) -> None:
+        """Record and say that training ends before its planned end, because no evaluation is better any more."""
+        self._write(now(decision))
+        self.say(f"stop     early, after {decision.after}: {decision.because}")
 
     def decided_before(self, decisions: Sequence[DecisionRecord]) -> None:
         """Record what others have decided."""
@@ -276,3 +291,9 @@ def describe(error: BaseException | None) -> tuple[dict[str, Any], int]:
 def is_echo(error: BaseException | None) -> bool:
     """Return whether the error only says that a peer has gone: the peer's own end is the cause."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
+
+
+def _of_set(measured: EvaluationResult) -> dict[str, Any]:
+    """Return what a further set of held-out data gave, as the journal keeps it."""
+    found: dict[str, Any] = {"loss": measured.loss, "weight": measured.weight}
+    return {**found, "metrics": dict(measured.metrics)} if measured.metrics else found

@@ -9,7 +9,7 @@ from typing import TextIO
 
 from paceline.plan.flops import OWN
 from paceline.run.process.brief import Brief
-from paceline.said import say_line
+from paceline.said import end_line, say_line, say_over
 from paceline.spec.journal.kinds import EvaluationRecord, StepRecord
 from paceline.spec.journal.record import Record
 from paceline.units import format_count, format_seconds
@@ -46,18 +46,28 @@ class StatusLine:
         if isinstance(record, StepRecord):
             self._step(record)
         elif isinstance(record, EvaluationRecord):
-            self.say(f"held-out loss {record.loss:.4f} after step {record.step}")
+            self._evaluation(record)
 
     def close(self) -> None:
-        """Do nothing: every line is printed by now."""
+        """End the line of the last step, where steps are shown in one."""
+        end_line(self._stream)
 
     def _step(self, record: StepRecord) -> None:
         assert record.step is not None and record.loss is not None
         self._losses.append(record.loss)
         self._recent.append(record.seconds["total"])
         if record.step % self._every == 0 or record.step == self._brief.steps or len(self._losses) == 1:
-            self.say(self._line(record, record.step, record.loss))
+            line = self._line(record, record.step, record.loss)
+            say_over(line, self._stream) if self._brief.redraws else self.say(line)
             self._recent.clear()
+
+    def _evaluation(self, record: EvaluationRecord) -> None:
+        sets = {"": {"loss": record.loss, "metrics": record.metrics}, **(record.sets or {})}
+        for name, each in sets.items():
+            of = f" ({name})" if name else ""
+            named = {"loss": each["loss"], **(each.get("metrics") or {})}
+            values = ", ".join(f"{what} {value:.4f}" for what, value in named.items())
+            self.say(f"held-out{of} {values} after step {record.step}")
 
     def _line(self, record: StepRecord, step: int, loss: float) -> str:
         brief = self._brief
@@ -66,7 +76,7 @@ class StatusLine:
         left = (brief.steps - step) * seconds
         losses = [f"{name} {turn['loss']:.4f}" for name, turn in (record.turns or {}).items()] or [f"{loss:.4f}"]
         parts = [f"step {step:>{len(str(brief.steps)) + 1}}/{brief.steps}", f"loss {', '.join(losses)}"]
-        if self._stream.isatty():
+        if self._brief.redraws or self._stream.isatty():
             parts.append(sparkline(self._losses))
         parts.append(f"{format_seconds(seconds)} (forecast {format_seconds(brief.step_seconds)})")
         parts.append(f"{format_count(rate)} {'tok' if brief.unit == 'tokens' else 'samples'}/s")

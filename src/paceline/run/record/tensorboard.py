@@ -92,6 +92,11 @@ class TensorBoardWriter:
             self._scalars(record, moment)
         elif isinstance(record, EvaluationRecord):
             self._scalar("loss/held_out", record.loss, moment)
+            for name, value in (record.metrics or {}).items():
+                self._scalar(f"held_out/{name}", value, moment)
+            for name, of_set in (record.sets or {}).items():
+                for what, value in {"loss": of_set["loss"], **(of_set.get("metrics") or {})}.items():
+                    self._scalar(f"held_out.{name}/{what}", value, moment)
         elif isinstance(record, DecisionRecord | FaultRecord):
             self._text(record.KIND, f"{record.what}, because {record.because}", moment)
 

@@ -25,17 +25,18 @@ def build_optimizer(
     names: Names | None = None,
     trained: Iterable[nn.Parameter] | None = None,
     apart: Sequence[Iterable[nn.Parameter]] = (),
+    scales: Mapping[str, float] | None = None,
 ) -> torch.optim.Optimizer:
     """Return the optimizer of a model's parameters, or of those of them that are `trained`.
 
     Each parameter is treated as the first group of the spec that matches one of its names says; by default weight decay
     applies to parameters of two or more dimensions (matrices, embeddings). `names` are all names of a parameter by any
     of them, for a stage of a pipeline that knows a tied weight by one name alone. Parameters that are `apart` have
-    optimizers of their own, as those of several objectives.
+    optimizers of their own, as those of several objectives. `scales` are factors on learning rates, by names.
     """
     chosen = None if trained is None else set(trained)
     at = {parameter: number for number, own in enumerate(apart) for parameter in own}
-    treatments = [Treatments(spec) for _ in range(max(1, len(apart)))]
+    treatments = [Treatments(spec, scales or {}) for _ in range(max(1, len(apart)))]
     scopes: dict[int, Use] = {}
     by_kind: dict[tuple[Any, ...], tuple[Treatment, list[nn.Parameter]]] = {}
     for name, parameter in named_parameters(model):
@@ -46,7 +47,7 @@ def build_optimizer(
             scopes[id(treatment.use)] = scope_known(treatment.use)
         # One fused update takes weights of one mesh only; those of experts lie on another than the rest.
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
-        key = (treatment.number, id(treatment.use), treatment.weight_decay, mesh)
+        key = (treatment.number, id(treatment.use), treatment.weight_decay, treatment.lr_scale, mesh)
         by_kind.setdefault(key, (treatment, []))[1].append(parameter)
     groups = [_group(spec, treatment, scopes, parameters) for treatment, parameters in by_kind.values()]
     groups.sort(key=lambda group: group.get("weight_decay") or 0.0)

@@ -18,10 +18,24 @@ if TYPE_CHECKING:
 
     from paceline.task.data.sources.tokenizer import Tokenizer
 
-BY = ("loss", "uncertainty")
+LOSS, UNCERTAINTY, CORE = "loss", "uncertainty", "core"
+BY = (LOSS, UNCERTAINTY, CORE)
+CORE_SHARE = 0.1  # of the documents, that are put in order
 PASS_TOKENS = 8192  # in one forward pass
 IGNORED = -100
 Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class CoreSetFound:
+    """How many documents a core set has, and how far from their nearest one of it the others are at most.
+
+    `radius_of_one` is that of the most central document alone.
+    """
+
+    documents: int
+    radius: float
+    radius_of_one: float
 
 
 @dataclass(frozen=True)
@@ -34,44 +48,100 @@ class ScoredDocuments:
     by: str
     documents: int
     quantiles: dict[str, float]
+    core: CoreSetFound | None = None  # of scores that are places in a core set
 
 
 def score_documents(
-    run_dir: Path, data: DataSpec, out: Path, by: str = "loss", progress: Progress = lambda what, share: None
+    run_dir: Path,
+    data: DataSpec,
+    out: Path,
+    by: str = LOSS,
+    progress: Progress = lambda what, share: None,
+    share: float = CORE_SHARE,
 ) -> ScoredDocuments:
     """Write each document of `data` with its score by a run's newest checkpoint as a line of JSONL.
 
     The score is the mean over a document's tokens of the next-token loss, or of the entropy of what the model expects,
-    in nats. A document longer than a sample is read in pieces. Raises as `choose_checkpoint`; ConfigError where the
-    run's model reads no text, DataError for documents that cannot be read or none, StorageError where `out` cannot be
-    written.
+    in nats; or its place in a core set of `share` of the documents, over their number, and 1 outside of it. A document
+    longer than a sample is read in pieces. Raises as `choose_checkpoint`; ConfigError where the run's model reads no
+    text, DataError for documents that cannot be read or none, StorageError where `out` cannot be written.
     """
-    import numpy as np
-
     from paceline.session.verbs.weights import choose_checkpoint
 
     chosen = choose_checkpoint(run_dir)
     task = spec_from_dict(chosen.manifest.extra["spec"], origin="the checkpoint").task
     tokenizer, seq_len = _tokenizer_of(task), task.data.seq_len
-    model, scores = _model_of(task, chosen.path, tokenizer.vocab, seq_len), list[float]()
-    unfinished = out.with_name(f".{out.name}.part")
+    model, core = _model_of(task, chosen.path, tokenizer.vocab, seq_len), None
+    if by == CORE:
+        places, core = _core_set(model, tokenizer, data, seq_len, share, progress)
+        coming = iter(places)
+
+    def of(texts: Sequence[bytes]) -> list[float]:
+        if by == CORE:
+            return [next(coming) for _ in texts]
+        means = _means(model, tokenizer, texts, seq_len, lambda tokens: _of_tokens(model, tokens, by))
+        return [float(mean) for mean in means]
+
+    scores = _write(data, out, of, progress)
+    return ScoredDocuments(out, chosen.path, chosen.manifest.step, by, len(scores), _quantiles(scores), core)
+
+
+def _write(data: DataSpec, out: Path, of: Callable[[Sequence[bytes]], list[float]], progress: Progress) -> list[float]:
+    """Write every document with its score, and return the scores."""
+    scores, unfinished = list[float](), out.with_name(f".{out.name}.part")
     try:
         with unfinished.open("w", encoding="utf-8") as stream:
-            for texts, share in _texts(data):
-                for text, score in zip(texts, _scores(model, tokenizer, texts, seq_len, by), strict=True):
+            for texts, done in _texts(data):
+                for text, score in zip(texts, of(texts), strict=True):
                     stream.write(json.dumps({"text": text.decode(), "score": score}, ensure_ascii=False) + "\n")
                     scores.append(score)
-                progress("scoring", share)
+                progress("scoring", done)
         if not scores:
-            raise DataError(f"'{data.source}' holds no text", "nothing was read to be scored", "name other data")
+            raise _no_text(data)
         publish(unfinished, out)
     except OSError as error:
         raise StorageError(f"cannot write {out}", str(error), "a folder with room to write") from error
     finally:
         unfinished.unlink(missing_ok=True)
+    return scores
+
+
+def _no_text(data: DataSpec) -> DataError:
+    return DataError(f"'{data.source}' holds no text", "nothing was read to be scored", "name other data")
+
+
+def _quantiles(scores: Sequence[float]) -> dict[str, float]:
+    import numpy as np
+
     names = {"lowest": 0.0, "10 %": 0.1, "median": 0.5, "90 %": 0.9, "highest": 1.0}
-    quantiles = {name: float(np.quantile(scores, part)) for name, part in names.items()}
-    return ScoredDocuments(out, chosen.path, chosen.manifest.step, by, len(scores), quantiles)
+    return {name: float(np.quantile(scores, part)) for name, part in names.items()}
+
+
+def _core_set(
+    model: nn.Module, tokenizer: Tokenizer, data: DataSpec, seq_len: int, share: float, progress: Progress
+) -> tuple[list[float], CoreSetFound]:
+    """Return each document's place in a core set over their number, 1 of those outside, and what the set is like.
+
+    A document stands where its tokens' last hidden states do in the mean. Keeps those of all documents, in fp32.
+    """
+    import numpy as np
+
+    from paceline.task.data.prepare.core_set import greedy_k_center
+
+    hidden, found = _HiddenStates(model), list[Any]()
+    for texts, done in _texts(data):
+        means = _means(model, tokenizer, texts, seq_len, hidden.of)
+        found.append(np.stack([mean.astype(np.float32) for mean in means]))
+        progress("reading", done)
+    if not found:
+        raise _no_text(data)
+    points = np.concatenate(found)
+    wanted = max(1, round(share * len(points)))
+    core = greedy_k_center(points, wanted, lambda part: progress("choosing", part))
+    places = np.ones(len(points))
+    places[core.order] = np.arange(len(core.order)) / len(points)
+    radii = core.radii
+    return places.tolist(), CoreSetFound(len(core.order), float(radii[-1]), float(radii[0]))
 
 
 def _texts(data: DataSpec) -> Iterator[tuple[list[bytes], float]]:
@@ -130,11 +200,20 @@ def _model_of(task: Task, checkpoint: Path, vocab: int, seq_len: int) -> nn.Modu
     return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _scores(model: nn.Module, tokenizer: Tokenizer, texts: Sequence[bytes], seq_len: int, by: str) -> list[float]:
-    """Return a score for each text: pieces of about one length are read together, and their tokens added up by text."""
+def _means(
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    texts: Sequence[bytes],
+    seq_len: int,
+    of: Callable[[Tensor], Tensor],
+) -> list[Any]:
+    """Return the mean over each text's tokens of what `of` gives for them, [rows, seq - 1] or with a width behind.
+
+    Pieces of about one length are read together, and their tokens added up by text.
+    """
     import torch
 
-    sums, counts = [0.0] * len(texts), [0] * len(texts)
+    sums, counts = list[Any]([0.0] * len(texts)), [0] * len(texts)
     pieces = list(_pieces(tokenizer, texts, seq_len))
     pieces.sort(key=lambda piece: len(piece[1]))
     rows = list[tuple[int, Any]]()
@@ -147,11 +226,41 @@ def _scores(model: nn.Module, tokenizer: Tokenizer, texts: Sequence[bytes], seq_
                     [torch.as_tensor(ids) for _, ids in rows], batch_first=True, padding_value=IGNORED
                 ).to(device)
                 real = tokens[:, 1:] != IGNORED
-                by_row = (_of_tokens(model, tokens.clamp(min=0), by) * real).sum(1).tolist()
+                values = of(tokens.clamp(min=0))
+                by_row = (values * real.reshape(*real.shape, *[1] * (values.dim() - 2))).sum(1).cpu().numpy()
                 for (text, _), total, count in zip(rows, by_row, real.sum(1).tolist(), strict=True):
                     sums[text], counts[text] = sums[text] + total, counts[text] + count
                 rows = []
     return [total / count for total, count in zip(sums, counts, strict=True)]
+
+
+class _HiddenStates:
+    """What a model's head reads: its last hidden states, in fp64. Raises ConfigError where no head is known."""
+
+    def __init__(self, model: nn.Module) -> None:
+        from paceline.task.models.decoder import Decoder
+
+        self._model = model
+        self._seen: list[Any] = []
+        embeddings: Any = getattr(model, "get_output_embeddings", None)
+        head = embeddings() if embeddings is not None else None
+        if isinstance(model, Decoder):
+            model.norm.register_forward_hook(lambda module, args, output: self._seen.append(output))
+        elif head is not None:
+            head.register_forward_pre_hook(lambda module, args: self._seen.append(args[0]))
+        else:
+            raise ConfigError(
+                f"the hidden states of {type(model).__name__} are not known",
+                "documents are told apart by what the model's head reads",
+                "a built-in model, or one of transformers",
+            )
+
+    def of(self, tokens: Tensor) -> Tensor:
+        """Return the states of the tokens but the last: [rows, seq - 1, width]."""
+        self._seen.clear()
+        self._model(tokens[:, :-1])
+        states: Tensor = self._seen[-1].double()
+        return states
 
 
 def _of_tokens(model: nn.Module, tokens: Tensor, by: str) -> Tensor:

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.errors import ConfigError, StorageError, suggestion
+from paceline.session.verbs.adapted import merged_tensors, of_student, without_teacher, write_adapters, write_whole
+from paceline.session.verbs.classes import write_classes
 from paceline.spec.journal.kinds import RunStarted
 from paceline.spec.journal.reading import read_records
 from paceline.spec.load import spec_from_dict
+from paceline.spec.model_folder import CONFIG, KEPT, THEIRS, folder_of, is_model_folder
 from paceline.spec.task import DataSpec, ModelSpec, Task
+from paceline.task.models.huggingface.road import read_config
 from paceline.task.models.sizes import DecoderConfig, is_named, resolve_decoder
-
-BRIDGE = "bridge.weight"  # of task/adapt/distill.py
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.checkpoint import Manifest
+
+BEST = "best"  # in the place of a step: that of the best evaluation
 
 
 @dataclass(frozen=True)
@@ -43,30 +47,35 @@ class Exported:
     step: int
     out: Path
     format: str
+    architecture: str  # the class of transformers that loads it, "" of the module's own names
     files: tuple[Path, ...]
     bytes: int
     skipped: tuple[str, ...]
 
 
-def export_run(run_dir: Path, out: Path, step: int | None = None, *, merge: bool = False) -> Exported:
+def export_run(run_dir: Path, out: Path, step: int | str | None = None, *, merge: bool = False) -> Exported:
     """Write the weights of a run's newest sound checkpoint, or of the one of `step`, into the folder `out`.
 
-    Of a run with adapters these alone are written, as peft reads them, or with `merge` whole weights with the adapters
-    added to them.
+    `step` may be BEST. Of a run with adapters these alone are written, as peft reads them, or with `merge` whole
+    weights with the adapters added to them.
+
     Raises as `choose_checkpoint`, and StorageError where `out` cannot be written.
     """
     chosen = choose_checkpoint(run_dir, step)
     kind, files = write_weights(run_dir, chosen, out, merge=merge)
     size = sum(file.stat().st_size for file in files)
-    return Exported(chosen.path, chosen.manifest.step, out, kind, tuple(files), size, chosen.skipped)
+    architecture = str(read_config(out)["architectures"][0]) if kind == "huggingface" else ""
+    return Exported(chosen.path, chosen.manifest.step, out, kind, architecture, tuple(files), size, chosen.skipped)
 
 
-def choose_checkpoint(run_dir: Path, step: int | None = None) -> Chosen:
-    """Return the newest checkpoint that is sound in every byte, or the one of a step.
+def choose_checkpoint(run_dir: Path, step: int | str | None = None) -> Chosen:
+    """Return the newest checkpoint that is sound in every byte, the one of a step, or for BEST that of the best
+    evaluation, of those that were saved after one.
 
     Raises ConfigError where the run has none, or none of `step`; StorageError where there are some and none is sound.
     """
     from paceline.checkpoint import list_checkpoints, verify_checkpoint
+    from paceline.checkpoint.tiers.retention import best_first
     from paceline.run.loop.resume import checkpoint_root
 
     root = checkpoint_root(run_dir)
@@ -75,8 +84,17 @@ def choose_checkpoint(run_dir: Path, step: int | None = None) -> Chosen:
             f"'{run_dir}' holds no checkpoints", "it has no folder `checkpoints`", "paceline train SPEC makes one"
         )
     listing = list_checkpoints(root)
-    skipped = list(listing.skipped)
-    for found in listing.complete:
+    skipped, complete = list(listing.skipped), list(listing.complete)
+    if step == BEST:
+        complete = [complete[place] for place in best_first([found.manifest for found in complete])]
+        step = None
+        if not complete:
+            raise ConfigError(
+                f"'{run_dir}' holds no checkpoint that was evaluated",
+                "of a checkpoint that was not saved after an evaluation nobody knows how good it is",
+                "run.checkpoints.save_best = true, or run.evaluate_every and run.checkpoint_every of equal length",
+            )
+    for found in complete:
         if step is not None and found.manifest.step != step:
             continue
         try:
@@ -100,80 +118,67 @@ def write_weights(run_dir: Path, chosen: Chosen, out: Path, *, merge: bool = Fal
     from paceline.checkpoint import WholeTensors, consolidate
     from paceline.task.models.huggingface.weights import export_safetensors
 
+    named = write_classes(chosen.manifest.extra, out)
     tensors: Mapping[str, Tensor] = WholeTensors(chosen.path)
-    decoder = decoder_of(run_dir, chosen.manifest.extra["spec"], tensors)
-    task = spec_from_dict(chosen.manifest.extra["spec"], origin="the checkpoint").task
+    task = without_teacher(spec_from_dict(chosen.manifest.extra["spec"], origin="the checkpoint").task)
+    task = _with_kept_model(run_dir, task)
+    decoder = decoder_of(run_dir, task, tensors)
     if task.adapter.is_none and merge:
         raise ConfigError(f"'{run_dir}' has no adapter to merge", "task.adapter.kind is 'none'", "leave --merge out")
     if not task.adapter.is_none:
-        from paceline.task.adapt.merge import MergedTensors
-
         if not merge:
-            return "peft", _write_adapter(task, tensors, out, is_decoder=decoder is not None)
-        tensors = MergedTensors(tensors, task.adapter)
+            return "peft", [*write_adapters(task, tensors, out, is_decoder=decoder is not None), *named]
+        tensors = merged_tensors(task, tensors)
+    if isinstance(task.model, ModelSpec) and folder_of(task.model.name) is not None:
+        return "huggingface", _write_as_its_folder(task.model, decoder, tensors, out)
     if decoder is not None:
-        export_safetensors(_of_decoder(tensors), decoder, out)
-        weights = {file for file in out.glob("model*.safetensors*") if file.suffix != ".part"}
-        return "huggingface", sorted({*weights, out / "config.json"})
+        export_safetensors(of_student(tensors), decoder, out)
+        return "huggingface", _written(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(f"cannot write to {out}", str(error), "a folder with room to write") from error
     if merge:
-        _write_whole(tensors, out / "model.safetensors")
+        write_whole(tensors, out / "model.safetensors")
     else:
         consolidate(chosen.path, out / "model.safetensors", verify=False)  # verified when it was chosen
-    return "safetensors", [out / "model.safetensors"]
+    return "safetensors", [out / "model.safetensors", *named]
 
 
-def _write_adapter(task: Task, tensors: Mapping[str, Tensor], out: Path, *, is_decoder: bool) -> list[Path]:
-    """Write the adapters of a run, and what is trained beside them, in peft's format."""
-    from paceline.task.adapt.peft import write_adapter
-    from paceline.task.adapt.trained import named
-
-    base = task.model.weights if isinstance(task.model, ModelSpec) else ""
-    trained = named(list(tensors), task.train)
-    return write_adapter(tensors, task.adapter, trained, out, base=base, is_decoder=is_decoder)
+def _written(out: Path) -> list[Path]:
+    weights = {file for file in out.glob("model*.safetensors*") if file.suffix != ".part"}
+    return sorted({*weights, out / CONFIG})
 
 
-def _write_whole(tensors: Mapping[str, Tensor], out: Path) -> None:
-    """Write tensors to one file, one at a time in memory."""
-    from paceline.checkpoint.shards import TensorToWrite, dtype_name, write_shard
-    from paceline.durable import publish
-
-    entries = []
-    for name in tensors:
-        tensor = tensors[name]
-        entries.append(
-            TensorToWrite(name, dtype_name(tensor.dtype), tuple(tensor.shape), partial(tensors.__getitem__, name))
-        )
-    part = out.with_name(out.name + ".part")
-    try:
-        write_shard(part, entries, {"format": "pt"})
-        publish(part, out)
-    except OSError as error:
-        raise StorageError(f"cannot write {out}", str(error), "free space or choose another place") from error
+def _with_kept_model(run_dir: Path, task: Task) -> Task:
+    """Return a run's task with the model's folder that the run has kept a copy of, where it has."""
+    model, kept = task.model, run_dir / KEPT
+    if not isinstance(model, ModelSpec) or folder_of(model.name) is None or not is_model_folder(str(kept)):
+        return task
+    scheme = THEIRS if model.name.startswith(THEIRS) else ""
+    return dataclasses.replace(task, model=dataclasses.replace(model, name=f"{scheme}{kept.absolute()}"))
 
 
-def _of_decoder(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Return a decoder's tensors without what stands beside a student: its way to a teacher's hidden states."""
-    if BRIDGE not in tensors:
-        return tensors
-    return {name: tensor for name, tensor in tensors.items() if name != BRIDGE}
+def _write_as_its_folder(
+    model: ModelSpec, decoder: DecoderConfig | None, tensors: Mapping[str, Tensor], out: Path
+) -> list[Path]:
+    """Write weights as the folder that the model came from: its names, its config.json, what lies beside."""
+    from paceline.task.models.huggingface.export import copy_beside, write_folder
+    from paceline.task.models.huggingface.weights import config_of_folder, our_state, their_state
+
+    folder = folder_of(model.name)
+    assert folder is not None
+    state = our_state(tensors, decoder) if decoder is not None else their_state(tensors, read_config(folder))
+    write_folder(state, config_of_folder(model, decoder), out)
+    return sorted([*_written(out), *copy_beside(folder, out)])
 
 
-def decoder_of(run_dir: Path, spec: dict[str, Any], tensors: Mapping[str, Tensor]) -> DecoderConfig | None:
+def decoder_of(run_dir: Path, task: Task, tensors: Mapping[str, Tensor]) -> DecoderConfig | None:
     """Return the shape of a run's built-in model, or None for a user's own."""
-    task = spec_from_dict(spec, origin="the checkpoint").task
-    model = task.model
-    if isinstance(model, ModelSpec) and model.name.startswith("paceline.task.adapt.distill:"):
-        from paceline.task.adapt.distill import student_of
-
-        model = student_of(model)
-    if not isinstance(model, ModelSpec) or not is_named(model.name):
+    if not isinstance(task.model, ModelSpec) or not is_named(task.model.name):
         return None
     seq_len = task.data.seq_len if isinstance(task.data, DataSpec) else 0
     for record in read_records(run_dir):  # data given as an object state their length nowhere else
         if isinstance(record, RunStarted):
             seq_len = int(record.facts.get("items_per_sample", seq_len))
-    return resolve_decoder(model, tensors["embed_tokens.weight"].shape[0], seq_len)
+    return resolve_decoder(task.model, tensors["embed_tokens.weight"].shape[0], seq_len)

@@ -175,7 +175,12 @@ class EvaluationRecord(Record):
     step: Annotated[int | None, Told("steps done")]
     loss: Annotated[float | None, Told("mean over the held-out samples", "nats per item")]
     weight: Annotated[float | None, Told("how many items it counts", "items")]
-    seconds: Annotated[float | None, Told("what it took", "s")]
+    seconds: Annotated[float | None, Told("what it took, further sets included", "s")]
+    metrics: Annotated[Table | None, Told("the metrics of `task.evaluate.metrics`, by name", if_any=True)] = None
+    sets: Annotated[
+        Table | None,
+        Told("of each further set of held-out data, by name, its `loss`, `weight` and `metrics`", if_any=True),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -189,6 +194,36 @@ class SourcesRecord(Record):
     given: Annotated[
         Table, Told("by the name of each source its `samples`, and how many `epochs` of all that it has they are")
     ]
+
+
+@dataclass(frozen=True)
+class SelectionRecord(Record):
+    """Which of a step's candidates were trained on; only of tasks that select."""
+
+    KIND: ClassVar[str] = "selection"
+
+    step: Annotated[int | None, Told("number of the step")]
+    position: Annotated[int | None, Told("samples consumed before the step: the first candidate's place", "samples")]
+    candidates: Annotated[int | None, Told("how many samples were read and scored", "samples")]
+    chosen: Annotated[
+        str,
+        Told("which of them were trained on: hexadecimal digits, whose first bit is the first candidate"),
+    ]
+    digest: Annotated[str, Told("hash of the ids of the samples that were trained on, in their order")]
+    loss: Annotated[float | None, Told("mean over all candidates, before the update", "nats per item")]
+    seconds: Annotated[float | None, Told("scoring, drawing and reading on rank 0; a part of `other`", "s")]
+    spread: Annotated[
+        float | None,
+        Told(
+            "variance over that of an even draw of as many, with losses for the norms of gradients; only where"
+            " weights make the draw exact",
+            if_any=True,
+        ),
+    ] = None
+    repeated: Annotated[
+        bool | None,
+        Told("true where an earlier start made this step: what it chose was chosen again", if_any=True),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -385,8 +420,8 @@ class RunEnded(Record):
 
 
 RECORDS: tuple[type[Record], ...] = (
-    RunStarted, StepRecord, RanksRecord, EvaluationRecord, SourcesRecord, MemoryRecord, VerifyRecord, DecisionRecord,
-    CheckpointRecord, ReplayRecord, FaultRecord, RecoveryRecord, InjectedRecord, RunEnded,
+    RunStarted, StepRecord, RanksRecord, EvaluationRecord, SourcesRecord, SelectionRecord, MemoryRecord, VerifyRecord,
+    DecisionRecord, CheckpointRecord, ReplayRecord, FaultRecord, RecoveryRecord, InjectedRecord, RunEnded,
 )  # fmt: skip
 BY_KIND = {kind.KIND: kind for kind in RECORDS}
 

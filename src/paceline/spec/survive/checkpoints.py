@@ -40,9 +40,11 @@ class CheckpointsSpec(Declared, table="run.checkpoints"):
     )
     keep_best: int = option(
         0,
-        "how many more stay on disk for the least held-out loss, of those saved after an evaluation",
+        "how many more stay on disk for the best task.evaluate.metric (the least held-out loss), of those saved after"
+        " an evaluation",
         minimum=0,
     )
+    save_best: bool = option(False, "also save after each evaluation that is the best so far")
     remote: str = option("", "a URL of fsspec, such as s3://bucket/run, to which checkpoints are copied as well")
     remote_every: Amount | None = option(
         None,

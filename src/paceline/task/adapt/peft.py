@@ -24,7 +24,8 @@ from paceline.errors import ConfigError, StorageError
 from paceline.spec.adapt.adapter import AdapterSpec
 from paceline.task.adapt.linear import NAMES, AdaptedLinear, B, is_adapter
 from paceline.task.models.decoder import Decoder
-from paceline.task.models.huggingface.weights import LazyTensors, hf_name, read_safetensors
+from paceline.task.models.huggingface.files import LazyTensors, read_safetensors
+from paceline.task.models.huggingface.names import hf_name
 from paceline.task.models.init import Box, fill, named_parameters
 
 FOLDER_PREFIX = "base_model.model."

@@ -11,13 +11,15 @@ from paceline.task.data.sources.tokens import TokenSplit
 
 
 def described(source: Source) -> dict[str, Any]:
-    """Return the source in plain numbers: its fingerprint, samples, tokens and documents, and those of its parts."""
+    """Return the source in plain data: fingerprint, samples, tokens, documents and classes, and those of its parts."""
     if isinstance(source, InOrder):
         return described(source.inner)
     found: dict[str, Any] = {"fingerprint": source.fingerprint, "samples": source.samples}
     split = getattr(source, "split", None)
     if isinstance(split, TokenSplit):
         found |= {"tokens": split.tokens, "documents": split.documents}
+    if classes := getattr(source, "classes", ()):
+        found["classes"] = list(classes)  # in the order of a head's outputs: a prediction can be named
     if isinstance(source, MixedSource):
         parts = zip(source.names, source.sources, strict=True)
         found["parts"] = {name: described(part) for name, part in parts}

@@ -10,12 +10,16 @@ from paceline.spec.task import DataSpec
 from paceline.task.data.order.of_source import order_of
 from paceline.task.data.protocol import Source
 from paceline.task.data.rows.packed_source import PackedSource
-from paceline.task.data.source import corpus_sources, is_text, open_sources
+from paceline.task.data.source import corpus_sources, is_text, open_sources, sources_of_table
 from paceline.task.data.sources.cache import Say, open_corpus
 from paceline.task.data.sources.manifest import Corpus
 from paceline.task.data.sources.named import kind_of_source
 from paceline.task.data.sources.shards.opened import TOKEN_KINDS, TokenSet, open_token_set
+from paceline.task.data.sources.tables.store import Table, open_table
+from paceline.task.data.sources.tables.tell import shown_lines, table_card, table_description, table_notes
 from paceline.units import format_count
+
+UNEVEN = 2.0  # times more or less than was asked for, from which on it is told what is held out
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,8 @@ class DataFacts:
     notes: tuple[str, ...] = ()
     card: dict[str, Any] = field(default_factory=dict)
     end: int | None = None  # samples after which a mixture has none left
+    shown: tuple[str, ...] = ()  # what was seen in a table, and its first rows as the model sees them
+    longest: int = 0  # tokens of the longest sample, where samples are filled up to the longest beside them
 
 
 def data_facts(data: Any, say: Say | None = None) -> DataFacts:
@@ -52,6 +58,8 @@ def data_facts(data: Any, say: Say | None = None) -> DataFacts:
         return _text_facts(data, open_corpus(data, say))
     if isinstance(data, DataSpec) and (kind := kind_of_source(data.source))[0] in TOKEN_KINDS:
         return _token_facts(data, open_token_set(data, *kind))
+    if isinstance(data, DataSpec) and kind_of_source(data.source)[0] == "table":
+        return _table_facts(data, open_table(data, say))
     train, validation = open_sources(data, seed=0)
     documents = train.samples + (validation.samples if validation else 0)
     if isinstance(data, DataSpec) and data.source == "digits":
@@ -83,6 +91,18 @@ def _too_few_note(data: DataSpec, tokens: int) -> str:
     )
 
 
+def _uneven_note(data: DataSpec, corpus: Corpus) -> str:
+    """Return what is held out, and by which rule, where that is far from the share that was asked for."""
+    held, asked = corpus.validation, data.validation_fraction
+    share = held.tokens / max(1, held.tokens + corpus.train.tokens)
+    if asked / UNEVEN <= share <= asked * UNEVEN:
+        return ""
+    return (
+        f"held out: {held.documents:,} of {corpus.documents:,} documents, which are {share:.0%} of all tokens, where"
+        f" validation_fraction asks for {asked:.0%}: documents are held out whole, those whose text has the least hash"
+    )
+
+
 def _mixture_facts(data: DataSpec, say: Say | None) -> DataFacts:
     """Return the facts of all sources of a mixture together."""
     parts = [data_facts(part, say) for part in data.parts()]
@@ -107,14 +127,36 @@ def _text_facts(data: DataSpec, corpus: Corpus) -> DataFacts:
     notes = []
     if validation is None and data.validation_fraction:
         notes.append(_too_few_note(data, corpus.validation.tokens))
+    if validation is not None and (note := _uneven_note(data, corpus)):
+        notes.append(note)
     if isinstance(train, PackedSource):
         notes.append(_packed_note(train))
     if data.tokenizer == "bpe" and corpus.vocab < data.vocab:
         notes.append(f"the text offers merges for {corpus.vocab:,} tokens, fewer than vocab = {data.vocab:,}")
     if corpus.left_out:
         notes.append(f"{corpus.left_out:,} damaged documents are left out, the first: {corpus.left_out_first}")
+    notes += _skipped_notes(corpus)
     description = f"{format_count(corpus.bytes)}B of {corpus.what}"
     return _facts(train, validation, corpus.bytes, corpus.documents, description, tuple(notes))
+
+
+def _table_facts(data: DataSpec, table: Table) -> DataFacts:
+    corpus = table.corpus
+    train, validation = sources_of_table(table, data)
+    notes = [*_skipped_notes(corpus), *table_notes(table, data, train)]
+    if validation is None and data.validation_fraction:
+        notes.append("no validation: no row is held out (raise validation_fraction)")
+    if isinstance(train, PackedSource):
+        notes.append(_packed_note(train))
+    if corpus.left_out:
+        notes.append(f"{corpus.left_out:,} damaged rows are left out, the first: {corpus.left_out_first}")
+    described = table_description(table)
+    facts = _facts(train, validation, corpus.bytes, corpus.documents, described, tuple(notes), table_card(table))
+    return dataclasses.replace(facts, shown=tuple(shown_lines(table, data)), longest=getattr(train, "longest", 0))
+
+
+def _skipped_notes(corpus: Corpus) -> list[str]:
+    return [f"files: {', '.join(map(str, corpus.skipped))}"] if corpus.skipped else []
 
 
 def _facts(

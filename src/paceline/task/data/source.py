@@ -21,6 +21,8 @@ from paceline.task.data.sources.images.source import open_images
 from paceline.task.data.sources.manifest import Corpus
 from paceline.task.data.sources.named import kind_of_source
 from paceline.task.data.sources.shards.opened import open_token_set
+from paceline.task.data.sources.tables.opened import table_sources
+from paceline.task.data.sources.tables.store import Table, open_table
 
 
 def open_sources(data: Any, seed: int, say: Say | None = None) -> Pair:
@@ -91,6 +93,16 @@ def _open_tokens(data: DataSpec, seed: int, say: Say | None) -> Pair:
     return open_token_set(data, *kind_of_source(data.source)).sources(data)
 
 
+def _open_table(data: DataSpec, seed: int, say: Say | None) -> Pair:
+    _refuse_collate(data)
+    return sources_of_table(open_table(data, say), data)
+
+
+def sources_of_table(table: Table, data: DataSpec) -> Pair:
+    """Return the samples of a table: (train, validation or None). One of text alone is a corpus like any other."""
+    return corpus_sources(table.corpus, data) if table.columns.kind == "text" else table_sources(table, data)
+
+
 def _open_images(data: DataSpec, seed: int, say: Say | None) -> Pair:
     _refuse_collate(data)
     return open_images(data, kind_of_source(data.source)[1], seed)
@@ -102,7 +114,7 @@ Opener = Callable[[DataSpec, int, Say | None], Pair]
 OPENERS: dict[str, Opener] = {"digits": _open_digits}
 OF_KIND: dict[str, Opener] = {
     "text": _open_corpus, "hf": _open_corpus, "shards": _open_tokens, "megatron": _open_tokens, "object": _open_factory,
-    "images": _open_images,
+    "images": _open_images, "table": _open_table,
 }  # fmt: skip
 
 

@@ -14,62 +14,69 @@ from torch import Tensor, nn
 
 from paceline.errors import ConfigError
 from paceline.spec.adapt.adapter import FULL, Adaptation
-from paceline.spec.import_paths import is_import_path, load_object
+from paceline.spec.import_paths import load_object
 from paceline.spec.task import ModelSpec
 from paceline.task.adapt.fill import adapted_layers, fill_adapters
 from paceline.task.adapt.linear import NAMES, AdaptedLinear
 from paceline.task.adapt.trained import adapt
 from paceline.task.models.decoder import Decoder
 from paceline.task.models.factory import Model, call_factory, factory_of
-from paceline.task.models.huggingface.experts import StackedExperts
-from paceline.task.models.huggingface.weights import (
-    HEAD,
-    PREFIX,
-    LazyTensors,
-    check_hf_config,
-    hf_name,
-    read_safetensors,
-)
+from paceline.task.models.huggingface.experts import StackedExperts, Stored
+from paceline.task.models.huggingface.files import read_safetensors
+from paceline.task.models.huggingface.loaded import as_in_memory, may_ignore
+from paceline.task.models.huggingface.names import HEAD, PREFIX, check_shapes, hf_name
+from paceline.task.models.huggingface.weights import check_hf_config
 from paceline.task.models.init import Part, fill, initialise, named_parameters
 from paceline.task.models.layers.absent import Absent
 from paceline.task.models.layers.batch_norm import WholeBatchNorm, adopt_synced, takes_batch_statistics
 from paceline.task.models.moe import MoEDecoder
-from paceline.task.models.sizes import MoEConfig, resolve_decoder
+from paceline.task.models.sizes import MoEConfig, is_factory, resolve_decoder
 
 
 def build_model(
-    model: Model, data_vocab: int, seq_len: int, seed: int, device: str = "cpu", adaptation: Adaptation = FULL
+    model: Model,
+    data_vocab: int,
+    seq_len: int,
+    seed: int,
+    device: str = "cpu",
+    adaptation: Adaptation = FULL,
+    *,
+    read: bool = True,
 ) -> nn.Module:
     """Return the module that a task's `model` names, with its initial weights; on "meta" without any. It is training.
 
     A ModelSpec names a size of the built-in family or a factory by import path, called with `arguments`; a callable is
     called without any; an nn.Module is returned itself (on "meta", a copy). Factories run with torch's random numbers
     seeded by `seed`; the caller's are left alone. A named model built on "meta" gets its weights from `fill_weights`
-    after `to_empty`. `adaptation` says what of it is trained: its adapters, or what patterns name. Raises ConfigError
+    after `to_empty`. A factory's model gets those of a file, unless `read` is False: what is loaded into it is then to
+    come from a checkpoint. `adaptation` says what of it is trained. Raises ConfigError
     for whatever in this is the user's to mend.
     """
-    built = _built(model, data_vocab, seq_len, seed, device)
+    built = _built(model, data_vocab, seq_len, seed, device, read=read)
     if adaptation.is_full:
         return built
     has_adapters = any(isinstance(module, AdaptedLinear) for module in built.modules())  # it is given, and trained on
     adapt(built, adaptation)
-    if device != "meta" and not has_adapters:
+    if device != "meta" and read and not has_adapters:
         fill_adapters(built, seed)
     return built
 
 
-def _built(model: Model, data_vocab: int, seq_len: int, seed: int, device: str) -> nn.Module:
+def _built(model: Model, data_vocab: int, seq_len: int, seed: int, device: str, *, read: bool) -> nn.Module:
     """Return the module that a task's `model` names, all of it as it trains without adapters."""
     if isinstance(model, nn.Module):
         return start_training(adopt_synced(model if device != "meta" else copy.deepcopy(model).to("meta")))
-    if isinstance(model, ModelSpec) and not is_import_path(model.name):
+    if isinstance(model, ModelSpec) and not is_factory(model.name):
         return _named(model, data_vocab, seq_len, seed, device)
     factory = factory_of(model)
     if factory is None:
-        return _built(_module_of(model), data_vocab, seq_len, seed, device)
+        return _built(_module_of(model), data_vocab, seq_len, seed, device, read=read)
     built = start_training(adopt_synced(call_factory(factory, seed, device)))
-    if isinstance(model, ModelSpec) and model.weights and device != "meta":
-        load_weights(built, model.weights)
+    if isinstance(model, ModelSpec) and model.starts_from:
+        if device == "meta":
+            check_names(built, model.starts_from)
+        elif read:
+            load_weights(built, model.starts_from)
     return built
 
 
@@ -96,8 +103,8 @@ def fill_weights(model: nn.Module, spec: ModelSpec, seed: int) -> None:
 
     Parameters may be DTensors. No layout changes what any weight becomes.
     """
-    if spec.weights:
-        load_weights(model, spec.weights)
+    if spec.starts_from:
+        load_weights(model, spec.starts_from)
     elif is_decoder(model):
         initialise(model, seed)  # type: ignore[arg-type]
     else:
@@ -119,26 +126,39 @@ def load_weights(model: nn.Module, path: str, dtypes: Mapping[str, torch.dtype] 
     Of a sharded one each rank reads its own parts alone. Values are rounded to `dtypes` first, by name, where these are
     given. Raises ConfigError naming what is missing, unexpected, of another shape, or of another decoder's config.json.
     """
-    stored: LazyTensors | StackedExperts = read_safetensors(path)
+    targets, stored = check_names(model, path)
+    if isinstance(model, MoEDecoder):
+        for name, bias in model.named_buffers():  # of routers; they begin at zero where none are stored
+            bias.zero_()
+            targets |= {PREFIX + name: bias} if PREFIX + name in stored else {}
+    for name, target in targets.items():
+        part: Part = functools.partial(stored.part, name)
+        fill(target, part if dtypes is None else _rounded(part, dtypes[name]))
+
+
+def check_names(model: nn.Module, path: str) -> tuple[dict[str, Tensor], Stored]:
+    """Return a model's tensors by the names of files, and those of the files of a path. Reads headers alone.
+
+    Raises as `load_weights`.
+    """
+    stored: Stored = read_safetensors(path)
     own = {f"{name}.{part}" for name in adapted_layers(model) for part in NAMES}  # adapters have their own files
     targets: dict[str, Tensor] = {name: weight for name, weight in named_parameters(model) if name not in own}
+    aliases = {*_aliases(model)}
     if isinstance(model, Decoder):
         if Path(path).expanduser().is_dir():
             check_hf_config(model.config, path)
         if isinstance(model, MoEDecoder):
             stored = StackedExperts(stored)
-            for name, bias in model.named_buffers():  # of routers; they begin at zero where none are stored
-                bias.zero_()
-                targets |= {name: bias} if PREFIX + name in stored else {}
+            aliases |= {PREFIX + name for name, _ in model.named_buffers()}
         targets = {hf_name(name): target for name, target in targets.items()}
     else:
+        stored = as_in_memory(model, stored)
         persistent = model.state_dict(keep_vars=True)
         targets |= {name: buffer for name, buffer in model.named_buffers() if name in persistent}
-    aliases = {*_aliases(model), *_of_other_stages(model, stored)}
-    _check_names(targets, stored, aliases, path)
-    for name, target in targets.items():
-        part: Part = functools.partial(stored.part, name)
-        fill(target, part if dtypes is None else _rounded(part, dtypes[name]))
+    aliases |= {*_of_other_stages(model, stored), *(name for name in stored if may_ignore(model, name))}
+    check_shapes({name: tuple(target.shape) for name, target in targets.items()}, stored, aliases, path)
+    return targets, stored
 
 
 def _rounded(part: Part, dtype: torch.dtype) -> Part:
@@ -193,24 +213,3 @@ def _of_other_stages(model: nn.Module, stored: Iterable[str]) -> Iterator[str]:
         others = (str(index) for index in range(model.config.layers) if str(index) not in held)
         absent += [f".layers.{index}." for index in others]
     yield from (name for name in stored if any(part in f".{name}" for part in absent))
-
-
-def _check_names(
-    targets: dict[str, Tensor], stored: LazyTensors | StackedExperts, aliases: set[str], path: str
-) -> None:
-    missing = [name for name in targets if name not in stored]
-    unexpected = [name for name in stored if name not in targets and name not in aliases]
-    shapes = [
-        f"{name} is {list(stored.shape(name))} in the file, {list(target.shape)} in the model"
-        for name, target in targets.items()
-        if name in stored and stored.shape(name) != tuple(target.shape)
-    ]
-    groups = [(missing, "missing"), (unexpected, "unexpected"), (shapes, "of another shape")]
-    because = "; ".join(f"{len(names)} {what}: {_first(names)}" for names, what in groups if names)
-    if because:
-        raise ConfigError(f"the weights in {path} are not this model's", because, "the model that they were saved from")
-
-
-def _first(names: list[str], shown: int = 3) -> str:
-    rest = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(names[:shown]) + rest

@@ -1,8 +1,8 @@
 """The built-in model: a Llama-style decoder (Touvron et al. 2023, arXiv:2302.13971; Dubey et al. 2024, 2407.21783).
 
-RMSNorm, rotary positions, grouped-query attention and SwiGLU, without biases. Module names equal those of Hugging
-Face's LlamaForCausalLM below its prefix `model.`. Nothing is cached between calls, so a model built on the meta
-device is complete once its parameters are filled.
+RMSNorm, rotary positions, grouped-query attention and SwiGLU, without biases but those of Qwen2's queries, keys and
+values. Module names equal those of Hugging Face's LlamaForCausalLM below its prefix `model.`. Nothing is cached between
+calls, so a model built on the meta device is complete once its parameters are filled.
 
 Weights may be of a lower precision than the input, or the other way round: each layer computes in its weights' dtype.
 """
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from paceline.task.models.layers.absent import Absent
 from paceline.task.models.layers.attention import CausalAttention, Mask
 from paceline.task.models.layers.chunks import LOGITS_LIMIT_ELEMENTS
-from paceline.task.models.layers.loss import cross_entropy_sum, head_logits
+from paceline.task.models.layers.loss import Labels, cross_entropy_sum, head_logits
 from paceline.task.models.layers.norm import RMSNorm
 from paceline.task.models.sizes import DecoderConfig
 from paceline.task.rules import Rules, decoder_rules
@@ -67,9 +67,9 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim = config.head_dim
         self.attend = CausalAttention()
-        self.q_proj = nn.Linear(config.hidden, config.q_width, bias=False)
-        self.k_proj = nn.Linear(config.hidden, config.kv_width, bias=False)
-        self.v_proj = nn.Linear(config.hidden, config.kv_width, bias=False)
+        self.q_proj = nn.Linear(config.hidden, config.q_width, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(config.hidden, config.kv_width, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(config.hidden, config.kv_width, bias=config.qkv_bias)
         self.o_proj = nn.Linear(config.q_width, config.hidden, bias=False)
         self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
@@ -141,13 +141,13 @@ class Decoder(nn.Module):
 
     @overload
     def forward(
-        self, tokens: Tensor, labels: Tensor, positions: Tensor | None = None, mask: Mask | None = None
+        self, tokens: Tensor, labels: Labels, positions: Tensor | None = None, mask: Mask | None = None
     ) -> tuple[Tensor, Tensor]: ...
 
     def forward(
         self,
         tokens: Tensor,
-        labels: Tensor | None = None,
+        labels: Labels | None = None,
         positions: Tensor | None = None,
         mask: Mask | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
@@ -172,7 +172,7 @@ class Decoder(nn.Module):
             positions = torch.arange(tokens.shape[1], device=x.device)
         return x, *rotary_tables(self.config, positions, x.dtype)
 
-    def finish(self, x: Tensor, labels: Tensor | None, seq: int) -> Tensor | tuple[Tensor, Tensor]:
+    def finish(self, x: Tensor, labels: Labels | None, seq: int) -> Tensor | tuple[Tensor, Tensor]:
         """Return what `forward` does, from the output of the last layer [rows, seq, hidden]."""
         x = self.norm(x)
         head = self.embed_tokens.weight if self.config.tied else self.lm_head.weight  # [vocab, hidden]

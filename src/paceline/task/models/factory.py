@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,7 +14,10 @@ from torch import nn
 
 from paceline.errors import ConfigError
 from paceline.spec.import_paths import load_object
+from paceline.spec.model_folder import folder_of
 from paceline.spec.task import ModelSpec
+from paceline.task.models.huggingface.road import road_of
+from paceline.task.models.huggingface.theirs import build_theirs
 
 Model = ModelSpec | nn.Module | Callable[[], nn.Module]
 
@@ -38,6 +42,9 @@ def factory_of(model: Model) -> Factory | None:
     if not isinstance(model, ModelSpec):
         return Factory(_callable(model), {}, getattr(model, "__qualname__", repr(model)))
     _refuse_overrides(model)
+    if folder_of(model.name) is not None:
+        road = road_of(model.name)
+        return Factory(functools.partial(build_theirs, road), model.arguments, f"{road.architecture} of {road.folder}")
     factory = load_object(model.name, "task.model.name")
     if isinstance(factory, nn.Module):
         return None
@@ -51,7 +58,7 @@ def factory_of(model: Model) -> Factory | None:
 
 def gives_weights(model: Model) -> bool:
     """Return whether a task's `model` names a file or folder of weights."""
-    return isinstance(model, ModelSpec) and bool(model.weights)
+    return isinstance(model, ModelSpec) and bool(model.starts_from)
 
 
 def _callable(model: Any) -> Callable[..., Any]:

@@ -35,7 +35,8 @@ def parameter_seed(name: str, seed: int, run: int = 0) -> int:
 def initial_tensor(name: str, shape: tuple[int, ...] | torch.Size, layers: int, seed: int) -> Tensor:
     """Return a decoder parameter's initial values, in fp32 on the CPU.
 
-    Norms are ones; matrices normal with std 0.02, or 0.02 / sqrt(2 * layers) for those that add to the stream.
+    Norms are ones, biases zeros; matrices normal with std 0.02, or 0.02 / sqrt(2 * layers) for those that add to the
+    stream.
     """
     return initial_part(name, shape, layers, seed, (0,) * len(shape), tuple(shape))
 
@@ -48,7 +49,7 @@ def initial_part(
     Besides the result it needs memory for DRAWN_ELEMENTS, or for one row where that is larger.
     """
     if len(shape) == 1:
-        return torch.ones(sizes)
+        return torch.zeros(sizes) if name.endswith(".bias") else torch.ones(sizes)
     std = STD / math.sqrt(2 * layers) if name.endswith(RESIDUAL_OUTPUTS) else STD
     part = torch.empty(sizes, dtype=torch.float32)
     run_rows = max(1, DRAWN_ELEMENTS // max(1, math.prod(shape[1:])))

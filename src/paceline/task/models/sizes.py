@@ -4,148 +4,23 @@ Sizes from 1b up are the published shapes of Meta's Llama 3.1 and 3.2 (the confi
 Face hub). The small ones take the data's vocabulary, so their names count parameters at `nominal_vocab`: 257 (bytes)
 up to 30m, GPT-2's 50,257 for 124m and 350m. The decoders with experts have Mixtral's structure, DeepSeekMoE's with
 shared experts, or Qwen3's; their published shapes are those of the releases named beside them.
+
+A folder of Hugging Face whose model the built-in decoder computes is one more size (huggingface/road.py).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 
 from paceline.errors import ConfigError, suggestion
+from paceline.spec.import_paths import is_import_path
+from paceline.spec.model_folder import folder_of, is_model_folder
 from paceline.spec.task import ModelSpec
+from paceline.task.models.huggingface.road import road_of
+from paceline.task.models.shape import BALANCES, SCORINGS, DecoderConfig, MoEConfig, RopeScaling
 
-
-@dataclass(frozen=True)
-class RopeScaling:
-    """How Llama 3.1 stretches rotary wavelengths beyond `original_max_seq` positions ("llama3" in Hugging Face)."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_seq: int
-
-
-@dataclass(frozen=True)
-class DecoderConfig:
-    """The shape of a Llama-style decoder. `vocab` and `max_seq` of 0 are templates, to be filled from the data."""
-
-    name: str
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int
-    vocab: int = 0
-    tied: bool = True
-    rope_theta: float = 10_000.0
-    norm_eps: float = 1e-5
-    max_seq: int = 0
-    rope_scaling: RopeScaling | None = None
-    qk_norm: bool = False  # whether queries and keys are normalised by head before they are turned, as in Qwen3
-
-    def __post_init__(self) -> None:
-        for field in ("hidden", "layers", "heads", "kv_heads", "head_dim", "ffn"):
-            if getattr(self, field) < 1:
-                raise ConfigError(f"model {self.name}: {field} = {getattr(self, field)}", "it must be at least 1", "1")
-        if self.heads % self.kv_heads:
-            choices = [count for count in range(1, self.heads + 1) if self.heads % count == 0]
-            raise ConfigError(
-                f"model {self.name}: heads = {self.heads} with kv_heads = {self.kv_heads}",
-                "each key/value head serves the same number of query heads, so kv_heads must divide heads",
-                f"kv_heads = {min(choices, key=lambda count: (abs(count - self.kv_heads), count))}",
-            )
-        if self.head_dim % 2:
-            raise ConfigError(
-                f"model {self.name}: heads of width {self.head_dim}", "rotary positions turn pairs of features",
-                "a hidden width that is an even multiple of heads",
-            )  # fmt: skip
-
-    @property
-    def kv_width(self) -> int:
-        """Width of the keys, and of the values, over all their heads."""
-        return self.kv_heads * self.head_dim
-
-    @property
-    def q_width(self) -> int:
-        """Width of the queries over all heads."""
-        return self.heads * self.head_dim
-
-    @property
-    def layer_parameters(self) -> int:
-        """Parameters of one decoder layer: four attention and three feed-forward matrices, and the norms."""
-        attention = 2 * self.hidden * self.q_width + 2 * self.hidden * self.kv_width + 2 * self.head_dim * self.qk_norm
-        return attention + 3 * self.hidden * self.ffn + 2 * self.hidden
-
-    @property
-    def parameters(self) -> int:
-        """Parameters of the whole model, a tied embedding counted once."""
-        embeddings = self.vocab * self.hidden * (1 if self.tied else 2)
-        return embeddings + self.layers * self.layer_parameters + self.hidden
-
-
-SCORINGS = ("softmax", "sigmoid")
-BALANCES = ("sequence", "bias", "none")
-
-
-@dataclass(frozen=True)
-class MoEConfig(DecoderConfig):
-    """The shape of a decoder whose feed-forward layers are mixtures of experts.
-
-    `ffn` is the width of the first `dense_layers` layers, which have no experts; `expert_ffn` is the width of one
-    expert, `shared_ffn` the width of all shared experts together, through which every token passes (0: none).
-    """
-
-    experts: int = 8
-    top_k: int = 2  # experts that a token passes
-    expert_ffn: int = 0
-    shared_ffn: int = 0
-    dense_layers: int = 0
-    scoring: str = "softmax"  # how a router scores experts: against each other, or each alone as in DeepSeek-V3
-    renormalise: bool = True  # whether the weights of a token's experts are scaled to add up to one
-    balance: str = "sequence"  # how the load of experts is kept even: see task/models/layers/balance.py
-    balance_weight: float = 0.01  # of the auxiliary loss, with balance "sequence"
-    bias_rate: float = 0.001  # step of the selection bias, with balance "bias"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 1 <= self.top_k <= self.experts:
-            raise ConfigError(
-                f"model {self.name}: {self.top_k} experts per token of {self.experts}",
-                "a token passes at least one expert and each at most once", f"top_k = {min(2, self.experts)}",
-            )  # fmt: skip
-        if self.scoring not in SCORINGS:
-            raise ConfigError(f"model {self.name}: scoring = '{self.scoring}'", "", suggestion(self.scoring, SCORINGS))
-        if self.balance not in BALANCES:
-            raise ConfigError(f"model {self.name}: balance = '{self.balance}'", "", suggestion(self.balance, BALANCES))
-
-    @property
-    def routed_layers(self) -> int:
-        """Layers that have experts."""
-        return self.layers - self.dense_layers
-
-    @property
-    def expert_parameters(self) -> int:
-        """Parameters of the routed experts of one layer: what expert parallelism spreads."""
-        return self.experts * 3 * self.hidden * self.expert_ffn
-
-    @property
-    def routed_layer_parameters(self) -> int:
-        """Parameters of one layer with experts: attention, norms, router, routed and shared experts."""
-        dense = self.layer_parameters - 3 * self.hidden * self.ffn
-        return dense + self.experts * self.hidden + self.expert_parameters + 3 * self.hidden * self.shared_ffn
-
-    @property
-    def parameters(self) -> int:
-        """Parameters of the whole model, a tied embedding counted once."""
-        extra = self.routed_layers * (self.routed_layer_parameters - self.layer_parameters)
-        return super().parameters + extra
-
-    @property
-    def active_parameters(self) -> int:
-        """Parameters that one token passes: all but the experts it is not sent to."""
-        idle = (self.experts - self.top_k) * 3 * self.hidden * self.expert_ffn
-        return self.parameters - self.routed_layers * idle
+__all__ = ["BALANCES", "NAMED_SIZES", "SCORINGS", "DecoderConfig", "MoEConfig", "RopeScaling", "base_of",
+           "is_named", "nominal_vocab", "resolve_decoder"]  # fmt: skip
 
 
 def _small(name: str, hidden: int, layers: int, heads: int, kv_heads: int, ffn: int) -> DecoderConfig:
@@ -218,14 +93,24 @@ _SIZES: tuple[DecoderConfig, ...] = (
 NAMED_SIZES: dict[str, DecoderConfig] = {size.name: size for size in _SIZES}
 
 
+def is_factory(name: str) -> bool:
+    """Return whether `name` is that of a factory: an import path, or a folder whose own class is built."""
+    return is_import_path(name) or (folder_of(name) is not None and road_of(name).decoder is None)
+
+
 def nominal_vocab(size: DecoderConfig) -> int:
     """Return the vocabulary at which a named size's name counts its parameters."""
     return size.vocab or (50_257 if size.hidden >= 768 else 257)
 
 
 def is_named(name: str) -> bool:
-    """Return whether `name` is a named size of a built-in family."""
-    return name in NAMED_SIZES
+    """Return whether `name` names a built-in decoder: a size, or a folder whose model the decoder computes."""
+    return name in NAMED_SIZES or (folder_of(name) is not None and road_of(name).decoder is not None)
+
+
+def base_of(name: str) -> DecoderConfig | None:
+    """Return the shape that a name stands for before it is changed, None where it names no built-in decoder."""
+    return NAMED_SIZES.get(name) or (road_of(name).decoder if folder_of(name) is not None else None)
 
 
 def resolve_decoder(spec: ModelSpec, data_vocab: int, seq_len: int) -> DecoderConfig:
@@ -234,17 +119,19 @@ def resolve_decoder(spec: ModelSpec, data_vocab: int, seq_len: int) -> DecoderCo
     Raises ConfigError for an unknown name, an impossible shape, a vocabulary smaller than the data's, or samples
     longer than a published size's positions.
     """
-    if not is_named(spec.name):
+    named = base_of(spec.name)
+    if named is None:
         raise ConfigError(
             f"there is no model '{spec.name}'", "it is neither a named size nor an import path package.module:factory",
-            suggestion(spec.name, NAMED_SIZES),
+            f"'./{spec.name}', with a slash, for the folder" if is_model_folder(spec.name)
+            else suggestion(spec.name, NAMED_SIZES),
         )  # fmt: skip
     if spec.arguments:
         raise ConfigError(
             f"model {spec.name} takes no arguments, given {', '.join(sorted(spec.arguments))}",
             "`arguments` are for a factory of your own", "the overrides hidden, layers, heads, kv_heads, ffn, vocab",
         )  # fmt: skip
-    base = _with_experts(NAMED_SIZES[spec.name], spec)
+    base = _with_experts(named, spec)
     hidden, heads = spec.hidden or base.hidden, spec.heads or base.heads
     kept = (hidden, heads) == (base.hidden, base.heads)  # a published size's heads may have a width of their own
     if hidden % heads and not kept:

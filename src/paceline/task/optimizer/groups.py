@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
 from paceline.errors import ConfigError, suggestion
+from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.optimizers import COMPANION, Use, rule_of, use_of
 from paceline.spec.task import GroupSpec, OptimizerSpec
 
@@ -26,7 +27,7 @@ class Treatment:
 
     number: int  # of the group in the spec; -1 for the parameters that no group names
     use: Use
-    lr_scale: float
+    lr_scale: float  # of the group, and of the parameter's place among the blocks
     weight_decay: float | None  # None: the optimizer knows no weight decay
 
 
@@ -35,13 +36,16 @@ class Treatments:
     """Tells how each parameter is trained: by the first group that matches one of its names, else by the spec."""
 
     spec: OptimizerSpec
+    scales: Mapping[str, float] = field(default_factory=dict)  # of the learning rate, by a parameter's names
 
     def __post_init__(self) -> None:
         self._uses: dict[tuple[Any, str], Use] = {}  # one optimizer for all groups that ask for the same
 
     def of(self, names: Iterable[str], dimensions: int) -> Treatment:
         """Return the treatment of a parameter with these names (several where it is tied) and dimensions."""
+        names = list(names)
         number = group_of(self.spec.groups, names)
+        scale = next((self.scales[name] for name in names if name in self.scales), 1.0)
         group = self.spec.groups[number] if number >= 0 else GroupSpec()
         use = self._use(group, dimensions)
         decay: float | None = self.spec.weight_decay if dimensions >= 2 else 0.0
@@ -52,7 +56,7 @@ class Treatments:
                     f"task.optimizer.groups: weight_decay = {decay} for {', '.join(group.match)}",
                     f"the optimizer '{use.name}' takes no weight_decay", "leave it out, or another optimizer",
                 )  # fmt: skip
-        return Treatment(number, use, group.lr_scale, decay if use.takes_decay else None)
+        return Treatment(number, use, group.lr_scale * scale, decay if use.takes_decay else None)
 
     def _use(self, group: GroupSpec, dimensions: int) -> Use:
         name = group.name or self.spec.name
@@ -71,6 +75,25 @@ def group_of(groups: Sequence[Matching], names: Iterable[str]) -> int:
     """Return the number of the first group with a pattern that fits one of a parameter's names, -1 where none does."""
     named = list(names)
     return next((number for number, group in enumerate(groups) if fits(group.match, named)), -1)
+
+
+def frozen_groups(groups: Sequence[GroupSpec], step: int) -> frozenset[int]:
+    """Return the numbers of the groups that stay as they are in a 1-based step."""
+    until = [group.frozen_until.value if group.frozen_until else 0 for group in groups]
+    after = [group.frozen_after.value if group.frozen_after else step for group in groups]
+    return frozenset(at for at in range(len(groups)) if step <= until[at] or step > after[at])
+
+
+def freezing(spec: OptimizerSpec, step: int) -> list[DecisionRecord]:
+    """Return the decisions on groups of which this step is the first that trains them, or leaves them as they are."""
+    before, here = (frozen_groups(spec.groups, at) for at in (step - 1, step))
+    changed = sorted(before ^ here) if step > 1 else sorted(here)
+    said = {True: "as they are", False: "trained"}
+    return [
+        DecisionRecord("freezing", said[at in before] if step > 1 else None, said[at in here],
+                       f"task.optimizer.groups has {', '.join(spec.groups[at].match)} so from step {step} on", None)
+        for at in changed
+    ]  # fmt: skip
 
 
 def fits(patterns: Iterable[str], names: Iterable[str]) -> bool:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
+from paceline.config.plain import object_path
 from paceline.spec.task import ScheduleSpec
+from paceline.task.optimizer.own_rate import own_rate, sampled
 
 
 @dataclass(frozen=True)
@@ -18,11 +21,23 @@ class Course:
     steps: int
     warmup: int
     decay: int
+    rates: tuple[tuple[int, float], ...] = ()  # of a function or scheduler of the user's: some steps and their rates
 
     def at(self, step: int) -> float:
         """Return the learning rate of a 1-based step."""
         schedule = ScheduleSpec(kind=self.kind, final=self.final)
         return learning_rate(schedule, self.peak, step, self.steps, self.warmup, self.decay)
+
+
+def _path(kind: Any) -> str:
+    return kind if isinstance(kind, str) else object_path(kind)
+
+
+def course_of(schedule: ScheduleSpec, peak: float, steps: int, warmup: int, decay: int) -> Course:
+    """Return all that the learning rate of a run depends on."""
+    if schedule.is_own:
+        return Course(_path(schedule.kind), peak, schedule.final, steps, 0, 0, sampled(schedule, peak, steps))
+    return Course(schedule.kind, peak, schedule.final, steps, warmup, decay)
 
 
 def learning_rate(
@@ -32,8 +47,11 @@ def learning_rate(
 
     Warm-up is linear from peak/warmup_steps. Then: `constant`; `cosine` (Loshchilov & Hutter 2017, arXiv 1608.03983,
     eq. 5) or `linear` down to `final * peak` at the last step; `wsd` (warm-up, stable, decay; Hu et al. 2024, arXiv
-    2404.06395) constant until the last `decay_steps`, then linear down to `final * peak`.
+    2404.06395) constant until the last `decay_steps`, then linear down to `final * peak`. Or the rate of a function or
+    scheduler of the user's.
     """
+    if schedule.is_own:
+        return own_rate(schedule, peak, total_steps).at(step)
     if step <= warmup_steps:
         return peak * step / warmup_steps
     low = schedule.final * peak

@@ -60,6 +60,7 @@ def trace_here(task: Task) -> ModelProfile:
     import numpy as np
     from torch import nn
 
+    from paceline.task.data.order.budget import lengths_of
     from paceline.task.data.source import open_sources
     from paceline.task.models.build import build_model
     from paceline.task.profile.adapted import adapted_profile
@@ -68,7 +69,10 @@ def trace_here(task: Task) -> ModelProfile:
 
     model = task.model
     source, _ = open_sources(task.data, task.seed)
+    lengths = lengths_of(source)  # the longest samples are priced: memory must hold them
     rows = np.arange(min(EXAMPLE_ROWS, source.samples), dtype=np.int64)
+    if lengths is not None:
+        rows = np.argsort(-np.asarray(lengths), kind="stable")[:EXAMPLE_ROWS].astype(np.int64)
     batch = source.read(rows, rows)
 
     def built(device: str) -> nn.Module:

@@ -18,6 +18,15 @@ RAGGED = (
     "and ranks that share a sequence cut it evenly; dp_replicate and dp_shard are open"
 )
 TWICE = "the objective 'dpo' calls the model twice, with adapters and without; stages of a pipeline run once"
+SELECTED = (
+    "task.selection: losses are told apart by sample where every rank has whole samples and the whole model while it "
+    "computes; dp_replicate and dp_shard are open"
+)
+UNROUTED = "routers would count, and learn from, the candidates that are not trained on"
+FILLED_UP = (
+    "rows are filled up to the longest of their micro-batch: stages of a pipeline pass on tensors of one shape, and "
+    "ranks that share a sequence cut it evenly; dp_replicate and dp_shard are open"
+)
 SPREADING = ("dp_shard", "tp", "pp", "cp", "ep")  # axes that put parameters, or parts of them, on different ranks
 
 
@@ -29,7 +38,14 @@ def close_for_task(profile: ModelProfile, task: Task, facts: DataFacts) -> Model
     check_options(task.optimizer)
     check_reference(task)
     ragged = {} if not getattr(task.data, "collate", None) else dict.fromkeys(("pp", "cp", "tp"), RAGGED)
+    if facts.longest:
+        whole = profile.tensor_limits is None or not profile.tensor_limits.splits_sequence
+        ragged = dict.fromkeys(("pp", "cp") if whole else ("pp", "cp", "tp"), FILLED_UP)
     closed = {**ragged, **closed_by(task.optimizer), **({"pp": TWICE} if task.objective == DPO else {})}
+    if task.selection.selects:
+        if profile.experts:
+            raise ConfigError("task.selection with a model with experts", UNROUTED, "a model without experts")
+        closed |= dict.fromkeys(ALONE, SELECTED)
     if task.optimizer.groups or task.turns:
         trained, every_name = parameter_names(task, facts)
         if task.optimizer.groups:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from paceline.spec.import_paths import is_import_path
 from paceline.spec.profile import ModelProfile
 from paceline.spec.task import ModelSpec, Task
 from paceline.task.data.facts import DataFacts
+from paceline.task.models.sizes import is_factory
 from paceline.task.profile.kept import trace_once
 from paceline.task.profile.limits import close_for_task
 
@@ -27,11 +27,14 @@ def profile_task(task: Task, facts: DataFacts) -> ModelProfile:
 
 def _profile_model(task: Task, facts: DataFacts) -> ModelProfile:
     if is_built_in(task, facts):
+        from paceline.task.models.huggingface.names import check_decoder_file
         from paceline.task.models.sizes import MoEConfig, resolve_decoder
         from paceline.task.profile.decoder import profile_decoder
         from paceline.task.profile.moe import profile_moe
 
         config = resolve_decoder(task.model, facts.vocab or 0, facts.items_per_sample)
+        if task.model.starts_from:
+            check_decoder_file(config, task.model.starts_from)
         if isinstance(config, MoEConfig):
             return profile_moe(config, facts.items_per_sample)
         return profile_decoder(config, facts.items_per_sample)
@@ -40,5 +43,5 @@ def _profile_model(task: Task, facts: DataFacts) -> ModelProfile:
 
 def is_built_in(task: Task, facts: DataFacts) -> bool:
     """Return whether the model is of the built-in family on its own objective: its profile is computed, not traced."""
-    named = isinstance(task.model, ModelSpec) and not is_import_path(task.model.name)
+    named = isinstance(task.model, ModelSpec) and not is_factory(task.model.name)
     return named and facts.unit == "tokens" and task.objective in ("auto", "next_token") and not task.turns

@@ -16,6 +16,7 @@ from paceline.spec.profile import ModelProfile
 from paceline.spec.proof.records import Proof
 from paceline.task.data.facts import data_facts
 from paceline.task.profile.of_task import profile_task
+from paceline.task.settled import settle
 from paceline.verify.process.group import Result, run_jobs
 from paceline.verify.process.start import STEPS, Say, exact_plan, proof_of, refused
 from paceline.verify.rounding.verdict import ILL_CONDITIONED
@@ -40,6 +41,7 @@ def verify_all(
     dies, has it in `error` and is not equal. Processes are started once. `progress` is given a line for each layout
     when it is done.
     """
+    spec = settle(spec, say).spec
     facts = data_facts(spec.task.data, say)
     profile = profile_task(spec.task, facts)
     plans, refusals = every_plan(spec, profile, largest)

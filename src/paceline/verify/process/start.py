@@ -21,6 +21,7 @@ from paceline.spec.proof.records import CheckProof, PartProof, Proof
 from paceline.spec.sync import PLAIN
 from paceline.task.data.facts import data_facts
 from paceline.task.profile.of_task import profile_task
+from paceline.task.settled import settle
 from paceline.verify.compare.tolerance import DTYPES, QUANTITIES, WITHOUT_SIZE, larger
 from paceline.verify.process.group import Job, run_jobs
 from paceline.verify.rounding.verdict import ADVICE, ILL_CONDITIONED, explained_by_rounding, rounding_text, verdict_of
@@ -45,7 +46,7 @@ def verify_spec(
     A layout that cannot be had is not an error: it says in `refused_because` why not. One that is given need not fit
     this machine, since its twin is what runs.
     """
-    began = time.perf_counter()
+    began, spec = time.perf_counter(), settle(spec, say).spec
     try:
         if layout is None:
             planned = plan_task(spec, say=say)

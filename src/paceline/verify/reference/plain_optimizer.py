@@ -15,6 +15,7 @@ from torch import nn
 
 from paceline.spec.import_paths import load_object
 from paceline.spec.task import GroupSpec, OptimizerSpec
+from paceline.task.models.blocks import find_blocks
 from paceline.task.optimizer.groups import Matching
 
 ADAM = ("adamw", "adam", "nadam", "radam", "adamax", "adamw8bit")
@@ -56,13 +57,26 @@ def plain_optimizers(
     for name, weight in model.named_parameters(remove_duplicate=False):
         aliases.setdefault(weight, []).append(name)
     chosen = list(aliases) if trained is None else list(trained)
-    kinds: dict[tuple[int, str], list[nn.Parameter]] = {}
+    depths = _depths(model) if spec.layer_decay != 1.0 else {}
+    kinds: dict[tuple[int, str, int], list[nn.Parameter]] = {}
     for weight in chosen:
         if weight.requires_grad:
             at = first_match(spec.groups, aliases[weight])
             shape = "matrix" if weight.dim() == 2 else "vector" if weight.dim() < 2 else "more"
-            kinds.setdefault((at, shape), []).append(weight)
-    return [_made(spec, at, shape, weights) for (at, shape), weights in kinds.items()]
+            kinds.setdefault((at, shape, depths.get(weight, 0)), []).append(weight)
+    made = [(*_made(spec, at, shape, weights), depth) for (at, shape, depth), weights in kinds.items()]
+    return [(optimizer, factor * spec.layer_decay**depth) for optimizer, factor, depth in made]
+
+
+def _depths(model: nn.Module) -> dict[nn.Parameter, int]:
+    """Return for each weight how many blocks are above it, its own among them; below the first, one more."""
+    blocks = [block for _, block in find_blocks(model)]
+    order = list(model.parameters())
+    first = min(at for at, weight in enumerate(order) if weight in set(blocks[0].parameters()))
+    depths = {weight: len(blocks) + 1 if at < first else 0 for at, weight in enumerate(order)}
+    for number, block in enumerate(reversed(blocks), 1):
+        depths |= dict.fromkeys(block.parameters(), number)
+    return depths
 
 
 def first_match(groups: Sequence[Matching], names: Iterable[str]) -> int:

@@ -55,10 +55,11 @@ def story_schedule(schedule: ScheduleSpec, plan: Plan) -> ScheduleSpec:
     """Return the task's schedule over the story: another rate at every step, and lengths that need converting."""
     return dataclasses.replace(
         schedule,
-        kind="linear" if schedule.kind == "constant" else schedule.kind,
+        kind="linear" if schedule.kind == "constant" or schedule.is_own else schedule.kind,
         warmup=Amount(WARMUP * plan.batch_samples, "samples"),
         decay=Amount((LENGTH - WARMUP) * plan.batch_samples, "samples"),
         final=min(schedule.final, LARGEST_FINAL),
+        arguments={},
     )
 
 

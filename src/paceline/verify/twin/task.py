@@ -16,7 +16,9 @@ from typing import Any
 from paceline.plan.feasible.stages import fill_pipeline
 from paceline.spec.adapt.adapter import proof_adapter
 from paceline.spec.layout import Layout, accumulation_for, largest_part, rows_of
+from paceline.spec.model_folder import FRESH
 from paceline.spec.plan import Plan
+from paceline.spec.steps.selection import SelectionSpec
 from paceline.spec.sync import PLAIN
 from paceline.spec.task import DataSpec, ModelSpec, OptimizerSpec, ScheduleSpec, Task
 from paceline.task.models.sizes import DecoderConfig, MoEConfig, is_named, resolve_decoder
@@ -80,6 +82,7 @@ def twin_task(
         small["model"], small["train"] = model, _of_depth(task.train, model.layers)
         targets = _of_depth(task.adapter.targets, model.layers)
         task = dataclasses.replace(task, adapter=dataclasses.replace(task.adapter, targets=targets))
+    small["selection"] = SelectionSpec()  # what is proven is the step, whichever samples it is given
     # Every objective has its turn in one of two steps at least, and not in all where it does not.
     small["adapter"] = proof_adapter(task.adapter)
     small["turns"] = tuple(dataclasses.replace(turn, every=min(2, turn.every)) for turn in task.turns)
@@ -112,8 +115,9 @@ def twin_schedule(schedule: ScheduleSpec, rows: Rows) -> ScheduleSpec:
 
     A rate of zero would hide whatever the last step does.
     """
-    kind = "constant" if rows.steady else "linear" if schedule.kind == "constant" else schedule.kind
-    return dataclasses.replace(schedule, kind=kind, decay=None, warmup=None, final=max(schedule.final, 0.1))
+    kind = "constant" if rows.steady else "linear" if schedule.kind == "constant" or schedule.is_own else schedule.kind
+    return dataclasses.replace(schedule, kind=kind, decay=None, warmup=None, final=max(schedule.final, 0.1),
+                               arguments={})  # fmt: skip
 
 
 def twin_model(model: ModelSpec, data_vocab: int, task: Task, layout: Layout, layers: int = LAYERS) -> ModelSpec:
@@ -135,7 +139,7 @@ def twin_model(model: ModelSpec, data_vocab: int, task: Task, layout: Layout, la
         **_twin_experts(full, layout.ep),
         vocab=min(full.vocab | 1, LARGEST_VOCAB),  # odd: shards of the embedding differ in rows
         tied=full.tied,
-        weights="",
+        weights=FRESH,
     )
 
 

@@ -109,7 +109,7 @@ def test_a_model_called_between_steps_is_torchs_own_affair() -> None:
 
 def evaluated(task: Task, plan: Plan) -> float:
     built = run_steps(task, plan, 1)[1]
-    return evaluate(built.stepper, task.data, 9, plan.layout.data_rank(built.stepper.world.rank))["loss"]
+    return evaluate(built.stepper, task.data, 9, plan.layout.data_rank(built.stepper.world.rank)).loss
 
 
 @pytest.mark.parametrize("layout", [Layout(pp=2), Layout(dp_replicate=2)], ids=str)

@@ -95,7 +95,9 @@ class PipelinePasses:
         loss_total = sum(stage.loss_total for stage in self._stages)
         return self._share(loss_total), self._share(self._stages[-1].weight_total)
 
-    def evaluate(self, micro_batches: Sequence[MicroBatch]) -> tuple[float, float]:
+    def evaluate(
+        self, micro_batches: Sequence[MicroBatch], seen: Callable[[], None] | None = None
+    ) -> tuple[float, float]:
         """Run forward only; return this rank's share of the loss sum and the weight.
 
         At every beat a rank runs one stage on one micro-batch (`beats`), and then gives and takes at once what the next
@@ -117,6 +119,8 @@ class PipelinePasses:
                 elif micro.counts:
                     loss_total = loss_total + in_double(found[0])
                     weight_total = weight_total + in_double(found[1])
+                    if seen is not None:
+                        seen()
             received = []
             if following is not None and (before := self._indices[following[0]] - 1) >= 0:
                 example = borders[before].example(rows_in(micro_batches[following[1]]))

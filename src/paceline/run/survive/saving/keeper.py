@@ -173,9 +173,9 @@ class CheckpointKeeper:
         self._on_disk(tier, info.path, progress.step, last)
         return SaveOutcome(to, info.seconds, info)
 
-    def evaluated(self, step: int, loss: float) -> None:
-        """Take note of the held-out loss after a step: a checkpoint of that step has it, and may stay for it."""
-        self._held_out = {"step": step, "loss": loss}
+    def evaluated(self, step: int, loss: float, metric: str, score: float) -> None:
+        """Take note of the evaluation after a step: a checkpoint of that step has it, and may stay for its score."""
+        self._held_out = {"step": step, "loss": loss, "metric": metric, "score": score}
 
     def _state(
         self, built: Assembled, plan: Plan, progress: Progress

@@ -17,6 +17,8 @@ from paceline.task.data.rows.kept_rows import rows_of_split
 from paceline.task.data.sources.cache import Say, open_corpus
 from paceline.task.data.sources.named import kind_of_source
 from paceline.task.data.sources.shards.opened import TOKEN_KINDS, open_token_set
+from paceline.task.data.sources.tables.store import open_table
+from paceline.task.data.sources.tables.tell import count_lines, first_rows, seen_lines, table_card, table_description
 from paceline.task.data.sources.tokenizer import Tokenizer
 from paceline.task.data.sources.tokens import Split
 
@@ -56,7 +58,8 @@ class Inspected:
     seq_len: int
     fingerprint: str
     splits: dict[str, SplitFacts]
-    samples: list[str]
+    samples: list[str]  # of a table its first rows, as the model sees them
+    told: list[str] = field(default_factory=list)  # what was seen in a table, and which files are not read
     card: dict[str, Any] = field(default_factory=dict)
 
 
@@ -71,6 +74,8 @@ def inspect(data: DataSpec, samples: int = 3, say: Say | None = None) -> Inspect
         train, validation, tokenizer, vocab = found.train, found.validation, found.tokenizer, found.vocab
         name, what, card = found.tokenizer.name if found.tokenizer else "unknown", found.what, found.card
         digest = found.fingerprint
+    elif kind == "table":
+        return _inspect_table(data, samples, say)
     elif kind in ("text", "hf"):
         corpus = open_corpus(data, say)
         train, validation, tokenizer, vocab = corpus.train, corpus.validation, corpus.open_tokenizer(), corpus.vocab
@@ -83,7 +88,21 @@ def inspect(data: DataSpec, samples: int = 3, say: Say | None = None) -> Inspect
         )  # fmt: skip
     splits = {split.name: _split_facts(split, data.seq_len) for split in (train, validation)}
     texts = [] if tokenizer is None else _sample_texts(train, tokenizer, samples)
-    return Inspected(data.source, what, name, vocab, data.seq_len, digest, splits, texts, card)
+    told = list(map(str, corpus.skipped)) if kind not in TOKEN_KINDS else []
+    return Inspected(data.source, what, name, vocab, data.seq_len, digest, splits, texts, told, card)
+
+
+def _inspect_table(data: DataSpec, samples: int, say: Say | None) -> Inspected:
+    """Return what a table holds: its first rows are shown as the model sees them."""
+    table = open_table(data, say)
+    corpus = table.corpus
+    splits = {split.name: _split_facts(split, data.seq_len) for split in (corpus.train, corpus.validation)}
+    rows = list(map(str, first_rows(table, data, samples, SHOWN_CHARACTERS)))
+    told = [*seen_lines(table), *count_lines(table), *table.told, *map(str, corpus.skipped)]
+    what, card = table_description(table), table_card(table)
+    return Inspected(
+        data.source, what, corpus.tokenizer, corpus.vocab, data.seq_len, corpus.key, splits, rows, told, card
+    )
 
 
 def _split_facts(split: Split, seq_len: int) -> SplitFacts:

@@ -13,8 +13,6 @@ network file systems) two builders both finish and one result stays.
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -24,7 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paceline.errors import DataError, StorageError
+from paceline.errors import DataError
 from paceline.spec.task import DataSpec
 from paceline.task.data.sources.documents import (
     Damaged,
@@ -35,11 +33,12 @@ from paceline.task.data.sources.documents import (
     split_value,
 )
 from paceline.task.data.sources.files import list_files
+from paceline.task.data.sources.kept import hash_of, index_path, lock_of, publish_folder, write_atomically, written_to
 from paceline.task.data.sources.listing import CorpusFiles
-from paceline.task.data.sources.manifest import MANIFEST, Corpus, load_corpus, write_manifest
+from paceline.task.data.sources.manifest import Corpus, load_corpus, write_manifest
 from paceline.task.data.sources.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer, train_bpe
 from paceline.task.data.sources.tokens import SPLITS, TokenWriter
-from paceline.units import format_bytes, format_count
+from paceline.units import format_count
 
 FORMAT = 1  # raise it when the same documents would give other files
 
@@ -54,12 +53,12 @@ def open_corpus(data: DataSpec, say: Say | None = None) -> Corpus:
     """
     listing = list_files(data)
     root = cache_root(data)
-    signature = _signature(data, listing)
+    signature = signature_of(data, listing)
     corpus = _find(root, signature)
     if corpus is None:
-        with _written(root), _lock(root, signature) as alone:
+        with written_to(root), lock_of(root, signature) as alone:
             corpus = _find(root, signature) or _build(data, listing, root, signature, alone, say)
-    return replace(corpus, what=listing.what)
+    return replace(corpus, what=listing.what, skipped=listing.skipped)
 
 
 def known_corpus(data: DataSpec, key: str) -> Corpus | None:
@@ -115,7 +114,7 @@ def _build(data: DataSpec, listing: CorpusFiles, root: Path, signature: str, alo
     """Return the corpus, tokenising it unless the documents' bytes are found to be known already."""
     survey = _survey(data, listing)
     limit = [data.document_tokens] if data.document_tokens else []
-    key = _hash([FORMAT, survey.content, _tokenizer_identity(data), data.validation_fraction, *limit])
+    key = hash_of([FORMAT, survey.content, tokenizer_identity(data), data.validation_fraction, *limit])
     final = root / "corpora" / key
     corpus = load_corpus(final)
     if corpus is None:
@@ -130,12 +129,12 @@ def _build(data: DataSpec, listing: CorpusFiles, root: Path, signature: str, alo
         beside.mkdir()
         try:
             _write_corpus(data, listing, survey, key, beside)
-            corpus = _publish(beside, final)
+            corpus = publish_folder(beside, final, load_corpus)
         finally:
             shutil.rmtree(beside, ignore_errors=True)  # published, it is no longer there
     left_out, first = survey.damaged.count, survey.damaged.first
     index = {"key": key, **({"left_out": left_out, "left_out_first": first} if left_out else {})}
-    _write_atomically(_index_path(root, signature), json.dumps(index))
+    write_atomically(index_path(root, signature), json.dumps(index))
     return replace(corpus, left_out=left_out, left_out_first=first)
 
 
@@ -177,34 +176,7 @@ def _write_corpus(data: DataSpec, listing: CorpusFiles, survey: _Survey, key: st
     write_manifest(folder, key, tokenizer, survey.documents, survey.bytes, [writer.result() for writer in writers])
 
 
-def _publish(beside: Path, final: Path) -> Corpus:
-    """Move a complete folder into its place and return it, or the one that another process put there first."""
-    for _ in range(3):
-        try:
-            beside.rename(final)
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-            other = load_corpus(final)
-            if other is not None:
-                return other
-            damaged = final.with_name(f".damaged.{secrets.token_hex(8)}")
-            with contextlib.suppress(FileNotFoundError):  # another process moved it first
-                final.rename(damaged)
-            shutil.rmtree(damaged, ignore_errors=True)
-        else:
-            corpus = load_corpus(final)
-            if corpus is not None:
-                return corpus
-            break
-    raise StorageError(
-        "the token cache does not keep what is written to it",
-        f"{final / MANIFEST} does not match the files beside it",
-        "check the disk, or name another cache_dir",
-    )
-
-
-def _tokenizer_identity(data: DataSpec) -> str:
+def tokenizer_identity(data: DataSpec) -> str:
     """Return what, with the documents, decides the tokens."""
     if data.tokenizer == "bytes":
         return ByteTokenizer.identity
@@ -218,7 +190,7 @@ def _tokenizer_identity(data: DataSpec) -> str:
         return f"bpe-{data.vocab}"  # training will say which package is missing
 
 
-def _signature(data: DataSpec, listing: CorpusFiles) -> str:
+def signature_of(data: DataSpec, listing: CorpusFiles) -> str:
     """Return a hash of everything that decides the corpus, taking a file's size and time for its content."""
     tokenizer: list[object] = [data.tokenizer, data.vocab if data.tokenizer == "bpe" else 0]
     path = Path(data.tokenizer).expanduser()
@@ -231,61 +203,16 @@ def _signature(data: DataSpec, listing: CorpusFiles) -> str:
         given.append([data.document_tokens, data.score_field, data.score_min, data.score_max])
     if data.on_bad == "skip":
         given.append("skip")
-    return _hash(given)
-
-
-def _hash(value: object) -> str:
-    return hashlib.blake2b(json.dumps(value).encode(), digest_size=16).hexdigest()
-
-
-def _index_path(root: Path, signature: str) -> Path:
-    return root / "index" / f"{signature}.json"
+    return hash_of(given)
 
 
 def _find(root: Path, signature: str) -> Corpus | None:
     """Return the corpus that the index names for the signature, or None if it must be built (again)."""
     try:
-        index = json.loads(_index_path(root, signature).read_text())
+        index = json.loads(index_path(root, signature).read_text())
         key, left_out = str(index["key"]), int(index.get("left_out", 0))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     corpus = load_corpus(root / "corpora" / key)
     first = str(index.get("left_out_first", ""))
     return replace(corpus, left_out=left_out, left_out_first=first) if corpus and left_out else corpus
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    beside.write_text(text)
-    beside.replace(path)
-
-
-@contextlib.contextmanager
-def _lock(root: Path, signature: str) -> Iterator[bool]:
-    """Wait until no other process builds the same corpus. Gives False where the file system has no locks."""
-    path = root / "locks" / f"{signature}.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX)  # the kernel releases it when the process ends, however it ends
-        except OSError:
-            yield False
-        else:
-            yield True
-
-
-@contextlib.contextmanager
-def _written(root: Path) -> Iterator[None]:
-    """Turn a failure of the file system into a StorageError that names the cache."""
-    try:
-        yield
-    except OSError as error:
-        free = ""
-        with contextlib.suppress(OSError):
-            free = f"; {format_bytes(shutil.disk_usage(root).free)} are free"
-        raise StorageError(
-            f"the token cache in {root} cannot be written",
-            f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}{free}",
-            'name a folder with room: cache_dir = "/path"',
-        ) from error

@@ -124,6 +124,11 @@ def _documents_of(data: DataSpec, listing: CorpusFiles, file: File, damaged: Dam
         return _read_jsonl(file, data, damaged)
     if kind in ("parquet", "arrow"):
         return _read_table(file, kind, data, damaged)
+    if kind in ("csv", "tsv"):
+        raise DataError(
+            f"{file.path} is a table, and no text", "its rows would be learnt with their commas and quotes",
+            'source = "table:PATH", with text_field for the column of texts',
+        )  # fmt: skip
     refuse_scores(data, file.path)
     if listing.kind == "stdlib":
         return _read_stdlib(file)
@@ -132,7 +137,7 @@ def _documents_of(data: DataSpec, listing: CorpusFiles, file: File, damaged: Dam
 
 def _read_stdlib(file: File) -> Iterator[Document]:
     """Yield one source file, but the four in other encodings that the library keeps to test its own compiler."""
-    with _opened(file) as stream:
+    with opened(file) as stream:
         text = stream.read().removeprefix(BOM)
     try:
         text.decode()
@@ -143,7 +148,7 @@ def _read_stdlib(file: File) -> Iterator[Document]:
 
 def _read_text(file: File, piece_bytes: int, damaged: Damaged) -> Iterator[Document]:
     """Yield a text file in pieces of at most `piece_bytes`, cut after blank lines or line ends where there are any."""
-    with _opened(file) as stream:
+    with opened(file) as stream:
         offset, block = 0, stream.read(piece_bytes)
         while block:
             end = _cut(block) if len(block) == piece_bytes else len(block)
@@ -186,7 +191,7 @@ def _cut(block: bytes) -> int:
 
 def _read_jsonl(file: File, data: DataSpec, damaged: Damaged) -> Iterator[Document]:
     """Yield the text field of each line's object whose score is asked for; blank lines are allowed."""
-    with _opened(file) as stream:
+    with opened(file) as stream:
         for number, line in enumerate(stream, 1):
             line = line.removeprefix(BOM) if number == 1 else line
             yield from _of_record(line, file, f"line {number:,}", data, damaged)
@@ -197,7 +202,7 @@ def read_lines(file: File, start: int, stop: int, data: DataSpec, damaged: Damag
 
     The lines of all parts of a file are its lines, each once, wherever it is cut.
     """
-    with _opened(file) as stream:
+    with opened(file) as stream:
         at = max(0, start - 1)
         stream.seek(at)
         if start:
@@ -216,7 +221,7 @@ def _of_record(
         return
     where = f"{file.path}, {place}"
     try:
-        found = _parse(record, where) if isinstance(record, bytes) else record
+        found = parse_record(record, where) if isinstance(record, bytes) else record
         document = Document(f"{file.name} {place.replace(',', '')}", _text_of(found, data.text_field, where))
         wanted = is_wanted(found, data, where)
     except DamagedData as error:
@@ -226,7 +231,7 @@ def _of_record(
             yield document
 
 
-def _parse(line: bytes, where: str) -> object:
+def parse_record(line: bytes, where: str) -> object:
     try:
         return json.loads(line.decode())
     except UnicodeDecodeError as error:
@@ -285,9 +290,9 @@ def _read_table(file: File, kind: str, data: DataSpec, damaged: Damaged) -> Iter
         import pyarrow as arrow
     except ImportError as error:
         raise MissingExtra("pyarrow", "parquet", f"reading {file.name}") from error
-    with _opened(file) as stream:
+    with opened(file) as stream:
         try:
-            schema, batches = (_parquet if kind == "parquet" else _arrow)(stream, columns)
+            schema, batches = (parquet_rows if kind == "parquet" else arrow_rows)(stream, columns)
             _check_column(schema, field, file.path)
             if missing := [name for name in columns if name not in schema.names]:
                 raise no_score(missing[0], file.path)
@@ -303,7 +308,7 @@ def _read_table(file: File, kind: str, data: DataSpec, damaged: Damaged) -> Iter
             ) from error
 
 
-def _parquet(stream: IO[bytes], columns: list[str]) -> tuple[Any, Iterator[Any]]:
+def parquet_rows(stream: IO[bytes], columns: list[str]) -> tuple[Any, Iterator[Any]]:
     """Return the schema, and the rows in batches, of those of the columns that are there."""
     import pyarrow.parquet as parquet
 
@@ -312,7 +317,7 @@ def _parquet(stream: IO[bytes], columns: list[str]) -> tuple[Any, Iterator[Any]]
     return table.schema_arrow, table.iter_batches(batch_size=PARQUET_ROWS, columns=names)
 
 
-def _arrow(stream: IO[bytes], columns: list[str]) -> tuple[Any, Iterator[Any]]:
+def arrow_rows(stream: IO[bytes], columns: list[str]) -> tuple[Any, Iterator[Any]]:
     """Return the schema, and the rows in batches, of a file or a stream of Arrow's IPC format; all its columns."""
     import pyarrow as arrow
 
@@ -353,7 +358,7 @@ def _raw(file: File) -> IO[bytes]:
 
 
 @contextmanager
-def _opened(file: File) -> Iterator[IO[bytes]]:
+def opened(file: File) -> Iterator[IO[bytes]]:
     """Open a file for reading, unpacking `.gz`.
 
     Raises DamagedData for one that cannot be unpacked, and DataError for what fails while it is read.

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import stat
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from paceline.errors import DataError, suggestion
 from paceline.spec.import_paths import scheme_of
 from paceline.spec.task import DataSpec
 from paceline.task.data.sources.hub import list_hub
-from paceline.task.data.sources.listing import CorpusFiles, File
+from paceline.task.data.sources.listing import CorpusFiles, File, Skipped
 from paceline.task.data.storage.remote import RemoteFile, RemoteFiles, is_remote
 
 NAMED_SOURCES = ("stdlib", "digits")
@@ -20,15 +21,23 @@ TEXT_SUFFIXES = frozenset(
     (".txt", ".text", ".md", ".rst", ".tex", ".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".cu", ".java", ".js",
      ".ts", ".go", ".rs", ".rb", ".sh", ".sql", ".html", ".css", ".toml", ".yaml", ".yml")
 )  # fmt: skip
+TABLE_SUFFIXES = {".csv": "csv", ".tsv": "tsv"}
 JSONL_SUFFIXES = frozenset((".jsonl", ".ndjson"))
 PARQUET_SUFFIXES = frozenset((".parquet",))
 ARROW_SUFFIXES = frozenset((".arrow", ".feather", ".ipc"))
+TEXT_KINDS = ("text", "jsonl", "parquet", "arrow")  # a table of CSV is never taken for prose
+NOT_READ = "not read"
 NOT_STDLIB = frozenset(("site-packages", "dist-packages"))
 
 
 def kind_of(name: str) -> str:
-    """Return "text", "jsonl", "parquet", "arrow", or "" for a kind that is not known. A final `.gz` does not count."""
+    """Return "text", "csv", "tsv", "jsonl", "parquet", "arrow", or "" for a kind that is not known.
+
+    A final `.gz` does not count.
+    """
     suffix = Path(name.lower().removesuffix(".gz")).suffix
+    if suffix in TABLE_SUFFIXES:
+        return TABLE_SUFFIXES[suffix]
     if suffix in JSONL_SUFFIXES:
         return "jsonl"
     if suffix in PARQUET_SUFFIXES:
@@ -38,10 +47,11 @@ def kind_of(name: str) -> str:
     return "text" if suffix in TEXT_SUFFIXES else ""
 
 
-def list_files(data: DataSpec) -> CorpusFiles:
+def list_files(data: DataSpec, kinds: Collection[str] = TEXT_KINDS) -> CorpusFiles:
     """Return the files that `data.source` names. Reads folders, not files; what is remote is listed each time.
 
-    Raises DataError for a path that is not there, a folder without readable files, or one that cannot be listed.
+    Of a folder those of some `kinds` are read, and what is not is told. Raises DataError for a path that is not there,
+    a folder without readable files, or one that cannot be listed.
     """
     if data.source == "stdlib":
         return _list_stdlib(data)
@@ -53,11 +63,11 @@ def list_files(data: DataSpec) -> CorpusFiles:
     if scheme == "hf":
         return CorpusFiles(*list_hub(name, data.arguments), "folder")
     if is_remote(name):
-        return _list_remote(data, name)
+        return _list_remote(data, name, kinds)
     path = Path(name).expanduser()
     try:
         if path.is_dir():
-            return _list_folder(data, path)
+            return _list_folder(data, path, kinds)
         found = path.stat()
     except FileNotFoundError as error:
         raise _not_there(data.source, path) from error
@@ -83,28 +93,35 @@ def _list_stdlib(data: DataSpec) -> CorpusFiles:
     return CorpusFiles("Python source", tuple(files), "stdlib")
 
 
-def _list_folder(data: DataSpec, root: Path) -> CorpusFiles:
-    seen = sorted(_walk(root, frozenset()), key=lambda file: file.name)
-    return _chosen(data, seen, root.resolve().name or str(root))
+def _list_folder(data: DataSpec, root: Path, kinds: Collection[str]) -> CorpusFiles:
+    odd: dict[str, list[str]] = {}
+    seen = sorted(_walk(root, frozenset(), odd), key=lambda file: file.name)
+    return _chosen(data, seen, root.resolve().name or str(root), kinds, odd)
 
 
-def _list_remote(data: DataSpec, url: str) -> CorpusFiles:
+def _list_remote(data: DataSpec, url: str, kinds: Collection[str]) -> CorpusFiles:
     files, name = RemoteFiles(url), url.rstrip("/").rpartition("/")[2]
     if kind_of(name) or not files.is_folder():
         return CorpusFiles(f"text in {name}", (_remote(files.file()),), "file")
-    return _chosen(data, [_remote(file) for file in files.below()], name)
+    return _chosen(data, [_remote(file) for file in files.below()], name, kinds, {})
 
 
 def _remote(file: RemoteFile) -> File:
     return File(file.url, file.name, file.size, int(file.version, 16))
 
 
-def _chosen(data: DataSpec, seen: list[File], name: str) -> CorpusFiles:
-    """Return those files of a folder that are wanted, in their order. Raises DataError where there are none."""
-    wanted = _wanted(data.include, lambda name: bool(kind_of(name)))
+def _chosen(
+    data: DataSpec, seen: list[File], name: str, kinds: Collection[str], odd: dict[str, list[str]]
+) -> CorpusFiles:
+    """Return those files of a folder that are wanted, in their order. Raises DataError where there are none.
+
+    `odd` are the names of entries that are no files, by what they are.
+    """
+    wanted = _wanted(data.include, lambda name: kind_of(name) in kinds)
     files = tuple(file for file in seen if wanted(file.name))
     if not files:
-        known = " ".join(sorted(TEXT_SUFFIXES | JSONL_SUFFIXES | PARQUET_SUFFIXES | ARROW_SUFFIXES))
+        suffixes = TEXT_SUFFIXES | JSONL_SUFFIXES | PARQUET_SUFFIXES | ARROW_SUFFIXES
+        known = " ".join(sorted({*TABLE_SUFFIXES, *suffixes} - (TEXT_SUFFIXES if "text" not in kinds else set())))
         if not seen:
             why = "the folder holds no files (hidden ones do not count)"
         elif data.include:
@@ -113,7 +130,12 @@ def _chosen(data: DataSpec, seen: list[File], name: str) -> CorpusFiles:
             why = f"none of its {len(seen):,} files is of a known kind, such as {seen[0].name}; known are {known}"
         raise DataError(f"'{data.source}' holds no documents", why, 'name patterns to read: include = ["*.ext"]')
     python = all(file.name.endswith(".py") for file in files)
-    return CorpusFiles(f"Python source in {name}" if python else f"text in {name}", files, "folder")
+    left = [file.name for file in seen if not wanted(file.name)]
+    why = f"{NOT_READ}: include names others" if data.include else f"{NOT_READ}: of another kind"
+    skipped = [Skipped(why, len(left), left[0])] if left else []
+    skipped += [Skipped(f"{NOT_READ}: {what}", len(names), min(names)) for what, names in sorted(odd.items())]
+    what = f"Python source in {name}" if python else f"text in {name}"
+    return CorpusFiles(what, files, "folder", tuple(skipped))
 
 
 def _wanted(include: tuple[str, ...], otherwise: Callable[[str], bool]) -> Callable[[str], bool]:
@@ -128,8 +150,11 @@ def _wanted(include: tuple[str, ...], otherwise: Callable[[str], bool]) -> Calla
     return matches
 
 
-def _walk(root: Path, skip: frozenset[str]) -> Iterator[File]:
-    """Yield every file below `root`, but hidden ones, `__pycache__`, what `skip` names, and linked folders."""
+def _walk(root: Path, skip: frozenset[str], odd: dict[str, list[str]] | None = None) -> Iterator[File]:
+    """Yield every file below `root`, but hidden ones, `__pycache__`, what `skip` names, and linked folders.
+
+    Names of links to nothing, pipes and the like are added to `odd`, by what they are.
+    """
     pending = [(str(root), "")]
     while pending:
         folder, prefix = pending.pop()
@@ -144,10 +169,20 @@ def _walk(root: Path, skip: frozenset[str]) -> Iterator[File]:
                         found = entry.stat()
                         path = os.path.realpath(entry.path) if entry.is_symlink() else entry.path
                         yield File(path, prefix + entry.name, found.st_size, found.st_mtime_ns)
+                    elif odd is not None:
+                        odd.setdefault(_odd_kind(entry), []).append(prefix + entry.name)
         except OSError as error:
             raise DataError(
                 f"folder '{folder}' cannot be listed", error.strerror or str(error), "check its permissions"
             ) from error
+
+
+def _odd_kind(entry: os.DirEntry[str]) -> str:
+    """Return what an entry is that is neither a file nor a folder of its own."""
+    if entry.is_symlink():
+        return "a link to a folder" if entry.is_dir() else "a link to nothing"
+    mode = entry.stat(follow_symlinks=False).st_mode
+    return "a named pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
 
 
 def _not_there(source: str, path: Path) -> DataError:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.task.data.sources.listing import Skipped
 from paceline.task.data.sources.tokenizer import Tokenizer, from_json
 from paceline.task.data.sources.tokens import SPLITS, TokenSplit, dtype_for, file_digest, offsets_name, tokens_name
 
@@ -36,6 +37,7 @@ class Corpus:
     what: str = "text"
     left_out: int = 0
     left_out_first: str = ""
+    skipped: tuple[Skipped, ...] = ()  # files of a folder that are not read
 
     def open_tokenizer(self) -> Tokenizer:
         """Return the tokenizer that wrote the tokens."""
@@ -43,11 +45,20 @@ class Corpus:
 
 
 def write_manifest(
-    folder: Path, key: str, tokenizer: Tokenizer, documents: int, size: int, splits: Sequence[TokenSplit]
+    folder: Path,
+    key: str,
+    tokenizer: Tokenizer,
+    documents: int,
+    size: int,
+    splits: Sequence[TokenSplit],
+    others: Sequence[str] = (),
 ) -> None:
-    """Write the tokenizer and, after everything else is on the disk, the manifest. Raises OSError."""
+    """Write the tokenizer and, after everything else is on the disk, the manifest. Raises OSError.
+
+    `others` are further files of the folder that belong to it.
+    """
     _write(folder / TOKENIZER, tokenizer.to_json())
-    names = [TOKENIZER, *(name(split) for split in SPLITS for name in (tokens_name, offsets_name))]
+    names = [TOKENIZER, *others, *(name(split) for split in SPLITS for name in (tokens_name, offsets_name))]
     known = {tokens_name(split.name): split.digest for split in splits}  # hashed while they were written
     files = {}
     for name in names:

@@ -18,7 +18,9 @@ Tokens = npt.NDArray[Any]  # one dimension of unsigned integers
 BYTES_END = 256
 BPE_END = "<|endoftext|>"
 BPE_TRAIN_BYTES = 256 * 2**20  # merges learned from more text hardly differ, and training takes 5 MB/s
-KNOWN_ENDS = ("<|endoftext|>", "<|end_of_text|>", "<|endofdoc|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<|im_end|>")
+KNOWN_ENDS = ("<|endoftext|>", "<|end_of_text|>", "<|endofdoc|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<|im_end|>",
+              "<|eot_id|>", "<end_of_turn>", "<|end|>", "<｜end▁of▁sentence｜>", "[SEP]", "<sep>")  # fmt: skip
+KNOWN_PADS = ("[PAD]", "<pad>", "<|pad|>", "<|padding|>", "<|endoftext|>", "<|finetune_right_pad_id|>")
 
 
 class Tokenizer(Protocol):
@@ -88,6 +90,10 @@ class FileTokenizer:
                 "add one to its added_tokens",
             )
         self.end_of_document: int = tokens[ends[0]]
+        pads = [token for token in KNOWN_PADS if token in tokens]
+        self.pad: int = tokens[pads[0]] if pads else 0
+        # What its post-processor puts around a text, such as [CLS] and [SEP].
+        self.around: list[int] = self._tokenizer.encode("", add_special_tokens=True).ids
         self.identity = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
         self._text = text
 
@@ -95,6 +101,23 @@ class FileTokenizer:
         """Return the ids of each UTF-8 text, without the tokens that its post-processor would add."""
         encodings = self._tokenizer.encode_batch_fast([text.decode() for text in texts], add_special_tokens=False)
         return [np.asarray(encoding.ids, dtype=np.uint32) for encoding in encodings]
+
+    def encode_around(self, texts: Sequence[bytes]) -> list[Tokens]:
+        """Return the ids of each UTF-8 text with the tokens that its post-processor puts around it."""
+        encodings = self._tokenizer.encode_batch_fast([text.decode() for text in texts], add_special_tokens=True)
+        return [np.asarray(encoding.ids, dtype=np.uint32) for encoding in encodings]
+
+    def encode_special(self, texts: Sequence[bytes]) -> list[Tokens]:
+        """Return the ids of each UTF-8 text in which special tokens that are spelt out are meant."""
+        self._tokenizer.encode_special_tokens = False
+        try:
+            return self.encode(texts)
+        finally:
+            self._tokenizer.encode_special_tokens = True
+
+    def token(self, number: int) -> str:
+        """Return how a token is spelt."""
+        return str(self._tokenizer.id_to_token(number))
 
     def decode(self, ids: npt.ArrayLike) -> str:
         """Return the text of the ids, without end-of-document tokens."""
@@ -144,6 +167,15 @@ def load_tokenizer(path: str) -> FileTokenizer:
             f"tokenizer '{path}' cannot be read", error.strerror or str(error), "check its permissions"
         ) from error
     return FileTokenizer(text, file.name)
+
+
+def special_text(tokenizer: Tokenizer) -> str:
+    """Return which special tokens a tokenizer is used with, for people."""
+    if not isinstance(tokenizer, FileTokenizer):
+        return f"end of document {tokenizer.end_of_document}"
+    end = tokenizer.token(tokenizer.end_of_document)
+    around = " ".join(map(tokenizer.token, tokenizer.around))
+    return f"end of document {end}" + (f", around a text {around}" if around else "")
 
 
 def from_json(text: str, name: str) -> Tokenizer:

@@ -12,20 +12,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.errors import ConfigError
-from paceline.task.models.sizes import MoEConfig
+from paceline.task.models.shape import MoEConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _STACKED = re.compile(r"(.*\.)mlp\.experts\.(gate_up_proj|down_proj)$")
 _SINGLE = re.compile(r"(.*\.)(block_sparse_moe|mlp)\.experts\.(\d+)\.(w[123]|gate_proj|up_proj|down_proj)\.weight$")
-MIXTRAL, QWEN3 = "block_sparse_moe", "mlp"  # the folder of an expert in files
+IN_MIXTRAL, IN_QWEN3 = "block_sparse_moe", "mlp"  # the folder of an expert in files
 _PARTS = {
-    MIXTRAL: {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)},
-    QWEN3: {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)},
+    IN_MIXTRAL: {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)},
+    IN_QWEN3: {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)},
 }
 
 
@@ -33,6 +33,7 @@ class Stored(Protocol):
     """Tensors by name that are read when they are asked for."""
 
     def __getitem__(self, name: str) -> Tensor: ...
+    def __contains__(self, name: object) -> bool: ...
     def __iter__(self) -> Iterator[str]: ...
     def __len__(self) -> int: ...
     def part(self, name: str, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor: ...
@@ -50,15 +51,14 @@ def joined(name: str, tensor: Tensor) -> Tensor:
     return tensor.flatten(1, 2) if name.endswith("experts.gate_up_proj") else tensor
 
 
-class SplitExperts(Mapping[str, Tensor]):
+class SplitExperts(Mapping[str, "Tensor"]):
     """A state of ours under the names of Mixtral's or Qwen3's files: stacked experts one by one, Mixtral's renamed.
 
-    The state may be lazy: one stacked tensor is held at a time.
+    The state may be lazy: one stacked tensor is held at a time. Gates and ups may be joined in it, as in transformers.
     """
 
-    def __init__(self, state: Mapping[str, Tensor], config: MoEConfig) -> None:
+    def __init__(self, state: Mapping[str, Tensor], experts: int, inside: str) -> None:
         self._state = state
-        inside = QWEN3 if config.qk_norm else MIXTRAL
         self._places: dict[str, tuple[str, int, int]] = {}  # file's name -> (ours, expert or -1, which of its parts)
         self._held: tuple[str, Tensor] | None = None
         for name in state:
@@ -66,7 +66,7 @@ class SplitExperts(Mapping[str, Tensor]):
             if stacked is None:
                 self._places[name.replace(".mlp.", f".{inside}.")] = (name, -1, 0)
                 continue
-            for index in range(config.experts):
+            for index in range(experts):
                 for place, part in enumerate(_PARTS[inside][stacked[2]]):
                     self._places[f"{stacked[1]}{inside}.experts.{index}.{part}.weight"] = (name, index, place)
 
@@ -75,7 +75,7 @@ class SplitExperts(Mapping[str, Tensor]):
         if expert < 0:
             return self._state[ours]
         if self._held is None or self._held[0] != ours:
-            self._held = (ours, self._state[ours])
+            self._held = (ours, apart(ours, self._state[ours]))
         matrices = self._held[1][expert]
         return matrices[place] if ours.endswith("gate_up_proj") else matrices
 
@@ -86,14 +86,14 @@ class SplitExperts(Mapping[str, Tensor]):
         return len(self._places)
 
 
-class StackedExperts(Mapping[str, Tensor]):
+class StackedExperts(Mapping[str, "Tensor"]):
     """Stored tensors under our names, whether their experts are stored one by one or stacked."""
 
     def __init__(self, stored: Stored) -> None:
         self._stored = stored
         self._names: dict[str, str] = {}  # ours -> the file's
         self._experts: dict[str, int] = {}  # stacked name -> how many experts there are
-        self._inside = QWEN3  # of single experts
+        self._inside = IN_QWEN3  # of single experts
         for name in stored:
             single = _SINGLE.match(name)
             if single is None:
@@ -107,6 +107,8 @@ class StackedExperts(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._experts:
             return apart(name, self._stored[self._names[name]])
+        import torch
+
         join = torch.stack if name.endswith("gate_up_proj") else torch.cat
         return torch.stack(
             [join([self._stored[part] for part in self._parts(name, index)]) for index in range(self._experts[name])]
@@ -114,6 +116,8 @@ class StackedExperts(Mapping[str, Tensor]):
 
     def part(self, name: str, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
         """Return a part of a tensor; of stacked experts, only those in it are read, one at a time."""
+        import torch
+
         if name in self._experts:
             experts = range(offsets[0], offsets[0] + sizes[0])
             return torch.stack([self._part_of_one(name, index, offsets[1:], sizes[1:]) for index in experts])
@@ -131,6 +135,8 @@ class StackedExperts(Mapping[str, Tensor]):
 
     def _part_of_one(self, name: str, expert: int, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
         """Return a part of one expert's matrices: [2, width, hidden] of gates and ups, else [hidden, width]."""
+        import torch
+
         files = self._parts(name, expert)
         if len(files) == 1:
             return self._stored.part(files[0], offsets, sizes)
@@ -158,6 +164,29 @@ class StackedExperts(Mapping[str, Tensor]):
         assert stacked is not None
         parts = _PARTS[self._inside][stacked[2]]
         return [f"{stacked[1]}{self._inside}.experts.{index}.{part}.weight" for part in parts]
+
+
+class JoinedExperts(StackedExperts):
+    """The same as transformers holds them: gates and ups are joined, [experts, 2 x width, hidden]."""
+
+    def __getitem__(self, name: str) -> Tensor:
+        return joined(name, super().__getitem__(name))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's shape from the files' headers."""
+        shape = super().shape(name)
+        return (shape[0], 2 * shape[2], shape[3]) if self._is_apart(name) else shape
+
+    def part(self, name: str, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
+        """Return a part of a tensor; of joined gates and ups, whole matrices of the experts in it are read."""
+        if not self._is_apart(name):
+            return super().part(name, offsets, sizes)
+        width = super().shape(name)[2]
+        whole = super().part(name, (offsets[0], 0, 0, offsets[2]), (sizes[0], 2, width, sizes[2]))
+        return joined(name, whole)[:, offsets[1] : offsets[1] + sizes[1]]
+
+    def _is_apart(self, name: str) -> bool:
+        return name.endswith("experts.gate_up_proj") and len(super().shape(name)) == 4
 
 
 def moe_config(config: MoEConfig) -> dict[str, Any]:

@@ -1,10 +1,126 @@
-"""The files that an index of weights names: inside the index's own folder, wherever the index came from."""
+"""Files of weights: one .safetensors, or those of an index, inside the index's own folder wherever it came from.
+
+What tensors there are is read from the files' headers, without torch.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
+from typing import TYPE_CHECKING
 
-from paceline.errors import StorageError
+from paceline.errors import ConfigError, StorageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+INDEX = "model.safetensors.index.json"
+
+
+class LazyTensors(Mapping[str, "Tensor"]):
+    """Tensors of one or more safetensors files by name; each is read when it is asked for, and not kept."""
+
+    def __init__(self, files: Mapping[str, Path], shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self._files, self._shapes = dict(files), dict(shapes)
+
+    def __getitem__(self, name: str) -> Tensor:
+        from safetensors import safe_open
+
+        with safe_open(self._files[name], framework="pt") as opened:  # maps the file, reads one tensor
+            tensor: Tensor = opened.get_tensor(name)
+            return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def part(self, name: str, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
+        """Return the part of a tensor that begins at `offsets` and has the shape `sizes`; the rest is not read."""
+        if not sizes:
+            return self[name]
+        from safetensors import safe_open
+
+        with safe_open(self._files[name], framework="pt") as opened:
+            found: Tensor = opened.get_slice(name)[
+                tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))
+            ]
+            return found
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's shape, from its file's header."""
+        return self._shapes[name]
+
+    @property
+    def files(self) -> list[Path]:
+        """The files, in order of their names."""
+        return sorted(set(self._files.values()))
+
+
+def read_safetensors(path: str | Path) -> LazyTensors:
+    """Return the tensors of a .safetensors file, or of a folder with one, or with an index and several.
+
+    Raises ConfigError where there is none, StorageError where a file is missing or broken.
+    """
+    path = Path(path).expanduser()
+    if not path.exists():
+        raise ConfigError(f"no weights at {path}", "there is no such file or folder", "a safetensors file or folder")
+    if path.is_file():
+        return _of_one(path)
+    if (path / INDEX).is_file():
+        return _of_index(path)
+    found = sorted(path.glob("model.safetensors")) or sorted(path.glob("*.safetensors"))
+    if len(found) != 1:
+        raise _none_in(path, len(found))
+    return _of_one(found[0])
+
+
+def _of_one(file: Path) -> LazyTensors:
+    shapes = header(file)
+    return LazyTensors(dict.fromkeys(shapes, file), shapes)
+
+
+def _of_index(folder: Path) -> LazyTensors:
+    try:
+        weight_map = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        files = {str(name): file_inside(folder, file) for name, file in weight_map.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StorageError(
+            f"{folder / INDEX} cannot be read", f"{type(error).__name__}: {error}", "a fresh copy"
+        ) from error
+    held = {file: header(file) for file in set(files.values())}
+    for name, file in files.items():
+        if name not in held[file]:
+            raise StorageError(f"{file} has no tensor '{name}'", f"{INDEX} says it has", "a fresh copy")
+    return LazyTensors(files, {name: held[file][name] for name, file in files.items()})
+
+
+def _none_in(folder: Path, found: int) -> ConfigError:
+    if found:
+        because = f"it holds {found} files and no {INDEX}"
+        return ConfigError(f"no weights in {folder}", because, "the path of one .safetensors file")
+    other = sorted(file.name for kind in ("*.bin", "*.pth", "*.gguf") for file in folder.glob(kind))
+    if other:
+        because = f"it holds no .safetensors file; {other[0]} is of another format, which may run code when it is read"
+        return ConfigError(f"no weights in {folder}", because, "from_pretrained and save_pretrained write safetensors")
+    because = "it holds no .safetensors file"
+    return ConfigError(f"no weights in {folder}", because, "the path of one .safetensors file, or model.weights = "
+                       "\"none\" to start fresh")  # fmt: skip
+
+
+def header(file: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor in a safetensors file. Raises StorageError where it cannot be read."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="np") as opened:
+            return {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise StorageError(
+            f"{file} cannot be read as safetensors", f"{type(error).__name__}: {error}", "a fresh copy of the file"
+        ) from error
 
 
 def file_inside(folder: Path, name: str) -> Path:

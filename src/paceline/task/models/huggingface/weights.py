@@ -7,34 +7,32 @@ are in experts.py.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from paceline.durable import publish, sync_folder
 from paceline.errors import ConfigError, StorageError
-from paceline.task.models.huggingface.experts import SplitExperts, apart, joined, moe_config
-from paceline.task.models.huggingface.files import file_inside
-from paceline.task.models.sizes import DecoderConfig, MoEConfig
+from paceline.spec.model_folder import folder_of
+from paceline.spec.task import ModelSpec
+from paceline.task.models.huggingface.experts import IN_MIXTRAL, IN_QWEN3, SplitExperts, apart, joined, moe_config
+from paceline.task.models.huggingface.export import SHARD_BYTES, Renamed, write_folder
+from paceline.task.models.huggingface.likeness import FAMILIES
+from paceline.task.models.huggingface.names import HEAD, PREFIX, hf_name
+from paceline.task.models.huggingface.road import read_config
+from paceline.task.models.huggingface.theirs import changed_config
+from paceline.task.models.shape import DecoderConfig, MoEConfig
+from paceline.task.models.sizes import base_of
 
-PREFIX = "model."
-HEAD = "lm_head.weight"
-# Qwen3 is Llama with norms of single heads.
+# Qwen2 is Llama with biases of queries, keys and values; Qwen3 is Llama with norms of single heads.
+QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "use_sliding_window": False}
 QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "use_sliding_window": False}
-SHARD_BYTES = 5 * 10**9  # as in transformers' save_pretrained up to version 4
-INDEX = "model.safetensors.index.json"
 
 
 def to_hf_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return our decoder's state under the names of LlamaForCausalLM, or MixtralForCausalLM, and in its shapes."""
     return {hf_name(name): joined(name, tensor) for name, tensor in state.items()}
-
-
-def hf_name(name: str) -> str:
-    """Return the name that LlamaForCausalLM, or MixtralForCausalLM, has for a tensor of ours."""
-    return name if name == HEAD else PREFIX + name
 
 
 def from_hf_state(state: Mapping[str, Tensor], tied: bool = False) -> dict[str, Tensor]:
@@ -44,7 +42,7 @@ def from_hf_state(state: Mapping[str, Tensor], tied: bool = False) -> dict[str, 
 
 
 def to_hf_config(config: DecoderConfig, dtype: str = "float32") -> dict[str, Any]:
-    """Return the content of the config.json that LlamaForCausalLM reads, or Qwen3's and Mixtral's equivalents."""
+    """Return the content of the config.json that LlamaForCausalLM reads, or Qwen2's, Qwen3's and Mixtral's of it."""
     rope: dict[str, Any] = {"rope_type": "default"}
     if config.rope_scaling is not None:
         scaling = config.rope_scaling
@@ -65,7 +63,7 @@ def to_hf_config(config: DecoderConfig, dtype: str = "float32") -> dict[str, Any
     }  # fmt: skip
     if isinstance(config, MoEConfig):
         return {**llama, **moe_config(config)}
-    return {**llama, **(QWEN3 if config.qk_norm else {})}
+    return {**llama, **(QWEN3 if config.qk_norm else QWEN2 if config.qkv_bias else {})}
 
 
 def export_safetensors(
@@ -77,135 +75,35 @@ def export_safetensors(
     `shard_bytes` the weights go to several files and an index. Every file is complete or absent, and on the disk
     before it has its name. Raises StorageError where the folder cannot be written.
     """
-    from safetensors.torch import save_file
-
-    folder = Path(folder)
     config_json = to_hf_config(config)  # says so where there is no such model
+    return write_folder(our_state(state, config), config_json, folder, shard_bytes)
+
+
+def our_state(state: Mapping[str, Tensor], config: DecoderConfig) -> Mapping[str, Tensor]:
+    """Return a decoder's whole tensors under the names of Hugging Face's files; each is made when it is asked for."""
     if isinstance(config, MoEConfig):
-        state = SplitExperts(state, config)
-    ours = {hf_name(name): name for name in state}
-    sizes, dtypes = {}, set()
-    for name in ours:
-        tensor = state[ours[name]]
-        sizes[name] = tensor.nbytes
-        dtypes.add(str(tensor.dtype).removeprefix("torch."))
-    parts = _parts(sizes, shard_bytes)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        sync_folder(folder.parent)
-        for file, names in parts.items():
-            held = {name: state[ours[name]].detach().cpu().contiguous() for name in names}
-            save_file(held, folder / (file + ".part"), metadata={"format": "pt"})
-            publish(folder / (file + ".part"), folder / file)
-        if len(parts) > 1:
-            weight_map = {name: file for file, names in parts.items() for name in names}
-            _write_json(folder / INDEX, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map})
-        else:
-            (folder / INDEX).unlink(missing_ok=True)  # of an earlier export, and would take precedence
-        dtype = dtypes.pop() if len(dtypes) == 1 else "float32"
-        _write_json(folder / "config.json", {**config_json, "dtype": dtype, "torch_dtype": dtype})
-    except OSError as error:
-        raise StorageError(f"cannot export weights to {folder}", str(error), "a folder with room to write") from error
-    return folder
+        state = SplitExperts(state, config.experts, IN_QWEN3 if config.qk_norm else IN_MIXTRAL)
+    return Renamed(state, {hf_name(name): name for name in state})
 
 
-def _parts(sizes: Mapping[str, int], shard_bytes: int) -> dict[str, list[str]]:
-    """Return file name to tensor names, in order, each file at most `shard_bytes` unless one tensor is larger."""
-    groups: list[list[str]] = [[]]
-    used = 0
-    for name, size in sizes.items():
-        if groups[-1] and used + size > shard_bytes:
-            groups.append([])
-            used = 0
-        groups[-1].append(name)
-        used += size
-    if len(groups) == 1:
-        return {"model.safetensors": groups[0]}
-    return {f"model-{i:05d}-of-{len(groups):05d}.safetensors": names for i, names in enumerate(groups, start=1)}
+def their_state(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> Mapping[str, Tensor]:
+    """Return the whole tensors of a model of transformers under the names of its files, where experts stand alone."""
+    stacked = next((name for name in state if name.endswith("mlp.experts.down_proj")), None)
+    if stacked is None:
+        return state
+    inside = IN_MIXTRAL if config.get("model_type") == "mixtral" else IN_QWEN3
+    return SplitExperts(state, state[stacked].shape[0], inside)
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    publish(part, path)
-
-
-class LazyTensors(Mapping[str, Tensor]):
-    """Tensors of one or more safetensors files by name; each is read when it is asked for, and not kept."""
-
-    def __init__(self, files: Mapping[str, Path]) -> None:
-        self._files = dict(files)
-
-    def __getitem__(self, name: str) -> Tensor:
-        from safetensors import safe_open
-
-        with safe_open(self._files[name], framework="pt") as opened:  # maps the file, reads one tensor
-            return opened.get_tensor(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._files)
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-    def part(self, name: str, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
-        """Return the part of a tensor that begins at `offsets` and has the shape `sizes`; the rest is not read."""
-        if not sizes:
-            return self[name]
-        from safetensors import safe_open
-
-        with safe_open(self._files[name], framework="pt") as opened:
-            found = opened.get_slice(name)
-            return found[tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))]
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's shape from the file's header."""
-        from safetensors import safe_open
-
-        with safe_open(self._files[name], framework="pt") as opened:
-            return tuple(opened.get_slice(name).get_shape())
-
-
-def read_safetensors(path: str | Path) -> LazyTensors:
-    """Return the tensors of a .safetensors file, or of a folder with one, or with an index and several.
-
-    Raises ConfigError where there is none, StorageError where a file is missing or broken.
-    """
-    path = Path(path).expanduser()
-    if not path.exists():
-        raise ConfigError(f"no weights at {path}", "there is no such file or folder", "a safetensors file or folder")
-    if path.is_file():
-        return LazyTensors(dict.fromkeys(_names(path), path))
-    if (path / INDEX).is_file():
-        try:
-            weight_map = json.loads((path / INDEX).read_text(encoding="utf-8"))["weight_map"]
-            files = {str(name): file_inside(path, file) for name, file in weight_map.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise StorageError(
-                f"{path / INDEX} cannot be read", f"{type(error).__name__}: {error}", "a fresh copy"
-            ) from error
-        held = {file: set(_names(file)) for file in set(files.values())}
-        for name, file in files.items():
-            if name not in held[file]:
-                raise StorageError(f"{file} has no tensor '{name}'", f"{INDEX} says it has", "a fresh copy")
-        return LazyTensors(files)
-    found = sorted(path.glob("model.safetensors")) or sorted(path.glob("*.safetensors"))
-    if len(found) != 1:
-        because = "it holds no .safetensors file" if not found else f"it holds {len(found)} files and no {INDEX}"
-        raise ConfigError(f"no weights in {path}", because, "the path of one .safetensors file")
-    return LazyTensors(dict.fromkeys(_names(found[0]), found[0]))
-
-
-def _names(file: Path) -> list[str]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(file, framework="pt") as opened:
-            return list(opened.keys())
-    except (SafetensorError, OSError) as error:
-        raise StorageError(
-            f"{file} cannot be read as safetensors", f"{type(error).__name__}: {error}", "a fresh copy of the file"
-        ) from error
+def config_of_folder(model: ModelSpec, decoder: DecoderConfig | None) -> dict[str, Any]:
+    """Return the config.json of a model that came from a folder: the folder's own, with what the task has changed."""
+    folder, base = folder_of(model.name), base_of(model.name)
+    assert folder is not None
+    config = read_config(folder)
+    if decoder is None or base is None:
+        return {**config, **changed_config(model.arguments)}
+    before, after = to_hf_config(base), to_hf_config(decoder)
+    return {**config, **{entry: value for entry, value in after.items() if before[entry] != value}}
 
 
 def check_hf_config(config: DecoderConfig, folder: str | Path) -> None:
@@ -221,7 +119,8 @@ def check_hf_config(config: DecoderConfig, folder: str | Path) -> None:
     except ValueError as error:
         raise StorageError(f"{path} cannot be read", str(error), "a fresh copy of the file") from error
     ours = to_hf_config(config)
-    keys = ["model_type", "hidden_act", "num_attention_heads", "num_key_value_heads", "rms_norm_eps", "attention_bias",
+    keys = [*([] if _alike(config, theirs) else ["model_type"]), "hidden_act", "num_attention_heads",
+            "num_key_value_heads", "rms_norm_eps", "attention_bias",
             "mlp_bias", "tie_word_embeddings", "num_experts_per_tok", "norm_topk_prob"]  # fmt: skip
     pairs = {key: (ours.get(key), theirs[key]) for key in keys if theirs.get(key) is not None}
     their_rope = theirs.get("rope_parameters") or {
@@ -235,3 +134,12 @@ def check_hf_config(config: DecoderConfig, folder: str | Path) -> None:
             f"the weights in {folder} belong to another model than {config.name}", f"config.json: {'; '.join(wrong)}",
             "the named size that was exported, with the same overrides",
         )  # fmt: skip
+
+
+def _alike(config: DecoderConfig, theirs: Mapping[str, Any]) -> bool:
+    """Return whether a config.json is of a type that computes as the decoder does, whatever the type is called."""
+    family = FAMILIES.get(str(theirs.get("model_type")))
+    if family is None:
+        return False
+    routed = "num_experts_per_tok" in family.own
+    return (family.qk_norm, family.qkv_bias, routed) == (config.qk_norm, config.qkv_bias, isinstance(config, MoEConfig))

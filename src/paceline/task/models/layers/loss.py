@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,8 +18,36 @@ from paceline.task.models.layers.vocabulary import spread_cross_entropy_sum, spr
 IGNORED = -100  # labels of this value count neither in the loss nor in the weight
 
 
+@dataclass(frozen=True)
+class LabelsByRow:
+    """Labels [rows, ...] whose losses are told apart by row, without gradients; or added up, each row's with a weight.
+
+    They stand where labels stand. A loss by row comes with the weights by row, [rows] both.
+    """
+
+    labels: Tensor
+    weights: Tensor | None = None  # [rows]; None: the rows' losses are told apart
+
+    def numel(self) -> int:
+        """Return how many labels there are."""
+        return self.labels.numel()
+
+    def counted(self) -> Tensor:
+        """Return how many labels of each row count: [rows]; of weighted ones all together."""
+        rows = (self.labels != IGNORED).flatten(1).sum(1) if self.labels.dim() > 1 else (self.labels != IGNORED).long()
+        return rows if self.weights is None else rows.sum()
+
+    def combined(self, losses: Tensor) -> Tensor:
+        """Return the losses of all labels, flat, as sums by row; or as one sum of the rows with their weights."""
+        rows = losses.reshape(self.labels.shape[0], -1).sum(1)
+        return rows if self.weights is None else (rows * self.weights.to(rows)).sum()
+
+
+Labels = Tensor | LabelsByRow
+
+
 def cross_entropy_sum(
-    hidden: Tensor, head: Tensor, labels: Tensor, logits_elements: int = LOGITS_LIMIT_ELEMENTS
+    hidden: Tensor, head: Tensor, labels: Labels, logits_elements: int = LOGITS_LIMIT_ELEMENTS
 ) -> tuple[Tensor, Tensor]:
     """Return (loss_sum, weight) for `hidden` [..., width], `head` [vocab, width] and int64 `labels` [...].
 
@@ -26,11 +55,26 @@ def cross_entropy_sum(
     A head that is a DTensor has its rows spread over ranks; `hidden` may then be split along the sequence.
     No more than `logits_elements` logits exist at a time.
     """
+    size = loss_chunk_tokens(head.shape[0], logits_elements)
+    if isinstance(labels, LabelsByRow):
+        return _by_row(hidden.flatten(0, -2), head, labels, size), labels.counted()
     if isinstance(head, DTensor):
         return spread_cross_entropy_sum(hidden, head, labels, logits_elements)
-    size = loss_chunk_tokens(head.shape[0], logits_elements)
     loss = _LinearCrossEntropy.apply(hidden.flatten(0, -2), head, labels.flatten(), torch.is_grad_enabled(), size)
     return loss, (labels != IGNORED).sum()
+
+
+def _by_row(hidden: Tensor, head: Tensor, labels: LabelsByRow, size: int) -> Tensor:
+    """Return the losses of hidden states [tokens, width] as their labels want them: by row, or weighted."""
+    assert not isinstance(head, DTensor), "rows are told apart where every rank has the whole head"
+    flat = labels.labels.flatten()
+    if labels.weights is not None:
+        each = labels.weights.repeat_interleave(flat.numel() // labels.labels.shape[0])
+        weighted: Tensor = _WeightedCrossEntropy.apply(hidden, head, flat, each, torch.is_grad_enabled(), size)
+        return weighted
+    parts = zip(hidden.split(size), flat.split(size), strict=True)
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    return labels.combined(torch.cat([_losses((part @ head.T).to(wide), own)[0] for part, own in parts]))
 
 
 def head_logits(hidden: Tensor, head: Tensor, seq: int) -> Tensor:
@@ -50,8 +94,35 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return *kept_gradients(ctx, grad), None, None, None
 
 
+class _WeightedCrossEntropy(torch.autograd.Function):
+    """As _LinearCrossEntropy, with a weight for each label [tokens]: gradients taken ahead must know it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, head: Tensor, labels: Tensor, weights: Tensor, backward: bool, size: int
+    ) -> Tensor:
+        coming = iter(weights.split(size))  # chunks come in order
+
+        def of_chunk(logits: Tensor, labels: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+            weight = next(coming).to(logits.dtype)
+            losses, gradient = _losses(logits, labels)
+            return (losses * weight).sum(), lambda: gradient().mul_(weight.unsqueeze(1))
+
+        return summed_loss(ctx, hidden, head, labels, backward, size, of_chunk)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return *kept_gradients(ctx, grad), None, None, None, None
+
+
 def _of_chunk(logits: Tensor, labels: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
     """Return the summed cross-entropy of a chunk, and what makes its gradient of the logits, in place."""
+    losses, gradient = _losses(logits, labels)
+    return losses.sum(), gradient
+
+
+def _losses(logits: Tensor, labels: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+    """Return the cross-entropy of each label of a chunk, and what makes the gradient of their sum, in place."""
     counted = labels != IGNORED  # [chunk]
     target = labels.where(counted, 0).unsqueeze(1)  # [chunk, 1]
     norm = logits.logsumexp(dim=1, keepdim=True)
@@ -60,4 +131,4 @@ def _of_chunk(logits: Tensor, labels: Tensor) -> tuple[Tensor, Callable[[], Tens
         grad = logits.sub_(norm).exp_()  # probabilities
         return grad.scatter_add_(1, target, grad.new_full(target.shape, -1.0)).mul_(counted.unsqueeze(1))
 
-    return ((norm - logits.gather(1, target)).squeeze(1) * counted).sum(), gradient
+    return (norm - logits.gather(1, target)).squeeze(1) * counted, gradient

@@ -73,6 +73,7 @@ class ImageSource:
             raise MissingExtra("pillow", "images", "decoding images") from error
         self.listing, self.chosen, self.look, self.storage = listing, chosen, look, storage
         self.samples, self.notices = len(chosen), storage.notices
+        self.classes = listing.classes
         self.described = f"{len(listing.entries):,} images of {len(listing.classes):,} classes"
         self.steps_ahead = STEPS_AHEAD if any(map(is_remote, listing.files)) else 0
         digest = hashlib.blake2b(f"{look.size} {listing.classes}".encode(), digest_size=16)

@@ -1,0 +1,38 @@
+"""What scoring takes where a step chooses among candidates: their forward passes, before it trains on some of them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paceline.plan.cost.components import Component
+from paceline.plan.cost.rates import ATTENTION_PASSES
+from paceline.plan.cost.sheet import UNFUSED_PASSES, Sheet
+from paceline.plan.cost.time.compute import calibration_note
+from paceline.plan.cost.time.network import data_seconds
+from paceline.spec.cluster import SOURCES
+
+
+def scoring_components(sheet: Sheet) -> list[Component]:
+    """Return the seconds per step of scoring candidates; nothing where a step trains on all that it reads.
+
+    A candidate costs a forward pass without anything kept. Weights that are dropped between passes (ZeRO-3) are
+    gathered once for each of its micro-batches, others once more a step. None of it is taken to be hidden.
+    """
+    scored, columns, part = sheet.context.scored, sheet.columns, sheet.slowest
+    if not scored:
+        return []
+    passes = np.where(sheet.context.shapes["fused_attention"] > 0, ATTENTION_PASSES, UNFUSED_PASSES)
+    of_shape = (sheet.product_seconds + sheet.attention_seconds / passes + sheet.moving_seconds) * sheet.factors
+    forward = columns.device_samples / columns.cp * np.einsum("rs,rs->r", part.counts, of_shape)
+    if sheet.rates.device.kind == "cpu":
+        operators = part.number(sheet.context.shapes["operators"] * sheet.factors)
+        forward = forward + columns.accumulation * operators * sheet.rates.launch_seconds.value
+    moved = data_seconds(sheet)
+    gather = np.where(columns.zero == 3, scored / 2, 1.0) * moved.gather_seconds
+    known = SOURCES.index("measured" if sheet.measured else sheet.rates.product_source)
+
+    def text(i: int) -> str:
+        words = f"{scored} x forward pass of the {columns.device_samples[i]:g} samples/device that are trained on"
+        return words + (f" + {gather[i]:.3g} s of gathering" if gather[i] else "") + calibration_note(sheet)
+
+    return [Component("scoring of candidates", "products", scored * forward + gather, known, text, clock="other")]

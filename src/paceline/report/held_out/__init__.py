@@ -1,0 +1,1 @@
+"""Metrics of held-out samples, as the report shows them."""

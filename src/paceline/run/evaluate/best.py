@@ -1,0 +1,95 @@
+"""Which evaluation is the best so far, and whether so many without a better one end training.
+
+Both are a function of the evaluations on record, so nothing is saved for them: a start that resumes a run, in whatever
+world, reads the journal and goes on judging as if it had never stopped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from paceline.errors import ConfigError, suggestion
+from paceline.run.loop.evaluate import EvaluationResult
+from paceline.spec.journal.kinds import DecisionRecord, EvaluationRecord
+from paceline.spec.journal.reading import read_records
+from paceline.spec.journal.record import number
+from paceline.spec.watch.evaluate import LOSS, EvaluateSpec
+
+EARLY = "early stopping"  # the `what` of the decision
+
+
+@dataclass
+class BestEvaluation:
+    """Judges evaluations by one metric. Alike on all ranks."""
+
+    spec: EvaluateSpec
+    steps: int  # of the whole run
+    values: dict[int, float] = field(default_factory=dict)  # of the metric, by step
+
+    def add(self, step: int, measured: EvaluationResult) -> float:
+        """Take note of an evaluation and return its value of the metric; raise ConfigError where it is not measured."""
+        named = {LOSS: measured.loss, **measured.metrics}
+        if self.spec.metric not in named:
+            raise ConfigError(
+                f"task.evaluate.metric = '{self.spec.metric}' is not measured",
+                f"an evaluation gave {', '.join(named)}",
+                suggestion(self.spec.metric, named),
+            )
+        self.values[step] = named[self.spec.metric]
+        return named[self.spec.metric]
+
+    def forget_after(self, step: int) -> None:
+        """Forget evaluations of later steps, which the run has gone back before."""
+        self.values = {at: value for at, value in self.values.items() if at <= step}
+
+    def score(self, value: float) -> float:
+        """Return a value of the metric as a number of which less is better; infinite where it is none."""
+        return self.spec.sign * value if math.isfinite(value) else math.inf
+
+    @property
+    def best(self) -> tuple[int, int] | None:
+        """The step of the best evaluation, and how many have followed it; None before the first."""
+        found, since, least = None, 0, math.inf
+        for step in sorted(self.values):
+            score = self.score(self.values[step])
+            if score < least - (self.spec.min_delta if math.isfinite(least) else 0.0):
+                found, since, least = step, 0, score
+            else:
+                since += 1
+        return None if found is None else (found, since)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether training ends early."""
+        waited = self.best[1] if self.best else len(self.values)
+        return bool(self.spec.patience) and waited >= self.spec.patience
+
+    def decision(self) -> DecisionRecord:
+        """Return what is decided where training ends early."""
+        step, name = max(self.values), self.spec.metric
+        if self.best is None:
+            because = f"no evaluation of {len(self.values)} gave a finite {name}"
+        else:
+            at, since = self.best
+            by = f" by {self.spec.min_delta:g}" if self.spec.min_delta else ""
+            because = (
+                f"{name} was {self.values[at]:.6g} after step {at}, and none of the {since} evaluations since"
+                f" is better{by}: task.evaluate.patience = {self.spec.patience}"
+            )
+        evidence = {"metric": name, "values": {str(at): self.values[at] for at in sorted(self.values)}}
+        return DecisionRecord(EARLY, f"{self.steps} steps", f"{step} steps", because, evidence)
+
+
+def values_on_record(run_dir: Path, metric: str, last_step: int) -> dict[int, float]:
+    """Return the metric of the evaluations on record up to a step, by step; the newest record of each counts."""
+    found: dict[int, float] = {}
+    for record in read_records(run_dir):
+        if isinstance(record, EvaluationRecord) and record.step is not None and record.step <= last_step:
+            named: Mapping[str, object] = {LOSS: record.loss, **(record.metrics or {})}
+            value = number(named.get(metric))
+            if metric in named:
+                found[record.step] = math.nan if value is None else value
+    return found

@@ -1,0 +1,149 @@
+"""Metrics of held-out samples, on any layout: each rank adds up what its samples give, and all add up the ranks'.
+
+Metrics are measured in the passes of the evaluation, where the objective has called the model: what the model returned
+is kept for a moment. The built-in objective of language models computes its loss without whole logits; metrics that
+read these have a second pass, in which a micro-batch's logits exist whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import ConfigError
+from paceline.run.loop.loader import MicroBatch
+from paceline.run.loop.passes import Objective
+from paceline.run.loop.step import Stepper
+from paceline.run.process.world import World
+from paceline.task.metrics.metric import LossTotal, Metric, Totals
+from paceline.task.objective import next_token, next_token_logits
+
+
+@dataclass
+class _Seen:
+    """What the objective and the model said of the micro-batch that was passed last."""
+
+    batch: Any = None
+    outputs: Any = None
+    has_outputs: bool = False
+
+
+@dataclass
+class _Watching:
+    """An objective that notes its batch, and what the model returns where the objective calls it last."""
+
+    objective: Objective
+    seen: _Seen
+
+    def __call__(self, model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+        """Return what the objective returns."""
+        self.seen.batch, self.seen.outputs, self.seen.has_outputs = batch, None, False
+        hook = model.register_forward_hook(self._keep)
+        try:
+            return self.objective(model, batch)
+        finally:
+            hook.remove()
+
+    def _keep(self, module: nn.Module, arguments: Any, output: Any) -> None:
+        self.seen.outputs, self.seen.has_outputs = output, True
+
+
+@dataclass
+class _LogitsAlone:
+    """Stands in the place of the objective of language models, and notes the logits."""
+
+    objective: Objective
+    seen: _Seen
+
+    def __call__(self, model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+        """Return no loss."""
+        self.seen.batch, self.seen.outputs, self.seen.has_outputs = batch, next_token_logits(model, batch), True
+        nothing = torch.zeros((), device=batch["labels"].device)
+        return nothing, nothing
+
+
+@dataclass
+class Sums:
+    """What metrics have added up on this rank: vectors by (number of the metric, name)."""
+
+    metrics: Sequence[Metric]
+    found: dict[tuple[int, str], Tensor] = field(default_factory=dict)
+
+    def add(self, seen: _Seen, reading: bool | None) -> None:
+        """Add a micro-batch, to all metrics or to those that are `reading` outputs, or not."""
+        for number, metric in enumerate(self.metrics):
+            if reading is None or metric.reads_outputs == reading:
+                if metric.reads_outputs and not seen.has_outputs:
+                    raise ConfigError(
+                        "a metric reads what the model returns, and the objective did not call the model",
+                        "it called parts of it",
+                        "an objective that calls the model itself: model(batch)",
+                    )
+                for name, value in metric.measure(seen.outputs, seen.batch).items():
+                    vector = value.detach().double().reshape(-1)
+                    key = (number, name)
+                    self.found[key] = self.found[key] + vector if key in self.found else vector
+
+    def over(self, world: World, counts: bool) -> list[Totals]:
+        """Return the totals of each metric over all ranks. Every rank calls it; `counts`: whether its sums are new."""
+        mine = {key: value.cpu() for key, value in self.found.items()} if counts else {}
+        sizes: dict[tuple[int, str], int] = {}
+        for each in world.gather({key: len(value) for key, value in mine.items()}):
+            for key, size in each.items():
+                if sizes.setdefault(key, size) != size:
+                    raise ConfigError(
+                        f"a metric has {sizes[key]} and {size} numbers for '{key[1]}' on different ranks",
+                        "what it returns must have one shape for all samples", "one number of classes for all",
+                    )  # fmt: skip
+        keys = sorted(sizes)
+        flat = [number for key in keys for number in mine.get(key, torch.zeros(sizes[key])).tolist()]
+        summed = np.array(world.sum(flat) if flat else [], dtype=np.float64)
+        totals: list[dict[str, Any]] = [{} for _ in self.metrics]
+        for (number, name), part in zip(keys, np.split(summed, np.cumsum([sizes[key] for key in keys])), strict=False):
+            totals[number][name] = part
+        return list(totals)
+
+
+def measure(
+    stepper: Stepper, batches: Sequence[MicroBatch], metrics: Sequence[Metric]
+) -> tuple[float, float, Mapping[str, float]]:
+    """Return (loss sum, weight, metrics by name) of held-out micro-batches over all ranks. Every rank calls it."""
+    world, passes, sums = stepper.world, stepper.passes, Sums(metrics)
+    if not metrics:
+        loss_sum, weight = world.sum(list(passes.evaluate(batches)))
+        return loss_sum, weight, {}
+    seen = _Seen()
+    without_logits = stepper.turns[stepper.main].turn.objective is next_token
+    passes.wrap_objective(lambda objective: _Watching(objective, seen))
+    try:
+        mine = passes.evaluate(batches, lambda: sums.add(seen, False if without_logits else None))
+    finally:
+        passes.wrap_objective(_unwrapped)
+    if without_logits and any(metric.reads_outputs for metric in metrics):
+        passes.wrap_objective(lambda objective: _LogitsAlone(objective, seen))
+        try:
+            passes.evaluate(batches, lambda: sums.add(seen, True))
+        finally:
+            passes.wrap_objective(_unwrapped)
+    loss_sum, weight = world.sum(list(mine))
+    first_of_tp = not stepper.plan.layout.coordinates(world.rank)["tp"]
+    totals, loss, values = sums.over(world, first_of_tp), LossTotal(loss_sum, weight), dict[str, float]()
+    for metric, total in zip(metrics, totals, strict=True):
+        for name, value in metric.values(total, loss).items() if weight > 0 else ():
+            if name in values:
+                raise ConfigError(
+                    f"two metrics are called '{name}'", "the journal keeps each under its name", "another name"
+                )
+            values[name] = value
+    return loss_sum, weight, values
+
+
+def _unwrapped(objective: Any) -> Objective:
+    """Return the objective that was wrapped."""
+    found: Objective = objective.objective
+    return found

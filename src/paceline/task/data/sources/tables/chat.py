@@ -1,0 +1,265 @@
+"""Conversations and completions as text of which some counts: what a template writes, and how tokens are made of it.
+
+A template's own marks (`<|im_start|>`) become the special tokens that they are where the tokenizer knows them. What
+stands in a message never does: a message that spells out a special token stays plain text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import DamagedData, DataError, MissingExtra
+from paceline.spec.task import DataSpec
+from paceline.task.data.sources.tables.columns import TableColumns
+from paceline.task.data.sources.tokenizer import Tokenizer, Tokens
+
+LEARNT_ROLE = "assistant"
+CONFIG = "tokenizer_config.json"
+TEMPLATE_FILE = "chat_template.jinja"
+
+
+class Segment(NamedTuple):
+    """A part of a row: its text, whether its tokens count in the loss, and whether it is a template's own mark."""
+
+    text: str
+    counted: bool
+    mark: bool = False
+
+
+Messages = Sequence[Mapping[str, str]]
+Template = Callable[[Messages], list[Segment]]
+
+
+@dataclass(frozen=True)
+class RowWriter:
+    """Writes a row of prompts and completions, or of messages, as segments. `told` says how, for people."""
+
+    columns: TableColumns
+    template: Template
+    told: str
+
+    def segments(self, values: Mapping[str, Any], where: str) -> list[Segment]:
+        """Return the segments of a row. Raises DamagedData where it holds no text, or nothing that counts."""
+        if self.columns.kind == "completion":
+            prompt, completion = (_text(values.get(name), where, name) for name in self.columns.names)
+            return [Segment(prompt, False), Segment(completion, True)]
+        messages = _messages(values.get(self.columns.names[0]), where, self.columns.names[0])
+        return self.template(messages)
+
+
+def writer_of(data: DataSpec, columns: TableColumns) -> RowWriter:
+    """Return what writes the rows of a table. Raises DataError for a template that cannot be had."""
+    if columns.kind == "completion":
+        return RowWriter(columns, plain, "a prompt, then its completion, whose tokens count")
+    name = data.template
+    if name == "auto":
+        name = "tokenizer" if own_template(data.tokenizer) else "plain"
+    if name == "tokenizer":
+        return RowWriter(columns, of_tokenizer(data.tokenizer), "conversations by the tokenizer's own chat template")
+    return RowWriter(columns, TEMPLATES[name], f"conversations by the template '{name}'")
+
+
+def plain(messages: Messages) -> list[Segment]:
+    """Return messages as lines: the role and a colon before each."""
+    found = []
+    for message in messages:
+        counted = message["role"] == LEARNT_ROLE
+        found += [Segment(f"{message['role']}: ", False), Segment(f"{message['content']}\n", counted)]
+    return found
+
+
+def chatml(messages: Messages) -> list[Segment]:
+    """Return messages in ChatML: <|im_start|>role, the content, <|im_end|>."""
+    found = []
+    for message in messages:
+        counted = message["role"] == LEARNT_ROLE
+        found += [
+            Segment("<|im_start|>", False, mark=True), Segment(f"{message['role']}\n", False),
+            Segment(message["content"], counted), Segment("<|im_end|>", counted, mark=True), Segment("\n", False),
+        ]  # fmt: skip
+    return found
+
+
+def llama3(messages: Messages) -> list[Segment]:
+    """Return messages as Llama 3 writes them, from <|begin_of_text|> on."""
+    found = [Segment("<|begin_of_text|>", False, mark=True)]
+    for message in messages:
+        counted = message["role"] == LEARNT_ROLE
+        found += [
+            Segment("<|start_header_id|>", False, mark=True), Segment(message["role"], False),
+            Segment("<|end_header_id|>", False, mark=True), Segment("\n\n", False),
+            Segment(message["content"], counted), Segment("<|eot_id|>", counted, mark=True),
+        ]  # fmt: skip
+    return found
+
+
+TEMPLATES: dict[str, Template] = {"plain": plain, "chatml": chatml, "llama3": llama3}
+
+
+def own_template(tokenizer: str) -> str:
+    """Return the chat template that lies in a tokenizer's folder, "" where there is none."""
+    if tokenizer in ("bytes", "bpe"):
+        return ""
+    path = Path(tokenizer).expanduser()
+    folder = path if path.is_dir() else path.parent
+    try:
+        return (folder / TEMPLATE_FILE).read_text("utf-8")
+    except OSError:
+        found = tokenizer_config(folder).get("chat_template")
+    if isinstance(found, list):  # several, by name
+        found = next((each.get("template") for each in found if each.get("name") == "default"), "")
+    return found if isinstance(found, str) else ""
+
+
+def tokenizer_config(folder: Path) -> dict[str, Any]:
+    """Return what lies beside a tokenizer.json about it; nothing where nothing does."""
+    try:
+        found = json.loads((folder / CONFIG).read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def of_tokenizer(tokenizer: str) -> Template:
+    """Return the template of a tokenizer's folder. Needs jinja2, which runs it in a sandbox.
+
+    What counts of an assistant's message is what the template writes after the prompt for it. Raises DataError where
+    the folder has no template.
+    """
+    source = own_template(tokenizer)
+    if not source:
+        raise DataError(
+            f"the tokenizer '{tokenizer}' has no chat template",
+            f"neither {TEMPLATE_FILE} nor chat_template in {CONFIG} lies beside it",
+            "template = \"chatml\", \"llama3\" or \"plain\"",
+        )  # fmt: skip
+    try:
+        from jinja2 import TemplateError
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+    except ImportError as error:
+        raise MissingExtra("jinja2", "huggingface", "the tokenizer's own chat template") from error
+    path = Path(tokenizer).expanduser()
+    special = _special_tokens(tokenizer_config(path if path.is_dir() else path.parent))
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.globals["raise_exception"] = _refuse
+    environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
+    compiled = environment.from_string(source)
+
+    def render(messages: Messages, prompt: bool) -> str:
+        try:
+            given = [dict(one) for one in messages]
+            return str(compiled.render(messages=given, add_generation_prompt=prompt, **special))
+        except (TemplateError, TypeError, ValueError) as error:
+            raise DamagedData(
+                "a conversation does not fit the tokenizer's template", str(error), 'another template, such as "chatml"'
+            ) from error
+
+    def segments(messages: Messages) -> list[Segment]:
+        found, done = [], ""
+        for at, message in enumerate(messages):
+            if message["role"] != LEARNT_ROLE:
+                continue
+            prompt, whole = render(messages[:at], True), render(messages[: at + 1], False)
+            if not (prompt.startswith(done) and whole.startswith(prompt)):
+                raise DataError(
+                    "the tokenizer's chat template rewrites what it wrote before",
+                    "which tokens are the assistant's cannot be told from it",
+                    'template = "chatml", "llama3" or "plain"',
+                )
+            found += [*_marked(prompt[len(done) :], False, messages), *_marked(whole[len(prompt) :], True, messages)]
+            done = whole
+        return found
+
+    return segments
+
+
+def _marked(text: str, counted: bool, messages: Messages) -> Iterator[Segment]:
+    """Yield what a template wrote: the messages' contents as text, what is around them as marks."""
+    for message in messages:
+        content = message["content"].strip()
+        at = text.find(content) if content else -1
+        if at >= 0:
+            yield Segment(text[:at], counted, mark=True)
+            yield Segment(content, counted)
+            text = text[at + len(content) :]
+    if text:
+        yield Segment(text, counted, mark=True)
+
+
+def _refuse(message: str) -> None:
+    raise ValueError(message)
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return bos_token and the like, which templates use by name."""
+    found = {}
+    for name, value in config.items():
+        if name.endswith("_token"):
+            text = value.get("content") if isinstance(value, Mapping) else value
+            if isinstance(text, str):
+                found[name] = text
+    return found
+
+
+def encode_segments(
+    tokenizer: Tokenizer, rows: Sequence[Sequence[Segment]]
+) -> list[tuple[Tokens, npt.NDArray[np.uint8]]]:
+    """Return each row's token ids, and 1 for those that count. Every segment is encoded by itself."""
+    flat = [segment for row in rows for segment in row if segment.text]
+    texts = [segment.text.encode() for segment in flat]
+    marks = [at for at, segment in enumerate(flat) if segment.mark]
+    ids = tokenizer.encode(texts)
+    for at, marked in zip(marks, encode_marks(tokenizer, [texts[at] for at in marks]), strict=True):
+        ids[at] = marked
+    given = iter(zip(flat, ids, strict=True))
+    found = []
+    for row in rows:
+        parts = [next(given) for segment in row if segment.text]
+        tokens = [np.asarray(part, dtype=np.uint32) for _, part in parts]
+        counted = [np.full(len(part), segment.counted, dtype=np.uint8) for segment, part in parts]
+        empty = np.zeros(0, dtype=np.uint32)
+        found.append((np.concatenate([empty, *tokens]), np.concatenate([empty.astype(np.uint8), *counted])))
+    return found
+
+
+def encode_marks(tokenizer: Tokenizer, texts: Sequence[bytes]) -> list[Tokens]:
+    """Return the ids of a template's marks: special tokens where the tokenizer knows them."""
+    special = getattr(tokenizer, "encode_special", None)
+    return list(special(texts)) if special is not None else tokenizer.encode(texts)
+
+
+def _messages(value: Any, where: str, field: str) -> list[dict[str, str]]:
+    """Return a row's messages. Raises DamagedData where they are none, or no assistant speaks."""
+    try:
+        value = json.loads(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise DamagedData(f"{where}: '{field}' is not JSON", str(error), _FORM) from error
+    if not isinstance(value, list) or not value:
+        raise DamagedData(f"{where} has no messages", f"'{field}' holds {json.dumps(value, default=str)[:40]}", _FORM)
+    for message in value:
+        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
+            told = json.dumps(message, default=str)[:60]
+            raise DamagedData(f"{where} holds a message without role and content", f"it is {told}", _FORM)
+    if not any(message["role"] == LEARNT_ROLE and message["content"] for message in value):
+        roles = ", ".join(dict.fromkeys(message["role"] for message in value))
+        raise DamagedData(
+            f"{where} has nothing to learn", f"no message is the {LEARNT_ROLE}'s: roles are {roles}", _FORM
+        )
+    return [{"role": message["role"], "content": message["content"]} for message in value]
+
+
+_FORM = 'a list such as [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]'
+
+
+def _text(value: Any, where: str, field: str) -> str:
+    if not isinstance(value, str):
+        raise DamagedData(f"{where}: '{field}' is not text", f"it is {json.dumps(value, default=str)[:40]}",
+                          "a text in every row")  # fmt: skip
+    return value

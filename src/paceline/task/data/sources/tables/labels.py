@@ -1,0 +1,221 @@
+"""Labels of a table: what they are, classes in a stable order, numbers or several at once, seen from their values."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import DamagedData, DataError, suggestion
+from paceline.spec.task import DataSpec
+
+SEPARATOR = "|"  # of several labels in one field of text
+MOST_DISTINCT = 100_000  # values that are counted one by one
+FEW = 20  # classes that any table may have, however few its rows
+WHOLE_NUMBERS = 1000  # classes at most that are taken for such without being told
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What the labels are: their kind, the classes in order ("" of none for numbers), and why they are taken so."""
+
+    kind: str  # classification, regression or multi_label
+    classes: tuple[str, ...]
+    because: str
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers a head gives for a row."""
+        return len(self.classes) or 1
+
+    def shape(self, rows: int) -> tuple[int, ...]:
+        """Return the shape of the labels of so many rows."""
+        return (rows, len(self.classes)) if self.kind == "multi_label" else (rows,)
+
+    @property
+    def dtype(self) -> str:
+        """How labels are kept on disk."""
+        return {"classification": "<i8", "regression": "<f8", "multi_label": "|u1"}[self.kind]
+
+
+def label_value(value: Any, where: str, field: str) -> Any:
+    """Return a label as it was meant: a text, a whole number, a number or a tuple of those.
+
+    Numbers and truth values written as text stay text. Raises DamagedData for one that is empty or is no label.
+    """
+    if isinstance(value, list | tuple):
+        return tuple(label_value(each, where, field) for each in value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        value = value.strip()
+    if value is None or value == "":
+        raise DamagedData(f"{where} has an empty label", f"its column '{field}' holds nothing", _LEAVE_OUT)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise DamagedData(f"{where} has no label", f"its column '{field}' holds {value}", _LEAVE_OUT)
+    if not isinstance(value, str | int | float):
+        told = json.dumps(value, default=str)[:40]
+        raise DamagedData(f"{where} has no label", f"its column '{field}' holds {told}", "a text, a number or a list")
+    return value
+
+
+_LEAVE_OUT = 'a label for every row, or on_bad = "skip", which leaves such rows out and counts them'
+
+
+@dataclass
+class LabelSurvey:
+    """Sees the labels of all rows, and says then what they are."""
+
+    column: str
+    counts: Counter[Any] = field(default_factory=Counter)
+    rows: int = 0
+    lists: int = 0
+    too_many: bool = False
+
+    def see(self, value: Any) -> None:
+        """Take note of a row's label, as `label_value` gave it."""
+        self.rows += 1
+        several = value if isinstance(value, tuple) else (value,)
+        self.lists += isinstance(value, tuple)
+        if len(self.counts) < MOST_DISTINCT:
+            self.counts.update(several)
+        else:
+            self.too_many = True
+
+    def decide(self, data: DataSpec, name: str, names: tuple[str, ...] = ()) -> Labels:
+        """Return what the labels of the table `name` are. `names` are those of class numbers, where the table says.
+
+        Raises DataError where that is not clear, is not what `data.labels` says, or there is but one class.
+        """
+        if 0 < self.lists < self.rows:
+            raise DataError(
+                f"the labels of {name} are lists and single values",
+                f"{self.lists:,} of {self.rows:,} rows have a list in '{self.column}'",
+                "lists in every row, or in none",
+            )  # fmt: skip
+        if self.lists and data.labels not in ("auto", "multi_label"):
+            raise DataError(
+                f"labels = '{data.labels}' of a table whose labels are lists", f"'{self.column}' holds several labels",
+                'labels = "multi_label"',
+            )  # fmt: skip
+        if self.lists or data.labels == "multi_label":
+            return self._several(name, names)
+        numbers = _numbers(self.counts)
+        kind, because = self._kind(data, numbers, name, bool(names))
+        if kind == "regression":
+            if numbers is None:
+                text = next(value for value in self.counts if _number(value) is None)
+                raise DataError(
+                    "labels = 'regression' of a table whose labels are no numbers",
+                    f"'{self.column}' holds {text!r}", 'labels = "classification"',
+                )  # fmt: skip
+            return Labels(kind, (), because)
+        return Labels(kind, self._classes(self.counts, names, name), because)
+
+    def _kind(self, data: DataSpec, numbers: list[float] | None, name: str, named: bool) -> tuple[str, str]:
+        if data.labels != "auto":
+            return data.labels, "task.data.labels says so"
+        distinct = len(self.counts)
+        values = "value" if distinct == 1 else "different values"
+        told = f"{distinct:,} {values} in {self.rows:,} rows of '{self.column}'"
+        if named:
+            return "classification", f"the table names its classes: {told}"
+        if numbers is not None:
+            if not all(number.is_integer() for number in numbers):
+                return "regression", f"'{self.column}' holds fractions"
+            if distinct > WHOLE_NUMBERS or self.too_many or distinct > max(FEW, self.rows // 2):
+                return "regression", f"{told}, all whole numbers"
+            return "classification", f"{told}, all whole numbers (labels = 'regression' takes them as numbers)"
+        if self.too_many or distinct > max(FEW, self.rows // 2):
+            raise DataError(
+                f"the labels of {name} hardly repeat", told,
+                "label_field names another column; labels = \"classification\" takes each value for a class",
+            )  # fmt: skip
+        return "classification", told
+
+    def _several(self, name: str, names: tuple[str, ...]) -> Labels:
+        counts: Counter[Any] = Counter()
+        for value, times in self.counts.items():
+            counts.update(dict.fromkeys(_split(value), times))
+        because = "they are lists" if self.lists else f"labels are split at '{SEPARATOR}'"
+        return Labels("multi_label", self._classes(counts, names, name), because)
+
+    def _classes(self, counts: Counter[Any], names: tuple[str, ...], name: str) -> tuple[str, ...]:
+        classes = names or ordered_classes(counts)
+        if len(classes) < 2 or len(counts) < 2:
+            raise DataError(
+                f"the labels of {name} are of one class only", f"every row of '{self.column}' is {classes[0]!r}"
+                if classes else "no row has a label", "rows of at least two classes: there is nothing to tell apart",
+            )  # fmt: skip
+        return classes
+
+
+def ordered_classes(values: Any) -> tuple[str, ...]:
+    """Return the names of classes in an order that does not depend on the rows': by number, or by text."""
+    numbers = _numbers(values)
+    if numbers is None:
+        return tuple(sorted({str(value) for value in values}))
+    return tuple(_number_name(number) for number in sorted(set(numbers)))
+
+
+def encode_label(value: Any, labels: Labels, places: dict[str, int], where: str) -> npt.NDArray[Any] | int | float:
+    """Return a label as numbers. Raises DataError for a class that is not known, naming the place."""
+    if labels.kind == "regression":
+        number = _number(value)
+        assert number is not None, "seen when the labels were surveyed"
+        return number
+    if labels.kind == "classification":
+        return _place(value, places, where)
+    row = np.zeros(len(places), dtype=np.uint8)
+    for part in _split(value):
+        row[_place(part, places, where)] = 1
+    return row
+
+
+def places_of(labels: Labels, names: tuple[str, ...]) -> dict[str, int]:
+    """Return the place of each class by what stands in the table: its name, or its number where the table names it."""
+    if names:
+        return {**{name: at for at, name in enumerate(names)}, **{str(at): at for at in range(len(names))}}
+    return {name: at for at, name in enumerate(labels.classes)}
+
+
+def _place(value: Any, places: dict[str, int], where: str) -> int:
+    number = _number(value)
+    name = str(value) if str(value) in places or number is None else _number_name(number)
+    if name not in places:
+        known = list(places)
+        raise DataError(
+            f"{where} is of the class '{name}'", f"no row for training is: its classes are {', '.join(known[:10])}",
+            f"{suggestion(name, known)}; or leave the row out",
+        )  # fmt: skip
+    return places[name]
+
+
+def _split(value: Any) -> list[Any]:
+    parts = value.split(SEPARATOR) if isinstance(value, str) else value if isinstance(value, tuple) else (value,)
+    return [part.strip() if isinstance(part, str) else part for part in parts if part != ""]
+
+
+def _numbers(values: Any) -> list[float] | None:
+    """Return the values as numbers, None where one of them is none."""
+    found = [_number(value) for value in values]
+    return None if any(number is None for number in found) else [number for number in found if number is not None]
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, int | float):
+        return float(value)
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) and "_" not in value else None
+
+
+def _number_name(number: float) -> str:
+    return str(int(number)) if number.is_integer() else repr(number)

@@ -1,0 +1,220 @@
+"""Rows of tables: CSV, TSV, JSONL, Parquet and Arrow files as one stream of records with named columns.
+
+CSV is read by the standard library's parser, never by splitting lines: a quoted field may hold line ends. Every defect
+is a DamagedData that names the file and the row; it ends the reading, or is counted where damaged rows are left out.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from typing import IO, Any, NamedTuple
+
+from paceline.errors import DamagedData, DataError, MissingExtra
+from paceline.task.data.sources.documents import Damaged, arrow_rows, opened, parquet_rows, parse_record
+from paceline.task.data.sources.files import kind_of
+from paceline.task.data.sources.listing import CorpusFiles, File
+
+DELIMITERS = (",", ";", "|", "\t")
+SPLIT_NAMES = {"train": "train", "training": "train", "validation": "validation", "valid": "validation",
+               "val": "validation", "dev": "validation", "test": "test", "testing": "test"}  # fmt: skip
+
+
+class Record(NamedTuple):
+    """One row: where it is from, for people, its values by column, and its split where its file's name says one."""
+
+    origin: str
+    values: dict[str, Any]
+    split: str = ""
+
+
+def columns_of(listing: CorpusFiles) -> tuple[str, ...]:
+    """Return the names of the columns of a table's first file. Raises DataError for a file without any.
+
+    Of JSONL they are those of the first record.
+    """
+    file = listing.files[0]
+    kind = kind_of(file.name)
+    with opened(file) as stream:
+        if kind in ("csv", "tsv"):
+            return tuple(_header(_lines(stream), file, kind)[0])
+        if kind == "jsonl":
+            for line in stream:
+                if line.strip():
+                    record = parse_record(line.removeprefix(b"\xef\xbb\xbf"), f"{file.path}, line 1")
+                    return tuple(record) if isinstance(record, dict) else ()
+            return ()
+        return tuple(_arrow_table(stream, file, kind)[0])
+
+
+def read_records(listing: CorpusFiles, damaged: Damaged) -> Iterator[Record]:
+    """Yield the rows of all files of a table, in order. Raises DataError for a file that cannot be read."""
+    for file in listing.files:
+        split = split_of(file.name)
+        try:
+            for origin, values in _rows_of(file, damaged):
+                yield Record(origin, values, split)
+        except DamagedData as error:
+            damaged.found(error)
+
+
+def split_of(name: str) -> str:
+    """Return the split that a file's name says: "train", "validation" or "test", "" where it says none.
+
+    `train.csv`, `train-00001-of-00002.parquet` and `train/data-0.arrow` are of the split train.
+    """
+    for part in reversed(name.lower().split("/")):
+        stem = part.partition(".")[0].replace("_", "-").partition("-")[0]
+        if stem in SPLIT_NAMES:
+            return SPLIT_NAMES[stem]
+    return ""
+
+
+def _rows_of(file: File, damaged: Damaged) -> Iterator[tuple[str, dict[str, Any]]]:
+    kind = kind_of(file.name)
+    if kind in ("csv", "tsv"):
+        return _read_csv(file, kind, damaged)
+    if kind == "jsonl":
+        return _read_jsonl(file, damaged)
+    if kind in ("parquet", "arrow"):
+        return _read_arrow(file, kind)
+    raise DataError(
+        f"{file.path} is no table", "tables are CSV, TSV, JSONL, Parquet and Arrow files",
+        "name a table, or read it as text: source = \"text:PATH\"",
+    )  # fmt: skip
+
+
+def _read_csv(file: File, kind: str, damaged: Damaged) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the rows below the header; all values are text."""
+    csv.field_size_limit(sys.maxsize)  # of the parser, for all of Python: a text may be longer than 131,072 characters
+    with opened(file) as stream:
+        names, rows = _header(_lines(stream), file, kind)
+        for number in _counted():
+            try:
+                values = next(rows, None)
+            except (csv.Error, UnicodeDecodeError) as error:
+                raise DamagedData(
+                    f"{file.path}, row {number:,} cannot be read", str(error),
+                    "quote fields with line ends or quotes in them, double the quotes inside, and write UTF-8",
+                ) from error  # fmt: skip
+            if values is None:
+                return
+            if not values:
+                continue  # a blank line
+            if len(values) != len(names):
+                damaged.found(DamagedData(
+                    f"{file.path}, row {number:,} has {len(values)} fields", f"the header names {len(names)}",
+                    "quote fields that hold the delimiter or line ends",
+                ))  # fmt: skip
+                continue
+            yield f"{file.name}, row {number:,}", dict(zip(names, values, strict=True))
+
+
+def _counted() -> Iterator[int]:
+    number = 0
+    while True:
+        number += 1
+        yield number
+
+
+def _lines(stream: IO[bytes]) -> io.TextIOWrapper:
+    return io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
+
+
+def _header(lines: io.TextIOWrapper, file: File, kind: str) -> tuple[list[str], Iterator[list[str]]]:
+    """Return the names of the columns and the rows below. Raises DataError for a header that does not name columns."""
+    try:
+        first = lines.readline()
+        delimiter = "\t" if kind == "tsv" else max(DELIMITERS, key=lambda each: (first.count(each), each == ","))
+        while first.count('"') % 2 and (more := lines.readline()):  # a quoted name with a line end
+            first += more
+        names = [name.strip() for name in next(csv.reader([first], delimiter=delimiter, strict=True), [])]
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise DamagedData(f"the header of {file.path} cannot be read", str(error), "write it as UTF-8") from error
+    twice = sorted({name for name in names if names.count(name) > 1 and name})
+    if twice:
+        raise DataError(
+            f"{file.path} has two columns '{twice[0]}'", "a column is known by its name", "rename one of them"
+        )
+    if not any(names):
+        raise DataError(f"{file.path} has no header", "its first line is empty", "name the columns in the first line")
+    named = [name or f"column {number}" for number, name in enumerate(names, 1)]
+    return named, csv.reader(lines, delimiter=delimiter, strict=True)
+
+
+def _read_jsonl(file: File, damaged: Damaged) -> Iterator[tuple[str, dict[str, Any]]]:
+    with opened(file) as stream:
+        for number, line in enumerate(stream, 1):
+            text = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+            if not text.strip():
+                continue
+            where = f"{file.path}, line {number:,}"
+            try:
+                values = parse_record(text, where)
+                if not isinstance(values, dict):
+                    raise DamagedData(f"{where} is not an object", f"it is {json.dumps(values)[:40]}",
+                                      "one JSON object on each line")  # fmt: skip
+            except DamagedData as error:
+                damaged.found(error)
+            else:
+                yield f"{file.name}, line {number:,}", values
+
+
+def _read_arrow(file: File, kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    with opened(file) as stream:
+        _, batches = _arrow_table(stream, file, kind)
+        number = 0
+        try:
+            for batch in batches:
+                for values in batch.to_pylist():
+                    number += 1
+                    yield f"{file.name}, row {number:,}", values
+        except OSError as error:
+            if error.errno is not None:
+                raise  # of the system, which reads the file; those of damaged pages have no number
+            raise _unreadable(file, kind, error) from error
+
+
+def _arrow_table(stream: IO[bytes], file: File, kind: str) -> tuple[Sequence[str], Iterator[Any]]:
+    """Return the names of the columns of a Parquet or Arrow file, and its rows in batches."""
+    try:
+        import pyarrow as arrow
+        import pyarrow.parquet as parquet
+    except ImportError as error:
+        raise MissingExtra("pyarrow", "parquet", f"reading {file.name}") from error
+    try:
+        if kind == "parquet":
+            names = parquet.ParquetFile(stream).schema_arrow.names
+            return names, parquet_rows(stream, names)[1]
+        schema, batches = arrow_rows(stream, [])
+    except arrow.ArrowException as error:
+        raise _unreadable(file, kind, error) from error
+    return schema.names, batches
+
+
+def _unreadable(file: File, kind: str, error: Exception) -> DamagedData:
+    name = "Parquet" if kind == "parquet" else "Arrow"
+    because = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return DamagedData(f"{file.path} is not a readable {name} file", because, "write or download it again")
+
+
+def label_names(listing: CorpusFiles, column: str) -> tuple[str, ...]:
+    """Return the names that the package `datasets` keeps of a column of class numbers; none where there are none."""
+    file = listing.files[0]
+    kind = kind_of(file.name)
+    if kind not in ("parquet", "arrow"):
+        return ()
+    with opened(file) as stream:
+        if kind == "parquet":
+            import pyarrow.parquet as parquet
+
+            schema = parquet.ParquetFile(stream).schema_arrow
+        else:
+            schema = arrow_rows(stream, [])[0]
+    told = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+    feature = told.get("info", {}).get("features", {}).get(column, {})
+    feature = feature.get("feature", feature)  # of a list of classes
+    return tuple(map(str, feature.get("names", ())))

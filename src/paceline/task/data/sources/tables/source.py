@@ -1,0 +1,150 @@
+"""Samples of tables: padded rows of labelled texts, and rows of conversations of which some tokens count."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import DataError
+from paceline.task.data.rows.packed_source import IGNORED, PackedSource
+from paceline.task.data.rows.packing import Ints
+from paceline.task.data.sources.tables.store import Table
+from paceline.task.data.sources.tokens import TokenSplit
+
+PAD_MULTIPLE = 8  # rows are filled up to a multiple of it: kernels like even lengths, and ranks of tp can share them
+
+
+class TableSource:
+    """What sources over the rows of one split of a table have in common. Sample i is row i."""
+
+    reads_in_threads = True  # of mapped files, and of nothing that changes
+    is_near = True
+    skip_bad = False
+    is_ragged = True  # rows are as long as the longest beside them
+
+    def __init__(self, table: Table, split: TokenSplit, seq_len: int) -> None:
+        """Map the split. Raises DataError where it holds no row."""
+        self.table, self.split, self.seq_len = table, split, seq_len
+        self.vocab: int | None = table.corpus.vocab
+        self.samples = split.documents
+        if not self.samples:
+            raise DataError(f"the {split.name} data hold no row", "all rows are in the other split", "more rows")
+        self._tokens = split.open()
+        self._starts = split.offsets()[:-1].astype(np.int64)
+        self._sizes = np.diff(split.offsets()).astype(np.int64) - self._beyond()
+        self.lengths = np.minimum(self._sizes, seq_len)
+        self.longest = int(self.lengths.max())
+
+    def _beyond(self) -> int:
+        """Return how many of a row's tokens on disk are no input."""
+        return 1
+
+    @property
+    def cut(self) -> int:
+        """How many rows are longer than `seq_len` tokens, and lose their ends."""
+        return int((self._sizes > self.seq_len).sum())
+
+    def _filled(self, ids: npt.NDArray[Any]) -> tuple[Ints, npt.NDArray[np.bool_], Ints]:
+        """Return the rows' tokens, filled up with the table's pad; which are real; and where each stands on disk."""
+        assert ids.size == 0 or ids.min() >= 0, "a sample id is negative"
+        lengths = self.lengths[ids]
+        width = int(lengths.max(initial=1))
+        width = min(width + -width % PAD_MULTIPLE, self.seq_len)
+        real = np.arange(width) < lengths[:, None]
+        places = np.minimum(self._starts[ids][:, None] + np.arange(width), len(self._tokens) - 1)
+        tokens = np.where(real, np.asarray(self._tokens[places]).astype(np.int64), self.table.pad)
+        return tokens, real, places
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.table, self.split, self.seq_len)
+
+
+class LabelledSource(TableSource):
+    """Texts with labels: {"tokens" int64 [rows, longest], "attention_mask" of the same shape, "labels"}.
+
+    Labels are int64 [rows] of classes, float32 [rows] of numbers, or float32 [rows, classes] of several at once.
+    """
+
+    unit = "samples"
+    items_per_sample = 1
+
+    def __init__(self, table: Table, split: TokenSplit, seq_len: int) -> None:
+        super().__init__(table, split, seq_len)
+        assert table.labels is not None, "a table of labels"
+        self.labels, self.classes = table.label_array(split.name), table.labels.classes
+        made = f"{split.digest} {table.labels} {seq_len} {table.keeps_end} {table.pad}"
+        digest = hashlib.blake2b(made.encode() + self.labels.tobytes(), digest_size=16)
+        self.fingerprint = digest.hexdigest()
+
+    def _beyond(self) -> int:
+        return 0 if self.table.keeps_end else 1
+
+    def read(self, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> Any:
+        """Return the batch. Positions do not matter."""
+        import torch
+
+        tokens, real, _ = self._filled(ids)
+        labels = np.asarray(self.labels[ids])
+        labels = labels if labels.dtype == np.int64 else labels.astype(np.float32)
+        return {"tokens": torch.from_numpy(tokens), "attention_mask": torch.from_numpy(real.astype(np.int64)),
+                "labels": torch.from_numpy(labels)}  # fmt: skip
+
+
+class PaddedDialogue(TableSource):
+    """Prompts and conversations, one in a row: {"tokens", "labels"} int64 [rows, longest]; labels that do not count are
+    -100. Nothing has to be masked: causal attention never looks at what fills a row up."""
+
+    unit = "tokens"
+
+    def __init__(self, table: Table, split: TokenSplit, seq_len: int) -> None:
+        super().__init__(table, split, seq_len)
+        self.items_per_sample = seq_len
+        self._counted = table.counted_array(split.name)
+        self.fingerprint = _counted_print(split, self._counted, f"padded {seq_len} {table.pad}")
+
+    def read(self, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> Any:
+        """Return the batch. Positions do not matter."""
+        import torch
+
+        tokens, real, places = self._filled(ids)
+        after = np.minimum(places + 1, len(self._tokens) - 1)
+        counts = real & (self._counted[after] > 0)
+        labels = np.where(counts, np.asarray(self._tokens[after]).astype(np.int64), IGNORED)
+        return {"tokens": torch.from_numpy(tokens), "labels": torch.from_numpy(labels)}
+
+
+class PackedDialogue(PackedSource):
+    """Prompts and conversations packed into rows as documents are; labels of what does not count are -100."""
+
+    def __init__(self, table: Table, split: TokenSplit, seq_len: int, cross_documents: bool = False) -> None:
+        """Raises DataError where the split does not hold two tokens."""
+        super().__init__(split, table.corpus.vocab, seq_len, cross_documents)
+        self.table = table
+        self._counted = table.counted_array(split.name)
+        self.fingerprint = _counted_print(split, self._counted, self.fingerprint)
+
+    @property
+    def cut(self) -> int:
+        """How many conversations are longer than a row, and go on in another."""
+        return int((np.diff(self.split.offsets()) > self.items_per_sample).sum())
+
+    def _made_of(self) -> tuple[Any, ...]:
+        return self.table, self.split, self.items_per_sample, self.cross_documents
+
+    def _fill(self, tokens: Ints, labels: Ints, at: Ints, starts: Ints, lengths: Ints) -> None:
+        super()._fill(tokens, labels, at, starts, lengths)
+        for place, start, length in zip(at.tolist(), starts.tolist(), lengths.tolist(), strict=True):
+            labels[place : place + length][self._counted[start + 1 : start + 1 + length] == 0] = IGNORED
+
+    def _gathered(self, starts: Ints, lengths: Ints) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        tokens, labels = super()._gathered(starts, lengths)
+        ahead = np.cumsum(lengths) - lengths
+        places = np.repeat(starts + 1 - ahead, lengths) + np.arange(lengths.sum())
+        return tokens, np.where(self._counted[places] > 0, labels.astype(np.int64), IGNORED)
+
+
+def _counted_print(split: TokenSplit, counted: npt.NDArray[np.uint8], made: str) -> str:
+    return hashlib.blake2b(f"{split.digest} {made}".encode() + counted.tobytes(), digest_size=16).hexdigest()

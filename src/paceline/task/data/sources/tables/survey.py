@@ -1,0 +1,140 @@
+"""The first reading of a table: what its columns and labels are, how many rows there are, and where to split them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from paceline.errors import DamagedData, DataError
+from paceline.spec.task import DataSpec
+from paceline.task.data.sources.cache import tokenizer_identity
+from paceline.task.data.sources.documents import Damaged, document_hash, split_limit, split_value
+from paceline.task.data.sources.listing import CorpusFiles
+from paceline.task.data.sources.tables.chat import RowWriter, Segment, own_template, writer_of
+from paceline.task.data.sources.tables.columns import TableColumns, columns_meant
+from paceline.task.data.sources.tables.labels import Labels, LabelSurvey, label_value
+from paceline.task.data.sources.tables.records import Record, columns_of, label_names, read_records
+
+
+class Row(NamedTuple):
+    """A row as it is learnt: where it is from, its parts, and its label (None of rows without one)."""
+
+    origin: str
+    segments: list[Segment]
+    label: Any
+    held_out: bool | None  # as its file's name says; None where none does
+
+    def content(self) -> bytes:
+        """Return bytes that stand for the row."""
+        return json.dumps([[tuple(each) for each in self.segments], self.label]).encode("utf-8", "surrogatepass")
+
+    def text(self) -> bytes:
+        """Return its text."""
+        return "".join(segment.text for segment in self.segments).encode()
+
+
+class RowReader:
+    """Reads the rows of a table, the same ones whenever it is asked: of each its segments and its label."""
+
+    def __init__(self, data: DataSpec, listing: CorpusFiles, name: str) -> None:
+        """Raises DataError where it is not clear what the columns are."""
+        self.data, self.listing = data, listing
+        self.columns: TableColumns = columns_meant(columns_of(listing), data, name)
+        dialogue = self.columns.kind in ("chat", "completion")
+        self.writer: RowWriter | None = writer_of(data, self.columns) if dialogue else None
+
+    def rows(self, damaged: Damaged) -> Iterator[Row]:
+        """Yield the rows in order, up to `data.max_bytes` of text. What is damaged goes to `damaged`."""
+        left = self.data.max_bytes or float("inf")
+        for record in read_records(self.listing, damaged):
+            try:
+                row = self._row(record)
+            except DamagedData as error:
+                damaged.found(error)
+                continue
+            left -= len(row.text())
+            if left < 0:
+                return
+            yield row
+
+    def _row(self, record: Record) -> Row:
+        held_out = {"validation": True, "train": False}.get(record.split)
+        where = record.origin
+        if self.writer is not None:
+            segments = self.writer.segments(record.values, where)
+            if not any(segment.counted and segment.text for segment in segments):
+                raise DamagedData(f"{where} has nothing to learn", "what would be learnt is empty", "a text there")
+            return Row(where, segments, None, held_out)
+        column, *labels = self.columns.names
+        text = record.values.get(column)
+        if not isinstance(text, str):
+            raise DamagedData(
+                f"{where} has no text", f"its column '{column}' holds {json.dumps(text, default=str)[:40]}",
+                "a text in every row",
+            )  # fmt: skip
+        label = label_value(record.values.get(labels[0]), where, labels[0]) if labels else None
+        return Row(where, [Segment(text, True)], label, held_out)
+
+
+@dataclass(frozen=True)
+class TableSurvey:
+    """What the first reading finds. `identity` stands for everything that decides the tokens."""
+
+    reader: RowReader
+    labels: Labels | None
+    names: tuple[str, ...]  # of class numbers, where the table says them
+    content: str
+    rows: int
+    bytes: int
+    limit: int  # of split values, below which rows are held out
+    named_splits: bool
+    damaged: Damaged
+
+    def is_held_out(self, row: Row) -> bool:
+        """Return whether a row is held out: as its file's name says, or by a hash of its text."""
+        if self.named_splits:
+            return bool(row.held_out)
+        return split_value(document_hash(row.text())) < self.limit
+
+    def identity(self) -> list[object]:
+        """Return plain data that say what is made of which rows."""
+        data, columns = self.reader.data, self.reader.columns
+        labels = [self.labels.kind, *self.labels.classes] if self.labels else []
+        template = [data.template, own_template(data.tokenizer)] if columns.kind == "chat" else []
+        return [self.content, tokenizer_identity(data), data.validation_fraction, self.named_splits, columns.kind,
+                labels, template]  # fmt: skip
+
+
+def survey_table(data: DataSpec, listing: CorpusFiles) -> TableSurvey:
+    """Return what the first reading of a table finds. Raises DataError where it holds no rows or unclear labels."""
+    name = listing.what
+    reader = RowReader(data, listing, name)
+    damaged = Damaged(data.on_bad == "skip")
+    labelled = reader.columns.kind == "labelled"
+    seen = LabelSurvey(reader.columns.names[1]) if labelled else None
+    digest = hashlib.blake2b(digest_size=16)
+    rows = size = 0
+    splits: set[bool | None] = set()
+    values = []
+    for row in reader.rows(damaged):
+        digest.update(document_hash(row.content()))
+        rows, size = rows + 1, size + len(row.text())
+        splits.add(row.held_out)
+        values.append(split_value(document_hash(row.text())))
+        if seen is not None and row.held_out is not True:  # classes are those that are trained on
+            seen.see(row.label)
+    named = True in splits
+    if not rows or splits == {True}:
+        left = f"; {damaged.count:,} rows were left out, the first: {damaged.first}" if damaged.count else ""
+        held = ", all of them called after a validation" if rows else ""
+        raise DataError(
+            f"{name} holds no rows to train on", f"{len(listing.files):,} files were read{held}{left}",
+            "name other data",
+        )  # fmt: skip
+    names = label_names(listing, seen.column) if seen is not None else ()
+    labels = seen.decide(data, name, names) if seen is not None else None
+    limit = 0 if named else split_limit(values, data.validation_fraction)
+    return TableSurvey(reader, labels, names, digest.hexdigest(), rows, size, limit, named, damaged)

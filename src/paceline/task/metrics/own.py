@@ -1,0 +1,47 @@
+"""A metric of the user's: a function of what the model returned and of the batch, whose results add up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.errors import ConfigError
+from paceline.task.metrics.metric import LossTotal, Totals, ratio
+
+TAKEN = "a tensor with a number for each row, (sum, count), or a dict of such by names"
+
+
+@dataclass(frozen=True)
+class OwnMetric:
+    """A function `metric(outputs, batch)` that returns one of TAKEN. The metric is the sum over the count."""
+
+    function: Callable[[Any, Any], Any]
+    name: str
+    reads_outputs: bool = True
+
+    def measure(self, outputs: Any, batch: Any) -> Mapping[str, Tensor]:
+        """Return (sum, count) of each of the function's numbers, by name."""
+        found = self.function(outputs, batch)
+        named = found if isinstance(found, Mapping) else {self.name: found}
+        return {str(name): self._sum_and_count(name, value) for name, value in named.items()}
+
+    def values(self, totals: Totals, loss: LossTotal) -> dict[str, float]:
+        """Return the sum over the count of each."""
+        return {name: ratio(pair[0], pair[1]) for name, pair in totals.items()}
+
+    def _sum_and_count(self, name: Any, value: Any) -> Tensor:
+        """Return [sum, count] in fp64."""
+        if isinstance(value, tuple | list) and len(value) == 2:
+            return torch.stack([torch.as_tensor(part).detach().double().cpu().sum() for part in value])
+        if isinstance(value, Tensor) and value.dim() == 1:
+            return torch.tensor([float(value.detach().double().sum()), float(len(value))], dtype=torch.float64)
+        kind = f"of shape {list(value.shape)}" if isinstance(value, Tensor) else ""
+        raise ConfigError(
+            f"the metric '{self.name}' returned a {type(value).__name__} {kind}".rstrip() + f" for '{name}'",
+            "a mean over a part of the samples does not add up to the mean over all of them",
+            TAKEN,
+        )

@@ -1,0 +1,53 @@
+"""The metrics that a task asks for, made from their names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from paceline.errors import ConfigError
+from paceline.spec.import_paths import is_import_path, load_object
+from paceline.spec.watch.evaluate import TOP, EvaluateSpec
+from paceline.task.data.protocol import Source
+from paceline.task.metrics.built_in import BitsPerByte, built_in
+from paceline.task.metrics.metric import Metric
+from paceline.task.metrics.own import TAKEN, OwnMetric
+from paceline.task.metrics.token_bytes import bytes_of_tokens
+from paceline.task.objective import next_token
+
+
+def metrics_of(spec: EvaluateSpec, source: Source, objective: Callable[..., Any], cp: int = 1) -> tuple[Metric, ...]:
+    """Return the metrics that are measured on samples of a source. Raises ConfigError for what cannot be measured.
+
+    `cp` is how many ranks share a sequence: functions of the user's then see parts of it.
+    """
+    made = tuple(_metric(each, source, objective) for each in spec.metrics)
+    for metric in made:
+        if cp > 1 and isinstance(metric, OwnMetric) and not getattr(metric.function, "sums_over_tokens", False):
+            raise ConfigError(
+                f"the metric '{metric.name}' cannot be had with cp = {cp}",
+                "ranks share sequences, so it would see parts of them",
+                f"an attribute `sums_over_tokens = True` on {metric.name}, if it adds up numbers of tokens; or cp = 1",
+            )
+    return made
+
+
+def _metric(asked: Any, source: Source, objective: Callable[..., Any]) -> Metric:
+    if isinstance(asked, str) and not is_import_path(asked):
+        top = TOP.fullmatch(asked)
+        if asked in ("perplexity", "bits_per_byte") and objective is not next_token:
+            raise ConfigError(
+                f"the metric '{asked}' is of language models", "the objective is not 'next_token'",
+                "the loss itself, or a metric of your own",
+            )  # fmt: skip
+        if asked == "bits_per_byte":
+            return BitsPerByte(bytes_of_tokens(source))
+        return built_in(asked, int(top[1]) if top else None)
+    found = load_object(asked, "task.evaluate.metrics") if isinstance(asked, str) else asked
+    name = asked.rpartition(":")[2] if isinstance(asked, str) else getattr(found, "__name__", type(found).__name__)
+    if not callable(found):
+        raise ConfigError(
+            f"task.evaluate.metrics: '{name}' is a {type(found).__name__}", "it cannot be called",
+            f"a function of (outputs, batch) that returns {TAKEN}",
+        )  # fmt: skip
+    return OwnMetric(found, name)

@@ -1,0 +1,67 @@
+"""Files of weights under the names that a model of transformers has in memory: prefixes, stacked experts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from paceline.task.models.huggingface.experts import JoinedExperts, Stored
+from paceline.task.models.huggingface.names import COMPUTED
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class OtherNames:
+    """Stored tensors under other names."""
+
+    def __init__(self, stored: Stored, names: dict[str, str]) -> None:
+        self._stored, self._names = stored, names
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._stored[self._names[name]]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def part(self, name: str, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
+        """Return a part of a tensor; the rest is not read."""
+        return self._stored.part(self._names[name], offsets, sizes)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's shape, from its file's header."""
+        return self._stored.shape(self._names[name])
+
+
+def as_in_memory(model: nn.Module, stored: Stored) -> Stored:
+    """Return stored tensors under the names that a model of transformers has for them, any other model's as they are.
+
+    A file may hold the model below its head without its prefix, as GPT-2's does, or have a prefix where the model has
+    none; experts that it holds one by one are stacked in memory.
+    """
+    wanted = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    stacked = any(name.endswith("mlp.experts.gate_up_proj") and name not in stored for name in wanted)
+    if stacked:
+        stored = JoinedExperts(stored)
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."
+    if prefix == ".":
+        return stored
+    theirs, ours = (any(name.startswith(prefix) for name in names) for names in (stored, wanted))
+    if ours and not theirs:
+        return OtherNames(stored, {name if name in wanted else prefix + name: name for name in stored})
+    if theirs and not ours:
+        return OtherNames(stored, {name.removeprefix(prefix): name for name in stored})
+    return stored
+
+
+def may_ignore(model: Any, name: str) -> bool:
+    """Return whether a file may hold a tensor that the model lacks: it is computed, or transformers says so."""
+    patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    return name.endswith(COMPUTED) or any(re.search(pattern, name) for pattern in patterns)

@@ -1,0 +1,39 @@
+"""Learning rates that fall from the head of a model down to its embeddings, block by block.
+
+As in BEiT (Bao et al. 2021, arXiv:2106.08254, appendix): what comes after the last block has the schedule's rate, the
+last block `decay` of it, each block below another factor of `decay`, and what comes before the first block one more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import nn
+
+from paceline.errors import ConfigError
+from paceline.task.models.blocks import find_blocks
+
+
+def layer_scales(model: nn.Module, decay: float) -> Mapping[str, float]:
+    """Return the factor on the learning rate of each parameter of a whole model, by all of its names.
+
+    A tied weight has the lower one of its places' factors. Raises ConfigError for a model without blocks.
+    """
+    blocks = [name for name, _ in find_blocks(model)]
+    if not blocks:
+        raise ConfigError(
+            f"task.optimizer.layer_decay = {decay:g} for a {type(model).__name__}",
+            "it has no repeated blocks, so nothing says what is above and what below",
+            "groups with lr_scale",
+        )
+    by_parameter: dict[nn.Parameter, list[str]] = {}
+    depths: dict[nn.Parameter, int] = {}
+    above = len(blocks) + 1
+    seen_block = False
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        block = next((at for at, prefix in enumerate(blocks) if name.startswith(f"{prefix}.")), None)
+        seen_block = seen_block or block is not None
+        depth = above - (block + 1) if block is not None else 0 if seen_block else above
+        by_parameter.setdefault(parameter, []).append(name)
+        depths[parameter] = max(depths.get(parameter, 0), depth)
+    return {name: decay ** depths[parameter] for parameter, names in by_parameter.items() for name in names}

@@ -1,0 +1,227 @@
+"""What a task leaves open and its data decide: whether they are a table, what its labels are, the objective and head.
+
+A task is settled before it is planned, and again wherever one comes in: a settled task settles to itself. Each decision
+says what was chosen and because of what.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ConfigError, DamagedData
+from paceline.spec.import_paths import is_import_path, scheme_of
+from paceline.spec.journal.kinds import DecisionRecord
+from paceline.spec.load import Spec
+from paceline.spec.task import DataSpec, ModelSpec, Task
+from paceline.task.data.sources.cache import Say
+from paceline.task.data.sources.files import NAMED_SOURCES, kind_of, list_files
+from paceline.task.data.sources.named import kind_of_source
+from paceline.task.data.sources.tables.columns import is_kind_of_table
+from paceline.task.data.sources.tables.listing import TABLE_KINDS, inner_path
+from paceline.task.data.sources.tables.records import columns_of
+from paceline.task.data.sources.tables.store import Table, open_table
+from paceline.units import Amount
+
+LABEL_OBJECTIVES = ("classification", "regression", "multi_label")
+POOLED = "paceline.task.models.pooled:pooled_decoder"
+SHAPE_OPTIONS = ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab")  # of task.model, that a head leaves alone
+ROWS = Amount(32, "samples")  # of a global batch of labelled texts, where the task does not say
+PREFERENCES = {"chosen", "rejected"}  # columns of pairs, which have an objective of their own
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A spec that leaves nothing open that its data decide, and what was decided."""
+
+    spec: Spec
+    decisions: tuple[DecisionRecord, ...] = ()
+
+
+def settle(spec: Spec, say: Say | None = None) -> Settled:
+    """Return the spec with what its data decide. Tokenises a table that is not in the cache.
+
+    Raises ConfigError where the task contradicts its data, and the errors of reading them.
+    """
+    task = spec.task
+    if not isinstance(task.data, DataSpec):
+        return Settled(spec)
+    decided = _Decided(task)
+    if task.data.mix or not _settle_source(decided):
+        _refuse_labels(task)
+        return Settled(spec)
+    _settle_labels_asked(decided)
+    table = open_table(decided.data, say)
+    if table.labels is not None:
+        _settle_objective(decided, table)
+        _settle_model(decided, table)
+        _settle_batch(decided)
+    elif table.columns.kind != "text":
+        _settle_rows(decided)
+    if not decided.records:
+        return Settled(spec)
+    origins = {record.what: f"inferred: {record.because}" for record in decided.records}
+    settled = replace(spec, task=decided.task, provenance={**spec.provenance, **origins})
+    return Settled(settled, tuple(decided.records))
+
+
+class _Decided:
+    """A task that is being settled, and the decisions so far."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.records: list[DecisionRecord] = []
+
+    @property
+    def data(self) -> DataSpec:
+        """The task's data as they are by now."""
+        assert isinstance(self.task.data, DataSpec)
+        return self.task.data
+
+    def data_option(self, name: str, value: Any, because: str) -> None:
+        """Set an option of the data."""
+        self._note(f"task.data.{name}", getattr(self.data, name), value, because)
+        self.task = replace(self.task, data=replace(self.data, **{name: value}))
+
+    def option(self, name: str, value: Any, because: str) -> None:
+        """Set an option of the task."""
+        before = getattr(self.task, name)
+        plain = [dataclasses.asdict(each) if isinstance(each, ModelSpec) else str(each) for each in (before, value)]
+        self._note(f"task.{name}", plain[0], plain[1], because)
+        self.task = replace(self.task, **{name: value})
+
+    def _note(self, what: str, before: Any, value: Any, because: str) -> None:
+        self.records.append(DecisionRecord(what, before, value, because, {"source": self.data.source}))
+
+
+def _settle_source(decided: _Decided) -> bool:
+    """Return whether the data are a table, and say so in the source where it is seen from the columns."""
+    data = decided.data
+    scheme, path = scheme_of(data.source)
+    if scheme == "table":
+        return True
+    if data.source in ("", *NAMED_SOURCES) or scheme == "text" or data.collate:
+        return False
+    kind = kind_of_source(data.source)[0]
+    if kind == "table":
+        decided.data_option("source", f"table:{data.source}", "CSV is a table, never prose")
+        return True
+    if kind not in ("text", "hf") or decided.task.objective == "next_token":
+        return False
+    if scheme == "hf" and Path(path).expanduser().is_dir() and not any(Path(path).expanduser().glob("*.arrow")):
+        listing = list_files(replace(data, source=path), TABLE_KINDS)
+    else:
+        listing = list_files(data)
+    if any(kind_of(file.name) not in TABLE_KINDS for file in listing.files):
+        return False
+    try:
+        columns = columns_of(listing)
+    except DamagedData:
+        return False  # its reader says what is damaged, or leaves it out
+    asked = replace(data, labels=decided.task.objective) if _asks_labels(decided.task) else data
+    if set(columns) >= PREFERENCES or not is_kind_of_table(columns, asked):
+        return False
+    named = ", ".join(columns)
+    because = f"it has the columns {named} (text:{data.source} takes the text alone)"
+    decided.data_option("source", f"table:{data.source}", because)
+    return True
+
+
+def _asks_labels(task: Task) -> bool:
+    return task.objective in LABEL_OBJECTIVES and isinstance(task.data, DataSpec) and task.data.labels == "auto"
+
+
+def _settle_labels_asked(decided: _Decided) -> None:
+    """Have the labels be what a named objective needs. Raises ConfigError where both are named and differ."""
+    objective, labels = decided.task.objective, decided.data.labels
+    if objective == "next_token" and labels == "auto":
+        decided.data_option("labels", "none", "the objective is next_token")
+    elif objective in LABEL_OBJECTIVES and labels == "auto":
+        decided.data_option("labels", objective, f"the objective is {objective}")
+    elif objective in LABEL_OBJECTIVES and labels != objective:
+        raise ConfigError(
+            f"task.objective = '{objective}' with task.data.labels = '{labels}'", "one of them decides the loss",
+            f'task.objective = "auto", or labels = "{objective}"',
+        )  # fmt: skip
+
+
+def _settle_objective(decided: _Decided, table: Table) -> None:
+    assert table.labels is not None
+    if decided.data.labels == "auto":  # rows that come later do not make other labels of them
+        decided.data_option("labels", table.labels.kind, table.labels.because)
+    if decided.task.objective == "auto" and not decided.task.turns:
+        decided.option("objective", table.labels.kind, f"the labels are of {table.labels.kind}")
+
+
+def _settle_model(decided: _Decided, table: Table) -> None:
+    """Give a model of the built-in family a head as wide as the labels ask for."""
+    model, labels = decided.task.model, table.labels
+    assert labels is not None
+    if not isinstance(model, ModelSpec):
+        return
+    if is_import_path(model.name):
+        _check_head(model, labels.outputs)
+        return
+    if model.weights:
+        raise ConfigError(
+            f"task.model.weights with '{model.name}' and labels for whole texts",
+            f"the file has no head of {labels.outputs} outputs",
+            "leave the weights out, or name a model with that head",
+        )  # fmt: skip
+    given = {name: getattr(model, name) for name in SHAPE_OPTIONS if getattr(model, name)}
+    arguments = {"size": model.name, "outputs": labels.outputs, "vocab": table.corpus.vocab, **given}
+    because = f"a head for {labels.outputs} outputs on the mean over a text's tokens ({labels.kind})"
+    decided.option("model", ModelSpec(name=POOLED, arguments=arguments), because)
+
+
+def _check_head(model: ModelSpec, outputs: int) -> None:
+    """Raise ConfigError for a head of another width than the labels: the spec was settled on other data."""
+    if model.name == POOLED and model.arguments.get("outputs") != outputs:
+        raise ConfigError(
+            f"the model has a head of {model.arguments.get('outputs')} outputs, and the labels need {outputs}",
+            "the classes of the data are others than those that the model was made for",
+            "the data of before, or task.model as a named size, which gets a head of its own",
+        )
+
+
+def _settle_batch(decided: _Decided) -> None:
+    """Count a batch in rows. Raises ConfigError for tokens, of which rows have no fixed number."""
+    task = decided.task
+    if task.global_batch.unit != "tokens" or task.batch_rows == "by_length":
+        return
+    if task.global_batch != Task.__dataclass_fields__["global_batch"].default:
+        raise ConfigError(
+            f"task.global_batch = '{task.global_batch}' of labelled texts",
+            "they differ in length, and each counts once",
+            f'task.global_batch = "{ROWS}", or task.batch_rows = "by_length"',
+        )  # fmt: skip
+    decided.option("global_batch", ROWS, "labelled texts are counted in samples")
+
+
+def _settle_rows(decided: _Decided) -> None:
+    """Have conversations lie in rows of their own, or side by side where the model keeps them apart."""
+    if decided.data.rows != "windows":
+        return
+    model = decided.task.model
+    if isinstance(model, ModelSpec) and not is_import_path(model.name):
+        decided.data_option("rows", "packed", "the model keeps those of a row apart")
+        decided.data_option("cross_documents", False, "no conversation sees another")
+    else:
+        decided.data_option("rows", "padded", "one in a row, which any causal model takes")
+
+
+def _refuse_labels(task: Task) -> None:
+    """Raise ConfigError where an objective of labels would get the bytes of a text."""
+    data = task.data
+    assert isinstance(data, DataSpec)
+    if task.objective not in LABEL_OBJECTIVES or data.collate or data.source == "digits" or data.mix:
+        return
+    kind = kind_of_source(data.source)[0]
+    if kind in ("text", "hf", "shards", "megatron"):
+        raise ConfigError(
+            f"task.objective = '{task.objective}' with data that have no labels",
+            f"'{inner_path(data.source)}' is text: its tokens would be taken for classes",
+            "a table of texts with labels (CSV, JSONL, Parquet), or task.objective = \"next_token\"",
+        )  # fmt: skip

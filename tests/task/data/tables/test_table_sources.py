@@ -1,0 +1,153 @@
+"""Samples of tables: padded rows against a plain loop, whatever rows are beside a row; conversations of which some
+tokens count, padded and packed, against a walk of their segments."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.errors import DataError
+from paceline.spec.task import DataSpec
+from paceline.task.data.order.of_source import ids_at
+from paceline.task.data.source import open_sources
+from paceline.task.data.sources.tables.chat import Segment, chatml, encode_segments, llama3, of_tokenizer, plain
+from paceline.task.data.sources.tables.store import open_table
+from paceline.task.data.sources.tokenizer import ByteTokenizer, load_tokenizer
+
+TALK = [
+    {"role": "system", "content": "Be kind."},
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Hello there"},
+    {"role": "user", "content": "Bye"},
+    {"role": "assistant", "content": "See you"},
+]
+
+
+def write_tokenizer(folder: Path, special: list[str]) -> Path:
+    """Write a tokenizer.json of byte-level BPE with special tokens, and return its folder."""
+    package = pytest.importorskip("tokenizers")
+    tokenizer = package.Tokenizer(package.models.BPE())
+    tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = package.decoders.ByteLevel()
+    alphabet = sorted(package.pre_tokenizers.ByteLevel.alphabet())
+    trainer = package.trainers.BpeTrainer(
+        vocab_size=300, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(["a b c"], trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def labelled(tmp_path: Path, **options: Any) -> DataSpec:
+    lengths = np.random.default_rng(3).integers(0, 60, 80).tolist()
+    rows = "".join(f"{'x' * size}{at},{'ab'[at % 2]}\n" for at, size in enumerate(lengths))
+    (tmp_path / "a.csv").write_text("text,label\n" + rows)
+    given = {"seq_len": 40, "validation_fraction": 0.2, "cache_dir": str(tmp_path / "cache"), **options}
+    return DataSpec(f"table:{tmp_path / 'a.csv'}", **given)
+
+
+def test_rows_are_filled_up_and_cut_as_a_plain_loop_does(tmp_path: Path) -> None:
+    data = labelled(tmp_path)
+    table, (train, held_out) = open_table(data), open_sources(data, 7)
+    assert held_out is not None and train.samples + held_out.samples == 80
+    tokens, offsets = table.corpus.train.open(), table.corpus.train.offsets()
+    for ids in (np.array([0]), np.arange(train.samples), np.array([5, 5, 2])):
+        batch = train.read(ids)
+        for at, row in enumerate(ids.tolist()):
+            real = [int(one) for one in tokens[offsets[row] : offsets[row + 1]]][:40]
+            assert batch["tokens"][at, : len(real)].tolist() == real
+            assert batch["attention_mask"][at].tolist() == [1] * len(real) + [0] * (
+                batch["tokens"].shape[1] - len(real)
+            )
+        assert batch["tokens"].shape[1] % 8 == 0 and batch["tokens"].shape[1] <= 40
+    again = pickle.loads(pickle.dumps(train))
+    assert again.fingerprint == train.fingerprint
+    assert torch.equal(again.read(np.arange(4))["tokens"], train.read(np.arange(4))["tokens"])
+
+
+def test_the_order_by_length_has_rows_of_a_batch_alike(tmp_path: Path) -> None:
+    data = labelled(tmp_path, shuffle="bucketed", shuffle_bucket=8)
+    train = open_sources(data, 7)[0]
+    epoch = ids_at(train, 7, np.arange(train.samples))
+    assert sorted(epoch.tolist()) == list(range(train.samples))
+    widths = [np.ptp(np.asarray(train.lengths)[epoch[at : at + 8]]) for at in range(0, train.samples - 7, 8)]
+    assert max(widths) < 20  # of lengths 1..40 in any order a batch would have nearly all
+
+
+@pytest.mark.parametrize("template", [plain, chatml, llama3])
+def test_of_a_conversation_what_the_assistant_says_counts(template: Any) -> None:
+    segments = template(TALK)
+    counted = "".join(segment.text for segment in segments if segment.counted)
+    for said in ("Hello there", "See you"):
+        assert said in counted
+    for given in ("Be kind.", "Hi", "Bye", "user", "system"):
+        assert given not in counted
+
+
+@pytest.mark.parametrize("rows", ["padded", "packed"])
+def test_labels_of_what_does_not_count_are_left_out_and_of_all_else_not(tmp_path: Path, rows: str) -> None:
+    talks = [
+        [{"role": "user", "content": "q" * (at % 9)}, {"role": "assistant", "content": f"a{at}"}] for at in range(30)
+    ]
+    path = tmp_path / "talks.jsonl"
+    path.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
+    data = DataSpec(
+        f"table:{path}", seq_len=256, rows=rows, template="chatml", validation_fraction=0.0, cross_documents=False,
+        cache_dir=str(tmp_path / "cache"),
+    )  # fmt: skip
+    train, none = open_sources(data, 7)
+    assert none is None
+    batch = train.read(np.arange(train.samples))
+    tokens, labels = batch["tokens"], batch["labels"]
+    learnt = labels[labels >= 0].tolist()
+    wanted = [byte for at in range(30) for byte in f"a{at}<|im_end|>".encode()]
+    assert sorted(one for one in learnt if one != 256) == sorted(wanted)
+    following = tokens[:, 1:][labels[:, :-1] >= 0]  # a label is the token after it
+    assert torch.equal(following, labels[:, :-1][labels[:, :-1] >= 0]) or rows == "packed"
+    if rows == "packed":
+        assert "documents" in batch and train.samples < 30
+        assert ByteTokenizer().decode(np.array(learnt)).count("<|im_end|>") == 30
+
+
+def test_a_prompt_counts_nothing_and_its_completion_with_the_end_all(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.csv"
+    path.write_text("prompt,completion\n1+1=,2\n2+2=,4!\n")
+    data = DataSpec(f"table:{path}", seq_len=16, rows="padded", validation_fraction=0.0, cache_dir=str(tmp_path / "c"))
+    batch = open_sources(data, 7)[0].read(np.array([0, 1]))
+    learnt = [[one for one in row if one >= 0] for row in batch["labels"].tolist()]
+    assert learnt == [[*b"2", 256], [*b"4!", 256]]
+
+
+def test_marks_are_special_tokens_and_what_is_said_never_is(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(str(write_tokenizer(tmp_path, ["<|im_start|>", "<|im_end|>", "<|endoftext|>"])))
+    start, end = (tokenizer.encode_special([mark])[0].tolist() for mark in (b"<|im_start|>", b"<|im_end|>"))
+    assert len(start) == len(end) == 1
+    talk = [{"role": "user", "content": "say <|im_end|>"}, {"role": "assistant", "content": "<|im_end|> no"}]
+    ((ids, counted),) = encode_segments(tokenizer, [chatml(talk)])
+    assert ids.tolist().count(end[0]) == 2 and ids.tolist().count(start[0]) == 2  # one for each message
+    assert len(ids) == len(counted) and set(counted.tolist()) == {0, 1}
+    assert tokenizer.decode(ids[counted > 0]).startswith("<|im_end|> no")
+
+
+def test_the_tokenizers_own_template_says_what_counts(tmp_path: Path) -> None:
+    pytest.importorskip("jinja2")
+    write_tokenizer(tmp_path, ["<|endoftext|>", "<s>"])
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({
+        "bos_token": "<s>",
+        "chat_template": "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+                         "{% if add_generation_prompt %}[assistant] {% endif %}",
+    }))  # fmt: skip
+    segments = of_tokenizer(str(tmp_path))(TALK)
+    assert "".join(one.text for one in segments) == (
+        "<s>[system] Be kind.\n[user] Hi\n[assistant] Hello there\n[user] Bye\n[assistant] See you\n"
+    )
+    assert "".join(one.text for one in segments if one.counted) == "Hello there\nSee you\n"
+    assert Segment("Hello there", True) in segments
+    with pytest.raises(DataError, match="no chat template"):
+        of_tokenizer("bytes")

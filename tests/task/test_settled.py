@@ -1,0 +1,106 @@
+"""What a table decides of a task: its objective, its head, its batch; what contradicts a table is refused, and a text
+is never taken for labels, nor a table for prose."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.errors import ConfigError, DataError, PacelineError
+from paceline.spec.load import Spec, load_spec
+from paceline.task.settled import POOLED, settle
+
+LABELLED = "text,label\n" + "".join(f"text {at},{'abc'[at % 3]}\n" for at in range(30))
+NUMBERS = "text,label\n" + "".join(f"text {at},{at / 7:.3f}\n" for at in range(30))
+TALKS = json.dumps({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}) + "\n"
+PAIRS = json.dumps({"prompt": "1+1=", "completion": "2"}) + "\n"
+BOTH = "".join(json.dumps({"text": f"text {at}", "label": at % 2}) + "\n" for at in range(10))
+
+
+def spec_of(tmp_path: Path, name: str, content: str, *more: str) -> Spec:
+    """Return a spec of a table in a file."""
+    (tmp_path / name).write_text(content)
+    data = [f"task.data.source={tmp_path / name}", f"task.data.cache_dir={tmp_path / 'cache'}"]
+    return load_spec(None, [*data, "task.model=llama-1m", *more])
+
+
+@pytest.mark.parametrize(("name", "content", "objective", "outputs"), [
+    ("a.csv", LABELLED, "classification", 3),
+    ("a.csv", NUMBERS, "regression", 1),
+    ("a.jsonl", BOTH, "classification", 2),
+])  # fmt: skip
+def test_labels_decide_the_objective_and_the_head(
+    tmp_path: Path, name: str, content: str, objective: str, outputs: int
+) -> None:
+    found = settle(spec_of(tmp_path, name, content, "task.model.hidden=32"))
+    task = found.spec.task
+    assert task.objective == objective and str(task.global_batch) == "32 samples"
+    assert task.model.name == POOLED
+    assert task.model.arguments == {"size": "llama-1m", "outputs": outputs, "vocab": 257, "hidden": 32}
+    decided = [record.what for record in found.decisions]
+    options = ["data.source", "data.labels", "objective", "model", "global_batch"]
+    assert decided == [f"task.{name}" for name in options]
+    assert all(record.because and found.spec.provenance[record.what] for record in found.decisions)
+    again = settle(found.spec)
+    assert again.spec is found.spec and not again.decisions
+
+
+@pytest.mark.parametrize(("content", "rows"), [(TALKS, "packed"), (PAIRS, "packed")])
+def test_conversations_are_packed_apart_for_our_own_model(tmp_path: Path, content: str, rows: str) -> None:
+    task = settle(spec_of(tmp_path, "a.jsonl", content)).spec.task
+    assert (task.data.rows, task.data.cross_documents, task.objective) == (rows, False, "auto")
+    other = settle(spec_of(tmp_path, "a.jsonl", content, "task.model=some_module:factory")).spec.task
+    assert other.data.rows == "padded"
+    asked = settle(spec_of(tmp_path, "a.jsonl", content, "task.data.rows=padded")).spec.task
+    assert asked.data.rows == "padded"
+
+
+@pytest.mark.parametrize(("source", "more"), [("", ["task.objective=next_token"]), ("text:", [])])
+def test_a_text_beside_labels_is_learnt_where_that_is_asked_for(tmp_path: Path, source: str, more: list[str]) -> None:
+    spec = spec_of(tmp_path, "a.jsonl", BOTH, *more, f"task.data.source={source}{tmp_path / 'a.jsonl'}")
+    assert settle(spec).spec is spec  # a corpus of documents, as without labels
+
+
+def test_the_text_of_a_csv_is_learnt_as_documents_where_no_label_is_meant(tmp_path: Path) -> None:
+    from paceline.task.data.facts import data_facts
+
+    for content, more in ((LABELLED, ["task.objective=next_token"]), ("text,other\nabcdef,1\nghijkl,2\n", [])):
+        settled = settle(spec_of(tmp_path, "a.csv", content, "task.data.seq_len=4", *more)).spec
+        facts = data_facts(settled.task.data)
+        assert facts.unit == "tokens" and "texts of a.csv" in facts.description
+        assert settled.task.model.name == "llama-1m"
+
+
+@pytest.mark.parametrize(("name", "content", "more", "said"), [
+    ("a.txt", "a plain text " * 40, ["task.objective=classification"], "data that have no labels"),
+    ("a.jsonl", '{"text": "abc"}\n' * 9, ["task.objective=regression"], "no column of labels"),
+    ("a.csv", LABELLED, ["task.objective=regression"], "no numbers"),
+    ("a.csv", LABELLED, ["task.objective=regression", "task.data.labels=multi_label"], "with task.data.labels"),
+    ("a.csv", LABELLED, ["task.global_batch=4096 tokens"], "of labelled texts"),
+    ("a.csv", LABELLED, ["task.data.label_field=lable"], "no column 'lable'"),
+    ("a.csv", LABELLED, ["task.data.text_field=body"], "which column holds its text is not clear"),
+    ("a.csv", LABELLED, ["task.model=moe-2m", "task.model.weights=somewhere"], "task.model.weights"),
+])  # fmt: skip
+def test_what_contradicts_a_table_is_refused(
+    tmp_path: Path, name: str, content: str, more: list[str], said: str
+) -> None:
+    with pytest.raises(PacelineError) as raised:
+        settle(spec_of(tmp_path, name, content, *more))
+    assert isinstance(raised.value, ConfigError | DataError)
+    assert said in f"{raised.value.what} {raised.value.because}" and raised.value.try_
+
+
+def test_a_head_that_was_made_for_other_classes_is_refused(tmp_path: Path) -> None:
+    settled = settle(spec_of(tmp_path, "a.csv", LABELLED)).spec
+    (tmp_path / "a.csv").write_text(LABELLED + "more,d\n")
+    with pytest.raises(ConfigError, match="head of 3 outputs, and the labels need 4"):
+        settle(settled)
+
+
+def test_pairs_of_preferences_are_left_to_who_reads_them(tmp_path: Path) -> None:
+    row: dict[str, Any] = {"prompt": "q", "chosen": "a", "rejected": "b", "completion": "a"}
+    spec = spec_of(tmp_path, "a.jsonl", json.dumps(row) + "\n")
+    assert settle(spec).spec is spec
