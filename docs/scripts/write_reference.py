@@ -10,6 +10,7 @@ import importlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from paceline.cli.json.shapes import ALWAYS, BARE, ERROR, SHAPES
 from paceline.cli.main import VERBS
 from paceline.cli.parser import EXIT_CODES, Parser, add_common_arguments
 from paceline.config.shape import Option, Table
@@ -24,6 +25,12 @@ CLI_HEAD = """
 Every verb takes `--help`, which imports no torch, and `--json`, which writes one JSON object to standard output, also
 for errors; messages for people then go to standard error. Options are not abbreviated. An error says what happened,
 because of what, and what to try. Colour is used on a terminal only, and not where `NO_COLOR` is set.
+"""
+
+JSON_HEAD = """
+With `--json` every action writes one object to standard output, and an action that fails the object of its error; texts
+for people go to standard error. Numbers that are not known are null. Within one `format` keys are added and never taken
+away, so a reader passes over those that it does not know. A test holds every object against this page.
 """
 
 EXIT_HEAD = """
@@ -77,6 +84,7 @@ def pages() -> dict[str, str]:
     """Return file name to content of every page that is written from the code."""
     return {
         "cli.md": cli_page(), "spec.md": spec_page(), "resume.md": resume_page(), "exit-codes.md": exit_codes_page(),
+        "json.md": json_page(),
     }  # fmt: skip
 
 
@@ -118,6 +126,22 @@ def exit_codes_page() -> str:
     """Return the reference of exit codes."""
     rows = [f"| {code} | {meaning} |" for code, meaning in sorted(EXIT_CODES.items())]
     return "\n".join([NOTE, "", "# Exit codes", EXIT_HEAD, "| code | meaning |", "|---:|---|", *rows, EXIT_TAIL])
+
+
+def json_page() -> str:
+    """Return the reference of what `--json` writes."""
+    lines = [NOTE, "", "# JSON", *JSON_HEAD.split("\n"), "| key | always there |", "|---|---|"]
+    lines += [f"| `{key}` | {cell(meaning)} |" for key, meaning in ALWAYS.items()]
+    for shape, keys in SHAPES.items():
+        title = shape[0].upper() + shape[1:] if shape == ERROR else f"`{shape}`"
+        lines += ["", f"## {title}", "", "| key | holds |", "|---|---|"]
+        for key, meaning in keys.items():
+            name = "and more" if key == "..." else f"`{key.rstrip('?')}`"
+            some = " (where there are any)" if key.endswith("?") else ""
+            lines.append(f"| {name} | {cell(meaning)}{some} |")
+    lines += ["", "## Documents of another form", ""]
+    lines += [f"- `{action} --json`: {cell(what)}." for action, what in BARE.items()]
+    return "\n".join(lines) + "\n"
 
 
 def resume_page() -> str:

@@ -49,7 +49,13 @@ def test_help_imports_neither_torch_nor_numpy_nor_other_verbs() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script, *VERBS], capture_output=True, text=True, check=True)
     codes = [0] * (2 + len(VERBS))
-    shell = ["paceline.cli.main", "paceline.cli.output", "paceline.cli.parser"]
+    shell = [
+        "paceline.cli.json",
+        "paceline.cli.json.shapes",
+        "paceline.cli.main",
+        "paceline.cli.output",
+        "paceline.cli.parser",
+    ]
     assert done.stdout.splitlines()[-1] == f"{codes} {shell} []"
 
 
@@ -154,7 +160,7 @@ def test_provenance_and_schema_and_models_as_json() -> None:
     values = json.loads(done.stdout)
     assert values["spec"]["task"]["stop"] == "5 steps" and values["provenance"]["task.stop"] == "--set"
     assert json.loads(run("schema").stdout)["properties"].keys() == {"task", "cluster", "plan", "run"}
-    assert json.loads(run("plan", "--models", "--json").stdout)["llama-8b"]["parameters"] == 8_030_261_248
+    assert json.loads(run("plan", "--models", "--json").stdout)["models"]["llama-8b"]["parameters"] == 8_030_261_248
 
 
 def test_an_encoding_without_our_characters_is_no_error() -> None:
@@ -177,7 +183,7 @@ def test_colour_only_on_a_terminal_that_wants_it(monkeypatch: pytest.MonkeyPatch
 
 
 def test_json_holds_no_number_that_json_lacks(capsys: pytest.CaptureFixture[str]) -> None:
-    output.print_json({"a": float("nan"), "b": (1, {"c": float("inf")}), "d": Path("x"), 3: PacelineError})
+    output.print_bare({"a": float("nan"), "b": (1, {"c": float("inf")}), "d": Path("x"), 3: PacelineError})
     values = json.loads(capsys.readouterr().out)
     assert values["a"] is None and values["b"] == [1, {"c": None}] and values["d"] == "x" and "3" in values
 

@@ -68,7 +68,7 @@ def test_transformers_computes_the_held_out_loss_of_the_journal(folder: Path, tr
     done = paceline("export", trained, folder / "weights", "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert (told["format"], told["step"], told["skipped"]) == ("huggingface", 8, [])
+    assert (told["weights_format"], told["step"], told["skipped"]) == ("huggingface", 8, [])
     assert told["files"] == ["config.json", "model.safetensors"]
     assert told["bytes"] == sum((folder / "weights" / name).stat().st_size for name in told["files"])
     model = LlamaForCausalLM.from_pretrained(folder / "weights").eval()
@@ -124,7 +124,7 @@ def test_a_users_module_keeps_its_names_and_loads_with_them(folder: Path) -> Non
     assert ended.returncode == 0, ended.stderr
     done = in_process("export", folder / "own", folder / "own-weights", "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["format"] == "safetensors"
+    assert json.loads(done.stdout)["weights_format"] == "safetensors"
     weights = load_file(folder / "own-weights" / "model.safetensors")
     assert {name: tuple(t.shape) for name, t in weights.items()} == {
         "body.bias": (12,), "body.weight": (12, 12), "embed.weight": (257, 12),

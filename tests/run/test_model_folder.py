@@ -15,7 +15,10 @@ from safetensors.torch import load_file, save_file
 from tests_shared import decoder_task, plan_of, run_steps
 
 from paceline.checkpoint import WholeTensors
+from paceline.run.process.world import join_world
+from paceline.run.updates.moved import moved
 from paceline.session.verbs.weights import choose_checkpoint
+from paceline.spec.journal.kinds import MovedRecord
 from paceline.spec.layout import Layout
 from paceline.spec.task import ModelSpec
 from paceline.task.models.huggingface.files import LazyTensors, read_safetensors
@@ -25,7 +28,7 @@ SPEC = """
 [task]
 name = "tuned"
 model = "{model}"
-data = {{ source = "{corpus}", seq_len = 16, cache_dir = "{cache}" }}
+data = {{ source = "{corpus}", seq_len = 16, cache_dir = "{cache}", validation_fraction = 0.2 }}
 global_batch = "4 samples"
 stop = "2 steps"
 
@@ -82,6 +85,30 @@ def test_each_rank_reads_its_own_slices(tmp_path: Path, family: str, layout: Lay
         assert loss_there == pytest.approx(loss, rel=1e-6) and norm_there == pytest.approx(norm, rel=1e-5)
 
 
+def distances(name: str, layout: Layout) -> tuple[float, dict[str, float]]:
+    """Return how far a few steps move a model, in all and by block."""
+    task = decoder_task(model=ModelSpec(name=name))
+    world = join_world("cpu", threads=1)
+    _, built = run_steps(task, plan_of(layout), 3, world)
+    found = moved(built.model, task, world, 3)
+    assert isinstance(found, MovedRecord) and found.distance is not None
+    return found.distance, {block: table["distance"] for block, table in found.blocks.items()}
+
+
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [("Qwen2", Layout(dp_shard=2, tp=2)), pytest.param("Llama", Layout(pp=2), marks=pytest.mark.deep)],
+)
+def test_a_model_has_moved_as_far_on_every_layout(tmp_path: Path, family: str, layout: Layout) -> None:
+    """Parts that several ranks hold count once, and a block is the same whichever ranks hold it."""
+    name = str(write_model(tmp_path / "m", family))
+    ((alone, blocks),) = run_ranks(distances, 1, name, Layout())
+    assert list(blocks)[-1] in ("norm", "lm_head") and alone > 1e-3
+    for distance, of_blocks in run_ranks(distances, layout.devices, name, layout):
+        assert distance == pytest.approx(alone, rel=1e-4)
+        assert of_blocks == pytest.approx(blocks, rel=1e-3)
+
+
 def write_spec(folder: Path, model: str, devices: int = 1, plan: str = "") -> Path:
     text = SPEC.format(model=model, corpus=write_corpus(folder), cache=folder / "cache", devices=devices, plan=plan,
                        run=folder / "run")  # fmt: skip
@@ -108,6 +135,17 @@ def test_a_run_starts_from_a_folder_goes_on_without_it_and_comes_back(tmp_path: 
     weights = decision["evidence"]["weights"]
     assert weights["tensors"] == 21 and weights["fingerprint"] == starting_weights(str(folder)).fingerprint
     assert (tmp_path / "run" / "model" / "config.json").read_bytes() == (folder / "config.json").read_bytes()
+
+    start, end = (record["loss"] for record in records_of(tmp_path / "run", "evaluation"))
+    assert end < start  # what the weights could do before they were trained, and after
+    (compared,) = records_of(tmp_path / "run", "moved")
+    before, after = read_safetensors(folder), WholeTensors(choose_checkpoint(tmp_path / "run").path)
+    for block in ("layers.1", "embed_tokens"):
+        names = [name for name in after if name.startswith(block)]
+        by = sum(float((after[name] - before[f"model.{name}"]).double().square().sum()) for name in names)
+        of = sum(float(before[f"model.{name}"].double().square().sum()) for name in names)
+        assert compared["blocks"][block]["distance"] == pytest.approx((by / of) ** 0.5, rel=1e-9)
+    assert "Since the starting weights" in (tmp_path / "run" / "report.html").read_text()
 
     for file in folder.glob("*.safetensors*"):
         file.unlink()

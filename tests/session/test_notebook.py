@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from runs import environment, records_of, run_patiently
 
-from paceline.report.inline import inline_html
+from paceline.report.notebook.table import inline_html
 from paceline.said import end_line, say_line, say_over
 
 KERNEL = ("nbclient", "ipykernel", "cloudpickle")

@@ -100,6 +100,22 @@ def test_a_head_that_was_made_for_other_classes_is_refused(tmp_path: Path) -> No
         settle(settled)
 
 
+def test_a_folder_of_hugging_face_needs_a_head_as_wide_as_the_labels(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+
+    def settled(**config: Any) -> Spec:
+        (folder / "config.json").write_text(json.dumps(config))
+        return settle(spec_of(tmp_path, "a.csv", LABELLED, f"task.model.name=hf:{folder}")).spec
+
+    head = {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "x", "1": "y", "2": "z"}}
+    assert settled(**head).task.model.name == f"hf:{folder}"
+    with pytest.raises(ConfigError, match="head of 2 outputs, and the labels need 3"):
+        settled(architectures=["BertForSequenceClassification"], model_type="bert")
+    with pytest.raises(ConfigError, match="no head for whole texts"):
+        settled(architectures=["LlamaForCausalLM"], model_type="llama")
+
+
 def test_pairs_of_preferences_are_left_to_who_reads_them(tmp_path: Path) -> None:
     row: dict[str, Any] = {"prompt": "q", "chosen": "a", "rejected": "b", "completion": "a"}
     spec = spec_of(tmp_path, "a.jsonl", json.dumps(row) + "\n")

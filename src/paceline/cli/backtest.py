@@ -11,7 +11,8 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from paceline.cli.output import print_json, say_to
+from paceline.cli.json.shapes import BACKTEST, LEFT_OUT
+from paceline.cli.output import print_bare, print_json, say_to
 from paceline.errors import StorageError
 
 EXAMPLE = "paceline backtest examples/measured-steps.csv --by accelerator --rows rows.csv"
@@ -68,7 +69,7 @@ def execute(options: argparse.Namespace) -> int:
         scores = [dataclasses.asdict(file.score) for file in backtest.files]
         by = {"by": {options.by: parts}} if options.by else {}
         by = {**by, "anchored": dataclasses.asdict(anchored)} if anchored else by
-        print_json({"constants_sha256": backtest.constants_sha256, "files": scores, **by})
+        print_json({"constants_sha256": backtest.constants_sha256, "files": scores, **by}, BACKTEST)
         return 0
     for line in [*listing(backtest, parts), *(["", *anchored_lines(anchored)] if anchored else [])]:
         say(line)
@@ -84,7 +85,8 @@ def _leave_out(files: list[Path], fit_on: list[Path], as_json: bool) -> int:
         say_to(as_json)(line)
     if as_json:
         told = {name: value for name, value in vars(found).items() if name != "files"}
-        print_json({"leave_one_source_out": told, "files": [dataclasses.asdict(file.score) for file in found.files]})
+        scores = [dataclasses.asdict(file.score) for file in found.files]
+        print_json({"leave_one_source_out": told, "files": scores}, LEFT_OUT)
     return 0
 
 
@@ -100,5 +102,5 @@ def _fit(files: list[Path], out: Path, as_json: bool) -> int:
     for line in [*found.lines(), f"written to {out}"]:
         say_to(as_json)(line)
     if as_json:
-        print_json(found.constants, bare=True)
+        print_bare(found.constants)
     return 0

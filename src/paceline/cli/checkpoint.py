@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.cli.json.shapes import CHECK, COMPARE, CONVERT, LIST, SHOW
 from paceline.cli.output import print_json
 from paceline.cli.parser import whole
 from paceline.errors import ConfigError, StorageError
@@ -58,7 +59,7 @@ def execute(options: argparse.Namespace) -> int:
 def _ls(options: argparse.Namespace) -> int:
     listed, skipped = checkpoints.list_at(options.paths[0])
     if options.json:
-        print_json({"checkpoints": listed, "skipped": skipped})
+        print_json({"checkpoints": listed, "skipped": skipped}, LIST)
         return 0
     for one in listed:
         print(
@@ -73,7 +74,7 @@ def _ls(options: argparse.Namespace) -> int:
 def _show(options: argparse.Namespace) -> int:
     found = checkpoints.show(checkpoints.checkpoint_at(options.paths[0], options.step))
     if options.json:
-        print_json(found)
+        print_json(found, SHOW)
         return 0
     one = found.listed
     print(f"path       {one.path}")
@@ -93,7 +94,7 @@ def _verify(options: argparse.Namespace) -> int:
     found = checkpoints.check(options.paths[0], options.step)
     code = StorageError.exit_code if any(isinstance(each, StorageError) for _, each in found) else 0
     if options.json:
-        print_json({"checkpoints": [_as_json(path, each) for path, each in found]}, code)
+        print_json({"checkpoints": [_as_json(path, each) for path, each in found]}, CHECK, code)
     else:
         for path, each in found:
             if isinstance(each, StorageError):
@@ -117,7 +118,7 @@ def _diff(options: argparse.Namespace) -> int:
     tensors = found.tensors
     code = 4 if options.equal and not tensors.is_none else 0
     if options.json:
-        print_json(found, code)
+        print_json(found, COMPARE, code)
     else:
         print(f"first    {first}\nsecond   {second}")
         for option in found.options:
@@ -142,7 +143,7 @@ def _convert(options: argparse.Namespace) -> int:
     if found.warning:
         print(f"warning: {found.warning}", file=sys.stderr)
     if options.json:
-        print_json(found)
+        print_json(found, CONVERT)
         return 0
     size = sum(file.stat().st_size for file in found.files)
     print(f"convert  {found.source} to {found.out} ({len(found.files)} files, {size:,} bytes)")

@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.cli.json.shapes import COPIES, INSPECT, PREPARE, SCORE
 from paceline.cli.output import print_json, say_to, table_lines
 from paceline.cli.parser import number, share, whole
 from paceline.cli.terminal.bar import Bar
@@ -102,7 +103,10 @@ def _prepare(options: argparse.Namespace) -> int:
             done = prepare(data, Path(out), progress=bar.show, **chosen)
     card = done.index.card
     if options.json:
-        print_json({"folder": str(done.folder), "made": done.made, "fingerprint": done.index.fingerprint, "card": card})
+        print_json(
+            {"folder": str(done.folder), "made": done.made, "fingerprint": done.index.fingerprint, "card": card},
+            PREPARE,
+        )
         return 0
     if not done.made:
         print(f"prepared {done.folder} was there already, from the same data and by the same options")
@@ -127,7 +131,7 @@ def _score(options: argparse.Namespace) -> int:
             Path(options.paths[0]), _data_of(options), Path(options.paths[2]), options.by, bar.show, options.share
         )
     if options.json:
-        print_json(done)
+        print_json(done, SCORE)
         return 0
     print(
         f"scored   {done.documents:,} documents by {done.by} with step {done.step:,} of {options.paths[0]}: {done.out}"
@@ -151,7 +155,7 @@ def _copies(options: argparse.Namespace) -> int:
     with Bar(sys.stderr) as bar:
         done = mark_copies(_data_of(options), Path(options.paths[1]), bar.show)
     if options.json:
-        print_json(done)
+        print_json(done, COPIES)
         return 0
     print(
         f"compared {done.documents:,} documents: {done.near:,} share at least 0.8 with an earlier one, of which"
@@ -166,7 +170,7 @@ def _inspect(options: argparse.Namespace) -> int:
 
     found = inspect(_data_of(options), options.samples, say_to(options.json))
     if options.json:
-        print_json(found)
+        print_json(found, INSPECT)
         return 0
     _tell(found)
     return 0

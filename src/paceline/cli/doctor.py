@@ -9,6 +9,7 @@ import argparse
 import dataclasses
 from pathlib import Path
 
+from paceline.cli.json.shapes import DOCTOR
 from paceline.cli.output import print_json
 
 EXAMPLE = "paceline doctor"
@@ -30,7 +31,7 @@ def execute(options: argparse.Namespace) -> int:
         findings = [dataclasses.asdict(finding) for finding in examination.findings]
         for finding in findings:
             finding["try"] = finding.pop("try_")
-        print_json({"findings": findings, "exit_code": examination.exit_code})
+        print_json({"findings": findings}, DOCTOR, examination.exit_code)
     else:
         print("\n".join(lines_of(examination)))
     return examination.exit_code

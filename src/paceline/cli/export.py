@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from paceline.cli.json.shapes import EXPORT
 from paceline.cli.output import print_json
 from paceline.cli.parser import whole
 
@@ -46,10 +47,10 @@ def execute(options: argparse.Namespace) -> int:
     if options.json:
         print_json({
             "run_dir": str(options.run_dir), "checkpoint": str(found.checkpoint), "step": found.step,
-            "out": str(found.out), "format": found.format, "architecture": found.architecture,
+            "out": str(found.out), "weights_format": found.format, "architecture": found.architecture,
             "files": [file.name for file in found.files],
             "bytes": found.bytes, "skipped": found.skipped,
-        })  # fmt: skip
+        }, EXPORT)  # fmt: skip
         return 0
     for reason in found.skipped:
         print(f"skipped  {reason}")

@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Sequence
 from types import ModuleType
 
+from paceline.cli.json.shapes import FORMAT
 from paceline.cli.output import paint
 from paceline.cli.parser import EXIT_CODES, Parser, add_common_arguments, epilog
 from paceline.errors import ConfigError, PacelineError, Requeue, suggestion
@@ -127,7 +128,7 @@ def _tell(fields: dict[str, object], message: str, as_json: bool, word: str = "e
     assert isinstance(code, int)
     try:
         if as_json:
-            print(json.dumps(fields, indent=2), flush=True)
+            print(json.dumps({"format": FORMAT, **fields}, indent=2), flush=True)
         print(f"{paint(word + ':', 'red', sys.stderr)} {message}", file=sys.stderr, flush=True)
     except BrokenPipeError:
         _mute_stdout()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from paceline.cli.json.shapes import FORMAT, undeclared
 from paceline.units import Amount
 
 Say = Callable[[str], None]
@@ -41,15 +42,20 @@ def stdout_to_stderr() -> Iterator[None]:
         os.close(kept)
 
 
-def print_json(value: Any, exit_code: int | None = None, bare: bool = False) -> None:
-    """Write the value as one JSON object on stdout, with the `exit_code` of the command: the value's own, or 0.
+def print_json(value: Any, shape: str, exit_code: int | None = None) -> None:
+    """Write the value as one JSON object of a declared shape on stdout, with `format` and the command's `exit_code`.
 
-    A document of another format, such as a JSON schema, is written `bare`.
+    The exit code is the one that is given, else the value's own, else 0.
     """
     plain = json_safe(value)
-    if isinstance(plain, dict) and not bare:
-        plain.setdefault("exit_code", getattr(value, "exit_code", 0) if exit_code is None else exit_code)
-    print(json.dumps(plain, indent=2, allow_nan=False))
+    code = plain.pop("exit_code", getattr(value, "exit_code", 0))
+    assert not (off := undeclared(shape, set(plain))), f"{shape}: {off} are not as cli/json/shapes.py declares them"
+    print_bare({"format": FORMAT, "exit_code": code if exit_code is None else exit_code, **plain})
+
+
+def print_bare(value: Any) -> None:
+    """Write a document of another format, such as a JSON schema, on stdout."""
+    print(json.dumps(json_safe(value), indent=2, allow_nan=False))
 
 
 def json_safe(value: Any) -> Any:

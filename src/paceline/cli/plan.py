@@ -10,6 +10,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.cli.json.shapes import COMPARED, GROUPED, MODELS, PLAN, PROVENANCE
 from paceline.cli.output import print_json, say_to, table_lines
 from paceline.cli.parser import add_spec_arguments, positive, whole
 from paceline.errors import ConfigError
@@ -22,14 +23,18 @@ if TYPE_CHECKING:
 
 EXAMPLE = "paceline plan examples/stdlib-code.toml --set cluster.devices=4 --explain"
 CODES = (3, 5, 74)
-LISTED = 1_000  # plans and refusals that --json holds: a large cluster has hundreds of thousands
+SHOWN, LISTED = 10, 1_000  # plans and refusals that --json holds, and with --all: there may be hundreds of thousands
+LISTED_FIGURES = ("step_seconds", "peak_bytes", "usd", "kwh")  # of each
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `paceline plan`."""
     add_spec_arguments(parser)
     parser.add_argument(
-        "--explain", action="store_true", help="every term of the forecast, and why others were refused"
+        "--explain", action="store_true", help="what was weighed, on a screen: terms of the forecast, other plans"
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="with --explain or --json: every term, every plan, every figure"
     )
     parser.add_argument(
         "--timeline", metavar="FILE", default=None,
@@ -99,6 +104,8 @@ def execute(options: argparse.Namespace) -> int:
     spec = load_spec(options.spec, [*options.overrides, *_short(options)])
     if options.provenance:
         return _provenance(spec, options.json)
+    if options.all and not (options.explain or options.json):
+        raise ConfigError("--all without --explain or --json", "it lists more in either", "--explain --all")
     several = len(options.devices) > 1 or len(options.device) > 1
     for option in ("explain", "timeline", "measure"):
         if several and getattr(options, option):
@@ -109,9 +116,10 @@ def execute(options: argparse.Namespace) -> int:
     if options.json:
         from paceline.spec.load import spec_to_dict
 
-        print_json({**_fields(found, options.explain), "spec": spec_to_dict(spec)})
+        shape, fields = _fields(found, options.explain, options.all)
+        print_json({**fields, "spec": spec_to_dict(spec)}, shape)
         return 0
-    for line in _lines(found, spec, options.explain):
+    for line in _lines(found, spec, options.explain, options.all):
         say(line)
     return 0
 
@@ -121,7 +129,7 @@ def _provenance(spec: Spec, as_json: bool) -> int:
     from paceline.spec.load import provenance_lines, spec_to_dict
 
     if as_json:
-        print_json({"spec": spec_to_dict(spec), "provenance": spec.provenance})
+        print_json({"spec": spec_to_dict(spec), "provenance": spec.provenance}, PROVENANCE)
     else:
         print("\n".join(provenance_lines(spec)))
     return 0
@@ -143,18 +151,21 @@ def _draw(found: Answer, options: argparse.Namespace) -> None:
         write_comparison(found, Path(options.picture))
 
 
-def _lines(found: Answer, spec: Spec, explain: bool) -> list[str]:
+def _lines(found: Answer, spec: Spec, explain: bool, everything: bool) -> list[str]:
     """Return what is printed for people."""
     from paceline.plan.explain.compare_clusters import Comparison
     from paceline.plan.explain.explain import explain_lines, headline_lines, without_effect_lines
     from paceline.plan.explain.groups import grouped_lines
+    from paceline.plan.explain.screen import screen_lines
     from paceline.plan.placement.grouped import Grouped
 
     if isinstance(found, Grouped):
         return list(grouped_lines(found, explain))
     if isinstance(found, Comparison):
         return _compared(found, spec)
-    return [*headline_lines(found), *(["", *explain_lines(found)] if explain else without_effect_lines(found))]
+    if not explain:
+        return [*headline_lines(found), *without_effect_lines(found)]
+    return [*headline_lines(found), "", *(explain_lines(found) if everything else screen_lines(found))]
 
 
 def _compared(found: Comparison, spec: Spec) -> list[str]:
@@ -166,37 +177,53 @@ def _compared(found: Comparison, spec: Spec) -> list[str]:
     return [*table_lines(comparison_rows(found)), f"* best by {spec.plan.goal}; {front}; {counted}"]
 
 
-def _fields(found: Answer, explain: bool) -> dict[str, Any]:
-    """Return what --json holds of an answer."""
+def _fields(found: Answer, explain: bool, everything: bool) -> tuple[str, dict[str, Any]]:
+    """Return the shape of an answer, and what --json holds of it."""
     from paceline.plan.explain.compare_clusters import Comparison
     from paceline.plan.planned import Planned
 
-    fields = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
+    if isinstance(found, Planned):
+        fields = _planned_fields(found, LISTED if everything else SHOWN)
+        fields |= _explained(found) if explain else {}
+        return PLAN, {**fields, "profile": found.profile} if everything else fields
+    fields = {field.name: getattr(found, field.name) for field in dataclasses.fields(found) if field.name != "spec"}
     if isinstance(found, Comparison):
         rows = [{**dataclasses.asdict(dataclasses.replace(row, planned=None)), "planned": row.planned and {
             "plan": row.planned.plan, "forecast": row.planned.forecast, "expected": row.planned.expected,
             "cluster": row.planned.cluster, "remarks": row.planned.remarks}} for row in found.rows]  # fmt: skip
-        return {**fields, "rows": rows}
-    if isinstance(found, Planned):
-        more = _explained(found) if explain else {}
-        return {**fields, **_planned_fields(found), **more, "placement": found.placement}
-    return fields
+        return COMPARED, {**fields, "rows": rows}
+    return GROUPED, fields
 
 
-def _planned_fields(planned: Planned) -> dict[str, Any]:
-    """Return what was planned; of the search, the best plans and the first refusals, and how many there are."""
+def _planned_fields(planned: Planned, listed: int) -> dict[str, Any]:
+    """Return what was planned; of the search so many of the best plans and of the refusals, and how many there are."""
     found = planned.search
-    listed = {
-        "best": found.best,
-        "candidates": list(found.candidates[:LISTED]),
+    candidates = [
+        {"plan": str(each.plan), **{name: getattr(each.forecast, name).value for name in LISTED_FIGURES}}
+        for each in found.candidates[:listed]
+    ]
+    refused = [{"plan": str(each.plan), "because": each.because} for each in found.refused[:listed]]
+    return {
+        "plan": planned.plan,
+        "plan_text": str(planned.plan),
+        "because": planned.reason,
+        "forecast": planned.forecast,
+        "expected": planned.expected,
+        "remarks": planned.remarks,
         "fits": len(found.candidates),
-        "refused": list(found.refused[:LISTED]),
         "refusals": len(found.refused),
-        "precision_because": found.precision_because,
+        "candidates": candidates,
+        "refused": refused,
+        "contest": planned.contest,
+        "pareto": planned.front,
+        "learnt": planned.learnt and planned.learnt.as_dict(),
+        "placement": planned.placement,
+        "cluster": planned.cluster,
+        "facts": planned.facts,
+        "parameters": planned.profile.parameters,
+        "batch_samples": planned.batch_samples,
+        "steps": planned.steps,
     }
-    learnt = planned.learnt and planned.learnt.as_dict()
-    return {"search": listed, "expected": planned.expected, "contest": planned.contest,
-            "pareto": planned.front, "learnt": learnt}  # fmt: skip
 
 
 def _explained(planned: Planned) -> dict[str, Any]:
@@ -212,9 +239,8 @@ def _models(as_json: bool) -> int:
 
     sizes = [dataclasses.replace(size, vocab=nominal_vocab(size)) for size in NAMED_SIZES.values()]
     if as_json:
-        print_json(
-            {size.name: {**dataclasses.asdict(size), "parameters": size.parameters} for size in sizes}, bare=True
-        )
+        named = {size.name: {**dataclasses.asdict(size), "parameters": size.parameters} for size in sizes}
+        print_json({"models": named}, MODELS)
         return 0
     rows = [("model", "parameters", "hidden", "layers", "heads", "kv heads", "ffn", "vocabulary")]
     for size in sizes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 
+from paceline.cli.json.shapes import FORGET, PROBE
 from paceline.cli.output import print_json, say_to
 from paceline.cli.parser import whole
 
@@ -34,7 +35,7 @@ def execute(options: argparse.Namespace) -> int:
 
     record = probe_machine(options.devices, options.kind, say_to(options.json))
     if options.json:
-        print_json(record)
+        print_json(record, PROBE)
     return 0
 
 
@@ -48,7 +49,7 @@ def _forget(options: argparse.Namespace) -> int:
     machine = machine_key(resolve_cluster(ClusterSpec(device=options.kind))[0])
     runs, tasks = forget_observations(machine), forget_measurements(machine)
     if options.json:
-        print_json({"machine": machine, "runs": runs, "tasks": tasks})
+        print_json({"machine": machine, "runs": runs, "tasks": tasks}, FORGET)
     else:
         print(f"forgot   {runs} finished run(s) and {tasks} measured task(s) on {machine}")
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from paceline.cli.json.shapes import REPORT
 from paceline.cli.output import print_json
 
 EXAMPLE = "paceline report runs/stdlib-code"
@@ -25,7 +26,7 @@ def execute(options: argparse.Namespace) -> int:
     page = write_report(run.dir)
     summary = build_report(run.dir)
     if options.json:
-        print_json({**summary.as_dict(), "page": str(page)})
+        print_json({**summary.as_dict(), "page": str(page)}, REPORT)
     else:
         print("\n".join(report_lines(summary)))
     return 0

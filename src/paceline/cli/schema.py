@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from paceline.cli.output import print_json
+from paceline.cli.output import print_bare
 
 EXAMPLE = "paceline schema > paceline.schema.json"
 CODES = ()
@@ -21,5 +21,5 @@ def execute(options: argparse.Namespace) -> int:
     """Run `paceline schema`."""
     from paceline.spec.load import spec_schema
 
-    print_json(spec_schema(), bare=True)
+    print_bare(spec_schema())
     return 0

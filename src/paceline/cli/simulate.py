@@ -12,6 +12,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.cli.json.shapes import SIMULATE
 from paceline.cli.output import Say, print_json, say_to, table_lines
 from paceline.cli.parser import add_spec_arguments, positive, whole
 
@@ -80,7 +81,7 @@ def execute(options: argparse.Namespace) -> int:
             "scenario": found.scenario, "mtbf_seconds": found.scenario.mtbf_seconds, "runs": found.runs,
             "seed": found.seed, "policies": [_plain(result) for result in found.results], "intervals": found.sweep,
             "measured": found.held,
-        })  # fmt: skip
+        }, SIMULATE)  # fmt: skip
         return 0
     for line in headline_lines(found.planned):
         say(line)

@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import os
 
+from paceline.cli.json.shapes import TRAIN
 from paceline.cli.output import print_json, stdout_to_stderr
 from paceline.cli.parser import add_spec_arguments, number, whole
 
@@ -76,5 +77,5 @@ def execute(options: argparse.Namespace) -> int:
     if place is None or place.rank == 0:  # under torchrun every rank is here, and one object is wanted
         run_dir = run_directory(spec)
         report = build_report(run_dir).as_dict() if (run_dir / "journal").is_dir() else None
-        print_json({"exit_code": code, "run_dir": str(run_dir), "report": report})
+        print_json({"run_dir": str(run_dir), "report": report}, TRAIN, code)
     return code

@@ -9,6 +9,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from paceline.cli.json.shapes import VERIFY
 from paceline.cli.output import print_json, say_to, table_lines
 from paceline.cli.parser import add_spec_arguments, whole
 from paceline.errors import ConfigError
@@ -50,7 +51,7 @@ def execute(options: argparse.Namespace) -> int:
         progress=say if watched else None,
     )  # fmt: skip
     if options.json:
-        print_json(found)
+        print_json(found, VERIFY)
         return found.exit_code
     for line in _every_line(found) if options.largest else _lines(found):
         say(line)

@@ -24,6 +24,7 @@ from paceline.cluster.catalog.devices import (
     published_links,
     published_price,
     published_watts,
+    spot_remarks,
 )
 from paceline.cluster.machine import Machine, read_machine, torch_without_cuda, visible_gpus
 from paceline.cluster.override import with_overrides
@@ -73,6 +74,7 @@ def resolve_cluster(spec: ClusterSpec, probes: Path | None = None) -> tuple[Clus
             )
     else:
         cluster = _published(spec, remarks)
+    remarks += spot_remarks(spec, cluster)
     cluster = dataclasses.replace(cluster, carbon_g_per_kwh=carbon_of(spec.region), nodes_per_rack=spec.nodes_per_rack)
     return with_overrides(cluster, spec), remarks
 

@@ -28,7 +28,9 @@ def settled(member: Option | Table, key: str, value: Any) -> Any:
         return _free(member, key, value)
     if value is None and member.optional:
         return None
-    if member.kind == "texts" and member.objects and isinstance(value, list | tuple):
+    if member.kind == "texts" and member.objects:
+        if not isinstance(value, list | tuple):
+            raise wrong_type(member, key, value)
         return tuple(_text_or_object(member, key, each) for each in value)
     if member.kind == "object" or (member.objects and not isinstance(value, str)):
         return _object(member, key, value)
@@ -105,7 +107,7 @@ def _object(member: Option | Table, key: str, value: Any) -> Any:
     also = [f"text, {member.cls.__name__}(...)"] if isinstance(member, Table) else ["text"]
     if isinstance(member, Option) and member.kind == "object":
         also = []
-    wanted = ", or ".join([*also, *member.objects.values()])
+    wanted = ", or ".join(dict.fromkeys([*also, *member.objects.values()]))
     raise ConfigError(f"{key} = {literal(value)} cannot be used", f"it is {kind_of(value)}", wanted)
 
 

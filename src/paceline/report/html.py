@@ -14,6 +14,7 @@ from paceline.report.compare import Promise, TermGroup
 from paceline.report.format import quantity, signed_percent, utc
 from paceline.report.goodput import goodput_text
 from paceline.report.held_out.page import metrics_html
+from paceline.report.held_out.written import written_rows
 from paceline.report.sections import VERDICTS, esc, pill, section
 from paceline.report.style import CSS
 from paceline.report.summary import Summary
@@ -271,12 +272,14 @@ def render_html(summary: Summary) -> str:
             _header(summary),
             section("Loss", _loss(summary)),
             section("Metrics", metrics_html(summary.metrics, _restarts(summary))),
+            section("Written by the model", part.listing(written_rows(summary.written))),
             section("Speed", _speed(summary)),
             section("What bounds a step", bound_html(summary.bound)),
             section("Where a step's time goes", _time_terms(summary)),
             section("Memory", _memory(summary)),
             section("Where the wall time went", _phases(summary)),
             section("Optimisation", _optimisation(summary)),
+            section("Since the starting weights", part.moved(summary.moved)),
             section("Decisions", part.decisions(summary.decisions)),
             section("Verification", part.verification(summary.verification)),
             section("Starts, faults and checkpoints", part.starts(summary)),

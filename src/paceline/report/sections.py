@@ -182,6 +182,33 @@ def decisions(events: Sequence[Event]) -> str:
     return table_html(("time (UTC)", "what", "from", "to", "because"), rows)
 
 
+def moved(found: Mapping[str, Any] | None) -> str:
+    """Return how far a model has moved from the weights that it started from, block by block."""
+    if not found:
+        return ""
+    blocks = table(found.get("blocks"))
+    rows = [
+        [
+            esc(name),
+            esc(_share(table(of_block).get("distance"))),
+            esc(format_count(table(of_block).get("parameters") or 0)),
+        ]
+        for name, of_block in blocks.items()
+    ]
+    losses = [found.get(name) for name in ("loss_at_start", "loss_now")]
+    both = f"{losses[0]:.4f}, now {losses[1]:.4f}" if all(isinstance(loss, float) for loss in losses) else ""
+    fresh = found.get("fresh") or 0
+    return listing(
+        [("distance", f"{_share(found.get('distance'))} of the norm of the starting weights"),
+         ("held-out loss", f"at the start {both}" if both else ""),
+         ("started fresh", f"{fresh:,} parameters, which are not compared" if fresh else "")]
+    ) + table_html(("block", "relative distance", "parameters"), rows, (1, 2))  # fmt: skip
+
+
+def _share(value: Any) -> str:
+    return f"{value:.3%}" if isinstance(value, int | float) else "unknown"
+
+
 def verification(found: Mapping[str, Any] | None) -> str:
     """Return the proof that the plan equals one device, or that it was not made."""
     if not found:

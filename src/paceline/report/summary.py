@@ -24,14 +24,17 @@ from paceline.report.curves import Losses, Speed, losses_of, series_of, speed_of
 from paceline.report.format import plural, quantity, signed_percent
 from paceline.report.goodput import MeasuredGoodput, goodput_of
 from paceline.report.held_out.curves import MetricCurve, metrics_of_records
-from paceline.report.inline import inline_html
+from paceline.report.held_out.written import WrittenTexts, written_of
+from paceline.report.notebook.table import inline_html
 from paceline.report.phases import Phase, Start, phases_of, resume_steps, starts_of, surviving
 from paceline.report.records import NO_START, Records, StepTable, gather, json_safe, number, table, text
 from paceline.report.series import Series
 from paceline.spec.journal.kinds import (
     CheckpointRecord,
     DecisionRecord,
+    EvaluationRecord,
     FaultRecord,
+    MovedRecord,
     RunEnded,
     RunStarted,
     SourcesRecord,
@@ -106,6 +109,7 @@ class Summary:
     memory_groups: tuple[TermGroup, ...]
     losses: Losses
     metrics: tuple[MetricCurve, ...]  # of held-out samples besides the loss, and of further sets
+    written: tuple[WrittenTexts, ...]  # by the model, first and last
     sources: dict[str, Any]  # of a mixture: what each source has given, by its name
     speed: Speed
     bound: BoundVerdict | None  # what bounds a step, by the newest start
@@ -113,6 +117,7 @@ class Summary:
     checkpoints: Checkpoints
     decisions: tuple[Event, ...]
     faults: tuple[Event, ...]
+    moved: dict[str, Any] | None  # since the weights that the run started from
     verification: dict[str, Any] | None
     cluster: dict[str, Any]
     placement: dict[str, Any]
@@ -157,6 +162,17 @@ def _status(end: RunEnded | None, done: int, planned: int | None, wall_seconds: 
         UNFINISHED: f"No end on record (still running, or killed): {took} so far.",
     }
     return status, words.get(status, f"Ended as '{status}': {took}.")
+
+
+def _moved(found: Records) -> dict[str, Any] | None:
+    """Return how far the model is from its starting weights, with the held-out loss at the start and the newest."""
+    records = found.of(MovedRecord)
+    if not records:
+        return None
+    losses = {record.step: record.loss for record in found.of(EvaluationRecord)}
+    newest = max((step for step in losses if step), default=None)
+    told = {"loss_at_start": losses.get(0), "loss_now": losses.get(newest), "loss_step": newest}
+    return {**json_safe(plain(records[-1])), **json_safe(told)}
 
 
 def _checkpoints(records: Records) -> Checkpoints:
@@ -249,6 +265,7 @@ def summarise(records: Iterable[Mapping[str, Any]], run_dir: str = "") -> Summar
         memory_groups=memory_groups(found, reference),
         losses=losses_of(found, steps, reference.facts),
         metrics=metrics_of_records(found),
+        written=written_of(found),
         sources=json_safe(dict(given[-1].given)) if (given := found.of(SourcesRecord)) else {},
         speed=speed_of(found, reference, basis),
         bound=bound_of(found),
@@ -256,6 +273,7 @@ def summarise(records: Iterable[Mapping[str, Any]], run_dir: str = "") -> Summar
         checkpoints=_checkpoints(found),
         decisions=_events(found.of(DecisionRecord)),
         faults=_events(found.of(FaultRecord)),
+        moved=_moved(found),
         verification=json_safe(plain(proofs[-1])) if proofs else None,
         cluster=json_safe(reference.cluster),
         placement=json_safe(reference.placement),

@@ -125,7 +125,8 @@ class LateModel(WholeModel):
             materialise(part, self.world.device)
         if isinstance(self.given, ModelSpec) and self.given.starts_from:
             if self.read:
-                load_weights(model, self.given.starts_from, {name: dtype for name, (_, dtype) in self._kinds.items()})
+                dtypes = {name: dtype for name, (_, dtype) in self._kinds.items()}
+                load_weights(model, self.given.starts_from, dtypes, self.given.fresh, self.seed)
                 fill_adapters(model, self.seed)
         else:
             self._receive(model)

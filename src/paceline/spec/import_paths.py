@@ -17,7 +17,9 @@ CALLED = {"__call__": "a function"}
 MODELS = {"__call__": "a torch.nn.Module or a function that makes one"}
 DATA_SETS = {"__len__ __getitem__": "a data set with a length, or (train, validation)", "read samples": "a Source",
              "open_sources": "what opens sources"}  # fmt: skip
-METRICS = {"__call__": "a function (outputs, batch)", "update compute reset": "a metric of torchmetrics"}
+HOOKS = ("on_start", "before_step", "after_step", "after_evaluation", "on_save", "on_end")  # of callbacks
+CALLBACKS = {"__call__": "a class or a function", **dict.fromkeys(HOOKS, "an object with hooks")}
+METRICS = {"__call__": "a function (outputs, batch)"}
 # A module of one of these names cannot be named as the data's: give it another name.
 SCHEMES = {
     "table": "texts with labels, prompts with completions, or conversations: CSV, TSV, JSONL, Parquet or Arrow",

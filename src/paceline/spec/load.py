@@ -234,6 +234,10 @@ def check(spec: Spec) -> None:
         check_turns(task)
     with problems.noting(_origin(spec, "task.evaluate")):
         check_evaluate(task.evaluate)
+    with problems.noting(_origin(spec, "task.callbacks")):
+        for name in task.callbacks:
+            if isinstance(name, str) and not is_import_path(name):
+                _refuse("task.callbacks", literal(name), "it names no object", "package.module:Class")
     with problems.noting(_origin(spec, "task.selection.by")):
         check_selection(task)
     with problems.noting(_origin(spec, "task.optimizer.name")):

@@ -12,11 +12,12 @@ from paceline.spec.adapt.adapter import Adaptation, AdapterSpec
 from paceline.spec.adapt.preference import PreferenceSpec
 from paceline.spec.data.augment import AugmentSpec
 from paceline.spec.data.mix import MixSpec
-from paceline.spec.import_paths import CALLED, DATA_SETS, MODELS
+from paceline.spec.import_paths import CALLBACKS, CALLED, DATA_SETS, MODELS
 from paceline.spec.model_folder import tokenizer_of, weights_of
 from paceline.spec.steps.growth import GrowthSpec
 from paceline.spec.steps.selection import SelectionSpec
 from paceline.spec.watch.evaluate import EvaluateSpec
+from paceline.spec.watch.samples import SamplesSpec
 from paceline.units import Amount
 
 BATCH_ROWS = ("fixed", "by_length")
@@ -64,6 +65,12 @@ class ModelSpec(Declared, table="task.model"):
         "",
         "a safetensors file or folder to start from, in Hugging Face's names; empty reads the weights of a folder that"
         " `name` is, 'none' leaves them and starts fresh",
+    )
+
+    fresh: tuple[str, ...] = option(
+        (),
+        "patterns of parameter names, `*` for any text, that start fresh instead of from the weights: another head;"
+        " what the weights have by these names is left out",
     )
 
     @property
@@ -346,6 +353,13 @@ class Task(Declared, table="task"):
     optimizer: OptimizerSpec = option(factory=OptimizerSpec, doc="the optimizer")
     schedule: ScheduleSpec = option(factory=ScheduleSpec, doc="the learning-rate schedule")
     evaluate: EvaluateSpec = option(factory=EvaluateSpec, doc="what evaluations measure, and what follows from it")
+    samples: SamplesSpec = option(factory=SamplesSpec, doc="texts that the model writes while it is trained")
+    callbacks: tuple[Any, ...] = option(
+        (),
+        "your own code at hooks of training: `package.module:Class`, with methods such as after_step(moment), or a"
+        " function, which is called after each step",
+        objects=CALLBACKS,
+    )
     global_batch: Amount = option(
         Amount(131072, "tokens"),
         "samples or tokens in one optimizer update",

@@ -7,6 +7,7 @@ says what was chosen and because of what.
 from __future__ import annotations
 
 import dataclasses
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from paceline.errors import ConfigError, DamagedData
 from paceline.spec.import_paths import is_import_path, scheme_of
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.load import Spec
+from paceline.spec.model_folder import CONFIG, folder_of
 from paceline.spec.task import DataSpec, ModelSpec, Task
 from paceline.task.data.sources.cache import Say
 from paceline.task.data.sources.files import NAMED_SOURCES, kind_of, list_files
@@ -22,13 +24,15 @@ from paceline.task.data.sources.named import kind_of_source
 from paceline.task.data.sources.tables.columns import is_kind_of_table
 from paceline.task.data.sources.tables.listing import TABLE_KINDS, inner_path
 from paceline.task.data.sources.tables.records import columns_of
-from paceline.task.data.sources.tables.store import Table, open_table
+from paceline.task.data.sources.tables.store import TextTable, open_table
+from paceline.task.models.sizes import is_factory
 from paceline.units import Amount
 
 LABEL_OBJECTIVES = ("classification", "regression", "multi_label")
 POOLED = "paceline.task.models.pooled:pooled_decoder"
 SHAPE_OPTIONS = ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab")  # of task.model, that a head leaves alone
 ROWS = Amount(32, "samples")  # of a global batch of labelled texts, where the task does not say
+SEQUENCE_HEAD = "ForSequenceClassification"  # how transformers' classes with a head for whole texts end
 PREFERENCES = {"chosen", "rejected"}  # columns of pairs, which have an objective of their own
 
 
@@ -147,7 +151,7 @@ def _settle_labels_asked(decided: _Decided) -> None:
         )  # fmt: skip
 
 
-def _settle_objective(decided: _Decided, table: Table) -> None:
+def _settle_objective(decided: _Decided, table: TextTable) -> None:
     assert table.labels is not None
     if decided.data.labels == "auto":  # rows that come later do not make other labels of them
         decided.data_option("labels", table.labels.kind, table.labels.because)
@@ -155,7 +159,7 @@ def _settle_objective(decided: _Decided, table: Table) -> None:
         decided.option("objective", table.labels.kind, f"the labels are of {table.labels.kind}")
 
 
-def _settle_model(decided: _Decided, table: Table) -> None:
+def _settle_model(decided: _Decided, table: TextTable) -> None:
     """Give a model of the built-in family a head as wide as the labels ask for."""
     model, labels = decided.task.model, table.labels
     assert labels is not None
@@ -164,7 +168,10 @@ def _settle_model(decided: _Decided, table: Table) -> None:
     if is_import_path(model.name):
         _check_head(model, labels.outputs)
         return
-    if model.weights:
+    if (folder := folder_of(model.name)) is not None:
+        _check_folder(folder, labels.outputs)
+        return
+    if model.starts_from:
         raise ConfigError(
             f"task.model.weights with '{model.name}' and labels for whole texts",
             f"the file has no head of {labels.outputs} outputs",
@@ -186,6 +193,28 @@ def _check_head(model: ModelSpec, outputs: int) -> None:
         )
 
 
+def _check_folder(folder: Path, outputs: int) -> None:
+    """Raise ConfigError for a folder of Hugging Face whose model has no head for whole texts, or another's."""
+    try:
+        config = json.loads((folder / CONFIG).read_text("utf-8"))
+    except (OSError, ValueError):
+        return  # who builds the model says what is wrong with it
+    architecture = str((config.get("architectures") or [""])[0])
+    if not architecture.endswith(SEQUENCE_HEAD):
+        raise ConfigError(
+            f"the model in '{folder}' has no head for whole texts", f"it is of the class {architecture}, and the data "
+            "are texts with labels",
+            "a factory that returns AutoModelForSequenceClassification.from_pretrained(folder, num_labels=...)",
+        )  # fmt: skip
+    found = len(config.get("id2label") or ()) or int(config.get("num_labels", 2))
+    if found != outputs:
+        raise ConfigError(
+            f"the model in '{folder}' has a head of {found} outputs, and the labels need {outputs}",
+            "its config.json says so (id2label, num_labels)",
+            f'"num_labels": {outputs} there, with weights of that head',
+        )  # fmt: skip
+
+
 def _settle_batch(decided: _Decided) -> None:
     """Count a batch in rows. Raises ConfigError for tokens, of which rows have no fixed number."""
     task = decided.task
@@ -205,7 +234,7 @@ def _settle_rows(decided: _Decided) -> None:
     if decided.data.rows != "windows":
         return
     model = decided.task.model
-    if isinstance(model, ModelSpec) and not is_import_path(model.name):
+    if isinstance(model, ModelSpec) and not is_factory(model.name):
         decided.data_option("rows", "packed", "the model keeps those of a row apart")
         decided.data_option("cross_documents", False, "no conversation sees another")
     else:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import paceline, records_of, write_spec
 
 from paceline.run.survive import budget as budget_module
 from paceline.run.survive.budget import RunBudget, spent_in
@@ -65,3 +67,27 @@ def test_it_is_told_once_at_its_share_and_ends_at_its_limit(tmp_path: Path, monk
 def test_an_amount_without_a_rate_never_ends_a_run() -> None:
     budget = RunBudget(BudgetSpec(usd=1e-9, device_hours=1000.0), [], {}, {}, 1)
     assert budget.look() == "" and budget.spent()["usd"] == 0.0
+
+
+def test_a_run_ends_within_a_step_of_its_budget_with_a_checkpoint_and_is_not_begun_again(tmp_path: Path) -> None:
+    """The price makes a second of both ranks cost a dollar, so the budget is a number of seconds."""
+    run_dir = tmp_path / "run"
+    spec = write_spec(tmp_path, run_dir, 2, "dp_replicate = 2", steps=100_000)
+    budget = ["cluster.price_usd_per_device_hour=1800", "run.budget.usd=4", "run.budget.forecast=tell"]
+    options = [word for option in budget for word in ("--set", option)]
+    done = paceline("train", spec, *options)
+    assert done.returncode == 0, done.stderr
+    (end,) = records_of(run_dir, "run_ended")
+    assert (end["status"], end["exit_code"]) == ("stopped", 0)
+    last = records_of(run_dir, "step")[-1]
+    saves = records_of(run_dir, "checkpoint")
+    assert saves[-1]["step"] == last["step"], "what was paid for is kept"
+    told = [record for record in records_of(run_dir, "decision") if record["what"] in ("budget", "stop")]
+    assert [(record["what"], record["to"]) for record in told] == [("budget", "spend on"), ("stop", "stopped")]
+    held = held_in(run_dir)
+    paid = spent_in([replace(held[0], ended=told[1]["time"])])["usd"]
+    assert 4.0 <= paid < 4.0 + 2 * max(step["seconds"]["total"] for step in records_of(run_dir, "step")) + 1.0
+    again = paceline("train", spec, *options)
+    assert again.returncode == 2 and "the budget of $4 is used up" in again.stderr
+    refused = paceline("train", spec, *options, "--set", "run.budget.usd=100", "--set", "run.budget.forecast=refuse")
+    assert refused.returncode == 3 and "is beyond the budget" in refused.stderr and "task.stop" in refused.stderr

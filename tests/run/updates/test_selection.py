@@ -19,7 +19,7 @@ from paceline.run.assemble import assemble
 from paceline.run.loop.loader import BatchStream
 from paceline.run.process.world import join_world
 from paceline.run.updates import selection as selecting
-from paceline.run.updates.selection import BatchSelection, Candidates
+from paceline.run.updates.selection import BatchSelection, CandidateBatches
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec, check
 from paceline.spec.steps.selection import SelectionSpec
@@ -69,7 +69,7 @@ def made(task: Task, folder: Path, samples: int, **selection: Any) -> tuple[Any,
     stepper = assemble(task, plan, world, task.data, items).stepper
     if not task.selection.selects:
         return stepper, BatchStream(task.data, task.seed, plan, 0, world.device), None
-    stream = BatchStream(task.data, task.seed, plan, 0, world.device, Candidates(task.selection, samples))
+    stream = BatchStream(task.data, task.seed, plan, 0, world.device, CandidateBatches(task.selection, samples))
     return stepper, stream, BatchSelection(task, stream, stepper, folder)
 
 
@@ -108,7 +108,7 @@ def test_the_expected_gradient_over_all_draws_is_that_of_all_candidates(
         mean, mean_loss = mean + (after - first) / ONE * drawn, mean_loss + (after - first) / ONE * estimate
         record = selection.take()
         assert record is not None
-        # Candidates are scored without dropout.
+        # CandidateBatches are scored without dropout.
         assert name == "dropout" or record.loss == pytest.approx(loss, rel=1e-12)
         assert (drawn - expected).norm() > 1e-3 * expected.norm(), "a draw by itself is another gradient"
         seen.add(record.chosen)

@@ -124,7 +124,18 @@ def test_functions_of_ones_own_give_rows_pairs_or_several() -> None:
         made(of_mean)[0].measure(outputs, None)
 
 
+class Keeps:
+    """A metric that keeps a state, as those of torchmetrics do."""
+
+    def __call__(self, outputs: Any, batch: Any) -> float:
+        return 0.0
+
+    update = compute = reset = __call__
+
+
 def test_what_cannot_be_measured_is_refused() -> None:
+    with pytest.raises(ConfigError, match="one rank's samples alone"):
+        made(Keeps())
     with pytest.raises(ConfigError, match="language models"):
         made("perplexity")
     with pytest.raises(ConfigError, match="cp = 2"):

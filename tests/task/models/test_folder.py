@@ -17,9 +17,10 @@ from paceline.spec.load import parse_spec
 from paceline.spec.task import DataSpec, ModelSpec, Task
 from paceline.task.models.build import build_model
 from paceline.task.models.decoder import Decoder
-from paceline.task.models.huggingface.names import check_decoder_file, decoder_shapes, hf_name
+from paceline.task.models.huggingface.names import decoder_shapes, hf_name
 from paceline.task.models.huggingface.road import road_of
-from paceline.task.models.huggingface.start import starting_weights
+from paceline.task.models.huggingface.start import fit_texts, starting_weights
+from paceline.task.models.huggingface.transfer import fit_decoder
 from paceline.task.models.sizes import NAMED_SIZES, resolve_decoder
 
 SEQ = 32  # more than the original positions of the scaled Llama
@@ -43,7 +44,8 @@ def batch() -> tuple[Tensor, Tensor]:
 def test_a_folder_computes_what_transformers_does(tmp_path: Path, family: str) -> None:
     """Loss and every gradient of the whole batch; in fp64 where transformers' kernels take it."""
     folder = write_model(tmp_path / family, family)
-    balance = {"balance": "none"} if family in ("Mixtral", "Qwen3Moe") else {}  # is no part of transformers' logits
+    routed = family in ("Mixtral", "Qwen3Moe")
+    balance: dict[str, Any] = {"balance": "none"} if routed else {}  # is no part of transformers' logits
     dtype = torch.float32 if balance else torch.float64
     theirs = loaded(folder).to(dtype)
     ours = build_model(ModelSpec(name=str(folder), **balance), 0, SEQ, seed=3).to(dtype)
@@ -123,7 +125,7 @@ def test_files_that_do_not_fit_are_told_at_once_from_headers(tmp_path: Path) -> 
     decoder = road_of(str(folder)).decoder
     assert decoder is not None
     with pytest.raises(ConfigError) as refusal:
-        check_decoder_file(decoder, str(folder))
+        fit_decoder(decoder, str(folder))
     assert refusal.value.because == (
         "2 missing: model.layers.*.self_attn.q_proj.bias (2); 1 unexpected: extra.weight; "
         "1 of another shape: model.norm.weight is [31] in the file, [32] in the model"
@@ -210,3 +212,47 @@ def test_other_weights_have_another_fingerprint(tmp_path: Path) -> None:
     content[-1] ^= 1
     file.write_bytes(content)
     assert starting_weights(str(folder)).fingerprint != before.fingerprint
+
+
+def test_a_longer_vocabulary_goes_on_with_the_mean(tmp_path: Path) -> None:
+    """Old rows are read, new ones are the mean of those, in the embedding and in the head; and told."""
+    folder = write_model(tmp_path / "m", "Qwen2")
+    spec = ModelSpec(name=str(folder), vocab=VOCAB + 9)
+    state = build_model(spec, 0, SEQ, 3).state_dict()
+    stored = load_file(folder / "model.safetensors")
+    for ours, theirs in (("embed_tokens.weight", "model.embed_tokens.weight"), ("lm_head.weight", "lm_head.weight")):
+        assert torch.equal(state[ours][:VOCAB], stored[theirs])
+        mean = stored[theirs].double().mean(dim=0).float()
+        torch.testing.assert_close(state[ours][VOCAB:], mean.expand(9, -1), rtol=1e-6, atol=1e-8)
+    (embedding, head) = fit_texts(spec)
+    assert embedding.startswith(f"model.embed_tokens.weight has {VOCAB} rows in the weights; each row after") and head
+    with pytest.raises(ConfigError, match="not this model's"):
+        build_model(ModelSpec(name=str(folder), vocab=VOCAB - 1), 0, SEQ, 3)
+
+
+def test_another_head_starts_fresh(tmp_path: Path) -> None:
+    """A classifier of a causal model's folder: its body is read, its head is drawn, the same each time."""
+    folder = write_model(tmp_path / "m", "GPT2")
+    arguments = {"architecture": "GPT2ForSequenceClassification", "num_labels": 3}
+    with pytest.raises(ConfigError) as refusal:
+        build_model(ModelSpec(name=f"hf:{folder}", arguments=arguments), 0, SEQ, 3)
+    assert "1 missing: score.weight" in refusal.value.because
+    spec = ModelSpec(name=f"hf:{folder}", arguments=arguments, fresh=("score.*",))
+    first, again = (build_model(spec, 0, SEQ, seed=3).state_dict() for _ in range(2))
+    assert first["score.weight"].shape == (3, 32) and float(first["score.weight"].std()) > 0
+    body = loaded(folder).state_dict()
+    for name, tensor in first.items():
+        assert torch.equal(tensor, again[name] if name == "score.weight" else body[name]), name
+    with pytest.raises(ConfigError, match="'scores"):
+        build_model(ModelSpec(name=f"hf:{folder}", arguments=arguments, fresh=("score.*", "scores.*")), 0, SEQ, 3)
+
+
+def test_a_fresh_part_of_the_decoder_is_told_by_name(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m", "Qwen2")
+    spec = ModelSpec(name=str(folder), fresh=("lm_head.*", "layers.1.mlp.*"))
+    state, stored = build_model(spec, 0, SEQ, 3).state_dict(), load_file(folder / "model.safetensors")
+    before = {name: stored[name if name == "lm_head.weight" else f"model.{name}"] for name in state}
+    changed = {name for name in state if not torch.equal(state[name], before[name])}
+    assert changed == {"lm_head.weight", *(f"layers.1.mlp.{part}_proj.weight" for part in ("gate", "up", "down"))}
+    (text,) = fit_texts(spec)
+    assert text.startswith("starts fresh: model.layers.1.mlp.gate_proj.weight, ")

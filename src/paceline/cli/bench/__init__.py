@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 
+from paceline.cli.json.shapes import BENCH
 from paceline.cli.output import print_json, say_to, stdout_to_stderr
 from paceline.cli.parser import add_spec_arguments, whole
 
@@ -32,7 +33,7 @@ def execute(options: argparse.Namespace) -> int:
     if options.json:
         with stdout_to_stderr():
             found = bench_data(spec, options.steps, say)
-        print_json(found)
+        print_json(found, BENCH)
         return 0
     for line in bench_data(spec, options.steps, say).lines():
         print(line)

@@ -10,6 +10,7 @@ import argparse
 import datetime
 from pathlib import Path
 
+from paceline.cli.json.shapes import BILL
 from paceline.cli.output import print_json
 from paceline.errors import ConfigError
 
@@ -45,7 +46,7 @@ def execute(options: argparse.Namespace) -> int:
         options.price_class,
     )
     if options.json:
-        print_json(bill)
+        print_json(bill, BILL)
     elif options.csv:
         print(bill_csv(bill), end="")
     else:

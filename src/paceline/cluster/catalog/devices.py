@@ -17,10 +17,10 @@ from paceline.cluster.catalog.assumed import (
 from paceline.cluster.catalog.file import PRICE_CLASSES, Accelerator, ListPrice, NodeType, load_catalog
 from paceline.cluster.catalog.power import power_model
 from paceline.errors import ConfigError, suggestion
-from paceline.spec.cluster import Device, Figure, Link
+from paceline.spec.cluster import Cluster, ClusterSpec, Device, Figure, Link
 
 __all__ = ["Accelerator", "ListPrice", "NodeType", "find_entry", "find_node", "match_driver_name", "published_device",
-           "published_links", "published_price", "published_watts", "read_catalog"]  # fmt: skip
+           "published_links", "published_price", "published_watts", "read_catalog", "spot_remarks"]  # fmt: skip
 
 
 def read_catalog(added: str = "") -> dict[str, Accelerator]:
@@ -116,3 +116,23 @@ def published_price(entry: Accelerator, price_class: str = "cheapest", spot: boo
         return Figure(math.nan, "unknown", f"no {asked} in the catalog: set cluster.price_usd_per_device_hour{because}")
     best = min(fitting, key=lambda price: price.usd_per_device_hour)
     return Figure(best.usd_per_device_hour, "published", best.text)
+
+
+def spot_remarks(spec: ClusterSpec, cluster: Cluster) -> list[str]:
+    """Return what is to be said of the catalog's spot prices: one that is no saving, and preemption nobody stated."""
+    entry = next((each for each in read_catalog(spec.catalog).values() if each.title == cluster.device.name), None)
+    if not spec.spot or spec.price_usd_per_device_hour is not None or entry is None:
+        return []
+    remarks, spot = [], cluster.price_usd_per_device_hour
+    firm = published_price(entry, spec.price_class, False, spec.catalog)
+    if spot.value >= firm.value:
+        remarks.append(
+            f"spot saves nothing: ${spot.value:g} per device and hour ({spot.note}), and ${firm.value:g} on demand"
+            f" ({firm.note}); cluster.spot = false"
+        )
+    if spec.reliability.preemption_hours_per_node is None:
+        remarks.append(
+            "spot nodes are taken away, and how often is not stated, so it is in neither time nor money:"
+            " cluster.reliability.preemption_hours_per_node = 24, say"
+        )
+    return remarks

@@ -16,29 +16,42 @@ from paceline.spec.plan import Plan
 from paceline.units import format_bytes, format_seconds
 
 TRIAL_STEPS = 20
+LIKELY = 0.5  # chances from which on the chosen plan is said to be best
 NOTABLE_RISK = 0.005
 SHOWN_FRONT = 24
 
 
 def contest_lines(planned: Planned) -> list[str]:
     """Return how sure the choice is, and the commands that try what may be better."""
+    lines = sure_lines(planned)
+    if not planned.contest.is_open:
+        return lines
+    lines += wrap("  ", f"{tried_gain(planned.contest)}:")
+    for contender in planned.contest.contenders:
+        lines.append(f"  {trial_command(planned, contender.plan)}")  # in one line, to be copied
+    return lines
+
+
+def sure_lines(planned: Planned) -> list[str]:
+    """Return how sure the choice is."""
     contest = planned.contest
     if contest.compared == 1:
         because = "memory is counted" if set(planned.spec.plan.goal.weights) == {"memory"} else "no other kind of plan"
         return wrap("how sure: ", f"nothing to try: {because}", 2)
-    text = (
-        f"of the {contest.compared} best kinds of plan, the chosen one is best with a chance of "
-        f"{contest.contenders[0].chance_best:.0%}, given how far forecasts of plans err from each other; it takes "
-        f"{contest.regret:.0%} more than the best one on average."
-    )
-    lines = wrap("how sure: ", text, 2)
-    if not contest.is_open:
-        return [*lines, *wrap("  ", "Trying others would gain less than 1 %.")]
-    count = len(contest.contenders)
-    lines += wrap("  ", f"Trying these {count} and taking the fastest leaves {contest.regret_tried:.0%}:")
-    for contender in contest.contenders:
-        lines.append(f"  {trial_command(planned, contender.plan)}")  # in one line, to be copied
-    return lines
+    chance, kinds = contest.contenders[0].chance_best, f"the {contest.compared} best kinds of plan"
+    regret = f"takes {contest.regret:.0%} more than the best one on average"
+    if chance >= LIKELY:
+        sure = f"the chosen plan is the best of {kinds} with a chance of {chance:.0%}"
+        text = f"{sure}, given how far forecasts of plans err from each other; it {regret}."
+    else:
+        text = f"forecasts cannot tell which of {kinds} is the best one; the chosen one {regret}."
+    text += "" if contest.is_open else " Trying others would gain less than 1 %."
+    return wrap("how sure: ", text, 2)
+
+
+def tried_gain(contest: Contest) -> str:
+    """Return what trying the plans that are worth it leaves."""
+    return f"Trying these {len(contest.contenders)} and taking the fastest leaves {contest.regret_tried:.0%}"
 
 
 def tried_text(contest: Contest) -> str:

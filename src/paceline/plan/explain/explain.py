@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from paceline.cluster.catalog.devices import spot_remarks
 from paceline.cluster.here.determinism import deterministic_price
 from paceline.plan.cost.intervals import TIME_ERROR
 from paceline.plan.cost.memory.usable import HEADROOM
@@ -20,11 +21,11 @@ from paceline.plan.explain.choice import (
     tried_text,
 )
 from paceline.plan.explain.lines import wrap
+from paceline.plan.explain.money import bought_text, finish_lines, limit_lines, money_text, price_lines
 from paceline.plan.learn.correct import shares_text
 from paceline.plan.learn.task_measurement import TaskMeasurement
 from paceline.plan.placement.tell import placement_lines
 from paceline.plan.planned import Planned
-from paceline.plan.search.limits import chance_within
 from paceline.plan.search.search import Candidates
 from paceline.spec.arguments import has_checkpoint, run_directory
 from paceline.spec.forecast import BillTerm, Estimate, Term
@@ -56,7 +57,7 @@ def headline_lines(planned: Planned) -> list[str]:
         f"plan     {planned.plan}",
         f"{INDENT}{price_text(planned)}   ({others})",
         *([f"{INDENT}{expected_text(planned)}"] if planned.expected.goodput < NOTABLE_GOODPUT else []),
-        *(f"{INDENT}{line}" for line in limit_lines(planned)),
+        *(f"{INDENT}{line}" for line in (*finish_lines(planned), *limit_lines(planned), *price_lines(planned))),
         *([f"{INDENT}deterministic kernels: {deterministic_price(device)}"] if planned.spec.run.deterministic else []),
     ]
 
@@ -71,8 +72,9 @@ def model_lines(planned: Planned) -> list[str]:
 
 
 def without_effect_lines(planned: Planned) -> list[str]:
-    """Return what of the model or the batch has no effect, without what `--explain` notes beside it."""
-    return [line for remark in planned.profile.remarks for line in wrap("note     ", remark)]
+    """Return what of the model, the batch or a price has no effect, without what `--explain` notes beside it."""
+    remarks = [*planned.profile.remarks, *spot_remarks(planned.spec.cluster, planned.cluster)]
+    return [line for remark in remarks for line in wrap("note     ", remark)]
 
 
 def task_text(planned: Planned) -> str:
@@ -162,32 +164,8 @@ def expected_text(planned: Planned) -> str:
     return (
         f"expected: {format_seconds(expected.wall_seconds.value)}{_percent(expected.wall_seconds)}"
         f" · goodput {expected.goodput:.1%} · {format_count(expected.interruptions)} interruptions"
+        + (f" · {money_text(expected.usd)}" if math.isfinite(expected.usd) else "")
     )
-
-
-def limit_lines(planned: Planned) -> list[str]:
-    """Return how likely the run keeps its deadline and its budget, where it has them."""
-    limits, forecast, expected = planned.spec.plan, planned.forecast, planned.expected
-    lines = []
-    known = math.isfinite(expected.wall_seconds.value)
-    time = expected.wall_seconds if known else forecast.run_seconds
-    if limits.deadline is not None:
-        chance = chance_within(time, limits.deadline)
-        lines.append(
-            f"deadline {format_seconds(limits.deadline)}: {format_seconds(time.value)} expected, kept with {chance:.0%}"
-        )
-    if limits.budget_usd is not None:
-        usd = forecast.usd.value / (expected.goodput if known else 1.0)
-        chance = chance_within(forecast.usd, limits.budget_usd, usd)
-        lines.append(f"budget {money_text(limits.budget_usd)}: {money_text(usd)} expected, kept with {chance:.0%}")
-    return lines
-
-
-def money_text(usd: float) -> str:
-    """Return an amount of money; "price unknown" where there is none."""
-    if not math.isfinite(usd):
-        return "price unknown"
-    return f"${usd:,.0f}" if usd >= 100 else f"${usd:.2f}" if usd >= 0.005 or usd == 0 else "<$0.01"
 
 
 def bill_text(term: BillTerm) -> str:
@@ -230,23 +208,23 @@ def _rate(per_second: float, unit: str) -> str:
     return format_rate(per_second, unit) if math.isfinite(per_second) else f"unknown {unit}/s"
 
 
-def explain_lines(planned: Planned) -> list[str]:
+def explain_lines(planned: Planned) -> list[str]:  # `plan --explain --all`; screen.py has what fits a screen
     """Return all that the planner weighed, in 100 columns: the price by term, candidates, refusals, assumptions."""
     return [
-        *_why(planned),
+        *why_lines(planned),
         "",
         *_terms("time per step", planned.forecast.time, format_seconds),
         "",
         *_terms("memory on the fullest device", planned.forecast.memory, format_bytes),
         "",
         *_copies(planned.forecast.copies),
-        *_totals(planned),
+        *total_lines(planned),
         "",
         *_intervals(planned),
         "",
         *_learnt(planned),
         "",
-        *_expected(planned),
+        *failure_lines(planned),
         "",
         *placement_lines(planned.placement),
         "",
@@ -260,13 +238,13 @@ def explain_lines(planned: Planned) -> list[str]:
         "",
         *_candidates(planned.search.candidates),
         "",
-        *_refusals(planned),
+        *refusal_lines(planned),
         "",
         *_figures(planned),
     ]
 
 
-def _why(planned: Planned) -> list[str]:
+def why_lines(planned: Planned) -> list[str]:
     lines = wrap("chosen   ", f"{planned.plan}")
     lines += wrap("because  ", planned.reason)
     for remark in planned.remarks:
@@ -302,7 +280,7 @@ def _passes(planned: Planned) -> str:
     return f"{done / products:.3g}" if products else "3"
 
 
-def _totals(planned: Planned) -> list[str]:
+def total_lines(planned: Planned) -> list[str]:
     forecast = planned.forecast
     peak = planned.peak_name(planned.plan.precision)
     mfu = f"{forecast.mfu:.1%} {peak}" if math.isfinite(forecast.mfu) else f"unknown ({peak})"
@@ -312,6 +290,7 @@ def _totals(planned: Planned) -> list[str]:
         ("throughput", f"{format_count(forecast.tokens_per_second)} {unit}/s"),
         ("utilisation", f"{mfu}; model FLOPs are {_passes(planned)} x forward, {MODEL_FLOPS}"),
         *((term.name, bill_text(term)) for term in forecast.bill),
+        *([("buys", bought)] if (bought := bought_text(planned, 1000.0)) else []),
         ("not in it", "start-up, evaluation and checkpoints"),
     ]  # fmt: skip
     for name, text in rows:
@@ -385,7 +364,7 @@ def measurement_text(found: TaskMeasurement) -> str:
     )
 
 
-def _expected(planned: Planned) -> list[str]:
+def failure_lines(planned: Planned) -> list[str]:
     """Return the run under failures, term by term."""
     expected = planned.expected
     if not expected.terms:
@@ -416,7 +395,7 @@ def _candidates(candidates: Candidates) -> list[str]:
     return lines
 
 
-def _refusals(planned: Planned) -> list[str]:
+def refusal_lines(planned: Planned) -> list[str]:
     """Return one line for each reason, with the first plan that it speaks of and how many others."""
     refused = planned.search.refused
     lines = [f"{len(refused):,} refused:" if refused else "none refused"]

@@ -19,6 +19,7 @@ from paceline.spec.journal.record import number
 from paceline.spec.watch.evaluate import LOSS, EvaluateSpec
 
 EARLY = "early stopping"  # the `what` of the decision
+CALLED_OFF = "stop by a callback"  # likewise
 
 
 @dataclass
@@ -81,6 +82,20 @@ class BestEvaluation:
             )
         evidence = {"metric": name, "values": {str(at): self.values[at] for at in sorted(self.values)}}
         return DecisionRecord(EARLY, f"{self.steps} steps", f"{step} steps", because, evidence)
+
+
+def called_off(name: str, because: str, step: int, steps: int) -> DecisionRecord:
+    """Return the decision of a callback that training ends after a step."""
+    return DecisionRecord(
+        CALLED_OFF, f"{steps} steps", f"{step} steps", f"{name}: {because}", {"step": step, "steps": steps}
+    )
+
+
+def was_stopped(run_dir: Path, step: int, steps: int) -> bool:
+    """Return whether a callback has ended a run of so many steps after this step."""
+    found = [record.evidence for record in read_records(run_dir)
+             if isinstance(record, DecisionRecord) and record.what == CALLED_OFF]  # fmt: skip
+    return {"step": step, "steps": steps} in found
 
 
 def values_on_record(run_dir: Path, metric: str, last_step: int) -> dict[int, float]:

@@ -7,7 +7,7 @@ read these have a second pass, in which a micro-batch's logits exist whole.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,7 @@ from paceline.task.objective import next_token, next_token_logits
 
 
 @dataclass
-class _Seen:
+class PassedBatch:
     """What the objective and the model said of the micro-batch that was passed last."""
 
     batch: Any = None
@@ -38,7 +38,7 @@ class _Watching:
     """An objective that notes its batch, and what the model returns where the objective calls it last."""
 
     objective: Objective
-    seen: _Seen
+    seen: PassedBatch
 
     def __call__(self, model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
         """Return what the objective returns."""
@@ -58,7 +58,7 @@ class _LogitsAlone:
     """Stands in the place of the objective of language models, and notes the logits."""
 
     objective: Objective
-    seen: _Seen
+    seen: PassedBatch
 
     def __call__(self, model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
         """Return no loss."""
@@ -74,7 +74,7 @@ class Sums:
     metrics: Sequence[Metric]
     found: dict[tuple[int, str], Tensor] = field(default_factory=dict)
 
-    def add(self, seen: _Seen, reading: bool | None) -> None:
+    def add(self, seen: PassedBatch, reading: bool | None) -> None:
         """Add a micro-batch, to all metrics or to those that are `reading` outputs, or not."""
         for number, metric in enumerate(self.metrics):
             if reading is None or metric.reads_outputs == reading:
@@ -117,7 +117,7 @@ def measure(
     if not metrics:
         loss_sum, weight = world.sum(list(passes.evaluate(batches)))
         return loss_sum, weight, {}
-    seen = _Seen()
+    seen = PassedBatch()
     without_logits = stepper.turns[stepper.main].turn.objective is next_token
     passes.wrap_objective(lambda objective: _Watching(objective, seen))
     try:
@@ -125,11 +125,7 @@ def measure(
     finally:
         passes.wrap_objective(_unwrapped)
     if without_logits and any(metric.reads_outputs for metric in metrics):
-        passes.wrap_objective(lambda objective: _LogitsAlone(objective, seen))
-        try:
-            passes.evaluate(batches, lambda: sums.add(seen, True))
-        finally:
-            passes.wrap_objective(_unwrapped)
+        pass_logits(stepper, batches, lambda logits: sums.add(logits, True))
     loss_sum, weight = world.sum(list(mine))
     first_of_tp = not stepper.plan.layout.coordinates(world.rank)["tp"]
     totals, loss, values = sums.over(world, first_of_tp), LossTotal(loss_sum, weight), dict[str, float]()
@@ -141,6 +137,19 @@ def measure(
                 )
             values[name] = value
     return loss_sum, weight, values
+
+
+def pass_logits(stepper: Stepper, batches: Sequence[MicroBatch], then: Callable[[PassedBatch], None]) -> None:
+    """Pass micro-batches of a language model forward and call `then` with the logits of each that counts here.
+
+    Every rank calls it.
+    """
+    seen, passes = PassedBatch(), stepper.passes
+    passes.wrap_objective(lambda objective: _LogitsAlone(objective, seen))
+    try:
+        passes.evaluate(batches, lambda: then(seen))
+    finally:
+        passes.wrap_objective(_unwrapped)
 
 
 def _unwrapped(objective: Any) -> Objective:

@@ -14,7 +14,9 @@ from paceline.checkpoint.tiers.held import HeldByRanks
 from paceline.errors import OutOfMemory, StorageError
 from paceline.lock import RunLock, take
 from paceline.plan.search.micro_batch import with_micro_batch
-from paceline.run.evaluate.best import BestEvaluation, values_on_record
+from paceline.run.callbacks.callbacks import Callbacks
+from paceline.run.evaluate.best import BestEvaluation, values_on_record, was_stopped
+from paceline.run.evaluate.samples import sample_writer
 from paceline.run.loop.evaluate import unigram_bar
 from paceline.run.loop.resume import Progress, RunIdentity
 from paceline.run.loop.sources import open_sets, open_together
@@ -92,11 +94,21 @@ class InWorld:
         self._warmup = self._steps(task.schedule.warmup) or 0
         self._decay = self._steps(task.schedule.decay) or max(1, brief.steps // 10)
         self._check_every = self._steps(spec.run.check_every)
+        self._write_every = self._steps(task.samples.every)
         self._evaluate_every = self._steps(spec.run.evaluate_every) if self.held_out else None
-        refuse_between(brief.plan.sync, {"task.stop": brief.steps, "run.evaluate_every": self._evaluate_every})
+        refuse_between(
+            brief.plan.sync,
+            {
+                "task.stop": brief.steps,
+                "run.evaluate_every": self._evaluate_every,
+                "task.samples.every": self._write_every if task.samples.prompts else None,
+            },
+        )
         peak, schedule = task.optimizer.lr, task.schedule
         course = course_of(schedule, peak, brief.steps, self._warmup, self._decay)
-        self._run = RunIdentity(run_dir, spec, self.source.fingerprint, course, described(self.source))
+        self._callbacks = Callbacks(task.callbacks)
+        kept = {"callbacks": self._callbacks} if task.callbacks else {}
+        self._run = RunIdentity(run_dir, spec, self.source.fingerprint, course, described(self.source), kept)
         self._good: Path | None = None  # the newest checkpoint that is known to be whole
         self._made: StepStats | None = None  # what the last step did
         self._done_step = 0  # the last step of which all that follows is done
@@ -139,6 +151,7 @@ class InWorld:
         measured = {"": self.held_out, **self._sets} if self.held_out else {}
         objective = self._stepper.turns[self._stepper.main].turn.objective
         cp = self.brief.plan.layout.cp
+        self._writer = sample_writer(self.spec.task.samples, self.source, objective, self.spec.task.seed)
         self._metrics = {
             name: metrics_of(self.spec.task.evaluate, source, objective, cp) for name, source in measured.items()
         }
@@ -176,9 +189,16 @@ class InWorld:
 
     def _judge_of_record(self) -> BestEvaluation:
         """Return what judges evaluations, with those of the journal up to this step. Every rank calls it."""
-        spec, step = self.spec.task.evaluate, self.progress.step
-        values = values_on_record(self.dir, spec.metric, step) if self.world.is_first and step else {}
-        return BestEvaluation(spec, self.brief.steps, self.world.share(values))
+        spec, step, steps = self.spec.task.evaluate, self.progress.step, self.brief.steps
+        reads = self.world.is_first and step
+        values = values_on_record(self.dir, spec.metric, step) if reads else {}
+        self._stopped = bool(self.world.share(was_stopped(self.dir, step, steps) if reads else False))
+        return BestEvaluation(spec, steps, self.world.share(values))
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether training has ended before its planned end: by early stopping, or by a callback."""
+        return self._stopped or self._judge.is_over
 
     def _step_before(self) -> StepBefore | None:
         """Return what the journal says of the step that comes next, on all ranks."""

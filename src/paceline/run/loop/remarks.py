@@ -45,7 +45,7 @@ def ended_early(step: int, run_dir: Path) -> str:
     """Return what to say of a run that early stopping has ended, and that is started again."""
     return (
         f"done     {run_dir} ended early after step {step:,}: a loop over the run ends at once; "
-        "a greater task.evaluate.patience goes on, another run.dir begins anew"
+        "a greater task.evaluate.patience, or where a callback ended it another task.stop, goes on"
     )
 
 

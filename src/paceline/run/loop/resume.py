@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -57,6 +57,16 @@ class Progress:
     position: int
 
 
+class KeepsState(Protocol):
+    """What keeps plain data from one start to the next."""
+
+    def state(self) -> Any:
+        """Return what a checkpoint holds of it."""
+
+    def load(self, state: Any) -> None:
+        """Take what a checkpoint held, None where it held nothing."""
+
+
 @dataclass(frozen=True)
 class RunIdentity:
     """What every start of a run has alike, and checkpoints are checked against."""
@@ -66,6 +76,7 @@ class RunIdentity:
     fingerprint: str  # of the data
     course: Course
     data: Mapping[str, Any] = field(default_factory=dict, compare=False)  # in plain numbers, for what changed
+    kept: Mapping[str, KeepsState] = field(default_factory=dict, compare=False)  # what else has a state, by name
     # The spec as plain data, before a plan has changed the class of a model that was given as an object.
     stated: Mapping[str, Any] = field(init=False, compare=False, repr=False)
 
@@ -125,7 +136,8 @@ def saved_state(
         "scaler": scaler.state() if scaler else None,
         "guard": built.stepper.guard.state() if built.stepper.guard else None,
         "growth": built.stepper.growth.state() if built.stepper.growth else None,
-        "schedule": dataclasses.asdict(run.course),
+        **{name: each.state() for name, each in run.kept.items()},
+        "schedule": run.course.as_dict(),
         "data_fingerprint": run.fingerprint,
         "data": dict(run.data),
         "spec": dict(run.stated),
@@ -196,6 +208,8 @@ def _taken(
         built.stepper.guard.load(extra.get("guard"))
     if built.stepper.growth is not None:
         built.stepper.growth.load(extra.get("growth"))
+    for name, each in run.kept.items():
+        each.load(extra.get(name))
     if extra["plan"]["layout"] != dataclasses.asdict(plan.layout):
         notes.append(f"resharded from layout {Layout(**extra['plan']['layout'])} to {plan.layout}")
     changed = extra["data_fingerprint"] != run.fingerprint  # which was accepted, or nothing would be restored

@@ -116,6 +116,7 @@ class Stepper:
     names: Names = field(default_factory=dict)  # all names of each parameter of the whole model, by any of them
     groups: Sequence[GroupSpec] = ()  # of parameters, some of which may stay as they are in some steps
     freezes: bool = False  # whether they do: a proof trains all of them
+    leaves_out: bool = False  # the update of the next step
 
     def __post_init__(self) -> None:
         self._copies = {p: self._copies_of(p) for turn in self.turns for p in turn.parameters}
@@ -293,6 +294,8 @@ class Stepper:
 
     def _may_update(self, turn: StepTurn, step: int, loss: float, norm: float) -> bool:
         """Return whether weights are to change; raise NumericalStop where a number over all copies is not finite."""
+        if self.leaves_out:
+            return False
         is_finite = math.isfinite(norm) and math.isfinite(loss)
         if is_finite and self.guard is None:
             return True

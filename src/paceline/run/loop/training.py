@@ -9,8 +9,11 @@ import time
 import weakref
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 from paceline.errors import ConfigError, Requeue, StorageError
+from paceline.run.callbacks.callbacks import CallbackDecisions, moment_of
+from paceline.run.evaluate.best import called_off
 from paceline.run.loop.evaluate import EvaluationResult, evaluate
 from paceline.run.loop.in_world import InWorld
 from paceline.run.loop.loader import StepBatch
@@ -23,12 +26,14 @@ from paceline.run.numerics.invariants import check_agreement, is_due, numbers_of
 from paceline.run.process.world import World, build_mesh
 from paceline.run.record.left_loop import LeftLoop, left_at, record_left
 from paceline.run.record.recorder import is_echo
+from paceline.run.survive.budget import budget_of
 from paceline.run.survive.health.go_back import go_back
 from paceline.run.survive.health.guard import RollBack
 from paceline.run.survive.health.pressure import LOOKS_EVERY
 from paceline.run.survive.notice import Notices
 from paceline.run.survive.replay import hold_against, rounding_of
 from paceline.run.survive.survivor import is_lost_peer, without_frames
+from paceline.run.updates.moved import moved
 from paceline.spec.arguments import run_directory
 from paceline.spec.plan import Plan
 from paceline.spec.sync import refuse_between
@@ -37,6 +42,7 @@ from paceline.supervise.signals import StopFlag
 from paceline.task.data.protocol import Source
 from paceline.task.data.rows.mixed import MixedSource
 from paceline.task.data.rows.packed import for_device
+from paceline.task.models.factory import gives_weights
 from paceline.task.models.sizes import is_named
 from paceline.task.objective import Objective
 from paceline.task.optimizer.groups import freezing
@@ -49,7 +55,10 @@ class Training(InWorld):
 
     def _begin(self) -> None:
         self._step_seconds = self._data_seconds = 0.0
-        self._stop, self._notices = StopFlag(), Notices(self.spec.run, self.brief.usd_per_second, self.world.is_first)
+        run, first = self.spec.run, self.world.is_first
+        budget = budget_of(run, run_directory(self.spec), self.brief.record, self.world.size) if first else None
+        self._stop, self._notices = StopFlag(), Notices(run, self.brief.usd_per_second, first, budget)
+        self._is_spent = False  # whether a budget has ended the run
         self._unended: weakref.finalize[..., Training] | None = None  # an end that waits for its reason
         # Until the first step has said what the built-in decoder does not read; a survey has said it of other models.
         self._objective: Objective | None = None
@@ -84,10 +93,13 @@ class Training(InWorld):
         self._stop.watch()
         if self.progress.step >= self.brief.steps:
             self._record.say(all_steps_made(self.brief.steps, run_directory(self.spec)))
-        elif self._judge.is_over:
+        elif self._is_over:
             self._record.say(ended_early(self.progress.step, run_directory(self.spec)))
         try:
-            while self.progress.step < self.brief.steps and not self._judge.is_over:
+            self._hook("on_start", self.progress.step)
+            if self.progress.step == 0 and self._evaluate_every and gives_weights(self.spec.task.model):
+                self.evaluate()  # what the weights can do before they are trained
+            while self.progress.step < self.brief.steps and not (self._is_over or self._is_spent):
                 before = self.progress.step
                 self._went_back = False
                 self._points.reached("data", before + 1)
@@ -104,9 +116,12 @@ class Training(InWorld):
                         "the loop body did not call run.step(batch)",
                         "call stats = run.step(batch) once for every batch",
                     )
+            self._hook("on_end", self.progress.step)
             self._keeper.close(self.world)
+            if self.progress.step >= self._first_step:
+                self._tell_moved()
             self._points.reached("ended", self.progress.step)
-            self._ended("complete")
+            self._ended("stopped" if self._is_spent else "complete")
         except GeneratorExit:
             self._left(left_at(sys._getframe().f_back))
             raise
@@ -209,6 +224,9 @@ class Training(InWorld):
             lr *= growth.rate_factor(batch.samples)
             if small := growth.small(batch.step, batch.samples):
                 small_norm = self._stepper.grad_norm_of(self._under.first_of(batch, small))
+        decided = self._hook("before_step", batch.step, lr=lr)
+        lr = decided.lr[1] if decided.lr else lr
+        self._stepper.leaves_out = decided.skip is not None
         if self._under.selection is not None:
             batch = self._under.selection.choose(batch)
         if self._second_look is not None:
@@ -261,6 +279,8 @@ class Training(InWorld):
             self._record.replayed(hold_against(self._expected, stats, ids, rounding))
             self._expected = None
         self._record.step(stats, scaler.scale if scaler else None, ids)
+        self._hook("after_step", step, stats=stats)
+        last = last or self._stopped
         if self._under.selection is not None:
             self._record.selected(self._under.selection.take())
         self._record.recovered(self._recovered.stepped())
@@ -274,7 +294,7 @@ class Training(InWorld):
         self._points.reached("check", step)
         self._stragglers.add(stats, batch)
         self._tally.add(stats)
-        self._record.decided_now(self._under.read_decisions())
+        self._record.decided_now([*self._under.read_decisions(), *self._notices.take()])
         if self._check_every and (is_due(step, self._first_step, self._check_every) or last):
             numbers, apart = numbers_of(stats, scaler.scale if scaler else None), self._stepper.sync.apart_after(step)
             check_agreement(self.model, numbers, step, self.world, self.brief.plan.layout, apart)
@@ -289,6 +309,12 @@ class Training(InWorld):
             if self._judge.is_over and not last:
                 last = True
                 self._record.ended_early(self._judge.decision())
+        last = last or self._stopped
+        if self._writer and self._write_every and (step % self._write_every == 0 or last):
+            self._points.reached("evaluate", step)
+            began = time.perf_counter()
+            texts = self._writer.write(self._stepper, step)
+            self._record.written(step, self._writer.spec, texts, time.perf_counter() - began)
         if isinstance(self.source, MixedSource) and (evaluates or last or stats.stop_requested):
             given = self.source.given(self.spec.task.seed, self.progress.position)
             self._record.sources(step, self.progress.position, given)
@@ -297,12 +323,17 @@ class Training(InWorld):
         self._called_away = stats.stop_requested and not last and self._is_called()
         if stats.stop_requested and not last and not self._called_away:
             # A signal may reach the ranks in different steps: whoever was asked knows why.
-            because = next(filter(None, self.world.gather(self._stop.because)), "a rank was asked to stop")
+            said = self.world.gather((self._stop.because, self._notices.is_over))
+            because = next((each for each, _ in said if each), "a rank was asked to stop")
+            self._is_spent = any(over for _, over in said)
             self._points.reached("save", step)
             with self._stop.saving():
                 path = self._keeper.save_or_keep(self._under.built, self.brief.plan, self.world, self.progress)
-            self._record.stopped(step, because, path)
-            raise Requeue(because)
+            self._record.stopped(step, because, path, "stopped" if self._is_spent else "requeue")
+            if not self._is_spent:
+                raise Requeue(because)
+            self._done_step = step
+            return
         is_best = evaluates and self._judge.best is not None and self._judge.best[0] == step
         if last:
             self._save()  # as above: a second SIGINT that waits has nothing left to end
@@ -311,6 +342,7 @@ class Training(InWorld):
         else:
             if self._keeper.tiers.due(step):
                 self._points.reached("save", step)
+                self._hook("on_save", step)
             with self._stop.saving():
                 saved = self._keeper.save_if_due(self._under.built, self.brief.plan, self.world, self.progress)
             if saved:
@@ -351,6 +383,10 @@ class Training(InWorld):
         sets = {name: self._measured(name, source) for name, source in self._sets.items()}
         value = self._judge.add(step, found)
         self._record.evaluation(step, found, sets)
+        told = {"loss": found.loss, **found.metrics}
+        told |= {f"{name}.{what}": number for name, each in sets.items()
+                 for what, number in {"loss": each.loss, **each.metrics}.items()}  # fmt: skip
+        self._hook("after_evaluation", step, evaluation=told)
         self._keeper.evaluated(step, found.loss, self._judge.spec.metric, self._judge.score(value))
         return found.loss
 
@@ -371,8 +407,27 @@ class Training(InWorld):
 
     def _save(self) -> Path:
         self._points.reached("save", self.progress.step)
+        self._hook("on_save", self.progress.step)
         with self._stop.saving():
             return self._keeper.save_now(self._under.built, self.brief.plan, self.world, self.progress)
+
+    def _hook(self, hook: str, step: int, **more: Any) -> CallbackDecisions:
+        """Call the callbacks that have a hook, and record what they decide. Every rank calls it."""
+        if not self._callbacks.has(hook):
+            return CallbackDecisions()
+        steps = self.brief.steps
+        moment = moment_of(self.world, step, steps, self.progress.position, self._under.built, **more)
+        found = self._callbacks.at(hook, moment)
+        for name, numbers in found.logs:
+            self._record.logged(step, name, numbers)
+        if found.skip is not None:
+            self._record.decided("update", "made", "left out", f"step {step}, {found.skip[0]}: {found.skip[1]}")
+        if found.lr is not None:
+            self._record.told_rate(step, more["lr"], *found.lr)
+        if found.stop is not None and not self._stopped and step < steps:
+            self._stopped = True
+            self._record.ended_early(called_off(*found.stop, step, steps))
+        return found
 
     def _measure_memory(self) -> None:
         components, peak = spent_on(self.model, self.optimizer, self._meter, self.world.maximum)
@@ -385,6 +440,14 @@ class Training(InWorld):
         except KeyboardInterrupt:
             self._keeper.abandon()
         self._ended("requeue" if isinstance(error, Requeue) else "failed", error)
+
+    def _tell_moved(self) -> None:
+        """Record how far the model is from the weights that it started from. Every rank does its part."""
+        found = moved(self._under.built.model, self.spec.task, self.world, self.progress.step)
+        if isinstance(found, str):
+            self._record.remark(f"how far the model has moved is not known: {found}")
+        else:
+            self._record.moved(found)
 
     def _ended(self, status: str, error: BaseException | None = None) -> None:
         self._notices.close()

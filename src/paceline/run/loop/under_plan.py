@@ -20,7 +20,7 @@ from paceline.run.memory.device_copies import DeviceCopies
 from paceline.run.process.world import World
 from paceline.run.survive.health.guard import guard_of
 from paceline.run.updates.growth import growth_of
-from paceline.run.updates.selection import Candidates, selection_of
+from paceline.run.updates.selection import CandidateBatches, selection_of
 from paceline.spec.arguments import has_checkpoint
 from paceline.spec.import_paths import is_import_path, load_object
 from paceline.spec.journal.kinds import DecisionRecord
@@ -67,7 +67,7 @@ class UnderPlan:
         if task.batch_rows != "fixed":
             sizes = _budget_of(task, source, items_per_sample)
         elif task.selection.selects:
-            sizes = Candidates(task.selection, plan.batch_samples)
+            sizes = CandidateBatches(task.selection, plan.batch_samples)
         if sizes is not None and self.sees_whole_batch:
             raise ConfigError(
                 "task.growth, task.selection, or task.batch_rows = 'by_length'",

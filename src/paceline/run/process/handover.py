@@ -19,7 +19,7 @@ def holds_objects(spec: Spec) -> bool:
     plain = isinstance(task.model, ModelSpec) and isinstance(task.data, DataSpec)
     named = [*objectives_named(task).values(), *names_of(task.optimizer), getattr(task.data, "collate", ""),
              task.schedule.kind, *filter(callable, task.schedule.arguments.values()),
-             *task.evaluate.metrics, *(each.source for each in task.evaluate.sets)]  # fmt: skip
+             *task.callbacks, *task.evaluate.metrics, *(each.source for each in task.evaluate.sets)]  # fmt: skip
     return not plain or not all(isinstance(name, str) for name in named)
 
 

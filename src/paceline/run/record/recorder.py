@@ -31,7 +31,9 @@ from paceline.spec.journal.kinds import (
     EvaluationRecord,
     FaultRecord,
     InjectedRecord,
+    LoggedRecord,
     MemoryRecord,
+    MovedRecord,
     RanksRecord,
     RecoveryRecord,
     ReplayRecord,
@@ -40,11 +42,13 @@ from paceline.spec.journal.kinds import (
     SelectionRecord,
     SourcesRecord,
     StepRecord,
+    WrittenRecord,
 )
 from paceline.spec.journal.record import Record, now
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec, spec_to_dict
 from paceline.spec.plan import Plan
+from paceline.spec.watch.samples import SamplesSpec
 from paceline.supervise.supervisor import is_supervised
 from paceline.units import format_seconds
 from paceline.version import __version__
@@ -62,6 +66,7 @@ class Recorder:
         self._redactor = Redactor(spec.run.redact)
         self._spec, self._brief, self._world, self._meter = spec, brief, world, meter
         self._ended = False
+        self._told_rates: dict[str, float] = {}  # by callbacks
 
     def _write(self, record: Record) -> None:
         if not isinstance(record, StepRecord):  # which holds no text
@@ -158,6 +163,16 @@ class Recorder:
         metrics = dict(measured.metrics) or None
         self._write(EvaluationRecord(step, measured.loss, measured.weight, seconds, metrics, further or None))
 
+    def moved(self, record: MovedRecord | None) -> None:
+        """Record how far a model has moved from the weights that it started from, where that is known."""
+        if record is not None:
+            self._write(record)
+            farthest = max(record.blocks, key=lambda name: record.blocks[name]["distance"])
+            self.say(
+                f"moved    {record.distance:.2%} from the starting weights, {farthest} most: "
+                f"{record.blocks[farthest]['distance']:.2%}"
+            )
+
     def sources(self, step: int, position: int, given: dict[str, dict[str, float]]) -> None:
         """Record what each source of a mixture has given so far."""
         self._write(SourcesRecord(step, position, given))
@@ -187,10 +202,24 @@ class Recorder:
         """Record what memory is spent on, on the fullest rank."""
         self._write(MemoryRecord(step, components, peak))
 
-    def stopped(self, step: int, because: str, path: Path) -> None:
+    def stopped(self, step: int, because: str, path: Path, becomes: str = "requeue") -> None:
         """Record the decision to stop early, with the newest checkpoint that there is."""
-        self._decided("stop", "training", "requeue", because, {"step": step, "checkpoint": str(path)})
+        self._decided("stop", "training", becomes, because, {"step": step, "checkpoint": str(path)})
         self.say(f"stop     {because}: after step {step} the newest checkpoint is {path}")
+
+    def written(self, step: int, samples: SamplesSpec, texts: Sequence[str], seconds: float) -> None:
+        """Record what the model wrote."""
+        self._write(WrittenRecord(step, samples.temperature, samples.prompts, tuple(texts), seconds))
+
+    def logged(self, step: int, by: str, values: Mapping[str, float]) -> None:
+        """Record numbers that a callback gave."""
+        self._write(LoggedRecord(step, by, dict(values)))
+
+    def told_rate(self, step: int, before: float, by: str, lr: float) -> None:
+        """Record that a callback has set the learning rate, where it is not what it set it to last."""
+        if self._told_rates.get(by) != lr:
+            self._told_rates[by] = lr
+            self._decided("learning rate", before, lr, f"step {step}: {by} says so")
 
     def ended_early(self, decision: DecisionRecord) -> None:
         """Record and say that training ends before its planned end, because no evaluation is better any more."""

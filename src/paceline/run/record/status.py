@@ -10,7 +10,7 @@ from typing import TextIO
 from paceline.plan.flops import OWN
 from paceline.run.process.brief import Brief
 from paceline.said import end_line, say_line, say_over
-from paceline.spec.journal.kinds import EvaluationRecord, StepRecord
+from paceline.spec.journal.kinds import EvaluationRecord, StepRecord, WrittenRecord
 from paceline.spec.journal.record import Record
 from paceline.units import format_count, format_seconds
 
@@ -47,6 +47,9 @@ class StatusLine:
             self._step(record)
         elif isinstance(record, EvaluationRecord):
             self._evaluation(record)
+        elif isinstance(record, WrittenRecord):
+            for prompt, text in zip(record.prompts, record.texts, strict=True):
+                self.say(f"sample   after step {record.step}: {prompt!r} -> {text!r}")
 
     def close(self) -> None:
         """End the line of the last step, where steps are shown in one."""

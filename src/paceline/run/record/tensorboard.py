@@ -11,7 +11,14 @@ from typing import Any
 from paceline.errors import MissingExtra, StorageError
 from paceline.run.record.sink import OpenSink
 from paceline.said import say_line
-from paceline.spec.journal.kinds import DecisionRecord, EvaluationRecord, FaultRecord, RunStarted, StepRecord
+from paceline.spec.journal.kinds import (
+    DecisionRecord,
+    EvaluationRecord,
+    FaultRecord,
+    LoggedRecord,
+    RunStarted,
+    StepRecord,
+)
 from paceline.spec.journal.record import Record, number
 from paceline.spec.run import RunSpec
 
@@ -97,6 +104,9 @@ class TensorBoardWriter:
             for name, of_set in (record.sets or {}).items():
                 for what, value in {"loss": of_set["loss"], **(of_set.get("metrics") or {})}.items():
                     self._scalar(f"held_out.{name}/{what}", value, moment)
+        elif isinstance(record, LoggedRecord):
+            for name, value in record.values.items():
+                self._scalar(f"{record.by}/{name}", value, moment)
         elif isinstance(record, DecisionRecord | FaultRecord):
             self._text(record.KIND, f"{record.what}, because {record.because}", moment)
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from paceline.spec.journal.held import HeldTime
+from paceline.spec.journal.held import HeldTime, held_in
 from paceline.spec.journal.kinds import DecisionRecord
+from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.journal.rates import AMOUNTS, rate_of
+from paceline.spec.run import RunSpec
 from paceline.spec.survive.budget import BUDGETS, BudgetSpec
 
 DEVICE_SECONDS = "device_seconds"
@@ -24,6 +27,13 @@ def spent_in(held: Sequence[HeldTime]) -> dict[str, float]:
             rate, _ = rate_of(name, start.forecast, start.cluster, start.world_size)
             total[name] += (rate or 0.0) * seconds
     return total
+
+
+def budget_of(run: RunSpec, run_dir: Path, planned: PlannedRecord, devices: int) -> RunBudget | None:
+    """Return the budget of a run that goes on with so many devices; None where the spec sets none."""
+    if not run.budget.limits:
+        return None
+    return RunBudget(run.budget, held_in(run_dir), planned.forecast, planned.cluster, devices)
 
 
 class RunBudget:

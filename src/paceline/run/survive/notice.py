@@ -12,6 +12,8 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+from paceline.run.survive.budget import RunBudget
+from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.run import RunSpec
 from paceline.units import format_seconds
 
@@ -23,8 +25,10 @@ NOTHING = ("", "NONE")  # answers that announce no end
 class Notices:
     """Looks for notices beside training, on the first rank; `because` says what has come, or is empty."""
 
-    def __init__(self, run: RunSpec, usd_per_second: float, is_first: bool) -> None:
+    def __init__(self, run: RunSpec, usd_per_second: float, is_first: bool, budget: RunBudget | None = None) -> None:
         self.because = ""
+        self.is_over = False  # whether what has come ends the run for good: a budget that says so
+        self._budget = budget if is_first else None
         self._run, self._usd_per_second, self._began = run, usd_per_second, time.monotonic()
         self._ended = threading.Event()
         policy = run.recovery
@@ -34,14 +38,21 @@ class Notices:
             self._watch(lambda: _url_says(policy.notice_url), URL_SECONDS)
 
     def look(self) -> str:
-        """Return why the run is to stop, or "". It waits for nothing."""
+        """Return why the run is to stop, or "". It waits for nothing, and is asked once a step."""
         limit, passed = self._run.time_limit, time.monotonic() - self._began
         if limit is not None and passed > limit:
             return f"the time limit of {format_seconds(limit)} is reached"
         most = self._run.usd_limit
         if most is not None and passed * self._usd_per_second > most:
             return f"the money limit of ${most:g} is reached"
+        if not self.because and self._budget is not None and (because := self._budget.look()):
+            self.is_over = self._run.budget.at_end == "stop"
+            return because
         return self.because
+
+    def take(self) -> list[DecisionRecord]:
+        """Return the decisions since the last call: a budget of which a share is used up."""
+        return self._budget.take() if self._budget is not None else []
 
     def close(self) -> None:
         """Look no further."""

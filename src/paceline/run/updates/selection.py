@@ -42,7 +42,7 @@ Earlier = Mapping[tuple[int, int, int], str]  # by step, position and number of 
 
 
 @dataclasses.dataclass(frozen=True)
-class Candidates:
+class CandidateBatches:
     """How large batches are that are chosen from; a rank passes as many samples at once as when it trains."""
 
     selection: SelectionSpec

@@ -184,6 +184,30 @@ class EvaluationRecord(Record):
 
 
 @dataclass(frozen=True)
+class WrittenRecord(Record):
+    """What the model wrote behind the prompts of `task.samples`."""
+
+    KIND: ClassVar[str] = "written"
+
+    step: Annotated[int | None, Told("steps done")]
+    temperature: Annotated[float | None, Told("by which tokens were drawn; 0 is the likeliest each time")]
+    prompts: Annotated[Words, Told("the prompts")]
+    texts: Annotated[Words, Told("what was written behind each")]
+    seconds: Annotated[float | None, Told("what it took", "s")]
+
+
+@dataclass(frozen=True)
+class LoggedRecord(Record):
+    """Numbers that a callback of the user's gave for the record."""
+
+    KIND: ClassVar[str] = "logged"
+
+    step: Annotated[int | None, Told("steps done; before a step its number")]
+    by: Annotated[str, Told("the callback")]
+    values: Annotated[Numbers, Told("the numbers, by name")]
+
+
+@dataclass(frozen=True)
 class SourcesRecord(Record):
     """What each source of a mixture has given so far: beside evaluations, and where a start ends."""
 
@@ -242,6 +266,25 @@ class MemoryRecord(Record):
         ),
     ]
     peak_bytes: Annotated[float | None, Told("the highest peak over the ranks", "bytes")]
+
+
+@dataclass(frozen=True)
+class MovedRecord(Record):
+    """How far a model that started from weights has moved from them: once, where the run is complete."""
+
+    KIND: ClassVar[str] = "moved"
+
+    step: Annotated[int | None, Told("steps done")]
+    blocks: Annotated[
+        Table,
+        Told(
+            "by the name of each block, in order: `distance` (norm of the difference over the norm of the starting"
+            " weights), `norm` of the starting weights, and `parameters`; without what started fresh"
+        ),
+    ]
+    distance: Annotated[float | None, Told("the same of the whole model")]
+    fresh: Annotated[int | None, Told("parameters that started fresh, or in part")]
+    seconds: Annotated[float | None, Told("what it took to read the starting weights again", "s")]
 
 
 @dataclass(frozen=True)
@@ -420,8 +463,9 @@ class RunEnded(Record):
 
 
 RECORDS: tuple[type[Record], ...] = (
-    RunStarted, StepRecord, RanksRecord, EvaluationRecord, SourcesRecord, SelectionRecord, MemoryRecord, VerifyRecord,
-    DecisionRecord, CheckpointRecord, ReplayRecord, FaultRecord, RecoveryRecord, InjectedRecord, RunEnded,
+    RunStarted, StepRecord, RanksRecord, EvaluationRecord, WrittenRecord, LoggedRecord, SourcesRecord, SelectionRecord,
+    MemoryRecord, MovedRecord, VerifyRecord, DecisionRecord, CheckpointRecord, ReplayRecord, FaultRecord,
+    RecoveryRecord, InjectedRecord, RunEnded,
 )  # fmt: skip
 BY_KIND = {kind.KIND: kind for kind in RECORDS}
 

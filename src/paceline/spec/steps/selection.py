@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from paceline.config.declared import Declared
 from paceline.config.fields import option
 from paceline.errors import ConfigError
-
-if TYPE_CHECKING:
-    from paceline.spec.task import Task
 
 NOTHING, LOSS, LARGEST = "nothing", "loss", "largest"
 
@@ -49,8 +46,8 @@ class SelectionSpec(Declared, table="task.selection"):
         return samples * self.candidates if self.selects else samples
 
 
-def check_selection(task: Task) -> None:
-    """Raise ConfigError where a selection meets what would make the candidates, or the objective, another number."""
+def check_selection(task: Any) -> None:
+    """Raise ConfigError where a task's selection meets what would make candidates or objectives another number."""
     if not task.selection.selects:
         return
     met = {

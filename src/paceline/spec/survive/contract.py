@@ -89,6 +89,8 @@ CLAUSES = (
     Clause("task.optimizer.name", REFUSED, "the state of one optimizer is not another's"),
     Clause("task.optimizer.lr", NOTICE, RATE, moves_rate=True),
     Clause("task.schedule", NOTICE, RATE, moves_rate=True),
+    Clause("task.callbacks", NOTICE, "what they decide may differ from here on"),
+    Clause("task.samples", FREE, "what the model writes changes nothing"),
     Clause("task.evaluate", NOTICE, "what is measured of the weights, and when that ends training"),
     Clause("task.evaluate.sets", FREE, "what is measured of the weights"),
     Clause("task.global_batch", REFUSED, EXPERIMENT),

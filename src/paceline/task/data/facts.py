@@ -15,7 +15,7 @@ from paceline.task.data.sources.cache import Say, open_corpus
 from paceline.task.data.sources.manifest import Corpus
 from paceline.task.data.sources.named import kind_of_source
 from paceline.task.data.sources.shards.opened import TOKEN_KINDS, TokenSet, open_token_set
-from paceline.task.data.sources.tables.store import Table, open_table
+from paceline.task.data.sources.tables.store import TextTable, open_table
 from paceline.task.data.sources.tables.tell import shown_lines, table_card, table_description, table_notes
 from paceline.units import format_count
 
@@ -69,7 +69,9 @@ def data_facts(data: Any, say: Say | None = None) -> DataFacts:
     else:
         name = data.source if isinstance(data, DataSpec) else _name_of(train)
         description = f"{train.samples:,} samples of {name}"
-    return _facts(train, validation, 0, documents, description)
+    skipped = getattr(getattr(train, "listing", None), "skipped", ())
+    notes = (f"files: {', '.join(map(str, skipped))}",) if skipped else ()
+    return _facts(train, validation, 0, documents, description, notes)
 
 
 def _token_facts(data: DataSpec, tokens: TokenSet) -> DataFacts:
@@ -140,7 +142,7 @@ def _text_facts(data: DataSpec, corpus: Corpus) -> DataFacts:
     return _facts(train, validation, corpus.bytes, corpus.documents, description, tuple(notes))
 
 
-def _table_facts(data: DataSpec, table: Table) -> DataFacts:
+def _table_facts(data: DataSpec, table: TextTable) -> DataFacts:
     corpus = table.corpus
     train, validation = sources_of_table(table, data)
     notes = [*_skipped_notes(corpus), *table_notes(table, data, train)]

@@ -22,7 +22,7 @@ from paceline.task.data.sources.manifest import Corpus
 from paceline.task.data.sources.named import kind_of_source
 from paceline.task.data.sources.shards.opened import open_token_set
 from paceline.task.data.sources.tables.opened import table_sources
-from paceline.task.data.sources.tables.store import Table, open_table
+from paceline.task.data.sources.tables.store import TextTable, open_table
 
 
 def open_sources(data: Any, seed: int, say: Say | None = None) -> Pair:
@@ -98,7 +98,7 @@ def _open_table(data: DataSpec, seed: int, say: Say | None) -> Pair:
     return sources_of_table(open_table(data, say), data)
 
 
-def sources_of_table(table: Table, data: DataSpec) -> Pair:
+def sources_of_table(table: TextTable, data: DataSpec) -> Pair:
     """Return the samples of a table: (train, validation or None). One of text alone is a corpus like any other."""
     return corpus_sources(table.corpus, data) if table.columns.kind == "text" else table_sources(table, data)
 

@@ -50,4 +50,9 @@ def _metric(asked: Any, source: Source, objective: Callable[..., Any]) -> Metric
             f"task.evaluate.metrics: '{name}' is a {type(found).__name__}", "it cannot be called",
             f"a function of (outputs, batch) that returns {TAKEN}",
         )  # fmt: skip
+    if all(hasattr(found, method) for method in ("update", "compute", "reset")):
+        raise ConfigError(
+            f"task.evaluate.metrics: {name} keeps a state of its own", "its state would be of one rank's samples alone",
+            f"a function of (outputs, batch) that returns {TAKEN}",
+        )  # fmt: skip
     return OwnMetric(found, name)

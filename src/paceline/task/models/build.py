@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,11 @@ from paceline.task.models.decoder import Decoder
 from paceline.task.models.factory import Model, call_factory, factory_of
 from paceline.task.models.huggingface.experts import StackedExperts, Stored
 from paceline.task.models.huggingface.files import read_safetensors
-from paceline.task.models.huggingface.loaded import as_in_memory, may_ignore
-from paceline.task.models.huggingface.names import HEAD, PREFIX, check_shapes, hf_name
+from paceline.task.models.huggingface.loaded import as_in_memory, embeddings_of, may_ignore
+from paceline.task.models.huggingface.names import EMBEDDINGS, HEAD, PREFIX, hf_name
+from paceline.task.models.huggingface.transfer import TakenOver, fit, lengthened
 from paceline.task.models.huggingface.weights import check_hf_config
-from paceline.task.models.init import Part, fill, initialise, named_parameters
+from paceline.task.models.init import STD, Part, drawn_part, fill, initial_part, initialise, named_parameters
 from paceline.task.models.layers.absent import Absent
 from paceline.task.models.layers.batch_norm import WholeBatchNorm, adopt_synced, takes_batch_statistics
 from paceline.task.models.moe import MoEDecoder
@@ -74,9 +75,9 @@ def _built(model: Model, data_vocab: int, seq_len: int, seed: int, device: str, 
     built = start_training(adopt_synced(call_factory(factory, seed, device)))
     if isinstance(model, ModelSpec) and model.starts_from:
         if device == "meta":
-            check_names(built, model.starts_from)
+            check_names(built, model.starts_from, model.fresh)
         elif read:
-            load_weights(built, model.starts_from)
+            load_weights(built, model.starts_from, fresh=model.fresh, seed=seed)
     return built
 
 
@@ -104,7 +105,7 @@ def fill_weights(model: nn.Module, spec: ModelSpec, seed: int) -> None:
     Parameters may be DTensors. No layout changes what any weight becomes.
     """
     if spec.starts_from:
-        load_weights(model, spec.starts_from)
+        load_weights(model, spec.starts_from, fresh=spec.fresh, seed=seed)
     elif is_decoder(model):
         initialise(model, seed)  # type: ignore[arg-type]
     else:
@@ -120,24 +121,47 @@ def is_decoder(model: nn.Module) -> bool:
     return isinstance(model, Decoder)
 
 
-def load_weights(model: nn.Module, path: str, dtypes: Mapping[str, torch.dtype] | None = None) -> None:
+def load_weights(
+    model: nn.Module,
+    path: str,
+    dtypes: Mapping[str, torch.dtype] | None = None,
+    fresh: Collection[str] = (),
+    seed: int = 0,
+) -> None:
     """Fill a model's parameters and buffers from a safetensors file or folder, in Hugging Face's names.
 
     Of a sharded one each rank reads its own parts alone. Values are rounded to `dtypes` first, by name, where these are
-    given. Raises ConfigError naming what is missing, unexpected, of another shape, or of another decoder's config.json.
+    given. What matches the patterns `fresh` is drawn by `seed`, and rows of a longer vocabulary are the mean of those
+    that there are. Raises ConfigError naming what is missing, unexpected, of another shape, or of another decoder's
+    config.json.
     """
-    targets, stored = check_names(model, path)
+    targets, stored, fitted = check_names(model, path, fresh)
     if isinstance(model, MoEDecoder):
         for name, bias in model.named_buffers():  # of routers; they begin at zero where none are stored
             bias.zero_()
             targets |= {PREFIX + name: bias} if PREFIX + name in stored else {}
     for name, target in targets.items():
         part: Part = functools.partial(stored.part, name)
+        if name in fitted.fresh:
+            part = _drawn(model, name, target.shape, seed)
+        elif name in (fitted.longer or ()):
+            part = lengthened(stored, name)
         fill(target, part if dtypes is None else _rounded(part, dtypes[name]))
 
 
-def check_names(model: nn.Module, path: str) -> tuple[dict[str, Tensor], Stored]:
-    """Return a model's tensors by the names of files, and those of the files of a path. Reads headers alone.
+def _drawn(model: nn.Module, name: str, shape: torch.Size, seed: int) -> Part:
+    """Return what draws a parameter that is not read, by its name and the seed, whatever the layout."""
+    if isinstance(model, Decoder):
+        own, layers = name.removeprefix(PREFIX), model.config.layers
+        return lambda offsets, sizes: initial_part(own, shape, layers, seed, offsets, sizes)
+    std = float(getattr(getattr(model, "config", None), "initializer_range", None) or STD)
+    return lambda offsets, sizes: drawn_part(name, shape, std, seed, offsets, sizes)
+
+
+def check_names(
+    model: nn.Module, path: str, fresh: Collection[str] = ()
+) -> tuple[dict[str, Tensor], Stored, TakenOver]:
+    """Return a model's tensors by the names of files, those of the files, and how they fit. Reads headers alone.
 
     Raises as `load_weights`.
     """
@@ -152,13 +176,16 @@ def check_names(model: nn.Module, path: str) -> tuple[dict[str, Tensor], Stored]
             stored = StackedExperts(stored)
             aliases |= {PREFIX + name for name, _ in model.named_buffers()}
         targets = {hf_name(name): target for name, target in targets.items()}
+        embeddings: Collection[str] = EMBEDDINGS
     else:
         stored = as_in_memory(model, stored)
         persistent = model.state_dict(keep_vars=True)
         targets |= {name: buffer for name, buffer in model.named_buffers() if name in persistent}
+        embeddings = embeddings_of(model)
     aliases |= {*_of_other_stages(model, stored), *(name for name in stored if may_ignore(model, name))}
-    check_shapes({name: tuple(target.shape) for name, target in targets.items()}, stored, aliases, path)
-    return targets, stored
+    whole = not any(isinstance(module, Absent) for module in model.modules())  # and no stage of a pipeline
+    shapes = {name: tuple(target.shape) for name, target in targets.items()}
+    return targets, stored, fit(shapes, stored, aliases, path, fresh, embeddings, whole)
 
 
 def _rounded(part: Part, dtype: torch.dtype) -> Part:

@@ -48,9 +48,16 @@ def initial_part(
 
     Besides the result it needs memory for DRAWN_ELEMENTS, or for one row where that is larger.
     """
+    std = STD / math.sqrt(2 * layers) if name.endswith(RESIDUAL_OUTPUTS) else STD
+    return drawn_part(name, shape, std, seed, offsets, sizes)
+
+
+def drawn_part(
+    name: str, shape: tuple[int, ...] | torch.Size, std: float, seed: int, offsets: Box, sizes: Box
+) -> Tensor:
+    """Return a part of a parameter that is normal with a deviation; of one dimension, zeros of a bias or ones."""
     if len(shape) == 1:
         return torch.zeros(sizes) if name.endswith(".bias") else torch.ones(sizes)
-    std = STD / math.sqrt(2 * layers) if name.endswith(RESIDUAL_OUTPUTS) else STD
     part = torch.empty(sizes, dtype=torch.float32)
     run_rows = max(1, DRAWN_ELEMENTS // max(1, math.prod(shape[1:])))
     begin, end = offsets[0], offsets[0] + sizes[0]
@@ -66,17 +73,21 @@ def initial_part(
     return part
 
 
+def held_part(parameter: Tensor) -> tuple[Tensor, Box, Box]:
+    """Return what this rank holds of a parameter, where in it that begins, and its shape."""
+    if isinstance(parameter, DTensor):
+        (chunk,) = parameter.__create_chunk_list__()  # as for a checkpoint; offsets and sizes of this rank's shard
+        return parameter.to_local(), tuple(chunk.offsets), tuple(chunk.sizes)
+    return parameter, (0,) * parameter.dim(), tuple(parameter.shape)
+
+
 def fill(parameter: Tensor, part: Part) -> None:
     """Copy values into a parameter, or into this rank's shard where the parameter is a DTensor.
 
     `part` is asked for what this rank holds alone; every rank's must tell of the same tensor. Nothing is communicated.
     """
     with torch.no_grad():
-        if isinstance(parameter, DTensor):
-            (chunk,) = parameter.__create_chunk_list__()  # as for a checkpoint; offsets and sizes of this rank's shard
-            local, offsets, sizes = parameter.to_local(), tuple(chunk.offsets), tuple(chunk.sizes)
-        else:
-            local, offsets, sizes = parameter, (0,) * parameter.dim(), tuple(parameter.shape)
+        local, offsets, sizes = held_part(parameter)
         if local.numel():
             local.copy_(part(offsets, sizes))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,11 @@ class Course:
     warmup: int
     decay: int
     rates: tuple[tuple[int, float], ...] = ()  # of a function or scheduler of the user's: some steps and their rates
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain data, which `Course(**data)` reads back."""
+        plain = dataclasses.asdict(self)
+        return plain if self.rates else {name: value for name, value in plain.items() if name != "rates"}
 
     def at(self, step: int) -> float:
         """Return the learning rate of a 1-based step."""

@@ -27,14 +27,14 @@ def profile_task(task: Task, facts: DataFacts) -> ModelProfile:
 
 def _profile_model(task: Task, facts: DataFacts) -> ModelProfile:
     if is_built_in(task, facts):
-        from paceline.task.models.huggingface.names import check_decoder_file
+        from paceline.task.models.huggingface.transfer import fit_decoder
         from paceline.task.models.sizes import MoEConfig, resolve_decoder
         from paceline.task.profile.decoder import profile_decoder
         from paceline.task.profile.moe import profile_moe
 
         config = resolve_decoder(task.model, facts.vocab or 0, facts.items_per_sample)
         if task.model.starts_from:
-            check_decoder_file(config, task.model.starts_from)
+            fit_decoder(config, task.model.starts_from, task.model.fresh)
         if isinstance(config, MoEConfig):
             return profile_moe(config, facts.items_per_sample)
         return profile_decoder(config, facts.items_per_sample)

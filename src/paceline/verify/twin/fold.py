@@ -61,7 +61,9 @@ class MaskedSource:
         for row, sample in zip(labels, ids, strict=True):
             generator = np.random.default_rng(int(sample))
             kept = generator.random(len(row)) < generator.uniform(0.1, 1.0) ** 2
-            kept[generator.integers(len(row))] = True  # one at least
+            counted = np.flatnonzero(row.numpy() >= 0)
+            if len(counted):
+                kept[counted[generator.integers(len(counted))]] = True  # one at least
             row[~torch.from_numpy(kept)] = IGNORED
         return {**batch, "labels": labels}
 

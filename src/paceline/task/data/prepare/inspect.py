@@ -19,7 +19,7 @@ from paceline.task.data.sources.named import kind_of_source
 from paceline.task.data.sources.shards.opened import TOKEN_KINDS, open_token_set
 from paceline.task.data.sources.tables.store import open_table
 from paceline.task.data.sources.tables.tell import count_lines, first_rows, seen_lines, table_card, table_description
-from paceline.task.data.sources.tokenizer import Tokenizer
+from paceline.task.data.sources.tokenizer import Tokenizer, special_text
 from paceline.task.data.sources.tokens import Split
 
 HASHED = 1_000_000  # documents at most that are held against each other
@@ -88,7 +88,8 @@ def inspect(data: DataSpec, samples: int = 3, say: Say | None = None) -> Inspect
         )  # fmt: skip
     splits = {split.name: _split_facts(split, data.seq_len) for split in (train, validation)}
     texts = [] if tokenizer is None else _sample_texts(train, tokenizer, samples)
-    told = list(map(str, corpus.skipped)) if kind not in TOKEN_KINDS else []
+    told = [] if tokenizer is None else [f"tokenizer {tokenizer.name}: {special_text(tokenizer)}"]
+    told += list(map(str, corpus.skipped)) if kind not in TOKEN_KINDS else []
     return Inspected(data.source, what, name, vocab, data.seq_len, digest, splits, texts, told, card)
 
 

@@ -12,30 +12,47 @@ import secrets
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.durable import publish
-from paceline.task.data.rows.packing import PackedRows, pack, pieces_of
+from paceline.task.data.rows.packing import Ints, PackedRows, pack, pieces_of
 from paceline.task.data.sources.tokens import Split, TokenSplit
 
 FORMAT = 1  # raise it when the same documents would give other rows
 HEAD = 3
 
 
-def rows_of_split(split: Split, seq_len: int) -> PackedRows:
+def rows_of_split(split: Split, seq_len: int, counted: npt.NDArray[np.uint8] | None = None) -> PackedRows:
     """Return the packed rows of a split: mapped where they are kept, else packed, and kept for the next time.
 
-    Documents of other files than the cache's, or of a folder that others own, are packed again at every start.
+    Where `counted` says of each token whether it counts, pieces of which none does are left out. Documents of other
+    files than the cache's, or of a folder that others own, are packed again at every start.
     """
     if not isinstance(split, TokenSplit):
-        return pack(*pieces_of(split.offsets(), seq_len), seq_len)
-    path = Path(split.folder) / f"{split.name}.rows-{seq_len}-{split.digest[:16]}"
+        return pack(*_pieces(split, seq_len, counted), seq_len)
+    suffix = "" if counted is None else "-counted"
+    path = Path(split.folder) / f"{split.name}.rows-{seq_len}-{split.digest[:16]}{suffix}"
     kept = _read(path)
     if kept is not None:
         return kept
-    rows = pack(*pieces_of(split.offsets(), seq_len), seq_len)
+    rows = pack(*_pieces(split, seq_len, counted), seq_len)
     with contextlib.suppress(OSError):
         _write(path, rows)
     return rows
+
+
+def labels_that_count(counted: npt.NDArray[np.uint8], starts: Ints, lengths: Ints) -> Ints:
+    """Return how many labels of each piece count: of `lengths` tokens from `starts` on; a label is the token after."""
+    bounds = np.stack([starts + 1, starts + 1 + lengths], axis=1).reshape(-1)
+    return np.add.reduceat(np.append(counted, np.uint8(0)), bounds, dtype=np.int64)[::2] * (lengths > 0)
+
+
+def _pieces(split: Split, seq_len: int, counted: npt.NDArray[np.uint8] | None) -> tuple[Ints, Ints]:
+    starts, lengths = pieces_of(split.offsets(), seq_len)
+    if counted is None or not len(starts):
+        return starts, lengths
+    learnt = labels_that_count(counted, starts, lengths) > 0
+    return starts[learnt], lengths[learnt]
 
 
 def _read(path: Path) -> PackedRows | None:

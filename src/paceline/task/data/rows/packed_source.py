@@ -11,7 +11,7 @@ import numpy.typing as npt
 from paceline.errors import DataError
 from paceline.task.data.rows.kept_rows import FORMAT, rows_of_split
 from paceline.task.data.rows.of_split import SourceOfSplit
-from paceline.task.data.rows.packing import WINDOW_PIECES, Ints
+from paceline.task.data.rows.packing import WINDOW_PIECES, Ints, PackedRows
 from paceline.task.data.sources.tokens import Split
 
 IGNORED = -100  # the label of what is no token
@@ -31,7 +31,7 @@ class PackedSource(SourceOfSplit):
         self._tokens = split.open()
         # A memory map makes an object of its own of each slice; an array over it does not.
         self._mapped = self._tokens.view(np.ndarray) if isinstance(self._tokens, np.ndarray) else None
-        self.rows = rows_of_split(split, seq_len)
+        self.rows = self._rows_of(split, seq_len)
         self.samples = len(self.rows.firsts) - 1
         if split.tokens < 2 or not self.samples:
             raise DataError(
@@ -41,6 +41,9 @@ class PackedSource(SourceOfSplit):
             )
         named = f"{split.digest} packed {seq_len} {WINDOW_PIECES} {FORMAT}"
         self.fingerprint = hashlib.blake2b(named.encode(), digest_size=16).hexdigest()
+
+    def _rows_of(self, split: Split, seq_len: int) -> PackedRows:
+        return rows_of_split(split, seq_len)
 
     @property
     def waste(self) -> float:

@@ -84,7 +84,7 @@ def _list_stdlib(data: DataSpec) -> CorpusFiles:
     root = Path(sysconfig.get_path("stdlib"))
     wanted = _wanted(data.include, lambda name: True)
     files = sorted(
-        (file for file in _walk(root, NOT_STDLIB) if file.name.endswith(".py") and wanted(file.name)),
+        (file for file in walk_files(root, NOT_STDLIB) if file.name.endswith(".py") and wanted(file.name)),
         key=lambda file: file.name,
     )
     if not files:
@@ -95,7 +95,7 @@ def _list_stdlib(data: DataSpec) -> CorpusFiles:
 
 def _list_folder(data: DataSpec, root: Path, kinds: Collection[str]) -> CorpusFiles:
     odd: dict[str, list[str]] = {}
-    seen = sorted(_walk(root, frozenset(), odd), key=lambda file: file.name)
+    seen = sorted(walk_files(root, frozenset(), odd), key=lambda file: file.name)
     return _chosen(data, seen, root.resolve().name or str(root), kinds, odd)
 
 
@@ -132,10 +132,15 @@ def _chosen(
     python = all(file.name.endswith(".py") for file in files)
     left = [file.name for file in seen if not wanted(file.name)]
     why = f"{NOT_READ}: include names others" if data.include else f"{NOT_READ}: of another kind"
-    skipped = [Skipped(why, len(left), left[0])] if left else []
-    skipped += [Skipped(f"{NOT_READ}: {what}", len(names), min(names)) for what, names in sorted(odd.items())]
+    skipped = skipped_files({why: left} if left else {}, odd)
     what = f"Python source in {name}" if python else f"text in {name}"
-    return CorpusFiles(what, files, "folder", tuple(skipped))
+    return CorpusFiles(what, files, "folder", skipped)
+
+
+def skipped_files(left: dict[str, list[str]], odd: dict[str, list[str]]) -> tuple[Skipped, ...]:
+    """Return what is told of entries that are not read: files by the reason, and what are no files by what they are."""
+    told = {**left, **{f"{NOT_READ}: {what}": names for what, names in sorted(odd.items())}}
+    return tuple(Skipped(why, len(names), min(names)) for why, names in told.items())
 
 
 def _wanted(include: tuple[str, ...], otherwise: Callable[[str], bool]) -> Callable[[str], bool]:
@@ -150,7 +155,7 @@ def _wanted(include: tuple[str, ...], otherwise: Callable[[str], bool]) -> Calla
     return matches
 
 
-def _walk(root: Path, skip: frozenset[str], odd: dict[str, list[str]] | None = None) -> Iterator[File]:
+def walk_files(root: Path, skip: frozenset[str], odd: dict[str, list[str]] | None = None) -> Iterator[File]:
     """Yield every file below `root`, but hidden ones, `__pycache__`, what `skip` names, and linked folders.
 
     Names of links to nothing, pipes and the like are added to `odd`, by what they are.

@@ -61,6 +61,15 @@ def as_in_memory(model: nn.Module, stored: Stored) -> Stored:
     return stored
 
 
+def embeddings_of(model: Any) -> list[str]:
+    """Return the names of a model's matrices that have a row for each token: of its embedding, and of its head."""
+    layers: list[Any] = [
+        getattr(model, get, lambda: None)() for get in ("get_input_embeddings", "get_output_embeddings")
+    ]
+    weights = {id(layer.weight) for layer in layers if hasattr(layer, "weight")}
+    return [name for name, parameter in model.named_parameters() if id(parameter) in weights]
+
+
 def may_ignore(model: Any, name: str) -> bool:
     """Return whether a file may hold a tensor that the model lacks: it is computed, or transformers says so."""
     patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()

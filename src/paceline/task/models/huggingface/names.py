@@ -9,12 +9,12 @@ import re
 from collections.abc import Collection, Mapping
 
 from paceline.errors import ConfigError
-from paceline.task.models.huggingface.experts import StackedExperts, Stored
-from paceline.task.models.huggingface.files import read_safetensors
+from paceline.task.models.huggingface.experts import Stored
 from paceline.task.models.shape import DecoderConfig, MoEConfig
 
 PREFIX = "model."
 HEAD = "lm_head.weight"
+EMBEDDINGS = ("model.embed_tokens.weight", HEAD)  # of the built-in decoder: a row for each token
 COMPUTED = "rotary_emb.inv_freq"  # older files hold these frequencies, which follow from the config
 BIAS = "mlp.gate.e_score_correction_bias"  # of a router's choice: zero where a file has none
 SHOWN = 6  # names of one kind of difference that a message lists
@@ -68,17 +68,6 @@ def _experts(config: MoEConfig) -> dict[str, Shape]:
         "experts.down_proj": (config.experts, config.hidden, config.expert_ffn),
         **{f"shared_experts.{name}": shape for name, shape in shared.items()},
     }
-
-
-def check_decoder_file(config: DecoderConfig, path: str) -> None:
-    """Raise ConfigError, naming all that differs, where the files of a path do not hold a decoder's weights.
-
-    Headers alone are read.
-    """
-    stored = read_safetensors(path)
-    held: Stored = StackedExperts(stored) if isinstance(config, MoEConfig) else stored
-    buffers = [name for name in held if name.endswith((BIAS, COMPUTED))]
-    check_shapes(decoder_shapes(config), held, {*buffers, *([HEAD] if config.tied else [])}, path)
 
 
 def check_shapes(wanted: Mapping[str, Shape], stored: Stored, aliases: Collection[str], path: str) -> None:

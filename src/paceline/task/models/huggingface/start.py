@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from paceline.spec.model_folder import CONFIG, TOKENIZER, folder_of
 from paceline.spec.task import DataSpec, ModelSpec
 from paceline.task.models.huggingface.files import read_safetensors
 from paceline.task.models.huggingface.road import road_of
+from paceline.task.models.huggingface.transfer import fit_decoder
+from paceline.task.models.sizes import base_of
 from paceline.units import format_bytes
 
 BLOCK_BYTES = 2**16  # read at each place of a file for its fingerprint
@@ -75,9 +78,20 @@ def start_lines(model: Any, data: Any) -> list[str]:
         lines.append(f"{road.architecture} as {road.chosen}: {road.because}")
     if model.starts_from:
         lines.append(f"starts from {starting_weights(model.starts_from)}")
+        lines += fit_texts(model)
     if folder is not None and isinstance(data, DataSpec):
         lines.append(_tokenizer_text(folder, data))
     return lines
+
+
+def fit_texts(model: ModelSpec) -> list[str]:
+    """Return what of a model is not simply read: by name for the built-in decoder, else as the spec says it."""
+    base = base_of(model.name)
+    if base is not None:
+        changed: dict[str, Any] = {"vocab": model.vocab} if model.vocab else {}
+        changed |= {} if model.tied is None else {"tied": model.tied}
+        return fit_decoder(dataclasses.replace(base, **changed), model.starts_from, model.fresh).texts()
+    return [f"starts fresh, and is left out of the weights: {', '.join(model.fresh)}"] if model.fresh else []
 
 
 def _tokenizer_text(folder: Path, data: DataSpec) -> str:
@@ -93,7 +107,7 @@ def start_decision(model: Any) -> DecisionRecord | None:
     if not isinstance(model, ModelSpec) or not (folder_of(model.name) or model.starts_from):
         return None
     weights = starting_weights(model.starts_from) if model.starts_from else None
-    evidence: dict[str, Any] = {"weights": None}
+    evidence: dict[str, Any] = {"weights": None, "changed": fit_texts(model) if weights is not None else []}
     if weights is not None:
         evidence["weights"] = {
             "path": str(weights.path), "tensors": weights.tensors, "files": weights.files, "bytes": weights.bytes,

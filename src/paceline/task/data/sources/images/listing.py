@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import DataError
+from paceline.task.data.sources.files import NOT_READ, skipped_files, walk_files
+from paceline.task.data.sources.listing import Skipped
 from paceline.task.data.sources.named import IMAGE_SUFFIXES
 from paceline.task.data.storage.bytes import ByteFile, Storage
 from paceline.task.data.storage.remote import is_remote
@@ -32,6 +34,7 @@ class ImageListing:
     files: tuple[str, ...]
     entries: tuple[ImageEntry, ...]
     classes: tuple[str, ...]
+    skipped: tuple[Skipped, ...] = ()  # what of a folder is not read
 
 
 def list_images(source: str, storage: Storage) -> ImageListing:
@@ -55,8 +58,10 @@ def list_images(source: str, storage: Storage) -> ImageListing:
 
 def _of_folder(root: Path) -> ImageListing:
     """Return the images below the folders of a folder, whose names are the classes."""
-    there = sorted(each for each in root.rglob("*") if each.suffix.lower() in IMAGE_SUFFIXES)
-    found = [each for each in there if not any(part.startswith(".") for part in each.relative_to(root).parts)]
+    odd: dict[str, list[str]] = {}
+    there = sorted(root / file.name for file in walk_files(root, frozenset(), odd))
+    found = [each for each in there if each.suffix.lower() in IMAGE_SUFFIXES]
+    others = [str(each.relative_to(root)) for each in there if each.suffix.lower() not in IMAGE_SUFFIXES]
     if not found:
         raise DataError(f"'{root}' holds no images", f"images end in {' '.join(IMAGE_SUFFIXES)}", "check the path")
     names = [each.relative_to(root) for each in found]
@@ -67,7 +72,8 @@ def _of_folder(root: Path) -> ImageListing:
         ImageEntry(str(name), number, 0, path.stat().st_size, classes.index(name.parts[0]))
         for number, (path, name) in enumerate(zip(found, names, strict=True))
     )
-    return ImageListing(tuple(map(str, found)), entries, classes)
+    skipped = skipped_files({f"{NOT_READ}: of another kind": others} if others else {}, odd)
+    return ImageListing(tuple(map(str, found)), entries, classes, skipped)
 
 
 def _of_tars(paths: list[str], storage: Storage) -> ImageListing:

@@ -25,7 +25,7 @@ CONFIG = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
 
 
-class Segment(NamedTuple):
+class TextPart(NamedTuple):
     """A part of a row: its text, whether its tokens count in the loss, and whether it is a template's own mark."""
 
     text: str
@@ -34,7 +34,7 @@ class Segment(NamedTuple):
 
 
 Messages = Sequence[Mapping[str, str]]
-Template = Callable[[Messages], list[Segment]]
+Template = Callable[[Messages], list[TextPart]]
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class RowWriter:
     template: Template
     told: str
 
-    def segments(self, values: Mapping[str, Any], where: str) -> list[Segment]:
+    def segments(self, values: Mapping[str, Any], where: str) -> list[TextPart]:
         """Return the segments of a row. Raises DamagedData where it holds no text, or nothing that counts."""
         if self.columns.kind == "completion":
             prompt, completion = (_text(values.get(name), where, name) for name in self.columns.names)
-            return [Segment(prompt, False), Segment(completion, True)]
+            return [TextPart(prompt, False), TextPart(completion, True)]
         messages = _messages(values.get(self.columns.names[0]), where, self.columns.names[0])
         return self.template(messages)
 
@@ -66,36 +66,36 @@ def writer_of(data: DataSpec, columns: TableColumns) -> RowWriter:
     return RowWriter(columns, TEMPLATES[name], f"conversations by the template '{name}'")
 
 
-def plain(messages: Messages) -> list[Segment]:
+def plain(messages: Messages) -> list[TextPart]:
     """Return messages as lines: the role and a colon before each."""
     found = []
     for message in messages:
         counted = message["role"] == LEARNT_ROLE
-        found += [Segment(f"{message['role']}: ", False), Segment(f"{message['content']}\n", counted)]
+        found += [TextPart(f"{message['role']}: ", False), TextPart(f"{message['content']}\n", counted)]
     return found
 
 
-def chatml(messages: Messages) -> list[Segment]:
+def chatml(messages: Messages) -> list[TextPart]:
     """Return messages in ChatML: <|im_start|>role, the content, <|im_end|>."""
     found = []
     for message in messages:
         counted = message["role"] == LEARNT_ROLE
         found += [
-            Segment("<|im_start|>", False, mark=True), Segment(f"{message['role']}\n", False),
-            Segment(message["content"], counted), Segment("<|im_end|>", counted, mark=True), Segment("\n", False),
+            TextPart("<|im_start|>", False, mark=True), TextPart(f"{message['role']}\n", False),
+            TextPart(message["content"], counted), TextPart("<|im_end|>", counted, mark=True), TextPart("\n", False),
         ]  # fmt: skip
     return found
 
 
-def llama3(messages: Messages) -> list[Segment]:
+def llama3(messages: Messages) -> list[TextPart]:
     """Return messages as Llama 3 writes them, from <|begin_of_text|> on."""
-    found = [Segment("<|begin_of_text|>", False, mark=True)]
+    found = [TextPart("<|begin_of_text|>", False, mark=True)]
     for message in messages:
         counted = message["role"] == LEARNT_ROLE
         found += [
-            Segment("<|start_header_id|>", False, mark=True), Segment(message["role"], False),
-            Segment("<|end_header_id|>", False, mark=True), Segment("\n\n", False),
-            Segment(message["content"], counted), Segment("<|eot_id|>", counted, mark=True),
+            TextPart("<|start_header_id|>", False, mark=True), TextPart(message["role"], False),
+            TextPart("<|end_header_id|>", False, mark=True), TextPart("\n\n", False),
+            TextPart(message["content"], counted), TextPart("<|eot_id|>", counted, mark=True),
         ]  # fmt: skip
     return found
 
@@ -161,7 +161,7 @@ def of_tokenizer(tokenizer: str) -> Template:
                 "a conversation does not fit the tokenizer's template", str(error), 'another template, such as "chatml"'
             ) from error
 
-    def segments(messages: Messages) -> list[Segment]:
+    def segments(messages: Messages) -> list[TextPart]:
         found, done = [], ""
         for at, message in enumerate(messages):
             if message["role"] != LEARNT_ROLE:
@@ -180,17 +180,17 @@ def of_tokenizer(tokenizer: str) -> Template:
     return segments
 
 
-def _marked(text: str, counted: bool, messages: Messages) -> Iterator[Segment]:
+def _marked(text: str, counted: bool, messages: Messages) -> Iterator[TextPart]:
     """Yield what a template wrote: the messages' contents as text, what is around them as marks."""
     for message in messages:
         content = message["content"].strip()
         at = text.find(content) if content else -1
         if at >= 0:
-            yield Segment(text[:at], counted, mark=True)
-            yield Segment(content, counted)
+            yield TextPart(text[:at], counted, mark=True)
+            yield TextPart(content, counted)
             text = text[at + len(content) :]
     if text:
-        yield Segment(text, counted, mark=True)
+        yield TextPart(text, counted, mark=True)
 
 
 def _refuse(message: str) -> None:
@@ -209,7 +209,7 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def encode_segments(
-    tokenizer: Tokenizer, rows: Sequence[Sequence[Segment]]
+    tokenizer: Tokenizer, rows: Sequence[Sequence[TextPart]]
 ) -> list[tuple[Tokens, npt.NDArray[np.uint8]]]:
     """Return each row's token ids, and 1 for those that count. Every segment is encoded by itself."""
     flat = [segment for row in rows for segment in row if segment.text]

@@ -6,11 +6,11 @@ from paceline.errors import ConfigError
 from paceline.spec.task import DataSpec
 from paceline.task.data.protocol import Pair, Source
 from paceline.task.data.sources.tables.source import LabelledSource, PackedDialogue, PaddedDialogue
-from paceline.task.data.sources.tables.store import Table
+from paceline.task.data.sources.tables.store import TextTable
 from paceline.task.data.sources.tokens import TokenSplit
 
 
-def table_sources(table: Table, data: DataSpec) -> Pair:
+def table_sources(table: TextTable, data: DataSpec) -> Pair:
     """Return the samples of a table: (train, validation or None). Raises DataError where there are none to train on."""
     held_out = table.corpus.validation
 

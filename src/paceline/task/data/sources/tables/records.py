@@ -23,7 +23,7 @@ SPLIT_NAMES = {"train": "train", "training": "train", "validation": "validation"
                "val": "validation", "dev": "validation", "test": "test", "testing": "test"}  # fmt: skip
 
 
-class Record(NamedTuple):
+class TableRecord(NamedTuple):
     """One row: where it is from, for people, its values by column, and its split where its file's name says one."""
 
     origin: str
@@ -50,13 +50,13 @@ def columns_of(listing: CorpusFiles) -> tuple[str, ...]:
         return tuple(_arrow_table(stream, file, kind)[0])
 
 
-def read_records(listing: CorpusFiles, damaged: Damaged) -> Iterator[Record]:
+def read_records(listing: CorpusFiles, damaged: Damaged) -> Iterator[TableRecord]:
     """Yield the rows of all files of a table, in order. Raises DataError for a file that cannot be read."""
     for file in listing.files:
         split = split_of(file.name)
         try:
             for origin, values in _rows_of(file, damaged):
-                yield Record(origin, values, split)
+                yield TableRecord(origin, values, split)
         except DamagedData as error:
             damaged.found(error)
 

@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import DataError
+from paceline.task.data.rows.kept_rows import labels_that_count, rows_of_split
 from paceline.task.data.rows.packed_source import IGNORED, PackedSource
-from paceline.task.data.rows.packing import Ints
-from paceline.task.data.sources.tables.store import Table
-from paceline.task.data.sources.tokens import TokenSplit
+from paceline.task.data.rows.packing import Ints, PackedRows
+from paceline.task.data.sources.tables.store import TextTable
+from paceline.task.data.sources.tokens import Split, TokenSplit
 
 PAD_MULTIPLE = 8  # rows are filled up to a multiple of it: kernels like even lengths, and ranks of tp can share them
 
@@ -25,7 +26,7 @@ class TableSource:
     skip_bad = False
     is_ragged = True  # rows are as long as the longest beside them
 
-    def __init__(self, table: Table, split: TokenSplit, seq_len: int) -> None:
+    def __init__(self, table: TextTable, split: TokenSplit, seq_len: int) -> None:
         """Map the split. Raises DataError where it holds no row."""
         self.table, self.split, self.seq_len = table, split, seq_len
         self.vocab: int | None = table.corpus.vocab
@@ -71,7 +72,7 @@ class LabelledSource(TableSource):
     unit = "samples"
     items_per_sample = 1
 
-    def __init__(self, table: Table, split: TokenSplit, seq_len: int) -> None:
+    def __init__(self, table: TextTable, split: TokenSplit, seq_len: int) -> None:
         super().__init__(table, split, seq_len)
         assert table.labels is not None, "a table of labels"
         self.labels, self.classes = table.label_array(split.name), table.labels.classes
@@ -98,11 +99,21 @@ class PaddedDialogue(TableSource):
     -100. Nothing has to be masked: causal attention never looks at what fills a row up."""
 
     unit = "tokens"
+    unlearnt = 0  # rows left out: nothing of their first `seq_len` tokens counts
 
-    def __init__(self, table: Table, split: TokenSplit, seq_len: int) -> None:
+    def __init__(self, table: TextTable, split: TokenSplit, seq_len: int) -> None:
         super().__init__(table, split, seq_len)
         self.items_per_sample = seq_len
         self._counted = table.counted_array(split.name)
+        learnt = labels_that_count(self._counted, self._starts, self.lengths) > 0
+        self.unlearnt = int((~learnt).sum())
+        if not learnt.any():
+            raise DataError(
+                f"no row of the {split.name} data has anything to learn within seq_len = {seq_len:,} tokens",
+                "what counts comes after a longer prompt", f"seq_len = {int(self._sizes.max())}",
+            )  # fmt: skip
+        self._starts, self._sizes, self.lengths = self._starts[learnt], self._sizes[learnt], self.lengths[learnt]
+        self.samples, self.longest = int(learnt.sum()), int(self.lengths.max())
         self.fingerprint = _counted_print(split, self._counted, f"padded {seq_len} {table.pad}")
 
     def read(self, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> Any:
@@ -119,12 +130,19 @@ class PaddedDialogue(TableSource):
 class PackedDialogue(PackedSource):
     """Prompts and conversations packed into rows as documents are; labels of what does not count are -100."""
 
-    def __init__(self, table: Table, split: TokenSplit, seq_len: int, cross_documents: bool = False) -> None:
+    def __init__(self, table: TextTable, split: TokenSplit, seq_len: int, cross_documents: bool = False) -> None:
         """Raises DataError where the split does not hold two tokens."""
+        self.table, self._counted = table, table.counted_array(split.name)
         super().__init__(split, table.corpus.vocab, seq_len, cross_documents)
-        self.table = table
-        self._counted = table.counted_array(split.name)
         self.fingerprint = _counted_print(split, self._counted, self.fingerprint)
+
+    def _rows_of(self, split: Split, seq_len: int) -> PackedRows:
+        return rows_of_split(split, seq_len, self._counted)
+
+    @property
+    def waste(self) -> float:
+        """The part of all rows that no token fills."""
+        return 1 - float(self.rows.lengths.sum()) / (self.samples * self.items_per_sample)
 
     @property
     def cut(self) -> int:

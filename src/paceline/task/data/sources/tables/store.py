@@ -36,7 +36,7 @@ CHOICES = ("text_field", "labels", "label_field", "prompt_field", "completion_fi
 
 
 @dataclass(frozen=True)
-class Table:
+class TextTable:
     """A tokenised table on disk: its tokens, what its columns and labels are, and what there is to tell of it.
 
     `keeps_end` says whether the end-of-document token is a part of a row, `pad` which token fills rows up. `counts` are
@@ -65,7 +65,7 @@ class Table:
         return _mapped(Path(self.corpus.folder) / f"{split}{COUNTED}", "|u1", (tokens,))
 
 
-def open_table(data: DataSpec, say: Say | None = None) -> Table:
+def open_table(data: DataSpec, say: Say | None = None) -> TextTable:
     """Return the tokenised table of `data`, from the cache, or built into it first.
 
     Raises DataError for rows that cannot be read, StorageError for a cache that cannot be written.
@@ -81,7 +81,7 @@ def open_table(data: DataSpec, say: Say | None = None) -> Table:
     return dataclasses.replace(table, corpus=corpus)
 
 
-def _build(data: DataSpec, listing: CorpusFiles, root: Path, signature: str, alone: bool, say: Say | None) -> Table:
+def _build(data: DataSpec, listing: CorpusFiles, root: Path, signature: str, alone: bool, say: Say | None) -> TextTable:
     survey = survey_table(data, listing)
     key = hash_of([FORMAT, survey.identity()])
     final = root / "tables" / key
@@ -106,7 +106,7 @@ def _build(data: DataSpec, listing: CorpusFiles, root: Path, signature: str, alo
     return _with_left_out(table, left_out, first)
 
 
-def load_table(folder: Path) -> Table | None:
+def load_table(folder: Path) -> TextTable | None:
     """Return the table in `folder`, or None where there is none, or one that is not as it was written."""
     corpus = load_corpus(folder)
     if corpus is None:
@@ -116,18 +116,18 @@ def load_table(folder: Path) -> Table | None:
         columns = TableColumns(told["kind"], tuple(told["columns"]), told["because"])
         given = told["labels"]
         labels = given and Labels(given["kind"], tuple(given["classes"]), given["because"])
-        return Table(corpus, columns, labels, told["counts"], told["keeps_end"], told["pad"], told["template"],
+        return TextTable(corpus, columns, labels, told["counts"], told["keeps_end"], told["pad"], told["template"],
                      told["special"], tuple(told["told"]))  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _with_left_out(table: Table, left_out: int, first: str) -> Table:
+def _with_left_out(table: TextTable, left_out: int, first: str) -> TextTable:
     corpus = dataclasses.replace(table.corpus, left_out=left_out, left_out_first=first)
     return dataclasses.replace(table, corpus=corpus)
 
 
-def _find(root: Path, signature: str) -> Table | None:
+def _find(root: Path, signature: str) -> TextTable | None:
     """Return the table that the index names for the signature, or None if it must be built (again)."""
     try:
         index = json.loads(index_path(root, signature).read_text())

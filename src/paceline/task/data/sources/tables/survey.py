@@ -13,17 +13,17 @@ from paceline.spec.task import DataSpec
 from paceline.task.data.sources.cache import tokenizer_identity
 from paceline.task.data.sources.documents import Damaged, document_hash, split_limit, split_value
 from paceline.task.data.sources.listing import CorpusFiles
-from paceline.task.data.sources.tables.chat import RowWriter, Segment, own_template, writer_of
+from paceline.task.data.sources.tables.chat import RowWriter, TextPart, own_template, writer_of
 from paceline.task.data.sources.tables.columns import TableColumns, columns_meant
 from paceline.task.data.sources.tables.labels import Labels, LabelSurvey, label_value
-from paceline.task.data.sources.tables.records import Record, columns_of, label_names, read_records
+from paceline.task.data.sources.tables.records import TableRecord, columns_of, label_names, read_records
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """A row as it is learnt: where it is from, its parts, and its label (None of rows without one)."""
 
     origin: str
-    segments: list[Segment]
+    segments: list[TextPart]
     label: Any
     held_out: bool | None  # as its file's name says; None where none does
 
@@ -46,7 +46,7 @@ class RowReader:
         dialogue = self.columns.kind in ("chat", "completion")
         self.writer: RowWriter | None = writer_of(data, self.columns) if dialogue else None
 
-    def rows(self, damaged: Damaged) -> Iterator[Row]:
+    def rows(self, damaged: Damaged) -> Iterator[TableRow]:
         """Yield the rows in order, up to `data.max_bytes` of text. What is damaged goes to `damaged`."""
         left = self.data.max_bytes or float("inf")
         for record in read_records(self.listing, damaged):
@@ -60,14 +60,14 @@ class RowReader:
                 return
             yield row
 
-    def _row(self, record: Record) -> Row:
+    def _row(self, record: TableRecord) -> TableRow:
         held_out = {"validation": True, "train": False}.get(record.split)
         where = record.origin
         if self.writer is not None:
             segments = self.writer.segments(record.values, where)
             if not any(segment.counted and segment.text for segment in segments):
                 raise DamagedData(f"{where} has nothing to learn", "what would be learnt is empty", "a text there")
-            return Row(where, segments, None, held_out)
+            return TableRow(where, segments, None, held_out)
         column, *labels = self.columns.names
         text = record.values.get(column)
         if not isinstance(text, str):
@@ -76,7 +76,7 @@ class RowReader:
                 "a text in every row",
             )  # fmt: skip
         label = label_value(record.values.get(labels[0]), where, labels[0]) if labels else None
-        return Row(where, [Segment(text, True)], label, held_out)
+        return TableRow(where, [TextPart(text, True)], label, held_out)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class TableSurvey:
     named_splits: bool
     damaged: Damaged
 
-    def is_held_out(self, row: Row) -> bool:
+    def is_held_out(self, row: TableRow) -> bool:
         """Return whether a row is held out: as its file's name says, or by a hash of its text."""
         if self.named_splits:
             return bool(row.held_out)

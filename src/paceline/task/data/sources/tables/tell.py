@@ -9,7 +9,7 @@ import numpy as np
 
 from paceline.spec.task import DataSpec
 from paceline.task.data.sources.tables.labels import Labels
-from paceline.task.data.sources.tables.store import Table
+from paceline.task.data.sources.tables.store import TextTable
 
 SHOWN_ROWS = 2
 SHOWN_CHARACTERS = 60
@@ -32,7 +32,7 @@ class ShownRow:
         return f"{self.text!r} = {self.length:,} tokens [{', '.join(map(str, self.tokens))}{more}] -> {self.learnt}"
 
 
-def table_description(table: Table) -> str:
+def table_description(table: TextTable) -> str:
     """Return the table in a few words: how many rows of what."""
     corpus, labels = table.corpus, table.labels
     rows = f"{corpus.documents:,}"
@@ -43,31 +43,33 @@ def table_description(table: Table) -> str:
     return f"{rows} texts of {len(labels.classes)} classes, of {corpus.what}"
 
 
-def shown_lines(table: Table, data: DataSpec) -> list[str]:
+def shown_lines(table: TextTable, data: DataSpec) -> list[str]:
     """Return what was seen in a table, how it is tokenised, and its first rows."""
     return [*seen_lines(table), *(f"row {at}: {row}" for at, row in enumerate(first_rows(table, data), 1))]
 
 
-def seen_lines(table: Table) -> list[str]:
+def seen_lines(table: TextTable) -> list[str]:
     """Return what was seen in a table, and how it is tokenised."""
     meant = _labels_text(table.labels) if table.labels else table.template
     lines = [f"{table.columns.because}; {meant}" if meant else table.columns.because]
     return [*lines, f"tokenizer {table.corpus.tokenizer}: {table.special}"]
 
 
-def count_lines(table: Table) -> list[str]:
+def count_lines(table: TextTable) -> list[str]:
     """Return how many rows each class has, by split."""
     counted = ((split, ", ".join(f"{name} {rows:,}" for name, rows in sorted(counts.items())))
                for split, counts in table.counts.items() if counts)  # fmt: skip
     return [f"{split} rows: {told}" for split, told in counted]
 
 
-def table_notes(table: Table, data: DataSpec, source: Any) -> list[str]:
+def table_notes(table: TextTable, data: DataSpec, source: Any) -> list[str]:
     """Return what there is to note of a table's rows, a sentence each."""
     notes = list(table.told)
     if cut := getattr(source, "cut", 0):
         rows = source.split.documents
         notes.append(f"{cut:,} of {rows:,} rows are longer than seq_len = {data.seq_len:,} and are cut")
+    if unlearnt := getattr(source, "unlearnt", 0):
+        notes.append(f"{unlearnt:,} rows are left out: nothing of their first {data.seq_len:,} tokens counts")
     return notes
 
 
@@ -78,7 +80,7 @@ def _labels_text(labels: Labels) -> str:
     return f"{labels.kind} into {names}, since {labels.because}"
 
 
-def table_card(table: Table) -> dict[str, Any]:
+def table_card(table: TextTable) -> dict[str, Any]:
     """Return what a record keeps of a table: above all the names of its classes, in the order of a head's outputs."""
     card: dict[str, Any] = {"table": {"kind": table.columns.kind, "columns": list(table.columns.names)}}
     if table.labels is not None:
@@ -87,7 +89,7 @@ def table_card(table: Table) -> dict[str, Any]:
 
 
 def first_rows(
-    table: Table, data: DataSpec, count: int = SHOWN_ROWS, characters: int = SHOWN_CHARACTERS
+    table: TextTable, data: DataSpec, count: int = SHOWN_ROWS, characters: int = SHOWN_CHARACTERS
 ) -> list[ShownRow]:
     """Return the first rows for training as the model sees them."""
     split, tokenizer = table.corpus.train, table.corpus.open_tokenizer()

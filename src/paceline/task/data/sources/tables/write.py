@@ -21,7 +21,7 @@ from paceline.task.data.sources.listing import CorpusFiles
 from paceline.task.data.sources.manifest import write_manifest
 from paceline.task.data.sources.tables.chat import encode_segments
 from paceline.task.data.sources.tables.labels import Labels, encode_label, places_of
-from paceline.task.data.sources.tables.survey import Row, TableSurvey
+from paceline.task.data.sources.tables.survey import TableRow, TableSurvey
 from paceline.task.data.sources.tokenizer import (
     ByteTokenizer,
     FileTokenizer,
@@ -45,7 +45,7 @@ class RowTokens:
         self.around = labelled and isinstance(tokenizer, FileTokenizer) and bool(tokenizer.around)
         self.labelled = labelled
 
-    def of(self, rows: list[Row]) -> list[tuple[Any, Any]]:
+    def of(self, rows: list[TableRow]) -> list[tuple[Any, Any]]:
         """Return of each row its ids, and 1 for those that count."""
         if not self.labelled:
             return encode_segments(self.tokenizer, [row.segments for row in rows])
@@ -107,7 +107,7 @@ def _tokenizer(data: DataSpec, survey: TableSurvey) -> Tokenizer:
     return train_bpe(training_texts(), data.vocab) if data.tokenizer == "bpe" else load_tokenizer(data.tokenizer)
 
 
-def _in_lists(rows: Iterator[Row]) -> Iterator[list[Row]]:
+def _in_lists(rows: Iterator[TableRow]) -> Iterator[list[TableRow]]:
     while batch := list(itertools.islice(rows, LIST_ROWS)):
         yield batch
 

@@ -14,9 +14,10 @@ import torch
 
 from paceline.errors import DataError
 from paceline.spec.task import DataSpec
+from paceline.task.data.facts import data_facts
 from paceline.task.data.order.of_source import ids_at
 from paceline.task.data.source import open_sources
-from paceline.task.data.sources.tables.chat import Segment, chatml, encode_segments, llama3, of_tokenizer, plain
+from paceline.task.data.sources.tables.chat import TextPart, chatml, encode_segments, llama3, of_tokenizer, plain
 from paceline.task.data.sources.tables.store import open_table
 from paceline.task.data.sources.tokenizer import ByteTokenizer, load_tokenizer
 
@@ -148,6 +149,24 @@ def test_the_tokenizers_own_template_says_what_counts(tmp_path: Path) -> None:
         "<s>[system] Be kind.\n[user] Hi\n[assistant] Hello there\n[user] Bye\n[assistant] See you\n"
     )
     assert "".join(one.text for one in segments if one.counted) == "Hello there\nSee you\n"
-    assert Segment("Hello there", True) in segments
+    assert TextPart("Hello there", True) in segments
     with pytest.raises(DataError, match="no chat template"):
         of_tokenizer("bytes")
+
+
+def test_rows_whose_prompts_leave_nothing_to_learn_are_left_out_and_told(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.csv"
+    rows = "".join(f"{'q' * (40 if at % 4 == 0 else 3)},answer {at}\n" for at in range(20))
+    path.write_text("prompt,completion\n" + rows)
+    options: dict[str, Any] = {"seq_len": 24, "validation_fraction": 0.0, "cache_dir": str(tmp_path / "c")}
+    data = DataSpec(f"table:{path}", rows="padded", **options)
+    train = open_sources(data, 7)[0]
+    assert train.samples == 15
+    assert any(
+        "5 rows are left out: nothing of their first 24 tokens counts" in note for note in data_facts(data).notes
+    )
+    for source in (train, open_sources(DataSpec(f"table:{path}", rows="packed", **options), 7)[0]):
+        for row in range(source.samples):  # no batch of any rows weighs nothing
+            assert int((source.read(np.array([row]))["labels"] >= 0).sum()) > 0
+    with pytest.raises(DataError, match="anything to learn within seq_len = 2 tokens"):
+        open_sources(DataSpec(f"table:{path}", rows="padded", **{**options, "seq_len": 2}), 7)

@@ -19,7 +19,7 @@ from paceline.spec.task import DataSpec
 from paceline.task.data.facts import data_facts
 from paceline.task.data.source import open_sources
 from paceline.task.data.sources.tables.labels import ordered_classes
-from paceline.task.data.sources.tables.store import Table, open_table
+from paceline.task.data.sources.tables.store import TextTable, open_table
 
 Write = Callable[..., DataSpec]
 
@@ -38,7 +38,7 @@ def spec_of(tmp_path: Path) -> Write:
     return of
 
 
-def texts_of(table: Table, split: str = "train") -> list[str]:
+def texts_of(table: TextTable, split: str = "train") -> list[str]:
     """Return the texts of a split, as its tokens have them."""
     part = table.corpus.train if split == "train" else table.corpus.validation
     tokens, offsets = part.open(), part.offsets()
@@ -210,3 +210,15 @@ def test_what_of_a_folder_is_not_read_is_named(tmp_path: Path) -> None:
         assert f"1 not read: {what}" in told
     with pytest.raises(DataError, match="is a table, and no text"):
         data_facts(DataSpec(f"text:{folder / 'table.csv'}", cache_dir=str(tmp_path / "cache")))
+
+
+def test_what_of_a_folder_of_images_is_not_read_is_named(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    for name in ("cat", "dog"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        image.new("RGB", (8, 8)).save(tmp_path / "images" / name / "a.png")
+    (tmp_path / "images" / "cat" / "notes.txt").write_text("no image")
+    (tmp_path / "images" / "dog" / "gone.png").symlink_to(tmp_path / "nothing.png")
+    facts = data_facts(DataSpec(f"images:{tmp_path / 'images'}", image_size=8, validation_fraction=0.0))
+    assert facts.samples == 2
+    assert any("(cat/notes.txt)" in note and "a link to nothing (dog/gone.png)" in note for note in facts.notes)

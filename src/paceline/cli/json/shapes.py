@@ -1,0 +1,220 @@
+"""What `--json` writes: for every action of every verb the keys of its one object, declared once.
+
+`print_json` holds what is written against it, and docs/reference/json.md is made of it. A key that is taken away, or
+means something else, makes another FORMAT; a key that is added does not.
+"""
+
+from __future__ import annotations
+
+FORMAT = 1
+ALWAYS = {
+    "format": f"{FORMAT}, the version of these objects: keys may be added within it",
+    "exit_code": "of the process, as without --json",
+}
+ERROR = "any verb, when it fails"
+BARE = {
+    "paceline schema": "the JSON schema of spec files itself",
+    "paceline backtest --fit": "the constants that were fitted, as the file holds them",
+}
+
+PLAN = "paceline plan"
+COMPARED = "paceline plan --devices N,N"
+GROUPED = "paceline plan, with [cluster.groups]"
+PROVENANCE = "paceline plan --provenance"
+MODELS = "paceline plan --models"
+SIMULATE = "paceline simulate"
+VERIFY = "paceline verify"
+TRAIN = "paceline train"
+REPORT = "paceline report"
+BILL = "paceline bill"
+EXPORT = "paceline export"
+LIST, SHOW, CHECK = "paceline checkpoint list", "paceline checkpoint show", "paceline checkpoint verify"
+COMPARE, CONVERT = "paceline checkpoint compare", "paceline checkpoint convert"
+BACKTEST, LEFT_OUT = "paceline backtest", "paceline backtest --leave-one-source-out"
+PREPARE, SCORE = "paceline data prepare", "paceline data score"
+COPIES, INSPECT = "paceline data copies", "paceline data inspect"
+DOCTOR = "paceline doctor"
+BENCH = "paceline bench data"
+PROBE, FORGET = "paceline probe", "paceline probe --forget"
+
+# Keys by action, and what each holds. A key that ends in ? is there with some options or for some tasks only.
+SHAPES: dict[str, dict[str, str]] = {
+    ERROR: {
+        "error": "the kind of error, such as `ConfigError`",
+        "what": "what happened",
+        "because": "because of what",
+        "try": "what to try",
+        "evidence?": "figures of it, of an error that has some",
+        "errors?": "each of several mistakes, with the same keys",
+        "traceback?": "of a defect",
+    },
+    PLAN: {
+        "plan": "the chosen plan: `layout` (degree of each axis), `zero`, `micro_batch`, `accumulation` and the rest",
+        "plan_text": "the plan in one line",
+        "because": "why this one, in words",
+        "forecast": "what it takes: `step_seconds`, `peak_bytes`, `run_seconds`, `usd`, `kwh` and `carbon_g`, each with"
+        " `value`, 80 % and 95 % intervals and `source`, the terms `time` and `memory`, and the rest of the journal's"
+        " `forecast`",
+        "expected": "the run under failures and preemption: `wall_seconds`, `goodput`, `interruptions`, `usd`, `terms`;"
+        " null where nothing is known of them",
+        "remarks": "what is to be said of the task, the cluster or the plan, a text each",
+        "fits": "how many plans fit",
+        "refusals": "how many were refused",
+        "candidates": "the ten best plans that fit, or with `--all` a thousand: `plan` in words, `step_seconds`,"
+        " `peak_bytes`, `usd` and `kwh`",
+        "refused": "the first ten that were refused, or with `--all` a thousand: `plan` in words and `because`",
+        "contest": "how sure the choice is: `contenders` (plans worth a try), `compared`, `regret`, `regret_tried`",
+        "pareto": "plans that no other one beats in all of `over`",
+        "learnt": "the finished runs that the forecast learnt from; null where there are none",
+        "placement": "where ranks stand, and what each axis sends",
+        "cluster": "the machines: every figure with `value`, `source` and `note`",
+        "facts": "the data: `description`, `samples`, `items_per_sample`, `unit`, `fingerprint`",
+        "parameters": "of the model, shared ones once",
+        "batch_samples": "samples in one update",
+        "steps": "updates until the task is complete",
+        "spec": "the tables `task`, `cluster`, `plan` and `run` with every default filled in",
+        "alternatives?": "with `--explain` the best plan on the other side of every choice",
+        "sensitivity?": "with `--explain` what would change the choice",
+        "profile?": "with `--all` the model as a chain of blocks",
+    },
+    COMPARED: {
+        "rows": "a cluster each: device, devices, finish, money, whether limits are kept, and `planned` (plan,"
+        " forecast, expected, cluster, remarks)",
+        "best": "the number of the best row",
+        "front": "in what no other row is better than those of the front",
+        "with_failures": "whether failures are counted in",
+        "spec": "as of `paceline plan`",
+    },
+    GROUPED: {
+        "ways": "ways to use all groups, the best first: the parts of each, with plans and forecasts",
+        "joint": "one layout over all groups; null where none fits",
+        "refused": "why other ways are none",
+        "spec": "as of `paceline plan`",
+    },
+    PROVENANCE: {"spec": "as of `paceline plan`", "provenance": "where each value is from"},
+    MODELS: {"models": "named sizes: their shape and `parameters`"},
+    SIMULATE: {
+        "scenario": "the job, its machines and how they fail",
+        "mtbf_seconds": "mean time between failures of the whole job",
+        "runs": "simulated runs of each policy",
+        "seed": "of their failures",
+        "policies": "each with its settings, and of its runs finish, goodput, interruptions, money and energy",
+        "intervals": "goodput by the interval between checkpoints; null without `--intervals`",
+        "measured": "a measured run against the simulation; null without `--measured`",
+    },
+    VERIFY: {
+        "equal": "whether all layouts that can be had are equal to one device",
+        "layouts": "the proof of each, as the journal's `verify` record has it",
+    },
+    TRAIN: {"run_dir": "the run's directory", "report": "as of `paceline report`; null where there is none"},
+    REPORT: {
+        "page": "the file that was written",
+        "...": "everything that the page shows: `status`, `promises` (forecast, measured, error), `losses`, `goodput`,"
+        " `bound`, `phases`, `decisions`, `faults` and the rest of `paceline.report(...).as_dict()`",
+    },
+    BILL: {
+        "by": "what is added up by",
+        "rows": "groups, dearest first: amounts and shares",
+        "total": "of all",
+        "how": "where the rates of each amount are from",
+        "runs": "how many runs were counted",
+    },
+    EXPORT: {
+        "run_dir": "the run's directory",
+        "checkpoint": "the checkpoint that was read",
+        "step": "its step",
+        "out": "the folder that was written",
+        "weights_format": "`huggingface`, or `paceline` where the names are the module's own",
+        "architecture": "the class of transformers that reads them; empty where there is none",
+        "files": "the names of the files",
+        "bytes": "their size",
+        "skipped": "why newer checkpoints were not read",
+    },
+    LIST: {"checkpoints": "complete ones, the newest first", "skipped": "why others are none"},
+    SHOW: {
+        "listed": "path, step, bytes, ranks, layout",
+        "position": "samples consumed",
+        "sequence": "its number among the saves of the run",
+        "task": "the task's name",
+        "fingerprint": "of the data",
+        "plan": "the plan in one line",
+        "versions": "of what wrote it",
+        "tensors": "how many, and their bytes",
+        "...": "what else the checkpoint says of itself",
+    },
+    CHECK: {"checkpoints": "each with `path`, whether it is sound, and what was not checked"},
+    COMPARE: {
+        "options": "options of the spec that differ",
+        "tensors": "names that are in one alone, and tensors that differ",
+        "...": "what else differs",
+    },
+    CONVERT: {
+        "source": "what was read",
+        "out": "what was written",
+        "files": "its files",
+        "left_out": "what has no place in the other format",
+        "warning": "what to know of it",
+    },
+    BACKTEST: {
+        "constants_sha256": "of the constants that forecasts use",
+        "files": "the scores of each table",
+        "by?": "with `--by` the scores of parts",
+        "anchored?": "with `--anchor` the scores of the rest of every series",
+    },
+    LEFT_OUT: {
+        "leave_one_source_out": "scores by constants fitted without each source",
+        "files": "the scores of each table",
+    },
+    PREPARE: {
+        "folder": "where the shards are",
+        "made": "whether they were made now",
+        "fingerprint": "of the tokens",
+        "card": "where they are from",
+    },
+    SCORE: {
+        "out": "the file that was written",
+        "checkpoint": "the checkpoint whose model scored",
+        "step": "its step",
+        "by": "`loss`, `uncertainty` or `core`",
+        "documents": "how many were scored",
+        "quantiles": "of the scores",
+        "core": "of a core set its `documents`, `radius` and `radius_of_one`; else null",
+    },
+    COPIES: {
+        "out": "the file that was written",
+        "documents": "how many were compared",
+        "equal": "how many seem equal to an earlier one",
+        "near": "how many share at least 0.8 with one",
+    },
+    INSPECT: {
+        "source": "as it was named",
+        "what": "in words",
+        "tokenizer": "its name",
+        "vocab": "its ids",
+        "seq_len": "tokens of a sample",
+        "fingerprint": "of the content",
+        "splits": "documents, tokens, lengths and duplicates of each part",
+        "samples": "some texts",
+        "card": "of prepared data, where they are from",
+    },
+    DOCTOR: {"findings": "`what`, how it `is`, and what to do about it"},
+    BENCH: {
+        "steps": "of each kind",
+        "reading_seconds": "median of steps that read",
+        "repeated_seconds": "median of steps that trained on batches read before",
+        "data_seconds": "waiting for the batch",
+        "plan": "in one line",
+        "bound": "what bounds the steps that read",
+    },
+    PROBE: {"...": "the measured figures, as they are kept: the journal's `cluster` has them in use"},
+    FORGET: {"machine": "this one", "runs": "finished runs forgotten", "tasks": "measured tasks forgotten"},
+}
+
+
+def undeclared(shape: str, keys: set[str]) -> set[str]:
+    """Return the keys of an object that its shape does not declare, and those that it declares and lacks."""
+    declared = SHAPES[shape]
+    known = {key.rstrip("?") for key in declared} | set(ALWAYS)
+    wanted = {key for key in declared if not key.endswith("?") and key != "..."}
+    extra = set() if "..." in declared else keys - known
+    return extra | (wanted - keys)

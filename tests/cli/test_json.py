@@ -1,0 +1,69 @@
+"""What `--json` writes: one object of a declared shape, with its version and the exit code, and a small one."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cli import output
+from paceline.cli.json import shapes
+from paceline.cli.json.shapes import ALWAYS, ERROR, FORMAT, SHAPES, undeclared
+from paceline.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+LARGE = ["--set", "task.model=llama-70b", "--set", "cluster.device=h100-sxm", "--set", "cluster.devices=512",
+         "--set", "task.data.seq_len=4096", "--set", 'task.global_batch="4 Mi tokens"',
+         "--set", 'task.data.max_bytes="100 kB"']  # fmt: skip
+
+
+def written(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any], int]:
+    """Return the exit code of a command, what it wrote, and how many bytes that was."""
+    code = main([*words, "--json"])
+    text = capsys.readouterr().out
+    return code, json.loads(text), len(text)
+
+
+def test_every_object_has_its_version_and_exit_code_first(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["plan", "--models"], ["plan", "--provenance"], ["doctor"], ["plan", "--set", "plan.zero=9"],
+                  ["report", "nowhere"], ["nonsense"]):  # fmt: skip
+        code, found, _ = written(capsys, *words)
+        assert next(iter(found)) == "format" and found["format"] == FORMAT == 1, words
+        assert found["exit_code"] == code, words
+        if "error" in found:
+            assert not undeclared(ERROR, set(found)), words
+
+
+def test_an_object_with_a_key_that_is_not_declared_is_a_defect() -> None:
+    assert undeclared("paceline probe --forget", {"machine", "runs"}) == {"tasks"}
+    with pytest.raises(AssertionError, match="more"):
+        output.print_json({"machine": "", "runs": 0, "tasks": 0, "more": 1}, "paceline probe --forget")
+
+
+def test_every_shape_is_written_by_a_verb_and_told_on_the_page() -> None:
+    names = {name: value for name, value in vars(shapes).items() if name.isupper() and value in list(SHAPES)}
+    verbs = [path for path in (ROOT / "src/paceline/cli").rglob("*.py") if path.parent.name != "json"]
+    code = "\n".join(path.read_text() for path in verbs)
+    unused = {name for name in names if name != "ERROR" and not re.search(rf"\b{name}\b", code)}
+    assert not unused and len(names) == len(SHAPES)
+    page = (ROOT / "docs/reference/json.md").read_text(encoding="utf-8")
+    for shape, keys in SHAPES.items():
+        assert shape.lower() in page.lower(), shape
+        assert all(key == "..." or f"`{key.rstrip('?')}`" in page for key in keys), shape
+    assert all(f"`{key}`" in page for key in ALWAYS)
+
+
+def test_the_plan_of_a_large_cluster_is_slim_and_whole_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    code, found, size = written(capsys, "plan", *LARGE)
+    assert code == 0 and size < 250_000, f"{size:,} bytes"
+    assert found["fits"] > 1000 and len(found["candidates"]) == 10 and len(found["refused"]) == 10
+    assert found["candidates"][0]["plan"] == found["plan_text"]
+    assert found["candidates"][0]["step_seconds"] == found["forecast"]["step_seconds"]["value"]
+    _, whole, _ = written(capsys, "plan", *LARGE, "--all")
+    assert len(whole["candidates"]) == 1000 and whole["profile"]["blocks"] and "profile" not in found
+    assert {name: whole[name] for name in ("plan", "forecast", "fits")} == {
+        name: found[name] for name in ("plan", "forecast", "fits")
+    }

@@ -1,0 +1,126 @@
+"""Callbacks: what they may be and decide, and that ranks which do not agree are told apart in place of waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from distributed import run_ranks
+from torch import nn
+
+from paceline.errors import ConfigError
+from paceline.run.callbacks.callbacks import Callbacks, moment_of
+from paceline.run.callbacks.moment import CallbackMoment
+from paceline.run.process.world import World, join_world
+
+ALONE = World(0, 1, 0, torch.device("cpu"))
+
+
+def moment(world: World, step: int = 3) -> CallbackMoment:
+    return moment_of(world, step, 10, 30, SimpleNamespace(model=nn.Linear(2, 2), optimizer=None))
+
+
+class Counts:
+    """Stops after some steps, and keeps its count."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def after_step(self, moment: CallbackMoment) -> dict[str, Any] | None:
+        self.count += 1
+        return {"stop": "enough", "log": {"count": self.count}} if self.count > 1 else None
+
+    def state(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
+
+
+def test_hooks_decide_and_states_come_back() -> None:
+    callbacks = Callbacks((Counts,))
+    assert callbacks.has("after_step") and not callbacks.has("on_save")
+    assert callbacks.at("after_step", moment(ALONE)).stop is None
+    other = Callbacks((Counts(),))
+    other.load(callbacks.state())
+    found = other.at("after_step", moment(ALONE))
+    assert found.stop == ("Counts", "enough") and found.logs == [("Counts", {"count": 2.0})]
+
+
+def hooked(**hooks: Callable[[Any], Any]) -> Any:
+    return type("Hooked", (), {name: staticmethod(function) for name, function in hooks.items()})
+
+
+@pytest.mark.parametrize(
+    ("given", "hook", "match"),
+    [
+        (hooked(after_stap=lambda moment: None), "", "after_step"),
+        (hooked(), "", "no hook"),
+        ((Counts, Counts), "", "two callbacks"),
+        (hooked(after_step=lambda moment: None, state=lambda: 1), "", r"one of state\(\) and load\(\)"),
+        (hooked(after_step=lambda moment: True), "after_step", "returned a bool"),
+        (hooked(after_step=lambda moment: {"stopp": "x"}), "after_step", "stop"),
+        (hooked(after_step=lambda moment: {"lr": 1.0}), "after_step", "before_step"),
+        (hooked(after_step=lambda moment: {"stop": True}), "after_step", "the reason"),
+        (hooked(before_step=lambda moment: {"lr": -1.0}), "before_step", "no rate"),
+        (hooked(before_step=lambda moment: {"log": 3.0}), "before_step", "numbers by name"),
+        ("no.such:thing", "", "no module 'no'"),
+    ],
+)
+def test_what_no_callback_can_be_or_decide_is_refused(given: Any, hook: str, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        callbacks = Callbacks(given if isinstance(given, tuple) else (given,))
+        callbacks.at(hook, moment(ALONE))
+
+
+def agrees(moment: CallbackMoment) -> dict[str, Any]:
+    """Use collectives on every rank, torch's own among them."""
+    whole = torch.ones(3)
+    dist.all_reduce(whole)
+    (total,) = moment.sum([moment.rank])
+    assert moment.gather(moment.rank) == list(range(moment.ranks))
+    return {"log": {"total": total, "whole": float(whole.sum())}}
+
+
+def stops_alone(moment: CallbackMoment) -> dict[str, Any] | None:
+    return {"stop": "I have seen enough"} if moment.rank == 1 else None
+
+
+def reduces_alone(moment: CallbackMoment) -> None:
+    if moment.rank == 0:
+        dist.all_reduce(torch.ones(2, dtype=torch.float64))  # as large as what ranks say at a meeting
+
+
+def reduces_otherwise(moment: CallbackMoment) -> None:
+    dist.all_reduce(torch.ones(3)) if moment.rank else dist.barrier()
+
+
+def differs_in_the_last_bit(moment: CallbackMoment) -> dict[str, Any]:
+    return {"log": {"x": 0.1 + 0.2 if moment.rank else 0.3}}
+
+
+def on_ranks() -> tuple[Any, list[str]]:
+    world = join_world("cpu")
+    found = Callbacks((agrees,)).at("after_step", moment(world)).logs
+    told = []
+    for function in (stops_alone, reduces_alone, reduces_otherwise, differs_in_the_last_bit):
+        try:
+            Callbacks((function,)).at("after_step", moment(world))
+        except ConfigError as error:
+            told.append(f"{error.what} because {error.because}")
+    return found, told
+
+
+def test_ranks_that_do_not_agree_are_told_on_all_of_them_and_none_waits() -> None:
+    for found, told in run_ranks(on_ranks, 3):
+        assert found == [("agrees", {"total": 3.0, "whole": 9.0})]
+        assert len(told) == 4
+        assert all("do not agree" in each and "after_step at step 3" in each for each in told)
+        assert "rank 1: " in told[0] and "I have seen enough" in told[0] and "ranks 0, 2" in told[0]
+        assert "rank 0: reduces_alone" in told[1] and "allreduce" in told[1] and "nothing was decided" in told[1]
+        assert "barrier" in told[2] and "ranks 1, 2" in told[2]
+        assert "0.30000000000000004" in told[3]
