@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -9,10 +10,19 @@ from typing import Any
 
 import pytest
 
+from paceline.account.bill import Bill
 from paceline.cli import output
 from paceline.cli.json import shapes
 from paceline.cli.json.shapes import ALWAYS, ERROR, FORMAT, SHAPES, undeclared
 from paceline.cli.main import main
+from paceline.plan.explain.compare_clusters import Comparison
+from paceline.plan.placement.grouped import Grouped
+from paceline.session.verbs.bench import LoaderBench
+from paceline.session.verbs.checkpoints import CheckpointPair, Converted, Shown
+from paceline.session.verbs.proofs import Verification
+from paceline.session.verbs.scoring import ScoredDocuments
+from paceline.task.data.prepare.copies import MarkedCopies
+from paceline.task.data.prepare.inspect import Inspected
 
 ROOT = Path(__file__).parents[2]
 LARGE = ["--set", "task.model=llama-70b", "--set", "cluster.device=h100-sxm", "--set", "cluster.devices=512",
@@ -41,6 +51,20 @@ def test_an_object_with_a_key_that_is_not_declared_is_a_defect() -> None:
     assert undeclared("paceline probe --forget", {"machine", "runs"}) == {"tasks"}
     with pytest.raises(AssertionError, match="more"):
         output.print_json({"machine": "", "runs": 0, "tasks": 0, "more": 1}, "paceline probe --forget")
+
+
+def test_what_is_written_as_it_is_has_the_keys_of_its_shape() -> None:
+    """Every key is there always, whatever the command finds: those of commands that are too slow to be run here."""
+    written_whole = {
+        shapes.SHOW: Shown, shapes.COMPARE: CheckpointPair, shapes.CONVERT: Converted, shapes.VERIFY: Verification,
+        shapes.SCORE: ScoredDocuments, shapes.COPIES: MarkedCopies, shapes.INSPECT: Inspected,
+        shapes.BENCH: LoaderBench, shapes.BILL: Bill,
+    }  # fmt: skip
+    for shape, kind in written_whole.items():
+        assert not undeclared(shape, {field.name for field in dataclasses.fields(kind)}), shape
+    compared = {field.name for field in dataclasses.fields(Comparison)} | {"spec"}
+    grouped = {field.name for field in dataclasses.fields(Grouped)} - {"profile"} | {"spec"}
+    assert not undeclared(shapes.COMPARED, compared) and not undeclared(shapes.GROUPED, grouped)
 
 
 def test_every_shape_is_written_by_a_verb_and_told_on_the_page() -> None:

@@ -4,6 +4,9 @@ The newest checkpoint that is sound in every byte is taken, or the one of --step
 evaluation by task.evaluate.metric, of those that were saved after one. A built-in model is then loaded by
 `LlamaForCausalLM.from_pretrained(OUT)`; one that came from a folder of Hugging Face by the folder's own class, with its
 tokenizer beside it; one of your own is in OUT/model.safetensors under its own names, tied weights once.
+
+Of a run with adapters (task.adapter) these alone are written, in the names and files of peft, whose
+`PeftModel.from_pretrained(base, OUT)` loads them; --merge writes whole weights with the adapters added to them.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from paceline.cli.parser import whole
 
 EXAMPLE = "paceline export runs/stdlib-code weights"
 CODES = (74,)
+PEFT = "PeftModel.from_pretrained loads it on the base model"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", metavar="OUT", type=Path, help="the folder to write; it is made where there is none")
     parser.add_argument(
         "--step", metavar="N", type=_step, help="the checkpoint of this step, or of the best evaluation (best)"
+    )
+    parser.add_argument(
+        "--merge", action="store_true", help="of a run with adapters, whole weights with the adapters added to them"
     )
 
 
@@ -36,7 +43,7 @@ def execute(options: argparse.Namespace) -> int:
     """Run `paceline export`."""
     from paceline.session.verbs.weights import export_run
 
-    found = export_run(options.run_dir, options.out, options.step)
+    found = export_run(options.run_dir, options.out, options.step, merge=options.merge)
     if options.json:
         print_json({
             "run_dir": str(options.run_dir), "checkpoint": str(found.checkpoint), "step": found.step,
@@ -47,6 +54,7 @@ def execute(options: argparse.Namespace) -> int:
         return 0
     for reason in found.skipped:
         print(f"skipped  {reason}")
-    loads = f"{found.architecture}.from_pretrained loads it" if found.architecture else "by the module's own names"
+    loads = PEFT if found.format == "peft" else "by the module's own names"
+    loads = f"{found.architecture}.from_pretrained loads it" if found.architecture else loads
     print(f"export   step {found.step} to {found.out} ({found.bytes:,} bytes; {loads})")
     return 0

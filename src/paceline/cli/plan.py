@@ -186,7 +186,11 @@ def _fields(found: Answer, explain: bool, everything: bool) -> tuple[str, dict[s
         fields = _planned_fields(found, LISTED if everything else SHOWN)
         fields |= _explained(found) if explain else {}
         return PLAN, {**fields, "profile": found.profile} if everything else fields
-    fields = {field.name: getattr(found, field.name) for field in dataclasses.fields(found) if field.name != "spec"}
+    fields = {
+        field.name: getattr(found, field.name)
+        for field in dataclasses.fields(found)
+        if field.name not in ("spec", "profile")
+    }
     if isinstance(found, Comparison):
         rows = [{**dataclasses.asdict(dataclasses.replace(row, planned=None)), "planned": row.planned and {
             "plan": row.planned.plan, "forecast": row.planned.forecast, "expected": row.planned.expected,

@@ -48,7 +48,7 @@ def flops_per_sample(profile: ModelProfile, convention: str) -> float:
     if convention == "6n-embedding":
         return 6 * profile.tokens_per_sample * (profile.active_parameters - _input_parameters(profile)) + 3 * whole
     if convention == "causal":
-        return 3 * (products + causal)
+        return 3 * (products + causal) - profile.spared_flops
     raise ConfigError(
         f"FLOP convention '{convention}'", "there is none of this name", suggestion(convention, CONVENTIONS)
     )

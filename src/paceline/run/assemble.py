@@ -170,7 +170,7 @@ def _look(
         turns = gathering(turns, GatheredRows(mesh.data))
     objective = turns[main].objective
     look = None
-    if not isinstance(started, DrawnModel):
+    if not isinstance(started, DrawnModel) or started.draws:
         stream = BatchStream(source, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
         example = stream.at(0).micro_batches[0]
         look = FirstLook(started.to_look_at(), plain, main, example, plan, world.device)

@@ -22,8 +22,10 @@ from torch import Tensor, nn
 from paceline.errors import ConfigError
 from paceline.run.parallel.data.whole import stays_whole
 from paceline.run.process.world import World
+from paceline.spec.adapt.adapter import FULL, Adaptation
 from paceline.spec.plan import Plan
 from paceline.spec.task import ModelSpec, Task
+from paceline.task.adapt.fill import adapted_layers, fill_adapters
 from paceline.task.data.protocol import Source
 from paceline.task.models.build import build_model, fill_weights, load_weights
 from paceline.task.models.factory import Model, factory_of, gives_weights
@@ -56,9 +58,31 @@ class DrawnModel(WholeModel):
     device: torch.device | None = None
     read: bool = True
 
+    def __post_init__(self) -> None:
+        self._looked_at: nn.Module | None = None
+
+    @property
+    def draws(self) -> bool:
+        """Whether the model draws random numbers: the dropout of its adapters is all that there is."""
+        return any(layer.spec.dropout > 0 for layer in adapted_layers(self.model).values())
+
+    def to_look_at(self) -> nn.Module:
+        """Return the model, or where it draws one of its kind that computes, of weights that take next to no memory."""
+        if not self.draws:
+            return self.model
+        if self._looked_at is None:
+            assert self.device is not None
+            self._looked_at = stand_in(self.model, self.device)
+            for module in self._looked_at.modules():  # selection biases of routers
+                for name, buffer in module.named_buffers(recurse=False):
+                    module._buffers[name] = torch.zeros_like(buffer, device=self.device)
+            keep_few_gradients(self._looked_at)
+        return self._looked_at
+
     def fill(self, model: nn.Module, parts: list[nn.Module]) -> None:
         """Draw this rank's parts of the weights, or read them."""
         assert self.spec is not None and self.device is not None
+        self._looked_at = None
         for part in parts:
             part.to_empty(device=self.device)
         if self.read or not self.spec.starts_from:
@@ -72,6 +96,7 @@ class LateModel(WholeModel):
     given: Model | None = None
     seed: int = 0
     world: World | None = None
+    adaptation: Adaptation = FULL
     read: bool = True
 
     def __post_init__(self) -> None:
@@ -102,13 +127,14 @@ class LateModel(WholeModel):
             if self.read:
                 dtypes = {name: dtype for name, (_, dtype) in self._kinds.items()}
                 load_weights(model, self.given.starts_from, dtypes, self.given.fresh, self.seed)
+                fill_adapters(model, self.seed)
         else:
             self._receive(model)
 
     @torch.no_grad()
     def _receive(self, model: nn.Module) -> None:
         assert self.world is not None and self.given is not None
-        whole = _whole_state(self.given, self.seed) if self.world.is_first else {}
+        whole = _whole_state(self.given, self.seed, self.adaptation) if self.world.is_first else {}
         if self.world.is_first and {n: (tuple(t.shape), t.dtype) for n, t in whole.items()} != self._kinds:
             raise ConfigError(
                 f"the model factory of {type(model).__name__} builds another model each time",
@@ -136,18 +162,18 @@ def start_model(
     """
     spec, vocab = task.model, source.vocab or 0
     if isinstance(spec, ModelSpec) and is_named(spec.name):
-        model = build_model(spec, vocab, items_per_sample, task.seed, device="meta")
+        model = build_model(spec, vocab, items_per_sample, task.seed, "meta", task.adaptation)
         return DrawnModel(model, [], spec, task.seed, world.device, read)
     because = ""
     if world.size > 1 and _spreads_weights(plan):
-        found = build_unfilled(spec, task.seed)
+        found = build_unfilled(spec, task.seed, task.adaptation)
         refused = world.maximum([float(found.model is None)])[0]
         if not refused:
             assert found.model is not None
             found.model._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(world.device))
-            return LateModel(found.model, [], spec, task.seed, world, read)
+            return LateModel(found.model, [], spec, task.seed, world, task.adaptation, read)
         because = found.because or "another rank could not build it otherwise"
-    model = build_model(spec, vocab, items_per_sample, task.seed, device="cpu", read=read)
+    model = build_model(spec, vocab, items_per_sample, task.seed, "cpu", task.adaptation, read=read)
     _share_out(model, world)
     remark = f"the model is whole in the memory of every rank until the plan is applied: {because}"
     return WholeModel(model, [remark] if because and factory_of(spec) is not None else [])
@@ -176,10 +202,10 @@ def _settle_whole(part: nn.Module, device: torch.device) -> None:
             torch.utils.swap_tensors(parameter, filled)
 
 
-def _whole_state(given: Model, seed: int) -> dict[str, Tensor]:
+def _whole_state(given: Model, seed: int, adaptation: Adaptation) -> dict[str, Tensor]:
     """Return the weights and buffers that a factory makes, in host memory, by name."""
     assert not gives_weights(given)
-    model = build_model(given, 0, 0, seed)
+    model = build_model(given, 0, 0, seed, adaptation=adaptation)
     return {**dict(named_parameters(model)), **dict(model.named_buffers())}
 
 

@@ -77,7 +77,7 @@ def _measure(request_path: Path, result_path: Path) -> None:
             "whole_seconds": whole,
             "update_seconds": update,
             "block_seconds": alone_seconds,
-            "parameters": sum(parameter.numel() for parameter in built.model.parameters()),
+            "parameters": sum(parameter.numel() for parameter in built.model.parameters() if parameter.requires_grad),
             "blocks": len(blocks),
             "repeats": len(passes),
             "spread": (deciles[-1] - deciles[0]) / statistics.median(passes),

@@ -50,7 +50,10 @@ def rates_of(device: str, reliability: ReliabilitySpec) -> FailureRates:
 
 
 def saving_of(parameters: int, optimizer: str, nodes: int, devices: int, reliability: ReliabilitySpec) -> Saving:
-    """Return what saving a model's weights and optimizer state takes when all nodes write their parts at once."""
+    """Return what saving a model's weights and optimizer state takes when all nodes write their parts at once.
+
+    `parameters` are those that are trained: frozen ones are written once, and linked from then on.
+    """
     state = 4 * parameters * (1 + state_values(optimizer))  # fp32 weights, and fp32 state
     return Saving(
         state,
@@ -65,7 +68,11 @@ def saving_for(planned: Choice) -> Saving:
     nodes = cluster.devices // cluster.devices_per_node
     spec = planned.spec
     return saving_of(
-        planned.profile.parameters, optimizer_key(spec.task.optimizer), nodes, cluster.devices, spec.cluster.reliability
+        planned.profile.trained_parameters,
+        optimizer_key(spec.task.optimizer),
+        nodes,
+        cluster.devices,
+        spec.cluster.reliability,
     )
 
 

@@ -48,6 +48,9 @@ class BlockProfile:
     expert_widths: tuple[int, ...] = ()  # of an expert's matrices: that of the stream, and its own, which `tp` splits
     attention_out_elements: float = 0.0  # output of attention that selective recompute keeps; in `selective_elements`
     routed_elements: float = 0.0  # elements of a sample that are sent to experts, once for each that a token passes
+    frozen_parameters: int = 0  # those that are not trained: they have no gradient and no optimizer state
+    narrow_parameters: int = 0  # those of the frozen ones that rest in two bytes
+    backward_products: float = 2.0  # of the backward pass, for each product of the forward pass; frozen weights: 1
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,11 @@ class ModelProfile:
     def parameters(self) -> int:
         """The number of parameters, shared ones counted once."""
         return sum(block.parameters for block in self.blocks)
+
+    @cached_property
+    def trained_parameters(self) -> int:
+        """The number of parameters that are trained."""
+        return self.parameters - sum(block.frozen_parameters for block in self.blocks)
 
     @cached_property
     def shapes(self) -> tuple[BlockProfile, ...]:
@@ -113,3 +121,8 @@ class ModelProfile:
     def forward_flops(self) -> float:
         """FLOPs of one sample's forward pass: products with weights plus attention as computed (causal half)."""
         return sum(block.matmul_flops + block.attention_flops for block in self.blocks)
+
+    @cached_property
+    def spared_flops(self) -> float:
+        """FLOPs of one sample that frozen weights spare: their gradients, and passes before all that is trained."""
+        return sum(block.matmul_flops * (2 - block.backward_products) for block in self.blocks)

@@ -8,6 +8,8 @@ from typing import Any
 from paceline.config.declared import Declared
 from paceline.config.fields import option
 from paceline.errors import ConfigError
+from paceline.spec.adapt.adapter import Adaptation, AdapterSpec
+from paceline.spec.adapt.preference import PreferenceSpec
 from paceline.spec.data.augment import AugmentSpec
 from paceline.spec.data.mix import MixSpec
 from paceline.spec.import_paths import CALLBACKS, CALLED, DATA_SETS, MODELS
@@ -333,12 +335,20 @@ class Task(Declared, table="task"):
     data: Any = option(factory=DataSpec, doc="the data", objects=DATA_SETS)
     objective: Any = option(
         "auto",
-        "'next_token', 'classification', 'regression', 'multi_label', `package.module:function`, or 'auto' for the"
-        " data's own; with turns, the name of the one that is evaluated, 'auto' for the first",
+        "'next_token', 'classification', 'regression', 'multi_label', 'dpo' (preference pairs, with task.preference),"
+        " `package.module:function`, or 'auto' for the data's own; with turns, the name of the one that is evaluated,"
+        " 'auto' for the first",
         objects=CALLED,
     )
+    preference: PreferenceSpec = option(factory=PreferenceSpec, doc="how preference pairs are learnt from")
     turns: tuple[TurnSpec, ...] = option(
         (), "several objectives that take turns in every step, in this order, each on parameters of its own"
+    )
+    adapter: AdapterSpec = option(factory=AdapterSpec, doc="small trained matrices beside frozen layers, such as LoRA")
+    train: tuple[str, ...] = option(
+        (),
+        "patterns of the parameters that are trained, `*` for any text, such as 'layers.10.*'; the rest is frozen."
+        " Empty trains all of the model, or with an adapter the adapter alone",
     )
     optimizer: OptimizerSpec = option(factory=OptimizerSpec, doc="the optimizer")
     schedule: ScheduleSpec = option(factory=ScheduleSpec, doc="the learning-rate schedule")
@@ -377,3 +387,8 @@ class Task(Declared, table="task"):
             found = tokenizer_of(model.name)
             if found is not None:
                 object.__setattr__(self, "data", replace(data, tokenizer=str(found)))
+
+    @property
+    def adaptation(self) -> Adaptation:
+        """What of the model is trained."""
+        return Adaptation(self.adapter, self.train)

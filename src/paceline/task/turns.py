@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.errors import ConfigError
+from paceline.spec.adapt.preference import DPO
 from paceline.spec.steps.turns import check_turns, main_turn
 from paceline.spec.task import Task
 from paceline.task.optimizer.groups import check_patterns, group_of
@@ -52,6 +53,10 @@ def turns_of(task: Task, source_unit: str) -> tuple[Turn, ...]:
     """Return the turns of a task's step, in order, with their objectives. Imports torch."""
     from paceline.task.objective import resolve_objective
 
+    if task.objective == DPO and not task.turns:
+        from paceline.task.adapt.preference import PreferenceLoss
+
+        return (Turn("", PreferenceLoss(task.preference.beta, task.preference.label_smoothing), ("*",)),)
     if not task.turns:
         return (Turn("", resolve_objective(task.objective, source_unit), ("*",)),)
     check_turns(task)

@@ -146,7 +146,7 @@ def gather_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
 def reduce_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
     """Return the reduce-scatters of gradients: of dense weights, and of routed experts."""
     part, size = sheet.heaviest, gradient_bytes(sheet)
-    dense, experts = _held(sheet)
+    dense, experts = _held(sheet, trained=True)
     times = reductions(sheet)
     return (
         Collective("fsdp", "reduce_scatter", "gradients", times * dense * size, times * _units(sheet)),
@@ -173,7 +173,7 @@ def copies_collective(sheet: Sheet) -> Collective:
     Of an outer step, in buckets too, it is the part of one step, and in bf16 copies gather each other's gradients.
     """
     columns, part, common = sheet.columns, sheet.heaviest, sheet.columns.common
-    whole = part.parameters / columns.tp * gradient_bytes(sheet) / columns.state_degree
+    whole = part.trained / columns.tp * gradient_bytes(sheet) / columns.state_degree
     buckets = np.ceil(whole / common.bucket_bytes)
     if common.sync.has_outer_step:
         every = common.sync.every
@@ -194,7 +194,7 @@ def gradient_bytes(sheet: Sheet) -> int:
 def update_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
     """Return the all-gathers for the update, over shards and over tp; of most optimizers they move nothing."""
     part, optimizer = sheet.heaviest, sheet.context.optimizer
-    shards, tensor = gathered_bytes(sheet.columns, part.parameters, optimizer)
+    shards, tensor = gathered_bytes(sheet.columns, part.trained, optimizer)
     calls = np.ceil(gathered_values(optimizer)) * tensors(part)
     return (
         Collective("fsdp", "all_gather", "parameters for the update", shards, calls),
@@ -230,11 +230,15 @@ def repeated_share(sheet: Sheet, field: str, modes: tuple[str, ...] = AGAIN) -> 
     return np.divide(again, whole, out=np.zeros(len(whole)), where=whole > 0)
 
 
-def _held(sheet: Sheet) -> tuple[Floats, Floats]:
-    """Return the parameters of a device of the heaviest stage, those of routed experts apart, before sharding."""
+def _held(sheet: Sheet, *, trained: bool = False) -> tuple[Floats, Floats]:
+    """Return the parameters of a device of the heaviest stage, those of routed experts apart, before sharding.
+
+    With `trained` those alone that have gradients; experts have where the dense parameters leave room for theirs.
+    """
     columns, part = sheet.columns, sheet.heaviest
-    experts = part.total("expert_parameters")
-    return (part.parameters - experts) / columns.tp, experts / columns.tp / columns.ep
+    experts, held = part.total("expert_parameters"), part.trained if trained else part.parameters
+    experts = np.where(held >= experts, experts, 0.0)
+    return (held - experts) / columns.tp, experts / columns.tp / columns.ep
 
 
 def _units(sheet: Sheet) -> Floats:

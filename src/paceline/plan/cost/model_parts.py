@@ -166,6 +166,14 @@ class Parts:
         return self.tied_parameters + self.total("parameters")
 
     @cached_property
+    def trained(self) -> Floats:
+        """Parameters that are trained. A weight that another part owns is taken to be trained unless none there is."""
+        owned = {block.tied_to for block in self.shapes.profile.blocks if block.tied_to}
+        owners = [block for block in self.shapes.profile.blocks if block.name in owned]
+        is_frozen = bool(owners) and all(block.frozen_parameters == block.parameters for block in owners)
+        return self.parameters - self.total("frozen_parameters") - self.tied_parameters * is_frozen
+
+    @cached_property
     def root_parameters(self) -> Floats:
         """Parameters outside the repeated blocks: one unit of sharding of its own."""
         return self.parameters - self.total("parameters", repeated=True)

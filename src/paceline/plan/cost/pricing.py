@@ -142,7 +142,7 @@ def _forecast(
     step = time_estimate(time, rates, widths, time_spread)
     time = with_intervals(time, *((widths.narrow, widths.wide) if rates.is_published else (None, None)))
     run = _scaled(step, context.steps)
-    flops = 3 * context.profile.forward_flops * context.batch_samples
+    flops = (3 * context.profile.forward_flops - context.profile.spared_flops) * context.batch_samples
     peak, _ = matrix_peak(context, sheet.columns.precision)
     paid = bill(context.cluster, run, busy_share(time))
     usd, kwh, carbon = (

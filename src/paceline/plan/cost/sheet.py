@@ -183,6 +183,19 @@ class Sheet:
         return seconds
 
     @property
+    def pass_products(self) -> Floats:
+        """Products of forward and backward pass for each of the forward pass, of every different block: 3 if trained.
+
+        A frozen weight has no gradient, so it spares a third: its product is one for the outputs, one for the inputs.
+        """
+        return 1 + self.context.shapes["backward_products"]
+
+    @property
+    def passes(self) -> Floats:
+        """Passes over what every different block moves and starts: forward 1, backward 2; of a block without one, 1."""
+        return np.where(self.context.shapes["backward_products"] > 0, 3.0, 1.0)
+
+    @property
     def recipe(self) -> Recipe:
         """How operands of products are cast, of plans in fp8 or fp4."""
         if self.columns.precision not in LOW or not self.rates.is_published:
@@ -207,7 +220,7 @@ class Sheet:
         return np.array(seconds)[None, :] / self.columns.tp[:, None]
 
     def _attention(self, block: BlockProfile, sequence: int) -> float:
-        flops = block.attention_flops
+        flops = block.attention_flops / (1.0 if block.backward_products > 0 else ATTENTION_PASSES)
         if not flops:
             return 0.0
         if block.fused_attention:
@@ -236,9 +249,9 @@ class Sheet:
 
         On a CPU the host that starts operators is the device that computes them; on others it works beside it.
         """
-        seconds = 3 * self.product_seconds + self.attention_seconds + 3 * self.moving_seconds
+        seconds = self.pass_products * self.product_seconds + self.attention_seconds + self.passes * self.moving_seconds
         if self.rates.device.kind == "cpu":
-            launches = 3 * self.context.shapes["operators"] * self.rates.launch_seconds.value
+            launches = self.passes * self.context.shapes["operators"] * self.rates.launch_seconds.value
             seconds = seconds + launches / self.columns.micro_batch[:, None]
         return seconds
 
@@ -384,7 +397,8 @@ class Sheet:
     @cached_property
     def busy_seconds(self) -> Floats:
         """Seconds that one sample's arithmetic takes on a device of every part (row), recompute included."""
-        of_shape = 3 * self.product_seconds + self.attention_seconds + 3 * self.moving_seconds
+        of_shape = self.pass_products * self.product_seconds + self.attention_seconds
+        of_shape += self.passes * self.moving_seconds
         factors, rows = self.factors / self.columns.cp[:, None], self.rows
         once = np.einsum("rs,rs->r", rows.parts.counts, (of_shape * factors)[rows.plan])
         return once + self.over_modes(self.again_seconds * factors)

@@ -40,6 +40,7 @@ LEARNT = 12  # runs that it learnt from that `--explain` prints
 LISTED = 200  # candidates that `--explain` prints; the rest is counted
 INDENT = " " * 9
 NOTABLE_GOODPUT = 0.995  # failures that cost less stand in `--explain` only
+MODEL_FLOPS = "attention as its causal half, no recompute"
 
 
 def headline_lines(planned: Planned) -> list[str]:
@@ -49,6 +50,7 @@ def headline_lines(planned: Planned) -> list[str]:
     device = planned.cluster.device.kind
     return [
         f"task     {task_text(planned)}",
+        *([f"{INDENT}{trained}"] if (trained := trained_text(planned)) else []),
         *model_lines(planned),
         *(line for shown in planned.facts.shown for line in wrap("data     ", shown)),
         f"cluster  {cluster_text(planned)}",
@@ -85,6 +87,19 @@ def task_text(planned: Planned) -> str:
     steps = f"{planned.steps:,} step" + ("" if planned.steps == 1 else "s")
     batch = f"{items:,} {facts.unit}/step{_growth_text(planned)}{_selection_text(planned)}"
     return f"{name} on {facts.description} · {batch} · {steps} · seed {task.seed}"
+
+
+def trained_text(planned: Planned) -> str:
+    """Return what of the model is trained, and what is beside it; "" where all of it is."""
+    profile, adapter = planned.profile, planned.spec.task.adapter
+    if profile.trained_parameters == profile.parameters:
+        return ""
+    share = profile.trained_parameters / profile.parameters
+    what = f"{format_count(profile.trained_parameters)} of {format_count(profile.parameters)} parameters ({share:.2%})"
+    how = "" if adapter.is_none else f" · {adapter.kind} of rank {adapter.rank}, alpha {adapter.alpha:g}"
+    narrow = sum(block.narrow_parameters for block in profile.blocks)
+    rests = f", {format_count(narrow)} of them in {adapter.base_dtype}" if narrow else ""
+    return f"trains {what}{how}; the rest is frozen{rests}: no gradients, no optimizer state"
 
 
 def _growth_text(planned: Planned) -> str:
@@ -258,6 +273,13 @@ def _copies(terms: Sequence[Term]) -> list[str]:
     return [*lines, ""]
 
 
+def _passes(planned: Planned) -> str:
+    """Return how often the products of a forward pass are done in a step without recompute."""
+    products = sum(block.matmul_flops for block in planned.profile.blocks)
+    done = sum(block.matmul_flops * (1 + block.backward_products) for block in planned.profile.blocks)
+    return f"{done / products:.3g}" if products else "3"
+
+
 def total_lines(planned: Planned) -> list[str]:
     forecast = planned.forecast
     peak = planned.peak_name(planned.plan.precision)
@@ -266,7 +288,7 @@ def total_lines(planned: Planned) -> list[str]:
     lines = [f"the run: {forecast.steps:,} steps, {format_seconds(forecast.run_seconds.value)} of training"]
     rows = [
         ("throughput", f"{format_count(forecast.tokens_per_second)} {unit}/s"),
-        ("utilisation", f"{mfu}; model FLOPs are 3 x forward, attention as its causal half, no recompute"),
+        ("utilisation", f"{mfu}; model FLOPs are {_passes(planned)} x forward, {MODEL_FLOPS}"),
         *((term.name, bill_text(term)) for term in forecast.bill),
         *([("buys", bought)] if (bought := bought_text(planned, 1000.0)) else []),
         ("not in it", "start-up, evaluation and checkpoints"),

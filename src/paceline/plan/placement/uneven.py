@@ -117,7 +117,7 @@ def _replicas(work: Work, groups: tuple[Group, ...]) -> Uneven:
     parts = _balanced(starts, parts_of, list, lambda speeds: _at_least_one(work.batch_samples, speeds))
     # Each group's devices exchange an even part of the gradients with the other groups, in a ring of groups.
     size = len(groups)
-    wire = 2 * (size - 1) / size * 4 * work.profile.parameters
+    wire = 2 * (size - 1) / size * 4 * work.profile.trained_parameters
     joining = wire / _between_bytes_per_second(groups)
     text = (
         f"gradients summed over {size} groups, {wire:.3g} B through the narrowest group's network, not hidden (assumed)"

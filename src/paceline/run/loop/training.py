@@ -327,6 +327,7 @@ class Training(InWorld):
             because = next((each for each, _ in said if each), "a rank was asked to stop")
             self._is_spent = any(over for _, over in said)
             self._points.reached("save", step)
+            self._hook("on_save", step)
             with self._stop.saving():
                 path = self._keeper.save_or_keep(self._under.built, self.brief.plan, self.world, self.progress)
             self._record.stopped(step, because, path, "stopped" if self._is_spent else "requeue")

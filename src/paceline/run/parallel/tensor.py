@@ -14,6 +14,9 @@
 | expert     | widths spread    | tokens, whole      | a part of a sum                                 |
 | replicated | whole            | whole              | whole                                           |
 
+An adapter's thin matrices follow the weight: the one beside the features that are spread is spread with them, the other
+one is whole and its gradients are summed.
+
 Where the rules have a `sequence` module, the activation between layers is split along the sequence: what is summed is
 reduce-scattered, and what must be whole is gathered once for all layers that read it. Otherwise it is whole.
 
@@ -43,8 +46,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from paceline.errors import ConfigError
+from paceline.run.parallel.adapted import ADAPTED, adapted_fused, spread_adapter
+from paceline.run.parallel.region import Region, own_bias
+from paceline.task.adapt.linear import AdaptedLinear
 from paceline.task.models.layers.absent import Absent
-from paceline.task.models.layers.collectives import add, gather, join, once, part, scatter, share
+from paceline.task.models.layers.collectives import join, part, share
 from paceline.task.models.layers.styles import misfit
 from paceline.task.models.layers.vocabulary import as_spread_logits, first_row, local_weight, partial_embedding
 from paceline.task.models.moe import Experts, MoE
@@ -52,37 +58,6 @@ from paceline.task.rules import SPREAD, Rules
 
 COVERS_CHILDREN = ("replicated", "expert")
 ROWS = ("row", "split_row")
-
-ENTERED = "_paceline_entered"  # attribute of an activation that several layers read
-
-
-@dataclass
-class Region:
-    """What the layers of one model share about the axis."""
-
-    group: dist.ProcessGroup
-    splits_sequence: bool
-
-    def enter(self, x: Tensor) -> Tensor:
-        """Return the whole `x` for layers that each compute a part: communicated once for all that read the same.
-
-        What came of `x` is kept with it, and so no longer than it.
-        """
-        state = (x._version, torch.is_grad_enabled())
-        kept = getattr(x, ENTERED, None)
-        if kept is not None and kept[0] == state:
-            return kept[1]
-        entered = gather(x, self.group) if self.splits_sequence else share(x, self.group)
-        setattr(x, ENTERED, (state, entered))
-        return entered
-
-    def once(self, x: Tensor) -> Tensor:
-        """Return `x`, which all ranks compute alike from what entered, with a gradient on one of them alone."""
-        return once(x, self.group)
-
-    def leave(self, x: Tensor) -> Tensor:
-        """Return the sum of the ranks' partial `x`: whole, or this rank's part of the sequence."""
-        return scatter(x, self.group) if self.splits_sequence else add(x, self.group)
 
 
 def split_layers(model: nn.Module, rules: Rules, mesh: DeviceMesh, stage: bool = False) -> list[str]:
@@ -104,13 +79,16 @@ def split_layers(model: nn.Module, rules: Rules, mesh: DeviceMesh, stage: bool =
         if style in SPREAD:
             _check_layer(name, module, style, stage=stage)
             _spread_weight(name, module, SPREAD[style], mesh, spread)
+            if isinstance(module, AdaptedLinear):
+                summed |= spread_adapter(name, module, SPREAD[style], functools.partial(_own_part, mesh=mesh))
             if getattr(module, "bias", None) is not None and (style not in ROWS or region.splits_sequence):
                 summed.add(f"{name}.bias")
             if "forward" not in vars(module):  # a pipeline stage may hold a module for its weight alone
                 module.forward = functools.partial(FORWARD[style, type(module).forward], module, region)
         elif style == "fused":
             _check_layer(name, module, style, rules.parts_of(name))
-            module.forward = functools.partial(_fused, module, region, _fused_rows(name, rules.parts_of(name), region))
+            fused = adapted_fused if isinstance(module, AdaptedLinear) else _fused
+            module.forward = functools.partial(fused, module, region, _fused_rows(name, rules.parts_of(name), region))
             summed |= {f"{name}.{own}" for own, _ in module.named_parameters()}
         elif style == "expert":
             _spread_experts(name, module, mesh)
@@ -130,7 +108,7 @@ def split_layers(model: nn.Module, rules: Rules, mesh: DeviceMesh, stage: bool =
 
 
 def _column(layer: nn.Linear, region: Region, x: Tensor) -> Tensor:
-    return F.linear(region.enter(x), local_weight(layer.weight), _own_bias(layer, region))
+    return F.linear(region.enter(x), local_weight(layer.weight), own_bias(layer, region))
 
 
 def _row(layer: nn.Linear, region: Region, x: Tensor) -> Tensor:
@@ -170,28 +148,20 @@ def _partial(layer: nn.Linear, region: Region, x: Tensor) -> Tensor:
 
 
 def _gathered(layer: nn.Linear, region: Region, x: Tensor) -> Tensor:
-    out = F.linear(region.enter(x), local_weight(layer.weight), _own_bias(layer, region))
+    out = F.linear(region.enter(x), local_weight(layer.weight), own_bias(layer, region))
     # As one device has it in memory: sums over it (a norm's, in fp32) then come in the same order.
     return join(out.transpose(-1, -2), region.group).transpose(-1, -2).contiguous()
 
 
 def _head(layer: nn.Linear, region: Region, x: Tensor) -> Tensor:
     assert isinstance(layer.weight, DTensor)
-    logits = F.linear(region.enter(x), local_weight(layer.weight), _own_bias(layer, region))
+    logits = F.linear(region.enter(x), local_weight(layer.weight), own_bias(layer, region))
     return as_spread_logits(logits, layer.weight.shape[0], layer.weight)
 
 
 def _embedding(layer: nn.Embedding, region: Region, tokens: Tensor) -> Tensor:
     first = first_row(layer.weight.shape[0], region.group)
     return region.leave(partial_embedding(tokens, local_weight(layer.weight), first, layer.padding_idx))
-
-
-def _own_bias(layer: nn.Linear, region: Region) -> Tensor | None:
-    """Return this rank's part of a whole bias: its gradient is zero elsewhere, and summed over ranks complete."""
-    if layer.bias is None:
-        return None
-    rows = layer.weight.to_local().shape[0] if isinstance(layer.weight, DTensor) else layer.weight.shape[0]
-    return layer.bias.narrow(0, first_row(layer.bias.shape[0], region.group), rows)
 
 
 def _on_the_whole(forward: Callable[..., Any], region: Region, x: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -210,6 +180,7 @@ FORWARD: dict[tuple[str, Any], Callable[..., Tensor]] = {
     ("gathered", nn.Linear.forward): _gathered,
     ("vocabulary", nn.Linear.forward): _head,
     ("vocabulary", nn.Embedding.forward): _embedding,
+    **ADAPTED,
 }
 
 

@@ -54,9 +54,12 @@ class RunFolder:
 
         return WholeTensors(self.checkpoint(step))
 
-    def export(self, out: str | Path, step: int | None = None) -> Exported:
-        """Write the weights as safetensors into the folder `out`, as `paceline export` does. Raises as `checkpoint`."""
-        return export_run(self.dir, Path(out), step)
+    def export(self, out: str | Path, step: int | None = None, *, merge: bool = False) -> Exported:
+        """Write the weights as safetensors into the folder `out`, as `paceline export` does. Raises as `checkpoint`.
+
+        Of a run with adapters these alone are written, or with `merge` whole weights with the adapters added to them.
+        """
+        return export_run(self.dir, Path(out), step, merge=merge)
 
 
 def open_run(run_dir: Path) -> RunFolder:

@@ -185,7 +185,8 @@ def _model_of(task: Task, checkpoint: Path, vocab: int, seq_len: int) -> nn.Modu
     from paceline.checkpoint import WholeTensors
     from paceline.task.models.build import build_model
 
-    model, tensors = build_model(task.model, vocab, seq_len, task.seed), WholeTensors(checkpoint)
+    model = build_model(task.model, vocab, seq_len, task.seed, adaptation=task.adaptation)
+    tensors = WholeTensors(checkpoint)
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if name in tensors:

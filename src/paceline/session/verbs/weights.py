@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import ConfigError, StorageError, suggestion
+from paceline.session.verbs.adapted import merged_tensors, of_student, without_teacher, write_adapters, write_whole
 from paceline.session.verbs.classes import write_classes
 from paceline.spec.journal.kinds import RunStarted
 from paceline.spec.journal.reading import read_records
@@ -37,7 +38,10 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Exported:
-    """Weights that were written. `format` is "huggingface" (with config.json) or "safetensors" (the module's names)."""
+    """Weights that were written.
+
+    `format` is "huggingface" (with config.json), "safetensors" (the module's names), or "peft" (adapters alone).
+    """
 
     checkpoint: Path
     step: int
@@ -49,15 +53,16 @@ class Exported:
     skipped: tuple[str, ...]
 
 
-def export_run(run_dir: Path, out: Path, step: int | str | None = None) -> Exported:
+def export_run(run_dir: Path, out: Path, step: int | str | None = None, *, merge: bool = False) -> Exported:
     """Write the weights of a run's newest sound checkpoint, or of the one of `step`, into the folder `out`.
 
-    `step` may be BEST.
+    `step` may be BEST. Of a run with adapters these alone are written, as peft reads them, or with `merge` whole
+    weights with the adapters added to them.
 
     Raises as `choose_checkpoint`, and StorageError where `out` cannot be written.
     """
     chosen = choose_checkpoint(run_dir, step)
-    kind, files = write_weights(run_dir, chosen, out)
+    kind, files = write_weights(run_dir, chosen, out, merge=merge)
     size = sum(file.stat().st_size for file in files)
     architecture = str(read_config(out)["architectures"][0]) if kind == "huggingface" else ""
     return Exported(chosen.path, chosen.manifest.step, out, kind, architecture, tuple(files), size, chosen.skipped)
@@ -105,7 +110,7 @@ def choose_checkpoint(run_dir: Path, step: int | str | None = None) -> Chosen:
     raise ConfigError(f"'{run_dir}' holds no checkpoint", f"{root} is empty", "let the run reach a checkpoint")
 
 
-def write_weights(run_dir: Path, chosen: Chosen, out: Path) -> tuple[str, list[Path]]:
+def write_weights(run_dir: Path, chosen: Chosen, out: Path, *, merge: bool = False) -> tuple[str, list[Path]]:
     """Write the weights of a checkpoint into `out` and return their format and the files.
 
     Memory stays at one file of the export for a built-in model, and at one tensor for another.
@@ -114,19 +119,29 @@ def write_weights(run_dir: Path, chosen: Chosen, out: Path) -> tuple[str, list[P
     from paceline.task.models.huggingface.weights import export_safetensors
 
     named = write_classes(chosen.manifest.extra, out)
-    tensors = WholeTensors(chosen.path)
-    task = _with_kept_model(run_dir, spec_from_dict(chosen.manifest.extra["spec"], origin="the checkpoint").task)
+    tensors: Mapping[str, Tensor] = WholeTensors(chosen.path)
+    task = without_teacher(spec_from_dict(chosen.manifest.extra["spec"], origin="the checkpoint").task)
+    task = _with_kept_model(run_dir, task)
     decoder = decoder_of(run_dir, task, tensors)
+    if task.adapter.is_none and merge:
+        raise ConfigError(f"'{run_dir}' has no adapter to merge", "task.adapter.kind is 'none'", "leave --merge out")
+    if not task.adapter.is_none:
+        if not merge:
+            return "peft", [*write_adapters(task, tensors, out, is_decoder=decoder is not None), *named]
+        tensors = merged_tensors(task, tensors)
     if isinstance(task.model, ModelSpec) and folder_of(task.model.name) is not None:
         return "huggingface", _write_as_its_folder(task.model, decoder, tensors, out)
     if decoder is not None:
-        export_safetensors(tensors, decoder, out)
+        export_safetensors(of_student(tensors), decoder, out)
         return "huggingface", _written(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(f"cannot write to {out}", str(error), "a folder with room to write") from error
-    consolidate(chosen.path, out / "model.safetensors", verify=False)  # verified when it was chosen
+    if merge:
+        write_whole(tensors, out / "model.safetensors")
+    else:
+        consolidate(chosen.path, out / "model.safetensors", verify=False)  # verified when it was chosen
     return "safetensors", [out / "model.safetensors", *named]
 
 

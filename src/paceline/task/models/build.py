@@ -13,8 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError
+from paceline.spec.adapt.adapter import FULL, Adaptation
 from paceline.spec.import_paths import load_object
 from paceline.spec.task import ModelSpec
+from paceline.task.adapt.fill import adapted_layers, fill_adapters
+from paceline.task.adapt.linear import NAMES, AdaptedLinear
+from paceline.task.adapt.trained import adapt
 from paceline.task.models.decoder import Decoder
 from paceline.task.models.factory import Model, call_factory, factory_of
 from paceline.task.models.huggingface.experts import StackedExperts, Stored
@@ -31,7 +35,14 @@ from paceline.task.models.sizes import MoEConfig, is_factory, resolve_decoder
 
 
 def build_model(
-    model: Model, data_vocab: int, seq_len: int, seed: int, device: str = "cpu", read: bool = True
+    model: Model,
+    data_vocab: int,
+    seq_len: int,
+    seed: int,
+    device: str = "cpu",
+    adaptation: Adaptation = FULL,
+    *,
+    read: bool = True,
 ) -> nn.Module:
     """Return the module that a task's `model` names, with its initial weights; on "meta" without any. It is training.
 
@@ -39,15 +50,28 @@ def build_model(
     called without any; an nn.Module is returned itself (on "meta", a copy). Factories run with torch's random numbers
     seeded by `seed`; the caller's are left alone. A named model built on "meta" gets its weights from `fill_weights`
     after `to_empty`. A factory's model gets those of a file, unless `read` is False: what is loaded into it is then to
-    come from a checkpoint. Raises ConfigError for whatever in this is the user's to mend.
+    come from a checkpoint. `adaptation` says what of it is trained. Raises ConfigError
+    for whatever in this is the user's to mend.
     """
+    built = _built(model, data_vocab, seq_len, seed, device, read=read)
+    if adaptation.is_full:
+        return built
+    has_adapters = any(isinstance(module, AdaptedLinear) for module in built.modules())  # it is given, and trained on
+    adapt(built, adaptation)
+    if device != "meta" and read and not has_adapters:
+        fill_adapters(built, seed)
+    return built
+
+
+def _built(model: Model, data_vocab: int, seq_len: int, seed: int, device: str, *, read: bool) -> nn.Module:
+    """Return the module that a task's `model` names, all of it as it trains without adapters."""
     if isinstance(model, nn.Module):
         return start_training(adopt_synced(model if device != "meta" else copy.deepcopy(model).to("meta")))
     if isinstance(model, ModelSpec) and not is_factory(model.name):
         return _named(model, data_vocab, seq_len, seed, device)
     factory = factory_of(model)
     if factory is None:
-        return build_model(_module_of(model), data_vocab, seq_len, seed, device)
+        return _built(_module_of(model), data_vocab, seq_len, seed, device, read=read)
     built = start_training(adopt_synced(call_factory(factory, seed, device)))
     if isinstance(model, ModelSpec) and model.starts_from:
         if device == "meta":
@@ -89,6 +113,7 @@ def fill_weights(model: nn.Module, spec: ModelSpec, seed: int) -> None:
             f"{type(model).__name__} has no rule for its initial weights", "only the built-in family is drawn by name",
             "build it on the CPU, where its factory fills the weights",
         )  # fmt: skip
+    fill_adapters(model, seed)
 
 
 def is_decoder(model: nn.Module) -> bool:
@@ -141,7 +166,8 @@ def check_names(
     Raises as `load_weights`.
     """
     stored: Stored = read_safetensors(path)
-    targets: dict[str, Tensor] = dict(named_parameters(model))
+    own = {f"{name}.{part}" for name in adapted_layers(model) for part in NAMES}  # adapters have their own files
+    targets: dict[str, Tensor] = {name: weight for name, weight in named_parameters(model) if name not in own}
     aliases = {*_aliases(model)}
     if isinstance(model, Decoder):
         if Path(path).expanduser().is_dir():

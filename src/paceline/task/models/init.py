@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from paceline.task.adapt.linear import is_adapter
 from paceline.task.models.decoder import Decoder
 
 STD = 0.02  # Radford et al. 2019 (GPT-2), as in Llama
@@ -95,6 +96,8 @@ def initialise(model: Decoder, seed: int) -> None:
     """Fill every parameter of a decoder, one at a time: ordinary tensors and DTensors, whatever they held before."""
     layers = model.config.layers
     for name, parameter in named_parameters(model):
+        if is_adapter(name):
+            continue  # it has a rule of its own: task/adapt/fill.py
 
         def part(offsets: Box, sizes: Box, name: str = name, shape: torch.Size = parameter.shape) -> Tensor:
             return initial_part(name, shape, layers, seed, offsets, sizes)

@@ -20,6 +20,8 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from paceline.errors import ConfigError
+from paceline.spec.adapt.adapter import FULL, Adaptation
+from paceline.task.adapt.trained import adapt
 from paceline.task.models.blocks import find_blocks
 from paceline.task.models.build import start_training
 from paceline.task.models.factory import Factory, Model, call_factory, factory_of, gives_weights
@@ -37,7 +39,7 @@ class Unfilled:
     because: str = ""
 
 
-def build_unfilled(given: Model, seed: int) -> Unfilled:
+def build_unfilled(given: Model, seed: int, adaptation: Adaptation = FULL) -> Unfilled:
     """Return what the factory of a task's model builds, without memory for its parameters.
 
     There is none of a module that is there already, of a factory that reads what it draws, or of one whose buffers are
@@ -68,7 +70,7 @@ def build_unfilled(given: Model, seed: int) -> Unfilled:
         return Unfilled(because="some of its parameters are views of others")
     if drew[0] and gives_weights(given) and not_kept(model):
         return Unfilled(because=f"its factory draws random numbers, perhaps for '{not_kept(model)[0]}'")
-    return Unfilled(model)
+    return Unfilled(adapt(model, adaptation))
 
 
 def not_kept(model: nn.Module) -> list[str]:

@@ -17,6 +17,8 @@ from typing import Any
 
 from paceline import errors
 from paceline.errors import ConfigError, PacelineError
+from paceline.spec.adapt.adapter import AdapterSpec
+from paceline.spec.adapt.preference import PreferenceSpec
 from paceline.spec.data.augment import AugmentSpec
 from paceline.spec.data.mix import mix_of
 from paceline.spec.profile import ModelProfile
@@ -46,6 +48,9 @@ def traced_parts(task: Task) -> dict[str, Any]:
         "data": dataclasses.asdict(task.data),
         "objective": task.objective,
         "turns": [dataclasses.asdict(turn) for turn in task.turns],
+        "adapter": dataclasses.asdict(task.adapter),
+        "train": task.train,
+        "preference": dataclasses.asdict(task.preference),
         "seed": task.seed,
     }
 
@@ -58,6 +63,7 @@ def trace_here(task: Task) -> ModelProfile:
     from paceline.task.data.order.budget import lengths_of
     from paceline.task.data.source import open_sources
     from paceline.task.models.build import build_model
+    from paceline.task.profile.adapted import adapted_profile
     from paceline.task.profile.traced import profile_module
     from paceline.task.turns import turns_of
 
@@ -70,10 +76,13 @@ def trace_here(task: Task) -> ModelProfile:
     batch = source.read(rows, rows)
 
     def built(device: str) -> nn.Module:
-        return build_model(model, source.vocab or 0, source.items_per_sample, task.seed, device=device)
+        return build_model(model, source.vocab or 0, source.items_per_sample, task.seed, device, task.adaptation)
 
     def real() -> nn.Module:
-        return copy.deepcopy(model) if isinstance(model, nn.Module) else built("cpu")
+        if not isinstance(model, nn.Module):
+            return built("cpu")
+        own = copy.deepcopy(model)
+        return own if task.adaptation.is_full else build_model(own, 0, 0, task.seed, adaptation=task.adaptation)
 
     try:
         module = built("meta")
@@ -81,6 +90,10 @@ def trace_here(task: Task) -> ModelProfile:
         module = built("cpu")
     turns = turns_of(task, source.unit)
     profiles = [profile_module(module, batch, turn.objective, source.items_per_sample, real) for turn in turns]
+    profiles = [
+        adapted_profile(profile, module, getattr(turn.objective, "forward_passes", 1))
+        for profile, turn in zip(profiles, turns, strict=True)
+    ]
     return profiles[0] if len(turns) == 1 else together(profiles, [turn.every for turn in turns])
 
 
@@ -124,7 +137,10 @@ def main() -> None:
     try:
         turns = tuple(TurnSpec(**{**turn, "match": tuple(turn["match"])}) for turn in request["turns"])
         model, objective = ModelSpec(**request["model"]), request["objective"]
-        profile = trace_here(Task(model=model, data=data, objective=objective, turns=turns, seed=request["seed"]))
+        adapter = AdapterSpec(**{**request["adapter"], "targets": tuple(request["adapter"]["targets"])})
+        rest: dict[str, Any] = {"adapter": adapter, "train": tuple(request["train"]), "seed": request["seed"],
+                                "preference": PreferenceSpec(**request["preference"])}  # fmt: skip
+        profile = trace_here(Task(model=model, data=data, objective=objective, turns=turns, **rest))
         answer = pack_profile(profile)
     except PacelineError as error:
         answer = error.as_dict()

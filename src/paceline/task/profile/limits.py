@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from paceline.errors import ConfigError
+from paceline.spec.adapt.preference import DPO
 from paceline.spec.optimizers import NOT_OFFLOADED, check_options, names_of, needs_no_wrapping, rule_of, use_of
 from paceline.spec.profile import ModelProfile
 from paceline.spec.task import OptimizerSpec, Task
@@ -16,6 +17,7 @@ RAGGED = (
     "task.data.collate may give each micro-batch another length: stages of a pipeline pass on tensors of one shape, "
     "and ranks that share a sequence cut it evenly; dp_replicate and dp_shard are open"
 )
+TWICE = "the objective 'dpo' calls the model twice, with adapters and without; stages of a pipeline run once"
 SELECTED = (
     "task.selection: losses are told apart by sample where every rank has whole samples and the whole model while it "
     "computes; dp_replicate and dp_shard are open"
@@ -34,11 +36,12 @@ def close_for_task(profile: ModelProfile, task: Task, facts: DataFacts) -> Model
     Raises ConfigError for an optimizer that cannot be had, and for a group that names no parameter.
     """
     check_options(task.optimizer)
+    check_reference(task)
     ragged = {} if not getattr(task.data, "collate", None) else dict.fromkeys(("pp", "cp", "tp"), RAGGED)
     if facts.longest:
         whole = profile.tensor_limits is None or not profile.tensor_limits.splits_sequence
         ragged = dict.fromkeys(("pp", "cp") if whole else ("pp", "cp", "tp"), FILLED_UP)
-    closed = {**ragged, **closed_by(task.optimizer)}
+    closed = {**ragged, **closed_by(task.optimizer), **({"pp": TWICE} if task.objective == DPO else {})}
     if task.selection.selects:
         if profile.experts:
             raise ConfigError("task.selection with a model with experts", UNROUTED, "a model without experts")
@@ -51,6 +54,16 @@ def close_for_task(profile: ModelProfile, task: Task, facts: DataFacts) -> Model
             check_takers(task, trained, every_name)
             closed |= closed_by_turns(profile)
     return dataclasses.replace(profile, closed_axes={**(profile.closed_axes or {}), **closed}) if closed else profile
+
+
+def check_reference(task: Task) -> None:
+    """Raise ConfigError for preference pairs of a model that has no frozen base to be held against."""
+    if task.objective == DPO and (task.adapter.is_none or task.train):
+        because = "task.train changes the base" if task.train else "without adapters all of it is trained"
+        raise ConfigError(
+            "task.objective = 'dpo' needs the model's frozen base as its reference", because,
+            "task.adapter.kind = 'lora', and no task.train",
+        )  # fmt: skip
 
 
 def closed_by(spec: OptimizerSpec) -> dict[str, str]:
@@ -88,9 +101,8 @@ def parameter_names(task: Task, facts: DataFacts) -> tuple[dict[str, tuple[str, 
     from paceline.task.models.sizes import is_named
 
     family = isinstance(task.model, ModelSpec) and is_named(task.model.name)
-    model = build_model(
-        task.model, facts.vocab or 0, facts.items_per_sample, task.seed, device="meta" if family else "cpu"
-    )
+    device = "meta" if family else "cpu"
+    model = build_model(task.model, facts.vocab or 0, facts.items_per_sample, task.seed, device, task.adaptation)
     named = list(model.named_parameters(remove_duplicate=False))
     trained: dict[int, list[str]] = {}
     for name, parameter in named:

@@ -15,7 +15,14 @@ def profile_task(task: Task, facts: DataFacts) -> ModelProfile:
 
     Closed in it are also the axes that the task's optimizers close.
     """
-    return close_for_task(_profile_model(task, facts), task, facts)
+    profile = _profile_model(task, facts)
+    if not task.adaptation.is_full and profile.source == "analytic":
+        from paceline.task.models.build import build_model
+        from paceline.task.profile.adapted import adapted_profile
+
+        given = facts.vocab or 0, facts.items_per_sample, task.seed, "meta", task.adaptation
+        profile = adapted_profile(profile, build_model(task.model, *given))
+    return close_for_task(profile, task, facts)
 
 
 def _profile_model(task: Task, facts: DataFacts) -> ModelProfile:

@@ -68,7 +68,8 @@ class ReferenceStep:
 def reference_model(task: Task, source: Source, items_per_sample: int, dtype: torch.dtype) -> nn.Module:
     """Return the task's model with its initial weights on the CPU."""
     model = with_own_model(task).model
-    return cast_model(build_model(model, source.vocab or 0, items_per_sample, task.seed), dtype)
+    built = build_model(model, source.vocab or 0, items_per_sample, task.seed, adaptation=task.adaptation)
+    return cast_model(built, dtype)
 
 
 def with_own_model(task: Task) -> Task:

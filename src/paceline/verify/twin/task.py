@@ -9,10 +9,12 @@ blocks, shards of the embedding of values.
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from paceline.plan.feasible.stages import fill_pipeline
+from paceline.spec.adapt.adapter import proof_adapter
 from paceline.spec.layout import Layout, accumulation_for, largest_part, rows_of
 from paceline.spec.model_folder import FRESH
 from paceline.spec.plan import Plan
@@ -76,11 +78,23 @@ def twin_task(
         stages = layout.pp * plan.virtual_stages
         # A block for every stage and one more, so that stages are uneven.
         layers = max(1 if rows == LONG else LAYERS, stages + 1 if stages > 1 else 0)
-        small["model"] = twin_model(task.model, data_vocab or 0, task, layout, layers)
+        model = twin_model(task.model, data_vocab or 0, task, layout, layers)
+        small["model"], small["train"] = model, _of_depth(task.train, model.layers)
+        targets = _of_depth(task.adapter.targets, model.layers)
+        task = dataclasses.replace(task, adapter=dataclasses.replace(task.adapter, targets=targets))
     small["selection"] = SelectionSpec()  # what is proven is the step, whichever samples it is given
     # Every objective has its turn in one of two steps at least, and not in all where it does not.
+    small["adapter"] = proof_adapter(task.adapter)
     small["turns"] = tuple(dataclasses.replace(turn, every=min(2, turn.every)) for turn in task.turns)
     return dataclasses.replace(task, **small)
+
+
+def _of_depth(patterns: tuple[str, ...], layers: int) -> tuple[str, ...]:
+    """Return patterns of parameters with the numbers of layers that a twin of so many layers has."""
+    return tuple(
+        re.sub(r"(?<=layers\.)\d+(?=\.|$)", lambda found: str(min(int(found[0]), layers - 1)), pattern)
+        for pattern in patterns
+    )
 
 
 def twin_optimizer(spec: OptimizerSpec) -> OptimizerSpec:

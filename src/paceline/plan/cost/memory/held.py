@@ -97,6 +97,27 @@ class Held:
         return self.parts.parameters / self.plans.tp
 
     @cached_property
+    def trained(self) -> Floats:
+        """Those of them that are trained."""
+        return self.parts.trained / self.plans.tp
+
+    @property
+    def _narrowed(self) -> Floats:
+        """Bytes that frozen weights of two bytes spare a device."""
+        spared = (self.size - 2) * self.parts.total("narrow_parameters")
+        return spared / self.plans.tp / self.plans.state_degree
+
+    def _narrow_text(self, i: int) -> str:
+        """Return what a formula says of frozen weights of two bytes, nothing where there are none."""
+        narrow = self.parts.total("narrow_parameters")[i]
+        return f", 2 B of {narrow:,.0f} frozen ones" if narrow else ""
+
+    def _trained_text(self, i: int) -> str:
+        """Return the parameters with gradients and state, for a formula."""
+        trained = self.parts.trained[i]
+        return "parameters" if trained == self.parts.parameters[i] else f"{trained:,.0f} trained parameters"
+
+    @cached_property
     def local_parameters(self) -> Floats:
         """Parameters of a device before any sharding, of the experts only its own."""
         experts = self.parts.total("expert_parameters")
@@ -135,8 +156,8 @@ class Held:
         """Return all components."""
         context = self.sheet.context
         size, values, software = self.size, state_values(context.optimizer), context.software
-        state = size * self.parameters / self.plans.state_degree
-        weights, resting = state, f"{size} B"
+        state = size * self.trained / self.plans.state_degree
+        weights, resting = size * self.parameters / self.plans.state_degree - self._narrowed, f"{size} B"
         if software.master_weights:
             weights = self.compute * self.local_parameters / np.where(self.plans.zero == 3, self.plans.state_degree, 1)
             values, resting = values + 1, f"{self.compute} B"
@@ -149,7 +170,7 @@ class Held:
                 "weights",
                 weights,
                 MEASURED,
-                lambda i: f"{resting} x {self.parts.parameters[i]:,.0f} parameters{self.over(i)}",
+                lambda i: f"{resting} x {self.parts.parameters[i]:,.0f} parameters{self.over(i)}{self._narrow_text(i)}",
                 "ZeRO (Rajbhandari et al. 2020)",
             ),
             self._gradients(),
@@ -159,7 +180,8 @@ class Held:
                 optimizer_held(self.sheet, values * state),
                 MEASURED,
                 lambda i: optimizer_text(
-                    self.sheet, f"{values} values x {size} B x parameters{self.over(i)} ({context.optimizer})"
+                    self.sheet,
+                    f"{values} values x {size} B x {self._trained_text(i)}{self.over(i)} ({context.optimizer})",
                 ),
                 "ZeRO (Rajbhandari et al. 2020)",
             ),
@@ -226,10 +248,11 @@ class Held:
         held = np.where(both, 1 + 1 / shards, np.where(whole, 1.0, 1 / shards))
 
         def text(i: int) -> str:
-            words = f"{size} B x parameters{self.here(i)}" + ("" if whole[i] else f" / dp_shard {shards[i]}")
+            words = f"{size} B x {self._trained_text(i)}{self.here(i)}"
+            words += "" if whole[i] else f" / dp_shard {shards[i]}"
             return words + (", whole until the last micro-batch, and this device's shard" if both[i] else "")
 
-        parameters = self.local_parameters if software.master_weights else self.parameters
+        parameters = self.local_parameters if software.master_weights else self.trained
         values, law = size * parameters * held, "ZeRO (Rajbhandari et al. 2020)"
         return Component("gradients", "gradients", values, MEASURED, text, law)
 
@@ -237,13 +260,15 @@ class Held:
         """Return weights in the compute dtype beside the fp32 ones: gathered, or cast and saved for backward."""
         size, plans, parts, flying = self.compute, self.plans, self.parts, self.flying
         root, largest = self._root / plans.tp, self._largest_block / plans.tp
+        narrow = parts.total("narrow_parameters") / plans.tp  # they rest as they are computed with, and are not cast
         no_recompute = plans.recomputes("none")
         # Blocks that a budget spares recompute keep theirs for every micro-batch in flight.
         spared = np.zeros(len(plans))
         if self.sheet.mixed is not None:
             spared = self.sheet.over_modes(in_modes(parts.shapes["parameters"], "none")) / plans.tp
-        one_unit = np.minimum(flying * self.parameters, np.minimum(self.parameters, root + largest) + flying * spared)
-        cast = np.where(no_recompute, flying * self.parameters, one_unit) if size < 4 else np.zeros(len(plans))
+        own = self.parameters - narrow
+        one_unit = np.minimum(flying * own, np.minimum(own, root + largest) + flying * spared)
+        cast = np.where(no_recompute, flying * own, one_unit) if size < 4 else np.zeros(len(plans))
         gathered = self.local_parameters
         third = plans.zero == 3
         sharded = np.where(third, np.minimum(gathered, root + 2 * largest), gathered)
@@ -326,7 +351,7 @@ class Held:
         size, compute, plans, parts = self.size, self.compute, self.plans, self.parts
         copies = ~plans.is_sharded & (plans.dp_replicate > 1)
         units = (2 * size + compute) * np.maximum(self._root, self._largest_block) / plans.tp
-        bucket = np.minimum(plans.common.bucket_bytes, size * self.parameters)
+        bucket = np.minimum(plans.common.bucket_bytes, size * self.trained)
         held = np.where(plans.is_sharded, units, np.where(copies, bucket, 0.0))
         stream = plans.micro_batch * compute * self.sheet.context.stream_elements / plans.cp
         held = held + np.where(plans.tp > 1, 2 * stream, 0.0)

@@ -64,7 +64,7 @@ def offload_components(sheet: Sheet, busy_seconds: Floats) -> list[Component]:
 def _optimizer(sheet: Sheet, link: Figure) -> Component:
     columns = sheet.columns
     size = state_values(sheet.context.optimizer) * state_bytes(columns.precision)
-    state = size * sheet.heaviest.parameters / columns.tp / columns.state_degree
+    state = size * sheet.heaviest.trained / columns.tp / columns.state_degree
     return Component(
         "optimizer offload",
         "offload",

@@ -46,6 +46,7 @@ def compute_components(sheet: Sheet) -> list[Component]:
         return scale * np.einsum("rs,rs->r", part.counts, seconds * sheet.factors)
 
     forward = over(sheet.product_seconds)
+    backward = over(sheet.context.shapes["backward_products"] * sheet.product_seconds)
     found = [
         Component(
             "products, forward",
@@ -59,9 +60,9 @@ def compute_components(sheet: Sheet) -> list[Component]:
         Component(
             "products, backward",
             "products",
-            2 * forward,
+            backward,
             product,
-            lambda i: f"2 x forward{note}",
+            lambda i: f"{_times(backward[i], forward[i])} x forward{note}",
             ROOFLINE,
             clock="forward_backward",
         ),
@@ -77,7 +78,7 @@ def compute_components(sheet: Sheet) -> list[Component]:
         Component(
             "memory-bound operators",
             "elementwise",
-            over(3 * sheet.moving_seconds),
+            over(sheet.passes * sheet.moving_seconds),
             memory,
             lambda i: f"{per(i)} x moved elements x {rates.element_bytes} B x 3 passes / memory bandwidth{note}",
             COUNTED,
@@ -95,6 +96,11 @@ def compute_components(sheet: Sheet) -> list[Component]:
         ),
     ]
     return [*found, _casts(sheet)]
+
+
+def _times(backward: float, forward: float) -> str:
+    """Return how often the backward pass has the products of the forward pass: 2, less where weights are frozen."""
+    return f"{backward / forward:.3g}" if forward > 0 else "2"
 
 
 def _recompute_text(sheet: Sheet, index: int) -> str:
@@ -178,7 +184,8 @@ def _casts(sheet: Sheet) -> Component:
     if software.fuses_gradient_sums:
         adds = np.zeros(len(columns))
     experts = sheet.heaviest.total("expert_parameters")
-    held = (sheet.heaviest.parameters - experts * (1 - 1 / columns.ep)) / columns.tp
+    narrow = sheet.heaviest.total("narrow_parameters")  # they rest as they are computed with
+    held = (sheet.heaviest.parameters - narrow - experts * (1 - 1 / columns.ep)) / columns.tp
     return Component(
         "casts and gradient sums",
         "casts",
@@ -207,8 +214,9 @@ def optimizer_component(sheet: Sheet) -> Component:
     """
     rates, columns, context = sheet.rates, sheet.columns, sheet.context
     values, size = 2 * state_values(context.optimizer) + 3, state_bytes(columns.precision)
-    local = sheet.heaviest.parameters / columns.tp / columns.state_degree
-    updated = sheet.heaviest.parameters if gathered_values(context.optimizer) else local
+    trained = sheet.heaviest.trained
+    local = trained / columns.tp / columns.state_degree
+    updated = trained if gathered_values(context.optimizer) else local
     if sheet.measured:
         each = sheet.measured.update_seconds / sheet.measured.update_parameters
         return Component(

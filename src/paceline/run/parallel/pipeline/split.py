@@ -59,11 +59,11 @@ class Pipeline:
         return PipelineGradients(self)
 
     def shared_parameters(self) -> list[nn.Parameter]:
-        """Return this rank's copies of the parameters that the first and the last stage share."""
+        """Return this rank's copies of the trained parameters that the first and the last stage share."""
         if not any(stage.is_first or stage.is_last for stage in self.stages):
             return []
         held = dict(self.model.named_parameters())
-        return [held[name] for name in self.shared]
+        return [held[name] for name in self.shared if held[name].requires_grad]
 
 
 def split_model(model: nn.Module, plan: Plan, mesh: Mesh) -> Pipeline:

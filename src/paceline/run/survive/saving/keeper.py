@@ -5,6 +5,7 @@ What became of a save is agreed on by all ranks when the next one begins. Until 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -175,7 +176,8 @@ class CheckpointKeeper:
 
     def evaluated(self, step: int, loss: float, metric: str, score: float) -> None:
         """Take note of the evaluation after a step: a checkpoint of that step has it, and may stay for its score."""
-        self._held_out = {"step": step, "loss": loss, "metric": metric, "score": score}
+        known = score if math.isfinite(score) else None
+        self._held_out = {"step": step, "loss": loss, "metric": metric, "score": known}
 
     def _state(
         self, built: Assembled, plan: Plan, progress: Progress

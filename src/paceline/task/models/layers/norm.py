@@ -43,12 +43,12 @@ class _RMSNorm(torch.autograd.Function):
         return (x * scale).mul_(weight.to(wide)).to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
         x, weight, scale = ctx.saved_tensors
         normal = x * scale  # in fp32 at least, as `scale` is
         grad_normal = grad * weight.to(scale.dtype)
         # d(x / rms(x)): the part of the gradient along x is taken out, since scaling x changes nothing.
         along = (grad_normal * normal).mean(dim=-1, keepdim=True)
-        grad_weight = (grad * normal).flatten(0, -2).sum(dim=0).to(weight.dtype)
+        grad_weight = (grad * normal).flatten(0, -2).sum(dim=0).to(weight.dtype) if ctx.needs_input_grad[1] else None
         grad_x = grad_normal.sub_(normal.mul_(along)).mul_(scale).to(x.dtype)
         return grad_x, grad_weight, None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
+from paceline.task.adapt.linear import AdaptedLinear
+
 
 def misfit(module: nn.Module, style: str, parts: tuple[int, ...] = ()) -> str:
     """Return why a style that splits weights is not for this module; empty where it is.
@@ -16,7 +18,10 @@ def misfit(module: nn.Module, style: str, parts: tuple[int, ...] = ()) -> str:
     if not linear and not (style == "vocabulary" and isinstance(module, nn.Embedding)):
         return f"the style is for an nn.Linear{' or nn.Embedding' if style == 'vocabulary' else ''}"
     base = nn.Linear if linear else nn.Embedding
-    if type(module).forward is not base.forward or "forward" in vars(module):
+    if isinstance(module, AdaptedLinear) and style == "vocabulary":
+        return "it has an adapter, and the loss over parts of a vocabulary reads its weight alone"
+    known = base.forward, AdaptedLinear.forward
+    if type(module).forward not in known or "forward" in vars(module):
         return f"its forward pass is not that of nn.{base.__name__}, and a part of it would be the plain product's"
     weight = module._parameters.get("weight")
     if not isinstance(weight, nn.Parameter):

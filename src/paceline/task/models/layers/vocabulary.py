@@ -81,10 +81,15 @@ def spread_cross_entropy_sum(
 
 def spread_logits_cross_entropy_sum(logits: DTensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return (loss_sum, weight), alike on every rank, for logits [..., vocab] whose vocabulary is spread over ranks."""
+    return spread_logits_cross_entropy(logits, labels).sum(), (labels != IGNORED).sum()
+
+
+def spread_logits_cross_entropy(logits: DTensor, labels: Tensor) -> Tensor:
+    """Return the loss of every label, [labels], zero where it does not count; alike on every rank, as above."""
     group, vocab = logits.device_mesh.get_group(), logits.shape[-1]
     local = local_weight(logits).flatten(0, -2)
-    loss = _SpreadCrossEntropy.apply(local, labels.flatten(), first_row(vocab, group), group)
-    return loss, (labels != IGNORED).sum()
+    losses: Tensor = _SpreadCrossEntropy.apply(local, labels.flatten(), first_row(vocab, group), group)
+    return losses
 
 
 def _target(labels: Tensor, first: int, rows: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -146,9 +151,9 @@ class _SpreadCrossEntropy(torch.autograd.Function):
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
         norm, target = _norm_and_target(wide, held, row, group)
         ctx.save_for_backward(_gradient(wide, norm, counted, held, row) if ctx.needs_input_grad[0] else None)
-        return ((norm - target) * counted).sum()
+        return ((norm - target) * counted).squeeze(1)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None]:
         (by_logits,) = ctx.saved_tensors
-        return (by_logits * grad).to(ctx.dtype), None, None, None
+        return (by_logits * grad.unsqueeze(1)).to(ctx.dtype), None, None, None

@@ -1,0 +1,67 @@
+"""What of a run with adapters, or with a teacher, is exported: adapters alone, merged weights, the student alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.errors import StorageError
+from paceline.spec.task import ModelSpec, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DISTILLED = "paceline.task.adapt.distill:"
+BRIDGE = "bridge.weight"  # a student's way to its teacher's hidden states
+
+
+def write_adapters(task: Task, tensors: Mapping[str, Tensor], out: Path, *, is_decoder: bool) -> list[Path]:
+    """Write the adapters of a run, and what is trained beside them, in peft's format; return the files."""
+    from paceline.task.adapt.peft import write_adapter
+    from paceline.task.adapt.trained import named
+
+    base = task.model.starts_from if isinstance(task.model, ModelSpec) else ""
+    trained = named(list(tensors), task.train)
+    return write_adapter(tensors, task.adapter, trained, out, base=str(base or ""), is_decoder=is_decoder)
+
+
+def merged_tensors(task: Task, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return a run's weights with its adapters added to them, each when it is asked for."""
+    from paceline.task.adapt.merge import MergedTensors
+
+    return MergedTensors(tensors, task.adapter)
+
+
+def write_whole(tensors: Mapping[str, Tensor], out: Path) -> None:
+    """Write tensors to one file, one at a time in memory."""
+    from paceline.checkpoint.shards import TensorToWrite, dtype_name, write_shard
+    from paceline.durable import publish
+
+    entries = []
+    for name, tensor in tensors.items():
+        load = partial(tensors.__getitem__, name)
+        entries.append(TensorToWrite(name, dtype_name(tensor.dtype), tuple(tensor.shape), load))
+    part = out.with_name(out.name + ".part")
+    try:
+        write_shard(part, entries, {"format": "pt"})
+        publish(part, out)
+    except OSError as error:
+        raise StorageError(f"cannot write {out}", str(error), "free space or choose another place") from error
+
+
+def without_teacher(task: Task) -> Task:
+    """Return the task with the student alone as its model, where it has a teacher; checkpoints hold no other."""
+    if not isinstance(task.model, ModelSpec) or not task.model.name.startswith(DISTILLED):
+        return task
+    from paceline.task.adapt.distill import student_of
+
+    student = student_of(task.model)
+    return task if student is None else dataclasses.replace(task, model=student)
+
+
+def of_student(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return a decoder's tensors without what stands beside a student."""
+    return tensors if BRIDGE not in tensors else {name: value for name, value in tensors.items() if name != BRIDGE}

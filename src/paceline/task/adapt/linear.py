@@ -1,0 +1,117 @@
+"""A linear layer whose weight is frozen, and beside it a trained product of two thin matrices.
+
+    y = W x + scale * B^T (A drop(x))                       LoRA (Hu et al. 2021, arXiv:2106.09685, equation 3)
+    y = m / |W + scale * B^T A| * (W x + scale * B^T A x)   DoRA (Liu et al. 2024, arXiv:2402.09353, equation 5)
+
+The norm is one number for each output; gradients take it as a constant (DoRA, section 4.3). Both thin matrices are kept
+as [rank, features]: a tensor axis cuts features, and shards cut the rank, never the same dimension twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paceline.spec.adapt.adapter import AdapterSpec
+
+A, B, MAGNITUDE = "lora_A", "lora_B", "lora_magnitude_vector"
+NAMES = (A, B, MAGNITUDE)
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def is_adapter(name: str) -> bool:
+    """Return whether a parameter of this name is an adapter's."""
+    return name.rpartition(".")[2] in NAMES
+
+
+class AdaptedLinear(nn.Linear):
+    """A frozen linear layer with an adapter; `adapted` makes it of a plain one, which stays the same object."""
+
+    spec: AdapterSpec
+    is_on = True  # whether the adapter counts: without it the layer is its frozen base
+    lora_A: nn.Parameter  # [rank, in]
+    lora_B: nn.Parameter  # [rank, out]
+    lora_magnitude_vector: nn.Parameter | None  # [out], of DoRA
+    lora_dropout: nn.Dropout  # where the adapter has any: a module, whose random numbers are those of samples
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [..., out] of x [..., in]."""
+        out = adapted_product(self, x, self.weight, self.lora_A, self.lora_B, self.lora_magnitude_vector)
+        return out if self.bias is None else out + self.bias
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """Change all tensors by `fn`, as nn.Module does, and keep the frozen weight in the dtype it rests in."""
+        super()._apply(fn, recurse)
+        rest_in_base_dtype(self)
+        return self
+
+    def extra_repr(self) -> str:
+        """Return what is printed of the layer."""
+        return f"{super().extra_repr()}, {self.spec.kind} rank={self.spec.rank}"
+
+
+def adapted(layer: nn.Linear, spec: AdapterSpec) -> AdaptedLinear:
+    """Return the same layer, now with an adapter beside its weight, without values yet."""
+    layer.__class__ = AdaptedLinear
+    assert isinstance(layer, AdaptedLinear)
+    layer.spec = spec
+    layer.lora_A = nn.Parameter(layer.weight.detach().new_empty(spec.rank, layer.in_features))
+    layer.lora_B = nn.Parameter(layer.weight.detach().new_empty(spec.rank, layer.out_features))
+    magnitude = nn.Parameter(layer.weight.detach().new_empty(layer.out_features)) if spec.kind == "dora" else None
+    layer.register_parameter(MAGNITUDE, magnitude)
+    if spec.dropout:
+        layer.lora_dropout = nn.Dropout(spec.dropout)
+    rest_in_base_dtype(layer)
+    return layer
+
+
+def rest_in_base_dtype(layer: AdaptedLinear) -> None:
+    """Keep the layer's frozen weight in the dtype in which it is to rest."""
+    dtype = DTYPES.get(layer.spec.base_dtype)
+    weight = layer._parameters.get("weight")
+    if dtype is not None and weight is not None and not weight.requires_grad and weight.dtype != dtype:
+        weight.data = weight.data.to(dtype)
+
+
+def adapted_product(
+    layer: AdaptedLinear,
+    x: Tensor,
+    weight: Tensor,
+    thin_in: Tensor,
+    thin_out: Tensor,
+    magnitude: Tensor | None,
+    total: Callable[[Tensor], Tensor] = lambda squares: squares,
+) -> Tensor:
+    """Return the layer's product with its adapter, without the bias, of these parts of its matrices.
+
+    `thin_in` is [rank, in], `thin_out` [rank, out]. Where ranks hold parts of the input features, `total` sums the
+    squares of the parts; what is returned is then a part of a sum.
+    """
+    spec = layer.spec
+    weight, thin_in, thin_out = weight.to(x.dtype), thin_in.to(x.dtype), thin_out.to(x.dtype)
+    if not layer.is_on:
+        return F.linear(x, weight)
+    drops = spec.dropout > 0.0 and layer.lora_dropout.training
+    dropped = layer.lora_dropout(x) if drops else x
+    added = F.linear(F.linear(dropped, thin_in), thin_out.T) * spec.scale
+    plain = F.linear(x, weight)
+    if magnitude is None:
+        return plain + added
+    ratio = (magnitude / _norms(weight, thin_in, thin_out, spec.scale, total).to(magnitude.dtype)).to(x.dtype)
+    if not drops:
+        return ratio * (plain + added)
+    return plain + (ratio - 1) * F.linear(dropped, weight) + ratio * added  # as peft has it: the base sees all of x
+
+
+@torch.no_grad()
+def _norms(
+    weight: Tensor, thin_in: Tensor, thin_out: Tensor, scale: float, total: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Return the norm of every row of the weight with its adapter, [out], in fp32 or wider."""
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    merged = weight.to(wide) + scale * thin_out.to(wide).T @ thin_in.to(wide)
+    return total(merged.square().sum(1)).sqrt()

@@ -1,0 +1,47 @@
+"""The weights of a model with its adapters added to them: the same outputs without any adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from paceline.spec.adapt.adapter import AdapterSpec
+from paceline.task.adapt.linear import MAGNITUDE, A, B, is_adapter
+
+
+class MergedTensors(Mapping[str, Tensor]):
+    """A model's tensors by name without adapters: each weight beside one is merged with it when it is asked for."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], spec: AdapterSpec) -> None:
+        self._tensors, self._spec = tensors, spec
+
+    def __getitem__(self, name: str) -> Tensor:
+        layer = name.removesuffix(".weight")
+        if is_adapter(name):
+            raise KeyError(name)
+        if f"{layer}.{A}" not in self._tensors:
+            return self._tensors[name]
+        magnitude = self._tensors[f"{layer}.{MAGNITUDE}"] if self._spec.kind == "dora" else None
+        thin = (self._tensors[f"{layer}.{A}"], self._tensors[f"{layer}.{B}"])
+        return merged(self._tensors[name], *thin, self._spec.scale, magnitude)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._tensors if not is_adapter(name))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+@torch.no_grad()
+def merged(weight: Tensor, thin_in: Tensor, thin_out: Tensor, scale: float, magnitude: Tensor | None) -> Tensor:
+    """Return the weight that computes what `weight` [out, in] and its adapter do, in the adapter's dtype.
+
+    A weight that rests in bf16 comes out in the adapter's fp32: rounded to bf16, most of a small product would be lost.
+    """
+    wide = torch.promote_types(thin_in.dtype, torch.float32)
+    sum_of = weight.to(wide) + scale * thin_out.to(wide).T @ thin_in.to(wide)
+    if magnitude is not None:
+        sum_of *= (magnitude.to(wide) / sum_of.square().sum(1).sqrt()).unsqueeze(1)
+    return sum_of.to(thin_in.dtype)

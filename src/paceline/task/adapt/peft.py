@@ -1,0 +1,156 @@
+"""Adapters as peft writes and reads them: a folder with adapter_config.json and adapter_model.safetensors.
+
+| here                              | in the file                                                  |
+|-----------------------------------|--------------------------------------------------------------|
+| `...q_proj.lora_A` [rank, in]     | `base_model.model.model....q_proj.lora_A.weight` [rank, in]  |
+| `...q_proj.lora_B` [rank, out]    | `base_model.model.model....q_proj.lora_B.weight` [out, rank] |
+| `...q_proj.lora_magnitude_vector` | the same [out]                                               |
+| another trained parameter         | `base_model.model.NAME`, its module in `modules_to_save`     |
+
+The second `model.` is that of transformers' causal models; a module of the user's own has the names that it has.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from paceline.durable import publish, sync_folder
+from paceline.errors import ConfigError, StorageError
+from paceline.spec.adapt.adapter import AdapterSpec
+from paceline.task.adapt.linear import NAMES, AdaptedLinear, B, is_adapter
+from paceline.task.models.decoder import Decoder
+from paceline.task.models.huggingface.files import LazyTensors, read_safetensors
+from paceline.task.models.huggingface.names import hf_name
+from paceline.task.models.init import Box, fill, named_parameters
+
+FOLDER_PREFIX = "base_model.model."
+CONFIG, FILE = "adapter_config.json", "adapter_model.safetensors"
+# What peft knows and an adapter here has not, with what it must be to say nothing.
+OFF: tuple[Any, ...] = (None, False, {}, [])
+UNKNOWN: dict[str, tuple[Any, ...]] = {"bias": ("none",)} | dict.fromkeys(
+    ("rank_pattern", "alpha_pattern", "fan_in_fan_out", "target_parameters", "layer_replication", "lora_bias",
+     "trainable_token_indices", "alora_invocation_tokens", "use_qalora", "use_bdlora"), OFF,
+)  # fmt: skip
+
+
+def file_name(name: str, *, is_decoder: bool) -> str:
+    """Return the name in peft's file of a parameter of ours; the built-in decoder has transformers' names there."""
+    own = hf_name(name) if is_decoder else name
+    return FOLDER_PREFIX + own + (".weight" if name.rpartition(".")[2] in NAMES[:2] else "")
+
+
+def adapter_config(spec: AdapterSpec, targets: list[str], saved: list[str], base: str, causal: bool) -> dict[str, Any]:
+    """Return the content of adapter_config.json for adapters beside these modules, in the names of the file."""
+    return {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM" if causal else None, "base_model_name_or_path": base or None,
+        "inference_mode": True, "r": spec.rank, "lora_alpha": spec.alpha, "lora_dropout": spec.dropout,
+        "target_modules": targets, "modules_to_save": saved or None, "use_rslora": spec.kind == "rslora",
+        "use_dora": spec.kind == "dora", "bias": "none", "fan_in_fan_out": False, "init_lora_weights": True,
+    }  # fmt: skip
+
+
+def write_adapter(
+    tensors: Mapping[str, Tensor], spec: AdapterSpec, trained: set[str], folder: Path, *, base: str, is_decoder: bool
+) -> list[Path]:
+    """Write the adapters among a model's tensors, and the modules with `trained` parameters, into a folder.
+
+    Returns the files. Raises StorageError where the folder cannot be written.
+    """
+    from safetensors.torch import save_file
+
+    def theirs(module: str) -> str:
+        return file_name(f"{module}.weight", is_decoder=is_decoder).removeprefix(FOLDER_PREFIX).removesuffix(".weight")
+
+    modules = sorted({name.rpartition(".")[0] for name in trained if not is_adapter(name)})
+    targets = sorted({name.rpartition(".")[0] for name in tensors if is_adapter(name)})
+    written = [name for name in tensors if is_adapter(name) or name.rpartition(".")[0] in modules]
+    held = {
+        file_name(name, is_decoder=is_decoder): (tensors[name].T if name.endswith(B) else tensors[name]).contiguous()
+        for name in written
+    }
+    config = adapter_config(spec, [theirs(name) for name in targets], [theirs(name) for name in modules], base,
+                            causal=any("lm_head" in name for name in tensors) or is_decoder)  # fmt: skip
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        sync_folder(folder.parent)
+        save_file(held, folder / (FILE + ".part"), metadata={"format": "pt"})
+        publish(folder / (FILE + ".part"), folder / FILE)
+        (folder / (CONFIG + ".part")).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        publish(folder / (CONFIG + ".part"), folder / CONFIG)
+    except OSError as error:
+        raise StorageError(f"cannot write an adapter to {folder}", str(error), "a folder with room to write") from error
+    return [folder / CONFIG, folder / FILE]
+
+
+def read_adapter(model: nn.Module, layers: Mapping[str, AdaptedLinear], spec: AdapterSpec) -> None:
+    """Fill a model's adapters, and the modules beside them that the folder holds, from a folder in peft's format.
+
+    Of a sharded parameter each rank reads its own part. Raises ConfigError for everything that does not fit at once.
+    """
+    folder = Path(spec.weights).expanduser()
+    _check_config(folder, spec)
+    stored = read_safetensors(folder / FILE)
+    is_decoder = isinstance(model, Decoder)
+    names = {file_name(name, is_decoder=is_decoder): name for name, _ in named_parameters(model)}
+    held = dict(named_parameters(model))
+    wanted = {file for file, name in names.items() if is_adapter(name)}
+    _check_names(stored, wanted, set(names), folder)
+    for file in stored:
+        if file in names:
+            fill(held[names[file]], _part_of(stored, file, turned=names[file].endswith(B)))
+
+
+def _part_of(stored: LazyTensors, file: str, *, turned: bool) -> Any:
+    def part(offsets: Box, sizes: Box) -> Tensor:
+        return stored.part(file, offsets[::-1], sizes[::-1]).T if turned else stored.part(file, offsets, sizes)
+
+    return part
+
+
+def _check_config(folder: Path, spec: AdapterSpec) -> None:
+    try:
+        told = json.loads((folder / CONFIG).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"task.adapter.weights = '{spec.weights}' is no adapter in peft's format", f"{CONFIG}: {error}",
+            f"a folder with {CONFIG} and {FILE}",
+        ) from error  # fmt: skip
+    kind = "dora" if told.get("use_dora") else "rslora" if told.get("use_rslora") else "lora"
+    wrong = [f"peft_type is {told.get('peft_type')}"] if told.get("peft_type") != "LORA" else []
+    pairs = [
+        ("kind", kind, spec.kind),
+        ("rank", told.get("r"), spec.rank),
+        ("alpha", told.get("lora_alpha"), spec.alpha),
+    ]
+    wrong += [f"{name} is {theirs} there, {ours} here" for name, theirs, ours in pairs if theirs != ours]
+    wrong += [
+        f"{key} = {told[key]} is not known here" for key, no in UNKNOWN.items() if key in told and told[key] not in no
+    ]
+    if wrong:
+        raise ConfigError(
+            f"the adapter in {folder} is another than task.adapter", "; ".join(wrong),
+            "the kind, rank and alpha of the folder's adapter_config.json",
+        )  # fmt: skip
+
+
+def _check_names(stored: LazyTensors, wanted: set[str], known: set[str], folder: Path) -> None:
+    missing = sorted(wanted - set(stored))
+    strange = sorted(set(stored) - known)
+    told = [(missing, "missing"), (strange, "of layers that have no adapter here")]
+    because = "; ".join(f"{len(names)} {what}: {', '.join(names[:3])}" for names, what in told if names)
+    if because and not _of_other_stages(missing, strange):
+        raise ConfigError(
+            f"the adapter in {folder} is not this model's", because, "task.adapter.targets as in its target_modules"
+        )
+
+
+def _of_other_stages(missing: list[str], strange: list[str]) -> bool:
+    """Return whether what the file has beside a model's own is other pipeline stages': none of its own is missing."""
+    import torch.distributed as dist
+
+    return not missing and bool(strange) and dist.is_initialized() and dist.get_world_size() > 1

@@ -1,0 +1,128 @@
+"""The profile of a model of which not all is trained: what is frozen, what adapters add, and which products are spared.
+
+A frozen weight has no gradient and no optimizer state, and its layer one product less in the backward pass. A block
+before everything that is trained has no backward pass at all, and keeps nothing for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from paceline.spec.profile import BlockProfile, ModelProfile
+from paceline.task.adapt.fill import adapted_layers
+from paceline.task.adapt.linear import AdaptedLinear
+from paceline.task.models.chain import chain_of
+
+IDLE = (
+    "nothing of '{name}' is trained, and a stage of such blocks would have nothing to update; adapters in all blocks,"
+    " or `train` patterns that name some of each, open it"
+)
+REST = "rest"  # of a traced profile: all that lies outside the repeated blocks
+
+
+def adapted_profile(profile: ModelProfile, model: nn.Module, forward_passes: int = 1) -> ModelProfile:
+    """Return a model's profile with what is frozen in it. `model` is the one that trains, on any device.
+
+    An analytic profile, which knows no adapters, gets what they compute and hold; a traced one has seen them. Of
+    `forward_passes` that its objective makes one has a backward pass.
+    """
+    named = dict(model.named_parameters())
+    if all(parameter.requires_grad for parameter in named.values()):
+        return profile
+    names = [block.name for block in profile.blocks]
+    layers = adapted_layers(model)
+    blocks, flows = [], _trains(named, names, _early(model, names)) if REST in names else False
+    for block in profile.blocks:
+        own = {name: parameter for name, parameter in named.items() if _block_of(name, names) == block.name}
+        inside = [layer for name, layer in layers.items() if _block_of(f"{name}.weight", names) == block.name]
+        if profile.source == "analytic":
+            block = _with_adapters(block, inside, profile.tokens_per_sample)
+        flows = flows or any(parameter.requires_grad for parameter in own.values())
+        # What a trace has seen keep nothing, as a teacher does, has no backward pass.
+        is_idle = profile.source == "traced" and not (block.saved_elements or block.saved_fp32_elements)
+        passed = flows and not (is_idle and not any(parameter.requires_grad for parameter in own.values()))
+        block = _frozen(block, own.values(), inside, flows=passed)
+        blocks.append(dataclasses.replace(block, backward_products=block.backward_products / forward_passes))
+    idle = [block.name for block in blocks if block.recomputable and block.frozen_parameters == block.parameters]
+    closed = {"pp": IDLE.format(name=idle[0])} if idle else {}
+    return dataclasses.replace(profile, blocks=tuple(blocks), closed_axes={**(profile.closed_axes or {}), **closed})
+
+
+def _block_of(name: str, names: list[str]) -> str:
+    """Return the block of the chain that holds a parameter."""
+    found = max((block for block in names if name.startswith(f"{block}.")), key=len, default="")
+    return found or (REST if REST in names else "")
+
+
+def _early(model: nn.Module, names: list[str]) -> tuple[str, ...]:
+    """Return how the names of parameters outside the blocks begin whose outputs the blocks read; all, if unknown."""
+    chain = chain_of(model)
+    return ("",) if chain is None else tuple(f"{name}." for name in chain.first)
+
+
+def _trains(named: dict[str, nn.Parameter], names: list[str], early: tuple[str, ...]) -> bool:
+    """Return whether anything is trained before the repeated blocks."""
+    outside = {name: parameter for name, parameter in named.items() if _block_of(name, names) == REST}
+    return any(parameter.requires_grad and name.startswith(early) for name, parameter in outside.items())
+
+
+def _frozen(
+    block: BlockProfile, own: Iterable[nn.Parameter], inside: list[AdaptedLinear], *, flows: bool
+) -> BlockProfile:
+    """Return a block with what of its parameters is frozen; `flows` says whether gradients pass through it."""
+    own = list(own)
+    matrices = [parameter for parameter in own if parameter.dim() > 1]
+    size = sum(parameter.numel() for parameter in matrices)
+    trained = sum(parameter.numel() for parameter in matrices if parameter.requires_grad)
+    kept = ("saved_elements", "saved_fp32_elements", "selective_elements", "attention_out_elements", "kv_elements")
+    idle: dict[str, Any] = {} if flows else dict.fromkeys(kept, 0.0)
+    if block.kind == "head" and not any(parameter.requires_grad for parameter in own):
+        idle["fixed_elements"] = 0.0  # a frozen head's gradient is never taken
+    return dataclasses.replace(
+        block,
+        frozen_parameters=min(block.parameters, sum(p.numel() for p in own if not p.requires_grad)),
+        narrow_parameters=sum(layer.weight.numel() for layer in inside if layer.spec.base_dtype),
+        backward_products=(1.0 if flows else 0.0) + (trained / size if size else float(flows)),
+        **idle,
+    )
+
+
+def _with_adapters(block: BlockProfile, inside: list[AdaptedLinear], tokens: int) -> BlockProfile:
+    """Return a block with what the adapters beside its layers compute, keep and hold, for `tokens` of a sample."""
+    if not inside:
+        return block
+    spec = inside[0].spec
+    shapes = [(layer.in_features, layer.out_features) for layer in inside]
+    thin = sum(into + out for into, out in shapes)
+    wide = sum(out for _, out in shapes)
+    flops = 2.0 * tokens * spec.rank * thin
+    products = [(block.matmul_flops, math.log(block.matmul_width))]
+    products += [(2.0 * tokens * spec.rank * side, math.log(side * spec.rank) / 2) for pair in shapes for side in pair]
+    # The product is scaled and added: two of its values are read or written for the one, three for the other.
+    kept, moved, operators = float(spec.rank * len(shapes)), 5.0 * wide, 4 * len(shapes)
+    if spec.dropout:  # what is drawn and what is left of the inputs
+        into = sum(into for into, _ in shapes)
+        kept, moved, operators = kept + 2 * into, moved + 5.0 * into, operators + 2 * len(shapes)
+    held = sum(spec.rank * (into + out) for into, out in shapes)
+    transient = block.transient_elements
+    if spec.kind == "dora":  # norms of merged weights, as if for every sample: a bound from above
+        whole = sum(into * out for into, out in shapes)
+        held, kept, operators = held + wide, kept + wide, operators + 8 * len(shapes)
+        moved, transient = moved + 4.0 * whole / tokens, max(transient, 2.0 * max(a * b for a, b in shapes))
+    return dataclasses.replace(
+        block,
+        parameters=block.parameters + held,
+        active_parameters=block.active_parameters + held if block.active_parameters else 0,
+        matmul_flops=block.matmul_flops + flops,
+        moved_elements=block.moved_elements + tokens * moved,
+        saved_elements=block.saved_elements + tokens * kept,
+        selective_elements=block.selective_elements + tokens * (spec.rank * len(shapes) + wide),
+        transient_elements=transient,
+        operators=block.operators + operators,
+        matmul_width=round(math.exp(sum(f * log for f, log in products) / sum(f for f, _ in products))),
+    )

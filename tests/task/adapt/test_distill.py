@@ -1,0 +1,105 @@
+"""Distillation: the loss by hand, what is frozen and priced, and the numbers of one device on layouts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from distributed import run_ranks
+from tests_shared import SEQ_LEN, VOCAB, PaddedText, decoder_task, plan_of
+
+from paceline.errors import ConfigError
+from paceline.run.process.world import join_world
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
+from paceline.spec.proof.records import CheckProof
+from paceline.spec.task import ModelSpec, Task
+from paceline.task.adapt.distill import Distilled, distillation, distilled, student_of
+from paceline.task.models.build import build_model
+from paceline.task.profile.apart import trace_here
+from paceline.verify.compare.layout import compare
+
+PATH = "paceline.task.adapt.distill:"
+STUDENT = {"name": "llama-1m", "hidden": 16, "layers": 2, "heads": 2, "kv_heads": 1, "ffn": 24, "vocab": VOCAB}
+TEACHER = {**STUDENT, "hidden": 32, "layers": 3}
+GIVEN: dict[str, Any] = {"student": STUDENT, "teacher": TEACHER, "vocab": VOCAB, "hidden": 0.3, "weight": 0.6}
+
+
+def task(**changes: Any) -> Task:
+    return decoder_task(
+        model=ModelSpec(PATH + "distilled", arguments=GIVEN), objective=PATH + "distillation", **changes
+    )
+
+
+def batch() -> dict[str, torch.Tensor]:
+    return PaddedText().read(torch.arange(3).numpy())
+
+
+def test_the_loss_of_logits_by_hand() -> None:
+    torch.manual_seed(0)
+    model, data = distilled(**{**GIVEN, "hidden": 0.0}, temperature=3.0).double(), batch()
+    loss, weight = distillation(model, data)
+    counted = data["labels"] != -100
+    own, theirs = (part(data["tokens"])[counted] for part in (model.student, model.teacher))
+    p, q = (theirs / 3).softmax(-1), (own / 3).softmax(-1)
+    expected = 0.4 * F.cross_entropy(own, data["labels"][counted], reduction="sum")
+    expected = expected + 0.6 * 9 * (p * (p.log() - q.log())).sum()
+    torch.testing.assert_close(loss, expected)
+    assert int(weight) == int(counted.sum())
+
+
+def test_hidden_states_are_compared_at_the_same_part_of_the_depth() -> None:
+    torch.manual_seed(0)
+    model, data = distilled(**{**GIVEN, "weight": 0.0}).double(), batch()
+    seen: dict[str, torch.Tensor] = {}
+    for name in ("student.layers.0", "student.layers.1", "teacher.model.layers.0", "teacher.model.layers.2"):
+        model.get_submodule(name).register_forward_hook(lambda m, a, out, name=name: seen.update({name: out}))
+    loss, _ = distillation(model, data)
+    counted = data["labels"] != -100
+    expected = F.cross_entropy(model.student(data["tokens"])[counted], data["labels"][counted], reduction="sum")
+    for mine, theirs in (
+        ("student.layers.0", "teacher.model.layers.0"),
+        ("student.layers.1", "teacher.model.layers.2"),
+    ):
+        apart = (model.bridge(seen[mine]) - seen[theirs])[counted]
+        expected = expected + 0.3 / 2 * apart.square().mean(-1).sum()
+    torch.testing.assert_close(loss, expected)
+
+
+def test_the_teacher_is_frozen_and_no_part_of_a_checkpoint() -> None:
+    model = build_model(task().model, VOCAB, SEQ_LEN, seed=3)
+    assert isinstance(model, Distilled) and model.student.training and not model.teacher.training
+    assert not any(p.requires_grad for p in model.teacher.parameters())
+    plain = build_model(ModelSpec(**STUDENT), VOCAB, SEQ_LEN, seed=3)
+    assert set(model.state_dict()) == {*plain.state_dict(), "bridge.weight"}
+    assert student_of(task().model) == ModelSpec(**STUDENT) and student_of(ModelSpec("llama-1m")) is None
+
+
+def test_the_teacher_is_priced_by_its_forward_pass() -> None:
+    profile = trace_here(task())
+    blocks = {block.name: block for block in profile.blocks}
+    taught = blocks["teacher.model.layers.1"]
+    assert taught.frozen_parameters == taught.parameters and taught.backward_products == 0.0
+    assert taught.matmul_flops > 0 and taught.saved_elements == 0.0
+    assert blocks["student.layers.1"].backward_products == 2.0
+
+
+def test_another_vocabulary_is_refused() -> None:
+    model = distilled(STUDENT, {**TEACHER, "vocab": VOCAB + 1}, VOCAB)
+    with pytest.raises(ConfigError, match="logits are compared"):
+        distillation(model, batch())
+
+
+def compared(plans: list[Plan]) -> list[CheckProof]:
+    """Return comparisons with one device."""
+    world = join_world("cpu", threads=1)
+    return [compare(task(), plan, world, PaddedText(), SEQ_LEN, 2) for plan in plans]
+
+
+def test_distillation_equals_one_device() -> None:
+    plans = [plan_of(Layout(dp_shard=2), precision="fp64", zero=zero) for zero in (1, 3)]
+    plans.append(plan_of(Layout(dp_replicate=2), precision="fp64", recompute="full"))
+    for proof in run_ranks(compared, 2, plans)[0]:
+        assert proof.equal, proof.first_difference
