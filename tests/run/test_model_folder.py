@@ -163,7 +163,8 @@ def test_a_run_starts_from_a_folder_goes_on_without_it_and_comes_back(tmp_path: 
         assert torch.equal(state[name if name == "lm_head.weight" else f"model.{name}"], stored[name])
 
 
-@pytest.mark.parametrize("family", ["GPT2", pytest.param("Qwen2", marks=pytest.mark.deep)])
+@pytest.mark.deep
+@pytest.mark.parametrize("family", ["GPT2", "Qwen2"])
 def test_an_export_of_shards_has_equal_logits(tmp_path: Path, family: str) -> None:
     """Weights of two ranks, one of them of transformers' own class, come back as a folder with the same logits."""
     write_model(tmp_path / "m", family)
