@@ -50,7 +50,8 @@ def traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Traced, lis
     (tmp_path / "kept.json").write_text('{"times": 1}')
     (tmp_path / "text.txt").write_text("a line of text\n" * 200)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *(folder for folder in sys.path if "lib/python" in folder)])
+    monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     traces: list[Task] = []
