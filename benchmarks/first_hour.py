@@ -1,0 +1,188 @@
+"""What a user types and waits for, the first time: a model fine-tuned, a classifier, a loop of one's own.
+
+    python benchmarks/first_hour.py [--tasks finetune,loop] [--rounds 3] [--quick] [--json OUT] [--save]
+
+Every contender of a task is a script, or a spec file, in `first_hour_tasks/`, as its own guide would write it: all train
+the same model on the same data with AdamW at the same rate for as many steps of as many rows. Told of each: the lines
+that a user writes (without empty ones and comments), seconds from the start of the process to the first step, steps per
+second after it, the largest resident memory, and the metric on held-out data, which is not the same to the last digit:
+rows come in another order. They take turns; figures are medians over rounds. One process on one CPU device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from common import RESULTS, machine
+
+from paceline.spec.journal.reading import read_records
+
+TASKS = Path(__file__).parent / "first_hour_tasks"
+TIMED = TASKS / "timed.py"
+WARM = 0.2  # of the steps, before which the rate is not counted
+LIMIT_SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to do a task."""
+
+    task: str
+    name: str
+    file: str  # in the task's folder
+    needs: tuple[str, ...] = ()  # packages
+
+    @property
+    def path(self) -> Path:
+        """The file that a user writes."""
+        return TASKS / self.task / self.file
+
+    @property
+    def lines(self) -> int:
+        """The lines of it that are neither empty nor a comment."""
+        lines = (line.strip() for line in self.path.read_text("utf-8").splitlines())
+        return sum(bool(line) and not line.startswith("#") for line in lines)
+
+    @property
+    def missing(self) -> list[str]:
+        """The packages that it needs and that are not installed."""
+        return [name for name in self.needs if find_spec(name) is None]
+
+    @property
+    def words(self) -> list[str]:
+        """The command, as `timed.py` takes it."""
+        return ["-m", "paceline", "train", str(self.path)] if self.path.suffix == ".toml" else [str(self.path)]
+
+
+CONTENDERS = (
+    Contender("finetune", "Paceline", "paceline.toml"),
+    Contender("finetune", "HF Trainer", "trainer.py", ("accelerate",)),
+    Contender("finetune", "Accelerate", "with_accelerate.py", ("accelerate",)),
+    Contender("finetune", "Fabric", "with_fabric.py", ("lightning",)),
+    Contender("lora", "Paceline", "paceline.toml"),
+    Contender("lora", "HF Trainer + peft", "trainer.py", ("accelerate", "peft")),
+    Contender("classify", "Paceline", "paceline.toml"),
+    Contender("classify", "HF Trainer", "trainer.py", ("accelerate",)),
+    Contender("loop", "torch alone", "plain.py"),
+    Contender("loop", "Paceline", "with_paceline.py"),
+    Contender("loop", "Accelerate", "with_accelerate.py", ("accelerate",)),
+    Contender("loop", "Fabric", "with_fabric.py", ("lightning",)),
+)
+NAMES = tuple(dict.fromkeys(each.task for each in CONTENDERS))
+
+
+@dataclass(frozen=True)
+class Told:
+    """What one run of a contender showed."""
+
+    first_step: float  # seconds since its process began
+    steps_per_second: float
+    peak_bytes: float
+    metric: float
+    steps: int
+
+
+def run(contender: Contender, folder: Path, out: Path) -> Told:
+    """Run a contender in a folder with the tasks' data. Raises RuntimeError with what it said where it fails."""
+    shutil.rmtree(folder / "runs", ignore_errors=True)
+    environ = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "OMP_NUM_THREADS": "1",
+               "TOKENIZERS_PARALLELISM": "false"}  # fmt: skip
+    words = [sys.executable, str(TIMED), str(out), *contender.words]
+    done = subprocess.run(words, cwd=folder, env=environ, capture_output=True, text=True, timeout=LIMIT_SECONDS)
+    if done.returncode:
+        raise RuntimeError(f"{contender.task}, {contender.name}: {done.stderr[-2000:]}{done.stdout[-2000:]}")
+    noted = json.loads(out.read_text())
+    moments = noted["steps"]
+    begin = int(len(moments) * WARM)
+    rate = (len(moments) - 1 - begin) / (moments[-1] - moments[begin])
+    return Told(moments[0], rate, noted["peak_bytes"], _metric(contender, folder, done.stdout), len(moments))
+
+
+def _metric(contender: Contender, folder: Path, printed: str) -> float:
+    if contender.path.suffix != ".toml":
+        return float(re.findall(r"^metric (\S+)", printed, re.M)[-1])
+    (run_dir,) = (folder / "runs").iterdir()
+    last: Any = [record for record in read_records(run_dir) if record.KIND == "evaluation"][-1]
+    return float((last.metrics or {}).get("accuracy", last.loss))
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return the Markdown table."""
+    lines = [
+        "| task | with | lines | first step, s | steps/s | peak memory, MB | metric |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        cells = (f"{row['first_step']:.1f}", f"{row['steps_per_second']:.2f}", f"{row['peak_bytes'] / 1e6:,.0f}",
+                 f"{row['metric']:.3f}")  # fmt: skip
+        lines.append(f"| {row['task']} | {row['name']} | {row['lines']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def compete(names: list[str], rounds: int, folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return a row for every contender that could run, and why others could not."""
+    subprocess.run([sys.executable, str(TASKS / "make_folders.py"), str(folder)], check=True)
+    told: dict[Contender, list[Told]] = {}
+    chosen = [each for each in CONTENDERS if each.task in names]
+    left = [f"{each.task} with {each.name}: {', '.join(each.missing)} not installed" for each in chosen if each.missing]
+    for number in range(rounds):
+        for contender in chosen if number % 2 == 0 else reversed(chosen):
+            if not contender.missing:
+                found = run(contender, folder, folder / "noted.json")
+                told.setdefault(contender, []).append(found)
+                print(f"{contender.task:9} {contender.name:18} {found}", file=sys.stderr, flush=True)
+    fields = ("first_step", "steps_per_second", "peak_bytes", "metric", "steps")
+    rows = [
+        {"task": each.task, "name": each.name, "lines": each.lines}
+        | {field: statistics.median(getattr(one, field) for one in told[each]) for field in fields}
+        for each in chosen
+        if each in told
+    ]
+    return rows, left
+
+
+def main(arguments: list[str]) -> int:
+    """Measure, print the table and write what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", default=",".join(NAMES), help=f"of {', '.join(NAMES)}")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="one round")
+    parser.add_argument("--json", metavar="OUT", help="also write the result as JSON")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/first_hour.md and .json")
+    options = parser.parse_args(arguments)
+    names = options.tasks.split(",")
+    if unknown := set(names) - set(NAMES):
+        parser.error(f"--tasks: unknown {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
+    rounds = 1 if options.quick else options.rounds
+    with tempfile.TemporaryDirectory(prefix="first-hour-") as name:
+        rows, left = compete(names, rounds, Path(name))
+    facts = machine()
+    result = {"machine": facts, "rounds": rounds, "rows": rows, "left_out": left}
+    lines = ["# The first hour, side by side", "", f"`python benchmarks/first_hour.py {' '.join(arguments)}`", "",
+             f"{facts['date']} · {facts['cpu']}, {facts['cores']} cores · torch {facts['torch']} · one process on one "
+             f"thread · {rounds} rounds", "", table(rows), "",
+             "Lines are those of the file that a user writes; the metric is the held-out loss (finetune, lora), accuracy "
+             "(classify), or the loss of the last 20 steps (loop).", *([""] if left else []), *left, ""]  # fmt: skip
+    print("\n".join(lines[6:]))
+    if options.json:
+        Path(options.json).write_text(json.dumps(result, indent=2) + "\n")
+    if options.save:
+        (RESULTS / "first_hour.json").write_text(json.dumps(result, indent=2) + "\n")
+        (RESULTS / "first_hour.md").write_text("\n".join(lines))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

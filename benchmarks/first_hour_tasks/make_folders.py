@@ -1,0 +1,69 @@
+"""Writes what the tasks begin with: a folder with a small Llama, one with a head, a text, and a table with labels."""
+
+from __future__ import annotations
+
+import csv
+import sys
+import sysconfig
+from pathlib import Path
+
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+PACKAGES = ("asyncio", "email", "xml")
+LINE_CHARACTERS = (24, 96)
+TEXT_BYTES = 400_000
+TRAINED, HELD_OUT = 2400, 400  # rows of the table
+
+
+def lines_of(package: str) -> list[str]:
+    """Return the lines of a package of the standard library that are long enough to tell it, each once."""
+    root = Path(sysconfig.get_paths()["stdlib"]) / package
+    texts = [path.read_text("utf-8", errors="replace") for path in sorted(root.rglob("*.py"))]
+    low, high = LINE_CHARACTERS
+    return list(dict.fromkeys(line.strip() for text in texts for line in text.splitlines() if low < len(line) < high))
+
+
+def write_texts(folder: Path) -> str:
+    """Write `corpus/text.txt` and `table/{train,validation}.csv`; return the text."""
+    rows = [(line, package) for package in PACKAGES for line in lines_of(package)]
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()
+    kept = [rows[index] for index in order[: TRAINED + HELD_OUT]]
+    (folder / "table").mkdir(parents=True)
+    for name, part in (("train", kept[:TRAINED]), ("validation", kept[TRAINED:])):
+        with (folder / "table" / f"{name}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([("text", "label"), *part])
+    root = Path(sysconfig.get_paths()["stdlib"])
+    text = "".join(path.read_text("utf-8", errors="replace") for path in sorted(root.glob("*.py")))[:TEXT_BYTES]
+    (folder / "corpus").mkdir()
+    (folder / "corpus" / "text.txt").write_text(text)
+    return text
+
+
+def main(folder: Path) -> None:
+    """Write all of it into a folder."""
+    text = write_texts(folder)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    special = ["<|end_of_text|>"]
+    tokenizer.train_from_iterator(
+        text.splitlines(), trainers.BpeTrainer(vocab_size=1024, special_tokens=special, initial_alphabet=alphabet)
+    )
+    sizes = {
+        "vocab_size": tokenizer.get_vocab_size(), "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256, "pad_token_id": 0,
+        "eos_token_id": 0, "bos_token_id": None,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    for name, kind, more in (
+        ("base", transformers.LlamaForCausalLM, {}),
+        ("head", transformers.LlamaForSequenceClassification, {"num_labels": len(PACKAGES)}),
+    ):
+        kind(transformers.LlamaConfig(**sizes, **more)).save_pretrained(folder / name)
+        tokenizer.save(str(folder / name / "tokenizer.json"))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
