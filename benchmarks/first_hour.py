@@ -2,8 +2,8 @@
 
     python benchmarks/first_hour.py [--tasks finetune,loop] [--rounds 3] [--quick] [--json OUT] [--save]
 
-Every contender of a task is a script, or a spec file, in `first_hour_tasks/`, as its own guide would write it: all train
-the same model on the same data with AdamW at the same rate for as many steps of as many rows. Told of each: the lines
+Every contender of a task is a script, or a spec file, in `first_hour_tasks/`, as its own guide would write it: all
+train the same model on the same data with AdamW at the same rate for as many steps of as many rows. Told of each: the lines
 that a user writes (without empty ones and comments), seconds from the start of the process to the first step, steps per
 second after it, the largest resident memory, and the metric on held-out data, which is not the same to the last digit:
 rows come in another order. They take turns; figures are medians over rounds. One process on one CPU device.
@@ -131,6 +131,28 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def document(
+    rows: list[dict[str, Any]], left: list[str], rounds: int, facts: dict[str, Any], arguments: list[str]
+) -> list[str]:
+    """Return the Markdown page of a result, in lines."""
+    where = f"{facts['date']} · {facts['cpu']}, {facts['cores']} cores · torch {facts['torch']}"
+    return [
+        "# The first hour, side by side",
+        "",
+        f"`python benchmarks/first_hour.py {' '.join(arguments)}`",
+        "",
+        f"{where} · one process on one thread · {rounds} rounds",
+        "",
+        table(rows),
+        "",
+        "Lines are those of the file that a user writes. The metric is the held-out loss (finetune, lora), the accuracy",
+        "(classify), or the loss of the last 20 steps (loop).",
+        *([""] if left else []),
+        *left,
+        "",
+    ]
+
+
 def compete(names: list[str], rounds: int, folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """Return a row for every contender that could run, and why others could not."""
     subprocess.run([sys.executable, str(TASKS / "make_folders.py"), str(folder)], check=True)
@@ -170,11 +192,7 @@ def main(arguments: list[str]) -> int:
         rows, left = compete(names, rounds, Path(name))
     facts = machine()
     result = {"machine": facts, "rounds": rounds, "rows": rows, "left_out": left}
-    lines = ["# The first hour, side by side", "", f"`python benchmarks/first_hour.py {' '.join(arguments)}`", "",
-             f"{facts['date']} · {facts['cpu']}, {facts['cores']} cores · torch {facts['torch']} · one process on one "
-             f"thread · {rounds} rounds", "", table(rows), "",
-             "Lines are those of the file that a user writes; the metric is the held-out loss (finetune, lora), accuracy "
-             "(classify), or the loss of the last 20 steps (loop).", *([""] if left else []), *left, ""]  # fmt: skip
+    lines = document(rows, left, rounds, facts, arguments)
     print("\n".join(lines[6:]))
     if options.json:
         Path(options.json).write_text(json.dumps(result, indent=2) + "\n")
