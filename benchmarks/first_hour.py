@@ -3,10 +3,11 @@
     python benchmarks/first_hour.py [--tasks finetune,loop] [--rounds 3] [--quick] [--json OUT] [--save]
 
 Every contender of a task is a script, or a spec file, in `first_hour_tasks/`, as its own guide would write it: all
-train the same model on the same data with AdamW at the same rate for as many steps of as many rows. Told of each: the lines
-that a user writes (without empty ones and comments), seconds from the start of the process to the first step, steps per
-second after it, the largest resident memory, and the metric on held-out data, which is not the same to the last digit:
-rows come in another order. They take turns; figures are medians over rounds. One process on one CPU device.
+train the same model on the same data with AdamW at the same rate for as many steps of as many rows. Told of each: the
+lines that a user writes (without empty ones and comments), seconds from the start of the process to the first step,
+steps per second after it, the largest resident memory, and the metric on held-out data, which is not the same to the
+last digit: rows come in another order. They take turns; figures are medians over rounds. One process on one CPU
+device.
 """
 
 from __future__ import annotations
@@ -145,8 +146,8 @@ def document(
         "",
         table(rows),
         "",
-        "Lines are those of the file that a user writes. The metric is the held-out loss (finetune, lora), the accuracy",
-        "(classify), or the loss of the last 20 steps (loop).",
+        "Lines are those of the file that a user writes. The metric is the held-out loss (finetune, lora), the",
+        "accuracy (classify), or the loss of the last 20 steps (loop).",
         *([""] if left else []),
         *left,
         "",
