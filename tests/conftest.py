@@ -37,8 +37,13 @@ LONG = (
 )  # fmt: skip
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest takes those that are asked for by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with long files, and skip what needs a GPU where there is none."""
+    """Mark what deep.txt lists, begin with long files, and skip what needs a GPU where there is none."""
+    deep = set(Path(HERE, "deep.txt").read_text(encoding="utf-8").splitlines())
+    for item in items:
+        if f"{item.path.relative_to(HERE)}::{item.name}" in deep:
+            item.add_marker(pytest.mark.deep)
     places = {str(Path(HERE, name)): place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: places.get(str(item.path), len(LONG)))
     marked = [item for item in items if item.get_closest_marker("cuda")]

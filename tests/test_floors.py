@@ -238,3 +238,12 @@ def test_tests_stand_in_the_rooms_that_they_are_of() -> None:
     folders = {path.parent.relative_to(here) for path in here.rglob("test_*.py")} - {Path()}
     rooms = {str(folder) for folder in folders if folder.parts[0] not in OTHER_TESTS}
     assert {room for room in rooms if not (ROOT / room).is_dir()} == set()
+
+
+def test_tests_that_are_deep_are_there() -> None:
+    """A line that names none would leave a slow test in `make test` without a word."""
+    lines = (Path(__file__).parent / "deep.txt").read_text(encoding="utf-8").splitlines()
+    for line in filter(lambda line: line and not line.startswith("#"), lines):
+        file, _, name = line.partition("::")
+        text = (Path(__file__).parent / file).read_text(encoding="utf-8")
+        assert f"def {name.partition('[')[0]}(" in text, line

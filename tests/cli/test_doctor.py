@@ -13,7 +13,7 @@ import pytest
 from runs import environment
 
 import paceline
-from paceline.cli.output import print_json
+from paceline.cli.output import print_bare, print_json
 from paceline.session.doctor import examine as looks
 from paceline.session.doctor.finding import NOTE, OK, WRONG, Examination, Finding, lines_of
 
@@ -76,10 +76,11 @@ def test_a_missing_package_is_named_without_a_traceback() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "code", "shown"), [({"a": 1}, None, 0), ({"a": 1}, 74, 74), (Examination(()), None, 0)]
+    ("value", "code", "shown"),
+    [({"findings": []}, None, 0), ({"findings": []}, 74, 74), (Examination(()), None, 0)],
 )
 def test_json_always_has_the_exit_code(value: object, code: int | None, shown: int, capsys: Any) -> None:
-    print_json(value, code)
+    print_json(value, "paceline doctor", code)
     assert json.loads(capsys.readouterr().out)["exit_code"] == shown
-    print_json({"properties": {}}, bare=True)
+    print_bare({"properties": {}})
     assert "exit_code" not in json.loads(capsys.readouterr().out)

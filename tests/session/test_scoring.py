@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,7 @@ def test_scores_are_the_losses_of_documents_and_select_them(folder: Path) -> Non
         score_max=max(each["score"] for each in scored[:12]) + 1e-9,
     )  # fmt: skip
     kept, _ = open_sources(data, 7)
-    words, _ = open_sources(DataSpec(**{**vars(data), "source": str(folder / "words.jsonl"), "score_max": None}), 7)
+    words, _ = open_sources(replace(data, source=str(folder / "words.jsonl"), score_max=None), 7)
     assert kept.fingerprint == words.fingerprint, "the selected documents are the words, and nothing else"
 
 
@@ -110,7 +111,4 @@ def test_a_core_set_has_documents_of_every_kind_before_copies(folder: Path) -> N
     kept, _ = open_sources(
         DataSpec(str(out), seq_len=SEQ_LEN, validation_fraction=0.0, cache_dir=str(folder / "cache"), score_max=1.0), 7
     )
-    assert (
-        kept.samples
-        < open_sources(DataSpec(**{**vars(data), "seq_len": SEQ_LEN, "validation_fraction": 0.0}), 7)[0].samples
-    )
+    assert kept.samples < open_sources(replace(data, seq_len=SEQ_LEN, validation_fraction=0.0), 7)[0].samples

@@ -22,7 +22,7 @@ from paceline.verify.low.low import low
 from paceline.verify.story.story import story
 
 
-def leaks_into(stepper: Any, turn: Any) -> None:
+def leaks_into(stepper: Any, turn: Any, step: int = 0) -> None:
     """Keep the gradients that a turn leaves in others' parameters, and update those too."""
     turn.parameters = [p for p in stepper.model.parameters() if p.requires_grad]
 

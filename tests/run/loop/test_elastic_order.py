@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,9 +42,9 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Source]:
         (folder / f"{name}.jsonl").write_text("\n".join(lines))
     found = {}
     for kind, options in KINDS.items():
-        mix = tuple(MixSpec(**{**vars(each), "source": str(folder / each.source)}) for each in options.get("mix", ()))
+        mix = tuple(replace(each, source=str(folder / each.source)) for each in options.get("mix", ()))
         data = DataSpec(str(folder / "a.jsonl"), seq_len=24, validation_fraction=0.0, cache_dir=str(folder / "cache"))
-        found[kind] = open_sources(DataSpec(**{**vars(data), **options, "mix": mix}), SEED)[0]
+        found[kind] = open_sources(replace(data, **{**options, "mix": mix}), SEED)[0]
     return found
 
 
