@@ -14,7 +14,7 @@ from paceline.cli.json.shapes import BILL
 from paceline.cli.output import print_json
 from paceline.errors import ConfigError
 
-EXAMPLE = "paceline bill runs\npaceline bill runs --by team --since 2026-11-01 --csv > november.csv"
+EXAMPLE = "paceline bill runs\npaceline bill runs --by day --since 2026-11-01 --csv > november.csv"
 CODES = (74,)
 
 
