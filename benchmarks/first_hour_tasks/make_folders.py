@@ -26,7 +26,7 @@ def lines_of(package: str) -> list[str]:
 
 
 def write_texts(folder: Path) -> str:
-    """Write `corpus/text.txt` and `table/{train,validation}.csv`; return the text."""
+    """Write `corpus/*.txt`, all of it as `text.txt`, and `table/{train,validation}.csv`; return the text."""
     rows = [(line, package) for package in PACKAGES for line in lines_of(package)]
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()
     kept = [rows[index] for index in order[: TRAINED + HELD_OUT]]
@@ -35,9 +35,13 @@ def write_texts(folder: Path) -> str:
         with (folder / "table" / f"{name}.csv").open("w", newline="") as file:
             csv.writer(file).writerows([("text", "label"), *part])
     root = Path(sysconfig.get_paths()["stdlib"])
-    text = "".join(path.read_text("utf-8", errors="replace") for path in sorted(root.glob("*.py")))[:TEXT_BYTES]
     (folder / "corpus").mkdir()
-    (folder / "corpus" / "text.txt").write_text(text)
+    text = ""
+    for path in sorted(root.glob("*.py")):
+        if len(text) < TEXT_BYTES:
+            text += (document := path.read_text("utf-8", errors="replace"))
+            (folder / "corpus" / f"{path.stem}.txt").write_text(document)
+    (folder / "text.txt").write_text(text)
     return text
 
 

@@ -4,7 +4,7 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 tokenizer = PreTrainedTokenizerFast(tokenizer_file="base/tokenizer.json")
-tokens = tokenizer(open("corpus/text.txt").read())["input_ids"]
+tokens = tokenizer(open("text.txt").read())["input_ids"]
 rows = torch.tensor(tokens[: len(tokens) // 128 * 128]).view(-1, 128)
 cut = int(len(rows) * 0.95)
 accelerator = Accelerator(cpu=True)

@@ -20,7 +20,7 @@ class Rows:
     """Rows of 65 characters: 64 to read, and each one's next."""
 
     def __init__(self) -> None:
-        text = torch.tensor(list(open("corpus/text.txt", "rb").read()))
+        text = torch.tensor(list(open("text.txt", "rb").read()))
         self.rows = text[: len(text) // 65 * 65].view(-1, 65)
 
     def __len__(self):

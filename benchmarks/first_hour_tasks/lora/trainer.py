@@ -3,7 +3,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Trainer, TrainingArguments
 
 tokenizer = PreTrainedTokenizerFast(tokenizer_file="base/tokenizer.json")
-tokens = tokenizer(open("corpus/text.txt").read())["input_ids"]
+tokens = tokenizer(open("text.txt").read())["input_ids"]
 rows = torch.tensor(tokens[: len(tokens) // 128 * 128]).view(-1, 128)
 data = [{"input_ids": row, "labels": row} for row in rows]
 cut = int(len(data) * 0.95)
