@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigError, MissingExtra
+from paceline.spec.import_paths import make_importable
 from paceline.spec.load import Spec, spec_from_dict, spec_to_dict
 from paceline.spec.optimizers import names_of
 from paceline.spec.steps.turns import objectives_named
@@ -37,7 +40,8 @@ def hand_over(spec: Spec, folder: Path) -> Path:
         ) from error
     path = folder / "spec.pickle"
     try:
-        path.write_bytes(cloudpickle.dumps(spec))
+        # Classes of modules go by name, and those stand where this process finds them: beside its script, say.
+        path.write_bytes(pickle.dumps((list(sys.path), cloudpickle.dumps(spec))))
     except Exception as error:  # a user's object may fail to pickle in any way
         raise ConfigError(
             "the task cannot be handed to other processes",
@@ -54,6 +58,8 @@ def take_over(path: Path) -> Spec:
         return spec_from_dict(written["spec"], path=Path(written["path"]) if written["path"] else None)
     import cloudpickle
 
-    spec = cloudpickle.loads(path.read_bytes())
+    folders, held = pickle.loads(path.read_bytes())
+    make_importable(filter(None, folders))
+    spec = cloudpickle.loads(held)
     assert isinstance(spec, Spec)
     return spec
