@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,7 @@ import torch  # noqa: F401  (so that models are traced in this process)
 
 from paceline.spec.profile import ModelProfile
 from paceline.spec.task import DataSpec, ModelSpec, Task
+from paceline.task import own_code
 from paceline.task.data.facts import DataFacts
 from paceline.task.profile import kept
 from paceline.task.profile.kept import trace_once
@@ -121,3 +124,49 @@ def test_data_that_code_of_the_user_makes_keep_nothing(traced: tuple[Traced, lis
     data = DataSpec(source="kept_rows:made")
     assert kept._key(Task(model=ModelSpec("kept_model:Words"), data=data), FACTS) is None
     assert profile() and len(traces) == 1
+
+
+def test_texts_that_name_nothing_and_files_that_cannot_be_read_end_no_plan(
+    traced: tuple[Traced, list[Task]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt with a slash is longer than a file's name may be; data beside the code are not read whole."""
+    prompt = "either/or " * 100
+    large = tmp_path / "data.json"
+    large.write_text("{}")
+    read: list[Path] = []
+    real = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda self: read.append(self) or real(self))
+    values = ["kept_model:Words", prompt, "a\0/b"]
+    before = own_code.own_code(values)
+    assert before and large not in read and tmp_path / "kept_model.py" in read
+    large.write_text("[1]")
+    assert own_code.own_code(values) != before, "its size is a part all the same"
+
+    def refused(self: Path) -> bytes:
+        raise PermissionError(13, "not yours", str(self))
+
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    assert own_code.own_code(values) is None
+    assert kept._key(Task(model=ModelSpec("kept_model:Words"), data=DataSpec()), FACTS) is None
+
+
+def test_a_second_plan_starts_no_process_and_imports_no_torch(tmp_path: Path) -> None:
+    (tmp_path / "kept_model.py").write_text(MODEL.replace("import kept_widths\n", "").replace("kept_widths.WIDTH", "8"))
+    (tmp_path / "kept.json").write_text('{"times": 1}')
+    (tmp_path / "text.txt").write_text("a line of text\n" * 200)
+    spec = tmp_path / "spec.toml"
+    spec.write_text(
+        '[task]\nmodel = "kept_model:Words"\nobjective = "kept_model:loss"\n'
+        'data = { source = "text.txt", tokenizer = "bytes", seq_len = 8 }\nglobal_batch = "8 samples"\n'
+        '[cluster]\ndevice = "h100-sxm"\ndevices = 8\n'
+    )
+    code = (
+        "import subprocess, sys\nfrom paceline.spec.load import load_spec\n"
+        "from paceline.plan.planned import plan_task\n"
+        "started = []\nreal = subprocess.run\nsubprocess.run = lambda *a, **k: started.append(a) or real(*a, **k)\n"
+        f"plans = [plan_task(load_spec({str(spec)!r})).plan for _ in range(2)]\n"
+        "print(len(started), plans[0] == plans[1], 'torch' in sys.modules)"
+    )
+    environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(own_code.OURS.parent)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environ, cwd=tmp_path)
+    assert done.stdout.split() == ["1", "True", "False"], done.stderr

@@ -18,7 +18,7 @@ from paceline.said import say_line
 from paceline.session.fingerprint import proof_key
 from paceline.spec.arguments import run_directory
 from paceline.spec.journal.kinds import DecisionRecord, RunEnded, VerifyRecord
-from paceline.spec.journal.reading import read_records
+from paceline.spec.journal.reading import read_kind
 from paceline.spec.journal.record import own_fields, read
 from paceline.verify.process.group import Job
 from paceline.verify.process.start import failure_of, verify_planned, verify_text
@@ -112,8 +112,7 @@ def cannot_be_handed_over(planned: Planned) -> str:
 
 def _is_complete(run_dir: Path, steps: int) -> bool:
     """Return whether the journal says that the run has reached its end: nothing is left to be proved."""
-    ends = (record for record in read_records(run_dir) if isinstance(record, RunEnded))
-    return any(end.status == "complete" and (end.step or 0) >= steps for end in ends)
+    return any(end.status == "complete" and (end.step or 0) >= steps for end in read_kind(run_dir, RunEnded))
 
 
 # ---- proofs made before --------------------------------------------------------------------------------------------

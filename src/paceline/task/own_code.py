@@ -1,8 +1,8 @@
 """What a task depends on outside of Paceline and torch, as one digest: the user's code, and files that the task names.
 
 What is worked out from a task is remembered only under a digest of all that it depends on. A module may import others
-at any time, by any name: so what is read is whole folders, not the module alone. Of an installed package its files'
-sizes and times are read, of all else the contents.
+at any time, by any name: so what is read is whole folders, not the module alone. Of the user's code the contents are
+read; of settings beside it, which may be large, of files that the task names and of installed packages sizes and times.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +28,23 @@ OURS = Path(__file__).resolve().parents[1]  # a part of every key
 def own_code(table: Iterable[Any], folders: Iterable[Path] = ()) -> str | None:
     """Return a digest of what the values of a task's table can reach, "" where nothing, None where it is too much.
 
-    `folders` are read beside the current one and those of PYTHONPATH. None too where a module cannot be found.
+    `folders` are read beside the current one and those of PYTHONPATH. None too where a module cannot be found, or a
+    file cannot be read.
     """
     texts = list(_texts(list(table)))
+    try:
+        return _digest_of(texts, folders)
+    except OSError:
+        return None
+
+
+def _digest_of(texts: Sequence[str], folders: Iterable[Path]) -> str | None:
     modules = [text.partition(":")[0].strip() for text in texts if is_import_path(text)]
-    models = [folder for text in texts if (folder := folder_of(text)) is not None and is_model_folder(str(folder))]
-    built = [dates(sorted(folder.glob("*.json"))) for folder in models] + [str(installed_at("transformers"))] * bool(
-        models
-    )
+    paths = [text for text in texts if os.sep in text and _exists(text)]
+    folders_named = [folder for text in texts if (folder := folder_of(text)) is not None and _exists(str(folder))]
+    models = [folder for folder in folders_named if is_model_folder(str(folder))]
+    built = [dates(sorted(folder.glob("*.json"))) for folder in models]
+    built += [str(installed_at("transformers"))] if models else []
     if not modules:
         return hashlib.sha256("\0".join(built).encode()).hexdigest() if built else ""
     read = {*folders, Path.cwd(), *(Path(part) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part)}
@@ -53,8 +62,9 @@ def own_code(table: Iterable[Any], folders: Iterable[Path] = ()) -> str | None:
     installed = _found(dated, MOST_INSTALLED)
     if files is None or installed is None:
         return None
-    named = [path for text in texts if os.sep in text for path in _named(Path(text))]
-    parts = (contents(sorted(files)), dates(sorted(installed)), dates(sorted(named)), *built)
+    code = {path for path in files if path.suffix in CODE}
+    named = {path for text in paths for path in _named(Path(text))}
+    parts = (contents(sorted(code)), dates(sorted((files - code) | installed | named)), *built)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -82,6 +92,14 @@ def installed_at(module: str) -> tuple[str, int, int] | None:
         return None
     status = Path(found.origin).stat()
     return found.origin, status.st_size, status.st_mtime_ns
+
+
+def _exists(text: str) -> bool:
+    """Return whether a text is the name of a file or a folder; a prompt may have a slash in it too, and be long."""
+    try:
+        return Path(text).exists()
+    except (OSError, ValueError):
+        return False
 
 
 def _texts(value: Any) -> Iterator[str]:

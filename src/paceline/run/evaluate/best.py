@@ -14,7 +14,7 @@ from pathlib import Path
 from paceline.errors import ConfigError, suggestion
 from paceline.run.loop.evaluate import EvaluationResult
 from paceline.spec.journal.kinds import DecisionRecord, EvaluationRecord
-from paceline.spec.journal.reading import read_records
+from paceline.spec.journal.reading import read_kind
 from paceline.spec.journal.record import number
 from paceline.spec.watch.evaluate import LOSS, EvaluateSpec
 
@@ -93,16 +93,15 @@ def called_off(name: str, because: str, step: int, steps: int) -> DecisionRecord
 
 def was_stopped(run_dir: Path, step: int, steps: int) -> bool:
     """Return whether a callback has ended a run of so many steps after this step."""
-    found = [record.evidence for record in read_records(run_dir)
-             if isinstance(record, DecisionRecord) and record.what == CALLED_OFF]  # fmt: skip
+    found = [record.evidence for record in read_kind(run_dir, DecisionRecord) if record.what == CALLED_OFF]
     return {"step": step, "steps": steps} in found
 
 
 def values_on_record(run_dir: Path, metric: str, last_step: int) -> dict[int, float]:
     """Return the metric of the evaluations on record up to a step, by step; the newest record of each counts."""
     found: dict[int, float] = {}
-    for record in read_records(run_dir):
-        if isinstance(record, EvaluationRecord) and record.step is not None and record.step <= last_step:
+    for record in read_kind(run_dir, EvaluationRecord):
+        if record.step is not None and record.step <= last_step:
             named: Mapping[str, object] = {LOSS: record.loss, **(record.metrics or {})}
             value = number(named.get(metric))
             if metric in named:

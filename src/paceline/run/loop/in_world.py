@@ -173,7 +173,9 @@ class InWorld:
             if not restored:
                 keep_folder(self.spec.task.model, self.dir)
             bar = unigram_bar(self.source, self.held_out, self.spec.run.evaluate_samples)
-            self._record.started(self.progress, restored, bar)
+            # Who takes over the records in a world that is formed anew began with an earlier one.
+            began = None if held else time.time() - (time.monotonic() - self._began)
+            self._record.started(self.progress, restored, bar, began)
         elif held and not self._generation.is_called:
             self._record.fault(*self._recovered.fault)
         self._record.decided_before(self._recovered.decisions)

@@ -77,7 +77,9 @@ class Recorder:
     def _decided(self, what: str, before: Any, after: Any, because: str, evidence: Any = None) -> None:
         self._write(DecisionRecord(what, before, after, because, evidence))
 
-    def started(self, progress: Progress, restored: Restored | None, unigram_loss: float | None) -> None:
+    def started(
+        self, progress: Progress, restored: Restored | None, unigram_loss: float | None, began: float | None = None
+    ) -> None:
         """Record what runs, on what, as planned, and from where it goes on."""
         known = self._brief.record
         started = RunStarted(
@@ -101,6 +103,7 @@ class Recorder:
             optimizer=known.optimizer,
             headline=known.headline,
             provenance=known.provenance,
+            began=began,
         )
         self._write(started)
         for decision in known.decisions:

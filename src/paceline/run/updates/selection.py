@@ -26,7 +26,7 @@ from paceline.run.loop.numbers import NumbersOnTheWay
 from paceline.run.loop.passes import SequentialPasses
 from paceline.run.loop.step import Stepper
 from paceline.spec.journal.kinds import SelectionRecord
-from paceline.spec.journal.reading import read_records
+from paceline.spec.journal.reading import read_kind
 from paceline.spec.steps.selection import LARGEST, SelectionSpec
 from paceline.spec.task import Task
 from paceline.task.data.order import chosen
@@ -168,8 +168,7 @@ def chosen_before(run_dir: Path) -> dict[tuple[int, int, int], str]:
     """
     return {
         (record.step or 0, record.position or 0, record.candidates or 0): record.chosen
-        for record in read_records(run_dir)
-        if isinstance(record, SelectionRecord)
+        for record in read_kind(run_dir, SelectionRecord)
     }
 
 

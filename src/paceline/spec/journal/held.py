@@ -1,21 +1,22 @@
 """When a run held how many devices, from its journal.
 
-A run holds devices while one of its starts is at work: from its first record to its last, and while a fault is
-recovered from. Between starts it holds none.
+A run holds devices while one of its starts is at work: from the moment at which its processes begin to build until its
+last record, and while a fault is recovered from. Between starts it holds none.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from paceline.spec.journal.kinds import RecoveryRecord, RunStarted, parse
-from paceline.spec.journal.reading import TAIL_BYTES, records_in, records_of_kind, starts_of
+from paceline.spec.journal.kinds import RecoveryRecord, RunStarted
+from paceline.spec.journal.reading import TAIL_BYTES, read_kind, records_in, starts_of
 
 Span = tuple[float, float]  # seconds since the epoch
+Held = TypeVar("Held")
 
 
 @dataclass(frozen=True)
@@ -36,16 +37,20 @@ class HeldTime:
 def held_time(
     starts: Sequence[RunStarted], spans: Mapping[int, Span], recoveries: Sequence[RecoveryRecord]
 ) -> list[HeldTime]:
-    """Return the stretches in order and without an overlap, from the first and last moment of each start's records.
+    """Return the stretches in order and without an overlap.
 
-    While a fault is recovered from, the devices are those of the world before.
+    `spans` are the moments of each start's first and last record. While a fault is recovered from, the devices are
+    those of the world before.
     """
     changes: list[tuple[float, int]] = []  # (moment, devices from there on)
     covered: list[Span] = []
+    begun: list[tuple[float, RunStarted]] = []
     for start in starts:
         if (span := spans.get(start.attempt or 1)) is not None:
-            covered.append(span)
-            changes.append((span[0], start.world_size or 1))
+            began = span[0] if start.began is None else min(span[0], start.began)
+            covered.append((began, span[1]))
+            changes.append((began, start.world_size or 1))
+            begun.append((began, start))
     for recovery in recoveries:
         made, total, step = recovery.time, recovery.seconds.get("total"), recovery.seconds.get("step")
         if made is None or total is None:
@@ -55,28 +60,23 @@ def held_time(
             changes.append((made - total, recovery.from_world))
         if recovery.to_world:
             changes.append((made - (step or 0.0), recovery.to_world))
+    if not begun:  # a fragment of a journal: nothing says what its devices cost
+        return []
     changes.sort(key=lambda change: change[0])
     return [
-        HeldTime(began, ended, _devices(changes, began), _start(starts, spans, began))
+        HeldTime(began, ended, _newest(changes, began), _newest(begun, began))
         for began, ended in _cut(_joined(covered), [moment for moment, _ in changes])
     ]
 
 
 def held_in(run_dir: Path) -> list[HeldTime]:
     """Return the stretches of a run's directory, of whose journal the ends and few kinds are parsed."""
-    starts: list[RunStarted] = []
+    starts, recoveries = list(read_kind(run_dir, RunStarted)), list(read_kind(run_dir, RecoveryRecord))
     spans: dict[int, Span] = {}
-    recoveries: list[RecoveryRecord] = []
     for number, path in starts_of(run_dir):
-        moments: list[float] = []
-        for kind, found in ((RunStarted, starts), (RecoveryRecord, recoveries)):
-            for line in records_of_kind(path, kind.KIND):
-                record = parse({"attempt": number, **line})
-                found.append(record)  # type: ignore[arg-type]
-                moments += [record.time] if record and record.time else []
+        own = [each.time for each in (*starts, *recoveries) if each.attempt == number and each.time is not None]
         last = [line["time"] for line in records_in(path, TAIL_BYTES) if isinstance(line.get("time"), int | float)]
-        moments += last
-        if moments:
+        if moments := [*own, *last]:
             spans[number] = (min(moments), max(moments))
     return held_time(starts, spans, recoveries)
 
@@ -99,12 +99,6 @@ def _cut(spans: list[Span], moments: list[float]) -> Iterator[Span]:
         yield from itertools.pairwise(edges)
 
 
-def _devices(changes: list[tuple[float, int]], moment: float) -> int:
-    """Return the devices that the newest change up to a moment gives."""
-    return next((devices for when, devices in reversed(changes) if when <= moment), changes[0][1])
-
-
-def _start(starts: Sequence[RunStarted], spans: Mapping[int, Span], moment: float) -> RunStarted:
-    """Return the newest start at a moment, or the first one."""
-    begun = [start for start in starts if spans.get(start.attempt or 1, (math.inf, 0.0))[0] <= moment]
-    return begun[-1] if begun else starts[0]
+def _newest(known: Sequence[tuple[float, Held]], moment: float) -> Held:
+    """Return what holds at a moment, of what is known in order of time with the moments from which on it holds."""
+    return next((what for when, what in reversed(known) if when <= moment), known[0][1])

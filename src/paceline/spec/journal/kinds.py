@@ -74,6 +74,10 @@ class RunStarted(Record):
     provenance: Annotated[
         Table, Told("for each value of the spec where it is from: `default`, a file and line, or `--set`")
     ]
+    began: Annotated[
+        float | None,
+        Told("when its first rank began to read, build and load, in seconds since the epoch", "s", if_any=True),
+    ] = None
 
 
 @dataclass(frozen=True)

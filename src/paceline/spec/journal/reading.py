@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.spec.journal.kinds import parse
-from paceline.spec.journal.record import Record
+from paceline.spec.journal.record import Record, Some
 
 TAIL_BYTES = 1 << 20  # of a journal that are read first, from its end
 
@@ -62,6 +62,15 @@ def records_of_kind(path: Path, kind: str) -> Iterator[dict[str, Any]]:
     with path.open("rb") as file:
         for line in file:
             if word in line and (record := _parsed(line)) and record["kind"] == kind:
+                yield record
+
+
+def read_kind(run_dir: Path, kind: type[Some]) -> Iterator[Some]:
+    """Yield a run's records of one kind, oldest start first; no other line of its journal is parsed."""
+    for number, path in starts_of(run_dir):
+        for line in records_of_kind(path, kind.KIND):
+            record = parse({"attempt": number, **line})
+            if isinstance(record, kind):
                 yield record
 
 

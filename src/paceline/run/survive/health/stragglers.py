@@ -20,7 +20,7 @@ from paceline.run.process.world import World
 from paceline.run.survive.health.computing import computed_seconds, device_facts, planned_rows, rows_computed
 from paceline.run.survive.health.less_work import LessWork, OwnPace
 from paceline.spec.journal.kinds import DecisionRecord
-from paceline.spec.journal.reading import read_records
+from paceline.spec.journal.reading import read_kind
 from paceline.spec.plan import Plan
 from paceline.spec.survive.health import HealthSpec
 from paceline.supervise.supervisor import is_supervised
@@ -148,5 +148,5 @@ class Stragglers:
         """Return whether the journal says that a process of the rank was replaced before; rank 0 alone reads it."""
         if self._run_dir is None or not self._world.is_first:
             return False
-        known = (each for each in read_records(self._run_dir) if isinstance(each, DecisionRecord))
+        known = read_kind(self._run_dir, DecisionRecord)
         return any(each.what == "straggler" and (each.evidence or {}).get("replaced") == rank for each in known)
