@@ -86,8 +86,8 @@ class DataSpec(Declared, table="task.data"):
     source: str = option(
         "stdlib",
         "'stdlib', 'digits', a table (CSV, TSV, JSON, JSONL, Parquet, Arrow) of texts with labels, prompts or"
-        " conversations, a file or folder of text, JSONL, Parquet, Arrow, images, token shards or Megatron's .bin and .idx, each also"
-        " as a URL, `SCHEME:PATH` where the kind is not clear (table, text, hf, shards, megatron, images), or"
+        " conversations, a file or folder of text, JSONL, Parquet, Arrow, images, token shards or Megatron's .bin"
+        " and .idx, each also as a URL, `SCHEME:PATH` where the kind is not clear (table, text, hf, shards, megatron, images), or"
         " `module:factory` of a map-style set",
     )
     arguments: dict[str, Any] = option(
