@@ -87,7 +87,8 @@ class DataSpec(Declared, table="task.data"):
         "stdlib",
         "'stdlib', 'digits', a table (CSV, TSV, JSON, JSONL, Parquet, Arrow) of texts with labels, prompts or"
         " conversations, a file or folder of text, JSONL, Parquet, Arrow, images, token shards or Megatron's .bin"
-        " and .idx, each also as a URL, `SCHEME:PATH` where the kind is not clear (table, text, hf, shards, megatron, images), or"
+        " and .idx, each also as a URL, `SCHEME:PATH` where the kind is not clear (table, text, hf, shards, megatron,"
+        " images), or"
         " `module:factory` of a map-style set",
     )
     arguments: dict[str, Any] = option(
