@@ -38,6 +38,7 @@ class Software:
     hides_sends: bool = False  # whether an interleaved pipeline sends while it computes other chunks
     routes_parts: bool = False  # whether tensor ranks each route their part of the sequence, instead of all of it alike
     sends_once_per_node: bool = False  # whether a token goes to a node once, however many of its experts are there
+    hides_experts: bool = False  # whether interleaved pipelines route between nodes while they compute other samples
     pipeline_waits: bool = False  # whether tensor collectives wait for each other's ranks where there is a pipeline
     flushes: bool = False  # whether micro-batches empty the allocator's cache where it would outgrow the device
     half_in_fp16: bool = False  # whether gradients are kept and reduced in 2 bytes where training is in fp16

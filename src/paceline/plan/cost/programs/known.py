@@ -47,8 +47,12 @@ NEMO = replace(
     fuses_attention=True,
     classes=(1,),
 )
-# Its recipes of mixtures: `expert_tensor_parallel_size=1`, and tokens sent through DeepEP.
-MEGATRON_BRIDGE = replace(NEMO, name="Megatron Bridge", spreads_experts=True, sends_once_per_node=True)
+# Its recipes of mixtures (scripts/performance/configs, read again): `expert_tensor_parallel_size=1`, tokens sent
+# through DeepEP, and `moe_a2a_overlap` where experts' groups leave the node, which needs an interleaved pipeline.
+# Those of Qwen3 235B on H100 send by plain all-to-all, which no column of a table tells.
+MEGATRON_BRIDGE = replace(
+    NEMO, name="Megatron Bridge", spreads_experts=True, sends_once_per_node=True, hides_experts=True
+)
 # Gradients stay in bf16.
 INTERNEVO = replace(MEGATRON, name="InternEvo", gradient_bytes=2, reduce_bytes=2, fuses_attention=True)
 # Its pipeline engine reduces after the last backward pass (`_exec_reduce_grads`), and sends between passes.
