@@ -243,3 +243,19 @@ def test_fill_and_drain_of_uneven_stages_are_those_of_the_schedule(sizes: tuple[
     forward = [size * one / 3 for size in sizes]
     played = one_f_one_b(4, 16, forward, [2 * time for time in forward])
     assert inner == pytest.approx(played, rel=0.01)
+
+
+def test_inputs_that_are_not_kept_whole_are_gathered_once_more() -> None:
+    again = dataclasses.replace(PACELINE, keeps_gathered=False)
+    hidden = dataclasses.replace(again, hides_second_gather=True)
+    alone = dataclasses.replace(again, sequence_parallel=False)
+    chosen = plan(Layout(tp=4), 8)
+    kept, shown = (seconds(software, chosen)["tensor communication"] for software in (PACELINE, again))
+    # Two of four layers' inputs each: of eight collectives a layer in both passes, two more.
+    assert shown / kept == pytest.approx(1 + 2 / 8)
+    assert seconds(hidden, chosen)["tensor communication"] == shown, "on a CPU nothing runs beside another"
+    assert seconds(alone, chosen)["tensor communication"] == kept, "inputs are whole already"
+    on_device = [seconds(software, chosen, "cuda")["tensor communication"] for software in (PACELINE, again, hidden)]
+    gathers = on_device[1] - on_device[0]
+    room = read_constants().overlap * 64 * 4 * 2e9 / 4 / 1e11  # products of one pass
+    assert on_device[2] == pytest.approx(on_device[1] - min(gathers, room))

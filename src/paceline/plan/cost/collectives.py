@@ -67,11 +67,24 @@ def stream_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
     shapes, stream = sheet.context.shapes, sheet.stream_bytes
     again = sheet.over_modes(in_modes(shapes.collectives, *AGAIN), sheet.slowest_row)
     each = (2 * sheet.slowest.number(shapes.collectives) + again) / 2
-    calls = sheet.columns.accumulation * each
+    rounds, more = sheet.columns.accumulation, second_gathers(sheet)
     return (
-        Collective("tp", "all_gather", "stream", each * stream, calls),
-        Collective("tp", "reduce_scatter", "stream", each * stream, calls),
+        Collective("tp", "all_gather", "stream", (each + more) * stream, rounds * (each + more)),
+        Collective("tp", "reduce_scatter", "stream", each * stream, rounds * each),
     )
+
+
+def second_gathers(sheet: Sheet) -> Floats:
+    """Return the gathers of a micro-batch's backward pass that bring inputs of products which were not kept whole.
+
+    The gradient of a weight that is split by columns needs the whole input: before attention and before the
+    feed-forward, half of the collectives of a forward pass (`sequence_parallel` in core/tensor_parallel/layers.py of
+    Megatron-LM; `tp_recompute_allgather` of Nanotron). Without sequence parallelism inputs are whole on every rank.
+    """
+    software = sheet.context.software
+    if software.keeps_gathered or not software.sequence_parallel:
+        return np.zeros(len(sheet.columns))
+    return sheet.slowest.number(sheet.context.shapes.collectives) / 2
 
 
 def loss_collective(sheet: Sheet) -> Collective:

@@ -27,6 +27,7 @@ class Software:
     gathers_fp8: bool = False  # whether fp8 plans gather weights in fp8
     recipe: str = ""  # of fp8, a name of plan/cost/programs/low.py
     keeps_gathered: bool = True  # whether inputs gathered over tp are kept for backward, instead of gathered again
+    hides_second_gather: bool = False  # whether those come while gradients of inputs are computed
     first_flash: bool = False  # whether fused attention is that of before FlashAttention-2
     hides_context: bool = False  # whether keys of other ranks arrive while attention computes on those that are there
     gradient_bytes: int = 4  # of a gradient that is kept and summed up

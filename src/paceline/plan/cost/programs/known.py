@@ -27,6 +27,7 @@ MEGATRON = Software(
     hides_context=True,
     routes_parts=True,
     keeps_gathered=False,  # saves the shard and gathers again in backward: core/tensor_parallel/layers.py
+    hides_second_gather=True,  # the same function: `async_op=True`, before the gradient of the input
     overlaps_with_te=True,
     hides_sends=True,  # `--no-overlap-p2p-communication` turns it off
     recipe="delayed",  # `--fp8-recipe` of Transformer Engine
@@ -62,8 +63,11 @@ DEEPSPEED = replace(MEGATRON_DEEPSPEED, name="DeepSpeed", reduces_once=False, cl
 # Tensor collectives in pieces beside products, sends and data-parallel traffic beside computing (Jiang et al. 2024,
 # arXiv:2402.15627, section 3.2).
 MEGASCALE = replace(MEGATRON, name="MegaScale", hides_tensor=True, fuses_attention=True)
+# Inputs are gathered again in backward (`tp_recompute_allgather`), beside the product that needs none of them
+# (`tp_linear_async_communication`): both are on in the configurations of its benchmarks.
 NANOTRON = Software(
-    "Nanotron", master_weights=True, fused=False, keeps_gathered=False, overlaps=False, pipeline_waits=True,
+    "Nanotron", master_weights=True, fused=False, keeps_gathered=False, hides_second_gather=True, overlaps=False,
+    pipeline_waits=True,
     flushes=True, classes=(0, 1), splits_by_cost=True,  # `get_block_compute_costs` of its models
 )  # fmt: skip
 # FullyShardedDataParallel with MixedPrecision in bf16, its reductions included; every backward pass reduces.

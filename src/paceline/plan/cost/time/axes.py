@@ -19,6 +19,7 @@ from paceline.plan.cost.collectives import (
     loss_collective,
     micro_stream_bytes,
     repeated_share,
+    second_gathers,
     stage_sends,
     stream_collectives,
 )
@@ -61,7 +62,7 @@ def seconds_of(group: Rings, collective: Collective) -> Floats:
 def _tensor(sheet: Sheet) -> Component:
     columns, part, group, stream = sheet.columns, sheet.slowest, sheet.ring("tp"), sheet.stream_bytes
     gather, scatter = stream_collectives(sheet)
-    seconds = seconds_of(group, gather) + seconds_of(group, scatter)
+    seconds = seconds_of(group, gather) + seconds_of(group, scatter) - _beside_input_gradients(sheet, gather)
     if sheet.context.software.hides_tensor:  # of as many pieces as ranks, all but one run beside a product
         seconds = seconds / columns.tp
     seconds = seconds + seconds_of(group, loss_collective(sheet))
@@ -72,6 +73,21 @@ def _tensor(sheet: Sheet) -> Component:
         return words + (f", and {LOSS_REDUCTIONS} numbers a token in the loss" if part.has_head[i] else "")
 
     return Component("tensor communication", "collectives", seconds, group.source, text, RING, columns.tp > 1, "reduce")
+
+
+def _beside_input_gradients(sheet: Sheet, gather: Collective) -> Floats:
+    """Return the seconds per step of second gathers that computing hides: each comes while inputs' gradients are made.
+
+    Those need no input, so the gather is started first; on a CPU nothing runs beside another.
+    """
+    columns, second = sheet.columns, second_gathers(sheet)
+    if sheet.rates.device.kind == "cpu" or not sheet.context.software.hides_second_gather:
+        return np.zeros(len(columns))
+    share = columns.accumulation * second / np.maximum(gather.calls, 1)
+    products = np.einsum("rs,rs->r", sheet.slowest.counts, sheet.product_seconds * sheet.factors)
+    room = columns.device_samples / columns.cp * products
+    found: Floats = np.minimum(share * seconds_of(sheet.ring("tp"), gather), sheet.context.constants.overlap * room)
+    return found
 
 
 def _context(sheet: Sheet) -> Component:
