@@ -150,7 +150,8 @@ def gather_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
     passes = np.where(third, 2 * rounds, 1)
     # The root unit stays gathered from forward to backward.
     gathered = passes * dense - np.where(third, rounds * part.root_parameters / columns.tp, 0.0)
-    calls = np.where(third, rounds * (2 * part.units - 1), _units(sheet))
+    together = np.minimum(columns.state_degree, tensors(part)) if software.broadcasts_shards else _units(sheet)
+    calls = np.where(third, rounds * (2 * part.units - 1), together)
     return (
         Collective("fsdp", "all_gather", "weights", gathered * size, calls),
         Collective("expert_shard", "all_gather", "experts' weights", passes * experts * size, passes * part.routers),

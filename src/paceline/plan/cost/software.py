@@ -33,6 +33,7 @@ class Software:
     gradient_bytes: int = 4  # of a gradient that is kept and summed up
     reduce_bytes: int = 4  # of a gradient that is reduced over devices
     bucket_parameters: float = 0.0  # of a collective of sharded state at least; 0: a unit of the model at a time
+    broadcasts_shards: bool = False  # whether every rank broadcasts the weights that it updated, instead of a gather
     overlaps: bool = True  # whether communication of the data axes runs beside forward and backward
     hides_tensor: bool = False  # whether tensor collectives run in pieces beside the products that they feed
     overlaps_with_te: bool = False  # whether tensor collectives are hidden so where layers are Transformer Engine's

@@ -54,10 +54,17 @@ NEMO = replace(
 MEGATRON_BRIDGE = replace(
     NEMO, name="Megatron Bridge", spreads_experts=True, sends_once_per_node=True, hides_experts=True
 )
-# Gradients stay in bf16.
-INTERNEVO = replace(MEGATRON, name="InternEvo", gradient_bytes=2, reduce_bytes=2, fuses_attention=True)
-# Its pipeline engine reduces after the last backward pass (`_exec_reduce_grads`), and sends between passes.
-MEGATRON_DEEPSPEED = replace(MEGATRON, name="Megatron-DeepSpeed", overlaps=False, hides_sends=False)
+# Gradients stay in bf16, and autograd adds them up; its images and install.md have FlashAttention 1.0.5. Ranks update
+# whole tensors, and broadcast them one after the other (`broadcast_params` in hybrid_zero_optim.py). Both read again.
+INTERNEVO = replace(
+    MEGATRON, name="InternEvo", gradient_bytes=2, reduce_bytes=2, fuses_attention=True, fuses_gradient_sums=False,
+    first_flash=True, broadcasts_shards=True,
+)  # fmt: skip
+# Its pipeline engine reduces after the last backward pass (`_exec_reduce_grads`), and sends between passes. Products
+# are plain `F.linear`, whose gradients autograd adds up (megatron/mpu/layers.py of BigScience's, read again).
+MEGATRON_DEEPSPEED = replace(
+    MEGATRON, name="Megatron-DeepSpeed", overlaps=False, hides_sends=False, fuses_gradient_sums=False
+)
 # ZeRO-2 and 3 of its own engine reduce in every backward pass; weights rest in 16 bits.
 DEEPSPEED = replace(MEGATRON_DEEPSPEED, name="DeepSpeed", reduces_once=False, classes=(1, 2, 3))
 # Tensor collectives in pieces beside products, sends and data-parallel traffic beside computing (Jiang et al. 2024,

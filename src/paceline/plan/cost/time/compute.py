@@ -196,11 +196,12 @@ def _routing_starts(sheet: Sheet, rows: Ints) -> Floats:
 def _casts(sheet: Sheet) -> Component:
     """Return the time to cast weights to the compute dtype and to add up gradients of several micro-batches."""
     columns, rates, software = sheet.columns, sheet.rates, sheet.context.software
-    sharded, state = columns.is_sharded, state_bytes(columns.precision)
+    sharded = columns.is_sharded
+    summed = max(software.gradient_bytes, state_bytes(columns.precision) if rates.element_bytes > 4 else 0)
     casts = np.where(sharded, 6 / columns.state_degree + 6, 12.0)
     if rates.element_bytes >= 4 or software.master_weights:
         casts = np.zeros(len(columns))
-    adds = np.where((columns.accumulation > 1) | ((columns.dp_replicate > 1) & ~sharded), 3 * state, 0)
+    adds = np.where((columns.accumulation > 1) | ((columns.dp_replicate > 1) & ~sharded), 3 * summed, 0)
     if software.fuses_gradient_sums:
         adds = np.zeros(len(columns))
     experts = sheet.heaviest.total("expert_parameters")
