@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 PACKAGES = ("asyncio", "email", "xml")
 LINE_CHARACTERS = (24, 96)
 TEXT_BYTES = 400_000
+EVERY = 5  # of so many documents one is held out
 TRAINED, HELD_OUT = 2400, 400  # rows of the table
 
 
@@ -26,7 +27,7 @@ def lines_of(package: str) -> list[str]:
 
 
 def write_texts(folder: Path) -> str:
-    """Write `corpus/*.txt`, all of it as `text.txt`, and `table/{train,validation}.csv`; return the text."""
+    """Write `{corpus,held_out}/*.txt`, each also as one text, and `table/{train,validation}.csv`; return all texts."""
     rows = [(line, package) for package in PACKAGES for line in lines_of(package)]
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()
     kept = [rows[index] for index in order[: TRAINED + HELD_OUT]]
@@ -35,14 +36,18 @@ def write_texts(folder: Path) -> str:
         with (folder / "table" / f"{name}.csv").open("w", newline="") as file:
             csv.writer(file).writerows([("text", "label"), *part])
     root = Path(sysconfig.get_paths()["stdlib"])
-    (folder / "corpus").mkdir()
-    text = ""
-    for path in sorted(root.glob("*.py")):
-        if len(text) < TEXT_BYTES:
-            text += (document := path.read_text("utf-8", errors="replace"))
-            (folder / "corpus" / f"{path.stem}.txt").write_text(document)
-    (folder / "text.txt").write_text(text)
-    return text
+    texts = {"corpus": "", "held_out": ""}
+    for name in texts:
+        (folder / name).mkdir()
+    for number, path in enumerate(sorted(root.glob("*.py"))):
+        if sum(map(len, texts.values())) < TEXT_BYTES:
+            name = "held_out" if number % EVERY == EVERY - 1 else "corpus"
+            texts[name] += (document := path.read_text("utf-8", errors="replace"))
+            (folder / name / f"{path.stem}.txt").write_text(document)
+    for name, text in texts.items():
+        (folder / f"{name}.txt").write_text(text)
+    (folder / "text.txt").write_text("".join(texts.values()))
+    return "".join(texts.values())
 
 
 def main(folder: Path) -> None:
