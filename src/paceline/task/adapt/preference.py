@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from paceline.errors import ConfigError
 from paceline.task.adapt.linear import AdaptedLinear
-from paceline.task.adapt.noise import noises
+from paceline.task.adapt.noise import EmbeddingNoise, noises
 from paceline.task.adapt.referenced import IGNORED, WithReference, log_probabilities_of
 from paceline.task.models.layers.vocabulary import spread_logits_cross_entropy
 
@@ -113,7 +113,7 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
             "what it is held against is the model's own frozen base, and this one has none",
             "task.adapter.kind = 'lora', or a model of paceline.task.adapt.referenced:with_reference",
         )
-    switched = [*layers, *noises(model)]
+    switched: list[AdaptedLinear | EmbeddingNoise] = [*layers, *noises(model)]
     for each in switched:
         each.is_on = False
     try:
