@@ -31,9 +31,9 @@ class _Place:
 class Follower:
     """The records of a run's journal, each given once and in the order of the file; older starts come first."""
 
-    def __init__(self, run_dir: Path) -> None:
-        """`run_dir` need not be there yet."""
-        self.run_dir = Path(run_dir)
+    def __init__(self, run_dir: Path, after: int = 0) -> None:
+        """`run_dir` need not be there yet. Starts up to the number `after` are passed over."""
+        self.run_dir, self._after = Path(run_dir), after
         self._places: dict[int, _Place] = {}
 
     def new(self) -> list[Record]:
@@ -56,7 +56,7 @@ class Follower:
 
         It is read to its end: who leaves off early misses what was read with the last line. Raises as `new`.
         """
-        starts = starts_of(self.run_dir)
+        starts = [each for each in starts_of(self.run_dir) if each[0] > self._after]
         for number, path in starts:
             place = self._places.setdefault(number, _Place())
             is_last = number == starts[-1][0]
