@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,14 +52,14 @@ class WatchedRun:
                 self.live.refresh(READ_SECONDS)
                 self._looked = time.monotonic()
             view = RunView(self.live, time.time(), rank)
-            found = {name: self._part(name, view) for name in PARTS}
-        return found
+            return {name: self._part(name, view) for name in PARTS}
 
-    def read(self) -> LiveRun:
-        """Read all that is there, and return it."""
+    @contextlib.contextmanager
+    def read(self) -> Iterator[LiveRun]:
+        """Read all that is there, and give the run: it does not change before the block is left."""
         with self._lock:
             self.live.refresh()
-        return self.live
+            yield self.live
 
     def _part(self, name: str, view: RunView) -> DrawnPart:
         key = f"{name} {view.rank}" if name == "logs" else name

@@ -34,6 +34,7 @@ from paceline.spec.journal.record import Record, Some, read
 RECENT_STEPS = 400  # that "now" is: medians, the verdict and terms are of these
 MOST_OF_A_KIND = 2000  # rare records that are kept; the counts are of all
 NODES = 4096
+BESIDE = ("alert", "node")  # kinds that are written beside the starts too, by whoever outlives them
 RUNNING, SILENT = "running", "silent"
 PHASES = ("training", "data", "lost work", "evaluation", "checkpoints", "verification")  # as the report has them
 SILENT_SECONDS, SILENT_STEPS = 60.0, 10  # a run is silent after both, without a record
@@ -94,7 +95,7 @@ class LiveRun:
 
     def _fold(self, line: dict[str, Any]) -> None:
         kind, attempt, moment = line.get("kind"), int(number(line.get("attempt")) or 1), number(line.get("time"))
-        if moment is not None:
+        if moment is not None and kind not in BESIDE:
             first, last = self.spans.get(attempt, (moment, moment))
             self.spans[attempt] = (min(first, moment), max(last, moment))
         if kind == StepRecord.KIND:
