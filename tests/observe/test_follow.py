@@ -94,8 +94,30 @@ def test_unknown_kinds_are_lines_and_no_records(tmp_path: Path) -> None:
     follower = Follower(tmp_path)
     add(journal(tmp_path), b'{"kind":"of tomorrow"}\n' + line(1))
     add(journal(tmp_path).with_name("notes.txt"), line(9))
+    add(journal(tmp_path).with_name("1.old.txt"), line(9))
     assert [each["kind"] for each in Follower(tmp_path).lines()] == ["of tomorrow", "step"]
     assert steps(follower.new()) == [(1, 1)]
+
+
+def test_files_of_watchers_and_of_other_nodes_are_followed_too(tmp_path: Path) -> None:
+    follower, path = Follower(tmp_path), journal(tmp_path, 2)
+    (path.parent / "nodes").mkdir()
+    add(path, line(1))
+    add(path.with_name("alerts-0001.jsonl"), b'{"kind":"alert","time":1.0}\n{"kind":"alert","ti')
+    add(path.parent / "nodes" / "0001-b.jsonl", b'{"kind":"node","time":1.0,"attempt":1}\n')
+    found = list(follower.lines())
+    assert [(each["kind"], each["attempt"]) for each in found] == [("step", 2), ("alert", 2), ("node", 1)]
+    add(path.with_name("alerts-0001.jsonl"), b'me":2.0}\n')
+    assert [each["time"] for each in follower.lines()] == [2.0]
+
+
+def test_earlier_starts_can_be_passed_over(tmp_path: Path) -> None:
+    add(journal(tmp_path, 1), line(1))
+    add(journal(tmp_path, 2), line(2))
+    follower = Follower(tmp_path, after=1)
+    assert steps(follower.new()) == [(2, 2)]
+    add(journal(tmp_path, 3), line(3))
+    assert steps(follower.new()) == [(3, 3)]
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])

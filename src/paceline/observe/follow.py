@@ -1,7 +1,8 @@
 """Follower: the new records of a run's journal since it was last asked, while the run goes on and after it.
 
 Only whole lines are read: what a writer has begun is read when its end is there. Nothing that a journal may hold makes
-reading fail: a line that was cut short is passed over, and a new start's file is found when it appears.
+reading fail: a line that was cut short is passed over, and a new start's file is found when it appears. So are files
+beside the starts', of whoever watches the run (alerts) and of its other nodes; their records come after the starts'.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Follower:
     def __init__(self, run_dir: Path, after: int = 0) -> None:
         """`run_dir` need not be there yet. Starts up to the number `after` are passed over."""
         self.run_dir, self._after = Path(run_dir), after
-        self._places: dict[int, _Place] = {}
+        self._places: dict[Path, _Place] = {}
 
     def new(self) -> list[Record]:
         """Return the records written since the last call; kinds that this version does not know are passed over.
@@ -57,9 +58,11 @@ class Follower:
         It is read to its end: who leaves off early misses what was read with the last line. Raises as `new`.
         """
         starts = [each for each in starts_of(self.run_dir) if each[0] > self._after]
-        for number, path in starts:
-            place = self._places.setdefault(number, _Place())
-            is_last = number == starts[-1][0]
+        newest = starts[-1][0] if starts else max(1, self._after)
+        ways = [(number, path, number == newest) for number, path in starts]
+        ways += [(newest, path, True) for path in _beside(self.run_dir / "journal")]
+        for number, path, is_last in ways:
+            place = self._places.setdefault(path, _Place())
             for raw in self._raw_lines(path, place, is_last):
                 line = parsed_line(raw)
                 if line is not None:
@@ -96,3 +99,9 @@ class Follower:
                 place.is_closed = True
                 if rest:
                     yield rest
+
+
+def _beside(folder: Path) -> list[Path]:
+    """Return the files of records that are no start's: of whoever watches the run, and of its other nodes."""
+    found = [*folder.glob("*.jsonl"), *folder.glob("nodes/*.jsonl")]
+    return sorted(path for path in found if not (path.parent == folder and path.stem.isdigit()))
