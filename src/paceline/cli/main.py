@@ -31,6 +31,7 @@ VERBS = {
     "train": "plan, verify, train, report; resumes by itself",
     "report": "what a run took against what was forecast",
     "bill": "what runs cost: device-hours, money, energy, carbon; by run, tag or day",
+    "alerts": "what wakes somebody: try sinks, list alerts, silence rules",
     "export": "a run's weights as safetensors, for transformers where the model is built in",
     "checkpoint": "a run's checkpoints: list, show, verify, compare, convert",
     "backtest": "forecasts against measured tables, published ones or your own",

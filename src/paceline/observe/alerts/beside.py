@@ -13,9 +13,13 @@ from paceline.observe.alerts.sinks.make import NamedSink
 from paceline.observe.alerts.watch import AlertWatch
 from paceline.run.survive.budget import spent_in
 from paceline.spec.journal.held import held_in
+from paceline.spec.journal.reading import read_records
+from paceline.spec.journal.watching import AlertRecord
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.run import RunSpec
 from paceline.spec.survive.budget import BUDGETS, BudgetSpec
+
+OF_A_MOMENT = ("disk", "memory", "budget")  # rules that look at what is now: a journal does not tell what was
 
 
 def watch_of(
@@ -26,6 +30,19 @@ def watch_of(
     rules = make_rules(seen, run_dir, spending_of(run.budget, run_dir), run.budget.warn_at)
     return AlertWatch(run_dir, name, seen, rules, Outbox(sinks, say), say=say, redactor=Redactor(run.redact),
                       group_read=run.group_read)  # fmt: skip
+
+
+def replayed(run: RunSpec, run_dir: Path, name: str) -> list[AlertRecord]:
+    """Return what the rules find in a run's journal as it stands, at the moments of its records. Nothing is sent."""
+    seen = AlertSeen(run.alerts)
+    rules = [rule for rule in make_rules(seen, run_dir, dict, run.budget.warn_at) if rule.name not in OF_A_MOMENT]
+    watch = AlertWatch(run_dir, name, seen, rules, Outbox(()), on_record=False)
+    found: list[AlertRecord] = []
+    for record in read_records(run_dir):
+        if record.time is not None:
+            found += watch.judge((), record.time)
+            found += watch.judge((record,), record.time)
+    return found
 
 
 def spending_of(budget: BudgetSpec, run_dir: Path) -> Spending:

@@ -52,12 +52,14 @@ class AlertWatch:
         say: Callable[[str], None] = lambda line: None,
         redactor: Redactor | None = None,
         group_read: bool = False,
+        on_record: bool = True,
     ) -> None:
-        """`name` is the run's; records of starts before this moment are passed over."""
+        """`name` is the run's; records of starts before this moment are passed over. Without `on_record` nothing of it
+        is kept."""
         self._run_dir, self._name, self._seen, self._rules = run_dir, name, seen, list(rules)
         self._outbox, self._say, self._redactor = outbox, say, redactor or Redactor()
         self._follower = Follower(run_dir, after=max((each for each, _ in numbered(run_dir / "journal")), default=0))
-        self._file = BesideFile(run_dir, NAME, group_read)
+        self._file = BesideFile(run_dir, NAME, group_read) if on_record else None
         self._firing: dict[str, _Active] = {}
         self._last_sent: dict[str, float] = {}
         self._waiting: list[AlertRecord] = []  # to be sent with others
@@ -130,7 +132,8 @@ class AlertWatch:
         sends = told and not (flaps and record.state == FIRING) and not quiet
         sends = sends and not is_silenced(silences, record.rule, now)
         record = self._redactor.record(AlertRecord(**{**vars(record), "sent": sends}))
-        self._file.write(record)
+        if self._file is not None:
+            self._file.write(record)
         if record.severity != SEVERITIES[0]:
             self._say(f"alert    {line_of_alert(record)}")
         if sends:
@@ -190,7 +193,8 @@ class AlertWatch:
             self.judge([RunEnded("failed", code, error, self._seen.step)], time.time())
         self._send(time.time(), at_once=True)
         self._outbox.close(patience_seconds)
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
     def _rounds(self) -> None:
         while not self._is_closed:
@@ -200,7 +204,7 @@ class AlertWatch:
 
     def _end_earlier(self) -> None:
         for record in firing_in(read_beside(self._run_dir, AlertRecord, NAME)):
-            if record.rule != "finished":
+            if self._file is not None and record.rule != "finished":
                 over = AlertRecord(**{**vars(record), "state": RESOLVED, "time": time.time(), "sent": False})
                 self._file.write(over)
 
