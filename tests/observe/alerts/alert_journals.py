@@ -15,7 +15,14 @@ from paceline.observe.alerts.rules.rule import AlertRule
 from paceline.observe.alerts.rules.seen import AlertSeen
 from paceline.observe.alerts.rules.table import PLAIN
 from paceline.observe.alerts.watch import AlertWatch
-from paceline.spec.journal.kinds import CheckpointRecord, EvaluationRecord, RanksRecord, RunEnded, RunStarted, StepRecord
+from paceline.spec.journal.kinds import (
+    CheckpointRecord,
+    EvaluationRecord,
+    RanksRecord,
+    RunEnded,
+    RunStarted,
+    StepRecord,
+)
 from paceline.spec.journal.record import Record, read
 from paceline.spec.journal.watching import AlertRecord
 from paceline.spec.watch.alerts import AlertsSpec
@@ -104,5 +111,3 @@ def steady(steps: int, seconds: float = STEP_SECONDS, plan: int = 1000) -> list[
     """Return a start and some of its steps, none of them one after which something long is due."""
     return [started(plan, evaluate_every="none"), *(step(each, BEGAN + each * seconds, seconds=seconds)
                                                    for each in range(1, steps + 1))]  # fmt: skip
-
-

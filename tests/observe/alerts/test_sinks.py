@@ -122,7 +122,9 @@ def test_a_sink_that_does_not_answer_holds_nobody_up(tmp_path: Path, hook: Hook)
     assert len(hook.taken) == 1
 
 
-def test_a_sink_that_fails_is_tried_again_and_told_without_its_secret(hook: Hook, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sink_that_fails_is_tried_again_and_told_without_its_secret(
+    hook: Hook, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(outboxes, "RETRY_SECONDS", (0.01, 0.01))
     said: list[str] = []
     hook.status = 503
@@ -169,7 +171,7 @@ def test_apprise_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
         need_apprise()
 
 
-# ---- what is sent, and when --------------------------------------------------------------------------------------------
+# ---- what is sent, and when ------------------------------------------------------------------------------------
 
 
 def lines_of(path: Path) -> list[dict[str, object]]:

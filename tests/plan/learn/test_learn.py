@@ -24,8 +24,8 @@ from paceline.plan.learn.store import (
     write_observation,
 )
 from paceline.plan.search.search import search
-from paceline.spec.journal.line import spelt
 from paceline.spec.cluster import ClusterSpec
+from paceline.spec.journal.line import spelt
 from paceline.spec.layout import Layout
 from paceline.spec.plan import PlanSpec
 from paceline.task.profile.plain import pack_profile, task_key, unpack_profile

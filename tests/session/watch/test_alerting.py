@@ -85,13 +85,15 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_a_run_that_is_gone_without_a_word_still_alerts(tmp_path: Path) -> None:
     run_dir, to = tmp_path / "run", tmp_path / "sent.jsonl"
     spec = tmp_path / "spec.toml"
-    spec.write_text(textwrap.dedent(f"""
+    spec.write_text(
+        textwrap.dedent(f"""
         [run]
         dir = "{run_dir}"
         [[run.alerts.sinks]]
         kind = "file"
         to = "{to}"
-    """))
+    """)
+    )
     ran = run_patiently([sys.executable, "-c", GONE, spec], env=environment())
     assert ran.returncode == -signal.SIGKILL, ran.stderr
     wait_until(lambda: bool(sent_to(to)))

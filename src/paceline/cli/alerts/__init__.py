@@ -1,10 +1,10 @@
 """What wakes somebody while a run lives (docs/guide/alerts.md).
 
-    test SPEC|RUN    sends a message to every sink, and says which took it; of a run's directory also what the rules
-                     find in its journal. Ends with 2 where a sink took none
-    list [RUNS]      alerts on record, of runs' directories or folders of them (default: runs)
-    silence RUN      nobody is woken by a rule (--rule, or all) --for so long; it stays on record
-    rules            the rules, and when each fires
+test SPEC|RUN    sends a message to every sink, and says which took it; of a run's directory also what the rules
+                 find in its journal. Ends with 2 where a sink took none
+list [RUNS]      alerts on record, of runs' directories or folders of them (default: runs)
+silence RUN      nobody is woken by a rule (--rule, or all) --for so long; it stays on record
+rules            the rules, and when each fires
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from paceline.observe.alerts.watch import AlertWatch
 from paceline.run.survive.budget import spent_in
 from paceline.spec.journal.held import held_in
 from paceline.spec.journal.reading import read_records
-from paceline.spec.journal.watching import AlertRecord
 from paceline.spec.journal.redact import Redactor
+from paceline.spec.journal.watching import AlertRecord
 from paceline.spec.run import RunSpec
 from paceline.spec.survive.budget import BUDGETS, BudgetSpec
 

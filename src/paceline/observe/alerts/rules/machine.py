@@ -72,9 +72,7 @@ class DiskFull(AlertRule):
             return None
         title = f"the disk of the run's directory is {used / whole:.0%} full, {format_bytes(whole - used)} are left"
         evidence = {"used_bytes": used, "bytes": whole, "share": used / whole}
-        return Trouble(
-            title, evidence, "free space, or a smaller run.keep_last: saves need room"
-        )
+        return Trouble(title, evidence, "free space, or a smaller run.keep_last: saves need room")
 
 
 def host_memory_share() -> float:

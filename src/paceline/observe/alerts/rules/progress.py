@@ -53,9 +53,7 @@ class NoStep(AlertRule):
         usual = f"; a step takes {format_seconds(median)}" if median else ""
         title = f"no step for {format_seconds(silent)}, since step {self.seen.step}{usual}"
         evidence = {"silent_seconds": silent, "limit_seconds": limit, "median_step_seconds": median}
-        return Trouble(
-            title, evidence, "look at the logs of the ranks; of one that hangs the stack is kept"
-        )
+        return Trouble(title, evidence, "look at the logs of the ranks; of one that hangs the stack is kept")
 
     def _limit(self) -> float:
         median = self.seen.median_seconds
