@@ -30,6 +30,8 @@ VERBS = {
     "verify": "prove that a layout computes the numbers of one device",
     "train": "plan, verify, train, report; resumes by itself",
     "report": "what a run took against what was forecast",
+    "dash": "runs as they go on, on a page of this machine; or as one file",
+    "compare": "runs beside each other, and how sure it is that one is better",
     "bill": "what runs cost: device-hours, money, energy, carbon; by run, tag or day",
     "alerts": "what wakes somebody: try sinks, list alerts, silence rules",
     "export": "a run's weights as safetensors, for transformers where the model is built in",

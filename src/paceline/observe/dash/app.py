@@ -1,4 +1,4 @@
-"""The page's server as an ASGI application: pages, their parts as server-sent events, and two files. Needs Starlette."""
+"""The page's server as an ASGI application: pages, their parts as server-sent events, own files. Needs Starlette."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from importlib import resources
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
@@ -192,8 +193,6 @@ def _rank(request: Request) -> int | None:
 
 
 def _quoted(name: str) -> str:
-    from urllib.parse import quote
-
     return quote(name, safe="")
 
 

@@ -41,7 +41,7 @@ SKIP = '<a class="skip" href="#page">to the content</a>'
 
 
 def shell(title: str, body: str, events: str = "", up: str = "") -> str:
-    """Return a page of the server: its style sheet and script are files of the server. `events` is what it listens to."""
+    """Return a page of the server, whose style sheet and script are files. `events` is what it listens to."""
     listens = f' data-events="{esc(events)}"' if events else ""
     back = f'<a href="{esc(up)}">all runs</a>' if up else ""
     bar = (
@@ -103,7 +103,9 @@ def runs_table(glances: Mapping[str, Glance], now: float) -> str:
     head = "".join(f'<th scope="col"{" class=n" if 4 <= index <= 8 else ""}>{name}</th>'
                    for index, name in enumerate(names))  # fmt: skip
     none = "" if rows else "<p>No run is here yet; one that begins appears.</p>"
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>{none}'
+    return (
+        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>{none}'
+    )
 
 
 def runs_body(folders: Sequence[str], found: str) -> str:

@@ -1,4 +1,4 @@
-"""A run's figures as HTML: loss, speed, memory, phases, promises. A finished run's page and the live page share them."""
+"""A run's figures as HTML: loss, speed, memory, phases, promises; of a finished run's page and of the live page."""
 
 from __future__ import annotations
 
