@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.observe.dash.guard import Asked, DashGuard
+from paceline.observe.dash.guard import DashGuard, PageRequest
 
 TOKEN = "a-token-of-some-length"
 GUARD = DashGuard(TOKEN, ("node-7",), cookie="own")
@@ -17,7 +17,7 @@ def status(
 ) -> int:
     headers.setdefault("host", "localhost:8377")
     own = {name.replace("_", "-"): value for name, value in headers.items()}
-    answer = guard.refuse(Asked(method, "/run/a", query, own, peer))
+    answer = guard.refuse(PageRequest(method, "/run/a", query, own, peer))
     return 200 if answer is None else answer.status
 
 
@@ -63,7 +63,7 @@ def test_nothing_can_be_changed(method: str) -> None:
 
 
 def test_the_token_of_an_address_becomes_a_cookie_and_leaves_it() -> None:
-    asked = Asked("GET", "//evil.example/run", f"rank=3&token={TOKEN}", {"host": "localhost"}, "10.0.0.4")
+    asked = PageRequest("GET", "//evil.example/run", f"rank=3&token={TOKEN}", {"host": "localhost"}, "10.0.0.4")
     answer = GUARD.refuse(asked)
     assert answer is not None and answer.status == 303
     assert answer.location == "/evil.example/run?rank=3", "two slashes would lead to another site"
@@ -73,6 +73,6 @@ def test_the_token_of_an_address_becomes_a_cookie_and_leaves_it() -> None:
 @settings(max_examples=25, deadline=None)
 @given(st.text(max_size=60), st.text(max_size=60), st.text(max_size=60), st.text(max_size=60))
 def test_nothing_that_is_asked_makes_the_guard_fail(host: str, query: str, cookie: str, bearer: str) -> None:
-    asked = Asked("GET", "/", query, {"host": host, "cookie": cookie, "authorization": bearer}, "10.0.0.4")
+    asked = PageRequest("GET", "/", query, {"host": host, "cookie": cookie, "authorization": bearer}, "10.0.0.4")
     answer = GUARD.refuse(asked)
     assert answer is not None and answer.status in (401, 421)
