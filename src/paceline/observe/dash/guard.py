@@ -61,9 +61,7 @@ class DashGuard:
         if asked.method not in ("GET", "HEAD"):
             return PageAnswer(405, "this page can only be read")
         if not self._is_own_name(asked.headers.get("host", "")):
-            return PageAnswer(
-                421, "this name is not one of this server: ask by its address, or start it with --host NAME"
-            )
+            return PageAnswer(421, "this is no name of this server: ask by its address, or start it with --host NAME")
         if not self._needs_token(asked):
             return None
         given = [value for key, value in parse_qsl(asked.query) if key == "token"]
