@@ -121,10 +121,10 @@ def _place(
     moved = [os.dup(each) for each in descriptors]  # none of them is 0, 1 or 2 then
     for number, each in enumerate(moved):
         os.dup2(each, number)
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) not in kept:
+    for number in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+        if number > 2 and number not in kept:
             with contextlib.suppress(OSError):  # that of the listing
-                os.close(int(name))
+                os.close(number)
     for each in kept:
         os.set_inheritable(each, True)
     os.chdir(folder)
@@ -147,9 +147,9 @@ def _prepare(command: Command, environ: Mapping[str, str]) -> None:
     sys.stdin = sys.__stdin__ = _stream(0, "r", False)  # type: ignore[misc]
     sys.stdout = sys.__stdout__ = _stream(1, "w", is_unbuffered)  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = _stream(2, "w", is_unbuffered)  # type: ignore[misc]
-    first = os.getcwd() if command.is_module else str(Path(command.words[0]).resolve().parent)
+    first = str(Path.cwd()) if command.is_module else str(Path(command.words[0]).resolve().parent)
     own = [place for place in environ.get("PYTHONPATH", "").split(os.pathsep) if place]
-    sys.path[:] = [first, *(os.path.abspath(place) for place in own), *LIBRARIES]
+    sys.path[:] = [first, *(str(Path(place).absolute()) for place in own), *LIBRARIES]
     sys.path_importer_cache.clear()
     sys.argv = ["-m", *command.words[1:]] if command.is_module else list(command.words)
     sys.orig_argv = [sys.executable, *(["-m"] if command.is_module else []), *command.words]
@@ -168,7 +168,9 @@ def _set_openmp_threads(threads: int) -> None:
 def _stream(descriptor: int, mode: str, is_unbuffered: bool) -> Any:
     errors = "backslashreplace" if descriptor == 2 else (sys.__stdout__ or sys.stdout).errors
     encoding = (sys.__stdout__ or sys.stdout).encoding
-    raw = open(descriptor, f"{mode}b", -1 if mode == "r" or not is_unbuffered else 0, closefd=False)
+    raw: Any = io.FileIO(descriptor, mode, closefd=False)
+    if mode == "r" or not is_unbuffered:
+        raw = io.BufferedReader(raw) if mode == "r" else io.BufferedWriter(raw)
     stream = io.TextIOWrapper(
         raw, encoding, errors, line_buffering=descriptor == 2 or os.isatty(descriptor), write_through=is_unbuffered
     )
@@ -189,18 +191,8 @@ def _run(command: Command) -> None:
 
 def _end(error: BaseException | None) -> NoReturn:
     """End this process as the interpreter does after the last line, an exit or an error that nobody caught."""
-    code, is_interrupted = 0, False
-    if isinstance(error, SystemExit):
-        code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
-        if error.code is not None and not isinstance(error.code, int):
-            print(error.code, file=sys.stderr)
-    elif error is not None:
-        code, is_interrupted = 1, isinstance(error, KeyboardInterrupt)
-        trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_globals.get("__name__") in (__name__, "runpy"):
-            trace = trace.tb_next
-        sys.excepthook(type(error), error.with_traceback(trace), trace)
-    if is_interrupted:
+    code = _told(error)
+    if isinstance(error, KeyboardInterrupt):
         atexit._run_exitfuncs()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
@@ -211,6 +203,28 @@ def _end(error: BaseException | None) -> NoReturn:
         os._exit(code)
     ctypes.pythonapi.Py_Exit(code)
     raise AssertionError("the interpreter has ended")
+
+
+def _told(error: BaseException | None) -> int:
+    """Show an error as the interpreter does and return the exit code that the process has by it."""
+    if error is None:
+        return 0
+    if isinstance(error, SystemExit):
+        if error.code is None or isinstance(error.code, int):
+            return (error.code or 0) & 0xFF
+        print(error.code, file=sys.stderr)
+        return 1
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__name__") in (__name__, "runpy"):
+        trace = trace.tb_next
+    error = error.with_traceback(trace)
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
+    sys.last_exc = error  # type: ignore[attr-defined,unused-ignore]
+    try:
+        sys.excepthook(type(error), error, trace)
+    except SystemExit as leaving:
+        return _told(leaving)
+    return 1
 
 
 def _flush(*streams: Any) -> None:
@@ -232,5 +246,5 @@ def _forget(lent: Mapping[int, int]) -> None:
     PRISTINE[0].restore_torch()
 
 
-_OWN = {os.path.abspath(place) for place in ENVIRON.get("PYTHONPATH", "").split(os.pathsep) if place}
-LIBRARIES = [place for place in sys.path[1:] if os.path.abspath(place) not in _OWN]
+_OWN = {str(Path(place).absolute()) for place in ENVIRON.get("PYTHONPATH", "").split(os.pathsep) if place}
+LIBRARIES = [place for place in sys.path[1:] if str(Path(place).absolute()) not in _OWN]

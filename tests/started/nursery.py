@@ -17,19 +17,12 @@ import socket
 import subprocess
 import sys
 
+import warm  # noqa: F401
+
 from started.become import PRISTINE, ROOMS, Aside, fork  # before torch, which adds to the environment
 from started.command import read
 from started.popen import Nested
 from started.pristine import Pristine
-
-import paceline.cli.main
-import paceline.cli.plan
-import paceline.cli.report
-import paceline.cli.train
-import paceline.cli.verify
-import paceline.session.run
-import torch.distributed.tensor.debug
-import warm  # noqa: F401
 
 MOST_BYTES = 1 << 16
 

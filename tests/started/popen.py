@@ -34,7 +34,7 @@ class Forked(COLD):  # type: ignore[type-arg,misc]
         words = [args] if isinstance(args, str | bytes | os.PathLike) else [os.fspath(word) for word in args]
         command = read(words) if plain and all(isinstance(word, str) for word in words) else None
         environ = dict(os.environ) if env is None else {os.fsdecode(k): os.fsdecode(v) for k, v in env.items()}
-        folder = os.path.abspath(cwd or ".")
+        folder = str(Path(os.fspath(cwd or ".")).absolute())
         ends = [end if end >= 0 else number for number, end in enumerate((pipes[0], pipes[3], pipes[5]))]
         if command is None or not self._fork(command, environ, folder, ends, group, pass_fds, session):
             super()._execute_child(args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo,
@@ -110,7 +110,7 @@ def nursery_environment() -> dict[str, str]:
 def nursery() -> str:
     """Return the address of this process's nursery, which it starts once."""
     folder = tempfile.mkdtemp(prefix="nursery-")
-    path = os.path.join(folder, "at")
+    path = str(Path(folder, "at"))
     started = COLD([sys.executable, "-m", "started.nursery", path], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                    env=nursery_environment(), cwd=folder)  # fmt: skip
     assert started.stdout is not None
