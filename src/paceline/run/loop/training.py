@@ -26,6 +26,7 @@ from paceline.run.numerics.invariants import check_agreement, is_due, numbers_of
 from paceline.run.process.world import World, build_mesh
 from paceline.run.record.left_loop import LeftLoop, left_at, record_left
 from paceline.run.record.recorder import is_echo
+from paceline.run.record.tally import EVALUATING, SAVING
 from paceline.run.survive.budget import budget_of
 from paceline.run.survive.health.go_back import go_back
 from paceline.run.survive.health.guard import RollBack
@@ -213,6 +214,7 @@ class Training(InWorld):
         return self._under.batches.take(position, step)
 
     def _update(self, batch: StepBatch) -> StepStats:
+        self._tally.begins(self._data_seconds)
         began = time.perf_counter()
         task = self.spec.task
         lr = learning_rate(task.schedule, task.optimizer.lr, batch.step, self.brief.steps, self._warmup, self._decay)
@@ -248,6 +250,7 @@ class Training(InWorld):
         seconds["data"] = self._data_seconds
         seconds["other"] = max(0.0, total - sum(seconds.values()))
         seconds["total"] = self._step_seconds = total
+        self._tally.ended()
         return stats
 
     def _go_back(self, batch: StepBatch, spike: RollBack) -> StepStats:
@@ -305,7 +308,8 @@ class Training(InWorld):
                 self._record.fault(what, because)
         if evaluates := bool(self._evaluate_every and (step % self._evaluate_every == 0 or last)):
             self._points.reached("evaluate", step)
-            self.evaluate()
+            with self._tally.beside(EVALUATING):
+                self.evaluate()
             if self._judge.is_over and not last:
                 last = True
                 self._record.ended_early(self._judge.decision())
@@ -313,7 +317,8 @@ class Training(InWorld):
         if self._writer and self._write_every and (step % self._write_every == 0 or last):
             self._points.reached("evaluate", step)
             began = time.perf_counter()
-            texts = self._writer.write(self._stepper, step)
+            with self._tally.beside(EVALUATING):
+                texts = self._writer.write(self._stepper, step)
             self._record.written(step, self._writer.spec, texts, time.perf_counter() - began)
         if isinstance(self.source, MixedSource) and (evaluates or last or stats.stop_requested):
             given = self.source.given(self.spec.task.seed, self.progress.position)
@@ -344,7 +349,7 @@ class Training(InWorld):
             if self._keeper.tiers.due(step):
                 self._points.reached("save", step)
                 self._hook("on_save", step)
-            with self._stop.saving():
+            with self._stop.saving(), self._tally.beside(SAVING):
                 saved = self._keeper.save_if_due(self._under.built, self.brief.plan, self.world, self.progress)
             if saved:
                 self._stop.interrupt_if_asked()
@@ -409,7 +414,7 @@ class Training(InWorld):
     def _save(self) -> Path:
         self._points.reached("save", self.progress.step)
         self._hook("on_save", self.progress.step)
-        with self._stop.saving():
+        with self._stop.saving(), self._tally.beside(SAVING):
             return self._keeper.save_now(self._under.built, self.brief.plan, self.world, self.progress)
 
     def _hook(self, hook: str, step: int, **more: Any) -> CallbackDecisions:
