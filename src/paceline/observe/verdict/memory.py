@@ -26,9 +26,7 @@ def memory_part(seen: StepsSeen, outlook: Mapping[str, Any]) -> BoundPart | None
         return None
     saved = max(0.0, 1 - best["pass_seconds"] / outlook["pass_seconds"])
     usual = others(passes, seen.ranks) if seen.ranks > 1 else passes.most
-    evidence = [
-        f"passes take {format_seconds(usual)} of a step; by forecast {1 - saved:.0%} of it with {best['text']}"
-    ]
+    evidence = [f"passes take {format_seconds(usual)} of a step; by forecast {1 - saved:.0%} of it with {best['text']}"]
     fitting = best_change(outlook, KIND, fits=True)
     if fitting is best:
         evidence.append("which fits the memory")
