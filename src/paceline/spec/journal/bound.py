@@ -1,11 +1,11 @@
-"""VerdictRecord: what bounds a run's steps, said while the run lives."""
+"""VerdictRecord and TraceRecord: what bounds a run's steps, said while the run lives, and where their time went."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from paceline.spec.journal.record import Numbers, Record, Told, Words
+from paceline.spec.journal.record import Ids, Numbers, Record, Told, Words
 
 
 @dataclass(frozen=True)
@@ -35,3 +35,18 @@ class VerdictRecord(Record):
         """The verdict in two words, for a status line."""
         share = self.shares.get(self.bound)
         return f"{self.bound}-bound" + (", healthy" if self.healthy else "" if share is None else f" {share:.0%}")
+
+
+@dataclass(frozen=True)
+class TraceRecord(Record):
+    """A trace of some steps, which a running job was asked for: written when rank 0 has done its part."""
+
+    KIND: ClassVar[str] = "trace"
+
+    step: Annotated[int | None, Told("steps done")]
+    first: Annotated[int | None, Told("the first step that was traced")]
+    last: Annotated[int | None, Told("the last step that was traced")]
+    ranks: Annotated[Ids | None, Told("the ranks that were asked; null for all")]
+    path: Annotated[str, Told("the folder of the files, one for each rank")]
+    by: Annotated[str, Told("who asked: `command`, `signal`, `page` or `alert`")]
+    seconds: Annotated[float | None, Told("what training waited for it on rank 0, beside what tracing costs", "s")]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from paceline.spec.journal.bound import VerdictRecord
+from paceline.spec.journal.bound import TraceRecord, VerdictRecord
 from paceline.spec.journal.record import Ids, Numbers, Record, Table, Told, Words, read
 
 
@@ -79,8 +79,8 @@ class RunStarted(Record):
         Table | None,
         Told(
             "what a step would take with one thing otherwise, by forecast: `step_seconds` and `pass_seconds` (forward"
-            " and backward passes) of the plan, and `changes`, each with the `cause` that it is an answer to, its `text`,"
-            " both seconds, and whether it `fits` the memory",
+            " and backward passes) of the plan, and `changes`, each with the `cause` that it is an answer to, its"
+            " `text`, both seconds, and whether it `fits` the memory",
             if_any=True,
         ),
     ] = None
@@ -174,8 +174,8 @@ class RanksRecord(Record):
             " nothing to do between two steps), `awaited` (the host waited for the device) and `held` (the host read"
             " a batch for longer than the device computed), all of CUDA; between two steps `saving` (training waited"
             " for checkpoints), `evaluating` (evaluations and texts) and `between` (all else: callbacks, records, the"
-            " loop's body); `read` (reading a batch, by whichever thread), `depth` (batches asked for ahead) and `ready` (the share of"
-            " batches that were there when they were wanted)",
+            " loop's body); `read` (reading a batch, by whichever thread), `depth` (batches asked for ahead) and"
+            " `ready` (the share of batches that were there when they were wanted)",
             "s",
         ),
     ]
@@ -479,7 +479,7 @@ class RunEnded(Record):
 
 RECORDS: tuple[type[Record], ...] = (
     RunStarted, StepRecord, RanksRecord, EvaluationRecord, WrittenRecord, LoggedRecord, SourcesRecord, SelectionRecord,
-    VerdictRecord, MemoryRecord, MovedRecord, VerifyRecord, DecisionRecord, CheckpointRecord, ReplayRecord, FaultRecord,
+    VerdictRecord, TraceRecord, MemoryRecord, MovedRecord, VerifyRecord, DecisionRecord, CheckpointRecord, ReplayRecord, FaultRecord,
     RecoveryRecord, InjectedRecord, RunEnded,
 )  # fmt: skip
 BY_KIND = {kind.KIND: kind for kind in RECORDS}
