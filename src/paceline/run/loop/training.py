@@ -32,6 +32,7 @@ from paceline.run.survive.health.guard import RollBack
 from paceline.run.survive.health.pressure import LOOKS_EVERY
 from paceline.run.survive.replay import hold_against, rounding_of
 from paceline.run.survive.survivor import is_lost_peer, without_frames
+from paceline.run.trace.tracer import Tracer
 from paceline.run.updates.moved import moved
 from paceline.spec.arguments import run_directory
 from paceline.spec.plan import Plan
@@ -55,6 +56,7 @@ class Training(InWorld):
     def _begin(self) -> None:
         self._step_seconds = self._data_seconds = 0.0
         self._stop = StopFlag()
+        self._tracer = Tracer(self.dir, self.world, lambda told: self._record.traced(told))
         self._is_spent = False  # whether a budget has ended the run
         self._unended: weakref.finalize[..., Training] | None = None  # an end that waits for its reason
         # Until the first step has said what the built-in decoder does not read; a survey has said it of other models.
@@ -89,6 +91,7 @@ class Training(InWorld):
         if self._unended is not None:
             self._unended.detach()  # the error was caught, and the loop goes on
         self._stop.watch()
+        self._tracer.watch(self.progress.step + 1)
         if self.progress.step >= self.brief.steps:
             self._record.say(all_steps_made(self.brief.steps, run_directory(self.spec)))
         elif self._is_over:
@@ -100,6 +103,7 @@ class Training(InWorld):
             while self.progress.step < self.brief.steps and not (self._is_over or self._is_spent):
                 before = self.progress.step
                 self._went_back = False
+                self._tracer.at(before + 1, self.world, self._points, self.model)
                 self._points.reached("data", before + 1)
                 began = time.perf_counter()
                 self._position = self._passed_over.position_from(self.progress.position)
@@ -119,6 +123,7 @@ class Training(InWorld):
             if self.progress.step >= self._first_step:
                 self._tell_moved()
             self._points.reached("ended", self.progress.step)
+            self._tracer.close(self.model)
             self._ended("stopped" if self._is_spent else "complete")
         except GeneratorExit:
             self._left(left_at(sys._getframe().f_back))
@@ -131,6 +136,7 @@ class Training(InWorld):
                 raise
             raise told from error
         finally:
+            self._tracer.close()
             self._stop.release()
 
     def _left(self, loop: LeftLoop | None) -> None:

@@ -26,6 +26,7 @@ from paceline.run.process.world import World
 from paceline.run.record.sink import Sink
 from paceline.run.survive.faults.ledger import StruckFault
 from paceline.said import say_line
+from paceline.spec.journal.bound import TraceRecord
 from paceline.spec.journal.kinds import (
     CheckpointRecord,
     DecisionRecord,
@@ -163,6 +164,11 @@ class Recorder:
             verdict = verdict_record(record, self._brief.record.outlook)
             if verdict is not None:
                 self._write(verdict)
+
+    def traced(self, record: TraceRecord) -> None:
+        """Record and say that steps were traced, as somebody has asked."""
+        self._write(record)
+        self.say(f"trace    steps {record.first} to {record.last}, asked for by {record.by}: {record.path}")
 
     def evaluation(self, step: int, measured: EvaluationResult, sets: Mapping[str, EvaluationResult]) -> None:
         """Record an evaluation, and what it gave on further sets."""

@@ -59,6 +59,7 @@ class RankTally:
         """Add a step of this rank's. The first one warms up, and is left out."""
         if self._is_first_step:
             self._is_first_step = False
+            self._ended_at = None  # and so is what follows it: memory is measured there, files are opened
             self._clear()
             return
         for name, value in _parts(stats).items():

@@ -479,8 +479,8 @@ class RunEnded(Record):
 
 RECORDS: tuple[type[Record], ...] = (
     RunStarted, StepRecord, RanksRecord, EvaluationRecord, WrittenRecord, LoggedRecord, SourcesRecord, SelectionRecord,
-    VerdictRecord, TraceRecord, MemoryRecord, MovedRecord, VerifyRecord, DecisionRecord, CheckpointRecord, ReplayRecord, FaultRecord,
-    RecoveryRecord, InjectedRecord, RunEnded,
+    VerdictRecord, TraceRecord, MemoryRecord, MovedRecord, VerifyRecord, DecisionRecord, CheckpointRecord,
+    ReplayRecord, FaultRecord, RecoveryRecord, InjectedRecord, RunEnded,
 )  # fmt: skip
 BY_KIND = {kind.KIND: kind for kind in RECORDS}
 
