@@ -355,6 +355,12 @@ class Task(Declared, table="task"):
         "patterns of the parameters that are trained, `*` for any text, such as 'layers.10.*'; the rest is frozen."
         " Empty trains all of the model, or with an adapter the adapter alone",
     )
+    embedding_noise: float = option(
+        0.0,
+        "noise on the embeddings of tokens while training, drawn for each sample: even over plus and minus this over"
+        " the root of tokens times width (NEFTune's alpha, arXiv:2310.05914; 5 is usual, 0 is none)",
+        minimum=0.0,
+    )
     optimizer: OptimizerSpec = option(factory=OptimizerSpec, doc="the optimizer")
     schedule: ScheduleSpec = option(factory=ScheduleSpec, doc="the learning-rate schedule")
     evaluate: EvaluateSpec = option(factory=EvaluateSpec, doc="what evaluations measure, and what follows from it")
@@ -396,4 +402,4 @@ class Task(Declared, table="task"):
     @property
     def adaptation(self) -> Adaptation:
         """What of the model is trained."""
-        return Adaptation(self.adapter, self.train)
+        return Adaptation(self.adapter, self.train, self.embedding_noise)

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigError, DamagedData
+from paceline.spec.adapt.preference import DPO
 from paceline.spec.import_paths import is_import_path, scheme_of
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.load import Spec
 from paceline.spec.model_folder import CONFIG, folder_of
 from paceline.spec.task import DataSpec, ModelSpec, Task
+from paceline.task.data.source import open_sources
 from paceline.task.data.sources.cache import Say
 from paceline.task.data.sources.files import NAMED_SOURCES, kind_of, list_files
 from paceline.task.data.sources.named import kind_of_source
@@ -26,6 +28,7 @@ from paceline.task.data.sources.tables.listing import TABLE_KINDS, inner_path, l
 from paceline.task.data.sources.tables.records import columns_of
 from paceline.task.data.sources.tables.store import TextTable, open_table
 from paceline.task.models.sizes import is_factory
+from paceline.task.profile.limits import REFERENCED
 from paceline.units import Amount
 
 LABEL_OBJECTIVES = ("classification", "regression", "multi_label")
@@ -52,6 +55,8 @@ def settle(spec: Spec, say: Say | None = None) -> Settled:
     Raises ConfigError where the task contradicts its data, and the errors of reading them.
     """
     task = spec.task
+    if task.objective == DPO:
+        return with_copy(spec)
     if not isinstance(task.data, DataSpec):
         return Settled(spec)
     decided = _Decided(task)
@@ -74,6 +79,28 @@ def settle(spec: Spec, say: Say | None = None) -> Settled:
     origins = {record.what: f"inferred: {record.because}" for record in decided.records}
     settled = replace(spec, task=decided.task, provenance={**spec.provenance, **origins})
     return Settled(settled, tuple(decided.records))
+
+
+def with_copy(spec: Spec) -> Settled:
+    """Return a spec of preference pairs whose model, where all of it is trained, stands beside a frozen copy of it."""
+    task = spec.task
+    wraps = isinstance(task.model, ModelSpec) and task.model.name != REFERENCED and not is_import_path(task.model.name)
+    if not wraps or not task.adaptation.is_full or not isinstance(task.data, DataSpec):
+        return Settled(spec)
+    source, _ = open_sources(task.data, task.seed)
+    given = {name: value for name, value in dataclasses.asdict(task.model).items() if value != _plain_model(name)}
+    arguments = {"model": {"name": task.model.name, **given}, "vocab": source.vocab or 0,
+                 "seq_len": source.items_per_sample}  # fmt: skip
+    decided = _Decided(task)
+    because = "all of the model is trained, so a frozen copy is what preferences are held against"
+    decided.option("model", ModelSpec(name=REFERENCED, arguments=arguments), because)
+    origins = {record.what: f"inferred: {record.because}" for record in decided.records}
+    settled = replace(spec, task=decided.task, provenance={**spec.provenance, **origins})
+    return Settled(settled, tuple(decided.records))
+
+
+def _plain_model(name: str) -> Any:
+    return getattr(ModelSpec(), name)
 
 
 class _Decided:
