@@ -100,7 +100,13 @@ class RunSpec(Declared, table="run"):
     nodes: NodesSpec = option(factory=NodesSpec, doc="the nodes of the run, each with a supervisor of its own")
 
     def refuse_contradictions(self) -> None:
-        """Raise ConfigError where the same work is asked to be cut otherwise and to give the same bits."""
+        """Raise ConfigError where the same work is asked to be cut otherwise and to give the same bits, and for a
+        budget that is shared by a tag which the run does not have."""
+        shared = self.budget.shared_by
+        if shared and shared not in self.tags:
+            because = f"run.tags has {', '.join(self.tags) or 'none'}"
+            raise ConfigError(f"run.budget.shared_by = '{shared}' is no tag of the run", because,
+                              f'run.tags = {{ {shared} = "..." }}')  # fmt: skip
         if self.deterministic and self.health.on_straggler == "less_work":
             raise ConfigError(
                 "run.health.on_straggler = 'less_work' with run.deterministic",

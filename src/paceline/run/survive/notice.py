@@ -19,6 +19,7 @@ from paceline.units import format_seconds
 
 LOOK_SECONDS = 1.0
 URL_SECONDS = 5.0  # between two questions, and for an answer
+SHARED_SECONDS = 20.0  # between two looks at what other runs have spent of a budget
 NOTHING = ("", "NONE")  # answers that announce no end
 
 
@@ -52,6 +53,8 @@ class Notices:
                 self._watch(lambda: _file_says(Path(policy.notice_file)), LOOK_SECONDS)
             if policy.notice_url:
                 self._watch(lambda: _url_says(policy.notice_url), URL_SECONDS)
+            if self._run.budget.shared_by:
+                self._watch(self._ask_others, SHARED_SECONDS)
 
     def look(self) -> str:
         """Return why the run is to stop, or "". It waits for nothing, and is asked once a step."""
@@ -76,6 +79,12 @@ class Notices:
 
     def _usd_spent(self, now: float) -> float:
         return self._usd + (now - self._entered) * self._usd_per_second
+
+    def _ask_others(self) -> str:
+        """Have the budget count what runs have spent by now that it is shared with; that alone is no notice."""
+        if self._budget is not None:
+            self._budget.refresh()
+        return ""
 
     def _watch(self, ask: Callable[[], str], every_seconds: float) -> None:
         def work() -> None:
