@@ -33,6 +33,7 @@ from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec
 from paceline.supervise.blame import Outcome
 from paceline.supervise.supervisor import explain
+from paceline.supervise.trace_signal import traced_by_signal
 
 MOST_PROBE_SECONDS = 90.0  # that a run waits for a probe, by the clock
 Say = Callable[[str], None]
@@ -99,6 +100,11 @@ def _run(planned: Planned, proven: Proven, decisions: tuple[DecisionRecord, ...]
 
 def run_brief(spec: Spec, brief: Brief, lock: RunLock, say: Say) -> Outcome:
     """Train in this process on one device, in processes of their own on several."""
+    with traced_by_signal(run_directory(spec)):
+        return _run_brief(spec, brief, lock, say)
+
+
+def _run_brief(spec: Spec, brief: Brief, lock: RunLock, say: Say) -> Outcome:
     if brief.plan.layout.devices == 1:
         with alerts_beside(spec, say, supervises=False) as alerts:
             alerts.outcome = _here(spec, brief, lock)

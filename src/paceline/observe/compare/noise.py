@@ -43,9 +43,9 @@ class Noise:
 
 def t95(freedom: float) -> float:
     """Return Student's t of a two-sided 95 % interval, within 2 % from 2 on (Cornish and Fisher's expansion)."""
-    v, z = max(1.0, freedom), Z95
-    if v < 2:
-        return 12.706
+    v, z = freedom, Z95
+    if v < 3:
+        return 12.706 if v < 2 else 4.303
     terms = (z**3 + z) / 4 / v + (5 * z**5 + 16 * z**3 + 3 * z) / 96 / v**2
     return z + terms + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384 / v**3
 

@@ -32,7 +32,7 @@ def _figures(found: RunComparison) -> str:
     for each in found.figures:
         style, word = ("good", f"{each.better} is better") if each.better else ("none", "not told from noise")
         if each.sure is None:
-            style, word = "none", "noise not known"
+            style, word = "none", "noise not known" if each.difference else "equal"
         noise = "–" if each.plus_minus is None else f"± {each.plus_minus:.3g}"
         sure = "–" if each.sure is None else f"{min(each.sure, 0.9999):.4g}"
         relative = "–" if each.relative is None else f"{each.relative:+.1%}"

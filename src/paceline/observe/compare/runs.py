@@ -73,6 +73,8 @@ class ComparedFigure:
         noise = "" if self.plus_minus is None else f" ± {self.plus_minus:.3g}"
         percent = "" if self.relative is None else f" ({self.relative:+.1%})"
         words = f"{self.run} against {self.against}: {self.difference:+.4g}{noise}{percent}"
+        if self.sure is None and not self.difference:
+            return f"{self.run} against {self.against}: equal"
         if self.sure is None:
             return f"{words}; its noise is not known"
         if not self.better:

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from paceline.errors import PacelineError
 from paceline.observe.compare.page import compare_html
 from paceline.observe.compare.runs import MOST_RUNS, compare_live
-from paceline.observe.dash.guard import HEADERS, Answer, Asked, DashGuard
+from paceline.observe.dash.guard import HEADERS, DashGuard, PageAnswer, PageRequest
 from paceline.observe.dash.page import STYLE, run_body, runs_body, runs_table, shell, words_page
 from paceline.observe.dash.watched import LOOK_SECONDS, RunSet, WatchedRun, digest_of
 
@@ -48,7 +48,7 @@ class DashServer:
             Route("/compare", self.compared),
             Route("/static/{name}", self.file),
         ]
-        return Guarded(Starlette(routes=routes), self.guard)
+        return GuardedApp(Starlette(routes=routes), self.guard)
 
     # ---- pages -----------------------------------------------------------------------------------------------------
 
@@ -146,14 +146,14 @@ class DashServer:
         return runs_table(glances, time.time())
 
 
-class Guarded:
+class GuardedApp:
     """An application behind a guard, whose every answer has the page's headers."""
 
     def __init__(self, app: ASGIApp, guard: DashGuard) -> None:
         self._app, self._guard = app, guard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
+        """PageAnswer a request."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -171,13 +171,13 @@ class Guarded:
         await app(scope, receive, send_with_headers)
 
 
-def _asked(scope: Scope) -> Asked:
+def _asked(scope: Scope) -> PageRequest:
     headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
     peer = (scope.get("client") or ("", 0))[0]
-    return Asked(scope["method"], scope["path"], scope.get("query_string", b"").decode("latin-1"), headers, peer)
+    return PageRequest(scope["method"], scope["path"], scope.get("query_string", b"").decode("latin-1"), headers, peer)
 
 
-def _refusal(answer: Answer) -> Response:
+def _refusal(answer: PageAnswer) -> Response:
     if answer.location:
         return Response(status_code=answer.status, headers={"location": answer.location, "set-cookie": answer.cookie})
     return HTMLResponse(words_page(answer.status, answer.words), answer.status)

@@ -27,7 +27,7 @@ HEADERS = {
 
 
 @dataclass(frozen=True)
-class Asked:
+class PageRequest:
     """What a request says of itself: header names are in lower case."""
 
     method: str
@@ -38,7 +38,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Answer:
+class PageAnswer:
     """What a request gets instead of the page: an exit with words, or a redirection that leaves a cookie."""
 
     status: int
@@ -56,12 +56,12 @@ class DashGuard:
     cookie: str = "paceline-dash"
     always: bool = False
 
-    def refuse(self, asked: Asked) -> Answer | None:
+    def refuse(self, asked: PageRequest) -> PageAnswer | None:
         """Return what is answered in place of the page; None where the page may be shown."""
         if asked.method not in ("GET", "HEAD"):
-            return Answer(405, "this page can only be read")
+            return PageAnswer(405, "this page can only be read")
         if not self._is_own_name(asked.headers.get("host", "")):
-            return Answer(421, "this name is not one of this server: ask by its address, or start it with --host NAME")
+            return PageAnswer(421, "this is no name of this server: ask by its address, or start it with --host NAME")
         if not self._needs_token(asked):
             return None
         given = [value for key, value in parse_qsl(asked.query) if key == "token"]
@@ -69,13 +69,13 @@ class DashGuard:
             rest = urlencode([pair for pair in parse_qsl(asked.query) if pair[0] != "token"])
             path = "/" + asked.path.lstrip("/\\")  # two slashes would lead to another site
             cookie = f"{self.cookie}={self.token}; HttpOnly; SameSite=Strict; Path=/"
-            return Answer(303, "", path + (f"?{rest}" if rest else ""), cookie)
+            return PageAnswer(303, "", path + (f"?{rest}" if rest else ""), cookie)
         bearer = asked.headers.get("authorization", "").removeprefix("Bearer ")
         if self._is_token(bearer) or self._is_token(self._of_cookie(asked.headers.get("cookie", ""))):
             return None
-        return Answer(401, "the token is needed: open the address that `paceline dash` printed")
+        return PageAnswer(401, "the token is needed: open the address that `paceline dash` printed")
 
-    def _needs_token(self, asked: Asked) -> bool:
+    def _needs_token(self, asked: PageRequest) -> bool:
         if self.always or any(name in asked.headers for name in FORWARDED):
             return True
         try:

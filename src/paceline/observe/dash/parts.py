@@ -103,7 +103,9 @@ def head(view: RunView) -> str:
     last = run.last_moment
     if status == SILENT and last is not None:
         words.append(f"no record for {format_seconds(max(0.0, view.now - last))}: it hangs, was killed, or waits")
-    bar = f'<progress max="{planned}" value="{min(done, planned)}">{steps}</progress>' if planned else ""
+    bar = ""
+    if planned:
+        bar = f'<progress aria-label="steps done" max="{planned}" value="{min(done, planned)}">{steps}</progress>'
     start = view.reference
     about = [start.plan_text, plural(start.world_size, "device") if start.world_size else "", start.host,
              text(run.run_dir)]  # fmt: skip

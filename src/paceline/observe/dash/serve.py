@@ -9,10 +9,14 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paceline.errors import ConfigError, MissingExtra
 from paceline.observe.dash.guard import DashGuard
 from paceline.observe.dash.watched import RunSet
+
+if TYPE_CHECKING:
+    import uvicorn
 
 ENDING_SECONDS = 2  # that open pages get to be told of the end
 
@@ -32,10 +36,20 @@ class DashAddress:
 
 
 def serve(paths: Sequence[Path], host: str, port: int, always: bool, tell: Callable[[DashAddress], None]) -> None:
-    """Serve the page of runs on `host` and `port` (0: any that is free) until SIGINT or SIGTERM.
+    """Serve the page of runs until SIGINT or SIGTERM; `tell` is called when it can be opened. Raises as make_server."""
+    server, listening, address = make_server(paths, host, port, always)
+    tell(address)
+    with listening:
+        server.run(sockets=[listening])
 
-    `tell` is called when it can be opened. Raises MissingExtra without Starlette or uvicorn, ConfigError for a path
-    that is no folder, or an address that cannot be had.
+
+def make_server(
+    paths: Sequence[Path], host: str, port: int, always: bool = False
+) -> tuple[uvicorn.Server, socket.socket, DashAddress]:
+    """Return a server for the page of runs, the socket that it is to use, and where it is. Port 0 is any that is free.
+
+    Raises MissingExtra without Starlette or uvicorn, ConfigError for a path that is no folder, or an address that
+    cannot be had.
     """
     try:
         import uvicorn
@@ -47,8 +61,7 @@ def serve(paths: Sequence[Path], host: str, port: int, always: bool, tell: Calla
         raise MissingExtra(error.name or "starlette", "dash", "paceline dash") from error
     runs, listening = RunSet(paths), _listen(host, port)
     address = _address(host, listening)
-    names = (host, platform.node())
-    guard = DashGuard(address.token, names, f"paceline-dash-{listening.getsockname()[1]}", always)
+    guard = DashGuard(address.token, (host, platform.node()), f"paceline-dash-{listening.getsockname()[1]}", always)
     server: uvicorn.Server
     app = DashServer(runs, guard, lambda: server.should_exit).app()
     config = uvicorn.Config(
@@ -56,9 +69,7 @@ def serve(paths: Sequence[Path], host: str, port: int, always: bool, tell: Calla
         timeout_graceful_shutdown=ENDING_SECONDS,
     )  # fmt: skip
     server = uvicorn.Server(config)
-    tell(address)
-    with listening:
-        server.run(sockets=[listening])
+    return server, listening, address
 
 
 def _listen(host: str, port: int) -> socket.socket:
