@@ -1,4 +1,4 @@
-"""What is left of a run's budgets, and what that still buys: steps, items, and a loss where the curve lets it be told."""
+"""What is left of a run's budgets, and what that still buys: steps, items, and a loss where the curve bears it."""
 
 from __future__ import annotations
 
@@ -111,4 +111,3 @@ def _fitted(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, floa
 def _of(law: tuple[float, float, float], x: NDArray[np.float64]) -> NDArray[np.float64]:
     c, a, b = law
     return c + a * x**-b
-

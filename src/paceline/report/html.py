@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from paceline.account.advice.advise import advice_line
 from paceline.plan.placement.draw import placement_svg
 from paceline.plan.placement.place import placement_from_dict
 from paceline.report import sections as part
-from paceline.account.advice.advise import advice_line
 from paceline.report.bound.page import bound_html
 from paceline.report.drawn.figures import (
     curve_chart,

@@ -51,7 +51,8 @@ def check_budget(planned: Planned, say: Say) -> None:
             )  # fmt: skip
         if left <= 0:
             raise ConfigError(
-                f"the budget of {said.format(limit)} is used up", f"{_whose(planned, run_dir)} cost {said.format(limit - left)}",
+                f"the budget of {said.format(limit)} is used up",
+                f"{_whose(planned, run_dir)} cost {said.format(limit - left)}",
                 f"a larger run.budget.{name}",
             )  # fmt: skip
         steps = math.floor(left / ahead * (planned.steps - done)) if ahead else planned.steps - done

@@ -16,6 +16,7 @@ from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.nodes import NodesSpec
 from paceline.spec.survive.recovery import RecoverySpec
 from paceline.spec.watch.alerts import AlertsSpec
+from paceline.spec.watch.when import WhenSpec
 from paceline.units import Amount
 
 
@@ -94,6 +95,7 @@ class RunSpec(Declared, table="run"):
     tags: dict[str, Any] = option(
         factory=dict, doc='words that a bill groups runs by, such as { team = "speech", project = "asr" }'
     )
+    when: Any = option(factory=WhenSpec, doc="in which hours the run trains: '18:00-06:00', or a table")
     alerts: AlertsSpec = option(factory=AlertsSpec, doc="what wakes somebody while the run lives, and where it is sent")
     tensorboard: bool = option(False, "also write TensorBoard event files (needs the extra 'tensorboard')")
     recovery: RecoverySpec = option(factory=RecoverySpec, doc="what is tried when processes of the run are lost")

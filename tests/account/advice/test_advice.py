@@ -36,7 +36,14 @@ def journal(
                "peak_bytes": peak, "seconds": {"total": 0.5 + data, "data": data, "forward_backward": 0.5}}  # fmt: skip
         if step % every == 0:
             now += stall
-            yield {"kind": "checkpoint", "time": now, "step": step, "bytes": 1, "seconds": stall, "stall_seconds": stall}
+            yield {
+                "kind": "checkpoint",
+                "time": now,
+                "step": step,
+                "bytes": 1,
+                "seconds": stall,
+                "stall_seconds": stall,
+            }
     yield {"kind": "run_ended", "time": now, "status": "complete", "exit_code": 0, "step": steps}
 
 

@@ -60,7 +60,7 @@ def test_single_hours_come_before_typical_ones(tmp_path: Path) -> None:
 def test_files_without_hours_are_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "hours.csv"
     path.write_text(text)
-    with pytest.raises(ConfigError, match="run.when.tariff"):
+    with pytest.raises(ConfigError, match="tariff"):
         read_figures(str(path), "run.when.tariff")
     with pytest.raises(ConfigError, match="cannot be read"):
         read_figures(str(tmp_path / "nothing.csv"), "run.when.tariff")
@@ -81,7 +81,7 @@ def test_the_cheapest_hours_of_each_day(tmp_path: Path) -> None:
 
 
 def test_where_an_hour_is_unknown_no_hour_is_left_out() -> None:
-    partly = HourlyFigures({}, {hour: 1.0 for hour in range(12)}, "half a day")
+    partly = HourlyFigures({}, dict.fromkeys(range(12), 1.0), "half a day")
     assert RunWindow(WhenSpec("greenest", carbon="x"), FixedFigure(1.0, ""), partly).is_open(at(18))
 
 

@@ -1,4 +1,4 @@
-"""All advice on a run's cost, the largest saving first. A piece of advice is a small function; ADVISERS is their table."""
+"""All advice on a run's cost, the largest saving first. Each is made by a small function; ADVISERS is their table."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 
 from paceline.account.advice.advice import AdviceEvidence, CostAdvice
@@ -11,7 +12,7 @@ from paceline.spec.journal.kinds import CheckpointRecord
 from paceline.units import format_seconds
 
 APART = 1.5  # times too long or too short, from which on an interval is worth a word
-FAULTLESS = 1.6  # -ln 0.2: a run without a fault in T has a mean time between them above T / 1.6, four times out of five
+FAULTLESS = 1.6  # -ln 0.2: four runs out of five without a fault in T have more than T / 1.6 between them
 
 
 def checkpoint_interval(evidence: AdviceEvidence) -> CostAdvice | None:
@@ -20,7 +21,7 @@ def checkpoint_interval(evidence: AdviceEvidence) -> CostAdvice | None:
     stalls = [cost for each in saves if (cost := number(each.cost_seconds)) is not None]
     steps = sorted({each.step for each in saves if each.step})
     totals = evidence.records.steps.column("total")
-    gaps = [after - before for before, after in zip(steps, steps[1:], strict=False)]
+    gaps = [after - before for before, after in itertools.pairwise(steps)]
     if not gaps or not stalls or not len(totals):
         return None
     step, stall = statistics.median(totals.tolist()), statistics.fmean(stalls)

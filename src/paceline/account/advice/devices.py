@@ -58,4 +58,6 @@ def other_device(evidence: AdviceEvidence) -> CostAdvice | None:
         f"at most {format_bytes(max(peaks))} of {format_bytes(own.memory_bytes)} are in use; computing scaled by the"
         f" published {precision} peaks; ${published_price(other).value:g} for ${price:g} an hour"
     )
-    return CostAdvice("device", text, f"paceline plan SPEC --device {other.name} prices it", "usd", saves, "rough", because)
+    return CostAdvice(
+        "device", text, f"paceline plan SPEC --device {other.name} prices it", "usd", saves, "rough", because
+    )

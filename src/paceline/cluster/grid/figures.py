@@ -1,4 +1,4 @@
-"""GridFigures: what a kWh costs or emits at each hour. A fixed figure, a file of hourly values, or a service's forecast.
+"""GridFigures: what a kWh costs or emits at each hour. A fixed figure, a file of hourly values, a service's forecast.
 
 Nothing is ever guessed from where this machine seems to be: a figure is stated, or it is unknown.
 """

@@ -5,6 +5,7 @@ They take the way of a stop signal: a flag, which the ranks agree on at a step b
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import urllib.error
@@ -12,9 +13,11 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+from paceline.cluster.grid.window import window_of
 from paceline.run.survive.budget import RunBudget
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.run import RunSpec
+from paceline.spec.watch.when import WhenSpec
 from paceline.units import format_seconds
 
 LOOK_SECONDS = 1.0
@@ -36,6 +39,7 @@ class Notices:
         self._run, self._began = run, time.monotonic()
         self._usd, self._usd_per_second, self._entered = 0.0, 0.0, self._began
         self._watches = False
+        self._closes = math.inf  # when the hours of the run end, in seconds since the epoch
         self._ended = threading.Event()
 
     def enter(self, usd_per_second: float, is_first: bool, budget: RunBudget | None) -> None:
@@ -49,6 +53,7 @@ class Notices:
         policy = self._run.recovery
         if is_first and not self._watches:
             self._watches = True
+            self._closes = _closing(self._run.when)
             if policy.notice_file:
                 self._watch(lambda: _file_says(Path(policy.notice_file)), LOOK_SECONDS)
             if policy.notice_url:
@@ -64,6 +69,8 @@ class Notices:
         most = self._run.usd_limit
         if most is not None and self._usd_spent(now) > most:
             return f"the money limit of ${most:g} is reached"
+        if time.time() >= self._closes:
+            return f"the hours of run.when ({self._run.when.window}) are over"
         if not self.because and self._budget is not None and (because := self._budget.look()):
             self.is_over = self._run.budget.at_end == "stop"
             return because
@@ -92,6 +99,14 @@ class Notices:
                 self.because = self.because or ask()
 
         threading.Thread(target=work, name="paceline-notice", daemon=True).start()
+
+
+def _closing(when: WhenSpec) -> float:
+    """Return when the hours of a run end: infinite where it trains at any, this moment where they have ended."""
+    if not when.window:
+        return math.inf
+    window, now = window_of(when), time.time()
+    return window.changes(now) if window.is_open(now) else now
 
 
 def _file_says(path: Path) -> str:

@@ -30,8 +30,8 @@ class WhenSpec(Declared, table="run.when"):
     )
     outside: str = option(
         "wait",
-        "what comes at the end of the hours, after a checkpoint: `paceline train` on one machine waits for the next ones"
-        " without devices (wait), or the run ends with 75 (requeue), as others do always",
+        "what comes at the end of the hours, after a checkpoint: `paceline train` on one machine waits for the next"
+        " ones without devices (wait), or the run ends with 75 (requeue), as others do always",
         choices=("wait", "requeue"),
     )
 
