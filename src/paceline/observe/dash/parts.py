@@ -234,21 +234,15 @@ def timeline(view: RunView) -> str:
 
 def spent(view: RunView) -> str:
     """Return what it has cost, beside the promise and the budget."""
+    amounts = spent_so_far(view.run)
+    columns = {"so far": "spent", "promised so far": "promised_so_far", "at the end": "at_end", "promised": "promised"}
+    if any(each.budget is not None for each in amounts):
+        columns |= {"budget": "budget", "left of it": "left"}
     rows = [
-        (
-            esc(WORDS[each.name]),
-            esc(each.said(each.spent)),
-            esc(each.said(each.promised_so_far)),
-            esc(each.said(each.at_end)),
-            esc(each.said(each.promised)),
-            esc(each.said(each.budget)),
-            esc(each.said(each.left)),
-        )
-        for each in spent_so_far(view.run)
+        (esc(WORDS[each.name]), *(esc(each.said(getattr(each, name))) for name in columns.values())) for each in amounts
     ]
-    names = ("", "so far", "promised so far", "at the end", "promised", "budget", "left of it")
     note = note_html("Estimates: devices times the time in which they were held, at the rates of the forecast.")
-    return (table_html(names, rows, range(1, 7)) + note) if rows else ""
+    return (table_html(("", *columns), rows, range(1, len(columns) + 1)) + note) if rows else ""
 
 
 def health(view: RunView) -> str:
@@ -337,9 +331,9 @@ PARTS: dict[str, tuple[str, Part]] = {
     "head": ("", head),
     "alerts": ("Alerts", alerts),
     "cards": ("", cards),
-    "verdict": ("What bounds a step", verdict),
     "loss": ("Loss", loss),
     "speed": ("Speed", speed),
+    "verdict": ("What bounds a step", verdict),
     "spent": ("What it has cost", spent),
     "lanes": ("Ranks and nodes", lanes),
     "timeline": ("What happened when", timeline),

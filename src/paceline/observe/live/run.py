@@ -33,7 +33,7 @@ from paceline.spec.journal.record import Record, Some, read
 
 RECENT_STEPS = 400  # that "now" is: medians, the verdict and terms are of these
 MOST_OF_A_KIND = 2000  # rare records that are kept; the counts are of all
-NODES = 4096
+NODES, NODE_BYTES = 4096, 32 << 10  # that are shown; of what each wrote before, the end is read
 BESIDE = ("alert", "node")  # kinds that are written beside the starts too, by whoever outlives them
 RUNNING, SILENT = "running", "silent"
 PHASES = ("training", "data", "lost work", "evaluation", "checkpoints", "verification")  # as the report has them
@@ -66,7 +66,7 @@ class LiveRun:
         self.trouble = ""  # why the journal could not be read, the last time
         self._recent: deque[tuple[dict[str, Any], int]] = deque(maxlen=RECENT_STEPS)
         self._lines: Iterator[dict[str, Any]] | None = None
-        self._follower = Follower(self.run_dir)
+        self._follower = Follower(self.run_dir, node_bytes=NODE_BYTES)
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
