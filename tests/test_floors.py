@@ -55,6 +55,7 @@ FLOORS: dict[str, float] = {
     "paceline.observe.live": 5.1,  # a live page stands on the report's figures and the account
     "paceline.observe.dash": 5.2,
     "paceline.observe.compare": 5.2,
+    "paceline.observe.verdict": 3.5,  # figures in, words out: a run says it of itself, and the report of any
     "paceline.report": 5,
     "paceline.account": 5,
     "paceline.verify": 5,

@@ -33,6 +33,7 @@ VERBS = {
     "dash": "runs as they go on, on a page of this machine; or as one file",
     "compare": "runs beside each other, and how sure it is that one is better",
     "bill": "what runs cost: device-hours, money, energy, carbon; by run, tag or day",
+    "alerts": "what wakes somebody: try sinks, list alerts, silence rules",
     "export": "a run's weights as safetensors, for transformers where the model is built in",
     "checkpoint": "a run's checkpoints: list, show, verify, compare, convert",
     "backtest": "forecasts against measured tables, published ones or your own",

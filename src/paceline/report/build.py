@@ -82,6 +82,7 @@ def report_lines(summary: Summary) -> list[str]:
     lines = [f"report   {Path(summary.run_dir) / FILE}{against}"]
     if summary.bound:
         advice = f"; try: {summary.bound.advice}" if summary.bound.kind != COMPUTE else ""
+        advice += f" ({summary.bound.promise})" if advice and summary.bound.promise else ""
         lines.append(f"verdict  {summary.bound.text}{advice}")
     proof = summary.verification
     if proof and proof.get("verdict") == "ill-conditioned":

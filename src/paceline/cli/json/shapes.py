@@ -27,6 +27,8 @@ VERIFY = "paceline verify"
 TRAIN = "paceline train"
 REPORT = "paceline report"
 BILL = "paceline bill"
+ALERTS, ALERTS_TEST = "paceline alerts list", "paceline alerts test"
+ALERTS_RULES, ALERTS_SILENCE = "paceline alerts rules", "paceline alerts silence"
 DASH, COMPARED_RUNS = "paceline dash", "paceline compare"
 EXPORT = "paceline export"
 LIST, SHOW, CHECK = "paceline checkpoint list", "paceline checkpoint show", "paceline checkpoint verify"
@@ -125,6 +127,16 @@ SHAPES: dict[str, dict[str, str]] = {
         "how": "where the rates of each amount are from",
         "runs": "how many runs were counted",
     },
+    ALERTS: {
+        "alerts": "those on record, oldest first: `run`, and the journal's `alert` record",
+        "firing": "how many fire still",
+    },
+    ALERTS_TEST: {
+        "sinks": "each with `name`, whether it took the `sent` message, and `because` where it did not",
+        "replayed": "of a run's directory what the rules find in its journal; else empty",
+    },
+    ALERTS_RULES: {"rules": "each with `rule`, `severity` and when it fires (`fires`)"},
+    ALERTS_SILENCE: {"silences": "until when each rule is silenced, in seconds since the epoch; `*` is all"},
     DASH: {
         "url?": "where the page is, for this machine's browser; the command goes on to serve it",
         "url_with_token?": "the same with the token, which other machines' browsers need once",
