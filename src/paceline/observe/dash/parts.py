@@ -163,17 +163,16 @@ def _finite(view: RunView, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 def verdict(view: RunView) -> str:
     """Return what bounds a step now: the run's own verdict where it has one on record."""
-    line = view.run.bound
-    if line is None:
+    found = view.run.bound
+    if found is None:
         return bound_html(bound_of(view.records))
-    facts = [("shown by", _said(line.get("evidence"))), ("try", _said(line.get("advice"))),
-             ("a step is decided by", shown(line.get("shares")))]  # fmt: skip
-    bound = text(line.get("bound"))
-    return f'<p class="verdict">{esc(bound)}</p>{listing(facts)}'
-
-
-def _said(value: Any) -> str:
-    return "; ".join(map(shown, value)) if isinstance(value, list) else shown(value)
+    style = "good" if found.healthy else "none"
+    words = f'<p class="verdict">{pill(style, f"{found.bound}-bound")} {esc(found.because)}</p>'
+    facts = [("shown by", "; ".join(found.evidence)), ("try", found.advice), ("which brings", found.promise)]
+    shares = sorted(found.shares.items(), key=lambda pair: -pair[1])
+    rows = [(esc(name), f"{share:.0%}") for name, share in shares]
+    parts = table_html(("a step is decided by", "share"), rows, (1,))
+    return words + listing(facts) + parts + note_html(f"after step {found.step}, of the {found.steps} steps before it")
 
 
 def loss(view: RunView) -> str:

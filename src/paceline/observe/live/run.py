@@ -17,6 +17,7 @@ from paceline.observe.live.series import StepSeries
 from paceline.report.compare import reference_start
 from paceline.report.phases import Phase
 from paceline.report.records import COLUMNS, Records, StepTable, number, row_of, table, text
+from paceline.spec.journal.bound import VerdictRecord
 from paceline.spec.journal.kinds import (
     CheckpointRecord,
     EvaluationRecord,
@@ -54,9 +55,8 @@ class LiveRun:
         self.slowest: Counter[int] = Counter()  # rank -> in how many records of all ranks it was the slowest
         self.nodes: dict[str, Mapping[str, Any]] = {}  # name -> newest sample
         self.health: Mapping[str, Any] | None = None
-        self.bound: Mapping[str, Any] | None = None  # the newest verdict on record
+        self.bound: VerdictRecord | None = None  # the newest verdict on record
         self.alerts: dict[str, Mapping[str, Any]] = {}  # rule and subject -> newest record
-        self.traces: list[Mapping[str, Any]] = []
         self.seconds = dict.fromkeys(
             ("training", "data", "lost work", "evaluation", "checkpoints", "verification"), 0.0
         )
@@ -105,12 +105,10 @@ class LiveRun:
                 self.nodes[text(line.get("node"))] = line
         elif kind == "health":
             self.health = line
-        elif kind == "verdict":
-            self.bound = line
+        elif kind == VerdictRecord.KIND:
+            self.bound = read(VerdictRecord, line)
         elif kind == "alert":
             self._fold_alert(line)
-        elif kind == "trace":
-            self.traces = [*self.traces[-19:], line]
         elif (record := parse({**line, "attempt": attempt})) is not None:
             self._fold_other(record, attempt)
 
