@@ -206,8 +206,9 @@ def go_on(case: Case, lines: list[dict[str, Any]], path: Path, options: argparse
             for plan, one in zip(plans, measured, strict=True)
         ]  # fmt: skip
         lines += made
+        is_torn = path.exists() and not path.read_text().endswith("\n")
         with path.open("a") as out:
-            out.write("".join(json.dumps(line) + "\n" for line in made))
+            out.write("\n" * is_torn + "".join(json.dumps(line) + "\n" for line in made))
         print(f"{case.task}, {case.devices}: {len(made)} plans measured", flush=True)
     return ""
 
