@@ -29,6 +29,7 @@ VERBS = {
     "simulate": "weeks of the run on machines that fail: finish, goodput, policies",
     "verify": "prove that a layout computes the numbers of one device",
     "train": "plan, verify, train, report; resumes by itself",
+    "trace": "where the time of some steps goes, of a job that runs",
     "report": "what a run took against what was forecast",
     "bill": "what runs cost: device-hours, money, energy, carbon; by run, tag or day",
     "export": "a run's weights as safetensors, for transformers where the model is built in",
