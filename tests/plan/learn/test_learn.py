@@ -24,7 +24,7 @@ from paceline.plan.learn.store import (
     write_observation,
 )
 from paceline.plan.search.search import search
-from paceline.run.record.journal import _plain
+from paceline.run.record.lines import spelt
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.layout import Layout
 from paceline.spec.plan import PlanSpec
@@ -75,7 +75,7 @@ def test_profiles_observations_and_clusters_survive_being_plain():
     assert len(pack_profile(mixed)["blocks"]) == 3
     run = run_of(memory=math.pi)
     assert observation_from_dict(json.loads(json.dumps(run.as_dict()))) == run
-    written = json.loads(json.dumps(_plain(dataclasses.asdict(HERE))))  # as the journal spells NaN
+    written = json.loads(json.dumps(spelt(dataclasses.asdict(HERE))))  # as the journal spells NaN
     read = cluster_from_dict(written)
     assert math.isnan(read.carbon_g_per_kwh.value)
     assert dataclasses.replace(read, carbon_g_per_kwh=HERE.carbon_g_per_kwh) == HERE

@@ -24,6 +24,7 @@ from paceline.run.loop.step import Stepper, StepStats
 from paceline.run.loop.under_plan import UnderPlan
 from paceline.run.memory.exhausted import is_exhausted, out_of_memory, tell_peers, told_by_peer
 from paceline.run.memory.spent import MemoryMeter
+from paceline.run.observe.observing import NodeWatch
 from paceline.run.process.brief import Brief, take_brief
 from paceline.run.process.generation import REFORMED, Generation, take_generation
 from paceline.run.process.groups import abort_groups
@@ -184,6 +185,8 @@ class InWorld:
         self._points.tell(self._record)
         for remark in self._under.built.remarks if not held else ():
             self._record.remark(remark)
+        attempt = self._record.attempt if isinstance(self._record, Recorder) else 0
+        self._node = NodeWatch(self.spec.run, self.dir, self.world, attempt)
         self._done_step = self.progress.step
         self._made = together.stats if together and together.stats else self._made
         if together and together.stats and not together.is_done:
@@ -281,6 +284,11 @@ class InWorld:
         if isinstance(error, OutOfMemory) and not is_supervised():
             abort_groups()
 
+    def _leave_node(self) -> None:
+        """Sample the node no more, and record what it has last been seen to do."""
+        self._node.close()
+        self._record.nodes(self._node.taken())
+
     @property
     def _stepper(self) -> Stepper:
         return self._under.built.stepper
@@ -303,6 +311,7 @@ class InWorld:
         held = hold(self._run, self._under.built, self.brief.plan, self.progress, self._made, is_done)
         held = dataclasses.replace(held, learnt=self._stragglers.learnt())
         self._keeper.abandon()
+        self._leave_node()
         self._good = self._keeper.good
         self.world.groups.forget()
         self.take_down()

@@ -46,6 +46,7 @@ from paceline.spec.journal.kinds import (
 )
 from paceline.spec.journal.record import Record, now
 from paceline.spec.journal.redact import Redactor
+from paceline.spec.journal.watching import NodeSample
 from paceline.spec.load import Spec, spec_to_dict
 from paceline.spec.plan import Plan
 from paceline.spec.watch.samples import SamplesSpec
@@ -158,6 +159,16 @@ class Recorder:
         """Record where steps spent their time on all ranks, where enough of them have been made."""
         if record is not None:
             self._write(record)
+
+    @property
+    def attempt(self) -> int:
+        """The number of the start."""
+        return self._attempt
+
+    def nodes(self, samples: Sequence[NodeSample]) -> None:
+        """Record what the first node's sampler has read."""
+        for sample in samples:
+            self._write(sample)
 
     def evaluation(self, step: int, measured: EvaluationResult, sets: Mapping[str, EvaluationResult]) -> None:
         """Record an evaluation, and what it gave on further sets."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from paceline.spec.journal.record import Ids, Numbers, Record, Table, Told, Words, read
+from paceline.spec.journal.watching import HealthSample, NodeSample
 
 
 @dataclass(frozen=True)
@@ -469,7 +470,7 @@ class RunEnded(Record):
 RECORDS: tuple[type[Record], ...] = (
     RunStarted, StepRecord, RanksRecord, EvaluationRecord, WrittenRecord, LoggedRecord, SourcesRecord, SelectionRecord,
     MemoryRecord, MovedRecord, VerifyRecord, DecisionRecord, CheckpointRecord, ReplayRecord, FaultRecord,
-    RecoveryRecord, InjectedRecord, RunEnded,
+    RecoveryRecord, InjectedRecord, NodeSample, HealthSample, RunEnded,
 )  # fmt: skip
 BY_KIND = {kind.KIND: kind for kind in RECORDS}
 
