@@ -9,7 +9,7 @@ from typing import TextIO
 
 from paceline.plan.flops import OWN
 from paceline.run.process.brief import Brief
-from paceline.said import end_line, say_line, say_over
+from paceline.said import end_line, is_shown, say_line, say_over
 from paceline.spec.journal.kinds import EvaluationRecord, StepRecord, WrittenRecord
 from paceline.spec.journal.record import Record
 from paceline.units import format_count, format_seconds
@@ -79,7 +79,7 @@ class StatusLine:
         left = (brief.steps - step) * seconds
         losses = [f"{name} {turn['loss']:.4f}" for name, turn in (record.turns or {}).items()] or [f"{loss:.4f}"]
         parts = [f"step {step:>{len(str(brief.steps)) + 1}}/{brief.steps}", f"loss {', '.join(losses)}"]
-        if self._brief.redraws or self._stream.isatty():
+        if self._brief.redraws or is_shown(self._stream):
             parts.append(sparkline(self._losses))
         parts.append(f"{format_seconds(seconds)} (forecast {format_seconds(brief.step_seconds)})")
         parts.append(f"{format_count(rate)} {'tok' if brief.unit == 'tokens' else 'samples'}/s")
