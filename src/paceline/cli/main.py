@@ -30,6 +30,7 @@ VERBS = {
     "verify": "prove that a layout computes the numbers of one device",
     "train": "plan, verify, train, report; resumes by itself",
     "report": "what a run took against what was forecast",
+    "logs": "what ranks have printed: one, or all by their moments; what failed first",
     "bill": "what runs cost: device-hours, money, energy, carbon; by run, tag or day",
     "export": "a run's weights as safetensors, for transformers where the model is built in",
     "checkpoint": "a run's checkpoints: list, show, verify, compare, convert",

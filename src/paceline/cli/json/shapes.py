@@ -26,6 +26,7 @@ SIMULATE = "paceline simulate"
 VERIFY = "paceline verify"
 TRAIN = "paceline train"
 REPORT = "paceline report"
+LOGS = "paceline logs"
 BILL = "paceline bill"
 EXPORT = "paceline export"
 LIST, SHOW, CHECK = "paceline checkpoint list", "paceline checkpoint show", "paceline checkpoint verify"
@@ -116,6 +117,11 @@ SHAPES: dict[str, dict[str, str]] = {
         "page": "the file that was written",
         "...": "everything that the page shows: `status`, `promises` (forecast, measured, error), `losses`, `goodput`,"
         " `bound`, `phases`, `decisions`, `faults` and the rest of `paceline.report(...).as_dict()`",
+    },
+    LOGS: {
+        "failure": "what failed first in the newest start: `rank`, `what`, `because`, `traceback`; null without one",
+        "ranks": "ranks that have logs",
+        "lines": "by their moments: `rank`, `time` (UTC), `stream` (`out` or `err`) and `text`",
     },
     BILL: {
         "by": "what is added up by",

@@ -117,7 +117,7 @@ class SamplesOfOthers:
     def __init__(self, run_dir: Path, attempt: int, node: str, group_read: bool = False) -> None:
         """A file that cannot be written costs the samples, and not the run."""
         self._attempt, self._mode = attempt, 0o640 if group_read else 0o600
-        self.path = run_dir / "journal" / "nodes" / f"{attempt:04d}-{file_name(node)}.jsonl"
+        self.path = run_dir / "journal" / f"node-{attempt:04d}-{file_name(node)}.jsonl"
 
     def __call__(self, sample: NodeSample) -> None:
         """Append a sample. Where a disk does not take it, it is lost."""

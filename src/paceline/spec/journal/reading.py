@@ -18,7 +18,7 @@ from paceline.spec.journal.watching import NodeSample
 TAIL_BYTES = 1 << 20  # of a journal that are read first, from its end
 
 _NAME = re.compile(r"([0-9]{4,})\.jsonl")
-_OF_NODE = re.compile(r"([0-9]{4,})-[\w.-]+\.jsonl")
+_OF_NODE = re.compile(r"node-([0-9]{4,})-[\w.-]+\.jsonl")
 
 
 def numbered(folder: Path) -> list[tuple[int, Path]]:
@@ -34,7 +34,7 @@ def starts_of(run_dir: Path) -> list[tuple[int, Path]]:
 
 def node_files(run_dir: Path) -> list[tuple[int, Path]]:
     """Return (number of the start, file) of every node that is not the first, which has samples of its own."""
-    folder = run_dir / "journal" / "nodes"
+    folder = run_dir / "journal"
     named = [(_OF_NODE.fullmatch(path.name), path) for path in folder.iterdir()] if folder.is_dir() else []
     return sorted((int(match[1]), path) for match, path in named if match and path.is_file())
 
