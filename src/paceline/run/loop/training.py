@@ -26,11 +26,9 @@ from paceline.run.numerics.invariants import check_agreement, is_due, numbers_of
 from paceline.run.process.world import World, build_mesh
 from paceline.run.record.left_loop import LeftLoop, left_at, record_left
 from paceline.run.record.recorder import is_echo
-from paceline.run.survive.budget import budget_of
 from paceline.run.survive.health.go_back import go_back
 from paceline.run.survive.health.guard import RollBack
 from paceline.run.survive.health.pressure import LOOKS_EVERY
-from paceline.run.survive.notice import Notices
 from paceline.run.survive.replay import hold_against, rounding_of
 from paceline.run.survive.survivor import is_lost_peer, without_frames
 from paceline.run.updates.moved import moved
@@ -55,9 +53,7 @@ class Training(InWorld):
 
     def _begin(self) -> None:
         self._step_seconds = self._data_seconds = 0.0
-        run, first = self.spec.run, self.world.is_first
-        budget = budget_of(run, run_directory(self.spec), self.brief.record, self.world.size) if first else None
-        self._stop, self._notices = StopFlag(), Notices(run, self.brief.usd_per_second, first, budget)
+        self._stop = StopFlag()
         self._is_spent = False  # whether a budget has ended the run
         self._unended: weakref.finalize[..., Training] | None = None  # an end that waits for its reason
         # Until the first step has said what the built-in decoder does not read; a survey has said it of other models.
@@ -84,6 +80,7 @@ class Training(InWorld):
         assert self._under.restored is not None
         self.progress = self._under.restored.progress
         self._record.replanned(self.progress.step, before, plan)
+        self._notices.enter(self.brief.usd_per_second, self.world.is_first, self._open_budget())
 
     # ---- the loop --------------------------------------------------------------------------------------------------
 

@@ -23,27 +23,43 @@ NOTHING = ("", "NONE")  # answers that announce no end
 
 
 class Notices:
-    """Looks for notices beside training, on the first rank; `because` says what has come, or is empty."""
+    """Looks for notices beside training; `because` says what has come, or is empty.
 
-    def __init__(self, run: RunSpec, usd_per_second: float, is_first: bool, budget: RunBudget | None = None) -> None:
+    The first rank of a world looks for files and URLs, and counts the budget.
+    """
+
+    def __init__(self, run: RunSpec) -> None:
         self.because = ""
         self.is_over = False  # whether what has come ends the run for good: a budget that says so
-        self._budget = budget if is_first else None
-        self._run, self._usd_per_second, self._began = run, usd_per_second, time.monotonic()
+        self._budget: RunBudget | None = None
+        self._run, self._began = run, time.monotonic()
+        self._usd, self._usd_per_second, self._entered = 0.0, 0.0, self._began
+        self._watches = False
         self._ended = threading.Event()
-        policy = run.recovery
-        if is_first and policy.notice_file:
-            self._watch(lambda: _file_says(Path(policy.notice_file)), LOOK_SECONDS)
-        if is_first and policy.notice_url:
-            self._watch(lambda: _url_says(policy.notice_url), URL_SECONDS)
+
+    def enter(self, usd_per_second: float, is_first: bool, budget: RunBudget | None) -> None:
+        """Go on in a world that costs so much; `budget` is the first rank's, made for this world."""
+        now = time.monotonic()
+        self._usd, self._entered = self._usd_spent(now), now
+        self._usd_per_second = usd_per_second
+        if budget is not None and self._budget is not None:
+            budget.go_on_from(self._budget)
+        self._budget = budget
+        policy = self._run.recovery
+        if is_first and not self._watches:
+            self._watches = True
+            if policy.notice_file:
+                self._watch(lambda: _file_says(Path(policy.notice_file)), LOOK_SECONDS)
+            if policy.notice_url:
+                self._watch(lambda: _url_says(policy.notice_url), URL_SECONDS)
 
     def look(self) -> str:
         """Return why the run is to stop, or "". It waits for nothing, and is asked once a step."""
-        limit, passed = self._run.time_limit, time.monotonic() - self._began
-        if limit is not None and passed > limit:
+        limit, now = self._run.time_limit, time.monotonic()
+        if limit is not None and now - self._began > limit:
             return f"the time limit of {format_seconds(limit)} is reached"
         most = self._run.usd_limit
-        if most is not None and passed * self._usd_per_second > most:
+        if most is not None and self._usd_spent(now) > most:
             return f"the money limit of ${most:g} is reached"
         if not self.because and self._budget is not None and (because := self._budget.look()):
             self.is_over = self._run.budget.at_end == "stop"
@@ -57,6 +73,9 @@ class Notices:
     def close(self) -> None:
         """Look no further."""
         self._ended.set()
+
+    def _usd_spent(self, now: float) -> float:
+        return self._usd + (now - self._entered) * self._usd_per_second
 
     def _watch(self, ask: Callable[[], str], every_seconds: float) -> None:
         def work() -> None:

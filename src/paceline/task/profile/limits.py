@@ -18,10 +18,7 @@ RAGGED = (
     "and ranks that share a sequence cut it evenly; dp_replicate and dp_shard are open"
 )
 TWICE = "the objective 'dpo' calls the model twice, with adapters and without; stages of a pipeline run once"
-SELECTED = (
-    "task.selection: losses are told apart by sample where every rank has whole samples and the whole model while it "
-    "computes; dp_replicate and dp_shard are open"
-)
+SELECTED = "task.selection: a pipeline's stages score no samples apart; dp_replicate, dp_shard, tp and cp are open"
 UNROUTED = "routers would count, and learn from, the candidates that are not trained on"
 FILLED_UP = (
     "rows are filled up to the longest of their micro-batch: stages of a pipeline pass on tensors of one shape, and "
@@ -45,7 +42,7 @@ def close_for_task(profile: ModelProfile, task: Task, facts: DataFacts) -> Model
     if task.selection.selects:
         if profile.experts:
             raise ConfigError("task.selection with a model with experts", UNROUTED, "a model without experts")
-        closed |= dict.fromkeys(ALONE, SELECTED)
+        closed["pp"] = SELECTED
     if task.optimizer.groups or task.turns:
         trained, every_name = parameter_names(task, facts)
         if task.optimizer.groups:
