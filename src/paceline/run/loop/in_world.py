@@ -24,6 +24,8 @@ from paceline.run.loop.step import Stepper, StepStats
 from paceline.run.loop.under_plan import UnderPlan
 from paceline.run.memory.exhausted import is_exhausted, out_of_memory, tell_peers, told_by_peer
 from paceline.run.memory.spent import MemoryMeter
+from paceline.run.observe.health.judge import HealthJudge
+from paceline.run.observe.health.told import TrainingHealth
 from paceline.run.observe.observing import NodeWatch
 from paceline.run.process.brief import Brief, take_brief
 from paceline.run.process.generation import REFORMED, Generation, take_generation
@@ -112,6 +114,9 @@ class InWorld:
         self._callbacks = Callbacks(task.callbacks)
         kept = {"callbacks": self._callbacks} if task.callbacks else {}
         self._run = RunIdentity(run_dir, spec, self.source.fingerprint, course, described(self.source), kept)
+        observe = spec.run.observe
+        every = self._steps(observe.health_every) or 1
+        self._health = TrainingHealth(every, HealthJudge()) if observe.health else None
         self._good: Path | None = None  # the newest checkpoint that is known to be whole
         self._made: StepStats | None = None  # what the last step did
         self._done_step = 0  # the last step of which all that follows is done
@@ -253,6 +258,8 @@ class InWorld:
         self._second_look = SecondLook(looks_every, plan, world, run.deterministic) if looks_every else None
         self._stragglers = Stragglers(run.health, world, under, self.dir)
         self._tally = RankTally(world)
+        if self._health is not None:
+            self._health.of(under.built.stepper, world)
         self._pressure = None
         if self.spec.plan.confirms:
             self._pressure = MemoryPressure(world, under, self._meter, run.health.memory_pressure)

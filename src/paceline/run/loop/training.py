@@ -292,6 +292,8 @@ class Training(InWorld):
         self._points.reached("check", step)
         self._stragglers.add(stats, batch)
         self._tally.add(stats)
+        if self._health is not None and (health := self._health.after(stats)) is not None:
+            self._record.health(health)
         self._node.stepped(step)
         self._record.nodes(self._node.taken())
         self._record.decided_now([*self._under.read_decisions(), *self._notices.take()])

@@ -46,7 +46,7 @@ from paceline.spec.journal.kinds import (
 )
 from paceline.spec.journal.record import Record, now
 from paceline.spec.journal.redact import Redactor
-from paceline.spec.journal.watching import NodeSample
+from paceline.spec.journal.watching import HealthSample, NodeSample
 from paceline.spec.load import Spec, spec_to_dict
 from paceline.spec.plan import Plan
 from paceline.spec.watch.samples import SamplesSpec
@@ -169,6 +169,15 @@ class Recorder:
         """Record what the first node's sampler has read."""
         for sample in samples:
             self._write(sample)
+
+    def health(self, sample: HealthSample) -> None:
+        """Record how a step's blocks were, and say what stands out."""
+        self._write(sample)
+        for each in sample.told:
+            where = f" in {each['block']}" if each["block"] else ""
+            self.say(
+                f"health   {each['detector']}{where} in step {sample.step}: {each['evidence']}; try: {each['advice']}"
+            )
 
     def evaluation(self, step: int, measured: EvaluationResult, sets: Mapping[str, EvaluationResult]) -> None:
         """Record an evaluation, and what it gave on further sets."""
