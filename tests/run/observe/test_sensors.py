@@ -22,7 +22,7 @@ def read(sensor: NodeSensor, seconds: float = 10.0) -> SensorReading:
     return reading
 
 
-# ---- counters ----------------------------------------------------------------------------------------------------------
+# ---- counters --------------------------------------------------------------------------------------------------------
 
 
 def test_a_counter_counts_from_its_first_reading() -> None:
@@ -45,7 +45,7 @@ def test_a_counter_that_begins_anew_says_nothing_of_that_time() -> None:
     assert counter.added(9) == 4
 
 
-# ---- GPUs --------------------------------------------------------------------------------------------------------------
+# ---- GPUs ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_healthy_gpu_is_read_whole() -> None:
@@ -141,7 +141,7 @@ def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
     assert read(GpuSensor(RANKS)).absent == {"gpu": NOT_INSTALLED}
 
 
-# ---- processors --------------------------------------------------------------------------------------------------------
+# ---- processors ------------------------------------------------------------------------------------------------------
 
 
 def rapl(folder: Path, joules: dict[str, tuple[str, float]], limit: float = 1e6) -> Path:

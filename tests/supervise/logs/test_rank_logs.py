@@ -35,7 +35,7 @@ def kept(run_dir: Path, limit: int = 4096, files: int = 2) -> RankLog:
     return RankLog(run_dir, 0, limit, files, Redactor())
 
 
-# ---- one file ----------------------------------------------------------------------------------------------------------
+# ---- one file --------------------------------------------------------------------------------------------------------
 
 
 def test_lines_are_kept_when_they_are_whole_and_the_last_one_at_the_end(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_disk_that_takes_nothing_costs_lines_alone(tmp_path: Path) -> None:
     assert log.left_out == 2
 
 
-# ---- processes ---------------------------------------------------------------------------------------------------------
+# ---- processes -------------------------------------------------------------------------------------------------------
 
 
 def ranks(run_dir: Path, run: RunSpec, script: str, count: int = 1, world: int = 0) -> list[Process]:
@@ -191,7 +191,7 @@ def test_a_process_that_nobody_listens_to_keeps_its_output(
     assert capfd.readouterr().out == "here\n"
 
 
-# ---- without a supervisor ----------------------------------------------------------------------------------------------
+# ---- without a supervisor --------------------------------------------------------------------------------------------
 
 
 def test_a_process_of_its_own_keeps_what_python_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

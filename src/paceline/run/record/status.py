@@ -12,6 +12,7 @@ from paceline.run.process.brief import Brief
 from paceline.said import end_line, is_shown, say_line, say_over
 from paceline.spec.journal.kinds import EvaluationRecord, StepRecord, WrittenRecord
 from paceline.spec.journal.record import Record
+from paceline.spec.journal.watching import NodeSample, device_line
 from paceline.units import format_count, format_seconds
 
 BARS = "▁▂▃▄▅▆▇"
@@ -39,12 +40,15 @@ class StatusLine:
         self._every = every
         self._stream = stream or sys.stdout
         self._losses: list[float] = []
+        self._node = ""  # what the newest sample of the first node says of its devices
         self._recent: list[float] = []  # seconds of the steps since the last line
 
     def write(self, record: Record) -> None:
         """Take note of a step, and print when the interval is over; print evaluations."""
         if isinstance(record, StepRecord):
             self._step(record)
+        elif isinstance(record, NodeSample):
+            self._node = device_line(record.signals)
         elif isinstance(record, EvaluationRecord):
             self._evaluation(record)
         elif isinstance(record, WrittenRecord):
@@ -88,7 +92,7 @@ class StatusLine:
         parts.append(f"eta {format_seconds(left)}" if left else "done")
         if math.isfinite(brief.usd_per_second):
             parts.append(f"${brief.usd_per_second * step * seconds:.2f}")
-        return "  ".join(parts)
+        return "  ".join([*parts, *([self._node] if self._node else [])])
 
     def say(self, text: str) -> None:
         """Print one line that is not a step."""

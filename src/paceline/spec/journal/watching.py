@@ -48,6 +48,21 @@ class NodeSample(Record):
     ] = None
 
 
+def device_line(signals: Table) -> str:
+    """Return how hot the hottest device is, the power of the one that takes most, and whether one is throttled.
+
+    Empty where no device tells.
+    """
+    parts = []
+    for name, unit in (("celsius", "°C"), ("watts", "W")):
+        most = (signals.get(name) or {}).get("max")
+        if isinstance(most, int | float):
+            parts.append(f"{most:.0f} {unit}")
+    if (signals.get("throttled") or {}).get("max"):
+        parts.append(f"rank {signals['throttled'].get('rank')} throttled")
+    return " ".join(parts)
+
+
 @dataclass(frozen=True)
 class HealthSample(Record):
     """How gradients, updates and activations of each block were in one step."""

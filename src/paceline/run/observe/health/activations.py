@@ -91,8 +91,8 @@ class ActivationWatch:
     @torch.no_grad()
     def _given(self, at: int, out: Any) -> None:
         values = _tensor(out)
-        if not self.counts or values is None or not values.numel():
-            return
+        if not self.counts or values is None or values.ndim < 2 or not values.numel():
+            return  # such as a loss that the model has added up itself
         self._sums.setdefault(at, []).append(torch.linalg.vector_norm(values, dtype=_wide(values)).double().square())
         self._numbers[at] = self._numbers.get(at, 0) + values.numel()
         self._most.setdefault(at, []).append(torch.linalg.vector_norm(values, float("inf")).double())

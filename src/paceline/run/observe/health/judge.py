@@ -1,7 +1,8 @@
 """The judge: what stands out of losses, gradients, updates and activations, each with its threshold and what to try.
 
 All are robust: medians and median absolute deviations of what came before, so that one odd value neither hides another
-nor is one. What stands out is told once, and again only when it has been well in between. Torch-free.
+nor is one. What stands out is told once, and again only when it has been well in between; what goes up and down slowly
+has to be well by a margin. Torch-free.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ class HealthJudge:
             return None
         middle, deviation = middle_of(list(self._losses)[-DIVERGED:])
         self._best = min(self._best, middle)
-        limit = self._best + DIVERGED_DEVIATIONS * max(deviation, SMALLEST_PART * abs(self._best))
+        margin = DIVERGED_DEVIATIONS * max(deviation, SMALLEST_PART * abs(self._best))
+        limit = self._best + margin / (2 if ("divergence", "") in self._told else 1)
         return finding(
             "divergence", "", middle, limit, middle > limit,
             f"the median loss of {DIVERGED} steps is {middle:.4g}, and was {self._best:.4g}",
@@ -112,6 +114,7 @@ class HealthJudge:
         earlier, later = statistics.median(losses[:half]), statistics.median(losses[half:])
         deviation = middle_of(losses[half:])[1]
         error = PLATEAU_ERRORS * deviation * math.sqrt(2 * math.pi / 2 / half)  # of the difference of two medians
+        error *= 2 if ("plateau", "") in self._told else 1
         return finding(
             "plateau", "", earlier - later, error, abs(earlier - later) < error,
             f"in {half} steps the median loss went from {earlier:.4g} to {later:.4g}",

@@ -28,6 +28,7 @@ MOST_COPIED = 1 << 26  # elements of weights that one step keeps a copy of; the 
 _BLOCK = re.compile(r"^(.*?\.)?\d+(?=\.)")
 OUTPUT = "output"  # of the model: its logits, where the model gives them
 IN_STAGES = "not measured over pipeline stages"
+NO_LOGITS = "the model gives no logits: it adds up the loss itself, or part by part"
 FUSED = "attention is one fused kernel, which tells nothing of its scores"
 
 
@@ -64,13 +65,15 @@ class HealthMeter:
         names = {weight: (name, stepper.names.get(name, (name,))[0])
                  for name, weight in named_parameters(stepper.model) if weight.requires_grad}  # fmt: skip
         own = dict.fromkeys(block_of(whole) for _, whole in names.values())
-        self.blocks = [*self._all_blocks(list(own)), OUTPUT]
+        tied = [name for name, child in stepper.model.named_children()
+                if name not in own and next(child.parameters(recurse=False), None) is not None]  # fmt: skip
+        self.blocks = [*self._all_blocks(list(own)), *(tied if layout.pp == 1 else ()), OUTPUT]
         at = {name: number for number, name in enumerate(self.blocks)}
         self._of = {weight: at[block_of(whole)] for weight, (_, whole) in names.items()}
         self._share = {weight: 1.0 / stepper.copies_of(weight) for weight in names}
         modules = dict(stepper.model.named_modules())
         here = {block_of(whole): modules.get(block_of(local)) for local, whole in names.values()}
-        here[OUTPUT] = stepper.model
+        here |= {name: modules[name] for name in tied} | {OUTPUT: stepper.model}
         watched = {name: here.get(name) or nn.Module() for name in self.blocks} if layout.pp == 1 else {}
         self._watch = ActivationWatch(watched, world.device)
         for turn in stepper.turns:
@@ -194,7 +197,8 @@ class HealthMeter:
         values: dict[str, dict[str, float]] = {}
         if self._world.is_first:
             values = self._told(torch.cat([sums, most]).tolist(), seen.correction, widths)
-        return MeasuredHealth(step, values, self._absent, seen.seconds + time.perf_counter() - began)
+        absent = self._absent if OUTPUT in values else {"logits": NO_LOGITS} | self._absent
+        return MeasuredHealth(step, values, absent, seen.seconds + time.perf_counter() - began)
 
     def _dead(self, has: bool) -> tuple[torch.Tensor, list[int]]:
         """Return what this rank's units have given at most, laid out alike on all ranks, and how many there are."""
@@ -218,8 +222,10 @@ class HealthMeter:
         found: dict[str, dict[str, float]] = {}
         for at, name in enumerate(self.blocks):
             gradient, weight, update, squares, values, most = (row[at] for row in rows)
-            own = {"grad_norm": math.sqrt(gradient / copies) * correction, "weight_norm": math.sqrt(weight / copies)}
-            own = own if name != OUTPUT else {}
+            own: dict[str, float] = {}
+            if weight > 0 or gradient != 0:  # a head that shares its weights has none of its own
+                own["grad_norm"] = math.sqrt(gradient / copies) * correction
+                own["weight_norm"] = math.sqrt(weight / copies)
             if self._was_copied(at) and weight > 0:
                 own["update_ratio"] = math.sqrt(update / weight)
             if values:
