@@ -9,8 +9,9 @@ import pytest
 
 from paceline.cli.main import main
 from paceline.observe.logs.read import LogFollower, first_failure, lines_of, merged, ranks_with_logs
-from paceline.run.record.lines import append_line, record_line
+from paceline.run.record.lines import append_line
 from paceline.spec.journal.kinds import FaultRecord, RunEnded
+from paceline.spec.journal.line import line_of
 from paceline.spec.journal.redact import Redactor
 from paceline.supervise.logs.files import ERR, OUT, RankLog, log_path
 
@@ -41,7 +42,7 @@ def run_dir(tmp_path: Path) -> Path:
         log.close()
     error = {"what": "ValueError: three", "because": "of it", "try": "", "rank": 1, "traceback": TRACE}
     for record in (FaultRecord("ValueError: three", "of it", 1), RunEnded("failed", 1, error, 2)):
-        append_line(tmp_path / "journal" / "0001.jsonl", record_line(record))
+        append_line(tmp_path / "journal" / "0001.jsonl", line_of(record))
     return tmp_path
 
 
@@ -80,8 +81,8 @@ def test_mistakes_are_told(run_dir: Path, tmp_path: Path, capsys: pytest.Capture
 
 def test_a_run_that_did_not_fail_has_no_failure(tmp_path: Path) -> None:
     assert first_failure(tmp_path) is None
-    append_line(tmp_path / "journal" / "0001.jsonl", record_line(FaultRecord("lost", "gone", 1)))
-    append_line(tmp_path / "journal" / "0001.jsonl", record_line(RunEnded("complete", 0, None, 2)))
+    append_line(tmp_path / "journal" / "0001.jsonl", line_of(FaultRecord("lost", "gone", 1)))
+    append_line(tmp_path / "journal" / "0001.jsonl", line_of(RunEnded("complete", 0, None, 2)))
     assert first_failure(tmp_path) is None
 
 

@@ -11,7 +11,8 @@ import pytest
 from paceline.run.observe.node import NodeSampler, SamplesOfFirst, SamplesOfOthers
 from paceline.run.observe.sensors.reading import SeenRank, SensorReading
 from paceline.run.observe.summed import MOST_DETAILED, node_sample
-from paceline.run.record.lines import append_line, record_line
+from paceline.run.record.lines import append_line
+from paceline.spec.journal.line import line_of
 from paceline.spec.journal.reading import node_files, read_nodes
 from paceline.spec.journal.watching import NodeSample
 
@@ -51,7 +52,7 @@ def test_a_record_is_as_large_for_many_ranks_as_for_few() -> None:
     for ranks in (1, 8, 64, 16_384):
         reading = SensorReading()
         Made(ranks).read(reading, 10.0)
-        sizes[ranks] = len(record_line(node_sample(reading, "n", range(min(ranks, 8)), 5, 10.0, detail=False)))
+        sizes[ranks] = len(line_of(node_sample(reading, "n", range(min(ranks, 8)), 5, 10.0, detail=False)))
     assert sizes[16_384] <= sizes[8] + 8 and sizes[64] <= sizes[8] + 8
 
 
@@ -110,7 +111,7 @@ def test_another_nodes_file_is_read_with_the_run_and_torn_lines_are_passed_over(
     with others.path.open("ab") as file:
         file.write(b'{"schema":1,"kind":"node","ti')
     SamplesOfOthers(tmp_path, 3, "rack/7 b")(sample)
-    append_line(tmp_path / "journal" / "0003.jsonl", record_line(sample))
+    append_line(tmp_path / "journal" / "0003.jsonl", line_of(sample))
     assert [number for number, _ in node_files(tmp_path)] == [3]
     found = list(read_nodes(tmp_path))
     assert [(each.node, each.attempt, each.seconds) for each in found] == [("n", 3, 10.0)] * 3
@@ -131,5 +132,5 @@ def test_a_record_is_plain_data(tmp_path: Path) -> None:
     sampler, taken, clock, _ = sampled(2)
     clock.now += 10
     sampler.sample()
-    line = json.loads(record_line(taken.taken()[0]))
+    line = json.loads(line_of(taken.taken()[0]))
     assert line["kind"] == "node" and line["ranks"] == [0, 1] and line["signals"]["watts"]["rank"] == 0

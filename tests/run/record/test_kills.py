@@ -13,8 +13,9 @@ import pytest
 
 from paceline.observe.logs.read import lines_of
 from paceline.report.build import build_report
-from paceline.run.record.lines import append_line, record_line
+from paceline.run.record.lines import append_line
 from paceline.spec.journal.kinds import StepRecord
+from paceline.spec.journal.line import line_of
 from paceline.spec.journal.reading import (
     final_steps,
     read_journal,
@@ -95,7 +96,7 @@ def test_a_file_cut_anywhere_has_all_lines_before_the_cut(tmp_path: Path, seed: 
     """What a kill in the middle of a write may leave, at every byte that could be the last."""
     draw = random.Random(seed)
     path = tmp_path / "journal" / "0001.jsonl"
-    lines = [record_line(read(StepRecord, {"step": step, "loss": 1.0})) for step in range(1, 30)]
+    lines = [line_of(read(StepRecord, {"step": step, "loss": 1.0})) for step in range(1, 30)]
     content = b"".join(lines)
     path.parent.mkdir()
     for cut in (draw.randrange(len(content)) for _ in range(30)):
@@ -111,7 +112,7 @@ def test_a_file_cut_anywhere_has_all_lines_before_the_cut(tmp_path: Path, seed: 
 def test_samples_of_nodes_and_logs_are_cut_as_well(tmp_path: Path) -> None:
     node = tmp_path / "journal" / "node-0001-n.jsonl"
     for step in range(3):
-        append_line(node, record_line(read(NodeSample, {"step": step, "node": "n"})))
+        append_line(node, line_of(read(NodeSample, {"step": step, "node": "n"})))
     node.write_bytes(node.read_bytes()[:-5])
     assert [sample.step for sample in read_nodes(tmp_path)] == [0, 1]
     log = tmp_path / "logs" / "rank-0.log"

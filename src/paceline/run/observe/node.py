@@ -21,7 +21,8 @@ from paceline.run.observe.sensors.processes import HostSensor, ProcessSensor
 from paceline.run.observe.sensors.rapl import RaplSensor
 from paceline.run.observe.sensors.reading import NodeSensor, SeenRank, SensorReading
 from paceline.run.observe.summed import node_sample
-from paceline.run.record.lines import append_line, record_line
+from paceline.run.record.lines import append_line
+from paceline.spec.journal.line import line_of
 from paceline.spec.journal.watching import NodeSample
 
 NODES_AT_EVERY = 16  # nodes that write each sample; of more, each writes as many fewer, so that all write no more
@@ -122,7 +123,7 @@ class SamplesOfOthers:
     def __call__(self, sample: NodeSample) -> None:
         """Append a sample. Where a disk does not take it, it is lost."""
         with contextlib.suppress(OSError):
-            append_line(self.path, record_line(replace(sample, attempt=self._attempt)), self._mode)
+            append_line(self.path, line_of(replace(sample, attempt=self._attempt)), self._mode)
 
 
 class SamplesOfFirst:

@@ -22,8 +22,8 @@ from typing import Any
 from paceline.errors import StorageError
 from paceline.run.record.errand import Errand, is_remote
 from paceline.run.record.held import HeldLine, HeldLines
-from paceline.run.record.lines import record_line
 from paceline.spec.journal.kinds import FaultRecord, RunEnded, RunStarted, StepRecord
+from paceline.spec.journal.line import line_of
 from paceline.spec.journal.reading import numbered, read_records, starts_of
 from paceline.spec.journal.record import Record
 from paceline.spec.journal.redact import Redactor
@@ -80,7 +80,7 @@ class Journal:
         """Append one record, or hold it until the disk takes it. Raises what the fence does."""
         if self._errand is None:
             self._look_for_others()
-        line = record_line(record)
+        line = line_of(record)
         if isinstance(record, RunStarted):
             self._first = line
         self._held.add(HeldLine(record.KIND, line, record.step if isinstance(record, StepRecord) else None))
@@ -223,4 +223,4 @@ def _append(path: Path, records: Sequence[Record]) -> None:
     with path.open("ab") as file:
         if path.read_bytes()[-1:] not in (b"\n", b""):
             file.write(b"\n")
-        file.write(b"".join(map(record_line, records)))
+        file.write(b"".join(map(line_of, records)))
