@@ -15,7 +15,7 @@ from paceline.report.format import signed_percent
 from paceline.report.goodput import goodput_text
 from paceline.report.html import render_html
 from paceline.report.summary import Summary, summarise
-from paceline.report.watched import node_line
+from paceline.report.watched.lines import node_line
 from paceline.spec.journal.reading import node_files, read_journal, read_nodes, starts_of
 
 FILE = "report.html"

@@ -32,7 +32,7 @@ from paceline.report.notebook.table import inline_html
 from paceline.report.phases import Phase, Start, phases_of, resume_steps, starts_of, surviving
 from paceline.report.records import NO_START, Records, StepTable, gather, json_safe, number, table, text
 from paceline.report.series import Series
-from paceline.report.watched import health_lines, node_line
+from paceline.report.watched.lines import health_lines, node_line
 from paceline.spec.journal.kinds import (
     CheckpointRecord,
     DecisionRecord,
