@@ -7,7 +7,6 @@ says what was chosen and because of what.
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from paceline.spec.adapt.preference import DPO
 from paceline.spec.import_paths import is_import_path, scheme_of
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.load import Spec
-from paceline.spec.model_folder import CONFIG, folder_of
+from paceline.spec.model_folder import folder_of
 from paceline.spec.task import DataSpec, ModelSpec, Task
 from paceline.task.data.source import open_sources
 from paceline.task.data.sources.cache import Say
@@ -27,6 +26,7 @@ from paceline.task.data.sources.tables.columns import is_kind_of_table
 from paceline.task.data.sources.tables.listing import TABLE_KINDS, inner_path
 from paceline.task.data.sources.tables.records import columns_of
 from paceline.task.data.sources.tables.store import TextTable, open_table
+from paceline.task.head import HEAD, is_new_head, with_head
 from paceline.task.models.sizes import is_factory
 from paceline.task.profile.limits import REFERENCED
 from paceline.units import Amount
@@ -35,7 +35,7 @@ LABEL_OBJECTIVES = ("classification", "regression", "multi_label")
 POOLED = "paceline.task.models.pooled:pooled_decoder"
 SHAPE_OPTIONS = ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab")  # of task.model, that a head leaves alone
 ROWS = Amount(32, "samples")  # of a global batch of labelled texts, where the task does not say
-SEQUENCE_HEAD = "ForSequenceClassification"  # how transformers' classes with a head for whole texts end
+HEAD_PATTERN = f"{HEAD}.*"
 PREFERENCES = {"chosen", "rejected"}  # columns of pairs, which have an objective of their own
 
 
@@ -196,7 +196,9 @@ def _settle_model(decided: _Decided, table: TextTable) -> None:
         _check_head(model, labels.outputs)
         return
     if (folder := folder_of(model.name)) is not None:
-        _check_folder(folder, labels.outputs)
+        if (found := with_head(model, folder, table)) is not None:
+            decided.option("model", *found)
+        _train_head(decided)
         return
     if model.starts_from:
         raise ConfigError(
@@ -210,6 +212,13 @@ def _settle_model(decided: _Decided, table: TextTable) -> None:
     decided.option("model", ModelSpec(name=POOLED, arguments=arguments), because)
 
 
+def _train_head(decided: _Decided) -> None:
+    """Have a new head be trained where adapters, or patterns, would leave it as it was drawn."""
+    task = decided.task
+    if not task.adaptation.is_full and is_new_head(task.model) and HEAD_PATTERN not in task.train:
+        decided.option("train", (*task.train, HEAD_PATTERN), "the head is drawn anew, so it is trained too")
+
+
 def _check_head(model: ModelSpec, outputs: int) -> None:
     """Raise ConfigError for a head of another width than the labels: the spec was settled on other data."""
     if model.name == POOLED and model.arguments.get("outputs") != outputs:
@@ -218,28 +227,6 @@ def _check_head(model: ModelSpec, outputs: int) -> None:
             "the classes of the data are others than those that the model was made for",
             "the data of before, or task.model as a named size, which gets a head of its own",
         )
-
-
-def _check_folder(folder: Path, outputs: int) -> None:
-    """Raise ConfigError for a folder of Hugging Face whose model has no head for whole texts, or another's."""
-    try:
-        config = json.loads((folder / CONFIG).read_text("utf-8"))
-    except (OSError, ValueError):
-        return  # who builds the model says what is wrong with it
-    architecture = str((config.get("architectures") or [""])[0])
-    if not architecture.endswith(SEQUENCE_HEAD):
-        raise ConfigError(
-            f"the model in '{folder}' has no head for whole texts", f"it is of the class {architecture}, and the data "
-            "are texts with labels",
-            "a factory that returns AutoModelForSequenceClassification.from_pretrained(folder, num_labels=...)",
-        )  # fmt: skip
-    found = len(config.get("id2label") or ()) or int(config.get("num_labels", 2))
-    if found != outputs:
-        raise ConfigError(
-            f"the model in '{folder}' has a head of {found} outputs, and the labels need {outputs}",
-            "its config.json says so (id2label, num_labels)",
-            f'"num_labels": {outputs} there, with weights of that head',
-        )  # fmt: skip
 
 
 def _settle_batch(decided: _Decided) -> None:
