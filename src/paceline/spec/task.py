@@ -85,9 +85,10 @@ class DataSpec(Declared, table="task.data"):
 
     source: str = option(
         "stdlib",
-        "'stdlib', 'digits', a table (CSV, TSV, JSONL, Parquet, Arrow) of texts with labels, prompts or conversations,"
-        " a file or folder of text, JSONL, Parquet, Arrow, images, token shards or Megatron's .bin and .idx, each also"
-        " as a URL, `SCHEME:PATH` where the kind is not clear (table, text, hf, shards, megatron, images), or"
+        "'stdlib', 'digits', a table (CSV, TSV, JSON, JSONL, Parquet, Arrow) of texts with labels, prompts or"
+        " conversations, a file or folder of text, JSONL, Parquet, Arrow, images, token shards or Megatron's .bin"
+        " and .idx, each also as a URL, `SCHEME:PATH` where the kind is not clear (table, text, hf, shards, megatron,"
+        " images), or"
         " `module:factory` of a map-style set",
     )
     arguments: dict[str, Any] = option(
@@ -119,12 +120,16 @@ class DataSpec(Declared, table="task.data"):
         choices=LABELS,
     )
     label_field: str = option(
-        "", "the column of a table that holds the label; empty takes label, labels, class, target or category"
+        "",
+        "the column of a table that holds the label; empty takes label, labels, class, target or category, of CSV and"
+        " JSON also sentiment, rating, score and the like",
     )
     prompt_field: str = option("prompt", "the column of a table that holds a prompt, of which no token counts")
     completion_field: str = option("completion", "the column that holds the completion of a prompt: its tokens count")
     messages_field: str = option(
-        "messages", "the column that holds a conversation: a list of {role, content}; the assistant's tokens count"
+        "messages",
+        "the column that holds a conversation: a list of {role, content} or {from, value}; the assistant's tokens"
+        " count. Where there is none of this name, conversations and the like are taken",
     )
     template: str = option(
         "auto",

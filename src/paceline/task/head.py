@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigError
-from paceline.spec.model_folder import CONFIG, THEIRS
-from paceline.spec.task import ModelSpec
+from paceline.spec.model_folder import CONFIG, THEIRS, folder_of
+from paceline.spec.task import ModelSpec, Task
 from paceline.task.data.sources.tables.store import TextTable
 from paceline.task.models.huggingface.files import read_safetensors
 from paceline.task.models.huggingface.theirs import ARCHITECTURE
@@ -22,6 +22,8 @@ SEQUENCE_HEAD = "ForSequenceClassification"  # how transformers' classes with a 
 OF_TOKENS = ("ForCausalLM", "LMHeadModel")  # how its classes that predict the next token do
 HEAD, TOKEN_HEAD = "score", "lm_head"  # their names there
 PAD = "pad_token_id"
+MASKED_HEADS = ("ForMaskedLM", "ForPreTraining")
+OTHER_HEADS = (SEQUENCE_HEAD, "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice")
 
 
 def with_head(model: ModelSpec, folder: Path, table: TextTable) -> tuple[ModelSpec, str] | None:
@@ -29,16 +31,13 @@ def with_head(model: ModelSpec, folder: Path, table: TextTable) -> tuple[ModelSp
 
     Raises ConfigError for a head of another width, and for a class that neither has nor can be given one.
     """
-    try:
-        config = json.loads((folder / CONFIG).read_text("utf-8"))
-    except (OSError, ValueError):
+    config = config_of(model, folder)
+    if not config:
         return None  # who builds the model says what is wrong with it
     architecture = str((config.get("architectures") or [""])[0])
-    asked = str(model.arguments.get(ARCHITECTURE, architecture))
-    if not asked.endswith(SEQUENCE_HEAD):
-        return _new_head(model, folder, table, asked)
-    config |= {name: value for name, value in model.arguments.items() if name != ARCHITECTURE}
-    _check_width(config, folder, table, is_own=asked == architecture and "num_labels" not in model.arguments)
+    if not architecture.endswith(SEQUENCE_HEAD):
+        return _new_head(model, folder, table, architecture)
+    _check_width(config, folder, table)
     if config.get(PAD) == table.pad:
         return None
     told = "none" if config.get(PAD) is None else f"the token {config[PAD]}"
@@ -58,7 +57,9 @@ def _new_head(model: ModelSpec, folder: Path, table: TextTable, architecture: st
     if ending is None:
         raise ConfigError(
             f"the model in '{folder}' has no head for whole texts", f"it is of the class {architecture}, and the data "
-            "are texts with labels", f"a model of a class that ends in {SEQUENCE_HEAD}, {' or '.join(OF_TOKENS)}",
+            "are texts with labels",
+            f"name = \"hf:{folder}\", its class with such a head, and a head that starts fresh: arguments = "
+            f"{{ architecture = \"...{SEQUENCE_HEAD}\", num_labels = {labels.outputs} }}, fresh = [\"score.*\"]",
         )  # fmt: skip
     arguments: dict[str, Any] = {
         **model.arguments, ARCHITECTURE: architecture.removesuffix(ending) + SEQUENCE_HEAD,
@@ -76,13 +77,52 @@ def _new_head(model: ModelSpec, folder: Path, table: TextTable, architecture: st
     return replace(model, name=name, arguments=arguments, fresh=tuple(dict.fromkeys(fresh))), because
 
 
-def _check_width(config: dict[str, Any], folder: Path, table: TextTable, is_own: bool) -> None:
+def _check_width(config: dict[str, Any], folder: Path, table: TextTable) -> None:
     labels = table.labels
     assert labels is not None
     found = len(config.get("id2label") or ()) or int(config.get("num_labels", 2))
     if found != labels.outputs:
         raise ConfigError(
             f"the model in '{folder}' has a head of {found} outputs, and the labels need {labels.outputs}",
-            f"{'its config.json' if is_own else 'task.model.arguments'} says so (id2label, num_labels)",
-            f'"num_labels": {labels.outputs} there, with weights of that head',
+            "its config.json, or task.model.arguments, says so (id2label, num_labels)",
+            f"arguments = {{ num_labels = {labels.outputs} }}, and fresh with the parameters of the head: "
+            '["classifier.*"]',
         )  # fmt: skip
+
+
+def config_of(model: ModelSpec, folder: Path) -> dict[str, Any]:
+    """Return the config.json of a folder of Hugging Face with what the task changes; nothing where there is none."""
+    try:
+        found = json.loads((folder / CONFIG).read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}  # who builds the model says what is wrong with it
+    if not isinstance(found, dict):
+        return {}
+    changes = dict(model.arguments)
+    if "num_labels" in changes:
+        found.pop("id2label", None)  # of the head before
+    named = {"architectures": [changes.pop("architecture")]} if "architecture" in changes else {}
+    return {**found, **changes, **named}
+
+
+def check_next_token(task: Task) -> None:
+    """Raise ConfigError for a folder of Hugging Face whose model is not made to say the next token of a text."""
+    model = task.model
+    if not isinstance(model, ModelSpec) or task.objective not in ("auto", "next_token") or task.turns:
+        return
+    folder = folder_of(model.name)
+    config = config_of(model, folder) if folder is not None else {}
+    architecture = str((config.get("architectures") or [""])[0])
+    if config.get("is_encoder_decoder"):
+        why = "it reads a source and writes a target, and a text is none of both"
+    elif architecture.endswith(MASKED_HEADS):
+        why = "it sees the whole text, and so the token that it would say"
+    elif architecture.endswith(OTHER_HEADS):
+        why = "its head is for another task"
+    else:
+        return
+    raise ConfigError(
+        f"the model in '{folder}' does not learn the next token", f"it is of the class {architecture}: {why}",
+'an objective and batches of your own (objective = "module:function", data.source = "module:factory"), or a table '
+        'of texts with labels and a head for them (arguments = { architecture = "...", num_labels = 2 })',
+    )  # fmt: skip

@@ -23,10 +23,10 @@ from paceline.task.data.sources.cache import Say
 from paceline.task.data.sources.files import NAMED_SOURCES, kind_of, list_files
 from paceline.task.data.sources.named import kind_of_source
 from paceline.task.data.sources.tables.columns import is_kind_of_table
-from paceline.task.data.sources.tables.listing import TABLE_KINDS, inner_path
+from paceline.task.data.sources.tables.listing import TABLE_KINDS, inner_path, list_table
 from paceline.task.data.sources.tables.records import columns_of
 from paceline.task.data.sources.tables.store import TextTable, open_table
-from paceline.task.head import HEAD, is_new_head, with_head
+from paceline.task.head import HEAD, check_next_token, is_new_head, with_head
 from paceline.task.models.sizes import is_factory
 from paceline.task.profile.limits import REFERENCED
 from paceline.units import Amount
@@ -60,6 +60,7 @@ def settle(spec: Spec, say: Say | None = None) -> Settled:
     decided = _Decided(task)
     if task.data.mix or not _settle_source(decided):
         _refuse_labels(task)
+        check_next_token(task)
         return Settled(spec)
     _settle_labels_asked(decided)
     table = open_table(decided.data, say)
@@ -67,8 +68,10 @@ def settle(spec: Spec, say: Say | None = None) -> Settled:
         _settle_objective(decided, table)
         _settle_model(decided, table)
         _settle_batch(decided)
-    elif table.columns.kind != "text":
-        _settle_rows(decided)
+    else:
+        check_next_token(decided.task)
+        if table.columns.kind != "text":
+            _settle_rows(decided)
     if not decided.records:
         return Settled(spec)
     origins = {record.what: f"inferred: {record.because}" for record in decided.records}
@@ -137,12 +140,12 @@ def _settle_source(decided: _Decided) -> bool:
         return False
     kind = kind_of_source(data.source)[0]
     if kind == "table":
-        decided.data_option("source", f"table:{data.source}", "CSV is a table, never prose")
+        decided.data_option("source", f"table:{data.source}", "CSV and JSON are tables, never prose")
         return True
     if kind not in ("text", "hf") or decided.task.objective == "next_token":
         return False
     if scheme == "hf" and Path(path).expanduser().is_dir() and not any(Path(path).expanduser().glob("*.arrow")):
-        listing = list_files(replace(data, source=path), TABLE_KINDS)
+        listing = list_table(data)
     else:
         listing = list_files(data)
     if any(kind_of(file.name) not in TABLE_KINDS for file in listing.files):

@@ -69,7 +69,7 @@ class StateMetric:
         if hasattr(self._metric, "to"):
             self._metric.to(predictions.device)
         self._metric.reset()
-        before = {state: getattr(self._metric, state).double() for state in self._states}
+        before = {state: getattr(self._metric, state).double().clone() for state in self._states}
         if len(labels):
             self._metric.update(predictions, labels)
         return {state: (getattr(self._metric, state).double() - before[state]).reshape(-1) for state in self._states}
