@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,10 @@ import pytest
 
 from paceline.account.bill import bill_csv, make_bill
 from paceline.account.ledger import LedgerEntry, ledger_of
-from paceline.account.prices import PriceBook, read_prices
+from paceline.account.prices import BookPrice, PriceBook, read_prices
 from paceline.account.texts import bill_lines
 from paceline.account.timeline import held_devices
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, StorageError
 from paceline.report.records import gather
 
 START = 1_772_323_200.0
@@ -86,6 +87,45 @@ def test_devices_times_time_add_up_and_each_kind_is_what_a_hand_counts() -> None
     assert sum(entry.carbon_g or 0.0 for entry in entries) == pytest.approx(206 / 36)
 
 
+def test_a_run_of_three_days_pays_in_each_of_them(tmp_path: Path) -> None:
+    """From 18:00 to 06:00 two days later: 6, 24 and 6 hours; steps of 5 hours, and one hour of starting."""
+    night = datetime.datetime(2026, 3, 1).timestamp()
+    begun = night - 6 * 3600 - START
+    steps = [step(1, number, begun + 3600 + number * 5 * 3600, 5 * 3600.0) for number in range(1, 8)]
+    lines = [started(1, begun, 2), *steps]
+    entries = ledger_of(lines, "run")
+    hours: dict[str, dict[str, float]] = {}
+    for entry in entries:
+        day = hours.setdefault(entry.day, {})
+        day[entry.kind] = day.get(entry.kind, 0.0) + entry.device_seconds / 3600
+    wait = 1 / 3600 / 5  # hours of waiting in an hour of steps
+    assert hours == {
+        "2026-02-28": pytest.approx({"restart": 2.0, "useful": 2 * 5 * (1 - wait), "stall": 2 * 5 * wait}),
+        "2026-03-01": pytest.approx({"useful": 2 * 24 * (1 - wait), "stall": 2 * 24 * wait}),
+        "2026-03-02": pytest.approx({"useful": 2 * 6 * (1 - wait), "stall": 2 * 6 * wait}),
+    }
+    run = write_journal(tmp_path, lines)
+    march = make_bill([run], "month", since=datetime.date(2026, 3, 1))
+    assert [(row.group, row.device_hours) for row in march.rows] == [("2026-03", pytest.approx(60.0))]
+    book = PriceBook((BookPrice(usd_per_device_hour=1.0), BookPrice(usd_per_device_hour=3.0, since="2026-03-02")))
+    assert sum(entry.usd or 0.0 for entry in ledger_of(lines, "run", book)) == pytest.approx(12 + 48 + 3 * 12)
+
+
+def test_a_journal_without_a_start_costs_nothing_and_one_that_cannot_be_read_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_journal(tmp_path, [step(1, 1, 10)])
+    assert make_bill([run]).total.device_hours == 0.0
+
+    def refused(path: Path, mode: str = "r") -> None:
+        raise OSError(5, "Input/output error", str(path))
+
+    monkeypatch.setattr(Path, "open", refused)
+    with pytest.raises(StorageError, match=r"(?s)cannot be read.*0001.jsonl") as error:
+        make_bill([run])
+    assert error.value.exit_code == 74
+
+
 def test_a_step_that_says_more_than_the_clock_does_not_make_time() -> None:
     lines = [started(1, 0, 4), step(1, 1, 10, seconds=30.0), {"kind": "run_ended", "attempt": 1, "time": START + 12}]
     assert sum(entry.device_seconds for entry in ledger_of(lines, "run")) == pytest.approx(4 * 12)
@@ -113,6 +153,20 @@ def test_a_price_book_replaces_prices_by_day_and_class_and_electricity_goes_by_t
     assert sum(entry.usd or 0.0 for entry in with_power) == pytest.approx(206 / 3600 * (0.36 + 1.5 * tariff))
 
 
+def test_electricity_and_carbon_by_the_hour_are_those_of_the_hours_in_which_a_run_trains(tmp_path: Path) -> None:
+    """The same files that a run's window is chosen by (run.when) stand in the price book."""
+    (tmp_path / "usd.csv").write_text("".join(f"{hour},{0.01 * (hour + 1)}\n" for hour in range(24)))
+    (tmp_path / "grams.csv").write_text("".join(f"{hour},{10 * (hour + 1)}\n" for hour in range(24)))
+    path = tmp_path / "prices.toml"
+    path.write_text('[[prices]]\nusd_per_device_hour = 0.36\n'
+                    '[power]\ntariff_hours = "usd.csv"\ncarbon_hours = "grams.csv"\n')  # fmt: skip
+    entries = ledger_of(stormy(), "run", read_prices(path))
+    kwh = sum(entry.kwh or 0.0 for entry in entries)
+    factor = datetime.datetime.fromtimestamp(START).hour + 1
+    assert sum(entry.carbon_g or 0.0 for entry in entries) == pytest.approx(kwh * 10 * factor)
+    assert sum(entry.usd or 0.0 for entry in entries) == pytest.approx(206 * 0.36 / 3600 + kwh * 0.01 * factor)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -128,14 +182,19 @@ def test_a_mistake_in_a_price_book_is_told_with_its_place(tmp_path: Path, text: 
         read_prices(tmp_path / "prices.toml")
 
 
+def write_journal(run: Path, lines: list[Record]) -> Path:
+    (run / "journal").mkdir(parents=True)
+    for attempt in {line["attempt"] for line in lines}:
+        own = "".join(json.dumps(line) + "\n" for line in lines if line["attempt"] == attempt)
+        (run / "journal" / f"{attempt:04d}.jsonl").write_text(own)
+    return run
+
+
 def runs(folder: Path) -> Path:
     other = [{**line, "spec": {"run": {"tags": {"team": "=cmd"}}}} if "spec" in line else line for line in stormy()]
     free = [{**line, "cluster": {}, "spec": {}} if "spec" in line else line for line in stormy()]
     for name, lines in (("a", stormy()), ("b", other), ("c", free)):
-        (folder / name / "journal").mkdir(parents=True)
-        for attempt in (1, 2):
-            own = "".join(json.dumps(line) + "\n" for line in lines if line["attempt"] == attempt)
-            (folder / name / "journal" / f"{attempt:04d}.jsonl").write_text(own)
+        write_journal(folder / name, lines)
     return folder
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from distributed import run_ranks
+from runs import records_of
 from tests_shared import SEQ_LEN, PaddedText, decoder_task, plan_of
 
 from paceline.observe.verdict.seen import RankSpread, StepsSeen, seen_of
@@ -28,9 +31,11 @@ from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.run import RunSpec
+from paceline.spec.survive.faults import FaultPlan, read_faults
 from paceline.units import Amount
 
 STEPS, BATCH = 8, 6
+PASSES = 8  # of a step that computes: what lies between two steps is little then
 TIMES = 8.0  # as long as all the rest of a step: shares of a step hold on a machine of any load
 
 
@@ -62,19 +67,54 @@ class SlowNetwork(World):
         SlowNetwork.summed_at = time.perf_counter()
 
 
+@dataclass
+class SlowDisk:
+    """Takes `TIMES` as long for a checkpoint as for all that was done since the last one."""
+
+    save: Callable[..., bool]
+    saved_at: float = field(default_factory=time.perf_counter)
+
+    def __call__(self, *arguments: Any) -> bool:
+        """Save, late."""
+        time.sleep(TIMES * (time.perf_counter() - self.saved_at))  # what is slow
+        saved = self.save(*arguments)
+        self.saved_at = time.perf_counter()
+        return saved
+
+
 def _train(run_dir: str, kind: str) -> None:
     make = SlowNetwork if kind == "communication" else World
     world = make(dist.get_rank(), dist.get_world_size(), dist.get_rank(), torch.device("cpu"))
-    plan = plan_of(Layout(dp_replicate=2), batch=BATCH, micro_batch=3)
+    batch = BATCH * PASSES if kind in ("compute", "straggler") else BATCH
+    plan = plan_of(Layout(dp_replicate=2), batch=batch, micro_batch=3)
     task = decoder_task(stop=Amount(STEPS, "steps"), data=SlowText(1) if kind == "data" else PaddedText())
-    run = RunSpec(checkpoint_every=None, evaluate_every=None)
+    faults = read_faults([{"kind": "slow", "rank": 1, "factor": TIMES, "steps": STEPS, "step": 1}])
+    run = RunSpec(
+        checkpoint_every=Amount(1, "steps") if kind == "checkpoint" else None,
+        evaluate_every=None,
+        faults=faults if kind == "straggler" else FaultPlan(),
+    )
     brief = Brief(plan, STEPS, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())
     training = Training(Spec(task=task, cluster=ClusterSpec(learn=False), run=run), brief, world, Path(run_dir))
+    if kind == "checkpoint":
+        training._keeper.save_if_due = SlowDisk(training._keeper.save_if_due)  # type: ignore[method-assign]
+    stepped_at = time.perf_counter()
     for batch in training:
+        if kind == "host":
+            time.sleep(TIMES * (time.perf_counter() - stepped_at))  # what is slow: the loop's own body
         training.step(batch)
+        stepped_at = time.perf_counter()
 
 
-@pytest.mark.parametrize("kind", ["data", "communication", "compute"])
+def is_busy(bound: BoundVerdict) -> bool:
+    """Return whether a thread had no core: a busy machine may be found to be one, and nothing else."""
+    return bound.kind == "host" and "no core" in bound.evidence[0]
+
+
+DEEP = [pytest.param(kind, marks=pytest.mark.deep) for kind in ("host", "straggler", "checkpoint")]
+
+
+@pytest.mark.parametrize("kind", ["data", "communication", "compute", *DEEP])
 def test_what_a_run_is_slowed_by_bounds_it(kind: str, tmp_path: Path) -> None:
     run_ranks(_train, 2, str(tmp_path), kind)
     summary = build_report(tmp_path)
@@ -82,20 +122,25 @@ def test_what_a_run_is_slowed_by_bounds_it(kind: str, tmp_path: Path) -> None:
     assert bound is not None
     by_kind = {part.kind: part for part in bound.parts}
     if kind == "compute":
-        # A thread without a core is the host's: a busy machine may be found to be one, and nothing else.
-        assert bound.kind == "compute" or (bound.kind == "host" and "no core" in bound.evidence[0]), bound
+        assert bound.kind == "compute" or is_busy(bound), bound
+    elif kind == "straggler":
+        part = by_kind[kind]
+        assert bound.kind == kind or (is_busy(bound) and part.share > 0.1), bound
+        assert part.evidence[0].startswith("rank 1 computes"), part
     else:
         assert bound.kind == kind and bound.share > 0.5, bound
     assert sum(part.share for part in bound.parts) == pytest.approx(1.0, abs=0.35) and set(by_kind) == {
-        "data", "communication", "host", "compute",
+        "data", "communication", "host", "straggler", "checkpoint", "compute",
     }  # fmt: skip
+    told = records_of(tmp_path, "verdict")
+    assert told and told[-1]["bound"] in (bound.kind, "host") and told[-1]["shares"].keys() == by_kind.keys()
     skew = {each.name: each for each in bound.skew}
     if kind == "data":
         waiting = skew["waiting for its batch"]
         assert waiting.rank == 1 and waiting.most > 5 * waiting.least
         assert "rank 1 waits longest" in bound.evidence
     page = render_html(summary)
-    assert f"{kind}-bound" in page or kind == "compute"
+    assert f"{bound.kind}-bound" in page
     assert summary.as_dict()["bound"]["kind"] == bound.kind
 
 

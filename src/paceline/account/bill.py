@@ -12,7 +12,7 @@ from pathlib import Path
 from paceline.account.ledger import LedgerEntry, ledger_of
 from paceline.account.prices import PriceBook
 from paceline.account.timeline import KINDS
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, StorageError
 from paceline.spec.journal.reading import read_journal
 
 GROUPS = ("run", "start", "plan", "device", "kind", "day", "month")
@@ -77,11 +77,11 @@ def make_bill(
 ) -> Bill:
     """Return the bill of runs' directories, or of all runs in folders, `by` one of GROUPS or a tag's name.
 
-    What began before `since` or after `until` is left out. Raises ConfigError where there is no run, and for a tag
-    that no run has.
+    Days before `since` and after `until` are left out. Raises ConfigError where there is no run, and for a tag that no
+    run has, and StorageError where a journal cannot be read.
     """
     runs = runs_in(paths)
-    entries = [entry for run in runs for entry in ledger_of(read_journal(run), run.name, book, price_class)]
+    entries = [entry for run in runs for entry in _ledger(run, book, price_class)]
     known = sorted({tag for entry in entries for tag in entry.tags})
     if by not in GROUPS and by not in known and entries:
         words = f"tags here: {', '.join(known)}" if known else "no run has a tag: run.tags = { team = ... }"
@@ -96,6 +96,13 @@ def make_bill(
         total.add(entry)
     ordered = sorted(rows.values(), key=lambda row: (-(row.usd or 0.0), -row.device_hours))
     return Bill(by, tuple(ordered), total, _origins(kept), len({entry.run for entry in kept}))
+
+
+def _ledger(run: Path, book: PriceBook | None, price_class: str) -> list[LedgerEntry]:
+    try:
+        return ledger_of(read_journal(run), run.name, book, price_class)
+    except OSError as error:
+        raise StorageError(f"the journal of {run} cannot be read", str(error), "mend it, or name the others") from error
 
 
 def bill_csv(bill: Bill) -> str:

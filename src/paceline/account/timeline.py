@@ -6,6 +6,9 @@ Devices times seconds, summed over the kinds, are exactly the devices times the 
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,24 +37,40 @@ def held_devices(records: Records) -> list[HeldTime]:
 
 
 def stretches(records: Records) -> list[SpentTime]:
-    """Return the run's held time with what the devices did in it. Kinds add up to each stretch."""
-    held = held_devices(records)
+    """Return the run's held time with what the devices did in it, cut at midnights of the local clock.
+
+    Kinds add up to each stretch.
+    """
+    days = [list(_by_day(each)) for each in held_devices(records)]
+    held = [part for parts in days for part in parts]
     if not held:
         return []
     found = [dict.fromkeys(KINDS, 0.0) for _ in held]
     ends = np.array([each.ended for each in held])
+    midnights = [part.began for parts in days for part in parts[1:]]
 
-    def add(moments: np.ndarray, seconds: np.ndarray, kind: str) -> None:
+    def add(moments: np.ndarray, seconds: np.ndarray, kind: str, lengths: np.ndarray | None = None) -> None:
+        """Count what ended at these moments; `lengths` are those of what it was a part of, if not its own."""
+        lengths = seconds if lengths is None else lengths
         known = np.isfinite(moments) & np.isfinite(seconds)
-        places = np.minimum(np.searchsorted(ends, moments[known]), len(held) - 1)
-        for place, total in enumerate(np.bincount(places, seconds[known], len(held)).tolist()):
+        moments, seconds, lengths = moments[known], seconds[known], lengths[known]
+        for cut in midnights:  # what passes one counts for both sides
+            over = (moments > cut) & (moments - lengths < cut)
+            after = (moments[over] - cut) / lengths[over]
+            moments = np.append(moments, np.full(len(after), cut))
+            lengths = np.append(lengths, lengths[over] * (1 - after))
+            seconds = np.append(seconds, seconds[over] * (1 - after))
+            seconds[: len(over)][over] *= after
+            lengths[: len(over)][over] *= after
+        places = np.minimum(np.searchsorted(ends, moments), len(held) - 1)
+        for place, total in enumerate(np.bincount(places, seconds, len(held)).tolist()):
             found[place][kind] += total
 
     steps, lost = records.steps, lost_mask(records)
     moments, total = steps.column("time"), np.nan_to_num(steps.column("total"))
     waited = np.minimum(np.nan_to_num(steps.column("data")), total)
-    add(moments[~lost], (total - waited)[~lost], "useful")
-    add(moments[~lost], waited[~lost], "stall")
+    add(moments[~lost], (total - waited)[~lost], "useful", total[~lost])
+    add(moments[~lost], waited[~lost], "stall", total[~lost])
     add(moments[lost], total[lost], "lost")
     evaluations = [(number(record.time), number(record.seconds)) for record in records.of(EvaluationRecord)]
     saves = [(number(record.time), number(record.cost_seconds)) for record in records.of(CheckpointRecord)]
@@ -59,6 +78,16 @@ def stretches(records: Records) -> list[SpentTime]:
         own = np.array([pair for pair in pairs if None not in pair], dtype=np.float64).reshape(-1, 2)
         add(own[:, 0], own[:, 1], kind)
     return [SpentTime(each, _whole(each.seconds, seconds)) for each, seconds in zip(held, found, strict=True)]
+
+
+def _by_day(held: HeldTime) -> Iterator[HeldTime]:
+    """Yield held time cut at the midnights of the local clock that it passes."""
+    began = held.began
+    while began < held.ended:
+        day = datetime.datetime.fromtimestamp(began).date() + datetime.timedelta(days=1)
+        midnight = datetime.datetime.combine(day, datetime.time()).timestamp()
+        yield dataclasses.replace(held, began=began, ended=min(midnight, held.ended))
+        began = midnight
 
 
 def _whole(seconds: float, kinds: dict[str, float]) -> dict[str, float]:

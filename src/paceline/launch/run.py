@@ -11,6 +11,7 @@ from paceline.run.record.tensorboard import asked_sinks
 from paceline.run.survive.points import points_of
 from paceline.spec.arguments import run_directory
 from paceline.spec.load import Spec
+from paceline.supervise.trace_signal import traced_by_signal
 
 
 def train_here(
@@ -27,7 +28,8 @@ def train_here(
     if lock is None and world.is_first:
         lock = take(run_dir)
     training = Training(spec, brief, world, run_dir, asked_sinks(spec.run), lock)
-    for batch in training:
-        training.step(batch)
+    with traced_by_signal(run_dir):
+        for batch in training:
+            training.step(batch)
     training.world.wait()
     leave_world()

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
-from paceline.errors import ConfigError, DoesNotFit, PacelineError
+from paceline.errors import ConfigError, DoesNotFit
 from paceline.plan.planned import Planned, plan_task
-from paceline.run.survive.budget import spent_in
+from paceline.run.survive.budget import spent_by_all
+from paceline.session.replanner import with_devices
 from paceline.spec.arguments import run_directory
-from paceline.spec.journal.held import held_in
 from paceline.spec.journal.reading import read_tail_step
 from paceline.spec.plan import GoalSpec
 from paceline.spec.survive.budget import BUDGETS, BudgetSpec
+from paceline.units import format_seconds
 
 Say = Callable[[str], None]
 
@@ -37,7 +39,7 @@ def check_budget(planned: Planned, say: Say) -> None:
     if not budget.limits:
         return
     run_dir = run_directory(planned.spec)
-    spent, done = spent_in(held_in(run_dir)), min(read_tail_step(run_dir), planned.steps)
+    spent, done = spent_by_all(planned.spec.run, run_dir), min(read_tail_step(run_dir), planned.steps)
     for name, limit in budget.limits.items():
         amount, unit, said = BUDGETS[name]
         ahead = forecast_of(planned, name) * (planned.steps - done) / planned.steps
@@ -49,7 +51,8 @@ def check_budget(planned: Planned, say: Say) -> None:
             )  # fmt: skip
         if left <= 0:
             raise ConfigError(
-                f"the budget of {said.format(limit)} is used up", f"{run_dir} has cost {said.format(limit - left)}",
+                f"the budget of {said.format(limit)} is used up",
+                f"{_whose(planned, run_dir)} cost {said.format(limit - left)}",
                 f"a larger run.budget.{name}",
             )  # fmt: skip
         steps = math.floor(left / ahead * (planned.steps - done)) if ahead else planned.steps - done
@@ -76,13 +79,34 @@ def forecast_of(planned: Planned, name: str) -> float:
 def _cheaper(planned: Planned, budget: BudgetSpec, name: str, ahead: float, left: float, steps: int) -> str:
     """Return what to try: the plan that takes the least of it, where that is within the budget, or fewer steps."""
     ways = [f'task.stop = "{steps} steps"'] if steps else []
-    spec = planned.spec
     goal = GoalSpec(GOALS[name])
-    try:
-        other = plan_task(dataclasses.replace(spec, plan=dataclasses.replace(spec.plan, goal=goal)))
-        least = forecast_of(other, name) * ahead / forecast_of(planned, name)
-    except PacelineError:
-        least = math.inf
-    if least <= left:
-        ways.insert(0, f"plan.goal = '{goal}', which takes {BUDGETS[name][2].format(least)} as {other.plan}")
+    found = [(forecast_of(other, name), other) for other in _others(planned, goal)]
+    share = ahead / forecast_of(planned, name)  # of the run that is still to be made
+    within = [(least * share, other) for least, other in found if least * share <= left]
+    if within:
+        least, other = min(within, key=lambda each: each[0])
+        fewer = other.cluster.devices < planned.cluster.devices
+        said = f"cluster.devices = {other.cluster.devices} and " if fewer else ""
+        takes = f"{BUDGETS[name][2].format(least)} and {format_seconds(other.forecast.run_seconds.value * share)}"
+        ways.insert(0, f"{said}plan.goal = '{goal}', which takes {takes} as {other.plan}")
     return "; or ".join([*ways, f"a larger run.budget.{name}", "run.budget.forecast = 'tell'"])
+
+
+def _others(planned: Planned, goal: GoalSpec) -> Iterator[Planned]:
+    """Yield the best plans for a goal, of the cluster and of half of its devices, a quarter and so on, that fit."""
+    spec, devices = planned.spec, planned.cluster.devices
+    aimed = dataclasses.replace(spec, plan=dataclasses.replace(spec.plan, goal=goal))
+    while devices:
+        fewer = devices < planned.cluster.devices
+        cluster = with_devices(spec.cluster, devices) if fewer else spec.cluster
+        try:
+            yield plan_task(dataclasses.replace(aimed, cluster=cluster))
+        except (ConfigError, DoesNotFit):
+            return  # with fewer devices it does not either, or the spec asks for a layout of its own
+        devices //= 2
+
+
+def _whose(planned: Planned, run_dir: Path) -> str:
+    """Return whose spending a budget counts, for a sentence."""
+    shared = planned.spec.run.budget.shared_by
+    return f"{run_dir} and the runs of the same {shared} have" if shared else f"{run_dir} has"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 
 from paceline.errors import MissingExtra
+from paceline.observe.alerts.sinks.make import make_sinks
+from paceline.observe.alerts.sinks.services import need_apprise
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.run import RunSpec
 
@@ -17,6 +19,10 @@ def check_extras(run: RunSpec) -> None:
             import_module("fsspec")
         except ImportError as error:
             raise MissingExtra("fsspec", "remote", "run.checkpoints.remote") from error
+    if run.alerts.enabled:
+        make_sinks(run.alerts)
+        if any(sink.kind == "apprise" for sink in run.alerts.sinks):
+            need_apprise()
     if run.tensorboard:
         try:
             import_module("tensorboard.summary.writer.event_file_writer")

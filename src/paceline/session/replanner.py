@@ -64,7 +64,7 @@ class Replanner:
     def planned(self, devices: int, precision: str) -> tuple[Planned, bool]:
         """Return a plan for so many devices, and whether the spec's constraints on the layout were given up for it."""
         asked = dataclasses.replace(self._spec.plan, precision=precision)
-        cluster = _with_devices(self._spec.cluster, devices)
+        cluster = with_devices(self._spec.cluster, devices)
         if self._per_node:
             # Of machines that have lost some of their devices nobody says which: those left count as smaller ones.
             here = math.gcd(devices, self._per_node) if devices > self._per_node else devices
@@ -78,7 +78,7 @@ class Replanner:
             return plan_task(dataclasses.replace(spec, plan=dataclasses.replace(asked, **free))), True
 
 
-def _with_devices(spec: ClusterSpec, devices: int) -> ClusterSpec:
+def with_devices(spec: ClusterSpec, devices: int) -> ClusterSpec:
     """Return a cluster of so many devices. Of groups nobody says which has lost some: those left count as the first."""
     kinds = list(group_specs(spec).values()) if spec.groups else [spec]
     if spec.groups and devices == sum(own.devices for own in kinds):

@@ -8,12 +8,14 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from paceline.cluster.grid.window import window_of
 from paceline.cluster.probe.probe import probe_machine
 from paceline.cluster.resolve import is_unprobed
 from paceline.errors import ConfigError, PacelineError, Requeue, StorageError
 from paceline.launch.here import place_here
 from paceline.lock import RunLock, take
 from paceline.plan.explain.explain import headline_lines
+from paceline.plan.explain.hours import hours_lines
 from paceline.plan.planned import Planned, plan_task
 from paceline.report.build import build_report, report_lines, write_report
 from paceline.run.process.brief import BRIEF_VARIABLE, Brief, make_brief
@@ -26,12 +28,15 @@ from paceline.session.confirm.micro_batch import confirm_micro_batch
 from paceline.session.extras import check_extras
 from paceline.session.prove import Proven, prove
 from paceline.session.survive import WORKER, survive
+from paceline.session.watch.alerting import alerts_beside
+from paceline.session.watch.hours import in_hours
 from paceline.spec.arguments import run_directory
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec
 from paceline.supervise.blame import Outcome
 from paceline.supervise.supervisor import explain
+from paceline.supervise.trace_signal import traced_by_signal
 
 MOST_PROBE_SECONDS = 90.0  # that a run waits for a probe, by the clock
 Say = Callable[[str], None]
@@ -55,7 +60,10 @@ def train(spec: Spec, say: Say = say_line) -> int:
         for line in headline_lines(planned):
             say(line)
         check_budget(planned, say)
-        outcome = _run(planned, prove(planned, say), decisions, lock, say)
+        window = window_of(spec.run.when)
+        for line in hours_lines(planned, window):
+            say(line)
+        outcome = in_hours(window, lambda: _run(planned, prove(planned, say), decisions, lock, say), say)
         if not lock.is_lost:
             if outcome.error is not None:
                 mark_ended(run_dir, outcome, Redactor(spec.run.redact), say)
@@ -98,8 +106,15 @@ def _run(planned: Planned, proven: Proven, decisions: tuple[DecisionRecord, ...]
 
 def run_brief(spec: Spec, brief: Brief, lock: RunLock, say: Say) -> Outcome:
     """Train in this process on one device, in processes of their own on several."""
+    with traced_by_signal(run_directory(spec)):
+        return _run_brief(spec, brief, lock, say)
+
+
+def _run_brief(spec: Spec, brief: Brief, lock: RunLock, say: Say) -> Outcome:
     if brief.plan.layout.devices == 1:
-        return _here(spec, brief, lock)
+        with alerts_beside(spec, say, supervises=False) as alerts:
+            alerts.outcome = _here(spec, brief, lock)
+        return alerts.outcome
     with (
         tempfile.TemporaryDirectory(prefix="paceline-spec-", ignore_cleanup_errors=True) as folder,
         brief.file() as path,
@@ -147,7 +162,11 @@ def _as_one_rank(spec: Spec, place: Place, run_dir: Path, say: Say) -> int:
     name_process(f"rank {place.rank} paceline")
     world, brief, lock = join_peers(spec, place)
     try:
-        train_here(spec, brief, place, lock, world)
+        if world.is_first:
+            with alerts_beside(spec, say, supervises=False):
+                train_here(spec, brief, place, lock, world)
+        else:
+            train_here(spec, brief, place, lock, world)
     finally:
         if lock is not None and not lock.is_lost:
             tell_report(run_dir, say)

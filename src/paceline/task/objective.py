@@ -25,7 +25,7 @@ from paceline.task.models.huggingface.head import chunked_loss
 from paceline.task.models.layers.documents import document_mask, document_positions
 from paceline.task.models.layers.loss import Labels, LabelsByRow
 from paceline.task.models.layers.packed import PackedDocuments, takes_packed
-from paceline.task.models.layers.vocabulary import spread_logits_cross_entropy_sum
+from paceline.task.models.layers.vocabulary import spread_logits_cross_entropy, spread_logits_cross_entropy_sum
 
 Objective = Callable[[nn.Module, Any], tuple[Tensor, Tensor]]
 
@@ -241,6 +241,8 @@ def _of_own_rows(own: Any, model: nn.Module, batch: Any, weights: Tensor | None)
 
 def _summed_cross_entropy(logits: Tensor, labels: Labels) -> tuple[Tensor, Tensor]:
     """Return cross-entropy [..., classes] against [...], summed in fp32 at least, and the count of labels."""
+    if isinstance(labels, LabelsByRow) and isinstance(logits, DTensor):
+        return labels.combined(spread_logits_cross_entropy(logits, labels.labels)), labels.counted()
     if isinstance(labels, LabelsByRow):
         flat = logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32))
         each = F.cross_entropy(flat, labels.labels.flatten(), ignore_index=-100, reduction="none")

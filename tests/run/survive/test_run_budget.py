@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import paceline, records_of, write_spec
+from runs import ending, paceline, ranks_of, records_of, start, wait_for_step, write_spec
 
+from paceline.errors import ConfigError
 from paceline.run.survive import budget as budget_module
-from paceline.run.survive.budget import RunBudget, spent_in
+from paceline.run.survive.budget import RunBudget, budget_of, spent_by_all, spent_in
+from paceline.run.survive.notice import Notices
 from paceline.spec.journal.held import held_in
+from paceline.spec.journal.planned import PlannedRecord
+from paceline.spec.run import RunSpec
 from paceline.spec.survive.budget import BudgetSpec
 
 START = 1_772_323_200.0
@@ -48,7 +54,8 @@ def test_what_earlier_starts_cost_is_counted_with_their_devices(tmp_path: Path) 
 
 
 def test_it_is_told_once_at_its_share_and_ends_at_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """0.38 USD are spent, and 4 devices spend 0.004 a second: 80 % of 0.5 are reached at 5 s, 0.5 at 30 s."""
+    """0.38 USD are spent, and 4 devices spend 0.004 a second: 80 % of 0.5 are reached at 5 s, 0.5 at 30 s,
+    which the step that begins at 29 s would use up."""
     clock = [0.0]
     monkeypatch.setattr(budget_module.time, "monotonic", lambda: clock[0])
     budget = RunBudget(BudgetSpec(usd=0.5), held_in(journal(tmp_path)), {}, CLUSTER, 4)
@@ -57,11 +64,65 @@ def test_it_is_told_once_at_its_share_and_ends_at_its_limit(tmp_path: Path, monk
         clock[0] = float(second)
         found.append((budget.look(), budget.take()))
     assert [second for second, (_, told) in enumerate(found) if told] == [5]
-    assert [second for second, (because, _) in enumerate(found) if because] == [30, 31]
-    assert found[30][0] == "the budget of $0.5 is used up"
+    assert [second for second, (because, _) in enumerate(found) if because] == [29, 30, 31]
+    assert found[29][0] == "the budget of $0.5 is used up"
     (warning,) = found[5][1]
     assert "$0.4 of $0.5 is spent, 80%; what is left buys 25 steps" in warning.because
     assert budget.spent() == {"usd": pytest.approx(0.38 + 0.004 * 31)}
+
+
+def test_a_world_of_fewer_devices_pays_for_its_own_from_the_last_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The forecast is of 4 devices at 0.001 a second each. 10 s after the last record a world of 3 goes on."""
+    forecast = {"usd": {"value": 4.0}, "run_seconds": {"value": 1000.0}}
+    clock = [100.0]
+    monkeypatch.setattr(budget_module.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(budget_module.time, "time", lambda: START + 560)
+    run = RunSpec(budget=BudgetSpec(usd=0.45))
+    planned = PlannedRecord(cluster={"devices": 4}, forecast=forecast)
+    before = budget_of(run, journal(tmp_path), planned, 4)
+    assert before is not None and before.look() == "" and before.spent() == {"usd": pytest.approx(0.42)}
+    after = budget_of(run, tmp_path, planned, 3)
+    assert after is not None
+    notices = Notices(run)
+    notices.enter(0.0, True, before)
+    notices.enter(0.0, True, after)
+    clock[0] += 5
+    assert notices.look() == "" and after.spent() == {"usd": pytest.approx(0.38 + 15 * 0.003)}
+    assert len(notices.take()) == 1, "what was told in the world before is told once"
+    clock[0] += 5
+    assert notices.look() == "the budget of $0.45 is used up"
+    notices.enter(0.0, False, None)
+    assert notices.because == "" and Notices(run).look() == ""
+
+
+def test_a_budget_of_a_tag_counts_what_runs_with_the_same_value_have_spent(tmp_path: Path) -> None:
+    def beside(name: str, **tags: str) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        for path in (journal(folder) / "journal").iterdir():
+            lines = [json.loads(line) for line in path.read_text().splitlines()[:-1]]
+            lines[0]["spec"] = {"run": {"tags": tags}}
+            path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return folder
+
+    beside("theirs", team="speech")
+    beside("others", team="vision")
+    beside("without")
+    own = tmp_path / "own"
+    own.mkdir()
+    run = RunSpec(tags={"team": "speech"}, budget=BudgetSpec(usd=0.5, shared_by="team"))
+    alone = spent_in(held_in(beside("mine", team="speech")))
+    assert spent_by_all(run, own)["usd"] == pytest.approx(alone["usd"] * 2), "theirs and mine"
+    budget = budget_of(run, own, PlannedRecord(cluster=CLUSTER), 4)
+    assert budget is not None and budget.spent()["usd"] == pytest.approx(alone["usd"] * 2, rel=1e-3)
+    assert "used up" in budget.look(), "0.76 of 0.5 USD are spent, none of it by this run"
+    beside("later", team="speech")
+    budget.refresh()
+    assert budget.spent()["usd"] == pytest.approx(alone["usd"] * 3, rel=1e-3)
+    with pytest.raises(ConfigError, match="no tag of the run"):
+        RunSpec(budget=BudgetSpec(usd=1.0, shared_by="team"))
 
 
 def test_an_amount_without_a_rate_never_ends_a_run() -> None:
@@ -85,9 +146,30 @@ def test_a_run_ends_within_a_step_of_its_budget_with_a_checkpoint_and_is_not_beg
     told = [record for record in records_of(run_dir, "decision") if record["what"] in ("budget", "stop")]
     assert [(record["what"], record["to"]) for record in told] == [("budget", "spend on"), ("stop", "stopped")]
     held = held_in(run_dir)
-    paid = spent_in([replace(held[0], ended=told[1]["time"])])["usd"]
-    assert 4.0 <= paid < 4.0 + 2 * max(step["seconds"]["total"] for step in records_of(run_dir, "step")) + 1.0
+    paid = spent_in([replace(held[0], ended=last["time"])])["usd"]
+    steps = [step["seconds"]["total"] for step in records_of(run_dir, "step")]
+    assert 4.0 - max(steps) < paid < 4.0 + max(steps)
     again = paceline("train", spec, *options)
     assert again.returncode == 2 and "the budget of $4 is used up" in again.stderr
     refused = paceline("train", spec, *options, "--set", "run.budget.usd=100", "--set", "run.budget.forecast=refuse")
     assert refused.returncode == 3 and "is beyond the budget" in refused.stderr and "task.stop" in refused.stderr
+
+
+@pytest.mark.deep
+def test_the_budget_goes_on_where_the_first_rank_is_lost(tmp_path: Path) -> None:
+    """A dollar a second for both ranks; rank 0, which counts, is killed in step 5, and another counts from there."""
+    run_dir = tmp_path / "run"
+    spec = write_spec(tmp_path, run_dir, 2, "dp_replicate = 2", steps=100_000)
+    budget = ["cluster.price_usd_per_device_hour=1800", "run.budget.usd=12", "run.budget.forecast=tell"]
+    process = start("train", spec, *(word for option in budget for word in ("--set", option)))
+    wait_for_step(run_dir, 5, process)
+    os.kill(ranks_of(process.pid)[0], signal.SIGKILL)
+    _, stderr = ending(process, 240)
+    assert process.returncode == 0, stderr
+    assert len(records_of(run_dir, "recovery")) == 1
+    told = [record["to"] for record in records_of(run_dir, "decision") if record["what"] == "stop"]
+    steps = records_of(run_dir, "step")
+    held = held_in(run_dir)
+    paid = spent_in([*held[:-1], replace(held[-1], ended=steps[-1]["time"])])["usd"]
+    slack = max(step["seconds"]["total"] for step in steps) + 2.0  # what a death costs between two records
+    assert told == ["stopped"] and abs(paid - 12.0) < slack, paid

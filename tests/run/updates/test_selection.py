@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from distributed import run_ranks
 from programs import Rows, Stack, cross_entropy
 from runs import as_json, in_process, paceline, records_of, steps_of, write_spec
 from tests_shared import SEQ_LEN, Dropout, decoder_task, plan_of
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 from paceline.errors import ConfigError
 from paceline.run.assemble import assemble
@@ -25,7 +28,8 @@ from paceline.spec.load import Spec, check
 from paceline.spec.steps.selection import SelectionSpec
 from paceline.spec.task import OptimizerSpec, Task
 from paceline.task.data.order.chosen import ONE, of_mask
-from paceline.task.objective import classification
+from paceline.task.models.layers.loss import LabelsByRow
+from paceline.task.objective import _summed_cross_entropy, classification
 
 COUNT, CANDIDATES = 2, 3  # trained on, and read for each
 PLAIN_SGD = OptimizerSpec(name="sgd", beta1=0.0, weight_decay=0.0, clip_norm=0.0)
@@ -149,6 +153,60 @@ def test_what_an_earlier_start_chose_is_chosen_again(tmp_path: Path, monkeypatch
         assert record is not None and record.repeated
 
 
+Told = tuple[str, float, float, float]
+
+
+def shared_step(layout: Layout, folder: Path) -> tuple[Told, float]:
+    """Return what a step of 3 among 9 chooses and computes, and how far logits that are spread are from whole ones."""
+    task = dataclasses.replace(
+        TASKS["decoder"], optimizer=PLAIN_SGD, selection=SelectionSpec(by="loss", candidates=CANDIDATES)
+    )
+    plan, world = plan_of(layout, batch=3, micro_batch=2, precision="fp64"), join_world("cpu", threads=1)
+    stepper = assemble(task, plan, world, task.data, SEQ_LEN).stepper
+    samples = CandidateBatches(task.selection, 3)
+    stream = BatchStream(task.data, task.seed, plan, layout.data_rank(world.rank), world.device, samples)
+    selection = BatchSelection(task, stream, stepper, folder)
+    stats = stepper.step(selection.choose(stream.at(0, 1)), 0.0)
+    record = selection.take()
+    assert record is not None
+    apart = spread_logits_apart() if layout == Layout(tp=2) else 0.0
+    return (record.chosen, record.loss, stats.loss, stats.grad_norm), apart
+
+
+def spread_logits_apart() -> float:
+    """Return how far losses by row and their weighted gradients are where the vocabulary is spread over two ranks."""
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(4, 5, 6, generator=generator, dtype=torch.float64)
+    labels = torch.randint(0, 6, (4, 5), generator=generator)
+    labels[1, 2:], weights = -100, torch.tensor([0.5, 2.0, 1.0, 0.0], dtype=torch.float64)
+    own = logits.chunk(2, dim=-1)[torch.distributed.get_rank()].clone().requires_grad_()
+    whole = logits.clone().requires_grad_()
+    spread = DTensor.from_local(own, init_device_mesh("cpu", (2,)), [Shard(2)])
+    apart = 0.0
+    for given in (None, weights):
+        losses = [_summed_cross_entropy(each, LabelsByRow(labels, given)) for each in (whole, spread)]
+        assert torch.equal(losses[0][1], losses[1][1])
+        apart = max(apart, float((losses[0][0] - losses[1][0]).abs().max()))
+    for loss, _ in losses:
+        loss.backward()
+    part = whole.grad.chunk(2, dim=-1)[torch.distributed.get_rank()]
+    return max(apart, float((part - own.grad).abs().max()))
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [Layout(tp=2), Layout(cp=2), *(pytest.param(each, marks=pytest.mark.deep)
+                                   for each in (Layout(tp=2, cp=2), Layout(tp=2, dp_shard=2), Layout(cp=3)))],
+    ids=str,
+)  # fmt: skip
+def test_ranks_that_share_samples_score_and_weigh_them_as_one_device(layout: Layout, tmp_path: Path) -> None:
+    (chosen, *numbers), _ = shared_step(Layout(), tmp_path)
+    for (mine, *found), apart in run_ranks(shared_step, layout.devices, layout, tmp_path):
+        assert mine == chosen
+        assert found == pytest.approx(numbers, rel=1e-12)
+        assert apart < 1e-14
+
+
 def test_an_objective_without_rows_and_one_whose_rows_are_others_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="by_row"):
         made(dataclasses.replace(TASKS["own"], objective=cross_entropy), tmp_path, COUNT, by="loss")
@@ -219,5 +277,8 @@ def test_scoring_is_priced_and_the_axes_that_cannot_tell_rows_apart_are_closed(t
     forward = terms["selected"]["products, forward"]
     assert terms["selected"]["scoring of candidates"] > 6 * forward
     assert any("scores 84 samples and trains on 14" in remark for remark in found["selected"]["remarks"])
-    refused = in_process("plan", path, "--set", "plan.tp=2")
-    assert refused.returncode == 3 and "told apart by sample" in refused.stderr
+    shared = in_process("plan", path, "--set", "plan.tp=2", "--json")
+    formula = next(term["formula"] for term in as_json(shared.stdout)["forecast"]["time"] if "scoring" in term["name"])
+    assert "of their communication" in formula
+    refused = in_process("plan", path, "--set", "plan.pp=2")
+    assert refused.returncode == 3 and "score no samples apart" in refused.stderr

@@ -24,8 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--by", default="run", metavar="GROUP", help="run, start, plan, device, kind, day, month, or the name of a tag"
     )
-    parser.add_argument("--since", metavar="DAY", help="leave out what began before this day, YYYY-MM-DD")
-    parser.add_argument("--until", metavar="DAY", help="leave out what began after this day, YYYY-MM-DD")
+    parser.add_argument("--since", metavar="DAY", help="leave out the days before this one, YYYY-MM-DD")
+    parser.add_argument("--until", metavar="DAY", help="leave out the days after this one, YYYY-MM-DD")
     parser.add_argument("--prices", metavar="FILE", type=Path, help="a price book of your own (docs/guide/bill.md)")
     parser.add_argument("--price-class", default="", metavar="CLASS", help="take prices of this class in the book")
     parser.add_argument("--csv", action="store_true", help="write the table as CSV")

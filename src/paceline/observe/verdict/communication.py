@@ -35,4 +35,4 @@ def communication_part(seen: StepsSeen) -> BoundPart | None:
         "a layout that sends less, or over faster links (`paceline plan SPEC --explain` prices them); a larger"
         " task.global_batch, or plan.sync with an outer step, to exchange gradients less often"
     )
-    return BoundPart(KIND, share_of(waited, seen.step_seconds), tuple(evidence), advice)
+    return BoundPart(KIND, share_of(waited, seen.whole_seconds), tuple(evidence), advice)

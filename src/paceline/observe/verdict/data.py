@@ -30,4 +30,4 @@ def data_part(seen: StepsSeen) -> BoundPart:
         "cheaper reads: token shards (`paceline data prepare`) instead of text, task.data.cache_images, a data set with"
         " rows made ahead; `paceline bench data SPEC` shows what steps take without their loader"
     )
-    return BoundPart(KIND, share_of(waited, seen.step_seconds), tuple(filter(None, evidence)), advice)
+    return BoundPart(KIND, share_of(waited, seen.whole_seconds), tuple(filter(None, evidence)), advice)

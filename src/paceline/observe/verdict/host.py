@@ -16,24 +16,26 @@ def host_part(seen: StepsSeen) -> BoundPart:
 
 
 def _alone(seen: StepsSeen) -> BoundPart:
-    """Return it where the host computes: what the threads that train wait for a core, and what lies beside a step."""
+    """Return it where the host computes: what the thread that trains waits for a core, and what lies beside a step."""
     # On a busy machine a rank that has a core waits for one that has none: the rank that waits longest counts.
-    queued, other = seen.most("queued_here"), seen.most("other")
+    queued, other, between = seen.most("queued_here"), seen.most("other"), seen.most("between")
     evidence = []
     if seen.knows("queued_here"):
         evidence.append(f"the thread that trains had work and no core for {format_seconds(queued)} of a step")
     evidence.append(f"{format_seconds(other)} of a step are the loop's own, beside data and passes")
+    if seen.knows("between"):
+        evidence.append(f"{format_seconds(between)} lie between two steps: callbacks, records, and the loop's body")
     advice = (
         "cores that no other process uses, or fewer ranks on this machine"
-        if queued >= other
+        if queued >= other + between
         else "less work between two steps: rarer evaluations, callbacks and logging in the loop's body"
     )
-    return BoundPart(KIND, share_of(queued + other, seen.step_seconds), tuple(evidence), advice)
+    return BoundPart(KIND, share_of(queued + other + between, seen.whole_seconds), tuple(evidence), advice)
 
 
 def _with_device(seen: StepsSeen) -> BoundPart:
     """Return it where a device computes: what it had nothing to do in, and the passes in which nobody waited for it."""
-    dry = max(0.0, seen.most("idle") - seen.most("data"))
+    dry = max(0.0, seen.most("idle") - seen.most("data") - seen.most("saving") - seen.most("evaluating"))
     evidence = [f"the device had nothing to do for {format_seconds(seen.most('idle'))} between two steps"]
     if seen.knows("awaited"):
         evidence.append(f"the host waited {format_seconds(seen.least('awaited'))} of a step for the device")
@@ -41,4 +43,4 @@ def _with_device(seen: StepsSeen) -> BoundPart:
             dry += seen.least("forward_backward")
             evidence.append("so it is never ahead: the passes take as long as it takes to start their kernels")
     advice = "plan.compile = true, a larger micro-batch, or less Python in the model: fewer and larger kernels"
-    return BoundPart(KIND, share_of(dry, seen.step_seconds), tuple(evidence), advice)
+    return BoundPart(KIND, share_of(dry, seen.whole_seconds), tuple(evidence), advice)

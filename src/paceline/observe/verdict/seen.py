@@ -39,6 +39,11 @@ class StepsSeen:
         """How long a step takes."""
         return self.most("total")
 
+    @property
+    def whole_seconds(self) -> float:
+        """How long a step takes with what lies between two steps, but for evaluations."""
+        return self.step_seconds + self.most("saving") + self.most("between")
+
     def most(self, name: str) -> float:
         """Return the most that a rank spends in something; 0 where it is not known."""
         return self.spreads[name].most if name in self.spreads else 0.0

@@ -1,28 +1,37 @@
 """BoundVerdict: what bounds a run's steps, the figures that show it, and what to try next.
 
 A cause is a small module with a function from `StepsSeen` to a part of the step; CAUSES is their table. What no cause
-takes is computing. Parts are shares of the step's own time, so that a slow machine does not change the verdict.
+takes is computing. Parts are shares of the step's own time, and of what lies between two steps, so that a slow machine
+does not change the verdict. What a change would bring is the planner's word, which the run carries along.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from paceline.observe.verdict.communication import communication_part
 from paceline.observe.verdict.data import data_part
 from paceline.observe.verdict.host import host_part
+from paceline.observe.verdict.memory import memory_part
 from paceline.observe.verdict.part import BoundPart
-from paceline.observe.verdict.seen import RankSpread, StepsSeen
+from paceline.observe.verdict.promised import promise_of
+from paceline.observe.verdict.saving import saving_part
+from paceline.observe.verdict.seen import StepsSeen
+from paceline.observe.verdict.straggler import straggler_part
 from paceline.units import format_seconds
 
-CAUSES: tuple[Callable[[StepsSeen], BoundPart | None], ...] = (data_part, communication_part, host_part)
+CAUSES: tuple[Callable[[StepsSeen], BoundPart | None], ...] = (
+    data_part, communication_part, host_part, straggler_part, saving_part,
+)  # fmt: skip
 COMPUTE = "compute"
+HEALTHY_SHARE = 0.6  # of a step that is computing, where nothing else is worth a word
 LEAST_SHARE = 0.25  # of a step: a cause that decides less than this does not bound it
-SKEWED = 1.2  # times the median: a rank beyond it is said to be apart
 SHOWN = {"total": "a step", "data": "waiting for its batch", "forward_backward": "forward and backward",
          "reduce": "reduction", "waiting": "waiting in collectives", "optimizer": "optimizer", "other": "beside a step",
-         "read": "reading a batch"}  # fmt: skip
+         "read": "reading a batch", "saving": "checkpoints", "between": "between two steps",
+         "evaluating": "evaluations"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -38,10 +47,11 @@ class RankSkew:
 
 @dataclass(frozen=True)
 class BoundVerdict:
-    """What bounds a run's steps: `data`, `communication`, `host` or `compute`.
+    """What bounds a run's steps: `data`, `communication`, `host`, `straggler`, `checkpoint`, `memory` or `compute`.
 
-    `share` is the part of a step that it decides; without it steps would be `gain` times as fast at most. `parts` are
-    all causes, the largest first. `skew` shows how far ranks are apart; it is empty of one rank.
+    `share` is the part of a step that it decides; without it steps would be `gain` times as fast at most. `promise` is
+    what the planner says that the next thing to try would bring, where it knows. `parts` are all causes, the largest
+    first. `skew` shows how far ranks are apart; it is empty of one rank.
     """
 
     kind: str
@@ -53,19 +63,27 @@ class BoundVerdict:
     parts: tuple[BoundPart, ...]
     skew: tuple[RankSkew, ...]
     steps: int
+    promise: str = ""
+    healthy: bool = False  # computing, and nothing beside it that is worth a word
 
     @property
     def text(self) -> str:
         """The verdict in one line."""
-        return f"{self.kind}-bound: {self.because}"
+        return f"{self.kind}-bound{', healthy' if self.healthy else ''}: {self.because}"
 
 
-def judge(seen: StepsSeen) -> BoundVerdict:
-    """Return the verdict: the cause with the largest part, if it is a quarter of a step; else computing."""
-    parts = sorted(filter(None, (cause(seen) for cause in CAUSES)), key=lambda part: -part.share)
-    left = _compute_part(seen, parts)
+def judge(seen: StepsSeen, outlook: Mapping[str, Any] | None = None) -> BoundVerdict:
+    """Return the verdict: the cause with the largest part, if it is a quarter of a step; else computing.
+
+    `outlook` is what the planner says of the run's plan with one thing otherwise (plan/risk/outlook.py). Without it no
+    verdict says that a pass has too few samples.
+    """
+    found = [cause(seen) for cause in CAUSES]
+    found.append(memory_part(seen, outlook) if outlook else None)
+    parts = sorted(filter(None, found), key=lambda part: -part.share)
+    left = _compute_part(parts)
     first = parts[0] if parts and parts[0].share >= LEAST_SHARE else left
-    share = f"{first.share:.0%} of a step of {format_seconds(seen.step_seconds)}"
+    share = f"{first.share:.0%} of a step of {format_seconds(seen.whole_seconds)}"
     because = f"{share} {'is computing' if first is left else 'is decided by ' + _words(first.kind)}"
     return BoundVerdict(
         kind=first.kind,
@@ -77,31 +95,28 @@ def judge(seen: StepsSeen) -> BoundVerdict:
         parts=tuple(sorted([*parts, left], key=lambda part: -part.share)),
         skew=_skew(seen),
         steps=seen.steps,
+        promise=promise_of(outlook, first.kind) if outlook else "",
+        healthy=first is left and left.share >= HEALTHY_SHARE,
     )
 
 
 def _words(kind: str) -> str:
-    return {"data": "waiting for data", "host": "the host"}.get(kind, kind)
+    return {
+        "data": "waiting for data", "host": "the host", "straggler": "one slow rank", "checkpoint": "checkpoints",
+        "memory": "passes of few samples",
+    }.get(kind, kind)  # fmt: skip
 
 
-def _compute_part(seen: StepsSeen, parts: list[BoundPart]) -> BoundPart:
+def _compute_part(parts: list[BoundPart]) -> BoundPart:
     """Return what no cause takes: the computing."""
     taken = sum(part.share for part in parts)
-    evidence = [f"data, collectives and the host decide {min(1.0, taken):.0%} of a step together"]
-    apart = _computed(seen)
-    if apart is not None and apart.median > 0 and apart.most > SKEWED * apart.median:
-        times = apart.most / apart.median
-        evidence.append(f"rank {apart.rank} takes {times:.1f} times as long for its passes as the median of the ranks")
+    names = ", ".join(f"{part.kind} {part.share:.0%}" for part in parts)
+    evidence = [f"all else decides {min(1.0, taken):.0%} of a step together: {names}"]
     advice = (
         "more devices, or a cheaper step: plan.precision = 'bf16', plan.compile, less recompute"
         " (`paceline plan SPEC --explain` prices them)"
     )
     return BoundPart(COMPUTE, max(0.0, 1.0 - taken), tuple(evidence), advice)
-
-
-def _computed(seen: StepsSeen) -> RankSpread | None:
-    """Return how far ranks are apart in what they compute, where waiting can be told from it."""
-    return seen.spreads.get("computing")
 
 
 def _skew(seen: StepsSeen) -> tuple[RankSkew, ...]:

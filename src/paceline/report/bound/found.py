@@ -6,8 +6,8 @@ import numpy as np
 
 from paceline.observe.verdict.seen import seen_of
 from paceline.observe.verdict.verdict import BoundVerdict, judge
-from paceline.report.records import SECONDS, Records
-from paceline.spec.journal.kinds import RanksRecord
+from paceline.report.records import SECONDS, Records, number
+from paceline.spec.journal.kinds import CheckpointRecord, RanksRecord
 
 
 def bound_of(records: Records) -> BoundVerdict | None:
@@ -18,8 +18,14 @@ def bound_of(records: Records) -> BoundVerdict | None:
     last = int(attempts.max())
     steps = records.steps.where(attempts == last)
     counted = steps.where(np.arange(len(steps)) > 0) if len(steps) > 1 else steps  # the first one warms up
+    outlook = records.start(last).outlook
     columns = {**{name: name for name in SECONDS}, "waiting": "waiting_seconds"}
     means = {name: float(counted.column(column).mean()) for name, column in columns.items()}
+    first, counts = int(counted.column("step").min()), max(1, len(counted))
+    saves = [each for each in records.of(CheckpointRecord) if (each.attempt or 1) == last and each.tier is None]
+    # The save of the last step is waited for once the steps are made.
+    between = [each for each in saves if first <= (each.step or 0) < int(counted.column("step").max())]
+    means["saving"] = sum(number(each.cost_seconds) or 0.0 for each in between) / counts
     told = [record for record in records.of(RanksRecord) if (record.attempt or 1) == last]
     seen = seen_of(told, means, len(counted), records.start(last).world_size or 1)
-    return None if seen is None else judge(seen)
+    return None if seen is None else judge(seen, outlook)

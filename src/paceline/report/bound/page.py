@@ -13,7 +13,13 @@ def bound_html(bound: BoundVerdict | None) -> str:
         return ""
     gain = f"; without it steps would be {bound.gain:.2f} times as fast at most" if bound.gain else ""
     words = f'<p class="verdict">{esc(bound.text)}{esc(gain)}.</p>'
-    facts = listing([("shown by", "; ".join(bound.evidence)), ("try", bound.advice)])
+    facts = listing(
+        [
+            ("shown by", "; ".join(bound.evidence)),
+            ("try", bound.advice),
+            ("it would bring", bound.promise),
+        ]
+    )
     rows = [(esc(part.kind), f"{part.share:.0%}", esc("; ".join(part.evidence))) for part in bound.parts]
     parts = table_html(("a step is decided by", "share", "shown by"), rows, (1,))
     skew = table_html(

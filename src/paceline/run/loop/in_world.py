@@ -33,11 +33,13 @@ from paceline.run.record.recorder import Recorder, SilentRecorder
 from paceline.run.record.sink import OpenSink, Sink
 from paceline.run.record.status import StatusLine
 from paceline.run.record.tally import RankTally
+from paceline.run.survive.budget import RunBudget, budget_of
 from paceline.run.survive.health.passed_over import PassedOver
 from paceline.run.survive.health.pressure import MemoryPressure
 from paceline.run.survive.health.second_look import SecondLook
 from paceline.run.survive.health.stragglers import Stragglers
 from paceline.run.survive.listener import listen_for_abort
+from paceline.run.survive.notice import Notices
 from paceline.run.survive.points import points_of
 from paceline.run.survive.recovered import Recovered
 from paceline.run.survive.replay import SWITCHES, StepBefore, expected_step
@@ -113,6 +115,7 @@ class InWorld:
         self._made: StepStats | None = None  # what the last step did
         self._done_step = 0  # the last step of which all that follows is done
         self._record: Recorder | SilentRecorder = SilentRecorder()
+        self._notices = Notices(spec.run)
         self._enter(None)
         self._begin()
 
@@ -178,6 +181,7 @@ class InWorld:
             self._record.started(self.progress, restored, bar, began)
         elif held and not self._generation.is_called:
             self._record.fault(*self._recovered.fault)
+        self._notices.enter(self.brief.usd_per_second, self.world.is_first, self._open_budget())
         self._record.decided_before(self._recovered.decisions)
         if self._generation.rung == REFORMED:
             self._record.decided_now(self._stragglers.go_on(self.progress.step, held.learnt if held else None))
@@ -188,6 +192,11 @@ class InWorld:
         self._made = together.stats if together and together.stats else self._made
         if together and together.stats and not together.is_done:
             self._done_step -= 1
+
+    def _open_budget(self) -> RunBudget | None:
+        """Return the budget of the run in this world, once its records have begun; the first rank counts it."""
+        first = self.world.is_first
+        return budget_of(self.spec.run, self.dir, self.brief.record, self.world.size) if first else None
 
     def _judge_of_record(self) -> BestEvaluation:
         """Return what judges evaluations, with those of the journal up to this step. Every rank calls it."""

@@ -26,13 +26,13 @@ from paceline.run.numerics.invariants import check_agreement, is_due, numbers_of
 from paceline.run.process.world import World, build_mesh
 from paceline.run.record.left_loop import LeftLoop, left_at, record_left
 from paceline.run.record.recorder import is_echo
-from paceline.run.survive.budget import budget_of
+from paceline.run.record.tally import EVALUATING, SAVING
 from paceline.run.survive.health.go_back import go_back
 from paceline.run.survive.health.guard import RollBack
 from paceline.run.survive.health.pressure import LOOKS_EVERY
-from paceline.run.survive.notice import Notices
 from paceline.run.survive.replay import hold_against, rounding_of
 from paceline.run.survive.survivor import is_lost_peer, without_frames
+from paceline.run.trace.tracer import Tracer
 from paceline.run.updates.moved import moved
 from paceline.spec.arguments import run_directory
 from paceline.spec.plan import Plan
@@ -55,9 +55,8 @@ class Training(InWorld):
 
     def _begin(self) -> None:
         self._step_seconds = self._data_seconds = 0.0
-        run, first = self.spec.run, self.world.is_first
-        budget = budget_of(run, run_directory(self.spec), self.brief.record, self.world.size) if first else None
-        self._stop, self._notices = StopFlag(), Notices(run, self.brief.usd_per_second, first, budget)
+        self._stop = StopFlag()
+        self._tracer = Tracer(self.dir, self.world, lambda told: self._record.traced(told))
         self._is_spent = False  # whether a budget has ended the run
         self._unended: weakref.finalize[..., Training] | None = None  # an end that waits for its reason
         # Until the first step has said what the built-in decoder does not read; a survey has said it of other models.
@@ -84,6 +83,7 @@ class Training(InWorld):
         assert self._under.restored is not None
         self.progress = self._under.restored.progress
         self._record.replanned(self.progress.step, before, plan)
+        self._notices.enter(self.brief.usd_per_second, self.world.is_first, self._open_budget())
 
     # ---- the loop --------------------------------------------------------------------------------------------------
 
@@ -91,6 +91,7 @@ class Training(InWorld):
         if self._unended is not None:
             self._unended.detach()  # the error was caught, and the loop goes on
         self._stop.watch()
+        self._tracer.watch(self.progress.step + 1)
         if self.progress.step >= self.brief.steps:
             self._record.say(all_steps_made(self.brief.steps, run_directory(self.spec)))
         elif self._is_over:
@@ -102,6 +103,7 @@ class Training(InWorld):
             while self.progress.step < self.brief.steps and not (self._is_over or self._is_spent):
                 before = self.progress.step
                 self._went_back = False
+                self._tracer.at(before + 1, self.world, self._points, self.model)
                 self._points.reached("data", before + 1)
                 began = time.perf_counter()
                 self._position = self._passed_over.position_from(self.progress.position)
@@ -121,6 +123,7 @@ class Training(InWorld):
             if self.progress.step >= self._first_step:
                 self._tell_moved()
             self._points.reached("ended", self.progress.step)
+            self._tracer.close(self.model)
             self._ended("stopped" if self._is_spent else "complete")
         except GeneratorExit:
             self._left(left_at(sys._getframe().f_back))
@@ -133,6 +136,7 @@ class Training(InWorld):
                 raise
             raise told from error
         finally:
+            self._tracer.close()
             self._stop.release()
 
     def _left(self, loop: LeftLoop | None) -> None:
@@ -213,6 +217,7 @@ class Training(InWorld):
         return self._under.batches.take(position, step)
 
     def _update(self, batch: StepBatch) -> StepStats:
+        self._tally.begins(self._data_seconds)
         began = time.perf_counter()
         task = self.spec.task
         lr = learning_rate(task.schedule, task.optimizer.lr, batch.step, self.brief.steps, self._warmup, self._decay)
@@ -248,6 +253,7 @@ class Training(InWorld):
         seconds["data"] = self._data_seconds
         seconds["other"] = max(0.0, total - sum(seconds.values()))
         seconds["total"] = self._step_seconds = total
+        self._tally.ended()
         return stats
 
     def _go_back(self, batch: StepBatch, spike: RollBack) -> StepStats:
@@ -305,7 +311,8 @@ class Training(InWorld):
                 self._record.fault(what, because)
         if evaluates := bool(self._evaluate_every and (step % self._evaluate_every == 0 or last)):
             self._points.reached("evaluate", step)
-            self.evaluate()
+            with self._tally.beside(EVALUATING):
+                self.evaluate()
             if self._judge.is_over and not last:
                 last = True
                 self._record.ended_early(self._judge.decision())
@@ -313,7 +320,8 @@ class Training(InWorld):
         if self._writer and self._write_every and (step % self._write_every == 0 or last):
             self._points.reached("evaluate", step)
             began = time.perf_counter()
-            texts = self._writer.write(self._stepper, step)
+            with self._tally.beside(EVALUATING):
+                texts = self._writer.write(self._stepper, step)
             self._record.written(step, self._writer.spec, texts, time.perf_counter() - began)
         if isinstance(self.source, MixedSource) and (evaluates or last or stats.stop_requested):
             given = self.source.given(self.spec.task.seed, self.progress.position)
@@ -344,7 +352,7 @@ class Training(InWorld):
             if self._keeper.tiers.due(step):
                 self._points.reached("save", step)
                 self._hook("on_save", step)
-            with self._stop.saving():
+            with self._stop.saving(), self._tally.beside(SAVING):
                 saved = self._keeper.save_if_due(self._under.built, self.brief.plan, self.world, self.progress)
             if saved:
                 self._stop.interrupt_if_asked()
@@ -409,7 +417,7 @@ class Training(InWorld):
     def _save(self) -> Path:
         self._points.reached("save", self.progress.step)
         self._hook("on_save", self.progress.step)
-        with self._stop.saving():
+        with self._stop.saving(), self._tally.beside(SAVING):
             return self._keeper.save_now(self._under.built, self.brief.plan, self.world, self.progress)
 
     def _hook(self, hook: str, step: int, **more: Any) -> CallbackDecisions:

@@ -15,6 +15,7 @@ from pathlib import Path
 from paceline.plan.cost.memory.usable import usable_bytes
 from paceline.plan.explain.explain import headline_lines
 from paceline.plan.planned import Planned
+from paceline.plan.risk.outlook import outlook_of
 from paceline.plan.smaller import SmallerPlan, smaller_from_dict, smaller_plans
 from paceline.spec.arguments import has_checkpoint, run_directory
 from paceline.spec.journal.kinds import DecisionRecord, VerifyRecord
@@ -96,6 +97,7 @@ def make_brief(
             headline=tuple(headline_lines(planned)),
             provenance={key: str(origin) for key, origin in planned.spec.provenance.items()},
             decisions=(*planned.settled, decision, *_started(planned), *decisions),
+            outlook=outlook_of(planned.search.candidates.context, plan),
             verify=verified,
         ),
         usable_bytes=usable_bytes(cluster),

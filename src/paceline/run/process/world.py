@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import hashlib
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,13 +61,22 @@ class World:
         dist.all_reduce(vector, op=dist.ReduceOp.MAX)
         return vector.tolist()
 
-    def share(self, item: Any) -> Any:
-        """Return rank 0's picklable item on every rank."""
+    def share(self, item: Any, root: int = 0) -> Any:
+        """Return one rank's picklable item on every rank."""
         if self.size == 1:
             return item
         box = [item]
-        dist.broadcast_object_list(box, src=0, device=self.device)
+        dist.broadcast_object_list(box, src=root, device=self.device)
         return box[0]
+
+    def union(self, names: Iterable[str]) -> list[str]:
+        """Return the names that any rank has. Of ranks with the same names one sends them, the others 16 bytes."""
+        own = sorted(set(names))
+        digests = self.gather(hashlib.blake2b("\0".join(own).encode(), digest_size=16).digest())
+        known: dict[str, None] = {}
+        for digest in dict.fromkeys(digests):
+            known.update(dict.fromkeys(self.share(own, digests.index(digest))))
+        return list(known)
 
     def gather(self, item: Any) -> list[Any]:
         """Return every rank's picklable item, in rank order, on every rank."""

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import DataError, PacelineError, Requeue, RunInUse, StorageError
+from paceline.observe.verdict.live import verdict_record
 from paceline.plan.learn.observe import remember_run
 from paceline.run.loop.evaluate import EvaluationResult
 from paceline.run.loop.resume import Progress, Restored
@@ -25,6 +26,7 @@ from paceline.run.process.world import World
 from paceline.run.record.sink import Sink
 from paceline.run.survive.faults.ledger import StruckFault
 from paceline.said import say_line
+from paceline.spec.journal.bound import TraceRecord
 from paceline.spec.journal.kinds import (
     CheckpointRecord,
     DecisionRecord,
@@ -103,6 +105,7 @@ class Recorder:
             optimizer=known.optimizer,
             headline=known.headline,
             provenance=known.provenance,
+            outlook=known.outlook or None,
             began=began,
         )
         self._write(started)
@@ -155,9 +158,17 @@ class Recorder:
         )
 
     def ranks(self, record: RanksRecord | None) -> None:
-        """Record where steps spent their time on all ranks, where enough of them have been made."""
+        """Record where steps spent their time on all ranks, and what bounds them, where enough have been made."""
         if record is not None:
             self._write(record)
+            verdict = verdict_record(record, self._brief.record.outlook)
+            if verdict is not None:
+                self._write(verdict)
+
+    def traced(self, record: TraceRecord) -> None:
+        """Record and say that steps were traced, as somebody has asked."""
+        self._write(record)
+        self.say(f"trace    steps {record.first} to {record.last}, asked for by {record.by}: {record.path}")
 
     def evaluation(self, step: int, measured: EvaluationResult, sets: Mapping[str, EvaluationResult]) -> None:
         """Record an evaluation, and what it gave on further sets."""

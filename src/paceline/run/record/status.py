@@ -10,6 +10,7 @@ from typing import TextIO
 from paceline.plan.flops import OWN
 from paceline.run.process.brief import Brief
 from paceline.said import end_line, say_line, say_over
+from paceline.spec.journal.bound import VerdictRecord
 from paceline.spec.journal.kinds import EvaluationRecord, StepRecord, WrittenRecord
 from paceline.spec.journal.record import Record
 from paceline.units import format_count, format_seconds
@@ -40,6 +41,7 @@ class StatusLine:
         self._stream = stream or sys.stdout
         self._losses: list[float] = []
         self._recent: list[float] = []  # seconds of the steps since the last line
+        self._bound = ""  # what bounds steps, in two words
 
     def write(self, record: Record) -> None:
         """Take note of a step, and print when the interval is over; print evaluations."""
@@ -47,6 +49,8 @@ class StatusLine:
             self._step(record)
         elif isinstance(record, EvaluationRecord):
             self._evaluation(record)
+        elif isinstance(record, VerdictRecord):
+            self._bound = record.short
         elif isinstance(record, WrittenRecord):
             for prompt, text in zip(record.prompts, record.texts, strict=True):
                 self.say(f"sample   after step {record.step}: {prompt!r} -> {text!r}")
@@ -85,6 +89,8 @@ class StatusLine:
         parts.append(f"{format_count(rate)} {'tok' if brief.unit == 'tokens' else 'samples'}/s")
         if math.isfinite(brief.peak_flops):
             parts.append(f"mfu {brief.model_flops_per_step / seconds / brief.peak_flops:.0%} ({OWN})")
+        if self._bound:
+            parts.append(self._bound)
         parts.append(f"eta {format_seconds(left)}" if left else "done")
         if math.isfinite(brief.usd_per_second):
             parts.append(f"${brief.usd_per_second * step * seconds:.2f}")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from paceline.run.loop.step import StepStats
 from paceline.run.process.world import World
 from paceline.spec.journal.kinds import RanksRecord
 
+SAVING, EVALUATING, BETWEEN = "saving", "evaluating", "between"  # what lies between two steps
 LEAST_STEPS = 4  # that a record is of, but for the last one of a run
 TASKS = Path("/proc/self/task")
 NANOSECONDS = 1e9
@@ -21,17 +24,42 @@ class RankTally:
 
     def __init__(self, world: World) -> None:
         self._world, self._is_first_step = world, True
+        self._ended_at: float | None = None
+        self._claimed = 0.0  # seconds since the last step ended that have a name of their own
         self._clear()
 
     def _clear(self) -> None:
-        self._sums: dict[str, float] = {}
+        self._sums: dict[str, float] = dict.fromkeys((SAVING, EVALUATING, BETWEEN), 0.0)
         self._steps = 0
         self._queued = queued_seconds()
+
+    def begins(self, data_seconds: float) -> None:
+        """Say that a step begins here, for which this rank has waited so long for its batch."""
+        if self._ended_at is not None:
+            passed = time.perf_counter() - self._ended_at - data_seconds - self._claimed
+            self._sums[BETWEEN] += max(0.0, passed)
+        self._ended_at = None
+
+    def ended(self) -> None:
+        """Say that a step ends here: what follows lies between it and the next one."""
+        self._ended_at, self._claimed = time.perf_counter(), 0.0
+
+    @contextmanager
+    def beside(self, name: str) -> Iterator[None]:
+        """Count what the block takes as `saving` or `evaluating`, and not as the loop's own."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = time.perf_counter() - began
+            self._claimed += seconds
+            self._sums[name] += seconds
 
     def add(self, stats: StepStats) -> None:
         """Add a step of this rank's. The first one warms up, and is left out."""
         if self._is_first_step:
             self._is_first_step = False
+            self._ended_at = None  # and so is what follows it: memory is measured there, files are opened
             self._clear()
             return
         for name, value in _parts(stats).items():

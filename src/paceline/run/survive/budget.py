@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.spec.journal.held import HeldTime, held_in
+from paceline.spec.journal.held import HeldTime, held_by_others, held_in
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.journal.rates import AMOUNTS, rate_of
@@ -15,6 +15,7 @@ from paceline.spec.run import RunSpec
 from paceline.spec.survive.budget import BUDGETS, BudgetSpec
 
 DEVICE_SECONDS = "device_seconds"
+ROUNDING = 1e-9  # of a limit: amounts are sums of products
 
 
 def spent_in(held: Sequence[HeldTime]) -> dict[str, float]:
@@ -29,15 +30,41 @@ def spent_in(held: Sequence[HeldTime]) -> dict[str, float]:
     return total
 
 
+def spent_by_all(run: RunSpec, run_dir: Path) -> dict[str, float]:
+    """Return what is spent of every amount by a run, and by those that its budget is shared with."""
+    return added(spent_in(held_in(run_dir)), spent_by_others(run, run_dir))
+
+
+def spent_by_others(run: RunSpec, run_dir: Path) -> dict[str, float]:
+    """Return what the runs have spent that a run's budget is shared with; nothing where it is shared with none."""
+    shared = run.budget.shared_by
+    return spent_in(held_by_others(run_dir, run.tags, shared) if shared else ())
+
+
+def added(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
+    """Return the sum of two spendings."""
+    return {name: value + second[name] for name, value in first.items()}
+
+
 def budget_of(run: RunSpec, run_dir: Path, planned: PlannedRecord, devices: int) -> RunBudget | None:
-    """Return the budget of a run that goes on with so many devices; None where the spec sets none."""
+    """Return the budget of a run that goes on in a world of so many devices; None where the spec sets none.
+
+    To be made anew in each world: the run's own records say what the ones before have cost.
+    """
     if not run.budget.limits:
         return None
-    return RunBudget(run.budget, held_in(run_dir), planned.forecast, planned.cluster, devices)
+    held = held_in(run_dir)
+    passed = time.time() - held[-1].ended if held else 0.0
+    budget = RunBudget(run.budget, held, planned.forecast, planned.cluster, devices, max(0.0, passed))
+    budget.share(lambda: spent_by_others(run, run_dir))
+    return budget
 
 
 class RunBudget:
-    """Counts what a run costs, from what it had cost and the rates of the world that trains now."""
+    """Counts what a run costs, from what it had cost and the rates of the world that trains now.
+
+    `passed` are seconds since the held time ended, which count as this world's.
+    """
 
     def __init__(
         self,
@@ -46,13 +73,27 @@ class RunBudget:
         forecast: Mapping[str, Any],
         cluster: Mapping[str, Any],
         devices: int,
+        passed: float = 0.0,
     ) -> None:
-        self._spec, self._before, self._began = spec, spent_in(held), time.monotonic()
-        rates = {name: rate_of(name, forecast, cluster, devices)[0] or 0.0 for name in AMOUNTS}
+        self._spec, self._before, self._began = spec, spent_in(held), time.monotonic() - passed
+        self._others = spent_in(())  # by runs that the budget is shared with
+        self._ask_others: Callable[[], dict[str, float]] = lambda: self._others
+        self._looked: float | None = None  # the first moment at which a step was to begin
+        # The forecast is of the cluster's own devices, which may be more than this world has.
+        rates = {name: rate_of(name, forecast, cluster, None)[0] or 0.0 for name in AMOUNTS}
         self._per_second = {name: rate * devices for name, rate in {**rates, DEVICE_SECONDS: 1.0}.items()}
         self._steps = 0  # made in this world
         self._told: set[str] = set()
         self._decisions: list[DecisionRecord] = []
+
+    def share(self, ask: Callable[[], dict[str, float]]) -> None:
+        """Count what others spend too, as `ask` tells it: now, and at each `refresh`."""
+        self._ask_others = ask
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Ask what others have spent by now. It reads their journals, so it is for a thread beside training."""
+        self._others = self._ask_others()
 
     def spent(self) -> dict[str, float]:
         """Return what is spent of every budget that is set, in its unit."""
@@ -60,18 +101,28 @@ class RunBudget:
         return {name: self._amount(name, passed) for name in self._spec.limits}
 
     def look(self) -> str:
-        """Return why the run is to end, or "". To be called once a step; a share that is used up becomes a decision."""
-        passed = time.monotonic() - self._began
-        because = ""
+        """Return why the run is to end with the step that begins, or "".
+
+        To be called before each step: one that uses the budget up is the last. A share that is used up is a decision.
+        """
+        now = time.monotonic()
+        passed, because = now - self._began, ""
+        self._looked = now if self._looked is None else self._looked
+        step_seconds = (now - self._looked) / self._steps if self._steps else 0.0
         for name, limit in self._spec.limits.items():
             spent, said = self._amount(name, passed), BUDGETS[name][2]
-            if spent >= limit:
+            if self._amount(name, passed + step_seconds) >= limit * (1 - ROUNDING):
                 because = because or f"the budget of {said.format(limit)} is used up"
             elif spent >= self._spec.warn_at * limit and name not in self._told:
                 self._told.add(name)
-                self._decisions.append(self._warning(name, limit, spent, passed))
+                self._decisions.append(self._warning(name, limit, spent, step_seconds))
         self._steps += 1
         return because
+
+    def go_on_from(self, other: RunBudget) -> None:
+        """Take over from the world before what was told already."""
+        self._told |= other._told
+        self._decisions = [*other.take(), *self._decisions]
 
     def take(self) -> list[DecisionRecord]:
         """Return the decisions since the last call."""
@@ -80,14 +131,15 @@ class RunBudget:
 
     def _amount(self, name: str, passed: float) -> float:
         amount, unit, _ = BUDGETS[name]
-        return (self._before[amount] + passed * self._per_second[amount]) / unit
+        return (self._before[amount] + self._others[amount] + passed * self._per_second[amount]) / unit
 
-    def _warning(self, name: str, limit: float, spent: float, passed: float) -> DecisionRecord:
+    def _warning(self, name: str, limit: float, spent: float, step_seconds: float) -> DecisionRecord:
         amount, unit, said = BUDGETS[name]
         rate = self._per_second[amount] / unit
         left = (limit - spent) / rate if rate else 0.0
-        steps = left * self._steps / passed if passed else 0.0
-        buys = f"what is left buys {steps:,.0f} steps at the pace so far" if self._steps else "no step was made yet"
+        buys = "no step was made yet"
+        if step_seconds:
+            buys = f"what is left buys {left / step_seconds:,.0f} steps at the pace so far"
         evidence = {"spent": spent, "limit": limit, "seconds_left": left}
         because = f"{said.format(spent)} of {said.format(limit)} is spent, {spent / limit:.0%}; {buys}"
         return DecisionRecord("budget", "spend", "spend on", because, evidence)

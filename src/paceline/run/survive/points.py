@@ -40,6 +40,14 @@ class Points:
         for tell in self._told:
             tell(phase, step)
 
+    def tell_also(self, told: Reached) -> None:
+        """Tell somebody else from now on where this process comes to: a trace."""
+        self._told = (*self._told, told)
+
+    def tell_no_more(self, told: Reached) -> None:
+        """Tell them no more."""
+        self._told = tuple(each for each in self._told if each != told)
+
     def starting(self, phase: str, run_dir: Path) -> None:
         """Tell a phase before the first step, in which faults strike by the number of the start."""
         self.at = (phase, 0)

@@ -5,6 +5,7 @@ Each rank reads the starting weights of its own parts again, and holds them agai
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import time
@@ -51,14 +52,19 @@ def moved(model: nn.Module, task: Task, world: World, step: int) -> MovedRecord 
     sums, fresh, because = _of_rank(model, task.model)
     if refused := next((each for each in world.gather(because) if each), ""):
         return str(refused)
+    names = world.union(sums)
+    if not names:
+        return None
+    own = [sums.get(name, (_Sums(), 0)) for name in names]
+    parts = [[each.moved, each.started, each.count, size, size > 0] for each, size in own]
+    table = iter(world.sum([float(value) for part in parts for value in part]))
     whole: dict[str, _Sums] = {}
     sizes: dict[str, int] = {}
-    for of_rank in world.gather(sums):
-        for name, (found, size) in of_rank.items():
-            whole.setdefault(name, _Sums()).add(found)
-            sizes[name] = size
-    drawn = {name for names in world.gather(fresh) for name in names}
-    return _record(whole, sizes, len(drawn), step, time.perf_counter() - began) if whole else None
+    for name in names:
+        distance, started, count, size, holders = itertools.islice(table, 5)
+        if holders:  # a tensor without an element has none
+            whole[name], sizes[name] = _Sums(distance, started, int(count)), int(size / holders)
+    return _record(whole, sizes, len(world.union(fresh)), step, time.perf_counter() - began)
 
 
 def _of_rank(model: nn.Module, spec: ModelSpec) -> tuple[dict[str, tuple[_Sums, int]], list[str], str]:

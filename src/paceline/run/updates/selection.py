@@ -129,7 +129,8 @@ class BatchSelection:
             if micro.counts:
                 at = slice(micro.position - batch.position, micro.position - batch.position + len(micro.ids))
                 sums[0, at], sums[1, at] = losses.double(), items.double()
-        flat = sums.flatten()
+        # Ranks of one sequence add their parts of it; those of one tensor-parallel group know the same.
+        flat = sums.flatten() / self._stepper.plan.layout.tp
         self._stepper.sync.add_up(flat)
         both = np.array(NumbersOnTheWay(flat).arrived()).reshape(2, -1)
         return both[0], both[1]

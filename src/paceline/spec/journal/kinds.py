@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
+from paceline.spec.journal.bound import TraceRecord, VerdictRecord
 from paceline.spec.journal.record import Ids, Numbers, Record, Table, Told, Words, read
+from paceline.spec.journal.watching import AlertRecord
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,15 @@ class RunStarted(Record):
     provenance: Annotated[
         Table, Told("for each value of the spec where it is from: `default`, a file and line, or `--set`")
     ]
+    outlook: Annotated[
+        Table | None,
+        Told(
+            "what a step would take with one thing otherwise, by forecast: `step_seconds` and `pass_seconds` (forward"
+            " and backward passes) of the plan, and `changes`, each with the `cause` that it is an answer to, its"
+            " `text`, both seconds, and whether it `fits` the memory",
+            if_any=True,
+        ),
+    ] = None
     began: Annotated[
         float | None,
         Told("when its first rank began to read, build and load, in seconds since the epoch", "s", if_any=True),
@@ -162,9 +173,10 @@ class RanksRecord(Record):
             " collectives, without what a thread waited for a core), both of CPUs; `queued` (all threads that had work"
             " and no core) and `queued_here` (the one that trains), where the kernel tells; `idle` (the device had"
             " nothing to do between two steps), `awaited` (the host waited for the device) and `held` (the host read"
-            " a batch for longer than the device computed), all of CUDA; `read`"
-            " (reading a batch, by whichever thread), `depth` (batches asked for ahead) and `ready` (the share of"
-            " batches that were there when they were wanted)",
+            " a batch for longer than the device computed), all of CUDA; between two steps `saving` (training waited"
+            " for checkpoints), `evaluating` (evaluations and texts) and `between` (all else: callbacks, records, the"
+            " loop's body); `read` (reading a batch, by whichever thread), `depth` (batches asked for ahead) and"
+            " `ready` (the share of batches that were there when they were wanted)",
             "s",
         ),
     ]
@@ -468,8 +480,8 @@ class RunEnded(Record):
 
 RECORDS: tuple[type[Record], ...] = (
     RunStarted, StepRecord, RanksRecord, EvaluationRecord, WrittenRecord, LoggedRecord, SourcesRecord, SelectionRecord,
-    MemoryRecord, MovedRecord, VerifyRecord, DecisionRecord, CheckpointRecord, ReplayRecord, FaultRecord,
-    RecoveryRecord, InjectedRecord, RunEnded,
+    VerdictRecord, TraceRecord, MemoryRecord, MovedRecord, VerifyRecord, DecisionRecord, CheckpointRecord,
+    ReplayRecord, FaultRecord, RecoveryRecord, InjectedRecord, RunEnded, AlertRecord,
 )  # fmt: skip
 BY_KIND = {kind.KIND: kind for kind in RECORDS}
 

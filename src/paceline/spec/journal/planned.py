@@ -23,6 +23,7 @@ class PlannedRecord:
     optimizer: str = ""
     headline: Words = ()
     provenance: Table = field(default_factory=dict)
+    outlook: Table = field(default_factory=dict)
     decisions: tuple[DecisionRecord, ...] = ()
     verify: VerifyRecord | None = None
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from paceline.plan.cost.collectives import context_collectives, loss_collective, repeated_share, stream_collectives
+from paceline.plan.cost.columns import Floats
 from paceline.plan.cost.components import Component
 from paceline.plan.cost.rates import ATTENTION_PASSES
 from paceline.plan.cost.sheet import UNFUSED_PASSES, Sheet
+from paceline.plan.cost.time.axes import seconds_of
 from paceline.plan.cost.time.compute import calibration_note
 from paceline.plan.cost.time.network import data_seconds
 from paceline.spec.cluster import SOURCES
@@ -15,8 +18,9 @@ from paceline.spec.cluster import SOURCES
 def scoring_components(sheet: Sheet) -> list[Component]:
     """Return the seconds per step of scoring candidates; nothing where a step trains on all that it reads.
 
-    A candidate costs a forward pass without anything kept. Weights that are dropped between passes (ZeRO-3) are
-    gathered once for each of its micro-batches, others once more a step. None of it is taken to be hidden.
+    A candidate costs a forward pass without anything kept, with what `tp` and `cp` send in it. Weights that are dropped
+    between passes (ZeRO-3) are gathered once for each of its micro-batches, others once more a step. None of it is
+    taken to be hidden.
     """
     scored, columns, part = sheet.context.scored, sheet.columns, sheet.slowest
     if not scored:
@@ -29,10 +33,28 @@ def scoring_components(sheet: Sheet) -> list[Component]:
         forward = forward + columns.accumulation * operators * sheet.rates.launch_seconds.value
     moved = data_seconds(sheet)
     gather = np.where(columns.zero == 3, scored / 2, 1.0) * moved.gather_seconds
+    sent = _sent_seconds(sheet)
     known = SOURCES.index("measured" if sheet.measured else sheet.rates.product_source)
 
     def text(i: int) -> str:
         words = f"{scored} x forward pass of the {columns.device_samples[i]:g} samples/device that are trained on"
+        words += f" + {scored * sent[i]:.3g} s of their communication" if sent[i] else ""
         return words + (f" + {gather[i]:.3g} s of gathering" if gather[i] else "") + calibration_note(sheet)
 
-    return [Component("scoring of candidates", "products", scored * forward + gather, known, text, clock="other")]
+    seconds = scored * (forward + sent) + gather
+    return [Component("scoring of candidates", "products", seconds, known, text, clock="other")]
+
+
+def _sent_seconds(sheet: Sheet) -> Floats:
+    """Return the seconds of `tp` and `cp` in one forward pass of the samples that a step trains on."""
+    columns, found = sheet.columns, np.zeros(len(sheet.columns.tp))
+    if (columns.tp > 1).any():
+        number = sheet.slowest.number(sheet.context.shapes.collectives)
+        calls = np.maximum(1.0, sum(each.calls for each in stream_collectives(sheet)) / columns.accumulation)
+        both = sum(seconds_of(sheet.ring("tp"), each) for each in stream_collectives(sheet))
+        once = both * np.minimum(1.0, number / calls) + seconds_of(sheet.ring("tp"), loss_collective(sheet))
+        found = found + np.where(columns.tp > 1, once, 0.0)
+    if (columns.cp > 1).any():
+        gathered = seconds_of(sheet.ring("cp"), context_collectives(sheet)[0])
+        found = found + np.where(columns.cp > 1, gathered / (2 + repeated_share(sheet, "kv_elements")), 0.0)
+    return found

@@ -13,11 +13,10 @@ network file systems) two builders both finish and one result stays.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
-import secrets
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,7 +32,7 @@ from paceline.task.data.sources.documents import (
     split_value,
 )
 from paceline.task.data.sources.files import list_files
-from paceline.task.data.sources.kept import hash_of, index_path, lock_of, publish_folder, write_atomically, written_to
+from paceline.task.data.sources.kept import build_folder, hash_of, index_path, lock_of, write_atomically, written_to
 from paceline.task.data.sources.listing import CorpusFiles
 from paceline.task.data.sources.manifest import Corpus, load_corpus, write_manifest
 from paceline.task.data.sources.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer, train_bpe
@@ -121,17 +120,8 @@ def _build(data: DataSpec, listing: CorpusFiles, root: Path, signature: str, alo
         if say:
             how = f"{data.tokenizer} {data.vocab:,}" if data.tokenizer == "bpe" else data.tokenizer
             say(f"tokenising {format_count(survey.bytes)}B of {listing.what} ({how}) into {final}")
-        final.parent.mkdir(parents=True, exist_ok=True)
-        if alone:
-            for left_by_a_dead_builder in final.parent.glob(f".{signature}.*"):
-                shutil.rmtree(left_by_a_dead_builder, ignore_errors=True)
-        beside = final.parent / f".{signature}.{secrets.token_hex(8)}"
-        beside.mkdir()
-        try:
-            _write_corpus(data, listing, survey, key, beside)
-            corpus = publish_folder(beside, final, load_corpus)
-        finally:
-            shutil.rmtree(beside, ignore_errors=True)  # published, it is no longer there
+        write = functools.partial(_write_corpus, data, listing, survey, key)
+        corpus = build_folder(final, signature, alone, write, load_corpus)
     left_out, first = survey.damaged.count, survey.damaged.first
     index = {"key": key, **({"left_out": left_out, "left_out_first": first} if left_out else {})}
     write_atomically(index_path(root, signature), json.dumps(index))

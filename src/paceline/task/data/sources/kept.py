@@ -57,6 +57,27 @@ def write_atomically(path: Path, text: str) -> None:
     beside.replace(path)
 
 
+def build_folder(
+    final: Path, signature: str, alone: bool, write: Callable[[Path], None], load: Callable[[Path], Kept | None]
+) -> Kept:
+    """Have a folder written beside its place and moved there when it is complete; return what `load` finds there.
+
+    `alone` says that nobody else builds for this signature: what a dead builder has left is removed then. Raises as
+    publish_folder.
+    """
+    final.parent.mkdir(parents=True, exist_ok=True)
+    if alone:
+        for left_by_a_dead_builder in final.parent.glob(f".{signature}.*"):
+            shutil.rmtree(left_by_a_dead_builder, ignore_errors=True)
+    beside = final.parent / f".{signature}.{secrets.token_hex(8)}"
+    beside.mkdir()
+    try:
+        write(beside)
+        return publish_folder(beside, final, load)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)  # published, it is no longer there
+
+
 def publish_folder(beside: Path, final: Path, load: Callable[[Path], Kept | None]) -> Kept:
     """Move a complete folder into its place, unless another process put one there first; return what `load` finds.
 

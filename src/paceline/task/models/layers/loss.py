@@ -13,7 +13,12 @@ from torch.distributed.tensor import DTensor
 
 from paceline.task.models.layers.chunks import LOGITS_LIMIT_ELEMENTS, loss_chunk_tokens
 from paceline.task.models.layers.gradients_ahead import kept_gradients, summed_loss
-from paceline.task.models.layers.vocabulary import spread_cross_entropy_sum, spread_logits
+from paceline.task.models.layers.vocabulary import (
+    spread_cross_entropy,
+    spread_cross_entropy_sum,
+    spread_logits,
+    spread_losses,
+)
 
 IGNORED = -100  # labels of this value count neither in the loss nor in the weight
 
@@ -37,6 +42,11 @@ class LabelsByRow:
         rows = (self.labels != IGNORED).flatten(1).sum(1) if self.labels.dim() > 1 else (self.labels != IGNORED).long()
         return rows if self.weights is None else rows.sum()
 
+    def weights_by_label(self) -> Tensor:
+        """Return the weight of each label, flat: that of its row."""
+        assert self.weights is not None, "labels whose rows have weights"
+        return self.weights.repeat_interleave(self.labels.numel() // self.labels.shape[0])
+
     def combined(self, losses: Tensor) -> Tensor:
         """Return the losses of all labels, flat, as sums by row; or as one sum of the rows with their weights."""
         rows = losses.reshape(self.labels.shape[0], -1).sum(1)
@@ -57,6 +67,8 @@ def cross_entropy_sum(
     """
     size = loss_chunk_tokens(head.shape[0], logits_elements)
     if isinstance(labels, LabelsByRow):
+        if isinstance(head, DTensor):
+            return _spread_by_row(hidden, head, labels, logits_elements), labels.counted()
         return _by_row(hidden.flatten(0, -2), head, labels, size), labels.counted()
     if isinstance(head, DTensor):
         return spread_cross_entropy_sum(hidden, head, labels, logits_elements)
@@ -66,15 +78,21 @@ def cross_entropy_sum(
 
 def _by_row(hidden: Tensor, head: Tensor, labels: LabelsByRow, size: int) -> Tensor:
     """Return the losses of hidden states [tokens, width] as their labels want them: by row, or weighted."""
-    assert not isinstance(head, DTensor), "rows are told apart where every rank has the whole head"
     flat = labels.labels.flatten()
     if labels.weights is not None:
-        each = labels.weights.repeat_interleave(flat.numel() // labels.labels.shape[0])
+        each = labels.weights_by_label()
         weighted: Tensor = _WeightedCrossEntropy.apply(hidden, head, flat, each, torch.is_grad_enabled(), size)
         return weighted
     parts = zip(hidden.split(size), flat.split(size), strict=True)
     wide = torch.promote_types(hidden.dtype, torch.float32)
     return labels.combined(torch.cat([_losses((part @ head.T).to(wide), own)[0] for part, own in parts]))
+
+
+def _spread_by_row(hidden: Tensor, head: DTensor, labels: LabelsByRow, logits_elements: int) -> Tensor:
+    """As _by_row, for a head whose rows are spread over ranks; alike on every rank."""
+    if labels.weights is not None:
+        return spread_cross_entropy(hidden, head, labels.labels, labels.weights_by_label(), logits_elements)
+    return labels.combined(spread_losses(hidden, head, labels.labels, logits_elements))
 
 
 def head_logits(hidden: Tensor, head: Tensor, seq: int) -> Tensor:

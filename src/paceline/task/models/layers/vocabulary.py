@@ -69,14 +69,40 @@ def spread_cross_entropy_sum(
 
     `head` is [vocab, width] with its rows spread over ranks; `hidden` may be whole or split along the sequence.
     """
+    return spread_cross_entropy(hidden, head, labels, None, logits_elements), (labels != IGNORED).sum()
+
+
+def spread_cross_entropy(
+    hidden: Tensor, head: DTensor, labels: Tensor, weights: Tensor | None, logits_elements: int = LOGITS_LIMIT_ELEMENTS
+) -> Tensor:
+    """Return the sum of the losses, each times its own of `weights` [labels] where there are any, as above."""
     group = head.device_mesh.get_group()
     whole = whole_hidden(hidden, labels.shape[-1], group).flatten(0, -2)
-    first, vocab = first_row(head.shape[0], group), head.shape[0]
-    size = loss_chunk_tokens(-(-vocab // group.size()), logits_elements)  # not of this rank's rows: chunks are alike
-    loss = _SpreadLinearCrossEntropy.apply(
-        whole, local_weight(head), labels.flatten(), first, size, group, torch.is_grad_enabled()
+    first, size = first_row(head.shape[0], group), _chunk_tokens(head, logits_elements)
+    loss: Tensor = _SpreadLinearCrossEntropy.apply(
+        whole, local_weight(head), labels.flatten(), weights, first, size, group, torch.is_grad_enabled()
     )
-    return loss, (labels != IGNORED).sum()
+    return loss
+
+
+@torch.no_grad()
+def spread_losses(
+    hidden: Tensor, head: DTensor, labels: Tensor, logits_elements: int = LOGITS_LIMIT_ELEMENTS
+) -> Tensor:
+    """Return the loss of every label, [labels], without gradients, as above."""
+    group, local, size = head.device_mesh.get_group(), local_weight(head), _chunk_tokens(head, logits_elements)
+    whole = whole_hidden(hidden, labels.shape[-1], group).flatten(0, -2)
+    wide, first, found = torch.promote_types(hidden.dtype, torch.float32), first_row(head.shape[0], group), []
+    for part, own in zip(whole.split(size), labels.flatten().split(size), strict=True):
+        counted, held, row = _target(own, first, local.shape[0])
+        norm, target = _norm_and_target((part @ local.T).to(wide), held, row, group)
+        found.append(((norm - target) * counted).squeeze(1))
+    return torch.cat(found)
+
+
+def _chunk_tokens(head: DTensor, logits_elements: int) -> int:
+    """Return how many tokens have their logits at once: not by this rank's rows, so that chunks are alike."""
+    return loss_chunk_tokens(-(-head.shape[0] // head.device_mesh.get_group().size()), logits_elements)
 
 
 def spread_logits_cross_entropy_sum(logits: DTensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,10 +135,10 @@ def _norm_and_target(logits: Tensor, held: Tensor, row: Tensor, group: dist.Proc
     return largest + sums[:, :1].log(), sums[:, 1:]
 
 
-def _gradient(logits: Tensor, norm: Tensor, counted: Tensor, held: Tensor, row: Tensor) -> Tensor:
-    """Return the gradient of the summed loss by this rank's logits, written over them."""
+def _gradient(logits: Tensor, norm: Tensor, scale: Tensor, held: Tensor, row: Tensor) -> Tensor:
+    """Return the gradient of the sum of losses times `scale` [tokens, 1] by this rank's logits, written over them."""
     grad = logits.sub_(norm).exp_()
-    return grad.scatter_add_(1, row, -held.to(grad.dtype)).mul_(counted)
+    return grad.scatter_add_(1, row, -held.to(grad.dtype)).mul_(scale)
 
 
 class _SpreadLinearCrossEntropy(torch.autograd.Function):
@@ -124,21 +150,27 @@ class _SpreadLinearCrossEntropy(torch.autograd.Function):
         hidden: Tensor,
         head: Tensor,
         labels: Tensor,
+        weights: Tensor | None,
         first: int,
         size: int,
         group: dist.ProcessGroup,
         backward: bool,
     ) -> Tensor:
+        coming = iter(() if weights is None else weights.split(size))  # chunks come in order
+
         def of_chunk(logits: Tensor, labels: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
             counted, held, row = _target(labels, first, head.shape[0])
             norm, target = _norm_and_target(logits, held, row, group)
-            return ((norm - target) * counted).sum(), lambda: _gradient(logits, norm, counted, held, row)
+            if weights is None:
+                return ((norm - target) * counted).sum(), lambda: _gradient(logits, norm, counted, held, row)
+            scale = next(coming).to(logits.dtype).unsqueeze(1) * counted
+            return ((norm - target) * scale).sum(), lambda: _gradient(logits, norm, scale, held, row)
 
         return summed_loss(ctx, hidden, head, labels, backward, size, of_chunk)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return *kept_gradients(ctx, grad), None, None, None, None, None
+        return *kept_gradients(ctx, grad), None, None, None, None, None, None
 
 
 class _SpreadCrossEntropy(torch.autograd.Function):

@@ -9,9 +9,8 @@ KEY is a hash of the rows, the tokenizer, the split and what is made of labels; 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
-import secrets
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ import numpy.typing as npt
 
 from paceline.spec.task import DataSpec
 from paceline.task.data.sources.cache import Say, cache_root, signature_of
-from paceline.task.data.sources.kept import hash_of, index_path, lock_of, publish_folder, write_atomically, written_to
+from paceline.task.data.sources.kept import build_folder, hash_of, index_path, lock_of, write_atomically, written_to
 from paceline.task.data.sources.listing import CorpusFiles
 from paceline.task.data.sources.manifest import Corpus, load_corpus
 from paceline.task.data.sources.tables.columns import TableColumns
@@ -31,7 +30,7 @@ from paceline.task.data.sources.tables.survey import survey_table
 from paceline.task.data.sources.tables.write import COUNTED, LABELS, TABLE, write_table
 from paceline.units import format_count
 
-FORMAT = 1  # raise it when the same rows would give other files
+FORMAT = 2  # raise it when the same rows would give other files
 CHOICES = ("text_field", "labels", "label_field", "prompt_field", "completion_field", "messages_field", "template")
 
 
@@ -89,17 +88,8 @@ def _build(data: DataSpec, listing: CorpusFiles, root: Path, signature: str, alo
     if table is None:
         if say:
             say(f"tokenising {survey.rows:,} rows of {listing.what}, {format_count(survey.bytes)}B, into {final}")
-        final.parent.mkdir(parents=True, exist_ok=True)
-        if alone:
-            for left_by_a_dead_builder in final.parent.glob(f".{signature}.*"):
-                shutil.rmtree(left_by_a_dead_builder, ignore_errors=True)
-        beside = final.parent / f".{signature}.{secrets.token_hex(8)}"
-        beside.mkdir()
-        try:
-            write_table(data, listing, survey, key, beside)
-            table = publish_folder(beside, final, load_table)
-        finally:
-            shutil.rmtree(beside, ignore_errors=True)  # published, it is no longer there
+        write = functools.partial(write_table, data, listing, survey, key)
+        table = build_folder(final, signature, alone, write, load_table)
     left_out, first = survey.damaged.count, survey.damaged.first
     index = {"key": key, "left_out": left_out, "left_out_first": first}
     write_atomically(index_path(root, signature), json.dumps(index))

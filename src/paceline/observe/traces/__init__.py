@@ -1,0 +1,1 @@
+"""What a trace tells: where time went, what was hidden, which gaps the host caused."""

@@ -1,0 +1,88 @@
+"""Outlook: what a step of a plan would take with one thing otherwise, by forecast. A run carries it along.
+
+So whoever finds while a run lives what bounds its steps can say at once what a change would bring, and plans nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.cluster.vary import varied_figures
+from paceline.plan.cost.components import terms_of
+from paceline.plan.cost.memory.usable import needed_terms, usable_bytes
+from paceline.plan.cost.pricing import held_components, time_components
+from paceline.plan.cost.sheet import PricedTask
+from paceline.plan.feasible.refusals import refusal
+from paceline.plan.risk.sensitivity import calibrated_as
+from paceline.plan.search.micro_batch import with_micro_batch
+from paceline.spec.layout import largest_part
+from paceline.spec.plan import Plan
+
+TIMES = 2.0  # how much more of a figure of the cluster is tried
+
+
+def outlook_of(context: PricedTask, plan: Plan) -> dict[str, Any]:
+    """Return what steps of a plan take by forecast, now and with each of some changes, as plain data for a journal.
+
+    `step_seconds` and `pass_seconds` (forward and backward passes alone) are those of the plan; each of `changes` has a
+    `cause` (what it is an answer to), its `text`, both seconds, and whether it `fits` the memory. Empty where the time
+    of a step is not known.
+    """
+    now = _priced(context, [plan])[0]
+    if not math.isfinite(now.step_seconds):
+        return {}
+    changes = [*_micro_batches(context, plan), *_figures(context, plan)]
+    return {**dataclasses.asdict(now), "changes": [dataclasses.asdict(each) for each in changes]}
+
+
+@dataclass(frozen=True)
+class _Priced:
+    step_seconds: float
+    pass_seconds: float
+
+
+@dataclass(frozen=True)
+class _Changed(_Priced):
+    cause: str
+    text: str
+    fits: bool
+
+
+def _priced(context: PricedTask, plans: list[Plan]) -> list[_Priced]:
+    components = time_components(context.sheet(*plans))
+    found = []
+    for at in range(len(plans)):
+        terms = terms_of(components, at)
+        passes = [term.value for term in terms if term.clock == "forward_backward"]
+        found.append(_Priced(sum(term.value for term in terms), sum(passes)))
+    return found
+
+
+def _micro_batches(context: PricedTask, plan: Plan) -> Iterator[_Changed]:
+    """Yield what larger micro-batches would take: two, four, eight ... times as many samples in a pass, and all."""
+    most = largest_part(plan.batch_samples, plan.layout.data_degree, plan.rows)
+    sizes = [plan.micro_batch * 2**power for power in range(1, 32) if plan.micro_batch * 2**power < most]
+    plans = [with_micro_batch(plan, size) for size in (*sizes, most) if size > plan.micro_batch]
+    plans = [each for each in plans if refusal(each, context.profile) is None]
+    if not plans:
+        return
+    memory, usable = held_components(context.sheet(*plans)), usable_bytes(context.cluster)
+    for at, (changed, priced) in enumerate(zip(plans, _priced(context, plans), strict=True)):
+        held = sum(term.value for term in needed_terms(context.cluster, terms_of(memory, at)))
+        text = f"plan.micro_batch = {changed.micro_batch}"
+        yield _Changed(**vars(priced), cause="memory", text=text, fits=not held > usable)
+
+
+def _figures(context: PricedTask, plan: Plan) -> Iterator[_Changed]:
+    """Yield what steps take on a cluster of which one rate is twice as high."""
+    cluster = context.cluster
+    for varied in varied_figures(cluster, plan.precision):
+        other = calibrated_as(varied.cluster(TIMES), cluster.device)
+        priced = _priced(dataclasses.replace(context, cluster=other), [plan])[0]
+        cause = "communication" if varied.name.startswith("links") else "compute"
+        text = f"{varied.name} {TIMES:g} times as fast ({varied.text(TIMES)})"
+        yield _Changed(**vars(priced), cause=cause, text=text, fits=True)

@@ -1,0 +1,1 @@
+"""Traces of a running job: which steps, on which ranks, and in whose words."""

@@ -1,0 +1,67 @@
+"""TraceRequest: which steps of a running job are to be traced. A file in the run's directory, which its ranks look for.
+
+No rank asks another: each reads the same file, and steps are named that all come to after they have read it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = "traces"
+NAME = "request.json"
+STEPS = 3  # that are traced where nobody says how many
+
+
+@dataclass(frozen=True)
+class TraceRequest:
+    """Steps `first` to `last` on `ranks` (None: all). Without `first`, rank 0 names the next `last` steps.
+
+    With `memory` every allocation is traced too, and tensors that are there are counted before and after.
+    """
+
+    last: int = STEPS
+    first: int | None = None
+    ranks: tuple[int, ...] | None = None
+    memory: bool = False
+    by: str = "command"  # or signal, page, alert
+    number: int = 0  # tells requests apart
+
+    def folder(self, run_dir: Path) -> Path:
+        """Return where the files are written, one for each rank."""
+        return run_dir / FOLDER / f"steps-{self.first}-{self.last}"
+
+    def is_of(self, rank: int) -> bool:
+        """Return whether a rank is asked."""
+        return self.ranks is None or rank in self.ranks
+
+
+def ask_for_trace(run_dir: Path, request: TraceRequest) -> TraceRequest:
+    """Leave a request where the ranks of a run look for it, in the place of one before, and return it numbered."""
+    numbered = dataclasses.replace(request, number=request.number or time.time_ns())
+    path = run_dir / FOLDER / NAME
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{NAME}.{os.getpid()}")
+    part.write_text(json.dumps(dataclasses.asdict(numbered)))
+    part.replace(path)
+    return numbered
+
+
+def requested_trace(run_dir: Path) -> TraceRequest | None:
+    """Return the newest request, None where there is none. A file that is none of ours is passed over."""
+    try:
+        told = json.loads((run_dir / FOLDER / NAME).read_text())
+        ranks = told["ranks"]
+        found = TraceRequest(**{**told, "ranks": None if ranks is None else tuple(map(int, ranks))})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return found if isinstance(found.last, int) and isinstance(found.number, int) else None
+
+
+def trace_file(folder: Path, rank: int) -> Path:
+    """Return the file of a rank's trace."""
+    return folder / f"rank-{rank}.json.gz"

@@ -1,0 +1,61 @@
+"""A budget that the forecast breaks is refused before a run, with the cheapest plan that would be within it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import DoesNotFit
+from paceline.plan.planned import Planned, plan_task
+from paceline.session.budget import check_budget, forecast_of
+from paceline.session.replanner import with_devices
+from paceline.spec.load import load_spec
+from paceline.spec.plan import GoalSpec
+from paceline.spec.survive.budget import BudgetSpec
+
+SPEC = """
+[task]
+model = "llama-124m"
+data = { source = "stdlib", seq_len = 512 }
+global_batch = "64 samples"
+stop = "1000 steps"
+[cluster]
+device = "h100-sxm"
+devices = 16
+price_usd_per_device_hour = 2.0
+[run]
+dir = "%s"
+"""
+
+
+def within(planned: Planned, usd: float) -> Planned:
+    run = dataclasses.replace(planned.spec.run, budget=BudgetSpec(usd=usd))
+    return dataclasses.replace(planned, spec=dataclasses.replace(planned.spec, run=run))
+
+
+def test_the_cheapest_plan_is_named_with_its_devices_and_is_what_planning_it_gives(tmp_path: Path) -> None:
+    """16 devices on a small model cost more than one; what is named is planned again, and is within the budget."""
+    path = tmp_path / "spec.toml"
+    path.write_text(SPEC % (tmp_path / "run"))
+    planned = plan_task(load_spec(path))
+    usd = forecast_of(planned, "usd")
+    with pytest.raises(DoesNotFit) as refused:
+        check_budget(within(planned, usd * 0.9), print)
+    named = re.search(r"cluster.devices = (\d+) and plan.goal = 'money', which takes \$([0-9.]+)", str(refused.value))
+    assert named is not None, refused.value
+    devices, takes = int(named[1]), float(named[2])
+    money = dataclasses.replace(planned.spec.plan, goal=GoalSpec("money"))
+    prices = {
+        count: forecast_of(
+            plan_task(dataclasses.replace(planned.spec, cluster=with_devices(planned.spec.cluster, count), plan=money)),
+            "usd",
+        )
+        for count in (16, 8, 4, 2, 1)
+    }
+    assert prices[devices] == min(prices.values()) == pytest.approx(takes, rel=1e-3) and takes <= usd * 0.9
+    with pytest.raises(DoesNotFit) as hopeless:
+        check_budget(within(planned, min(prices.values()) * 0.5), print)
+    assert "plan.goal" not in str(hopeless.value) and "task.stop" in str(hopeless.value)
