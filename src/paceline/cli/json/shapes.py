@@ -1,6 +1,6 @@
 """What `--json` writes: for every action of every verb the keys of its one object, declared once.
 
-`print_json` holds what is written against it, and docs/reference/json.md is made of it. A key that is taken away, or
+The tests hold what is written against it, and docs/reference/json.md is made of it. A key that is taken away, or
 means something else, makes another FORMAT; a key that is added does not.
 """
 
