@@ -29,6 +29,7 @@ VERBS = {
     "simulate": "weeks of the run on machines that fail: finish, goodput, policies",
     "verify": "prove that a layout computes the numbers of one device",
     "train": "plan, verify, train, report; resumes by itself",
+    "trace": "where the time of some steps goes, of a job that runs",
     "report": "what a run took against what was forecast",
     "dash": "runs as they go on, on a page of this machine; or as one file",
     "compare": "runs beside each other, and how sure it is that one is better",

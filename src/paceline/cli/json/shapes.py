@@ -25,6 +25,7 @@ MODELS = "paceline plan --models"
 SIMULATE = "paceline simulate"
 VERIFY = "paceline verify"
 TRAIN = "paceline train"
+TRACE = "paceline trace"
 REPORT = "paceline report"
 BILL = "paceline bill"
 ALERTS, ALERTS_TEST = "paceline alerts list", "paceline alerts test"
@@ -115,6 +116,13 @@ SHAPES: dict[str, dict[str, str]] = {
         "layouts": "the proof of each, as the journal's `verify` record has it",
     },
     TRAIN: {"run_dir": "the run's directory", "report": "as of `paceline report`; null where there is none"},
+    TRACE: {
+        "run_dir": "the run's directory",
+        "asked": "whether a trace was asked for",
+        "traces": "of each rank `path`, steps (`first`, `last`), `step_seconds`, `classes` of work beside their"
+        " forecast, `communication_seconds`, `hidden_seconds`, `gaps` by phase, and `grown` tensors; empty where nobody"
+        " waits",
+    },
     REPORT: {
         "page": "the file that was written",
         "...": "everything that the page shows: `status`, `promises` (forecast, measured, error), `losses`, `goodput`,"

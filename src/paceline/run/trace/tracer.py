@@ -6,6 +6,7 @@ the same file, and the steps in it are ahead of all of them. Where a request nam
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import math
@@ -48,6 +49,7 @@ class Tracer:
         """Look for requests from now on; steps before `next_step` are not traced any more."""
         self._step = next_step
         self._ended.clear()
+        self._look_once()
         threading.Thread(target=self._look, name="paceline-trace", daemon=True).start()
 
     def at(self, step: int, world: World, points: Points, model: nn.Module) -> None:
@@ -83,17 +85,23 @@ class Tracer:
 
     def _look(self) -> None:
         while not self._ended.wait(LOOK_SECONDS):
-            request = requested_trace(self._dir) if self._trace is None else None
-            if request is None or request.number == self._seen:
-                continue
-            if request.first is None:
-                if self._world.is_first:
+            self._look_once()
+
+    def _look_once(self) -> None:
+        request = requested_trace(self._dir) if self._trace is None else None
+        if request is None or request.number == self._seen:
+            return
+        if request.first is None:
+            if self._world.is_first:
+                with contextlib.suppress(
+                    OSError
+                ):  # a disk that takes nothing costs the trace; the next look tries again
                     ask_for_trace(self._dir, self._with_steps(request))
-                continue
-            self._seen = request.number
-            is_done = trace_file(request.folder(self._dir), self._world.rank).exists()
-            if request.last > self._step and not is_done and (request.is_of(self._world.rank) or self._world.is_first):
-                self._wanted = request
+            return
+        self._seen = request.number
+        is_done = trace_file(request.folder(self._dir), self._world.rank).exists()
+        if request.last >= self._step and not is_done and (request.is_of(self._world.rank) or self._world.is_first):
+            self._wanted = request
 
     def _with_steps(self, request: TraceRequest) -> TraceRequest:
         """Return a request with steps that every rank comes to after it has seen them."""
