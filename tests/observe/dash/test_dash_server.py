@@ -94,6 +94,7 @@ def test_every_answer_forbids_what_is_not_of_the_page(tmp_path: Path) -> None:
             assert "server" not in headers
         assert server.get("/", Host="evil.example").status == 421
         assert server.get("/", "POST").status == 405
+        assert server.get("/run/one/events", "HEAD").body == ""
         assert server.get("/", X_Forwarded_For="10.0.0.1").status == 401
     with served(tmp_path, always=True) as server:
         assert server.get("/run/one").status == 401 and server.get("/run/one/events").status == 401
