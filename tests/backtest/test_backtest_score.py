@@ -100,8 +100,19 @@ def test_memory_and_feasibility() -> None:
 
 
 def test_errors_are_told_by_the_number_of_devices() -> None:
-    rows = [scored(forecast, n_devices=devices, dp=devices, global_batch=1024, measured_step_s=10.0, file=file)
-            for devices, forecast, file in ((8, 11.0, "a"), (4, 9.0, "b"), (64, 12.0, "a"), (1024, 5.0, "b"))]  # fmt: skip
+    given = ((8, 11.0, "a"), (4, 9.0, "b"), (64, 12.0, "a"), (1024, 5.0, "b"))
+    rows = [
+        scored(
+            10.0,
+            forecast,
+            n_devices=devices,
+            devices_per_node=min(devices, 8),
+            dp=devices,
+            global_batch=2048,
+            file=file,
+        )
+        for devices, forecast, file in given
+    ]
     small, middle, large = by_devices(rows)
     assert (small.devices, small.rows, small.tables) == (8, 2, 2)
     assert small.mape == pytest.approx(0.1) and small.bias == pytest.approx(0.0)
