@@ -16,6 +16,10 @@ HERE = str(Path(__file__).parent)
 sys.path.insert(0, HERE)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [HERE, os.environ.get("PYTHONPATH", "")]))
 
+# Threads of one process that wait for each other spin for a while, which takes the cores of the other workers: a
+# run of two threads beside others took eight times as long. Read when torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 
 # Files that take longest, the longest first: they begin first, so that no worker ends alone with one of them.
 LONG = (

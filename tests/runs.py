@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from started.popen import Warm
+
 from paceline.cli.main import main
 from paceline.patience import Patience
 from paceline.spec.journal.reading import final_steps, read_journal
@@ -100,13 +102,17 @@ def in_process(*arguments: Any) -> subprocess.CompletedProcess[str]:
 
 
 def run_patiently(
-    command: Sequence[Any], timeout: float = 120, input: str | None = None, **options: Any
+    command: Sequence[Any], timeout: float = 120, input: str | None = None, is_cold: bool = False, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end and return how it ended; `timeout` is in seconds of an idle machine."""
+    """Run a command to its end and return how it ended; `timeout` is in seconds of an idle machine.
+
+    The process is forked from one that has imported torch (started/) where that comes to the same; `is_cold` is for
+    tests of what a new interpreter does.
+    """
     words = [str(word) for word in command]
     pipes = {"stdin": subprocess.PIPE if input is not None else None, "stdout": subprocess.PIPE,
              "stderr": subprocess.PIPE}  # fmt: skip
-    with subprocess.Popen(words, text=True, **pipes, **options) as process:
+    with (subprocess.Popen if is_cold else Warm)(words, text=True, **pipes, **options) as process:
         try:
             stdout, stderr = ending(process, timeout, input)
         except BaseException:
@@ -130,9 +136,7 @@ def ending(process: subprocess.Popen[str], timeout: float, input: str | None = N
 def start(*arguments: Any) -> subprocess.Popen[str]:
     """Start the command line in the background."""
     command = [sys.executable, "-m", "paceline", *map(str, arguments)]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), process_group=0
-    )
+    return Warm(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), process_group=0)
 
 
 def steps_of(run_dir: Path) -> list[dict[str, Any]]:

@@ -52,6 +52,9 @@ FLOORS: dict[str, float] = {
     "paceline.supervise": 4,
     # what is built on a run
     "paceline.observe": 4.5,
+    "paceline.observe.live": 5.1,  # a live page stands on the report's figures and the account
+    "paceline.observe.dash": 5.2,
+    "paceline.observe.compare": 5.2,
     "paceline.observe.verdict": 3.5,  # figures in, words out: a run says it of itself, and the report of any
     "paceline.report": 5,
     "paceline.account": 5,

@@ -19,7 +19,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def run(*words: str, **settings: object) -> subprocess.CompletedProcess[str]:
-    return run_patiently([sys.executable, "-m", "paceline", *words], 60, **settings)
+    return run_patiently([sys.executable, "-m", "paceline", *words], 60, is_cold=True, **settings)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from paceline.backtest.price import watts_per_device
 from paceline.cluster.catalog.power import PowerSample, fit_file, fit_power, power_model, samples_of
 
 TDP = {"H100": 700.0, "B200": 1000.0}
@@ -99,3 +100,13 @@ def test_systems_in_use_lie_within_a_fifth_of_a_device_that_always_computes(syst
 def test_a_small_chip_on_a_large_host_is_missed():
     """PaLM-540B drew 378.5 W per TPU v4, hosts included (Chowdhery et al. 2022): the guide says by how much we miss."""
     assert 192 * power_model().over_tdp(1.0) / 378.5 == pytest.approx(1 - 0.37, abs=0.005)
+
+
+def test_devices_of_several_nodes_are_priced_as_they_wait():
+    # 8 nodes of H100 took 316.8 s where one took 1,798.8 s: busy for 71 % of the time, 762 W instead of 901 W.
+    fitted, used = fit_power(samples_of(rows(), TDP)), power_model()
+    assert used.several_nodes_busy == pytest.approx(fitted.several_nodes_busy, abs=5e-4)
+    assert fitted.several_nodes_busy == pytest.approx(1798.8 / (8 * 316.8))
+    one, several = (watts_per_device("h100-sxm", nodes) for nodes in (1, 8))
+    assert several / 700 == pytest.approx(used.over_tdp(used.several_nodes_busy))
+    assert one == pytest.approx(901.35, rel=0.06) and several == pytest.approx(762.15, rel=0.02)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from runs import ending, environment, paceline, records_of, start, wait_for_step, wait_until, write_spec
+from started.popen import Warm
 
 from paceline.lock import NAME, take
 
@@ -59,7 +60,7 @@ def test_ranks_of_a_launcher_are_refused_together(tmp_path: Path) -> None:
         shared = environment(WORLD_SIZE="2", MASTER_ADDR="localhost", PACELINE_RENDEZVOUS=f"file://{tmp_path}/meet",
                              GLOO_SOCKET_IFNAME="lo")  # fmt: skip
         ranks = [
-            subprocess.Popen(
+            Warm(
                 [sys.executable, "-m", "paceline", "train", str(spec)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                 text=True, env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             )

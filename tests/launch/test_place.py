@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from runs import ending, environment, steps_of, write_spec
+from started.popen import Warm
 
 from paceline.cluster.here.prepare import device_index
 from paceline.errors import ConfigError
@@ -119,7 +120,7 @@ def test_srun_starts_a_run(tmp_path: Path) -> None:
     shared = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": "4711",
               "SLURM_STEP_TASKS_PER_NODE": "2", "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
     ranks = [
-        subprocess.Popen(
+        Warm(
             [sys.executable, "-m", "paceline", "train", str(spec)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             text=True, env=environment(**shared, SLURM_PROCID=str(rank), SLURM_LOCALID=str(rank)),
         )

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from runs import environment, is_running, records_of, run_patiently, steps_of, wait_for_step, wait_until
+from started.popen import Warm
 
 TASK = '''
 import os
@@ -281,7 +282,7 @@ def test_ranks_of_a_script_end_with_their_supervisor(tmp_path: Path) -> None:
     """Killed without a word, as by the out-of-memory killer: the ranks save where they are and end."""
     command = [sys.executable, str(write(tmp_path, ENDLESS)), str(tmp_path)]
     with (tmp_path / "log").open("w") as log:
-        script = subprocess.Popen(command, env=environment(), cwd=tmp_path, stdout=log, stderr=log, text=True)
+        script = Warm(command, env=environment(), cwd=tmp_path, stdout=log, stderr=log, text=True)
     try:
         wait_for_step(tmp_path / "run", 3, script)
         ranks = [int(path.name.rpartition("-")[2]) for path in tmp_path.glob("rank-*")]

@@ -86,3 +86,54 @@ def test_experts_every_other_layer_and_attention_to_an_encoder() -> None:
     assert profile.parameters > plain.parameters
     crossed = replace(shape, experts=None).profile()
     assert crossed.parameters - plain.parameters == 2 * (4 * 64 * 64 + 64)
+
+
+def test_compressed_attention_by_hand() -> None:
+    # DeepSeek-V3: 128 heads of 128 + 64 for scores and 128 for values, from 1536 and 512 wide latents (section 2.1.1 of
+    # arXiv:2412.19437).
+    shape = TransformerShape("v3", 1, 7168, 18432, 128, 128, 128, 129280, 4096, **MODERN,
+                             latent=Latent(1536, 512, 128, 64, 128))  # fmt: skip
+    layer = shape.profile().blocks[1]
+    queries, values = 128 * 192, 128 * 128
+    weights = 7168 * 1536 + 1536 * queries + 7168 * (512 + 64) + 512 * (128 * 128 + values) + values * 7168
+    assert layer.matmul_flops == 2 * 4096 * (weights + 3 * 7168 * 18432)
+    assert layer.attention_flops == 4096**2 * (queries + values), "half of 2 s^2 for each width"
+    assert layer.kv_elements == 4096 * (queries + values), "expanded: training has no cache of latents"
+    latents = 2 * (1536 + 512) + 64
+    kept = 4 * 7168 + queries + queries + 2 * values + latents + 3 * 18432
+    assert layer.saved_elements == 4096 * kept
+    uncompressed = replace(shape, latent=None, head_dim=192).profile().blocks[1]
+    assert layer.parameters == uncompressed.parameters - 4 * 7168 * queries + weights + 1536 + 512
+
+
+def test_a_window_shows_a_band_of_the_pairs_and_some_layers_see_all() -> None:
+    shape = TransformerShape("oss", 4, 2880, 2880, 64, 8, 64, 201088, 4096, **MODERN)
+    banded = replace(shape, window=128, full_every=2).profile().blocks[1:5]
+    pairs = sum(min(at + 1, 128) for at in range(4096))
+    whole = sum(at + 1 for at in range(4096))
+    plain = shape.profile().blocks[1].attention_flops
+    assert [one.attention_flops for one in banded[1::2]] == [plain, plain]
+    assert banded[0].attention_flops / plain == pytest.approx(pairs / whole, rel=0.01)
+    assert banded[0].attention_flops == banded[2].attention_flops
+    assert replace(shape, window=8192).profile().blocks[1].attention_flops == plain, "a window longer than the sequence"
+    assert replace(shape, window=128, flash=False).profile().blocks[1].attention_flops == 2 * plain
+
+
+def test_experts_products_are_told_apart_from_those_of_every_token() -> None:
+    shape = TransformerShape("v3", 2, 7168, 18432, 128, 128, 128, 129280, 4096, **MODERN,
+                             experts=ExpertSizes(256, 8, 2048, 2048, groups=(8, 4)))  # fmt: skip
+    layer = shape.profile().blocks[1]
+    assert layer.routed_flops == 2 * 4096 * 8 * 3 * 7168 * 2048
+    dense = 4 * 7168 * 128 * 128 + 3 * 7168 * 2048 + 7168 * 256
+    assert layer.matmul_flops - layer.routed_flops == 2 * 4096 * dense
+    assert layer.routed_width == pytest.approx((7168 * 2048) ** 0.5) and layer.routed_groups == (8, 4)
+    assert layer.matmul_width > 2 * layer.routed_width, "attention's are the widest"
+
+
+def test_queries_and_keys_that_are_normalised_are_moved_and_kept_once_more() -> None:
+    shape = TransformerShape("qwen3", 1, 2048, 6144, 32, 4, 128, 151936, 4096, **MODERN)
+    plain, normed = (replace(shape, head_norm=given).profile().blocks[1] for given in (False, True))
+    wide = 32 * 128 + 4 * 128
+    assert normed.saved_elements - plain.saved_elements == 4096 * wide
+    assert normed.moved_elements - plain.moved_elements == 4096 * 2 * wide
+    assert normed.parameters - plain.parameters == 2 * 128

@@ -120,3 +120,34 @@ def test_pairs_of_preferences_are_left_to_who_reads_them(tmp_path: Path) -> None
     row: dict[str, Any] = {"prompt": "q", "chosen": "a", "rejected": "b", "completion": "a"}
     spec = spec_of(tmp_path, "a.jsonl", json.dumps(row) + "\n")
     assert settle(spec).spec is spec
+
+
+@pytest.mark.parametrize(("config", "said"), [
+    ({"architectures": ["BertForMaskedLM"]}, "sees the whole text"),
+    ({"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, "writes a target"),
+    ({"architectures": ["BertForSequenceClassification"]}, "for another task"),
+])  # fmt: skip
+def test_a_folder_of_a_model_that_does_not_say_the_next_token_is_refused_for_texts(
+    tmp_path: Path, config: dict[str, Any], said: str
+) -> None:
+    """BERT learnt "the next token" of a text that it sees whole; T5 ended where it was traced."""
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for name, content in {"a.txt": "some text\n" * 9, "a.jsonl": TALKS}.items():
+        spec = spec_of(tmp_path, name, content, f"task.model={tmp_path}")
+        with pytest.raises(ConfigError, match="does not learn the next token") as caught:
+            settle(spec)
+        assert said in caught.value.because
+        settle(spec_of(tmp_path, name, content, f"task.model={tmp_path}", "task.objective=own:objective"))
+
+
+def test_another_head_is_asked_for_by_arguments(tmp_path: Path) -> None:
+    """The guide's way to put a head on a folder; it was refused, since config.json alone was looked at."""
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["BertForMaskedLM"]}))
+    model = [f"task.model=hf:{tmp_path}", "task.model.arguments.architecture=BertForSequenceClassification"]
+    found = settle(spec_of(tmp_path, "a.csv", LABELLED, *model, "task.model.arguments.num_labels=3"))
+    assert found.spec.task.objective == "classification"
+    with pytest.raises(ConfigError, match="a head of 2 outputs"):
+        settle(spec_of(tmp_path, "a.csv", LABELLED, *model))
+    with pytest.raises(ConfigError, match="no head for whole texts") as caught:
+        settle(spec_of(tmp_path, "a.csv", LABELLED, model[0]))
+    assert "num_labels = 3" in caught.value.try_

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from runs import as_json, environment, is_running, paceline, wait_until, write_spec
+from started.popen import Warm
 from tests_shared import SEQ_LEN, decoder_task, plan_of
 
 from paceline.errors import PacelineError
@@ -170,7 +171,7 @@ def test_no_rank_outlives_the_proof_that_it_belongs_to(tmp_path: Path) -> None:
     spec = write_spec(tmp_path, tmp_path / "run")
     arguments = ("verify", spec, "--layout", "dp_shard=2", "--set", "task.objective=endless:endless")
     command = [sys.executable, "-m", "paceline", *map(str, arguments)]
-    verb = subprocess.Popen(command, env=environment(PYTHONPATH=path, PIDS=str(tmp_path)), stdout=subprocess.DEVNULL)
+    verb = Warm(command, env=environment(PYTHONPATH=path, PIDS=str(tmp_path)), stdout=subprocess.DEVNULL)
     try:
         wait_until(lambda: len(list(tmp_path.glob("pid-*"))) == 2 or verb.poll() is not None)
         ranks = [int(path.name.partition("-")[2]) for path in tmp_path.glob("pid-*")]

@@ -4,14 +4,18 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 tokenizer = PreTrainedTokenizerFast(tokenizer_file="base/tokenizer.json")
-tokens = tokenizer(open("text.txt").read())["input_ids"]
-rows = torch.tensor(tokens[: len(tokens) // 128 * 128]).view(-1, 128)
-cut = int(len(rows) * 0.95)
+
+
+def rows(name):
+    tokens = tokenizer(open(name).read())["input_ids"]
+    return torch.tensor(tokens[: len(tokens) // 128 * 128]).view(-1, 128)
+
+
 accelerator = Accelerator(cpu=True)
 model = AutoModelForCausalLM.from_pretrained("base")
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-train = DataLoader(rows[:cut], batch_size=8, shuffle=True)
-test = DataLoader(rows[cut:], batch_size=8)
+train = DataLoader(rows("corpus.txt"), batch_size=8, shuffle=True)
+test = DataLoader(rows("held_out.txt"), batch_size=8)
 model, optimizer, train, test = accelerator.prepare(model, optimizer, train, test)
 model.train()
 step = 0

@@ -4,16 +4,20 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 tokenizer = PreTrainedTokenizerFast(tokenizer_file="base/tokenizer.json")
-tokens = tokenizer(open("text.txt").read())["input_ids"]
-rows = torch.tensor(tokens[: len(tokens) // 128 * 128]).view(-1, 128)
-cut = int(len(rows) * 0.95)
+
+
+def rows(name):
+    tokens = tokenizer(open(name).read())["input_ids"]
+    return torch.tensor(tokens[: len(tokens) // 128 * 128]).view(-1, 128)
+
+
 fabric = Fabric(accelerator="cpu", devices=1)
 fabric.launch()
 model = AutoModelForCausalLM.from_pretrained("base")
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 model, optimizer = fabric.setup(model, optimizer)
-train = fabric.setup_dataloaders(DataLoader(rows[:cut], batch_size=8, shuffle=True))
-test = fabric.setup_dataloaders(DataLoader(rows[cut:], batch_size=8))
+train = fabric.setup_dataloaders(DataLoader(rows("corpus.txt"), batch_size=8, shuffle=True))
+test = fabric.setup_dataloaders(DataLoader(rows("held_out.txt"), batch_size=8))
 model.train()
 step = 0
 while step < 80:

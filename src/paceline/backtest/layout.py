@@ -49,10 +49,13 @@ def degrees_of(row: StepRow, marks: list[str]) -> tuple[dict[str, int] | None, s
     if row.tp is None and row.pp is None and row.dp is None and not row.zero_stage:
         return None, "no layout is stated"
     degrees["dp"] = row.n_devices // split
-    whole = degrees["ep"]
-    degrees["ep"] = math.gcd(whole, degrees["dp"] * degrees["cp"])
+    whole, tp, ranks = degrees["ep"], degrees["tp"], degrees["dp"] * degrees["cp"]
+    if program_of(row.program, row.zero_stage)[0].spreads_experts and whole % tp == 0:
+        degrees["ep"] = math.gcd(whole // tp, ranks)  # tp ranks have experts of their own: they are in the group
+        return (degrees, "") if degrees["ep"] * tp == whole else (None, "ep does not divide dp x cp x tp")
+    degrees["ep"] = math.gcd(whole, ranks)
     if degrees["ep"] != whole:  # Megatron-LM also spreads experts over tp; here tp splits each of them instead
-        if degrees["tp"] % (whole // degrees["ep"]):
+        if tp % (whole // degrees["ep"]):
             return None, "ep does not divide dp x cp x tp"
         marks.append("experts split by tp instead of spread over it")
     return degrees, ""

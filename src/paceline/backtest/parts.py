@@ -26,6 +26,7 @@ COLLECTIVES = {
 }
 # Bus bandwidth shows the link's rate for a perfect ring: bytes x this x (n - 1) / n / seconds (nccl-tests).
 BUS_FACTORS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
+WAITS = "devices of several nodes wait as in the power model's calibration"
 LARGE_MESSAGE_BYTES = 2**28  # where a table states a bandwidth without a size
 
 
@@ -135,8 +136,9 @@ def compare_power(rows: Sequence[PowerRow], machines: Machines) -> tuple[list[Co
         if row.problem or not watts or entry is None:
             unscored.append((row, _unreadable(row) or (mark if watts else "no steady power is stated")))
             continue
-        marks = (*filter(None, [mark]), *filter(None, [row.measurement_type]))
-        found.append(Compared(row, watts_per_device(entry.name), watts, "watts per device", marks))
+        nodes = row.nodes_measured or 1
+        marks = (*filter(None, [mark, row.measurement_type]), *([WAITS] if nodes > 1 else []))
+        found.append(Compared(row, watts_per_device(entry.name, nodes), watts, "watts per device", marks))
     return found, unscored
 
 
@@ -152,8 +154,12 @@ def compare_runs(rows: Sequence[WholeRunRow], machines: Machines) -> tuple[list[
             unscored.append((row, reason or mark))
             continue
         assert row.energy_mwh and row.device_hours
-        forecast = row.device_hours * watts_per_device(entry.name) * (row.pue or 1.0) / 1e6
-        marks = [mark] if mark else []
+        several = (
+            not row.n_devices or row.n_devices > entry.devices_per_node
+        )  # runs that publish their energy are large
+        watts = watts_per_device(entry.name, 2 if several else 1)
+        forecast = row.device_hours * watts * (row.pue or 1.0) / 1e6
+        marks = [*filter(None, [mark]), *([WAITS] if several else [])]
         if re.search(r"GPU-only", row.notes):
             marks.append("measured without the node")
         found.append(Compared(row, forecast, row.energy_mwh, "MWh", tuple(marks)))

@@ -11,6 +11,7 @@ import numpy as np
 
 from paceline.backtest.rows import Case
 from paceline.cluster.catalog.devices import published_watts, read_catalog
+from paceline.cluster.catalog.power import power_model
 from paceline.plan.cost import pricing
 from paceline.plan.cost.columns import Floats
 from paceline.plan.cost.components import only, without
@@ -205,9 +206,14 @@ def collective_seconds(
     )
 
 
-def watts_per_device(accelerator: str) -> float:
-    """Return the watts that a device of a catalog name and its share of the node draw in training."""
-    return published_watts(read_catalog()[accelerator]).value
+def watts_per_device(accelerator: str, nodes: int) -> float:
+    """Return the watts that a device of a catalog name and its share of the node draw in training on so many nodes.
+
+    Devices of several nodes wait for each other. For how long a table of power does not say, so it is taken to be as in
+    what the power model was fitted on.
+    """
+    busy = power_model().several_nodes_busy if nodes > 1 else 1.0
+    return published_watts(read_catalog()[accelerator], busy).value
 
 
 def plan_of_layer(tp: int, micro_batch: int, recompute: str, precision: str) -> Plan:

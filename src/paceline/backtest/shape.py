@@ -16,9 +16,13 @@ PADDED_TO = 128  # Megatron-LM pads a vocabulary to a multiple of this times tp
 # What no column holds of public families, from their config.json on the Hugging Face hub: the width of a head where
 # it is not hidden / heads, and the experts of DeepSeek's layers, whose `ffn_hidden` is that of the dense ones.
 HEAD_DIMS = {"qwen3": 128, "gpt-oss": 64}
+HEAD_NORMS = ("qwen3",)  # families whose queries and keys are normalised
+# Tokens back that layers attend to, and of so many layers one that attends to all (`sliding_window`, `layer_types`).
+WINDOWS = {"gpt-oss": (128, 2), "gemma2": (4096, 2), "gemma3": (1024, 6), "mistral-7b-v0.1": (4096, 0)}
+LATENT = Latent(1536, 512, 128, 64, 128)
 DEEPSEEK = {
-    "v2": (Latent(1536, 512, 128, 64, 128), ExpertSizes(160, 6, 1536, shared_ffn=3072, dense_layers=1)),
-    "v3": (Latent(1536, 512, 128, 64, 128), ExpertSizes(256, 8, 2048, shared_ffn=2048, dense_layers=3)),
+    "v2": (LATENT, ExpertSizes(160, 6, 1536, shared_ffn=3072, dense_layers=1, groups=(8, 3))),
+    "v3": (LATENT, ExpertSizes(256, 8, 2048, shared_ffn=2048, dense_layers=3, groups=(8, 4))),
 }
 # Families by the names that tables have for their like.
 FAMILIES = {
@@ -93,12 +97,19 @@ def _with_family(shape: TransformerShape, row: StepRow, flags: dict[str, str]) -
     name = row.model.lower()
     if row.arch in ("llama", "moe") and "moe-tiny" not in name:
         shape = replace(shape, gated=True, biases=False, layer_norm=False, positions="rotary", tied=False)
+        if name.startswith(HEAD_NORMS):
+            shape = replace(shape, head_norm=True)
     elif name.startswith("mpt"):
         shape = replace(shape, biases=False, positions="alibi")
     elif "bloom" in name:
         shape = replace(shape, positions="alibi", embedding_norm=True)
     elif row.arch in ("bert", "t5"):
         shape = replace(shape, causal=row.arch == "t5", cross_attention_layers=shape.layers if row.arch == "t5" else 0)
+    window = next(
+        (sizes for family, sizes in WINDOWS.items() if re.sub(r"gemma-", "gemma", name).startswith(family)), None
+    )
+    if window:
+        shape = replace(shape, window=window[0], full_every=window[1])
     if "swiglu" in flags:
         shape = replace(shape, gated=True)
     if flags.get("normalization") == "RMSNorm":

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-
 from paceline.plan.placement.draw import placement_svg
 from paceline.plan.placement.place import placement_from_dict
 from paceline.report import sections as part
 from paceline.report.bound.page import bound_html
-from paceline.report.charts import Band, Line, interval_bar, line_chart, stacked_bars
-from paceline.report.compare import Promise, TermGroup
+from paceline.report.drawn.figures import (
+    curve_chart,
+    figure,
+    groups_chart,
+    loss_chart,
+    phases_chart,
+    promise_card,
+    speed_chart,
+)
 from paceline.report.format import quantity, signed_percent, utc
 from paceline.report.goodput import goodput_text
 from paceline.report.held_out.page import metrics_html
 from paceline.report.held_out.written import written_rows
-from paceline.report.sections import VERDICTS, esc, pill, section
+from paceline.report.sections import esc, pill, section
 from paceline.report.style import CSS
 from paceline.report.summary import Summary
 from paceline.units import format_count, format_seconds
@@ -23,20 +27,6 @@ from paceline.units import format_count, format_seconds
 STATUS_STYLE = {"complete": "good", "requeue": "warn", "stopped": "warn", "failed": "bad"}
 NAMES = {"step time": "Step time", "memory": "Memory", "run time": "Run time", "money": "Money",
          "energy": "Energy"}  # fmt: skip
-
-
-def _figure(svg: str, caption: str = "", legend: str = "") -> str:
-    words = f"<figcaption>{esc(caption)}</figcaption>" if caption else ""
-    return f'<figure><div class="scroll">{svg}</div>{legend}{words}</figure>'
-
-
-def _legend(items: Sequence[tuple[str, str]]) -> str:
-    """Return the colours' names and values, in the order in which a stacked bar counts its colours."""
-    entries = "".join(
-        f'<li><i class="c{index % 8}"></i>{esc(name)} <span>{esc(value)}</span></li>'
-        for index, (name, value) in enumerate(items)
-    )
-    return f'<ul class="legend">{entries}</ul>'
 
 
 def _verdict(summary: Summary) -> str:
@@ -67,25 +57,7 @@ def _cards(summary: Summary) -> str:
     cards = []
     for name, title in NAMES.items():
         promise = summary.promise(name)
-        style, word = VERDICTS[promise.verdict]
-        show = partial(quantity, unit=promise.unit)
-        bar = ""
-        numbers = (promise.forecast, promise.low, promise.high, promise.measured)
-        if promise.verdict != "unknown":
-            forecast, low, high, measured = (value or 0.0 for value in numbers)
-            bar = interval_bar(forecast, low, high, measured, show)
-        against = (
-            f"{signed_percent(promise.error)} against {show(promise.forecast)} forecast"
-            if promise.error is not None
-            else f"forecast {show(promise.forecast)}"
-        )
-        is_estimate = promise.measured is not None and promise.measured_how.startswith("estimate")
-        estimated = " (estimate)" if is_estimate else ""
-        cards.append(
-            f'<div class="card"><div class="top">{esc(title)}</div>'
-            f'<div class="big">{esc(show(promise.measured))}</div>{pill(style, word)}{bar}'
-            f'<div class="small">{esc(against)}{esc(estimated)} {part.tag(promise.source)}</div></div>'
-        )
+        cards.append(promise_card(promise, title))
     judged = [promise for promise in summary.promises if promise.name in NAMES]
     notes = "".join(f"<li>{esc(NAMES[promise.name])}: {esc(promise.measured_how)}.</li>" for promise in judged)
     return (
@@ -107,22 +79,9 @@ def _loss(summary: Summary) -> str:
     curves, losses = summary.series, summary.losses
     if not curves["loss"].points and not curves["held_out"].points:
         return ""
-    smooth = bool(curves["loss_trend"].points)
-    lines = [Line("" if smooth else "training", curves["loss"].points, "faint" if smooth else "train")]
-    if smooth:
-        lines.append(Line("training", curves["loss_trend"].points, "train"))
-    lines.append(Line("held-out", curves["held_out"].points, "held", dots=True))
-    values = [value for line in lines for _, value in line.points]
-    chart = line_chart(
-        lines,
-        label="Training and held-out loss over steps",
-        x_label="step",
-        y_label="loss, nats per item",
-        reference=(losses.unigram, "by frequency") if losses.unigram is not None else None,
-        markers=_restarts(summary),
-        log=min(values) > 0 and max(values) > 20 * min(values),
-    )
-    how = " Faint: each step; strong: means over hundredths of the run." if smooth else ""
+    smooth = curves["loss_trend"]
+    chart = loss_chart(curves["loss"], smooth, curves["held_out"], losses.unigram, _restarts(summary))
+    how = " Faint: each step; strong: means over hundredths of the run." if smooth.points else ""
     rows = [
         ("training", f"{_number(losses.first)} first, {_number(losses.last)} last, "
                      f"{_number(losses.best)} best{_at(losses.best_step)}"),
@@ -133,7 +92,7 @@ def _loss(summary: Summary) -> str:
         ("seen", f"{format_count(summary.items_seen)} {summary.unit}" if summary.items_seen else ""),
         *part.sources(summary),
     ]  # fmt: skip
-    return _figure(chart, f"Loss of the steps that count.{how}") + part.listing(rows)
+    return figure(chart, f"Loss of the steps that count.{how}") + part.listing(rows)
 
 
 def _number(value: float | None) -> str:
@@ -145,23 +104,10 @@ def _at(step: int | None) -> str:
 
 
 def _speed(summary: Summary) -> str:
-    points, speed, promise = summary.series["step_seconds"].points, summary.speed, summary.promise("step time")
-    if not points:
+    points, speed = summary.series["step_seconds"], summary.speed
+    if not points.points:
         return ""
-    band = None
-    if promise.forecast is not None and promise.low is not None and promise.high is not None:
-        band = Band(promise.low, promise.high, promise.forecast, "forecast")
-    usual = max(speed.p95_seconds or 0.0, band.high if band else 0.0)
-    chart = line_chart(
-        [Line("measured", points)],
-        label="Seconds per step, with the forecast's interval",
-        x_label="step",
-        y_label="seconds per step",
-        tip_format=format_seconds,
-        band=band,
-        markers=_restarts(summary),
-        ceiling=usual * 1.15 if usual else None,
-    )
+    chart = speed_chart(points, summary.promise("step time"), speed.p95_seconds, _restarts(summary))
     unit = f"{summary.unit}/s"
     rates = [speed.items_per_second, speed.p5_items_per_second, speed.p95_items_per_second]
     middle, slow, fast = ("unknown" if rate is None else format_count(rate) for rate in rates)
@@ -174,7 +120,7 @@ def _speed(summary: Summary) -> str:
         ("model FLOP utilisation", f"{mfu}{promised} ({speed.mfu_convention})"),
     ]  # fmt: skip
     caption = f"Shaded: the forecast's 80 % interval. {summary.basis.capitalize()}."
-    return _figure(chart, caption) + part.listing(rows) + part.slowest(summary)
+    return figure(chart, caption) + part.listing(rows) + part.slowest(summary)
 
 
 def _optimisation(summary: Summary) -> str:
@@ -182,64 +128,25 @@ def _optimisation(summary: Summary) -> str:
     figures = []
     for key, name in (("grad_norm", "global gradient norm"), ("lr", "learning rate")):
         points = summary.series[key].points
-        if points:
-            log = key == "grad_norm" and min(value for _, value in points) > 0
-            chart = line_chart(
-                [Line("", points)],
-                label=f"{name} over steps",
-                x_label="step",
-                y_label=name,
-                markers=_restarts(summary),
-                zero=not log,
-                log=log,
-                height=210,
-            )
-            figures.append(_figure(chart))
+        figures.append(figure(curve_chart(points, name, _restarts(summary), log=key == "grad_norm")))
     return "".join(figures)
-
-
-def _compared(groups: Sequence[TermGroup], total: Promise, label: str, note: str) -> str:
-    """Return forecast over measured as stacked bars, and the table of terms below."""
-    show = partial(quantity, unit=total.unit)
-    names = [group.name for group in groups]
-    sides = {
-        "forecast": [(group.name, group.forecast or 0.0) for group in groups],
-        "measured": [(group.name, group.measured or 0.0) for group in groups],
-    }
-    rows = [(side, values) for side, values in sides.items() if any(value for _, value in values)]
-    if not rows:
-        return ""
-    chart = stacked_bars(rows, label=label, show=show, names=names)
-    return _figure(chart, note, _legend([(name, "") for name in names])) + part.groups_table(groups, total.unit, total)
 
 
 def _time_terms(summary: Summary) -> str:
     note = f"Measured: {summary.basis}; the medians of the parts need not add up to the median step."
     label = "Seconds per step by part, forecast and measured"
-    return _compared(summary.time_groups, summary.promise("step time"), label, note)
+    return groups_chart(summary.time_groups, summary.promise("step time"), label, note)
 
 
 def _memory(summary: Summary) -> str:
     note = "Components as measured once, after the first step; the total below is the highest peak on record."
     label = "Bytes per device by component, forecast and measured"
-    return _compared(summary.memory_groups, summary.promise("memory"), label, note)
+    return groups_chart(summary.memory_groups, summary.promise("memory"), label, note)
 
 
 def _phases(summary: Summary) -> str:
-    total = sum(phase.seconds for phase in summary.phases)
-    if not total:
-        return ""
-    names = [phase.name for phase in summary.phases]
-    chart = stacked_bars(
-        [("", [(phase.name, phase.seconds) for phase in summary.phases])],
-        label="Wall time by phase",
-        show=format_seconds,
-        names=names,
-    )
-    legend = _legend([(p.name, f"{format_seconds(p.seconds)} · {p.seconds / total:.1%}") for p in summary.phases])
     notes = "; ".join(f"{phase.name}: {phase.note}" for phase in summary.phases)
-    words = f"Goodput {goodput_text(summary.goodput)}. {notes[:1].upper()}{notes[1:]}."
-    return _figure(chart, words, legend)
+    return phases_chart(summary.phases, f"Goodput {goodput_text(summary.goodput)}. {notes[:1].upper()}{notes[1:]}.")
 
 
 def _header(summary: Summary) -> str:
@@ -262,7 +169,7 @@ def _placement(summary: Summary) -> str:
         found = placement_from_dict(summary.placement)
     except (KeyError, TypeError, ValueError):  # no record of it, or one of another version
         return ""
-    return _figure(placement_svg(found, alone=False)) if found.topology.devices > 1 else ""
+    return figure(placement_svg(found, alone=False)) if found.topology.devices > 1 else ""
 
 
 def render_html(summary: Summary) -> str:

@@ -105,7 +105,8 @@ class Records:
 NO_START = read(RunStarted, {})
 
 
-def _row(record: StepRecord, attempt: int, step: float) -> list[float]:
+def row_of(record: StepRecord, attempt: int, step: float) -> list[float]:
+    """Return a step as a row of COLUMNS."""
     values = {**vars(record), **{name: record.seconds.get(name) for name in SECONDS}, "attempt": attempt, "step": step}
     found = [number(values[name]) for name in COLUMNS]
     return [math.nan if value is None else value for value in found]
@@ -130,7 +131,7 @@ def gather(lines: Iterable[Mapping[str, Any]]) -> Records:
             starts[attempt] = record
         elif isinstance(record, StepRecord):
             if record.step is not None:
-                rows.extend(_row(record, attempt, record.step))
+                rows.extend(row_of(record, attempt, record.step))
         elif record is not None:
             others.append(record)
     values = np.frombuffer(rows, dtype=np.float64).reshape(-1, len(COLUMNS)) if rows else np.empty((0, len(COLUMNS)))

@@ -43,6 +43,7 @@ from paceline.spec.optimizers import NOT_OFFLOADED
 from paceline.spec.plan import Plan
 from paceline.spec.steps.turns import main_turn
 from paceline.spec.task import Task
+from paceline.task.adapt.noise import noises
 from paceline.task.coupling import gathers_rows
 from paceline.task.data.protocol import Source
 from paceline.task.models.blocks import find_blocks
@@ -177,6 +178,8 @@ def _look(
     silent = look is None and all(objective in BUILT_IN.values() for objective in plain)  # what is ours draws nothing
     randomness = sample_randomness(task.seed, plan, world, look.survey if look else Survey(silent=silent))
     draw_again(model, randomness)
+    for noise in noises(model):
+        noise.context_ranks = plan.layout.cp
     if look and started.to_look_at() is not model:
         draw_again(started.to_look_at(), randomness)
     remarks = [*(look.remarks if look else []),

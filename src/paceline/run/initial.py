@@ -26,6 +26,7 @@ from paceline.spec.adapt.adapter import FULL, Adaptation
 from paceline.spec.plan import Plan
 from paceline.spec.task import ModelSpec, Task
 from paceline.task.adapt.fill import adapted_layers, fill_adapters
+from paceline.task.adapt.noise import noises
 from paceline.task.data.protocol import Source
 from paceline.task.models.build import build_model, fill_weights, load_weights
 from paceline.task.models.factory import Model, factory_of, gives_weights
@@ -63,8 +64,9 @@ class DrawnModel(WholeModel):
 
     @property
     def draws(self) -> bool:
-        """Whether the model draws random numbers: the dropout of its adapters is all that there is."""
-        return any(layer.spec.dropout > 0 for layer in adapted_layers(self.model).values())
+        """Whether the model draws random numbers: dropout of its adapters and noise on embeddings are all there is."""
+        dropped = any(layer.spec.dropout > 0 for layer in adapted_layers(self.model).values())
+        return dropped or any(True for _ in noises(self.model))
 
     def to_look_at(self) -> nn.Module:
         """Return the model, or where it draws one of its kind that computes, of weights that take next to no memory."""

@@ -32,6 +32,7 @@ from paceline.run.process.world import join_world, leave_world
 from paceline.run.record.journal import mark_end
 from paceline.run.record.tensorboard import asked_sinks
 from paceline.run.survive.points import points_of
+from paceline.said import say_line
 from paceline.session.begin import join_peers, planned_brief
 from paceline.session.extras import check_extras
 from paceline.session.nodes.attendance import attend_run
@@ -39,6 +40,7 @@ from paceline.session.nodes.launched import as_node, is_attended
 from paceline.session.survive import survive
 from paceline.session.together import as_error
 from paceline.session.uncaught import end_with_own_code
+from paceline.session.watch.alerting import begin_alerts
 from paceline.spec.arguments import make_spec, run_directory
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.redact import Redactor
@@ -48,7 +50,7 @@ from paceline.spec.run import RunSpec
 from paceline.spec.survive.faults import FaultPlan
 from paceline.spec.task import Task
 from paceline.supervise.parent import end_with_parent
-from paceline.supervise.supervisor import explain
+from paceline.supervise.supervisor import explain, is_supervised
 from paceline.uncaught import is_prompt
 
 
@@ -96,6 +98,8 @@ class Run(Training):
             world = join_world(brief.device, brief.threads, place, spec.run)
             lock = lock or (take(run_dir) if world.is_first else None)
         self._lock = lock
+        watched = world.is_first and not is_supervised()
+        self._alerts = begin_alerts(spec, say_line, supervises=False) if watched else None
         Training.__init__(self, spec, brief, world, run_dir, asked_sinks(spec.run), lock)
 
     def step(self, batch: StepBatch) -> StepStats:
@@ -115,6 +119,8 @@ class Run(Training):
         try:
             super()._ended(status, error)
         finally:
+            if self._alerts is not None:
+                self._alerts.close()
             if self._lock is not None:
                 self._lock.release()
 

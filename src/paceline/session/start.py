@@ -26,6 +26,8 @@ from paceline.session.confirm.micro_batch import confirm_micro_batch
 from paceline.session.extras import check_extras
 from paceline.session.prove import Proven, prove
 from paceline.session.survive import WORKER, survive
+from paceline.session.watch.alerting import alerts_beside
+from paceline.session.watch.exporting import exports_beside
 from paceline.spec.arguments import run_directory
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.redact import Redactor
@@ -99,13 +101,15 @@ def _run(planned: Planned, proven: Proven, decisions: tuple[DecisionRecord, ...]
 
 def run_brief(spec: Spec, brief: Brief, lock: RunLock, say: Say) -> Outcome:
     """Train in this process on one device, in processes of their own on several."""
-    with traced_by_signal(run_directory(spec)):
+    with traced_by_signal(run_directory(spec)), exports_beside(spec, say):
         return _run_brief(spec, brief, lock, say)
 
 
 def _run_brief(spec: Spec, brief: Brief, lock: RunLock, say: Say) -> Outcome:
     if brief.plan.layout.devices == 1:
-        return _here(spec, brief, lock)
+        with alerts_beside(spec, say, supervises=False) as alerts:
+            alerts.outcome = _here(spec, brief, lock)
+        return alerts.outcome
     with (
         tempfile.TemporaryDirectory(prefix="paceline-spec-", ignore_cleanup_errors=True) as folder,
         brief.file() as path,
@@ -153,7 +157,11 @@ def _as_one_rank(spec: Spec, place: Place, run_dir: Path, say: Say) -> int:
     name_process(f"rank {place.rank} paceline")
     world, brief, lock = join_peers(spec, place)
     try:
-        train_here(spec, brief, place, lock, world)
+        if world.is_first:
+            with alerts_beside(spec, say, supervises=False), exports_beside(spec, say):
+                train_here(spec, brief, place, lock, world)
+        else:
+            train_here(spec, brief, place, lock, world)
     finally:
         if lock is not None and not lock.is_lost:
             tell_report(run_dir, say)

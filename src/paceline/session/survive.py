@@ -10,6 +10,7 @@ from paceline.lock import RunLock
 from paceline.run.process.brief import Brief
 from paceline.said import say_line
 from paceline.session.replanner import Replanner
+from paceline.session.watch.alerting import alerts_beside
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec
 from paceline.spec.survive.recovery import RecoverySpec
@@ -35,17 +36,20 @@ def survive(
             "paceline train, or torchrun or srun around the script",
         )
     policy = spec.run.recovery
-    generations = Generations(
-        OneMachine(starter_of(words, environ, policy, say, lock), environ),
-        brief,
-        lock,
-        policy,
-        say,
-        Redactor(spec.run.redact),
-        Replanner(spec, say),
-        spec.run.health,
-    )
-    return generations.run()
+    with alerts_beside(spec, say, supervises=True) as alerts:
+        generations = Generations(
+            OneMachine(starter_of(words, environ, policy, say, lock), environ),
+            brief,
+            lock,
+            policy,
+            say,
+            Redactor(spec.run.redact),
+            Replanner(spec, say),
+            spec.run.health,
+            alerts.tell,
+        )
+        alerts.outcome = generations.run()
+    return alerts.outcome
 
 
 def starter_of(

@@ -6,6 +6,7 @@ backward pass does twice the matrix FLOPs of the forward pass.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -32,7 +33,8 @@ class BlockProfile:
     input_elements: float
     transient_elements: float  # largest short-lived buffers of the block, in fp32 elements
     operators: int  # operator launches in one forward pass
-    matmul_width: int  # geometric mean of the inner and outer width of its products
+    # Geometric mean of the inner and outer width of its products; with `routed_flops`, of those that are not routed.
+    matmul_width: int
     recomputable: bool = False  # whether activation checkpointing applies to the block
     open_axes: tuple[str, ...] = ("dp_replicate", "dp_shard")
     tied_to: str = ""  # the block that owns this block's shared weight, which is not counted here
@@ -50,7 +52,16 @@ class BlockProfile:
     routed_elements: float = 0.0  # elements of a sample that are sent to experts, once for each that a token passes
     frozen_parameters: int = 0  # those that are not trained: they have no gradient and no optimizer state
     narrow_parameters: int = 0  # those of the frozen ones that rest in two bytes
+    routed_flops: float = 0.0  # those of `matmul_flops` that are products of routed experts; 0: all of them
+    routed_groups: tuple[int, ...] = ()  # groups that experts stand in, and to how many of them a token goes at most
     backward_products: float = 2.0  # of the backward pass, for each product of the forward pass; frozen weights: 1
+
+    @property
+    def routed_width(self) -> float:
+        """The geometric mean of the widths of a routed expert's products; that of all where they are not told apart."""
+        if not self.routed_flops:
+            return self.matmul_width
+        return math.exp(sum(map(math.log, self.expert_widths)) / len(self.expert_widths))
 
 
 @dataclass(frozen=True)

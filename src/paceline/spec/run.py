@@ -15,6 +15,8 @@ from paceline.spec.survive.faults import FaultPlan, read_faults
 from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.nodes import NodesSpec
 from paceline.spec.survive.recovery import RecoverySpec
+from paceline.spec.watch.alerts import AlertsSpec
+from paceline.spec.watch.exports import ExportsSpec
 from paceline.units import Amount
 
 
@@ -93,7 +95,9 @@ class RunSpec(Declared, table="run"):
     tags: dict[str, Any] = option(
         factory=dict, doc='words that a bill groups runs by, such as { team = "speech", project = "asr" }'
     )
+    alerts: AlertsSpec = option(factory=AlertsSpec, doc="what wakes somebody while the run lives, and where it is sent")
     tensorboard: bool = option(False, "also write TensorBoard event files (needs the extra 'tensorboard')")
+    exports: ExportsSpec = option(factory=ExportsSpec, doc="other tools that get what the journal has")
     recovery: RecoverySpec = option(factory=RecoverySpec, doc="what is tried when processes of the run are lost")
     nodes: NodesSpec = option(factory=NodesSpec, doc="the nodes of the run, each with a supervisor of its own")
 

@@ -85,9 +85,10 @@ class DataSpec(Declared, table="task.data"):
 
     source: str = option(
         "stdlib",
-        "'stdlib', 'digits', a table (CSV, TSV, JSONL, Parquet, Arrow) of texts with labels, prompts or conversations,"
-        " a file or folder of text, JSONL, Parquet, Arrow, images, token shards or Megatron's .bin and .idx, each also"
-        " as a URL, `SCHEME:PATH` where the kind is not clear (table, text, hf, shards, megatron, images), or"
+        "'stdlib', 'digits', a table (CSV, TSV, JSON, JSONL, Parquet, Arrow) of texts with labels, prompts or"
+        " conversations, a file or folder of text, JSONL, Parquet, Arrow, images, token shards or Megatron's .bin"
+        " and .idx, each also as a URL, `SCHEME:PATH` where the kind is not clear (table, text, hf, shards, megatron,"
+        " images), or"
         " `module:factory` of a map-style set",
     )
     arguments: dict[str, Any] = option(
@@ -119,12 +120,16 @@ class DataSpec(Declared, table="task.data"):
         choices=LABELS,
     )
     label_field: str = option(
-        "", "the column of a table that holds the label; empty takes label, labels, class, target or category"
+        "",
+        "the column of a table that holds the label; empty takes label, labels, class, target or category, of CSV and"
+        " JSON also sentiment, rating, score and the like",
     )
     prompt_field: str = option("prompt", "the column of a table that holds a prompt, of which no token counts")
     completion_field: str = option("completion", "the column that holds the completion of a prompt: its tokens count")
     messages_field: str = option(
-        "messages", "the column that holds a conversation: a list of {role, content}; the assistant's tokens count"
+        "messages",
+        "the column that holds a conversation: a list of {role, content} or {from, value}; the assistant's tokens"
+        " count. Where there is none of this name, conversations and the like are taken",
     )
     template: str = option(
         "auto",
@@ -350,6 +355,12 @@ class Task(Declared, table="task"):
         "patterns of the parameters that are trained, `*` for any text, such as 'layers.10.*'; the rest is frozen."
         " Empty trains all of the model, or with an adapter the adapter alone",
     )
+    embedding_noise: float = option(
+        0.0,
+        "noise on the embeddings of tokens while training, drawn for each sample: even over plus and minus this over"
+        " the root of tokens times width (NEFTune's alpha, arXiv:2310.05914; 5 is usual, 0 is none)",
+        minimum=0.0,
+    )
     optimizer: OptimizerSpec = option(factory=OptimizerSpec, doc="the optimizer")
     schedule: ScheduleSpec = option(factory=ScheduleSpec, doc="the learning-rate schedule")
     evaluate: EvaluateSpec = option(factory=EvaluateSpec, doc="what evaluations measure, and what follows from it")
@@ -391,4 +402,4 @@ class Task(Declared, table="task"):
     @property
     def adaptation(self) -> Adaptation:
         """What of the model is trained."""
-        return Adaptation(self.adapter, self.train)
+        return Adaptation(self.adapter, self.train, self.embedding_noise)

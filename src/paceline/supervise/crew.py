@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -11,17 +12,20 @@ from paceline.patience import Patience
 from paceline.run.survive.health.watch import PulseWatch
 from paceline.supervise.blame import Ending
 from paceline.supervise.groups import POLL_SECONDS, Process, ending_of, kill_group, signal_process
+from paceline.supervise.lost import RanksLost, TellLost, told_to_nobody
 
 
 class Crew:
     """The processes of a world in the order of ranks, and what is known of how they ended."""
 
-    def __init__(self, processes: Sequence[Process] = ()) -> None:
+    def __init__(self, processes: Sequence[Process] = (), tell: TellLost = told_to_nobody) -> None:
+        """`tell` is told at once of each process that was ended by a signal which nobody here has sent."""
         self.processes = list(processes)
         self.endings: dict[int, Ending] = {}
         self.killed: set[int] = set()  # by the supervisor, because a peer had failed before
         self.passed_on: set[int] = set()  # stop signals that ranks were sent
         self._looked = time.time()
+        self.tell = tell
 
     def look(self) -> None:
         """Note which processes have ended since the last look."""
@@ -30,7 +34,12 @@ class Crew:
             code = ending_of(process) if rank not in self.endings else None
             if code is not None:
                 self.endings[rank] = Ending(rank, code, self._looked, now)
+                if self._is_lost(rank, code):
+                    self.tell(_lost(rank, len(self.processes), code, self._looked))
         self._looked = now
+
+    def _is_lost(self, rank: int, code: int) -> bool:
+        return code not in (0, Requeue.exit_code) and rank not in self.killed and -code not in self.passed_on
 
     def send(self, number: int) -> None:
         """Send a signal to every process that runs."""
@@ -87,6 +96,7 @@ def attend(
         crew.look()
         if pulses is not None and (suspect := pulses.look(time.monotonic(), crew.endings)) is not None:
             pulses.tell(suspect)
+            crew.tell(RanksLost(suspect.ranks, suspect.what, suspect.because, suspect.since))
             for rank in suspect.ranks:
                 kill_group(crew.processes[rank])
         if grace is None and crew.has_failed:
@@ -96,3 +106,8 @@ def attend(
         if grace is not None and grace.is_over:
             crew.kill(sorted(set(range(len(crew.processes))) - set(spared())))
         time.sleep(POLL_SECONDS)  # a wait for several processes at once, not a synchronisation
+
+
+def _lost(rank: int, ranks: int, code: int, since: float) -> RanksLost:
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"has ended with code {code}"
+    return RanksLost((rank,), f"rank {rank} of {ranks} {how}", "", since)

@@ -13,25 +13,30 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigError, DamagedData
+from paceline.spec.adapt.preference import DPO
 from paceline.spec.import_paths import is_import_path, scheme_of
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.load import Spec
 from paceline.spec.model_folder import CONFIG, folder_of
 from paceline.spec.task import DataSpec, ModelSpec, Task
+from paceline.task.data.source import open_sources
 from paceline.task.data.sources.cache import Say
 from paceline.task.data.sources.files import NAMED_SOURCES, kind_of, list_files
 from paceline.task.data.sources.named import kind_of_source
 from paceline.task.data.sources.tables.columns import is_kind_of_table
-from paceline.task.data.sources.tables.listing import TABLE_KINDS, inner_path
+from paceline.task.data.sources.tables.listing import TABLE_KINDS, inner_path, list_table
 from paceline.task.data.sources.tables.records import columns_of
 from paceline.task.data.sources.tables.store import TextTable, open_table
 from paceline.task.models.sizes import is_factory
+from paceline.task.profile.limits import REFERENCED
 from paceline.units import Amount
 
 LABEL_OBJECTIVES = ("classification", "regression", "multi_label")
 POOLED = "paceline.task.models.pooled:pooled_decoder"
 SHAPE_OPTIONS = ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab")  # of task.model, that a head leaves alone
 ROWS = Amount(32, "samples")  # of a global batch of labelled texts, where the task does not say
+MASKED_HEADS = ("ForMaskedLM", "ForPreTraining")
+OTHER_HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice")
 SEQUENCE_HEAD = "ForSequenceClassification"  # how transformers' classes with a head for whole texts end
 PREFERENCES = {"chosen", "rejected"}  # columns of pairs, which have an objective of their own
 
@@ -50,11 +55,14 @@ def settle(spec: Spec, say: Say | None = None) -> Settled:
     Raises ConfigError where the task contradicts its data, and the errors of reading them.
     """
     task = spec.task
+    if task.objective == DPO:
+        return with_copy(spec)
     if not isinstance(task.data, DataSpec):
         return Settled(spec)
     decided = _Decided(task)
     if task.data.mix or not _settle_source(decided):
         _refuse_labels(task)
+        _check_next_token(task)
         return Settled(spec)
     _settle_labels_asked(decided)
     table = open_table(decided.data, say)
@@ -62,13 +70,37 @@ def settle(spec: Spec, say: Say | None = None) -> Settled:
         _settle_objective(decided, table)
         _settle_model(decided, table)
         _settle_batch(decided)
-    elif table.columns.kind != "text":
-        _settle_rows(decided)
+    else:
+        _check_next_token(decided.task)
+        if table.columns.kind != "text":
+            _settle_rows(decided)
     if not decided.records:
         return Settled(spec)
     origins = {record.what: f"inferred: {record.because}" for record in decided.records}
     settled = replace(spec, task=decided.task, provenance={**spec.provenance, **origins})
     return Settled(settled, tuple(decided.records))
+
+
+def with_copy(spec: Spec) -> Settled:
+    """Return a spec of preference pairs whose model, where all of it is trained, stands beside a frozen copy of it."""
+    task = spec.task
+    wraps = isinstance(task.model, ModelSpec) and task.model.name != REFERENCED and not is_import_path(task.model.name)
+    if not wraps or not task.adaptation.is_full or not isinstance(task.data, DataSpec):
+        return Settled(spec)
+    source, _ = open_sources(task.data, task.seed)
+    given = {name: value for name, value in dataclasses.asdict(task.model).items() if value != _plain_model(name)}
+    arguments = {"model": {"name": task.model.name, **given}, "vocab": source.vocab or 0,
+                 "seq_len": source.items_per_sample}  # fmt: skip
+    decided = _Decided(task)
+    because = "all of the model is trained, so a frozen copy is what preferences are held against"
+    decided.option("model", ModelSpec(name=REFERENCED, arguments=arguments), because)
+    origins = {record.what: f"inferred: {record.because}" for record in decided.records}
+    settled = replace(spec, task=decided.task, provenance={**spec.provenance, **origins})
+    return Settled(settled, tuple(decided.records))
+
+
+def _plain_model(name: str) -> Any:
+    return getattr(ModelSpec(), name)
 
 
 class _Decided:
@@ -110,12 +142,12 @@ def _settle_source(decided: _Decided) -> bool:
         return False
     kind = kind_of_source(data.source)[0]
     if kind == "table":
-        decided.data_option("source", f"table:{data.source}", "CSV is a table, never prose")
+        decided.data_option("source", f"table:{data.source}", "CSV and JSON are tables, never prose")
         return True
     if kind not in ("text", "hf") or decided.task.objective == "next_token":
         return False
     if scheme == "hf" and Path(path).expanduser().is_dir() and not any(Path(path).expanduser().glob("*.arrow")):
-        listing = list_files(replace(data, source=path), TABLE_KINDS)
+        listing = list_table(data)
     else:
         listing = list_files(data)
     if any(kind_of(file.name) not in TABLE_KINDS for file in listing.files):
@@ -169,7 +201,7 @@ def _settle_model(decided: _Decided, table: TextTable) -> None:
         _check_head(model, labels.outputs)
         return
     if (folder := folder_of(model.name)) is not None:
-        _check_folder(folder, labels.outputs)
+        _check_folder(model, folder, labels.outputs)
         return
     if model.starts_from:
         raise ConfigError(
@@ -193,25 +225,63 @@ def _check_head(model: ModelSpec, outputs: int) -> None:
         )
 
 
-def _check_folder(folder: Path, outputs: int) -> None:
-    """Raise ConfigError for a folder of Hugging Face whose model has no head for whole texts, or another's."""
+def _config_of(model: ModelSpec, folder: Path) -> dict[str, Any]:
+    """Return the config.json of a folder of Hugging Face with what the task changes; nothing where there is none."""
     try:
-        config = json.loads((folder / CONFIG).read_text("utf-8"))
+        found = json.loads((folder / CONFIG).read_text("utf-8"))
     except (OSError, ValueError):
-        return  # who builds the model says what is wrong with it
+        return {}  # who builds the model says what is wrong with it
+    if not isinstance(found, dict):
+        return {}
+    changes = dict(model.arguments)
+    if "num_labels" in changes:
+        found.pop("id2label", None)  # of the head before
+    named = {"architectures": [changes.pop("architecture")]} if "architecture" in changes else {}
+    return {**found, **changes, **named}
+
+
+def _check_next_token(task: Task) -> None:
+    """Raise ConfigError for a folder of Hugging Face whose model is not made to say the next token of a text."""
+    model = task.model
+    if not isinstance(model, ModelSpec) or task.objective not in ("auto", "next_token") or task.turns:
+        return
+    folder = folder_of(model.name)
+    config = _config_of(model, folder) if folder is not None else {}
     architecture = str((config.get("architectures") or [""])[0])
+    if config.get("is_encoder_decoder"):
+        why = "it reads a source and writes a target, and a text is none of both"
+    elif architecture.endswith(MASKED_HEADS):
+        why = "it sees the whole text, and so the token that it would say"
+    elif architecture.endswith(OTHER_HEADS):
+        why = "its head is for another task"
+    else:
+        return
+    raise ConfigError(
+        f"the model in '{folder}' does not learn the next token", f"it is of the class {architecture}: {why}",
+'an objective and batches of your own (objective = "module:function", data.source = "module:factory"), or a table '
+        'of texts with labels and a head for them (arguments = { architecture = "...", num_labels = 2 })',
+    )  # fmt: skip
+
+
+def _check_folder(model: ModelSpec, folder: Path, outputs: int) -> None:
+    """Raise ConfigError for a folder of Hugging Face whose model has no head for whole texts, or another's."""
+    config = _config_of(model, folder)
+    architecture = str((config.get("architectures") or [""])[0])
+    if not config:
+        return
     if not architecture.endswith(SEQUENCE_HEAD):
         raise ConfigError(
             f"the model in '{folder}' has no head for whole texts", f"it is of the class {architecture}, and the data "
             "are texts with labels",
-            "a factory that returns AutoModelForSequenceClassification.from_pretrained(folder, num_labels=...)",
+            f"name = \"hf:{folder}\", its class with such a head, and a head that starts fresh: arguments = "
+            f"{{ architecture = \"...{SEQUENCE_HEAD}\", num_labels = {outputs} }}, fresh = [\"score.*\"]",
         )  # fmt: skip
     found = len(config.get("id2label") or ()) or int(config.get("num_labels", 2))
     if found != outputs:
         raise ConfigError(
             f"the model in '{folder}' has a head of {found} outputs, and the labels need {outputs}",
             "its config.json says so (id2label, num_labels)",
-            f'"num_labels": {outputs} there, with weights of that head',
+            f'arguments = {{ num_labels = {outputs} }}, and fresh with the parameters of the head: ["classifier.*"]',
         )  # fmt: skip
 
 

@@ -56,7 +56,9 @@ def turns_of(task: Task, source_unit: str) -> tuple[Turn, ...]:
     if task.objective == DPO and not task.turns:
         from paceline.task.adapt.preference import PreferenceLoss
 
-        return (Turn("", PreferenceLoss(task.preference.beta, task.preference.label_smoothing), ("*",)),)
+        asked = task.preference
+        loss = PreferenceLoss(asked.beta, asked.label_smoothing, asked.loss, task.adapter.is_none)
+        return (Turn("", loss, ("*",)),)
     if not task.turns:
         return (Turn("", resolve_objective(task.objective, source_unit), ("*",)),)
     check_turns(task)

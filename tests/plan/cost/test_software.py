@@ -243,3 +243,37 @@ def test_fill_and_drain_of_uneven_stages_are_those_of_the_schedule(sizes: tuple[
     forward = [size * one / 3 for size in sizes]
     played = one_f_one_b(4, 16, forward, [2 * time for time in forward])
     assert inner == pytest.approx(played, rel=0.01)
+
+
+def test_inputs_that_are_not_kept_whole_are_gathered_once_more() -> None:
+    again = dataclasses.replace(PACELINE, keeps_gathered=False)
+    hidden = dataclasses.replace(again, hides_second_gather=True)
+    alone = dataclasses.replace(again, sequence_parallel=False)
+    chosen = plan(Layout(tp=4), 8)
+    kept, shown = (seconds(software, chosen)["tensor communication"] for software in (PACELINE, again))
+    # Two of four layers' inputs each: of eight collectives a layer in both passes, two more.
+    assert shown / kept == pytest.approx(1 + 2 / 8)
+    assert seconds(hidden, chosen)["tensor communication"] == shown, "on a CPU nothing runs beside another"
+    assert seconds(alone, chosen)["tensor communication"] == kept, "inputs are whole already"
+    on_device = [seconds(software, chosen, "cuda")["tensor communication"] for software in (PACELINE, again, hidden)]
+    gathers = on_device[1] - on_device[0]
+    room = read_constants().overlap * 64 * 4 * 2e9 / 4 / 1e11  # products of one pass
+    assert on_device[2] == pytest.approx(on_device[1] - min(gathers, room))
+
+
+def test_gradients_that_autograd_adds_up_are_read_and_written_in_their_own_width() -> None:
+    chosen = plan(Layout(tp=4), 8)  # eight micro-batches
+    plain = dataclasses.replace(PACELINE, master_weights=True, fuses_gradient_sums=False)
+    wide, narrow = (seconds(dataclasses.replace(plain, gradient_bytes=size), chosen)["casts and gradient sums"]
+                    for size in (4, 2))  # fmt: skip
+    assert wide == pytest.approx(8 * MODEL.parameters / 4 * 3 * 4 / 1e10), "two read, one written"
+    assert narrow == pytest.approx(wide / 2)
+
+
+def test_ranks_that_broadcast_what_they_updated_wait_for_as_many_rings_as_there_are_ranks_or_tensors() -> None:
+    alone = dataclasses.replace(PACELINE, overlaps=False, bucket_parameters=1e9, master_weights=True)
+    each = dataclasses.replace(alone, broadcasts_shards=True)
+    for ranks, calls in ((4, 4), (64, 17)):  # an embedding, and four layers of 1e6 parameters in matrices of 512 x 512
+        chosen = plan(Layout(dp_shard=ranks), 1, zero=1)
+        gathered, sent = (seconds(software, chosen)["parameter gathering"] for software in (alone, each))
+        assert sent - gathered == pytest.approx((calls - 1) * (ranks - 1) * 1e-4), "a hop takes 1e-4 s"

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from paceline.plan.cost.columns import columns_of
 from paceline.plan.cost.pricing import forecast_plan, memory_widths_of, needed_bytes, price, step_seconds
 from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.learn.observation import Observation, machine_key, observation_from_dict
+from paceline.plan.learn.observe import _core_share_of_ranks
 from paceline.plan.learn.recall import learn
 from paceline.plan.learn.store import (
     MOST,
@@ -24,8 +26,9 @@ from paceline.plan.learn.store import (
     write_observation,
 )
 from paceline.plan.search.search import search
-from paceline.run.record.journal import _plain
 from paceline.spec.cluster import ClusterSpec
+from paceline.spec.journal.kinds import RanksRecord
+from paceline.spec.journal.line import spelt
 from paceline.spec.layout import Layout
 from paceline.spec.plan import PlanSpec
 from paceline.task.profile.plain import pack_profile, task_key, unpack_profile
@@ -75,7 +78,7 @@ def test_profiles_observations_and_clusters_survive_being_plain():
     assert len(pack_profile(mixed)["blocks"]) == 3
     run = run_of(memory=math.pi)
     assert observation_from_dict(json.loads(json.dumps(run.as_dict()))) == run
-    written = json.loads(json.dumps(_plain(dataclasses.asdict(HERE))))  # as the journal spells NaN
+    written = json.loads(json.dumps(spelt(dataclasses.asdict(HERE))))  # as the journal spells NaN
     read = cluster_from_dict(written)
     assert math.isnan(read.carbon_g_per_kwh.value)
     assert dataclasses.replace(read, carbon_g_per_kwh=HERE.carbon_g_per_kwh) == HERE
@@ -258,3 +261,59 @@ def test_learning_can_be_switched_off():
 
     assert recall(SMALL, "adamw", HERE, ClusterSpec(learn=False)) is None
     assert recall(SMALL, "adamw", dataclasses.replace(HERE, host=""), ClusterSpec()) is None
+
+
+# ---- how far a run is trusted ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ran", "trusted"),
+    [
+        ({"steps": 3, "spread": 0.0}, False),
+        ({"steps": 6, "spread": 0.02}, True),
+        ({"steps": 50, "spread": 0.30}, False),
+        ({"steps": 50, "spread": 0.02, "core_share": 0.8}, False),
+        ({"steps": 50, "spread": 0.02, "core_share": 0.97}, True),
+    ],
+)
+def test_a_run_is_trusted_by_its_steps_their_spread_and_the_load(ran, trusted):
+    (found,) = learnt_from(run_of(**ran)).runs
+    assert found.is_trusted == trusted
+
+
+@pytest.mark.parametrize("factor", [0.4, 1.5, 3.0])
+@pytest.mark.parametrize("ran", [{"steps": 3, "spread": 0.3}, {"steps": 40, "core_share": 0.5}], ids=["short", "busy"])
+def test_a_noisy_run_changes_no_choice_and_no_order(factor, ran):
+    constraints = PlanSpec(pp=1, tp=1, micro_batch=4, precision="fp32", recompute="none")
+
+    def plans(learnt):
+        found = search(SMALL, HERE, constraints, batch_samples=64, steps=1, learnt=learnt)
+        return [one.plan for one in found.candidates], found.best.forecast
+
+    order, before = plans(None)
+    disturbed = dataclasses.replace(run_of(factor=factor, **ran), plan=order[0])
+    disturbed = dataclasses.replace(disturbed, step_seconds=before.step_seconds.value * factor)
+    after, forecast = plans(learnt_from(disturbed))
+    assert after == order
+    moved = forecast.step_seconds.value / before.step_seconds.value
+    assert 0 < math.log(moved) / math.log(factor) < 0.5, "the level follows it a little"
+    ratios = [one.step_seconds.high / one.step_seconds.value for one in (before, forecast)]
+    assert ratios[1] == pytest.approx(ratios[0]), "and nothing is surer for it"
+    assert "too short or disturbed to tell plans apart" in forecast.time[-1].formula
+    quiet = dataclasses.replace(disturbed, steps=50, spread=0.02, core_share=None)
+    both = learnt_from(quiet, disturbed)
+    assert plans(both)[1].step_seconds.value == pytest.approx(plans(learnt_from(quiet))[1].step_seconds.value)
+
+
+def test_what_ranks_waited_for_cores_is_the_load_of_a_run_of_several():
+    def record(attempt, waited):
+        parts = {"forward_backward": 0.6, "reduce": 0.2, "queued_here": waited}
+        spreads = {name: {"median": value} for name, value in parts.items()}
+        return dataclasses.replace(RanksRecord(10, 10, 2, "cpu", spreads), attempt=attempt)
+
+    start = SimpleNamespace(attempt=2)
+    told = [record(1, 0.7), record(2, 0.08), record(2, 0.16), record(2, 0.12)]
+    assert _core_share_of_ranks(told, start, HERE) == pytest.approx(1 - 0.12 / 0.8)
+    assert _core_share_of_ranks(told[:1], start, HERE) is None
+    turns = dataclasses.replace(HERE, device=dataclasses.replace(HERE.device, core_share=0.5))
+    assert _core_share_of_ranks(told, start, turns) is None, "ranks that share cores wait for each other"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,29 @@ from distributed import run_ranks
 from tests_shared import decoder_task, plan_of
 
 from paceline.errors import ConfigError, DataError
-from paceline.run.process.world import join_world
+from paceline.run.assemble import assemble
+from paceline.run.loop.evaluate import evaluate
+from paceline.run.loop.loader import held_out_ids
+from paceline.run.process.world import World, join_world
+from paceline.session.verbs.adapted import without_teacher
 from paceline.spec.adapt.adapter import Adaptation, AdapterSpec
 from paceline.spec.adapt.preference import PreferenceSpec
 from paceline.spec.layout import Layout
+from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof
-from paceline.spec.task import ModelSpec, Task
-from paceline.task.adapt.preference import PreferenceLoss, adapters_off, log_margins
+from paceline.spec.task import DataSpec, ModelSpec, Task
+from paceline.spec.watch.evaluate import EvaluateSpec
+from paceline.task.adapt.preference import PreferenceLoss, adapters_off, log_margins, log_ratios
+from paceline.task.adapt.referenced import trained_of
 from paceline.task.data.pairs import PreferencePairs, preference_pairs
 from paceline.task.data.sources.tokenizer import ByteTokenizer
+from paceline.task.metrics.resolve import metrics_of
 from paceline.task.models.build import build_model
-from paceline.task.profile.limits import check_reference
+from paceline.task.objective import next_token
+from paceline.task.profile.apart import trace_here
+from paceline.task.profile.limits import REFERENCED, check_reference
+from paceline.task.settled import settle
 from paceline.verify.compare.layout import compare
 
 SEQ, VOCAB = 12, 61
@@ -97,28 +109,128 @@ def task() -> Task:
     return decoder_task(model=MODEL, data=Pairs(), objective="dpo", adapter=LORA, preference=spec)
 
 
-def compared(plans: list[Plan], adapters: list[AdapterSpec]) -> list[CheckProof]:
+GIVEN = {"name": "llama-1m", "hidden": 32, "layers": 2, "heads": 4, "kv_heads": 2, "ffn": 40, "tied": False}
+COPIED = ModelSpec(REFERENCED, arguments={"model": GIVEN, "vocab": VOCAB, "seq_len": SEQ})
+
+
+def copied_task(**changes: Any) -> Task:
+    """Return a task in which all of the model is trained, beside a copy of it."""
+    return dataclasses.replace(task(), model=COPIED, adapter=AdapterSpec(), **changes)
+
+
+def test_a_copy_holds_what_the_model_was_at_the_start() -> None:
+    model, batch = build_model(COPIED, VOCAB, SEQ, seed=3).double(), Pairs().read(np.arange(4))
+    loss, count = PreferenceLoss(has_copy=True)(model, batch)
+    torch.testing.assert_close(loss / count, torch.tensor(math.log(2.0), dtype=torch.float64))
+    before = build_model(MODEL, VOCAB, SEQ, seed=3).double()
+    with torch.no_grad():
+        for number, parameter in enumerate(model.model.parameters()):
+            parameter.add_(0.01 * number)
+    ratios = log_ratios(model, batch)
+    for pair, tokens, labels in zip(ratios, batch["tokens"], batch["labels"], strict=True):
+        for found, *row in zip(pair, tokens, labels, strict=True):
+            assert float(found.detach()) == pytest.approx(by_hand(model.model, *row) - by_hand(before, *row), rel=1e-9)
+    assert set(model.state_dict()) == set(before.state_dict())
+    assert all(not p.requires_grad for p in model.reference.parameters())
+    assert trained_of(COPIED) == ModelSpec(**GIVEN) and trained_of(MODEL) is None
+
+
+def test_a_copy_is_priced_as_frozen_weights_and_a_forward_pass() -> None:
+    profile = trace_here(copied_task())
+    blocks = {block.name: block for block in profile.blocks}
+    copy = blocks["reference.model.layers.1"]
+    assert copy.frozen_parameters == copy.parameters and copy.backward_products == copy.saved_elements == 0.0
+    assert blocks["model.layers.1"].backward_products == 2.0 and not blocks["model.layers.1"].frozen_parameters
+    assert profile.parameters == 2 * profile.trained_parameters
+
+
+def test_a_model_that_is_trained_whole_gets_its_copy_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "pairs.jsonl").write_text(json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"}) + "\n")
+    data = DataSpec("paceline.task.data.pairs:preference_pairs", {"path": str(tmp_path / "pairs.jsonl"), "seq_len": 9})
+    spec = Spec(
+        task=dataclasses.replace(task(), model=ModelSpec("llama-1m", layers=2), adapter=AdapterSpec(), data=data)
+    )
+    settled = settle(spec)
+    assert settled.spec.task.model == ModelSpec(
+        REFERENCED, arguments={"model": {"name": "llama-1m", "layers": 2}, "vocab": 257, "seq_len": 9}
+    )
+    assert "frozen copy" in settled.decisions[0].because
+    assert settle(settled.spec).spec == settled.spec and without_teacher(settled.spec.task).model == spec.task.model
+
+
+def test_ipo_and_hinge_by_hand() -> None:
+    model, batch = built(), Pairs().read(np.arange(3))
+    ratios, lengths = log_ratios(model, batch), (batch["labels"] != -100).sum(-1)
+    means = ratios / lengths
+    expected = ((means[:, 0] - means[:, 1]) - 1 / (2 * 0.3)).square().sum()
+    torch.testing.assert_close(PreferenceLoss(0.3, kind="ipo")(model, batch)[0], expected)
+    margins = 0.3 * (ratios[:, 0] - ratios[:, 1])
+    expected = sum(0.9 * max(0.0, 1 - float(m)) + 0.1 * max(0.0, 1 + float(m)) for m in margins.detach())
+    assert float(PreferenceLoss(0.3, 0.1, "hinge")(model, batch)[0].detach()) == pytest.approx(float(expected))
+    with pytest.raises(ConfigError, match="without effect"):
+        check_reference(dataclasses.replace(task(), preference=PreferenceSpec(loss="ipo", label_smoothing=0.1)))
+
+
+def measured(plan: Plan, world: World) -> Mapping[str, float]:
+    """Return the metrics of seven pairs."""
+    built = assemble(task(), plan, world, Pairs(), 1)
+    metrics = metrics_of(EvaluateSpec(), Pairs(), built.stepper.turns[0].turn.objective)  # type: ignore[arg-type]
+    return evaluate(built.stepper, Pairs(), 7, plan.layout.data_rank(world.rank), metrics).metrics  # type: ignore
+
+
+def everywhere() -> list[Mapping[str, float]]:
+    world = join_world("cpu", threads=1)
+    return [measured(plan_of(layout, precision="fp64"), world) for layout in (Layout(dp_shard=2), Layout(tp=2))]
+
+
+def test_rewards_are_measured_of_all_pairs_on_every_layout() -> None:
+    model = build_model(MODEL, VOCAB, SEQ, seed=task().seed, adaptation=Adaptation(LORA)).double()
+    with torch.no_grad():
+        chosen, rejected = (0.5 * log_ratios(model, Pairs().read(held_out_ids(Pairs(), 7)))).unbind(1)
+    expected = {
+        "reward_chosen": float(chosen.mean()), "reward_rejected": float(rejected.mean()),
+        "reward_accuracy": float((chosen > rejected).double().mean()),
+        "reward_margin": float((chosen - rejected).mean()),
+    }  # fmt: skip
+    for found in run_ranks(everywhere, 2)[0]:
+        assert found == pytest.approx(expected, rel=1e-9)
+    with pytest.raises(ConfigError, match="of preference pairs"):
+        metrics_of(EvaluateSpec(metrics=("reward_margin",)), Pairs(), next_token)  # type: ignore[arg-type]
+
+
+def compared(asked: list[tuple[Plan, str]]) -> list[CheckProof]:
     """Return comparisons with one device."""
     world = join_world("cpu", threads=1)
-    tasks = [dataclasses.replace(task(), adapter=adapter) for adapter in adapters]
-    return [compare(one, plan, world, one.data, 1, 2) for plan in plans for one in tasks]
+    ipo = PreferenceSpec(loss="ipo")
+    tasks = {
+        "lora": task(),
+        "dora": dataclasses.replace(task(), adapter=dataclasses.replace(LORA, kind="dora", dropout=0.2)),
+        "copy": copied_task(preference=ipo),
+    }
+    return [compare(tasks[name], plan, world, Pairs(), 1, 2) for plan, name in asked]
+
+
+ZERO_1, ZERO_3 = (plan_of(Layout(dp_shard=2), precision="fp64", zero=zero) for zero in (1, 3))
+COPIES = plan_of(Layout(dp_replicate=2), precision="fp64", recompute="full")
+TENSOR = plan_of(Layout(tp=2), precision="fp64")
 
 
 @pytest.mark.parametrize(
-    "plans",
-    [[plan_of(Layout(dp_shard=2), precision="fp64", zero=zero) for zero in (1, 3)],
-     [plan_of(Layout(tp=2), precision="fp64"), plan_of(Layout(dp_replicate=2), precision="fp64", recompute="full")]],
-    ids=lambda plans: str(plans[0].layout),
+    "asked",
+    [[(ZERO_1, "lora"), (ZERO_3, "dora"), (ZERO_3, "copy"), (COPIES, "copy")],
+     [(TENSOR, "lora"), (TENSOR, "dora"), (COPIES, "dora")]],
+    ids=("data", "tensor"),
 )  # fmt: skip
-def test_preference_pairs_equal_one_device(plans: list[Plan]) -> None:
-    for proof in run_ranks(compared, 2, plans, [LORA, dataclasses.replace(LORA, kind="dora", dropout=0.2)])[0]:
+def test_preference_pairs_equal_one_device(asked: list[tuple[Plan, str]]) -> None:
+    for proof in run_ranks(compared, 2, asked)[0]:
         assert proof.equal, proof.first_difference
 
 
-def test_a_base_that_is_trained_is_no_reference() -> None:
-    for changes in ({"adapter": AdapterSpec()}, {"train": ("lm_head",)}):
-        with pytest.raises(ConfigError, match="frozen base as its reference"):
+def test_a_reference_is_the_base_of_adapters_or_a_copy() -> None:
+    for changes in ({"adapter": AdapterSpec()}, {"train": ("lm_head",)}, {"model": COPIED}):
+        with pytest.raises(ConfigError, match="needs a frozen reference"):
             check_reference(dataclasses.replace(task(), **changes))
+    check_reference(copied_task())
     with pytest.raises(ConfigError, match="without adapters"):
         PreferenceLoss()(build_model(MODEL, VOCAB, SEQ, 3), Pairs().read(np.arange(1)))
 

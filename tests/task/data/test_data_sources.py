@@ -324,10 +324,19 @@ def test_facts_of_text(text_spec: DataSpec) -> None:
 def test_facts_say_what_is_unexpected(text_spec: DataSpec) -> None:
     from dataclasses import replace
 
-    (note,) = data_facts(replace(text_spec, validation_fraction=1e-9, seq_len=900)).notes
-    assert "no validation" in note and "a sample needs 901" in note
+    (shown,) = data_facts(replace(text_spec, validation_fraction=1e-9, seq_len=900)).shown
+    assert "none of it is held out" in shown and "a sample needs 901" in shown
     (note,) = data_facts(replace(text_spec, tokenizer="bpe", vocab=4096)).notes
     assert "fewer than vocab = 4,096" in note
+
+
+def test_a_text_of_one_document_says_that_nothing_is_held_out(tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("a line of text\n" * 40)
+    one = DataSpec(source=str(tmp_path / "one.txt"), seq_len=16)
+    assert "one document" in data_facts(one).shown[0]
+    assert data_facts(DataSpec(source=one.source, seq_len=16, validation_fraction=0.0)).shown == ()
+    (tmp_path / "two.txt").write_text("another line of text\n" * 40)
+    assert data_facts(DataSpec(source=str(tmp_path), seq_len=16)).shown == ()
 
 
 def test_facts_of_other_data() -> None:

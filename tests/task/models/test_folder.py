@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from model_folders import VOCAB, change_config, loaded, write_model, write_tokenizer
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -165,6 +166,28 @@ def test_older_files_of_gpt2_have_no_prefix(tmp_path: Path) -> None:
     save_file(tensors, folder / "model.safetensors")
     after = build_model(ModelSpec(name=str(folder)), 0, SEQ, 3).state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize(("config", "head", "older"), [
+    (transformers.GPTNeoXConfig, "CausalLM", {"lm_head.": "embed_out."}),
+    (transformers.BertConfig, "MaskedLM", {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}),
+])  # fmt: skip
+def test_names_that_transformers_has_changed_since_are_those_of_now(
+    tmp_path: Path, config: Any, head: str, older: dict[str, str]
+) -> None:
+    """The hub's bert-base-uncased has LayerNorm.gamma, GPT-NeoX embed_out: files of before the names were changed."""
+    shape = {"vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+             "num_attention_heads": 2}  # fmt: skip
+    model = getattr(transformers, f"AutoModelFor{head}").from_config(config(**shape))
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for now, before in older.items():
+        tensors = {name.replace(now, before): tensor for name, tensor in tensors.items()}
+    assert any(before in name for name in tensors for before in older.values())
+    save_file(tensors, tmp_path / "model.safetensors")
+    read = build_model(ModelSpec(name=str(tmp_path)), 0, SEQ, 3).state_dict()
+    assert set(read) >= {name for name, _ in model.named_parameters()}
+    assert all(torch.equal(read[name], parameter) for name, parameter in model.named_parameters())
 
 
 def test_experts_of_its_own_class_are_stacked(tmp_path: Path) -> None:

@@ -279,13 +279,20 @@ def _memory_misses(cases: Sequence[Case], constants: Constants) -> Floats:
 
 
 def _allocator_share(held: Sequence[tuple[str, Sequence[Case]]], constants: Constants) -> float:
-    """Return what allocators reserve beyond what is allocated: the median over the rows that measured the former."""
+    """Return what allocators reserve beyond what is allocated: of each table the median row, of those the median.
+
+    So no long table decides it alone.
+    """
     shares = []
     for _, cases in held:
         reserved = [case for case in cases if case.memory_kind == "reserved"]
-        for case, (allocated, kept) in zip(reserved, allocated_and_kept(reserved, constants), strict=True):
-            if kept and case.memory_bytes:
-                shares.append((case.memory_bytes - allocated) / kept * constants.allocator_share)
+        found = zip(reserved, allocated_and_kept(reserved, constants), strict=True)
+        of_table = [
+            (case.memory_bytes - allocated) / kept * constants.allocator_share
+            for case, (allocated, kept) in found
+            if kept and case.memory_bytes
+        ]
+        shares += [float(np.median(of_table))] if len(of_table) >= FEWEST else []
     return rounded(max(0.0, float(np.median(shares)))) if shares else constants.allocator_share
 
 

@@ -26,8 +26,12 @@ SIMULATE = "paceline simulate"
 VERIFY = "paceline verify"
 TRAIN = "paceline train"
 TRACE = "paceline trace"
+DELIVER = "paceline deliver"
 REPORT = "paceline report"
 BILL = "paceline bill"
+ALERTS, ALERTS_TEST = "paceline alerts list", "paceline alerts test"
+ALERTS_RULES, ALERTS_SILENCE = "paceline alerts rules", "paceline alerts silence"
+DASH, COMPARED_RUNS = "paceline dash", "paceline compare"
 EXPORT = "paceline export"
 LIST, SHOW, CHECK = "paceline checkpoint list", "paceline checkpoint show", "paceline checkpoint verify"
 COMPARE, CONVERT = "paceline checkpoint compare", "paceline checkpoint convert"
@@ -113,6 +117,12 @@ SHAPES: dict[str, dict[str, str]] = {
         "layouts": "the proof of each, as the journal's `verify` record has it",
     },
     TRAIN: {"run_dir": "the run's directory", "report": "as of `paceline report`; null where there is none"},
+    DELIVER: {
+        "run_dir": "the run's directory; null where files alone were written",
+        "delivered": "the tools that have got all of its journal",
+        "left": "the tools that have not; the exit code is 74 then",
+        "files": "alert rules and dashboard, where they were asked for",
+    },
     TRACE: {
         "run_dir": "the run's directory",
         "asked": "whether a trace was asked for",
@@ -131,6 +141,33 @@ SHAPES: dict[str, dict[str, str]] = {
         "total": "of all",
         "how": "where the rates of each amount are from",
         "runs": "how many runs were counted",
+    },
+    ALERTS: {
+        "alerts": "those on record, oldest first: `run`, and the journal's `alert` record",
+        "firing": "how many fire still",
+    },
+    ALERTS_TEST: {
+        "sinks": "each with `name`, whether it took the `sent` message, and `because` where it did not",
+        "replayed": "of a run's directory what the rules find in its journal; else empty",
+    },
+    ALERTS_RULES: {"rules": "each with `rule`, `severity` and when it fires (`fires`)"},
+    ALERTS_SILENCE: {"silences": "until when each rule is silenced, in seconds since the epoch; `*` is all"},
+    DASH: {
+        "url?": "where the page is, for this machine's browser; the command goes on to serve it",
+        "url_with_token?": "the same with the token, which other machines' browsers need once",
+        "page?": "with `--export` the file that was written",
+        "runs?": "with `--export` how many runs it shows",
+    },
+    COMPARED_RUNS: {
+        "runs": "of each run `name`, `status`, `steps`, `loss`, `held_out`, `step_seconds`, `items_per_second`,"
+        " `peak_bytes`, `device_hours`, `usd`, `kwh`, `plan`, and the `group` of runs that differ by their seed alone",
+        "figures": "how each run differs from the first: `figure`, `difference`, `relative`, `plus_minus` (half of a"
+        " 95 % interval), `sure` (of the sign, 0.5 to 1), the `noise` it is from, and which run is `better`",
+        "differences": "`name` and `values` of what is not the same in spec, plan, data and versions",
+        "step": "the last one that all runs have",
+        "last_steps": "how many steps up to it the losses are means of",
+        "note": "what noise is known",
+        "curves": "of each run loss and seconds over steps, thinned for drawing: `points`, `total`, `missing`",
     },
     EXPORT: {
         "run_dir": "the run's directory",

@@ -45,6 +45,7 @@ class PowerModel:
     ratio95: float
     source: str = ""
     samples: int = 0
+    several_nodes_busy: float = 1.0  # median over samples of several nodes; 1 where there is none
 
     def over_tdp(self, busy: float) -> float:
         """Return watts per device at the node's meter over the TDP."""
@@ -55,7 +56,7 @@ class PowerModel:
 def power_model() -> PowerModel:
     """Return the fitted model of power.toml."""
     values = tomllib.loads(resources.files("paceline.cluster.catalog").joinpath("power.toml").read_text("utf-8"))
-    names = ("host_share", "waiting_share", "ratio80", "ratio95", "source", "samples")
+    names = ("host_share", "waiting_share", "ratio80", "ratio95", "source", "samples", "several_nodes_busy")
     return PowerModel(**{name: values[name] for name in names})
 
 
@@ -77,9 +78,11 @@ def fit_power(samples: Sequence[PowerSample]) -> PowerModel:
     left = [math.log(model.over_tdp(one.busy) / one.over_tdp) for one in samples]
     spread = math.sqrt(math.fsum(value * value for value in left) / max(1, len(left) - 2))
     at = min(freedom, len(STUDENT_80)) - 1
+    several = [one.busy for one in samples if one.busy < 1]
     return PowerModel(
-        host, waiting, math.exp(STUDENT_80[at] * spread), math.exp(STUDENT_95[at] * spread), samples=len(samples)
-    )
+        host, waiting, math.exp(STUDENT_80[at] * spread), math.exp(STUDENT_95[at] * spread), samples=len(samples),
+        several_nodes_busy=statistics.median(several),
+    )  # fmt: skip
 
 
 def samples_of(rows: Iterable[Mapping[str, str]], tdp_watts: Mapping[str, float]) -> list[PowerSample]:
@@ -119,6 +122,7 @@ def fit_file(path: Path, tdp_watts: Mapping[str, float]) -> str:
         f"ratio80 = {model.ratio80:.4f}",
         f"ratio95 = {model.ratio95:.4f}",
         f"samples = {model.samples}",
+        f"several_nodes_busy = {model.several_nodes_busy:.4f}",
         f'source = "MLPerf Training 4.0 and 5.0 power logs, AC side: {path.name}"',
         f'sha256 = "{hashlib.sha256(raw).hexdigest()}"',
     ]

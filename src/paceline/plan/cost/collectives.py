@@ -20,6 +20,7 @@ Recompute repeats the forward pass's.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,11 +67,24 @@ def stream_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
     shapes, stream = sheet.context.shapes, sheet.stream_bytes
     again = sheet.over_modes(in_modes(shapes.collectives, *AGAIN), sheet.slowest_row)
     each = (2 * sheet.slowest.number(shapes.collectives) + again) / 2
-    calls = sheet.columns.accumulation * each
+    rounds, more = sheet.columns.accumulation, second_gathers(sheet)
     return (
-        Collective("tp", "all_gather", "stream", each * stream, calls),
-        Collective("tp", "reduce_scatter", "stream", each * stream, calls),
+        Collective("tp", "all_gather", "stream", (each + more) * stream, rounds * (each + more)),
+        Collective("tp", "reduce_scatter", "stream", each * stream, rounds * each),
     )
+
+
+def second_gathers(sheet: Sheet) -> Floats:
+    """Return the gathers of a micro-batch's backward pass that bring inputs of products which were not kept whole.
+
+    The gradient of a weight that is split by columns needs the whole input: before attention and before the
+    feed-forward, half of the collectives of a forward pass (`sequence_parallel` in core/tensor_parallel/layers.py of
+    Megatron-LM; `tp_recompute_allgather` of Nanotron). Without sequence parallelism inputs are whole on every rank.
+    """
+    software = sheet.context.software
+    if software.keeps_gathered or not software.sequence_parallel:
+        return np.zeros(len(sheet.columns))
+    return sheet.slowest.number(sheet.context.shapes.collectives) / 2
 
 
 def loss_collective(sheet: Sheet) -> Collective:
@@ -136,7 +150,8 @@ def gather_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
     passes = np.where(third, 2 * rounds, 1)
     # The root unit stays gathered from forward to backward.
     gathered = passes * dense - np.where(third, rounds * part.root_parameters / columns.tp, 0.0)
-    calls = np.where(third, rounds * (2 * part.units - 1), _units(sheet))
+    together = np.minimum(columns.state_degree, tensors(part)) if software.broadcasts_shards else _units(sheet)
+    calls = np.where(third, rounds * (2 * part.units - 1), together)
     return (
         Collective("fsdp", "all_gather", "weights", gathered * size, calls),
         Collective("expert_shard", "all_gather", "experts' weights", passes * experts * size, passes * part.routers),
@@ -220,7 +235,9 @@ def tensors(part: Parts) -> Floats:
     """Return about how many tensors the parts have: a block's parameters over the size of one of its matrices."""
     shapes = part.shapes
     matrix = np.where(shapes["matmul_flops"] > 0, np.maximum(shapes["matmul_width"], 1.0) ** 2, np.inf)
-    return part.number((shapes["parameters"] > 0) * np.maximum(1.0, np.round(shapes["parameters"] / matrix)))
+    routed = np.where(shapes["routed_flops"] > 0, shapes["expert_parameters"], 0.0)
+    several = (shapes["parameters"] - routed) / matrix + routed / np.maximum(shapes["routed_width"], 1.0) ** 2
+    return part.number((shapes["parameters"] > 0) * np.maximum(1.0, np.round(several)))
 
 
 def repeated_share(sheet: Sheet, field: str, modes: tuple[str, ...] = AGAIN) -> Floats:
@@ -255,9 +272,23 @@ def _units(sheet: Sheet) -> Floats:
 
 
 def _copies_share(sheet: Sheet, nodes: Ints) -> Floats:
-    """Return how many nodes a token's k experts lie on, for each expert: N (1 - (1 - 1/N)^k) / k of N nodes."""
+    """Return how many nodes a token's k experts lie on, for each expert: N (1 - (1 - 1/N)^k) / k of N nodes.
+
+    Where a token goes to g of G groups of experts, N is the nodes that these stand on: N (1 - C(G - G/N, g) / C(G, g)).
+    Example: 8 experts on 8 nodes lie on 5.3 of them, and on 3.6 where they are of 4 of 8 groups, a group to a node
+    (DeepSeek-AI 2024, arXiv:2412.19437, section 2.1.2).
+    """
     shapes = sheet.context.shapes
     routed = shapes["routed_elements"]
     chosen = max(1.0, float(np.max(routed / np.maximum(shapes["input_elements"], 1.0))))
-    share: Floats = nodes * (1 - (1 - 1 / nodes) ** chosen) / chosen
+    limits = [block.routed_groups for block in shapes.blocks if block.routed_groups]
+    open_nodes = _nodes_of_groups(nodes, *limits[0]) if limits else nodes
+    share: Floats = open_nodes * (1 - (1 - 1 / open_nodes) ** chosen) / chosen
     return np.where(nodes > 1, share, 1.0)
+
+
+def _nodes_of_groups(nodes: Ints, groups: int, most: int) -> Floats:
+    """Return how many nodes `most` of so many groups of experts stand on, of groups dealt out evenly over nodes."""
+    missed = [math.comb(max(0, groups - -(-groups // count)), most) / math.comb(groups, most) for count in nodes]
+    found: Floats = np.maximum(1.0, np.minimum(nodes, groups) * (1 - np.array(missed)))
+    return found

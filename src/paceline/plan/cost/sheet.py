@@ -168,19 +168,31 @@ class Sheet:
         shapes, columns = self.context.shapes, self.columns
         seconds = np.zeros((len(columns), len(shapes.blocks)))
         tp = columns.tp.astype(np.float64)
+        whole = np.ones_like(tp) if self.context.software.spreads_experts else tp  # what an expert's width is split by
         for index, block in enumerate(shapes.blocks):
-            if not block.matmul_flops:
-                continue
-            rows = self.tokens
-            if block.experts:  # each expert sees its part of the group's tokens
-                chosen = block.routed_elements / max(block.input_elements, 1.0)
-                rows = np.maximum(rows * chosen / block.experts * columns.ep, 1.0)
             rates = self.context.rates("bf16") if block.kind == "head" and self.recipe is not PLAIN else self.rates
-            per_flop = rates.product_seconds_per_flop(np.array(float(block.matmul_width)), rows, tp)
-            seconds[:, index] = block.matmul_flops / tp * per_flop
+            for flops, width, rows, split in self._products(block, tp, whole):
+                per_flop = rates.product_seconds_per_flop(np.array(float(width)), rows, split)
+                seconds[:, index] += flops / tp * per_flop
             if rates is self.rates:
                 seconds[:, index] /= self.recipe.rate
         return seconds
+
+    def _products(
+        self, block: BlockProfile, tp: Floats, whole: Floats
+    ) -> Iterator[tuple[float, float, Floats, Floats]]:
+        """Yield (FLOPs, width, rows, ranks that split the width) of a block's products: dense ones, and experts'.
+
+        An expert multiplies its part of the tokens of its group, so it has fewer rows: 4,096 tokens that go to 8 of 128
+        experts are 256 rows for each on one device, and 2,048 over ep = 8.
+        """
+        routed = (block.routed_flops or block.matmul_flops) if block.experts else 0.0
+        if block.matmul_flops > routed:
+            yield block.matmul_flops - routed, block.matmul_width, self.tokens, tp
+        if routed:
+            chosen = block.routed_elements / max(block.input_elements, 1.0)
+            rows = np.maximum(self.tokens * chosen / block.experts * self.columns.ep, 1.0)
+            yield routed, block.routed_width, rows, whole
 
     @property
     def pass_products(self) -> Floats:
@@ -209,7 +221,9 @@ class Sheet:
         Products of `F` FLOPs and width `w` have F / w values of operands and outputs.
         """
         shapes = self.context.shapes
-        values = np.where(shapes.is_head, 0.0, shapes["matmul_flops"] / np.maximum(shapes["matmul_width"], 1.0))
+        dense = (shapes["matmul_flops"] - shapes["routed_flops"]) / np.maximum(shapes["matmul_width"], 1.0)
+        routed = shapes["routed_flops"] / np.maximum(shapes["routed_width"], 1.0)
+        values = np.where(shapes.is_head, 0.0, dense + routed)
         return self.recipe.cast_bytes * values / self.rates.memory_rate / self.columns.tp[:, None]
 
     @cached_property
@@ -430,8 +444,8 @@ class Sheet:
         """Return the rings of the plans' groups along an axis, on the links that they really cross."""
         if axis not in self._rings:
             size, stride = self.columns.group(axis)
-            if axis == "ep" and self.context.software.spreads_experts:  # the ranks of a group stand side by side
-                stride = np.ones_like(stride)
+            if axis == "ep" and self.context.software.spreads_experts:  # tp ranks are in it, and all stand side by side
+                size, stride = size * np.where(size > 1, self.columns.tp, 1), np.ones_like(stride)
             self._rings[axis] = ring(self.context.cluster, self.context.constants, size, stride)
         return self._rings[axis]
 

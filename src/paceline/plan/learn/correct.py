@@ -15,7 +15,13 @@ from paceline.spec.plan import Plan
 
 # Of a plan besides its layout: what runs of one plan agree in.
 FIELDS = ("micro_batch", "recompute", "recompute_budget", "offload", "schedule", "virtual_stages")
-ONE_DEVICE_CORE = 0.9  # a lone process that got less of its core was not alone
+ONE_DEVICE_CORE = 0.9  # a process that got less of its core was not alone
+# A run of few steps sees one moment of its machine: relative standard deviation between moments, and the steps after
+# which they have evened out. Steps of a quiet machine differ by STEADY; what they differ by beyond it moves their
+# median as well, since what disturbs a machine outlasts a step. All three are assumed.
+MOMENT_NOISE, SETTLED_STEPS, STEADY = 0.05, 20, 0.05
+# Noise beyond which a run tells no plan from another: a choice that it would change is one of a few per cent.
+TRUSTED_NOISE = 0.12
 
 
 @dataclass(frozen=True)
@@ -55,12 +61,22 @@ class LearntRun:
 
     @property
     def time_noise(self) -> float:
-        """Standard deviation of the log of the run's step time: between runs, of its steps, of a shared machine."""
+        """Standard deviation of the log of the run's step time: between runs, of its steps, of a shared machine.
+
+        Example: 3 steps that hardly differ have 0.05 x sqrt(20 / 3 - 1) = 0.12, and 50 steps 0.03.
+        """
         found = self.observation
         of_median = 1.2533 * found.spread / max(1, found.steps) ** 0.5  # of normal values: sqrt(pi / 2) of the mean's
+        few = MOMENT_NOISE * max(0.0, SETTLED_STEPS / max(1, found.steps) - 1) ** 0.5
+        unsteady = max(0.0, found.spread - STEADY)
         share = found.core_share
         disturbed = -np.log(max(share, 0.01)) if share is not None and share < ONE_DEVICE_CORE else 0.0
-        return float(np.sqrt(RUN_NOISE**2 + of_median**2 + disturbed**2))
+        return float(np.sqrt(RUN_NOISE**2 + of_median**2 + few**2 + unsteady**2 + disturbed**2))
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether the run tells one plan from another: it had steps enough, and its machine to itself."""
+        return self.time_noise <= TRUSTED_NOISE
 
 
 @dataclass(frozen=True)
@@ -97,8 +113,30 @@ class Learnt:
         return tuple(run for run in self.runs if np.isfinite(run.memory_residual))
 
     def correct_time(self, columns: Columns, spreads: Floats) -> tuple[Floats, Floats]:
-        """Return mean and standard deviation of log(measured / forecast) of every plan's step time."""
-        return self.time.posterior(self.kinship(columns).value, spreads)
+        """Return mean and standard deviation of log(measured / forecast) of every plan's step time.
+
+        Runs that are too short or disturbed move all forecasts of the task alike, and only where there are no others:
+        they change no choice, and make no interval narrower.
+        """
+        kept = np.array([run.is_trusted for run in self.runs])
+        if not kept.any():
+            return np.full(len(columns), self._level), spreads
+        return self._of_trusted.posterior(self.kinship(columns).value[:, kept], spreads)
+
+    @cached_property
+    def _of_trusted(self) -> Fitted:
+        runs = tuple(run for run in self.runs if run.is_trusted)
+        return self._fitted(runs, [run.time_residual for run in runs], "time")
+
+    @cached_property
+    def _level(self) -> float:
+        """What all runs say of a plan of this task in a layout that none of them had."""
+        same = np.array([run.observation.task == self.task for run in self.runs])
+        other = np.zeros_like(same)
+        mean, _ = self.time.posterior(
+            Kinship(same, other, other).value[None, :], np.array([np.median(self.time.spreads)])
+        )
+        return float(mean[0])
 
     def correct_memory(self, columns: Columns, spreads: Floats) -> tuple[Floats, Floats]:
         """Return the same of every plan's memory."""
@@ -126,7 +164,13 @@ class Learnt:
             "of this layout": layout & ~task,
             "of others on this machine": ~task & ~layout,
         }
-        return ", ".join(f"{int(flags.sum())} {what}" for what, flags in counts.items() if flags.any())
+        told = ", ".join(f"{int(flags.sum())} {what}" for what, flags in counts.items() if flags.any())
+        weak = sum(not run.is_trusted for run in self.runs)
+        if not weak:
+            return told
+        if weak < len(self.runs):
+            return f"{told}; {weak} of them too short or disturbed to count"
+        return f"{told}; too short or disturbed to tell plans apart, so all alike"
 
     def _fitted(self, runs: tuple[LearntRun, ...], residuals: list[float], what: str) -> Fitted:
         of_time = what == "time"

@@ -11,7 +11,7 @@ from paceline.errors import DataError
 from paceline.plan.learn.observation import Observation, machine_key
 from paceline.plan.learn.store import write_observation
 from paceline.spec.cluster import Cluster
-from paceline.spec.journal.kinds import DecisionRecord, MemoryRecord, RunStarted, StepRecord
+from paceline.spec.journal.kinds import DecisionRecord, MemoryRecord, RanksRecord, RunStarted, StepRecord
 from paceline.spec.journal.reading import read_records
 from paceline.spec.journal.record import Record
 from paceline.spec.journal.settled import MICRO_BATCH
@@ -116,7 +116,7 @@ def _observation(run_dir: Path, start: RunStarted, records: list[Record], steps:
         step_seconds=median,
         spread=(quartiles[2] - quartiles[0]) / IQR_SIGMAS / median,
         peak_bytes=max(peaks, default=None),
-        core_share=_core_share(steps) if start.world_size == 1 else None,
+        core_share=_core_share(steps) if start.world_size == 1 else _core_share_of_ranks(records, start, cluster),
         forecast={term["name"]: float(term["value"]) for term in start.forecast["time"]},
         measured={name: statistics.median(step.seconds.get(name, 0.0) for step in steps) for name in steps[-1].seconds},
         versions={name: str(version) for name, version in start.versions.items()},
@@ -132,3 +132,20 @@ def _core_share(steps: list[StepRecord]) -> float | None:
             return None
         shares.append(1 - step.waiting_seconds / computing)
     return statistics.median(shares)
+
+
+def _core_share_of_ranks(records: list[Record], start: RunStarted, cluster: Cluster) -> float | None:
+    """Return the part of a step in which the training thread of a typical rank was not kept waiting for a core.
+
+    None where no record tells, or where ranks share cores among themselves: then they wait for each other.
+    """
+    if cluster.device.core_share < 1:
+        return None
+    told = [record for record in records if isinstance(record, RanksRecord) and record.attempt == start.attempt]
+    shares = []
+    for record in told:
+        median = {name: values["median"] for name, values in record.spreads.items()}
+        passes = median.get("forward_backward", 0.0) + median.get("reduce", 0.0)
+        if "queued_here" in median and passes > 0:
+            shares.append(max(0.0, 1 - median["queued_here"] / passes))
+    return statistics.median(shares) if shares else None

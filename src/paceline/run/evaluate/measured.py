@@ -20,7 +20,9 @@ from paceline.run.loop.loader import MicroBatch
 from paceline.run.loop.passes import Objective
 from paceline.run.loop.step import Stepper
 from paceline.run.process.world import World
+from paceline.task.adapt.preference import REWARDS
 from paceline.task.metrics.metric import LossTotal, Metric, Totals
+from paceline.task.metrics.rewards import RewardsOfPairs
 from paceline.task.objective import next_token, next_token_logits
 
 
@@ -31,6 +33,7 @@ class PassedBatch:
     batch: Any = None
     outputs: Any = None
     has_outputs: bool = False
+    told: Any = None  # what an objective that calls the model more than once tells of it
 
 
 @dataclass
@@ -45,7 +48,9 @@ class _Watching:
         self.seen.batch, self.seen.outputs, self.seen.has_outputs = batch, None, False
         hook = model.register_forward_hook(self._keep)
         try:
-            return self.objective(model, batch)
+            found = self.objective(model, batch)
+            self.seen.told = getattr(self.objective, "told", {}).get(REWARDS)
+            return found
         finally:
             hook.remove()
 
@@ -84,7 +89,8 @@ class Sums:
                         "it called parts of it",
                         "an objective that calls the model itself: model(batch)",
                     )
-                for name, value in metric.measure(seen.outputs, seen.batch).items():
+                outputs = seen.told if isinstance(metric, RewardsOfPairs) else seen.outputs
+                for name, value in metric.measure(outputs, seen.batch).items():
                     vector = value.detach().double().reshape(-1)
                     key = (number, name)
                     self.found[key] = self.found[key] + vector if key in self.found else vector

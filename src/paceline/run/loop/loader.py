@@ -119,12 +119,14 @@ class BatchStream:
         finishes = self.device.type == "cuda" and isinstance(self.source, FinishesBatches)
         self.finishing: FinishesBatches | None = cast(FinishesBatches, self.source) if finishes else None
         self._ids, self._lock = StepIds(self.source, self.seed), threading.Lock()
+        self._cuts: tuple[Plan, dict[tuple[int | None, int | None], tuple[range, list[range]]]] = self.plan, {}
 
     def at(
         self, position: int, step: int | None = None, samples: int | None = None, micro_batch: int | None = None
     ) -> StepBatch:
         """Return this rank's part of the global batch as `on_host` does, on the device."""
-        return moved(self.on_host(position, step, samples, micro_batch), self.on_device)
+        batch = self.on_host(position, step, samples, micro_batch)
+        return batch if self.device.type == "cpu" else moved(batch, self.on_device)
 
     def samples_at(self, position: int, step: int) -> int:
         """Return the samples of the global batch of update `step`, which starts at a position."""
@@ -159,18 +161,26 @@ class BatchStream:
         if samples is None and self.sizes is not None:
             samples = self.samples_at(position, step)
             micro_batch = micro_batch or self._at_once(position, samples)
-        rows = plan.rows_of(self.data_rank, samples or 0)
-        passes = plan.accumulation
-        if samples is not None or micro_batch is not None:
-            passes = _passes(plan, samples or plan.batch_samples, micro_batch or plan.micro_batch)
+        rows, parts = self._cut(samples, micro_batch)
         # Where a rank has no row, the batch's first one stands in.
         positions = position + np.arange(rows.start, rows.stop, dtype=np.int64) if rows else np.array([position])
         with self._lock:  # several threads may read several batches
             ids = self._ids.at(positions, samples or plan.batch_samples)
             self._expect(positions, samples or plan.batch_samples)
-        parts = split_rows(range(len(rows)), passes)
-        micro_batches = tuple(self._read(ids, positions, part, step) for part in parts)
+        micro_batches = tuple([self._read(ids, positions, part, step) for part in parts])
         return StepBatch(step, position, samples or plan.batch_samples, micro_batches)
+
+    def _cut(self, samples: int | None, micro_batch: int | None) -> tuple[range, list[range]]:
+        """Return this rank's rows of a batch and its micro-batches in them; most batches are as the one before."""
+        plan = self.plan
+        if self._cuts[0] is not plan:
+            self._cuts = plan, {}
+        if (known := self._cuts[1].get((samples, micro_batch))) is None:
+            rows, passes = plan.rows_of(self.data_rank, samples or 0), plan.accumulation
+            if samples is not None or micro_batch is not None:
+                passes = _passes(plan, samples or plan.batch_samples, micro_batch or plan.micro_batch)
+            known = self._cuts[1][samples, micro_batch] = rows, split_rows(range(len(rows)), passes)
+        return known
 
     def chosen(self, batch: StepBatch, places: np.ndarray) -> StepBatch:
         """Return this rank's part of the samples of a batch at these places of it, in micro-batches of the plan.
@@ -195,9 +205,9 @@ class BatchStream:
         counts = len(part) > 0
         taken = slice(part.start, part.stop) if counts else slice(0, 1)
         read = self.source.read if self.finishing is None else self.finishing.read_unfinished
-        data = pinned(read(ids[taken], positions[taken]), self.device)
-        own = ids[taken] if counts else ids[:0]
-        return MicroBatch(data, own, int(positions[taken.start]), counts, step, positions[taken])
+        own, places = ids[taken], positions[taken]
+        data = pinned(read(own, places), self.device)
+        return MicroBatch(data, own if counts else ids[:0], int(places[0]), counts, step, places)
 
 
 class RepeatedBatches:

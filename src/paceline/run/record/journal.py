@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
-import math
 import os
 import time
 import weakref
@@ -25,8 +23,9 @@ from paceline.errors import StorageError
 from paceline.run.record.errand import Errand, is_remote
 from paceline.run.record.held import HeldLine, HeldLines
 from paceline.spec.journal.kinds import FaultRecord, RunEnded, RunStarted, StepRecord
+from paceline.spec.journal.line import line_of
 from paceline.spec.journal.reading import numbered, read_records, starts_of
-from paceline.spec.journal.record import Record, plain
+from paceline.spec.journal.record import Record
 from paceline.spec.journal.redact import Redactor
 from paceline.units import format_seconds
 
@@ -36,25 +35,6 @@ HANGING_SECONDS = 10.0  # that training waits for a disk which does not answer
 GONE = (errno.EIO, errno.ESTALE, errno.ENODEV, errno.ENXIO, errno.EBADF, errno.ENOENT)
 Fault = Callable[[str, str], None]
 Decided = Callable[[str, Any, Any, str, Any], None]
-
-
-def _plain(value: Any) -> Any:
-    """Return the value with numbers that JSON lacks (NaN, infinities) spelt as strings."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
-
-
-def _line(record: Record) -> bytes:
-    fields = plain(record)
-    line = (json.dumps(fields, separators=(",", ":"), default=str, allow_nan=True) + "\n").encode()
-    if b"NaN" in line or b"Infinity" in line:
-        line = (json.dumps(_plain(fields), separators=(",", ":"), default=str) + "\n").encode()
-    return line
 
 
 class Journal:
@@ -100,7 +80,7 @@ class Journal:
         """Append one record, or hold it until the disk takes it. Raises what the fence does."""
         if self._errand is None:
             self._look_for_others()
-        line = _line(record)
+        line = line_of(record)
         if isinstance(record, RunStarted):
             self._first = line
         self._held.add(HeldLine(record.KIND, line, record.step if isinstance(record, StepRecord) else None))
@@ -243,4 +223,4 @@ def _append(path: Path, records: Sequence[Record]) -> None:
     with path.open("ab") as file:
         if path.read_bytes()[-1:] not in (b"\n", b""):
             file.write(b"\n")
-        file.write(b"".join(map(_line, records)))
+        file.write(b"".join(map(line_of, records)))

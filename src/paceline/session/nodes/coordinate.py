@@ -28,6 +28,7 @@ from paceline.session.nodes.attendance import NOT_ELECTED, STEPPED_DOWN
 from paceline.session.prove import prove
 from paceline.session.replanner import Replanner
 from paceline.session.start import mark_ended, tell_report
+from paceline.session.watch.alerting import alerts_beside
 from paceline.spec.arguments import run_directory
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec
@@ -116,10 +117,12 @@ def _run(spec: Spec, fleet: Fleet, lock: RunLock, say: Say, per_machine: int) ->
     brief = make_brief(planned, proven.record, proven.decisions)
     policy = dataclasses.replace(spec.run.recovery, max_devices=spec.run.recovery.max_devices or most)
     replanner = Replanner(spec, say, per_node)
-    generations = Generations(
-        fleet, brief, lock, policy, say, Redactor(spec.run.redact), replanner, spec.run.health
-    )  # fmt: skip
-    return generations.run(taken)
+    with alerts_beside(spec, say, supervises=True) as alerts:
+        generations = Generations(
+            fleet, brief, lock, policy, say, Redactor(spec.run.redact), replanner, spec.run.health, alerts.tell
+        )
+        alerts.outcome = generations.run(taken)
+    return alerts.outcome
 
 
 def _planned(spec: Spec, fleet: Fleet, taken: TakenOver | None, per_node: int, say: Say) -> Planned:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DISTILLED = "paceline.task.adapt.distill:"
+REFERENCED = "paceline.task.adapt.referenced:"
 BRIDGE = "bridge.weight"  # a student's way to its teacher's hidden states
 
 
@@ -53,13 +54,14 @@ def write_whole(tensors: Mapping[str, Tensor], out: Path) -> None:
 
 
 def without_teacher(task: Task) -> Task:
-    """Return the task with the student alone as its model, where it has a teacher; checkpoints hold no other."""
-    if not isinstance(task.model, ModelSpec) or not task.model.name.startswith(DISTILLED):
+    """Return the task with the trained model alone, without a teacher or reference: checkpoints hold no other."""
+    if not isinstance(task.model, ModelSpec) or not task.model.name.startswith((DISTILLED, REFERENCED)):
         return task
     from paceline.task.adapt.distill import student_of
+    from paceline.task.adapt.referenced import trained_of
 
-    student = student_of(task.model)
-    return task if student is None else dataclasses.replace(task, model=student)
+    trained = student_of(task.model) or trained_of(task.model)
+    return task if trained is None else dataclasses.replace(task, model=trained)
 
 
 def of_student(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

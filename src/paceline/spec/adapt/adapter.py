@@ -64,6 +64,7 @@ class Adaptation:
 
     adapter: AdapterSpec = AdapterSpec()
     train: tuple[str, ...] = ()
+    noise: float = 0.0  # on embeddings
 
     @property
     def is_full(self) -> bool:

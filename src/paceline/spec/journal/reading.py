@@ -44,10 +44,10 @@ def records_in(path: Path, last_bytes: int | None = None) -> Iterator[dict[str, 
         if last_bytes is not None:
             file.seek(max(0, path.stat().st_size - last_bytes))
         lines = file.read().split(b"\n")
-    yield from filter(None, map(_parsed, lines))
+    yield from filter(None, map(parsed_line, lines))
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
+def parsed_line(line: bytes) -> dict[str, Any] | None:
     """Return a line's record; None for an empty line, or the last one of a process that was killed while writing."""
     try:
         record = json.loads(line)
@@ -61,7 +61,7 @@ def records_of_kind(path: Path, kind: str) -> Iterator[dict[str, Any]]:
     word = f'"{kind}"'.encode()
     with path.open("rb") as file:
         for line in file:
-            if word in line and (record := _parsed(line)) and record["kind"] == kind:
+            if word in line and (record := parsed_line(line)) and record["kind"] == kind:
                 yield record
 
 

@@ -16,8 +16,10 @@ LOSS = "loss"
 # By name whether more is better. `top_K` is any number of classes in the place of K.
 BETTER = {
     LOSS: "min", "accuracy": "max", "top_K": "max", "f1_macro": "max", "f1_micro": "max", "perplexity": "min",
-    "bits_per_byte": "min", "rmse": "min", "mae": "min",
+    "bits_per_byte": "min", "rmse": "min", "mae": "min", "reward_chosen": "max", "reward_rejected": "min",
+    "reward_accuracy": "max", "reward_margin": "max",
 }  # fmt: skip
+REWARDS = tuple(name for name in BETTER if name.startswith("reward_"))  # of preference pairs, which always have them
 TOP = re.compile(r"top_([1-9]\d*)")
 
 
@@ -77,6 +79,7 @@ def check_evaluate(spec: EvaluateSpec) -> None:
                 suggestion(metric, _names(BETTER)),
             )
     named = [metric for metric in spec.metrics if isinstance(metric, str) and not is_import_path(metric)]
+    named += [spec.metric] if spec.metric in REWARDS and spec.metric not in named else []
     own = len(named) < len(spec.metrics)
     if spec.metric not in (LOSS, *named) and (not own or _kind(spec.metric) in BETTER):
         raise ConfigError(

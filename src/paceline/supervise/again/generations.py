@@ -38,6 +38,7 @@ from paceline.supervise.blame import Ending, Outcome, cause_is_known, outcome_of
 from paceline.supervise.control import ABORT_NAME, CALL_NAME
 from paceline.supervise.crew import Crew, attend
 from paceline.supervise.groups import Process, collect
+from paceline.supervise.lost import TellLost, told_to_nobody
 from paceline.supervise.memory_kills import memory_kills
 from paceline.supervise.nodes.held import HeldPieces
 from paceline.supervise.signals import STOP_SIGNALS, forward_signals
@@ -80,12 +81,16 @@ class Generations:
         redactor: Redactor | None = None,
         replan: Replan | None = None,
         health: HealthSpec | None = None,
+        tell: TellLost = told_to_nobody,
     ) -> None:
-        """`replan` makes a plan for another number of devices, where a run may go on with one."""
+        """`replan` makes a plan for another number of devices, where a run may go on with one.
+
+        `tell` is told at once of ranks that are lost.
+        """
         self._machines, self._plan, self._lock = machines, brief.plan, lock
         self._policy, self._say, self._redactor = policy, say, redactor
         self._elastic = Elastic(policy, brief, replan, machines.devices)
-        self._health, self._crew = health, Crew()
+        self._health, self._tell, self._crew = health, tell, Crew()
 
     def run(self, taken: TakenOver | None = None) -> Outcome:
         """Run one generation after the other and return how the last one ended. No process is left.
@@ -162,7 +167,7 @@ class Generations:
         folder = self._folder / f"generation-{generation.number}"
         folder.mkdir()
         kills = memory_kills()
-        before, self._crew = self._crew, Crew()
+        before, self._crew = self._crew, Crew(tell=self._tell)
         generation = replace(generation, decisions=(*generation.decisions, *self._machines.decisions()))
         told = {**generation.write(folder), **self._elastic.environ(folder)}
         # Where the run may not go on nobody waits for those that stand by, so nobody does.

@@ -10,6 +10,7 @@ made, or read, anew by every start.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ class Teacher(nn.Module):
     @torch.no_grad()
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the model's logits, of which nothing is kept."""
-        return _logits(self.model, tokens)
+        return logits_of(self.model, tokens)
 
 
 class Distilled(nn.Module):
@@ -54,7 +55,7 @@ class Distilled(nn.Module):
             theirs.register_forward_hook(self._keep(TEACHER))
         widths = _width(student), _width(teacher)
         self.bridge = nn.Linear(*widths, bias=False) if pairs and widths[0] != widths[1] else nn.Identity()
-        self.register_state_dict_post_hook(_student_alone)
+        self.register_state_dict_post_hook(partial(kept_alone, STUDENT, TEACHER))
 
     def _keep(self, whose: str) -> Any:
         def look(module: nn.Module, args: Any, out: Any) -> None:
@@ -66,7 +67,7 @@ class Distilled(nn.Module):
         """Return (loss_sum, weight) over the labels [rows, seq] that count, or without labels logits."""
         for kept in self._states.values():
             kept.clear()
-        own = _logits(self.student, tokens)
+        own = logits_of(self.student, tokens)
         if labels is None:
             return own
         theirs = self.teacher(tokens)
@@ -130,7 +131,8 @@ def student_of(model: ModelSpec) -> ModelSpec | None:
     return ModelSpec(**model.arguments["student"]) if model.name == path else None
 
 
-def _logits(model: nn.Module, tokens: Tensor) -> Tensor:
+def logits_of(model: nn.Module, tokens: Tensor) -> Tensor:
+    """Return a model's logits, which it returns itself or as `.logits`."""
     found = model(tokens)
     logits: Tensor = getattr(found, "logits", found)
     return logits
@@ -149,9 +151,9 @@ def _width(model: nn.Module) -> int:
     return next((module.embedding_dim for module in model.modules() if isinstance(module, nn.Embedding)), 0)
 
 
-def _student_alone(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Take the teacher out of a state, and the student's prefix from its names."""
-    for name in [name for name in state if name.startswith(prefix + TEACHER)]:
+def kept_alone(trained: str, frozen: str, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Take the frozen model out of a state, and the trained one's prefix from its names."""
+    for name in [name for name in state if name.startswith(prefix + frozen)]:
         del state[name]
-    for name in [name for name in state if name.startswith(prefix + STUDENT)]:
-        state[prefix + name.removeprefix(prefix + STUDENT)] = state.pop(name)
+    for name in [name for name in state if name.startswith(prefix + trained)]:
+        state[prefix + name.removeprefix(prefix + trained)] = state.pop(name)

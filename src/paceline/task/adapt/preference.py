@@ -1,10 +1,13 @@
-"""Preference pairs: direct preference optimisation against the model's own frozen base (arXiv:2305.18290, eq. 7).
+"""Preference pairs: direct preference optimisation against a frozen reference (arXiv:2305.18290, eq. 7).
 
     h = (log p(chosen) - log p(rejected)) - (log r(chosen) - log r(rejected))
-    loss of a pair = -(1 - e) log sigmoid(beta h) - e log sigmoid(-beta h)
+    sigmoid: loss of a pair = -(1 - e) log sigmoid(beta h) - e log sigmoid(-beta h)
+    ipo:     (h - 1 / (2 beta))^2, of log-probabilities that are means over the labels that count (arXiv:2310.12036)
+    hinge:   (1 - e) max(0, 1 - beta h) + e max(0, 1 + beta h)
 
-p is the model with its adapters, r the same model without them, e the label smoothing. Log-probabilities are sums over
-the labels that count, so the loss is a sum over pairs, whatever the layout.
+p is the model with its adapters and r the same model without them, or r is a frozen copy of it (referenced.py); e is
+the label smoothing. Log-probabilities are else sums over the labels that count. The loss is a sum over pairs, whatever
+the layout. The reward of an answer is beta (log p - log r).
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -21,9 +24,11 @@ from torch.distributed.tensor import DTensor
 
 from paceline.errors import ConfigError
 from paceline.task.adapt.linear import AdaptedLinear
+from paceline.task.adapt.noise import EmbeddingNoise, noises
+from paceline.task.adapt.referenced import IGNORED, WithReference, log_probabilities_of
 from paceline.task.models.layers.vocabulary import spread_logits_cross_entropy
 
-IGNORED = -100
+REWARDS = "rewards"  # what an evaluation is told of each pair, [pairs, 2]: the chosen answer's and the rejected one's
 
 
 @dataclass(frozen=True)
@@ -35,18 +40,43 @@ class PreferenceLoss:
 
     beta: float = 0.1
     label_smoothing: float = 0.0
-    forward_passes = 2  # of the model, of which one has a backward pass
+    kind: str = "sigmoid"
+    has_copy: bool = False  # whether the reference is a copy: a part of the model that is called once
+    told: dict[str, Tensor] = field(default_factory=dict, compare=False, repr=False)  # of the batch evaluated last
+
+    @property
+    def forward_passes(self) -> int:
+        """How often it calls the model; one of the calls has a backward pass."""
+        return 1 if self.has_copy else 2
 
     def __call__(self, model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the summed loss of the pairs, and their number."""
-        margins = log_margins(model, batch)
-        losses = -(1 - self.label_smoothing) * F.logsigmoid(self.beta * margins)
-        losses = losses - self.label_smoothing * F.logsigmoid(-self.beta * margins)
-        return losses.sum(), torch.tensor(len(margins), device=margins.device)
+        ratios = log_ratios(model, batch)
+        if not torch.is_grad_enabled():
+            self.told[REWARDS] = self.beta * ratios
+        if self.kind == "ipo":
+            ratios = ratios / (batch["labels"] != IGNORED).sum(-1).clamp(min=1)
+        margins = ratios[:, 0] - ratios[:, 1]
+        return self.of_margins(margins).sum(), torch.tensor(len(margins), device=margins.device)
+
+    def of_margins(self, margins: Tensor) -> Tensor:
+        """Return the loss of every pair, [pairs], of its h."""
+        if self.kind == "ipo":
+            return (margins - 1 / (2 * self.beta)).square()
+        right, wrong = self.beta * margins, -self.beta * margins
+        if self.kind == "hinge":
+            return (1 - self.label_smoothing) * F.relu(1 - right) + self.label_smoothing * F.relu(1 - wrong)
+        return -(1 - self.label_smoothing) * F.logsigmoid(right) - self.label_smoothing * F.logsigmoid(wrong)
 
 
 def log_margins(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    """Return h of every pair, [pairs], in fp32 or wider: what the model prefers beyond what its base does."""
+    """Return h of every pair, [pairs], in fp32 or wider: what the model prefers beyond what its reference does."""
+    chosen, rejected = log_ratios(model, batch).unbind(1)
+    return chosen - rejected
+
+
+def log_ratios(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """Return log p - log r of the chosen and the rejected answer of every pair, [pairs, 2], in fp32 or wider."""
     tokens, labels = batch["tokens"], batch["labels"]
     if tokens.dim() != 3 or tokens.shape[1] != 2:
         raise ConfigError(
@@ -54,11 +84,13 @@ def log_margins(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
             "task.data.source = 'paceline.task.data.pairs:preference_pairs'",
         )  # fmt: skip
     rows = tokens.flatten(0, 1), labels.flatten(0, 1)
-    with torch.no_grad(), adapters_off(model):
-        reference = log_probabilities(model, *rows)
-    own = log_probabilities(model, *rows)
-    chosen, rejected = (own - reference).view(-1, 2).unbind(1)
-    return chosen - rejected
+    if isinstance(model, WithReference):
+        reference, own = model(*rows)
+    else:
+        with torch.no_grad(), adapters_off(model):
+            reference = log_probabilities(model, *rows)
+        own = log_probabilities(model, *rows)
+    return (own - reference).view(-1, 2)
 
 
 def log_probabilities(model: nn.Module, tokens: Tensor, labels: Tensor) -> Tensor:
@@ -68,9 +100,7 @@ def log_probabilities(model: nn.Module, tokens: Tensor, labels: Tensor) -> Tenso
     logits = getattr(output, "logits", output)
     if isinstance(logits, DTensor):  # a head whose classes are spread over ranks
         return -spread_logits_cross_entropy(logits, labels).view(labels.shape).sum(1)
-    wide = logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32))
-    losses = F.cross_entropy(wide, labels.flatten(), ignore_index=IGNORED, reduction="none")
-    return -losses.view(labels.shape).sum(1)
+    return log_probabilities_of(logits, labels)
 
 
 @contextlib.contextmanager
@@ -81,12 +111,13 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
         raise ConfigError(
             "the objective 'dpo' with a model without adapters",
             "what it is held against is the model's own frozen base, and this one has none",
-            "task.adapter.kind = 'lora'",
+            "task.adapter.kind = 'lora', or a model of paceline.task.adapt.referenced:with_reference",
         )
-    for layer in layers:
-        layer.is_on = False
+    switched: list[AdaptedLinear | EmbeddingNoise] = [*layers, *noises(model)]
+    for each in switched:
+        each.is_on = False
     try:
         yield
     finally:
-        for layer in layers:
-            layer.is_on = True
+        for each in switched:
+            each.is_on = True

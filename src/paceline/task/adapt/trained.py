@@ -10,6 +10,7 @@ from torch import nn
 from paceline.errors import ConfigError, suggestion
 from paceline.spec.adapt.adapter import Adaptation, AdapterSpec
 from paceline.task.adapt.linear import AdaptedLinear, adapted, is_adapter
+from paceline.task.adapt.noise import add_noise
 from paceline.task.models.blocks import find_blocks
 from paceline.task.rules import Rules
 
@@ -18,11 +19,13 @@ READS_WEIGHTS = (nn.TransformerEncoderLayer, nn.MultiheadAttention)
 
 
 def adapt(model: nn.Module, adaptation: Adaptation) -> nn.Module:
-    """Return the model with its adapters, which have no values yet, and with what is not trained frozen.
+    """Return the model with its adapters, which have no values yet, its noise, and what is not trained frozen.
 
     The model is changed in place; one that has these adapters already is left as it is. Raises ConfigError for patterns
     that name nothing, and for layers that cannot have an adapter.
     """
+    if adaptation.noise:
+        add_noise(model, adaptation.noise)
     if adaptation.is_full:
         return model
     spec = adaptation.adapter

@@ -43,7 +43,7 @@ class DataFacts:
     notes: tuple[str, ...] = ()
     card: dict[str, Any] = field(default_factory=dict)
     end: int | None = None  # samples after which a mixture has none left
-    shown: tuple[str, ...] = ()  # what was seen in a table, and its first rows as the model sees them
+    shown: tuple[str, ...] = ()  # a table's columns and first rows as the model sees them; that nothing is held out
     longest: int = 0  # tokens of the longest sample, where samples are filled up to the longest beside them
 
 
@@ -77,19 +77,23 @@ def data_facts(data: Any, say: Say | None = None) -> DataFacts:
 def _token_facts(data: DataSpec, tokens: TokenSet) -> DataFacts:
     train, validation = tokens.sources(data)
     short = validation is None and tokens.validation.tokens
-    notes = [_too_few_note(data, tokens.validation.tokens)] if short else []
-    notes += [_packed_note(train)] if isinstance(train, PackedSource) else []
-    return _facts(train, validation, tokens.text_bytes, tokens.documents, tokens.what, tuple(notes), tokens.card)
+    notes = (_packed_note(train),) if isinstance(train, PackedSource) else ()
+    facts = _facts(train, validation, tokens.text_bytes, tokens.documents, tokens.what, notes, tokens.card)
+    shown = (_nothing_held_out(data, tokens.validation.tokens, tokens.documents),) if short else ()
+    return dataclasses.replace(facts, shown=shown)
 
 
 def _packed_note(train: PackedSource) -> str:
     return f"documents are packed into rows of {train.items_per_sample:,} tokens; {train.waste:.2%} stays empty"
 
 
-def _too_few_note(data: DataSpec, tokens: int) -> str:
+def _nothing_held_out(data: DataSpec, tokens: int, documents: int) -> str:
+    """Return why none of the data is held out, and what to do: printed with the data, not among notes."""
+    if documents == 1:
+        return "none of it is held out: the text is one document (task.evaluate.sets names other data)"
     return (
-        f"no validation: {tokens:,} tokens are held out and a sample needs {data.seq_len + 1:,} "
-        "(raise validation_fraction or lower seq_len)"
+        f"none of it is held out: {tokens:,} tokens of held-out documents, and a sample needs {data.seq_len + 1:,}"
+        " (raise validation_fraction or lower seq_len)"
     )
 
 
@@ -127,8 +131,6 @@ def _mixture_facts(data: DataSpec, say: Say | None) -> DataFacts:
 def _text_facts(data: DataSpec, corpus: Corpus) -> DataFacts:
     train, validation = corpus_sources(corpus, data)
     notes = []
-    if validation is None and data.validation_fraction:
-        notes.append(_too_few_note(data, corpus.validation.tokens))
     if validation is not None and (note := _uneven_note(data, corpus)):
         notes.append(note)
     if isinstance(train, PackedSource):
@@ -139,22 +141,26 @@ def _text_facts(data: DataSpec, corpus: Corpus) -> DataFacts:
         notes.append(f"{corpus.left_out:,} damaged documents are left out, the first: {corpus.left_out_first}")
     notes += _skipped_notes(corpus)
     description = f"{format_count(corpus.bytes)}B of {corpus.what}"
-    return _facts(train, validation, corpus.bytes, corpus.documents, description, tuple(notes))
+    facts = _facts(train, validation, corpus.bytes, corpus.documents, description, tuple(notes))
+    if validation is not None or not data.validation_fraction:
+        return facts
+    return dataclasses.replace(facts, shown=(_nothing_held_out(data, corpus.validation.tokens, corpus.documents),))
 
 
 def _table_facts(data: DataSpec, table: TextTable) -> DataFacts:
     corpus = table.corpus
     train, validation = sources_of_table(table, data)
     notes = [*_skipped_notes(corpus), *table_notes(table, data, train)]
-    if validation is None and data.validation_fraction:
-        notes.append("no validation: no row is held out (raise validation_fraction)")
     if isinstance(train, PackedSource):
         notes.append(_packed_note(train))
     if corpus.left_out:
         notes.append(f"{corpus.left_out:,} damaged rows are left out, the first: {corpus.left_out_first}")
     described = table_description(table)
     facts = _facts(train, validation, corpus.bytes, corpus.documents, described, tuple(notes), table_card(table))
-    return dataclasses.replace(facts, shown=tuple(shown_lines(table, data)), longest=getattr(train, "longest", 0))
+    shown = list(shown_lines(table, data))
+    if validation is None and data.validation_fraction:
+        shown.append("none of it is held out: the table has too few rows (raise validation_fraction)")
+    return dataclasses.replace(facts, shown=tuple(shown), longest=getattr(train, "longest", 0))
 
 
 def _skipped_notes(corpus: Corpus) -> list[str]:

@@ -7,11 +7,12 @@ from typing import Any
 
 from paceline.errors import ConfigError
 from paceline.spec.import_paths import is_import_path, load_object
-from paceline.spec.watch.evaluate import TOP, EvaluateSpec
+from paceline.spec.watch.evaluate import REWARDS, TOP, EvaluateSpec
 from paceline.task.data.protocol import Source
 from paceline.task.metrics.built_in import BitsPerByte, built_in
 from paceline.task.metrics.metric import Metric
 from paceline.task.metrics.own import TAKEN, OwnMetric
+from paceline.task.metrics.rewards import RewardsOfPairs
 from paceline.task.metrics.token_bytes import bytes_of_tokens
 from paceline.task.objective import next_token
 
@@ -19,9 +20,18 @@ from paceline.task.objective import next_token
 def metrics_of(spec: EvaluateSpec, source: Source, objective: Callable[..., Any], cp: int = 1) -> tuple[Metric, ...]:
     """Return the metrics that are measured on samples of a source. Raises ConfigError for what cannot be measured.
 
+    An objective of preference pairs has those of rewards, whether they are asked for or not.
+
     `cp` is how many ranks share a sequence: functions of the user's then see parts of it.
     """
-    made = tuple(_metric(each, source, objective) for each in spec.metrics)
+    asked = [each for each in spec.metrics if each not in REWARDS]
+    of_pairs = getattr(objective, "told", None) is not None
+    if len(asked) < len(spec.metrics) and not of_pairs:
+        raise ConfigError(
+            f"the metrics {', '.join(REWARDS)} are of preference pairs", "the objective is not 'dpo'", "other metrics"
+        )
+    made = tuple(_metric(each, source, objective) for each in asked)
+    made += (RewardsOfPairs(),) if of_pairs else ()
     for metric in made:
         if cp > 1 and isinstance(metric, OwnMetric) and not getattr(metric.function, "sums_over_tokens", False):
             raise ConfigError(

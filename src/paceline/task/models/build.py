@@ -55,7 +55,7 @@ def build_model(
     """
     built = _built(model, data_vocab, seq_len, seed, device, read=read)
     if adaptation.is_full:
-        return built
+        return adapt(built, adaptation)
     has_adapters = any(isinstance(module, AdaptedLinear) for module in built.modules())  # it is given, and trained on
     adapt(built, adaptation)
     if device != "meta" and read and not has_adapters:

@@ -92,7 +92,7 @@ def decoder_layer(config: DecoderConfig, seq: int) -> BlockProfile:
         # Backward of SwiGLU: gradients of the product, of silu(gate) and of up, and one of the stream.
         transient_elements=float(seq * (3 * ffn + hidden)),
         operators=(2 + 2 * config.qk_norm) * NORM_OPERATORS + 2 * ROTARY_OPERATORS + len(products) + 5,
-        matmul_width=_width(products),
+        matmul_width=width_of(products),
         recomputable=True,
         kv_elements=2.0 * seq * keys,
         heads=config.heads,
@@ -139,7 +139,7 @@ def _head(config: DecoderConfig, seq: int) -> BlockProfile:
         input_elements=float(seq * hidden),
         transient_elements=2.0 * min(seq, chunk) * vocab,  # logits and, inside log-sum-exp, their exponentials
         operators=14 * -(-seq // chunk) + 6,
-        matmul_width=_width([(hidden, vocab)]),
+        matmul_width=width_of([(hidden, vocab)]),
         tied_to="embed_tokens" if config.tied else "",
         transient_cap_elements=2.0 * chunk * vocab,
         fixed_elements=2.0 * vocab * hidden,  # the gradient of its weight summed over chunks, and one chunk's
@@ -150,7 +150,7 @@ def _norm_moves(hidden: int) -> int:
     return NORM_MOVES * hidden + NORM_ROW_MOVES
 
 
-def _width(products: list[tuple[int, int]]) -> int:
+def width_of(products: list[tuple[int, int]]) -> int:
     """Return the geometric mean of the widths of products, weighed by their FLOPs."""
     total = sum(inner * outer for inner, outer in products)
     log_mean = sum(inner * outer * math.log(inner * outer) / 2 for inner, outer in products) / total

@@ -8,7 +8,7 @@ from paceline.errors import ConfigError
 from paceline.spec.adapt.preference import DPO
 from paceline.spec.optimizers import NOT_OFFLOADED, check_options, names_of, needs_no_wrapping, rule_of, use_of
 from paceline.spec.profile import ModelProfile
-from paceline.spec.task import OptimizerSpec, Task
+from paceline.spec.task import ModelSpec, OptimizerSpec, Task
 from paceline.task.data.facts import DataFacts
 from paceline.task.optimizer.groups import check_groups
 from paceline.task.turns import ALONE, CLOSED, ROUTED, check_takers
@@ -18,6 +18,7 @@ RAGGED = (
     "and ranks that share a sequence cut it evenly; dp_replicate and dp_shard are open"
 )
 TWICE = "the objective 'dpo' calls the model twice, with adapters and without; stages of a pipeline run once"
+REFERENCED = "paceline.task.adapt.referenced:with_reference"
 SELECTED = "task.selection: a pipeline's stages score no samples apart; dp_replicate, dp_shard, tp and cp are open"
 UNROUTED = "routers would count, and learn from, the candidates that are not trained on"
 FILLED_UP = (
@@ -54,12 +55,22 @@ def close_for_task(profile: ModelProfile, task: Task, facts: DataFacts) -> Model
 
 
 def check_reference(task: Task) -> None:
-    """Raise ConfigError for preference pairs of a model that has no frozen base to be held against."""
-    if task.objective == DPO and (task.adapter.is_none or task.train):
-        because = "task.train changes the base" if task.train else "without adapters all of it is trained"
+    """Raise ConfigError for preference pairs of a model that has no frozen reference to be held against."""
+    if task.objective != DPO:
+        return
+    if task.preference.loss == "ipo" and task.preference.label_smoothing:
         raise ConfigError(
-            "task.objective = 'dpo' needs the model's frozen base as its reference", because,
-            "task.adapter.kind = 'lora', and no task.train",
+            "task.preference.label_smoothing is without effect", "the loss 'ipo' has none", "leave it out"
+        )
+    has_copy = isinstance(task.model, ModelSpec) and task.model.name == REFERENCED
+    if task.train or task.adapter.is_none != has_copy:
+        because = "task.train changes a part of it" if task.train else (
+            "adapters have their frozen base, and need no copy" if has_copy else
+            "without adapters all of it is trained, and no copy can be made of a model that is given as an object"
+        )  # fmt: skip
+        raise ConfigError(
+            "task.objective = 'dpo' needs a frozen reference: the base of adapters, or a copy of the model", because,
+            "task.adapter.kind = 'lora' and no task.train, or a named model or folder that is trained whole",
         )  # fmt: skip
 
 

@@ -6,13 +6,12 @@ joint width, parameters those of all experts. Experts are taken to be evenly loa
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from paceline.spec.profile import BlockProfile, ModelProfile, TensorLimits
 from paceline.task.models.sizes import MoEConfig
 from paceline.task.profile.closed import closed_axes
-from paceline.task.profile.decoder import decoder_layer, profile_decoder
+from paceline.task.profile.decoder import decoder_layer, profile_decoder, width_of
 
 # Per token and chosen expert, in elements of the hidden width: the row is copied to its expert's place and its result
 # back, each read and written, and results are read to be added up.
@@ -52,7 +51,8 @@ def _routed_layer(config: MoEConfig, seq: int) -> BlockProfile:
     active = decoder_layer(replace(config, ffn=config.top_k * config.expert_ffn + config.shared_ffn), seq)
     hidden, top_k, experts = config.hidden, config.top_k, config.experts
     rows = seq * top_k * hidden
-    width = math.sqrt(hidden * config.expert_ffn)
+    beside = [(hidden, config.q_width), (hidden, config.kv_width), (hidden, config.kv_width), (config.q_width, hidden),
+              (hidden, experts), *([(hidden, config.shared_ffn)] * 3 if config.shared_ffn else [])]  # fmt: skip
     return replace(
         active,
         kind="experts",
@@ -65,10 +65,11 @@ def _routed_layer(config: MoEConfig, seq: int) -> BlockProfile:
         selective_elements=active.selective_elements + rows + seq * experts,
         transient_elements=active.transient_elements + 2.0 * rows,
         operators=active.operators + ROUTING_OPERATORS + OPERATORS_PER_EXPERT * experts,
-        matmul_width=max(1, round(width)),
+        matmul_width=width_of(beside),
         experts=experts,
         expert_parameters=config.expert_parameters,
         active_parameters=config.routed_layer_parameters - config.expert_parameters * (experts - top_k) // experts,
         expert_widths=(hidden, config.expert_ffn),
         routed_elements=float(rows),
+        routed_flops=2.0 * seq * top_k * 3 * hidden * config.expert_ffn,
     )

@@ -9,9 +9,10 @@ from typing import Any
 
 from paceline.spec.profile import BlockProfile, ModelProfile, TensorLimits
 
-LISTS = ("open_axes", "expert_widths")  # JSON knows no tuples
+LISTS = ("open_axes", "expert_widths", "routed_groups")  # JSON knows no tuples
 # What keys of tasks that are trained as a whole do not name: older runs are known by keys without them.
-LATER = {"frozen_parameters": 0, "narrow_parameters": 0, "backward_products": 2.0}
+LATER = {"frozen_parameters": 0, "narrow_parameters": 0, "backward_products": 2.0, "routed_flops": 0.0,
+         "routed_groups": ()}  # fmt: skip
 
 
 def pack_profile(profile: ModelProfile) -> dict[str, Any]:
@@ -48,4 +49,4 @@ def task_key(profile: ModelProfile, optimizer: str) -> str:
 
 
 def _block(record: dict[str, Any]) -> BlockProfile:
-    return BlockProfile(**{**record, **{name: tuple(record[name]) for name in LISTS}})
+    return BlockProfile(**{**record, **{name: tuple(record.get(name, ())) for name in LISTS}})

@@ -35,6 +35,7 @@ class ExpertSizes:
     shared_ffn: int = 0  # width of the experts that every token passes
     dense_layers: int = 0
     every: int = 1
+    groups: tuple[int, ...] = ()  # groups of experts, and to how many of them a token goes at most; (): no limit
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,9 @@ class TransformerShape:
     cross_attention_layers: int = 0  # of an encoder-decoder: the last so many layers also attend to the encoder
     experts: ExpertSizes | None = None
     latent: Latent | None = None
+    window: int = 0  # tokens back that a causal layer attends to; 0: all
+    full_every: int = 0  # of layers with a window, every so many-th attends to all; 0: none
+    head_norm: bool = False  # whether queries and keys are normalised
 
     def profile(self) -> ModelProfile:
         """Return the profile: embedding, layers, final norm, head with its loss."""
@@ -84,14 +88,13 @@ class TransformerShape:
 @lru_cache(maxsize=256)  # tables ask for the same few shapes thousands of times
 def profile_transformer(shape: TransformerShape) -> ModelProfile:
     """Return the profile of a transformer of this shape, counts per sample of `seq_len` tokens."""
-    plain = _layer(shape)
-    routed = _routed(shape, plain) if shape.experts else plain
-    crossed = _crossed(shape, plain)
-    layers = [
-        replace(routed if _is_routed(shape, index) else crossed if _is_crossed(shape, index) else plain,
-                name=f"layers.{index}")
-        for index in range(shape.layers)
-    ]  # fmt: skip
+    kinds: dict[tuple[bool, bool, bool], BlockProfile] = {}
+    layers = []
+    for index in range(shape.layers):
+        kind = (_is_routed(shape, index), _is_crossed(shape, index), _attends_to_all(shape, index))
+        if kind not in kinds:
+            kinds[kind] = _layer_of(shape if not kind[2] else replace(shape, window=0), *kind[:2])
+        layers.append(replace(kinds[kind], name=f"layers.{index}"))
     return ModelProfile(
         name=shape.name,
         blocks=(_embedding(shape), *layers, _final_norm(shape), _head(shape)),
@@ -104,6 +107,15 @@ def _is_routed(shape: TransformerShape, index: int) -> bool:
     if shape.experts is None or index < shape.experts.dense_layers:
         return False
     return (index - shape.experts.dense_layers) % shape.experts.every == shape.experts.every - 1
+
+
+def _layer_of(shape: TransformerShape, routed: bool, crossed: bool) -> BlockProfile:
+    plain = _layer(shape)
+    return _routed(shape, plain) if routed else _crossed(shape, plain) if crossed else plain
+
+
+def _attends_to_all(shape: TransformerShape, index: int) -> bool:
+    return not shape.window or bool(shape.full_every and index % shape.full_every == shape.full_every - 1)
 
 
 def _is_crossed(shape: TransformerShape, index: int) -> bool:
@@ -120,6 +132,8 @@ class _Attention:
     values: int  # over the heads of keys and values
     output: int  # of attention, over all heads
     vectors: int  # parameters besides the products'
+    normed: int = 0  # widths of what is normalised between the products
+    kept: int = 0  # of what backward needs besides those
 
 
 def _attention(shape: TransformerShape) -> _Attention:
@@ -128,7 +142,9 @@ def _attention(shape: TransformerShape) -> _Attention:
         width, narrow = heads * shape.head_dim, shape.kv_heads * shape.head_dim
         plain = ((hidden, width), (hidden, narrow), (hidden, narrow), (width, hidden))
         biases = width + 2 * narrow + hidden if shape.biases else 0
-        return _Attention(plain, width, narrow, narrow, width, biases)
+        vectors = biases + (2 * shape.head_dim if shape.head_norm else 0)
+        normed = (width + narrow) * shape.head_norm
+        return _Attention(plain, width, narrow, narrow, width, vectors, normed, normed)
     latent = shape.latent
     query, value = heads * (latent.nope_dim + latent.rope_dim), heads * latent.value_dim
     expanded = heads * (latent.nope_dim + latent.value_dim)
@@ -136,7 +152,8 @@ def _attention(shape: TransformerShape) -> _Attention:
         (hidden, latent.q_rank), (latent.q_rank, query), (hidden, latent.kv_rank + latent.rope_dim),
         (latent.kv_rank, expanded), (value, hidden),
     )  # fmt: skip
-    return _Attention(products, query, query, value, value, latent.q_rank + latent.kv_rank)
+    ranks = latent.q_rank + latent.kv_rank
+    return _Attention(products, query, query, value, value, ranks, ranks, 2 * ranks + latent.rope_dim)
 
 
 def _norm_parameters(shape: TransformerShape) -> int:
@@ -154,14 +171,16 @@ def _layer(shape: TransformerShape) -> BlockProfile:
     narrow = attention.keys + attention.values
     scores = 0.0 if shape.flash else float(heads * seq)  # per token
     mask = MASK if shape.dropout else 0.0
-    # Two products of 2 s^2 x width each. Fused causal attention leaves out the half that the mask hides.
+    # Two products of 2 x pairs x width each. Fused attention leaves out what the mask hides.
     pair_flops = 2.0 * seq * seq * (attention.queries + attention.output)
+    shown = _shown_share(shape) if shape.causal and shape.flash else 1.0
     activation = (SWIGLU_MOVES if shape.gated else GELU_MOVES) * ffn
     rotary = ROTARY_MOVES * (attention.queries + attention.keys) if shape.positions == "rotary" else 0
     score_moves = scores * (SCORE_MOVES + (SCORE_DROPOUT_MOVES if shape.dropout else 0))
     # Kept: the inputs of two norms and of what reads them, queries, keys, values, attention's output, and of the
     # activation its inputs and its result; masks of two dropouts.
     linear = 4 * hidden + attention.queries + narrow + attention.output + matrices * ffn + 2 * mask * hidden
+    linear += attention.kept
     # Kept under selective recompute: all but attention's core (Korthikanti, section 5), or the block's input and the
     # outputs of attention and of products.
     kept_attention = attention.output + 2 * heads
@@ -176,16 +195,17 @@ def _layer(shape: TransformerShape) -> BlockProfile:
         kind="decoder" if shape.causal else "module",
         parameters=weights + biases + attention.vectors + 2 * _norm_parameters(shape),
         matmul_flops=2.0 * seq * weights,
-        attention_flops=pair_flops / 2 if shape.causal and shape.flash else pair_flops,
+        attention_flops=shown * pair_flops,
         moved_elements=float(
-            seq * (2 * NORM_MOVES * hidden + rotary + activation + 2 * RESIDUAL_MOVES * hidden + score_moves)
+            seq * (NORM_MOVES * (2 * hidden + attention.normed) + rotary + activation)
+            + seq * (2 * RESIDUAL_MOVES * hidden + score_moves)
         ),
         saved_elements=float(seq * (linear + kept_scores)),
         saved_fp32_elements=float(seq * (heads if shape.flash else 0)),  # log-sum-exp per head
         selective_elements=float(seq * selective),
         input_elements=float(seq * hidden),
         transient_elements=float(seq * (max(ffn, scores) + hidden)) / 2,  # gradients, in the compute dtype
-        operators=len(products) + 2 + 4 + (2 if shape.flash else 5),
+        operators=len(products) + 2 + 4 + (2 if shape.flash else 5) + (2 if attention.normed else 0),
         matmul_width=_width(products),
         recomputable=True,
         kv_elements=float(seq * narrow),
@@ -194,6 +214,15 @@ def _layer(shape: TransformerShape) -> BlockProfile:
         kv_heads=shape.kv_heads,
         attention_out_elements=0.0 if shape.selective_products is None else float(seq * kept_attention),
     )
+
+
+def _shown_share(shape: TransformerShape) -> float:
+    """Return the part of all pairs of tokens that a causal mask shows: half, or w / s - (w / s)^2 / 2 with a window.
+
+    Example: of 4,096 tokens with a window of 128, 3.1 % instead of 50 %.
+    """
+    part = min(1.0, shape.window / shape.seq_len) if shape.window else 1.0
+    return part - part**2 / 2
 
 
 def _routed(shape: TransformerShape, plain: BlockProfile) -> BlockProfile:
@@ -206,6 +235,7 @@ def _routed(shape: TransformerShape, plain: BlockProfile) -> BlockProfile:
     one = matrices * hidden * experts.ffn + (experts.ffn * (matrices - 1) + hidden if shape.biases else 0)
     dense_ffn = matrices * hidden * shape.ffn + (shape.ffn * (matrices - 1) + hidden if shape.biases else 0)
     shared = matrices * hidden * experts.shared_ffn
+    beside = [*_attention(shape).products, (hidden, experts.count), *matrices * [(hidden, experts.shared_ffn)]]
     every_token = plain.parameters - dense_ffn + hidden * experts.count + shared
     return replace(
         active,
@@ -218,12 +248,14 @@ def _routed(shape: TransformerShape, plain: BlockProfile) -> BlockProfile:
         selective_elements=active.selective_elements + 2.0 * rows,
         transient_elements=active.transient_elements + rows,
         operators=active.operators + ROUTING_OPERATORS,
-        matmul_width=max(1, round(math.sqrt(hidden * experts.ffn))),
+        matmul_width=_width([pair for pair in beside if min(pair)]),
         experts=experts.count,
         expert_parameters=experts.count * one,
         active_parameters=every_token + experts.top_k * one,
         expert_widths=(hidden, experts.ffn),
         routed_elements=rows,
+        routed_flops=2.0 * seq * experts.top_k * matrices * hidden * experts.ffn,
+        routed_groups=experts.groups,
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from paceline.spec.profile import BlockProfile, ModelProfile
 
-COMPUTED = ("matmul_flops", "attention_flops", "moved_elements")
+COMPUTED = ("matmul_flops", "routed_flops", "attention_flops", "moved_elements")
 KEPT = (
     "saved_elements", "saved_fp32_elements", "selective_elements", "input_elements", "transient_elements",
     "kv_elements", "attention_out_elements", "fixed_elements",

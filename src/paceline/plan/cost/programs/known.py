@@ -27,6 +27,7 @@ MEGATRON = Software(
     hides_context=True,
     routes_parts=True,
     keeps_gathered=False,  # saves the shard and gathers again in backward: core/tensor_parallel/layers.py
+    hides_second_gather=True,  # the same function: `async_op=True`, before the gradient of the input
     overlaps_with_te=True,
     hides_sends=True,  # `--no-overlap-p2p-communication` turns it off
     recipe="delayed",  # `--fp8-recipe` of Transformer Engine
@@ -47,19 +48,33 @@ NEMO = replace(
     fuses_attention=True,
     classes=(1,),
 )
-# Its recipes of mixtures: `expert_tensor_parallel_size=1`, and tokens sent through DeepEP.
-MEGATRON_BRIDGE = replace(NEMO, name="Megatron Bridge", spreads_experts=True, sends_once_per_node=True)
-# Gradients stay in bf16.
-INTERNEVO = replace(MEGATRON, name="InternEvo", gradient_bytes=2, reduce_bytes=2, fuses_attention=True)
-# Its pipeline engine reduces after the last backward pass (`_exec_reduce_grads`), and sends between passes.
-MEGATRON_DEEPSPEED = replace(MEGATRON, name="Megatron-DeepSpeed", overlaps=False, hides_sends=False)
+# Its recipes of mixtures (scripts/performance/configs, read again): `expert_tensor_parallel_size=1`, tokens sent
+# through DeepEP, and `moe_a2a_overlap` where experts' groups leave the node, which needs an interleaved pipeline.
+# Those of Qwen3 235B on H100 send by plain all-to-all, which no column of a table tells.
+MEGATRON_BRIDGE = replace(
+    NEMO, name="Megatron Bridge", spreads_experts=True, sends_once_per_node=True, hides_experts=True
+)
+# Gradients stay in bf16, and autograd adds them up; its images and install.md have FlashAttention 1.0.5. Ranks update
+# whole tensors, and broadcast them one after the other (`broadcast_params` in hybrid_zero_optim.py). Both read again.
+INTERNEVO = replace(
+    MEGATRON, name="InternEvo", gradient_bytes=2, reduce_bytes=2, fuses_attention=True, fuses_gradient_sums=False,
+    first_flash=True, broadcasts_shards=True,
+)  # fmt: skip
+# Its pipeline engine reduces after the last backward pass (`_exec_reduce_grads`), and sends between passes. Products
+# are plain `F.linear`, whose gradients autograd adds up (megatron/mpu/layers.py of BigScience's, read again).
+MEGATRON_DEEPSPEED = replace(
+    MEGATRON, name="Megatron-DeepSpeed", overlaps=False, hides_sends=False, fuses_gradient_sums=False
+)
 # ZeRO-2 and 3 of its own engine reduce in every backward pass; weights rest in 16 bits.
 DEEPSPEED = replace(MEGATRON_DEEPSPEED, name="DeepSpeed", reduces_once=False, classes=(1, 2, 3))
 # Tensor collectives in pieces beside products, sends and data-parallel traffic beside computing (Jiang et al. 2024,
 # arXiv:2402.15627, section 3.2).
 MEGASCALE = replace(MEGATRON, name="MegaScale", hides_tensor=True, fuses_attention=True)
+# Inputs are gathered again in backward (`tp_recompute_allgather`), beside the product that needs none of them
+# (`tp_linear_async_communication`): both are on in the configurations of its benchmarks.
 NANOTRON = Software(
-    "Nanotron", master_weights=True, fused=False, keeps_gathered=False, overlaps=False, pipeline_waits=True,
+    "Nanotron", master_weights=True, fused=False, keeps_gathered=False, hides_second_gather=True, overlaps=False,
+    pipeline_waits=True,
     flushes=True, classes=(0, 1), splits_by_cost=True,  # `get_block_compute_costs` of its models
 )  # fmt: skip
 # FullyShardedDataParallel with MixedPrecision in bf16, its reductions included; every backward pass reduces.

@@ -19,6 +19,7 @@ from paceline.plan.cost.collectives import (
     loss_collective,
     micro_stream_bytes,
     repeated_share,
+    second_gathers,
     stage_sends,
     stream_collectives,
 )
@@ -33,6 +34,8 @@ from paceline.spec.plan import SCHEDULES
 # weights: (p - 1)(F + B - W) of (p - 1)(F + B + W), a third where the three take equally long (Qi et al. 2023,
 # arXiv:2401.10241, table 2).
 IDLE_SHARE = {"gpipe": 1.0, "1f1b": 1.0, "interleaved": 1.0, "zero-bubble": 1 / 3}
+# Of 132 multiprocessors of an H100 the 20 that DeepEP sends with (`Buffer.num_sms` of its README).
+SENDING_UNITS = 20 / 132
 RING = "ring collective (Patarasu & Yuan 2009)"
 
 
@@ -59,7 +62,7 @@ def seconds_of(group: Rings, collective: Collective) -> Floats:
 def _tensor(sheet: Sheet) -> Component:
     columns, part, group, stream = sheet.columns, sheet.slowest, sheet.ring("tp"), sheet.stream_bytes
     gather, scatter = stream_collectives(sheet)
-    seconds = seconds_of(group, gather) + seconds_of(group, scatter)
+    seconds = seconds_of(group, gather) + seconds_of(group, scatter) - _beside_input_gradients(sheet, gather)
     if sheet.context.software.hides_tensor:  # of as many pieces as ranks, all but one run beside a product
         seconds = seconds / columns.tp
     seconds = seconds + seconds_of(group, loss_collective(sheet))
@@ -70,6 +73,21 @@ def _tensor(sheet: Sheet) -> Component:
         return words + (f", and {LOSS_REDUCTIONS} numbers a token in the loss" if part.has_head[i] else "")
 
     return Component("tensor communication", "collectives", seconds, group.source, text, RING, columns.tp > 1, "reduce")
+
+
+def _beside_input_gradients(sheet: Sheet, gather: Collective) -> Floats:
+    """Return the seconds per step of second gathers that computing hides: each comes while inputs' gradients are made.
+
+    Those need no input, so the gather is started first; on a CPU nothing runs beside another.
+    """
+    columns, second = sheet.columns, second_gathers(sheet)
+    if sheet.rates.device.kind == "cpu" or not sheet.context.software.hides_second_gather:
+        return np.zeros(len(columns))
+    share = columns.accumulation * second / np.maximum(gather.calls, 1)
+    products = np.einsum("rs,rs->r", sheet.slowest.counts, sheet.product_seconds * sheet.factors)
+    room = columns.device_samples / columns.cp * products
+    found: Floats = np.minimum(share * seconds_of(sheet.ring("tp"), gather), sheet.context.constants.overlap * room)
+    return found
 
 
 def _context(sheet: Sheet) -> Component:
@@ -99,16 +117,34 @@ def _expert(sheet: Sheet) -> Component:
     columns, group, routed = sheet.columns, sheet.ring("ep"), expert_collective(sheet)
     passes = expert_passes(sheet)
     moved = routed.buffer_bytes / passes
+    seconds = seconds_of(group, routed)
+    if sheet.context.software.hides_experts:
+        seconds = np.where((columns.virtual_stages > 1) & (group.nodes > 1), _beside_others(sheet, seconds), seconds)
     return Component(
         "expert all-to-all",
         "collectives",
-        seconds_of(group, routed),
+        seconds,
         np.maximum(group.source, SOURCES.index("assumed")),
         lambda i: f"{passes[i]:g} x {moved[i]:.3g} B of routed tokens over {columns.ep[i]}, experts evenly loaded",
         "direct all-to-all",
         (columns.ep > 1) & (sheet.slowest.routers > 0),
         "reduce",
     )
+
+
+def _beside_others(sheet: Sheet, seconds: Floats) -> Floats:
+    """Return what a step waits for tokens that travel while its devices compute another micro-batch.
+
+    Nothing hides them while the pipeline fills and drains. Those that are hidden hold up computing by the
+    multiprocessors that send them. Example: of 10 s beside 20 s of computing, 64 micro-batches in 8 stages of 4
+    chunks, with an overlap of 0.8: 0.27 s of filling, and 0.15 of the other 9.73 s.
+    """
+    columns, overlap = sheet.columns, sheet.context.constants.overlap
+    filling = seconds * np.minimum(1.0, (columns.pp - 1) / columns.accumulation / columns.virtual_stages)
+    room = overlap * columns.device_samples * sheet.busy_seconds[sheet.slowest_row]
+    hidden = np.minimum(seconds - filling, room)
+    found: Floats = seconds - hidden + SENDING_UNITS * hidden
+    return found
 
 
 def _sends(sheet: Sheet) -> Component:

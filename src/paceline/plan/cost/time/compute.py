@@ -13,7 +13,7 @@ import math
 
 import numpy as np
 
-from paceline.plan.cost.columns import Floats
+from paceline.plan.cost.columns import Floats, Ints
 from paceline.plan.cost.components import Component, in_modes
 from paceline.plan.cost.model_parts import AGAIN, MODES
 from paceline.plan.cost.rates import ATTENTION_PASSES, BYTES
@@ -25,6 +25,9 @@ from paceline.spec.plan import SAVED_KINDS
 
 # Per operator under selective recompute: a policy in Python sees every operator of both passes.
 SELECTIVE_SECONDS_PER_OPERATOR = 15e-6
+# Of a routed layer, short operators that follow the wait for the experts' numbers of rows: as many as routing has
+# (ROUTING_OPERATORS of task/profile/transformer.py). Assumed: what of them a device's queue hides was not measured.
+ROUTED_STARTS = 16
 CPU_FIXED_SECONDS = 2e-3  # the loop around a step on a CPU: next batch, learning rate, journal
 ROOFLINE = "roofline (Williams et al. 2009)"
 COUNTED = "counted elements over bandwidth"
@@ -154,8 +157,11 @@ def launch_component(sheet: Sheet, busy_seconds: Floats) -> Component:
     at = sheet.slowest_row if on_cpu else rows.largest(per_micro_batch)
     operators, again, selective = operators[at], again[at], selective[at]
     seconds = columns.accumulation * per_micro_batch[at]
+    awaited = np.zeros(len(columns))
     if not on_cpu:
-        seconds = np.maximum(0.0, seconds - busy_seconds)
+        awaited = _routing_starts(sheet, at)
+        exposed = launch.value * columns.accumulation * awaited
+        seconds = np.maximum(0.0, seconds - busy_seconds - exposed) + exposed
     note = calibration_note(sheet) if on_cpu else ", beyond the device's work"
     known = SOURCES.index("measured" if on_cpu and sheet.measured else launch.source)
     weak = max(known, SOURCES.index("assumed"))
@@ -163,24 +169,39 @@ def launch_component(sheet: Sheet, busy_seconds: Floats) -> Component:
         "operator launches",
         "host",
         seconds,
-        np.where(selective > 0, weak, known),
+        np.where((selective > 0) | (awaited > 0), weak, known),
         lambda i: (
             f"{columns.accumulation[i]} micro-batches x (3 x {operators[i]:.0f} + {again[i]:.0f}) operators x launch"
-            f" time{note}"
+            f" time{note}{f', and {awaited[i]:.0f} that the device waits for' if awaited[i] else ''}"
         ),
         "host and device in parallel",
         clock="forward_backward",
     )
 
 
+def _routing_starts(sheet: Sheet, rows: Ints) -> Floats:
+    """Return how many operators of a micro-batch the host starts while its device waits for them.
+
+    Experts that drop no token have as many rows as tokens chose them. The host waits for these numbers in every forward
+    pass of a routed layer (`_maybe_dtoh_and_synchronize`, megatron/core/transformer/moe/token_dispatcher.py), and so
+    has nothing started in advance when it goes on.
+    """
+    shapes = sheet.context.shapes
+    routed = np.array(shapes["routed_elements"] > 0, dtype=np.float64)
+    again = sheet.over_modes(in_modes(routed[None], "full"))
+    found: Floats = ROUTED_STARTS * (sheet.rows.parts.number(routed) + again)[rows]
+    return found
+
+
 def _casts(sheet: Sheet) -> Component:
     """Return the time to cast weights to the compute dtype and to add up gradients of several micro-batches."""
     columns, rates, software = sheet.columns, sheet.rates, sheet.context.software
-    sharded, state = columns.is_sharded, state_bytes(columns.precision)
+    sharded = columns.is_sharded
+    summed = max(software.gradient_bytes, state_bytes(columns.precision) if rates.element_bytes > 4 else 0)
     casts = np.where(sharded, 6 / columns.state_degree + 6, 12.0)
     if rates.element_bytes >= 4 or software.master_weights:
         casts = np.zeros(len(columns))
-    adds = np.where((columns.accumulation > 1) | ((columns.dp_replicate > 1) & ~sharded), 3 * state, 0)
+    adds = np.where((columns.accumulation > 1) | ((columns.dp_replicate > 1) & ~sharded), 3 * summed, 0)
     if software.fuses_gradient_sums:
         adds = np.zeros(len(columns))
     experts = sheet.heaviest.total("expert_parameters")

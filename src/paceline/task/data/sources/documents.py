@@ -253,11 +253,14 @@ def parse_record(line: bytes, where: str) -> object:
 def _text_of(record: object, field: str, where: str) -> bytes:
     """Return the record's text in UTF-8. Raises DamagedData where it is missing or not a string."""
     if not isinstance(record, dict):
+        whole = "; of a file that is one array: name it .json" if isinstance(record, list) else ""
         raise DamagedData(
-            f"{where} is not an object", f"it is {_kind(record)}", f'write {{"{field}": "..."}} on each line'
+            f"{where} is not an object", f"it is {_kind(record)}", f'write {{"{field}": "..."}} on each line{whole}'
         )
     if field not in record:
         near = suggestion(field, record) if record else "the record is empty"
+        if {"chosen", "rejected"} <= set(record):
+            near = 'pairs of answers are read by source = "paceline.task.data.pairs:preference_pairs"'
         raise DamagedData(f"{where} has no field '{field}'", "text_field names the field that holds the text", near)
     text = record[field]
     if not isinstance(text, str):

@@ -21,17 +21,26 @@ TEXT_SUFFIXES = frozenset(
     (".txt", ".text", ".md", ".rst", ".tex", ".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".cu", ".java", ".js",
      ".ts", ".go", ".rs", ".rb", ".sh", ".sql", ".html", ".css", ".toml", ".yaml", ".yml")
 )  # fmt: skip
-TABLE_SUFFIXES = {".csv": "csv", ".tsv": "tsv"}
+TABLE_SUFFIXES = {".csv": "csv", ".tsv": "tsv", ".json": "json"}
 JSONL_SUFFIXES = frozenset((".jsonl", ".ndjson"))
 PARQUET_SUFFIXES = frozenset((".parquet",))
 ARROW_SUFFIXES = frozenset((".arrow", ".feather", ".ipc"))
 TEXT_KINDS = ("text", "jsonl", "parquet", "arrow")  # a table of CSV is never taken for prose
 NOT_READ = "not read"
+ABOUT_DATA = ("readme", "license", "licence", "citation", "notice")  # how files begin that tell of the data beside them
+COMPRESSED = {".bz2": "bunzip2", ".xz": "unxz", ".zst": "unzstd", ".zip": "unzip", ".7z": "7z x", ".rar": "unrar x"}
+OTHER_KINDS = {
+    **dict.fromkeys((".xlsx", ".xls", ".ods", ".numbers"), ("a spreadsheet", "save it as CSV, in UTF-8")),
+    **dict.fromkeys((".pdf", ".docx", ".doc", ".odt", ".rtf"), ("a document of an office program", "save it as text")),
+    **dict.fromkeys((".pkl", ".pickle", ".npy", ".npz", ".pt", ".h5", ".hdf5", ".db", ".sqlite"),
+                    ("a file of a program", "write it as CSV, JSONL or Parquet, or name a data set of your own"
+                     " (module:factory)")),
+}  # fmt: skip
 NOT_STDLIB = frozenset(("site-packages", "dist-packages"))
 
 
 def kind_of(name: str) -> str:
-    """Return "text", "csv", "tsv", "jsonl", "parquet", "arrow", or "" for a kind that is not known.
+    """Return "text", "csv", "tsv", "json", "jsonl", "parquet", "arrow", or "" for a kind that is not known.
 
     A final `.gz` does not count.
     """
@@ -75,8 +84,26 @@ def list_files(data: DataSpec, kinds: Collection[str] = TEXT_KINDS) -> CorpusFil
         raise DataError(
             f"'{data.source}' cannot be read", error.strerror or str(error), "check its permissions"
         ) from error
+    _refuse_other_kind(path)
     file = File(str(path.resolve()), path.name, found.st_size, found.st_mtime_ns)
     return CorpusFiles(f"text in {path.name}", (file,), "file")
+
+
+def _refuse_other_kind(path: Path) -> None:
+    """Raise DataError for a file that its name says is no text: a spreadsheet, or packed by another program."""
+    suffix = path.suffix.lower()
+    if suffix in COMPRESSED:
+        raise DataError(
+            f"'{path}' is packed", "of packed files only .gz is read", f"unpack it: {COMPRESSED[suffix]} '{path}'"
+        )
+    if suffix in OTHER_KINDS:
+        what, hint = OTHER_KINDS[suffix]
+        raise DataError(f"'{path}' cannot be read", f"it is {what}", hint)
+
+
+def is_about_data(name: str) -> bool:
+    """Return whether a file tells of the data beside it, as README.md and LICENSE do."""
+    return name.rpartition("/")[2].lower().startswith(ABOUT_DATA)
 
 
 def _list_stdlib(data: DataSpec) -> CorpusFiles:
@@ -119,6 +146,9 @@ def _chosen(
     """
     wanted = _wanted(data.include, lambda name: kind_of(name) in kinds)
     files = tuple(file for file in seen if wanted(file.name))
+    about = [file for file in files if is_about_data(file.name) and kind_of(file.name) == "text"]
+    if not data.include and any(kind_of(file.name) not in ("text", "") for file in files):
+        files = tuple(file for file in files if file not in about)  # README.md beside shards of Parquet
     if not files:
         suffixes = TEXT_SUFFIXES | JSONL_SUFFIXES | PARQUET_SUFFIXES | ARROW_SUFFIXES
         known = " ".join(sorted({*TABLE_SUFFIXES, *suffixes} - (TEXT_SUFFIXES if "text" not in kinds else set())))
@@ -130,7 +160,7 @@ def _chosen(
             why = f"none of its {len(seen):,} files is of a known kind, such as {seen[0].name}; known are {known}"
         raise DataError(f"'{data.source}' holds no documents", why, 'name patterns to read: include = ["*.ext"]')
     python = all(file.name.endswith(".py") for file in files)
-    left = [file.name for file in seen if not wanted(file.name)]
+    left = [file.name for file in seen if file not in files]
     why = f"{NOT_READ}: include names others" if data.include else f"{NOT_READ}: of another kind"
     skipped = skipped_files({why: left} if left else {}, odd)
     what = f"Python source in {name}" if python else f"text in {name}"

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.errors import DataError
 from paceline.spec.import_paths import names_object, scheme_of
-from paceline.task.data.sources.files import kind_of
+from paceline.task.data.sources.files import is_about_data, kind_of
 from paceline.task.data.sources.shards.folder import INDEX
 from paceline.task.data.storage.bytes import beside
 from paceline.task.data.storage.remote import RemoteFiles, is_remote
 
-TABLE_KINDS = ("csv", "tsv")  # of a file or a folder that is a table whatever is in it
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+TABLE_KINDS = ("csv", "tsv", "json")  # of a file or a folder that is a table whatever is in it
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 LOOKED_AT = 64  # files of a folder that say whether it holds images
 
 
@@ -63,22 +64,36 @@ def _kind_of_local(path: Path) -> str:
 
 
 def _holds_images(folder: Path) -> bool:
-    """Return whether the first files below a folder are images or tar files, all of them."""
-    seen = 0
+    """Return whether the first files below a folder are images or tar files.
+
+    What tells of them does not count, nor files of no kind that is known; nor do a few others, such as labels.csv,
+    beside folders of images.
+    """
+    images, others, folders = 0, 0, set()
+    for file in _below(folder, 2):
+        if file.suffix.lower() in (*IMAGE_SUFFIXES, ".tar"):
+            images += 1
+            folders.add(file.parent)
+        elif kind_of(file.name) and not is_about_data(file.name):
+            others += 1
+    return images > 0 and (not others or (len(folders - {folder}) > 1 and 4 * others <= images))
+
+
+def _below(folder: Path, levels: int) -> Iterator[Path]:
+    """Yield the first files of a folder and of its folders, so many levels down, but hidden ones."""
     for path in sorted(folder.iterdir())[:LOOKED_AT]:
         if path.name.startswith("."):
             continue
-        files = sorted(path.iterdir())[:LOOKED_AT] if path.is_dir() else [path]
-        for file in files:
-            if file.name.startswith(".") or file.is_dir():
-                continue
-            if file.suffix.lower() not in (*IMAGE_SUFFIXES, ".tar"):
-                return False
-            seen += 1
-    return seen > 0
+        if not path.is_dir():
+            yield path
+        elif levels:
+            yield from _below(path, levels - 1)
 
 
 def _holds_tables(folder: Path) -> bool:
-    """Return whether the files of a folder that are of a kind that is known are tables of CSV, all of them."""
-    kinds = {kind_of(path.name) for path in sorted(folder.iterdir())[:LOOKED_AT] if not path.name.startswith(".")}
+    """Return whether the files of a folder that are of a kind that is known are tables of CSV or JSON, all of them.
+
+    Those of its folders count, such as train/ and validation/. What tells of the data, such as README.md, does not.
+    """
+    kinds = {kind_of(file.name) for file in _below(folder, 1) if not is_about_data(file.name)}
     return bool(kinds & {*TABLE_KINDS}) and kinds <= {*TABLE_KINDS, ""}

@@ -90,6 +90,11 @@ def _of_index(folder: Path) -> LazyTensors:
         raise StorageError(
             f"{folder / INDEX} cannot be read", f"{type(error).__name__}: {error}", "a fresh copy"
         ) from error
+    if absent := sorted({file.name for file in files.values() if not file.exists()}):
+        raise StorageError(
+            f"{len(absent)} of {len(set(files.values()))} files of weights are not in {folder}",
+            f"{INDEX} names {', '.join(absent[:5])}{', ...' if len(absent) > 5 else ''}", "download or copy them again",
+        )  # fmt: skip
     held = {file: header(file) for file in set(files.values())}
     for name, file in files.items():
         if name not in held[file]:
@@ -103,8 +108,13 @@ def _none_in(folder: Path, found: int) -> ConfigError:
         return ConfigError(f"no weights in {folder}", because, "the path of one .safetensors file")
     other = sorted(file.name for kind in ("*.bin", "*.pth", "*.gguf") for file in folder.glob(kind))
     if other:
+        if other[0].endswith(".gguf"):
+            because = f"it holds no .safetensors file; {other[0]} is of quantised weights, for inference"
+            return ConfigError(f"no weights in {folder}", because, "the folder that it was made from")
         because = f"it holds no .safetensors file; {other[0]} is of another format, which may run code when it is read"
-        return ConfigError(f"no weights in {folder}", because, "from_pretrained and save_pretrained write safetensors")
+        write = f"from transformers import AutoModel as M; M.from_pretrained('{folder}').save_pretrained('NEW')"
+        hint = f'python -c "{write}", with AutoModelForCausalLM for a model with a head; NEW is then the folder'
+        return ConfigError(f"no weights in {folder}", because, hint)
     because = "it holds no .safetensors file"
     return ConfigError(f"no weights in {folder}", because, "the path of one .safetensors file, or model.weights = "
                        "\"none\" to start fresh")  # fmt: skip

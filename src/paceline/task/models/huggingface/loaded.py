@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from paceline.task.models.huggingface.experts import JoinedExperts, Stored
@@ -44,13 +44,15 @@ def as_in_memory(model: nn.Module, stored: Stored) -> Stored:
     """Return stored tensors under the names that a model of transformers has for them, any other model's as they are.
 
     A file may hold the model below its head without its prefix, as GPT-2's does, or have a prefix where the model has
-    none; experts that it holds one by one are stacked in memory.
+    none; experts that it holds one by one are stacked in memory; names that transformers has changed since it was
+    written (BERT's LayerNorm.gamma, GPT-NeoX's embed_out) are taken for those of now.
     """
     wanted = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     stacked = any(name.endswith("mlp.experts.gate_up_proj") and name not in stored for name in wanted)
     if stacked:
         stored = JoinedExperts(stored)
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
+    stored = _by_names_of_now(model, stored, wanted, prefix)
     if prefix == ".":
         return stored
     theirs, ours = (any(name.startswith(prefix) for name in names) for names in (stored, wanted))
@@ -61,13 +63,45 @@ def as_in_memory(model: nn.Module, stored: Stored) -> Stored:
     return stored
 
 
+def _by_names_of_now(model: nn.Module, stored: Stored, wanted: Collection[str], prefix: str) -> Stored:
+    """Return stored tensors under the names that transformers has given them since, where that makes them the model's.
+
+    Transformers 5 keeps the changes in its conversion_mapping; of older ones names stay as they are.
+    """
+    known = {*wanted, *(name.removeprefix(prefix) for name in wanted), *(prefix + name for name in wanted)}
+    if all(name in known for name in stored):
+        return stored
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightRenaming
+        from transformers.modeling_utils import PreTrainedModel
+    except ImportError:
+        return stored
+    if not isinstance(model, PreTrainedModel):
+        return stored
+    changes = [change for change in get_model_conversion_mapping(model) if isinstance(change, WeightRenaming)]
+    names: dict[str, str] = {}
+    for name in stored:
+        now = name
+        for change in changes if name not in known else ():
+            now = change.rename_source_key(now)[0]
+        names[now if now in known else name] = name
+    return OtherNames(stored, names) if len(names) == len(stored) else stored
+
+
 def embeddings_of(model: Any) -> list[str]:
     """Return the names of a model's matrices that have a row for each token: of its embedding, and of its head."""
-    layers: list[Any] = [
-        getattr(model, get, lambda: None)() for get in ("get_input_embeddings", "get_output_embeddings")
-    ]
+    layers: list[Any] = [_layer_of(model, get) for get in ("get_input_embeddings", "get_output_embeddings")]
     weights = {id(layer.weight) for layer in layers if hasattr(layer, "weight")}
     return [name for name, parameter in model.named_parameters() if id(parameter) in weights]
+
+
+def _layer_of(model: Any, get: str) -> Any:
+    """Return the layer that a model's method gives, None where it has none: models of images may raise."""
+    try:
+        return getattr(model, get, lambda: None)()
+    except NotImplementedError:
+        return None
 
 
 def may_ignore(model: Any, name: str) -> bool:

@@ -18,6 +18,7 @@ from paceline.task.models.huggingface.transfer import fit_decoder
 from paceline.task.models.sizes import base_of
 from paceline.units import format_bytes
 
+OTHER_TOKENIZERS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")
 BLOCK_BYTES = 2**16  # read at each place of a file for its fingerprint
 PLACES = 16  # evenly spaced over a file
 
@@ -96,10 +97,19 @@ def fit_texts(model: ModelSpec) -> list[str]:
 
 def _tokenizer_text(folder: Path, data: DataSpec) -> str:
     if not (folder / TOKENIZER).is_file():
-        return f"the folder has no {TOKENIZER}: the data's tokenizer is '{data.tokenizer}'"
+        return f"the folder has no {TOKENIZER}: the data's tokenizer is '{data.tokenizer}'{_tokenizer_hint(folder)}"
     if data.tokenizer == str(folder / TOKENIZER):
         return f"the tokenizer is the folder's {TOKENIZER}"
     return f"the tokenizer is '{data.tokenizer}', not the folder's {TOKENIZER}: its ids may mean other text"
+
+
+def _tokenizer_hint(folder: Path) -> str:
+    """Return how a tokenizer of another format becomes one that is read, "" where there is none."""
+    other = next((name for name in OTHER_TOKENIZERS if (folder / name).is_file()), "")
+    if not other:
+        return ""
+    write = f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}')"
+    return f". Its {other} is not read; transformers writes {TOKENIZER} beside it: {write}"
 
 
 def start_decision(model: Any) -> DecisionRecord | None:

@@ -12,6 +12,7 @@ from paceline.errors import DataError
 from paceline.task.data.sources.files import NOT_READ, skipped_files, walk_files
 from paceline.task.data.sources.listing import Skipped
 from paceline.task.data.sources.named import IMAGE_SUFFIXES
+from paceline.task.data.sources.tables.records import SPLIT_NAMES
 from paceline.task.data.storage.bytes import ByteFile, Storage
 from paceline.task.data.storage.remote import is_remote
 
@@ -25,6 +26,7 @@ class ImageEntry:
     start: int
     size: int
     label: int
+    held_out: bool | None = None  # as the name of its folder says; None where it does not
 
 
 @dataclass(frozen=True)
@@ -67,13 +69,30 @@ def _of_folder(root: Path) -> ImageListing:
     names = [each.relative_to(root) for each in found]
     if loose := next((name for name in names if len(name.parts) < 2), None):
         raise DataError(f"'{root / loose}' has no class", "it lies in no folder", "a folder for each class of images")
-    classes = tuple(sorted({name.parts[0] for name in names}))
+    splits = _splits(names)
+    kept = [name for name in names if splits.get(name.parts[0]) != "test"]
+    held_out = {folder: split == "validation" for folder, split in splits.items()}
+    if not any(split == "validation" for split in splits.values()):
+        held_out = {}
+    if all(held_out.get(name.parts[0]) for name in kept):
+        raise DataError(f"'{root}' holds nothing to train on", f"its folders are {', '.join(splits)}", "a folder train")
+    level = 1 if splits else 0
+    classes = tuple(sorted({name.parts[level] for name in kept}))
     entries = tuple(
-        ImageEntry(str(name), number, 0, path.stat().st_size, classes.index(name.parts[0]))
-        for number, (path, name) in enumerate(zip(found, names, strict=True))
-    )
-    skipped = skipped_files({f"{NOT_READ}: of another kind": others} if others else {}, odd)
-    return ImageListing(tuple(map(str, found)), entries, classes, skipped)
+        ImageEntry(str(name), number, 0, (root / name).stat().st_size, classes.index(name.parts[level]),
+                   held_out.get(name.parts[0]))
+        for number, name in enumerate(kept)
+    )  # fmt: skip
+    left = {f"{NOT_READ}: of another kind": others,
+            f"{NOT_READ} for a test": [str(name) for name in names if splits.get(name.parts[0]) == "test"]}  # fmt: skip
+    skipped = skipped_files({why: files for why, files in left.items() if files}, odd)
+    return ImageListing(tuple(str(root / name) for name in kept), entries, classes, skipped)
+
+
+def _splits(names: list[Path]) -> dict[str, str]:
+    """Return the split of each folder where all are called after splits and have folders of classes, else nothing."""
+    found = {name.parts[0]: SPLIT_NAMES.get(name.parts[0].lower(), "") for name in names}
+    return found if all(found.values()) and all(len(name.parts) > 2 for name in names) else {}
 
 
 def _of_tars(paths: list[str], storage: Storage) -> ImageListing:

@@ -179,7 +179,9 @@ def open_images(data: DataSpec, path: str, seed: int) -> tuple[ImageSource, Imag
     listing = list_images(path, storage)
     values = [split_value(document_hash(entry.name.rpartition("/")[2].encode())) for entry in listing.entries]
     limit = split_limit(values, data.validation_fraction)
-    held_out = np.array([value < limit for value in values])
+    named = any(entry.held_out for entry in listing.entries)
+    held_out = np.array([bool(entry.held_out) if named else value < limit
+                         for entry, value in zip(listing.entries, values, strict=True)])  # fmt: skip
 
     def source(chosen: Sequence[bool] | npt.NDArray[Any], augment: AugmentSpec | None) -> ImageSource:
         side = (augment.crop_from if augment is not None else 0) or data.image_size

@@ -18,9 +18,9 @@ import numpy.typing as npt
 from paceline.errors import DamagedData, DataError, MissingExtra
 from paceline.spec.task import DataSpec
 from paceline.task.data.sources.tables.columns import TableColumns
+from paceline.task.data.sources.tables.messages import LEARNT_ROLE, messages_of, turn_messages
 from paceline.task.data.sources.tokenizer import Tokenizer, Tokens
 
-LEARNT_ROLE = "assistant"
 CONFIG = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
 
@@ -50,8 +50,10 @@ class RowWriter:
         if self.columns.kind == "completion":
             prompt, completion = (_text(values.get(name), where, name) for name in self.columns.names)
             return [TextPart(prompt, False), TextPart(completion, True)]
-        messages = _messages(values.get(self.columns.names[0]), where, self.columns.names[0])
-        return self.template(messages)
+        names = self.columns.names
+        if len(names) > 1:
+            return self.template(turn_messages(values, names, where))
+        return self.template(messages_of(values.get(names[0]), where, names[0]))
 
 
 def writer_of(data: DataSpec, columns: TableColumns) -> RowWriter:
@@ -233,29 +235,6 @@ def encode_marks(tokenizer: Tokenizer, texts: Sequence[bytes]) -> list[Tokens]:
     """Return the ids of a template's marks: special tokens where the tokenizer knows them."""
     special = getattr(tokenizer, "encode_special", None)
     return list(special(texts)) if special is not None else tokenizer.encode(texts)
-
-
-def _messages(value: Any, where: str, field: str) -> list[dict[str, str]]:
-    """Return a row's messages. Raises DamagedData where they are none, or no assistant speaks."""
-    try:
-        value = json.loads(value) if isinstance(value, str) else value
-    except ValueError as error:
-        raise DamagedData(f"{where}: '{field}' is not JSON", str(error), _FORM) from error
-    if not isinstance(value, list) or not value:
-        raise DamagedData(f"{where} has no messages", f"'{field}' holds {json.dumps(value, default=str)[:40]}", _FORM)
-    for message in value:
-        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
-            told = json.dumps(message, default=str)[:60]
-            raise DamagedData(f"{where} holds a message without role and content", f"it is {told}", _FORM)
-    if not any(message["role"] == LEARNT_ROLE and message["content"] for message in value):
-        roles = ", ".join(dict.fromkeys(message["role"] for message in value))
-        raise DamagedData(
-            f"{where} has nothing to learn", f"no message is the {LEARNT_ROLE}'s: roles are {roles}", _FORM
-        )
-    return [{"role": message["role"], "content": message["content"]} for message in value]
-
-
-_FORM = 'a list such as [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]'
 
 
 def _text(value: Any, where: str, field: str) -> str:

@@ -9,12 +9,26 @@ from paceline.errors import DataError, suggestion
 from paceline.spec.task import DataSpec
 
 LABEL_NAMES = ("label", "labels", "class", "target", "category")
-TEXT_NAMES = ("text", "sentence", "content", "review", "body", "document", "question", "comment")
+# Of tables that are nothing else (CSV, TSV, JSON): a JSONL of documents may well have such a field beside its text.
+MORE_LABEL_NAMES = ("sentiment", "rating", "stars", "polarity", "emotion", "intent", "topic", "genre", "spam",
+                    "is_spam", "toxic", "gold_label", "label_text", "y", "score")  # fmt: skip
+TEXT_NAMES = ("text", "sentence", "content", "review", "body", "document", "question", "comment", "message", "tweet",
+              "utterance", "headline", "title", "description", "abstract", "review_text", "sms", "query")  # fmt: skip
+ID_NAMES = ("id", "idx", "index", "guid", "uid", "uuid", "unnamed: 0")  # of rows: nothing to learn
+NAMELESS = "column {}"  # what a column without a name is called
+MESSAGES_NAMES = ("conversations", "conversation", "dialogue", "dialog", "turns")
+# A question, what it is about where there is such a column, and the answer: one turn of a conversation.
+TURNS = (("instruction", "output"), ("instruction", "response"), ("prompt", "response"), ("question", "answer"),
+         ("query", "response"), ("input", "output"))  # fmt: skip
+CONTEXTS = {"instruction": ("input", "context")}
 
 
 @dataclass(frozen=True)
 class TableColumns:
-    """The kind of a table's rows, "labelled", "completion", "chat" or "text", and the columns that are read."""
+    """The kind of a table's rows, "labelled", "completion", "chat" or "text", and the columns that are read.
+
+    Those of a chat are one of messages, or those of a single turn: what is asked, perhaps about what, and the answer.
+    """
 
     kind: str
     names: tuple[str, ...]  # labelled: text, label; completion: prompt, completion; chat: messages; text: text
@@ -27,19 +41,22 @@ def is_kind_of_table(columns: Sequence[str], data: DataSpec) -> bool:
         return False
     pair = {data.prompt_field, data.completion_field} <= set(columns)
     asked = data.labels != "auto" or bool(data.label_field)
-    return data.messages_field in columns or pair or asked or bool(_label_among(columns, data) and _text(columns, data))
+    talk = bool(_messages(columns, data) or _turn(columns, data))
+    return talk or pair or asked or bool(_label_among(columns, data) and _text(columns, data))
 
 
 def columns_meant(columns: Sequence[str], data: DataSpec, name: str) -> TableColumns:
     """Return what the columns of the table `name` are. Raises DataError where that is not clear, naming them."""
+    label = _label_among(columns, data, (*LABEL_NAMES, *MORE_LABEL_NAMES)) if data.labels != "none" else ""
+    text = _text(columns, data, label)
     if data.labels in ("auto", "none") and not data.label_field:
-        if data.messages_field in columns:
-            return TableColumns("chat", (data.messages_field,), f"it has a column '{data.messages_field}'")
+        if messages := _messages(columns, data):
+            return TableColumns("chat", (messages,), f"it has a column '{messages}'")
         pair = (data.prompt_field, data.completion_field)
         if set(pair) <= set(columns):
             return TableColumns("completion", pair, f"it has columns '{pair[0]}' and '{pair[1]}'")
-    label = _label_among(columns, data) if data.labels != "none" else ""
-    text = _text(columns, data, label)
+        if not (label and text) and (turn := _turn(columns, data)):
+            return TableColumns("chat", turn, f"it has columns {_quoted(turn)}")
     if data.label_field and not label:
         raise DataError(
             f"{name} has no column '{data.label_field}'",
@@ -49,23 +66,40 @@ def columns_meant(columns: Sequence[str], data: DataSpec, name: str) -> TableCol
     if data.labels not in ("auto", "none") and not label:
         raise DataError(
             f"{name} has no column of labels", f"it has {_listed(columns)}, and none of them is called "
-            f"{', '.join(LABEL_NAMES)}", f'label_field = "{columns[-1]}"',
+            f"{', '.join(LABEL_NAMES)}", f'label_field = "{columns[-1]}"' if columns else "rows with named columns",
         )  # fmt: skip
     if not text:
-        raise DataError(
-            f"{name} is a table, and which column holds its text is not clear",
-            f"it has {_listed(columns)}, and text_field is '{data.text_field}'",
-            f'text_field = "{_first_other(columns, label)}"',
-        )
+        raise _unclear(columns, data, label, name)
+    unread = _meaningful(columns, text, label)
+    left = f"; not read: {', '.join(unread)}" if unread else ""
     if not label:
-        return TableColumns("text", (text,), f"it has no column of labels ({', '.join(LABEL_NAMES)})")
-    return TableColumns("labelled", (text, label), f"it has columns '{text}' and '{label}'")
+        hint = f' (label_field = "{unread[0]}" takes it for the labels)' if unread and data.labels != "none" else ""
+        return TableColumns("text", (text,), f"it has no column of labels ({', '.join(LABEL_NAMES)}){left}{hint}")
+    return TableColumns("labelled", (text, label), f"it has columns '{text}' and '{label}'{left}")
 
 
-def _label_among(columns: Sequence[str], data: DataSpec) -> str:
+def _messages(columns: Sequence[str], data: DataSpec) -> str:
+    """Return the column of conversations, "" for none."""
+    if data.messages_field in columns:
+        return data.messages_field
+    asked = data.messages_field != "messages" or data.text_field in columns
+    return "" if asked else _named(MESSAGES_NAMES, columns)
+
+
+def _turn(columns: Sequence[str], data: DataSpec) -> tuple[str, ...]:
+    """Return the columns of a single turn, none where there is a text of its own."""
+    if data.text_field in columns:
+        return ()
+    for asked, answered in TURNS:
+        if {asked, answered} <= set(columns):
+            return (asked, *[name for name in CONTEXTS.get(asked, ()) if name in columns][:1], answered)
+    return ()
+
+
+def _label_among(columns: Sequence[str], data: DataSpec, names: Sequence[str] = LABEL_NAMES) -> str:
     if data.label_field:
         return data.label_field if data.label_field in columns else ""
-    return next((name for name in LABEL_NAMES if name in columns), "")
+    return _named(names, columns)
 
 
 def _text(columns: Sequence[str], data: DataSpec, label: str = "") -> str:
@@ -75,15 +109,46 @@ def _text(columns: Sequence[str], data: DataSpec, label: str = "") -> str:
         return data.text_field
     if data.text_field != "text":
         return ""  # another was asked for
-    if usual := next((name for name in TEXT_NAMES if name in columns and name != label), ""):
-        return usual
     others = [name for name in columns if name != label]
+    if usual := _named(TEXT_NAMES, others):
+        return usual
+    others = _meaningful(others)
     return others[0] if label and len(others) == 1 else ""
 
 
-def _first_other(columns: Sequence[str], label: str) -> str:
-    return next((name for name in columns if name != label), "text")
+def _named(names: Sequence[str], columns: Sequence[str]) -> str:
+    """Return the first of the columns by one of the names, in their order, whatever its letters' case."""
+    found = {column.lower(): column for column in reversed(columns)}
+    return next((found[name] for name in names if name in found), "")
+
+
+def _meaningful(columns: Sequence[str], *read: str) -> list[str]:
+    """Return the columns but those that are read, those that number rows, and those without a name."""
+    nameless = {NAMELESS.format(number) for number in range(1, len(columns) + 2)}
+    return [name for name in columns if name not in (*read, *nameless) and name.lower() not in ID_NAMES]
+
+
+def _unclear(columns: Sequence[str], data: DataSpec, label: str, name: str) -> DataError:
+    """Return the error of a table whose text is not clear: its first line may be a row, or not be split."""
+    if not columns:
+        return DataError(f"{name} is a table without columns", "its first row names none", "rows with named columns")
+    because = f"it has {_listed(columns)}, and text_field is '{data.text_field}'"
+    if any(" " in column.strip() for column in columns if not column.startswith("column ")) and not label:
+        names = ",".join(["text", "label", *(f"column{at}" for at in range(3, len(columns) + 1))][: len(columns)])
+        because += "; these look like a row"
+        hint = f"the names of the columns as the first line, such as {names}"
+    elif len(columns) == 1:
+        hint = f'text_field = "{columns[0]}"; several columns are told apart by one of , ; | and tabs'
+    else:
+        others = _meaningful(columns, label) or list(columns)
+        more = "" if label else ", and label_field for the labels, where there are any"
+        hint = f'text_field = "{others[0]}"{more}'
+    return DataError(f"{name} is a table, and which column holds its text is not clear", because, hint)
 
 
 def _listed(columns: Sequence[str]) -> str:
     return f"the columns {', '.join(columns)}" if columns else "no columns"
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return f"{', '.join(map(repr, names[:-1]))} and {names[-1]!r}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,8 +15,10 @@ import numpy.typing as npt
 from paceline.errors import DamagedData, DataError, suggestion
 from paceline.spec.task import DataSpec
 
+_DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 SEPARATOR = "|"  # of several labels in one field of text
 MOST_DISTINCT = 100_000  # values that are counted one by one
+NO_VALUE = ("nan", "n/a", "#n/a", "<na>", "null")  # what programs write where there is no value
 FEW = 20  # classes that any table may have, however few its rows
 WHOLE_NUMBERS = 1000  # classes at most that are taken for such without being told
 
@@ -54,8 +57,9 @@ def label_value(value: Any, where: str, field: str) -> Any:
         return str(value).lower()
     if isinstance(value, str):
         value = value.strip()
-    if value is None or value == "":
-        raise DamagedData(f"{where} has an empty label", f"its column '{field}' holds nothing", _LEAVE_OUT)
+    if value is None or value == "" or (isinstance(value, str) and value.lower() in NO_VALUE):
+        told = f"'{value}', which stands for no value" if value else "nothing"
+        raise DamagedData(f"{where} has an empty label", f"its column '{field}' holds {told}", _LEAVE_OUT)
     if isinstance(value, float) and not math.isfinite(value):
         raise DamagedData(f"{where} has no label", f"its column '{field}' holds {value}", _LEAVE_OUT)
     if not isinstance(value, str | int | float):
@@ -132,11 +136,13 @@ class LabelSurvey:
                 return "regression", f"{told}, all whole numbers"
             return "classification", f"{told}, all whole numbers (labels = 'regression' takes them as numbers)"
         if self.too_many or distinct > max(FEW, self.rows // 2):
-            raise DataError(
-                f"the labels of {name} hardly repeat", told,
-                "label_field names another column; labels = \"classification\" takes each value for a class",
-            )  # fmt: skip
+            raise DataError(f"the labels of {name} hardly repeat", told, self._instead())
         return "classification", told
+
+    def _instead(self) -> str:
+        if all(isinstance(value, str) and _DECIMAL_COMMA.fullmatch(value) for value in self.counts):
+            return "write numbers with a decimal point: these have a comma"
+        return 'label_field names another column; labels = "classification" takes each value for a class'
 
     def _several(self, name: str, names: tuple[str, ...]) -> Labels:
         counts: Counter[Any] = Counter()

@@ -9,10 +9,13 @@ from paceline.errors import DataError
 from paceline.spec.import_paths import scheme_of
 from paceline.spec.task import DataSpec
 from paceline.task.data.sources.files import NOT_READ, kind_of, list_files
-from paceline.task.data.sources.listing import CorpusFiles, Skipped
+from paceline.task.data.sources.listing import CorpusFiles, File, Skipped
 from paceline.task.data.sources.tables.records import split_of
 
-TABLE_KINDS = ("csv", "tsv", "jsonl", "parquet", "arrow")
+TABLE_KINDS = ("csv", "tsv", "json", "jsonl", "parquet", "arrow")
+# What programs write beside data about them, and no rows.
+ABOUT_DATA = frozenset(("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "config.json",
+                        "metadata.json", "package.json", "index.json", "tokenizer.json"))  # fmt: skip
 
 
 def list_table(data: DataSpec) -> CorpusFiles:
@@ -33,15 +36,25 @@ def list_table(data: DataSpec) -> CorpusFiles:
         )  # fmt: skip
     what = found.what.replace("text in ", "").replace("text of ", "")
     several = found.kind == "folder"
-    kept = tuple(file for file in found.files if not (several and split_of(file.name) == "test"))
+    rows = tuple(file for file in found.files if not (several and _is_about_data(file.name, found.files)))
+    kept = tuple(file for file in rows if not (several and split_of(file.name) == "test"))
     if not kept:
         raise DataError(
             f"'{path}' holds nothing to train on", f"all of its tables are called after a test, such as "
             f"{found.files[0].name}", "name the file itself, or rename it",
         )  # fmt: skip
-    left = [file.name for file in found.files if file not in kept]
-    skipped = (*found.skipped, Skipped(f"{NOT_READ} for a test", len(left), left[0])) if left else found.skipped
+    reasons = {": of another kind": [file for file in found.files if file not in rows],
+               " for a test": [file for file in rows if file not in kept]}  # fmt: skip
+    told = (Skipped(f"{NOT_READ}{why}", len(left), left[0].name) for why, left in reasons.items() if left)
+    skipped = (*found.skipped, *told)
     return CorpusFiles(what, kept, found.kind, skipped)
+
+
+def _is_about_data(name: str, files: tuple[File, ...]) -> bool:
+    """Return whether a file of a folder tells of its data: by its name, or as JSON beside other tables."""
+    if kind_of(name) != "json":
+        return False
+    return name.rpartition("/")[2] in ABOUT_DATA or any(kind_of(file.name) != "json" for file in files)
 
 
 def inner_path(source: str) -> str:

@@ -1,15 +1,12 @@
-"""Rows of tables: CSV, TSV, JSONL, Parquet and Arrow files as one stream of records with named columns.
+"""Rows of tables: CSV, TSV, JSON, JSONL, Parquet and Arrow files as one stream of records with named columns.
 
-CSV is read by the standard library's parser, never by splitting lines: a quoted field may hold line ends. Every defect
-is a DamagedData that names the file and the row; it ends the reading, or is counted where damaged rows are left out.
+Every defect is a DamagedData that names the file and the row; it ends the reading, or is counted where damaged rows are
+left out.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from typing import IO, Any, NamedTuple
 
@@ -17,8 +14,9 @@ from paceline.errors import DamagedData, DataError, MissingExtra
 from paceline.task.data.sources.documents import Damaged, arrow_rows, opened, parquet_rows, parse_record
 from paceline.task.data.sources.files import kind_of
 from paceline.task.data.sources.listing import CorpusFiles, File
+from paceline.task.data.sources.tables.csv_rows import csv_columns, read_csv
+from paceline.task.data.sources.tables.json_rows import json_columns, read_json
 
-DELIMITERS = (",", ";", "|", "\t")
 SPLIT_NAMES = {"train": "train", "training": "train", "validation": "validation", "valid": "validation",
                "val": "validation", "dev": "validation", "test": "test", "testing": "test"}  # fmt: skip
 
@@ -40,7 +38,9 @@ def columns_of(listing: CorpusFiles) -> tuple[str, ...]:
     kind = kind_of(file.name)
     with opened(file) as stream:
         if kind in ("csv", "tsv"):
-            return tuple(_header(_lines(stream), file, kind)[0])
+            return csv_columns(stream, file, kind)
+        if kind == "json":
+            return json_columns(stream, file)
         if kind == "jsonl":
             for line in stream:
                 if line.strip():
@@ -76,73 +76,17 @@ def split_of(name: str) -> str:
 def _rows_of(file: File, damaged: Damaged) -> Iterator[tuple[str, dict[str, Any]]]:
     kind = kind_of(file.name)
     if kind in ("csv", "tsv"):
-        return _read_csv(file, kind, damaged)
+        return read_csv(file, kind, damaged)
+    if kind == "json":
+        return read_json(file, damaged)
     if kind == "jsonl":
         return _read_jsonl(file, damaged)
     if kind in ("parquet", "arrow"):
         return _read_arrow(file, kind)
     raise DataError(
-        f"{file.path} is no table", "tables are CSV, TSV, JSONL, Parquet and Arrow files",
+        f"{file.path} is no table", "tables are CSV, TSV, JSON, JSONL, Parquet and Arrow files",
         "name a table, or read it as text: source = \"text:PATH\"",
     )  # fmt: skip
-
-
-def _read_csv(file: File, kind: str, damaged: Damaged) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the rows below the header; all values are text."""
-    csv.field_size_limit(sys.maxsize)  # of the parser, for all of Python: a text may be longer than 131,072 characters
-    with opened(file) as stream:
-        names, rows = _header(_lines(stream), file, kind)
-        for number in _counted():
-            try:
-                values = next(rows, None)
-            except (csv.Error, UnicodeDecodeError) as error:
-                raise DamagedData(
-                    f"{file.path}, row {number:,} cannot be read", str(error),
-                    "quote fields with line ends or quotes in them, double the quotes inside, and write UTF-8",
-                ) from error  # fmt: skip
-            if values is None:
-                return
-            if not values:
-                continue  # a blank line
-            if len(values) != len(names):
-                damaged.found(DamagedData(
-                    f"{file.path}, row {number:,} has {len(values)} fields", f"the header names {len(names)}",
-                    "quote fields that hold the delimiter or line ends",
-                ))  # fmt: skip
-                continue
-            yield f"{file.name}, row {number:,}", dict(zip(names, values, strict=True))
-
-
-def _counted() -> Iterator[int]:
-    number = 0
-    while True:
-        number += 1
-        yield number
-
-
-def _lines(stream: IO[bytes]) -> io.TextIOWrapper:
-    return io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
-
-
-def _header(lines: io.TextIOWrapper, file: File, kind: str) -> tuple[list[str], Iterator[list[str]]]:
-    """Return the names of the columns and the rows below. Raises DataError for a header that does not name columns."""
-    try:
-        first = lines.readline()
-        delimiter = "\t" if kind == "tsv" else max(DELIMITERS, key=lambda each: (first.count(each), each == ","))
-        while first.count('"') % 2 and (more := lines.readline()):  # a quoted name with a line end
-            first += more
-        names = [name.strip() for name in next(csv.reader([first], delimiter=delimiter, strict=True), [])]
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise DamagedData(f"the header of {file.path} cannot be read", str(error), "write it as UTF-8") from error
-    twice = sorted({name for name in names if names.count(name) > 1 and name})
-    if twice:
-        raise DataError(
-            f"{file.path} has two columns '{twice[0]}'", "a column is known by its name", "rename one of them"
-        )
-    if not any(names):
-        raise DataError(f"{file.path} has no header", "its first line is empty", "name the columns in the first line")
-    named = [name or f"column {number}" for number, name in enumerate(names, 1)]
-    return named, csv.reader(lines, delimiter=delimiter, strict=True)
 
 
 def _read_jsonl(file: File, damaged: Damaged) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -69,6 +69,12 @@ class RowReader:
                 raise DamagedData(f"{where} has nothing to learn", "what would be learnt is empty", "a text there")
             return TableRow(where, segments, None, held_out)
         column, *labels = self.columns.names
+        for name in self.columns.names:
+            if name not in record.values:
+                raise DamagedData(
+                    f"{where} has no column '{name}'", f"it has {', '.join(record.values) or 'none'}",
+                    "tables of the same columns, or include, which names those to read",
+                )  # fmt: skip
         text = record.values.get(column)
         if not isinstance(text, str):
             raise DamagedData(
@@ -105,7 +111,7 @@ class TableSurvey:
         labels = [self.labels.kind, *self.labels.classes] if self.labels else []
         template = [data.template, own_template(data.tokenizer)] if columns.kind == "chat" else []
         return [self.content, tokenizer_identity(data), data.validation_fraction, self.named_splits, columns.kind,
-                labels, template]  # fmt: skip
+                columns.names, columns.because, labels, template]  # fmt: skip
 
 
 def survey_table(data: DataSpec, listing: CorpusFiles) -> TableSurvey:
@@ -137,4 +143,9 @@ def survey_table(data: DataSpec, listing: CorpusFiles) -> TableSurvey:
     names = label_names(listing, seen.column) if seen is not None else ()
     labels = seen.decide(data, name, names) if seen is not None else None
     limit = 0 if named else split_limit(values, data.validation_fraction)
+    if not named and max(values) < limit:
+        raise DataError(
+            f"no row of {name} is left to train on", f"its {rows:,} rows are held out: they are all of one text"
+            if len(set(values)) == 1 else f"its {rows:,} rows are held out", "validation_fraction = 0",
+        )  # fmt: skip
     return TableSurvey(reader, labels, names, digest.hexdigest(), rows, size, limit, named, damaged)

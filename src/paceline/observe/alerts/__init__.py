@@ -1,0 +1,1 @@
+"""What wakes somebody: rules over a run's journal, and where what they find is sent. No torch."""

@@ -1,0 +1,61 @@
+"""A watch made for a run of a spec: its rules, its sinks, what is spent of its budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from paceline.observe.alerts.outbox import Outbox
+from paceline.observe.alerts.rules.ending import Spending
+from paceline.observe.alerts.rules.seen import AlertSeen
+from paceline.observe.alerts.rules.table import make_rules
+from paceline.observe.alerts.sinks.make import NamedSink
+from paceline.observe.alerts.watch import AlertWatch
+from paceline.run.survive.budget import spent_in
+from paceline.spec.journal.held import held_in
+from paceline.spec.journal.reading import read_records
+from paceline.spec.journal.redact import Redactor
+from paceline.spec.journal.watching import AlertRecord
+from paceline.spec.run import RunSpec
+from paceline.spec.survive.budget import BUDGETS, BudgetSpec
+
+OF_A_MOMENT = ("disk", "memory", "budget")  # rules that look at what is now: a journal does not tell what was
+
+
+def watch_of(
+    run: RunSpec, run_dir: Path, name: str, sinks: Sequence[NamedSink], say: Callable[[str], None]
+) -> AlertWatch:
+    """Return the watch over a run's directory; it does not look yet."""
+    seen = AlertSeen(run.alerts)
+    rules = make_rules(seen, run_dir, spending_of(run.budget, run_dir), run.budget.warn_at)
+    return AlertWatch(run_dir, name, seen, rules, Outbox(sinks, say), say=say, redactor=Redactor(run.redact),
+                      group_read=run.group_read)  # fmt: skip
+
+
+def replayed(run: RunSpec, run_dir: Path, name: str) -> list[AlertRecord]:
+    """Return what the rules find in a run's journal as it stands, at the moments of its records. Nothing is sent."""
+    seen = AlertSeen(run.alerts)
+    rules = [rule for rule in make_rules(seen, run_dir, dict, run.budget.warn_at) if rule.name not in OF_A_MOMENT]
+    watch = AlertWatch(run_dir, name, seen, rules, Outbox(()), on_record=False)
+    found: list[AlertRecord] = []
+    for record in read_records(run_dir):
+        if record.time is not None:
+            found += watch.judge((), record.time)
+            found += watch.judge((record,), record.time)
+    return found
+
+
+def spending_of(budget: BudgetSpec, run_dir: Path) -> Spending:
+    """Return what says what is spent of each budget that is set, from the journal's own moments and rates."""
+
+    def spending() -> dict[str, tuple[float, float, str]]:
+        if not budget.limits:
+            return {}
+        try:
+            spent = spent_in(held_in(run_dir))
+        except OSError:  # a file server that is away for a moment
+            return {}
+        return {name: (spent[BUDGETS[name][0]] / BUDGETS[name][1], limit, BUDGETS[name][2])
+                for name, limit in budget.limits.items()}  # fmt: skip
+
+    return spending

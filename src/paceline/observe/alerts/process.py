@@ -1,0 +1,87 @@
+"""The watch as a process beside a run, which outlives it: `python -m paceline.observe.alerts.process RUN_DIR`.
+
+Its standard input has a line of JSON with the run's options, and then one for each thing that its parent tells. Where
+the parent is gone without a word, that is an alert.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.config.build import build, mapping_layer
+from paceline.config.declared import declared_table, from_file
+from paceline.config.problems import Problems
+from paceline.observe.alerts.beside import watch_of
+from paceline.observe.alerts.sinks.make import make_sinks
+from paceline.observe.alerts.watch import LOOK_SECONDS, AlertWatch
+from paceline.said import say_line
+from paceline.spec.run import RunSpec
+from paceline.supervise.lost import RanksLost
+from paceline.supervise.parent import name_process
+
+SINK_SECONDS = 90.0  # that the sinks have after the run's end: nobody waits for this process
+LOST, OVER = "lost", "over"
+
+
+def main() -> int:
+    """Watch the run that the command line names until it is over, and return 0."""
+    name_process("paceline alerts")
+    told = json.loads(sys.stdin.readline())
+    run = run_from_plain(told["run"])
+    watch = watch_of(run, Path(sys.argv[1]), str(told["name"]), make_sinks(run.alerts), _say)
+    watch.watch()
+    if not _followed(watch, int(told["parent"])):
+        watch.gone()
+    watch.close(SINK_SECONDS)
+    return 0
+
+
+def run_from_plain(values: Mapping[str, Any]) -> RunSpec:
+    """Return the run's options of what `to_plain` made of them."""
+    table, problems = declared_table(RunSpec), Problems()
+    with from_file():
+        run, _ = build(table, mapping_layer(table, values, lambda key: "its parent"), problems)
+    problems.raise_all()
+    assert isinstance(run, RunSpec)
+    return run
+
+
+def _followed(watch: AlertWatch, parent: int) -> bool:
+    """Pass on what the parent tells; return whether it said that the run is over, False where it is gone."""
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def read() -> None:
+        for line in sys.stdin:
+            lines.put(line)
+
+    threading.Thread(target=read, name="paceline-told", daemon=True).start()
+    while True:
+        try:
+            told = json.loads(lines.get(timeout=LOOK_SECONDS))
+        except queue.Empty:
+            if os.getppid() != parent:
+                return False
+            continue
+        if LOST in told:
+            watch.tell(RanksLost(**{**told[LOST], "ranks": tuple(told[LOST]["ranks"])}))
+        if OVER in told:
+            watch.ended(**told[OVER])
+            return True
+
+
+def _say(line: str) -> None:
+    try:
+        say_line(line)
+    except (OSError, ValueError):  # who listened is gone, and the sinks are not
+        return
+
+
+if __name__ == "__main__":
+    sys.exit(main())

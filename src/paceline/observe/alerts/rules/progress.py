@@ -1,0 +1,119 @@
+"""Rules of how fast a run gets on: no step, steps slower than forecast, a checkpoint that is too old."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+
+from paceline.observe.alerts.rules.rule import AlertRule, Trouble
+from paceline.observe.alerts.rules.seen import AlertSeen
+from paceline.patience import programs_per_core
+from paceline.spec.journal.kinds import CheckpointRecord, FaultRecord, RunStarted, StepRecord
+from paceline.spec.journal.record import Record
+from paceline.units import format_seconds, parse_seconds
+
+LONG_GAPS = (("run", "evaluate_every"), ("run", "checkpoint_every"), ("task", "samples", "every"))
+LONGER = 3.0  # times the longest pause so far after such a step, before the next one counts as too long
+ELSEWHERE_SECONDS = 600.0  # where the spec does not say how long building and saving may take
+STEPS_NEEDED = 32
+OVER = 0.75  # of what is missing of a rate: a rule that fires is over where less than this is missing
+
+
+class NoStep(AlertRule):
+    """No step for some median steps: of a run that computes. Building, saving and evaluating have a longer limit."""
+
+    name = "no_step"
+
+    def __init__(self, seen: AlertSeen, load: Callable[[], float] = programs_per_core) -> None:
+        super().__init__(seen)
+        self._load = load
+        self._since: float | None = None  # the last sign of life that a step was, or a start
+        self._is_recovering = self._was_due = False
+        self._longest = 0.0  # pause after a step behind which something long was due
+
+    def add(self, record: Record) -> None:
+        """Take a record."""
+        if isinstance(record, StepRecord) and record.time is not None:
+            if self._was_due and self._since is not None:
+                self._longest = max(self._longest, record.time - self._since)
+            self._since, self._is_recovering, self._was_due = record.time, False, self._is_due(record.step or 0)
+        elif isinstance(record, RunStarted):
+            self._since, self._is_recovering, self._was_due = record.time, False, False
+        elif isinstance(record, FaultRecord) and record.rank is not None:
+            self._is_recovering = True
+
+    def look(self, now: float, firing: bool) -> Trouble | None:
+        """Return how long no step was made, where that is too long."""
+        if self._since is None or self.seen.ended is not None:
+            return None
+        silent, limit = now - self._since, self._limit()
+        if silent / (self._load() if self.seen.on_cpu else 1.0) <= limit:
+            return None
+        median = self.seen.median_seconds
+        usual = f"; a step takes {format_seconds(median)}" if median else ""
+        title = f"no step for {format_seconds(silent)}, since step {self.seen.step}{usual}"
+        evidence = {"silent_seconds": silent, "limit_seconds": limit, "median_step_seconds": median}
+        return Trouble(title, evidence, "look at the logs of the ranks; of one that hangs the stack is kept")
+
+    def _limit(self) -> float:
+        median = self.seen.median_seconds
+        text = self.seen.option("run", "health", "hang_elsewhere")
+        elsewhere = parse_seconds(text) if isinstance(text, str) else ELSEWHERE_SECONDS
+        if median is None or self._is_recovering or self.seen.step >= (self.seen.planned_steps or self.seen.step + 1):
+            return elsewhere
+        limit = max(self.spec.no_step_minimum, self.spec.no_step_medians * median)
+        if not self._was_due:
+            return limit
+        return max(limit, LONGER * self._longest if self._longest else elsewhere)
+
+    def _is_due(self, step: int) -> bool:
+        every = [self.seen.steps_between(*keys) for keys in LONG_GAPS]
+        return any(steps and step % steps == 0 for steps in every)
+
+
+class Slow(AlertRule):
+    """Steps that come slower than forecast, beyond the forecast's own interval."""
+
+    name = "slow"
+
+    def look(self, now: float, firing: bool) -> Trouble | None:
+        """Return how far below the forecast the rate is."""
+        promised = self.seen.figure("forecast", "step_seconds", "value")
+        highest = self.seen.figure("forecast", "step_seconds", "high") or promised
+        if not promised or len(self.seen.seconds) < STEPS_NEEDED or self.seen.ended is not None:
+            return None
+        median = statistics.median(self.seen.seconds)
+        missing = 1.0 - promised / median
+        if missing < self.spec.slow_share * (OVER if firing else 1.0) or median < (highest or 0.0):
+            return None
+        title = f"{missing:.0%} below the forecast's rate: a step takes {format_seconds(median)}"
+        evidence = {"median_step_seconds": median, "forecast_step_seconds": promised, "missing": missing}
+        advice = "`paceline report` says what bounds a step; other programs on these devices are the usual reason"
+        return Trouble(title, evidence, advice)
+
+
+class CheckpointOld(AlertRule):
+    """No checkpoint for some times as many steps as there usually are between two."""
+
+    name = "checkpoint_old"
+
+    def __init__(self, seen: AlertSeen) -> None:
+        super().__init__(seen)
+        self._step: int | None = None  # of the newest checkpoint, or where the start went on from
+
+    def add(self, record: Record) -> None:
+        """Take a record."""
+        if isinstance(record, CheckpointRecord | RunStarted):
+            self._step = record.step or 0
+
+    def look(self, now: float, firing: bool) -> Trouble | None:
+        """Return how old the newest checkpoint is, where that is too old."""
+        every = self.seen.steps_between("run", "checkpoint_every")
+        if every is None or self._step is None or self.seen.ended is not None:
+            return None
+        age = self.seen.step - self._step
+        if age <= self.spec.checkpoint_factor * every:
+            return None
+        title = f"no checkpoint for {age:,} steps, since step {self._step}; one was due every {every:,}"
+        advice = "saves may fail or hang: look for warnings of checkpoints, and at the storage of run.dir"
+        return Trouble(title, {"age_steps": age, "every_steps": every, "step": self._step}, advice)

@@ -1,0 +1,89 @@
+"""Rules of ranks: one that is down, and one that is slower than the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from paceline.observe.alerts.rules.rule import AlertRule, Trouble
+from paceline.observe.alerts.rules.seen import AlertSeen
+from paceline.spec.journal.kinds import FaultRecord, RanksRecord, RecoveryRecord, RunStarted
+from paceline.spec.journal.record import Record, number
+from paceline.supervise.lost import RanksLost
+
+RECORDS_NEEDED = 2  # in a row, in which the same rank is slow
+
+
+class RankDown(AlertRule):
+    """A rank that has died or hangs, as its supervisor tells or the journal; or the whole run, gone without an end."""
+
+    name = "rank_down"
+
+    def __init__(self, seen: AlertSeen) -> None:
+        super().__init__(seen)
+        self._lost: Trouble | None = None
+
+    def add(self, record: Record) -> None:
+        """Take a record."""
+        if isinstance(record, FaultRecord) and record.rank is not None and self._lost is None:
+            evidence = {"ranks": [record.rank], **(record.evidence or {})}
+            self._lost = Trouble(f"{record.what} (rank {record.rank})", evidence, _advice(record.because))
+        elif isinstance(record, RecoveryRecord | RunStarted):
+            self._lost = None
+
+    def tell(self, lost: RanksLost) -> None:
+        """Take what a supervisor has seen: it knows before anything is on record."""
+        if self._lost is None:
+            evidence = {"ranks": list(lost.ranks), "seen": lost.time, "because": lost.because}
+            self._lost = Trouble(lost.what, evidence, _advice(lost.because))
+
+    def gone(self, now: float) -> None:
+        """Take that the run's process is gone; that is no trouble where the run's end is on record."""
+        if self.seen.ended is None:
+            evidence = {"seen": now, "step": self.seen.step}
+            because = "its process is gone, and no end is on record: it was killed, or its machine was lost"
+            advice = "start the same command again: it resumes from the last checkpoint"
+            self._lost = Trouble(f"the run is gone after step {self.seen.step}: {because}", evidence, advice)
+
+    def look(self, now: float, firing: bool) -> Trouble | None:
+        """Return who is down, until the run goes on."""
+        return self._lost
+
+
+class StragglingRank(AlertRule):
+    """A rank that computes longer than the others, whatever their waiting makes of the step."""
+
+    name = "straggler"
+
+    def __init__(self, seen: AlertSeen) -> None:
+        super().__init__(seen)
+        self._slow: dict[int, int] = {}  # rank -> records in a row
+        self._found: Trouble | None = None
+
+    def add(self, record: Record) -> None:
+        """Take a record."""
+        if isinstance(record, RunStarted):
+            self._slow, self._found = {}, None
+        if not isinstance(record, RanksRecord):
+            return
+        spread = record.spreads.get("computing")
+        most, median, rank = (number(spread.get(key)) for key in ("max", "median", "rank")) if isinstance(
+            spread, Mapping) else (None, None, None)  # fmt: skip
+        if not most or not median or rank is None or (record.ranks or 0) < 2:
+            return
+        times, limit = most / median, self.spec.straggler_factor
+        if times <= (1 + (limit - 1) / 2 if self._found else limit):
+            self._slow, self._found = {}, None
+            return
+        self._slow = {int(rank): self._slow.get(int(rank), 0) + 1}
+        if self._slow[int(rank)] >= RECORDS_NEEDED:
+            title = f"rank {int(rank)} computes {times:.2f} times as long as the median of {record.ranks} ranks"
+            evidence = {"rank": int(rank), "times": times, "median_seconds": median, "step": record.step}
+            self._found = Trouble(title, evidence, "run.health.on_straggler = 'less_work' or 'replace' answers it")
+
+    def look(self, now: float, firing: bool) -> Trouble | None:
+        """Return who is slow."""
+        return self._found
+
+
+def _advice(because: str) -> str:
+    return f"the run goes on by itself where run.recovery lets it; cause: {because}" if because else "see the logs"

@@ -1,0 +1,1 @@
+"""Where alerts are sent: one small file for each kind."""

@@ -1,0 +1,224 @@
+"""AlertWatch: a look at a run's records through all rules; what fires or is over goes on record, and to the sinks."""
+
+from __future__ import annotations
+
+import datetime
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.observe.alerts.message import FIRING, RESOLVED, AlertMessage, line_of_alert
+from paceline.observe.alerts.outbox import Outbox
+from paceline.observe.alerts.rules.ranks import RankDown
+from paceline.observe.alerts.rules.rule import AlertRule, Trouble
+from paceline.observe.alerts.rules.seen import AlertSeen
+from paceline.observe.alerts.silence import is_silenced, read_silences
+from paceline.observe.follow import Follower
+from paceline.spec.journal.beside import BesideFile, read_beside
+from paceline.spec.journal.kinds import RunEnded
+from paceline.spec.journal.reading import numbered
+from paceline.spec.journal.record import Record
+from paceline.spec.journal.redact import Redactor
+from paceline.spec.journal.watching import AlertRecord
+from paceline.spec.watch.alerts import SEVERITIES, is_within, minutes_of
+from paceline.supervise.lost import RanksLost
+
+LOOK_SECONDS = 0.5
+NAME = "alerts"
+
+
+@dataclass
+class _Active:
+    """An alert that fires: as it was told last, and when it was sent last."""
+
+    trouble: Trouble
+    severity: str
+    sent: float | None
+
+
+class AlertWatch:
+    """The rules over one run. `look` is one round; `watch` makes rounds in a thread until it is closed."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        name: str,
+        seen: AlertSeen,
+        rules: Sequence[AlertRule],
+        outbox: Outbox,
+        *,
+        say: Callable[[str], None] = lambda line: None,
+        redactor: Redactor | None = None,
+        group_read: bool = False,
+        on_record: bool = True,
+    ) -> None:
+        """`name` is the run's; records of starts before this moment are passed over. Without `on_record` nothing of it
+        is kept."""
+        self._run_dir, self._name, self._seen, self._rules = run_dir, name, seen, list(rules)
+        self._outbox, self._say, self._redactor = outbox, say, redactor or Redactor()
+        self._follower = Follower(run_dir, after=max((each for each, _ in numbered(run_dir / "journal")), default=0))
+        self._file = BesideFile(run_dir, NAME, group_read) if on_record else None
+        self._firing: dict[str, _Active] = {}
+        self._last_sent: dict[str, float] = {}
+        self._waiting: list[AlertRecord] = []  # to be sent with others
+        self._waits_since = 0.0
+        self._lock, self._wake = threading.Lock(), threading.Event()
+        self._lost: list[RanksLost] = []
+        self._is_closed = self._is_gone = False
+        self._unrecorded_end: tuple[int, dict[str, object]] | None = None
+        self._thread: threading.Thread | None = None
+
+    # ---- one round -------------------------------------------------------------------------------------------------
+
+    def look(self, now: float | None = None) -> list[AlertRecord]:
+        """Read what is new, and return what has fired or is over since the last look."""
+        return self.judge(self._read(), time.time() if now is None else now)
+
+    def judge(self, records: Iterable[Record], now: float) -> list[AlertRecord]:
+        """Take records, and return what has fired or is over at a moment: on record, said, and handed to the sinks."""
+        for each in records:
+            self._seen.add(each)
+            for rule in self._rules:
+                rule.add(each)
+        with self._lock:
+            lost, self._lost = self._lost, []
+        for rule in self._rules:
+            if isinstance(rule, RankDown):
+                for down in lost:
+                    rule.tell(down)
+        found = [record for rule in self._rules if (record := self._state_of(rule, now)) is not None]
+        silences = read_silences(self._run_dir) if found else {}
+        for index, record in enumerate(found):
+            found[index] = self._noted(record, silences, now)
+        self._send(now)
+        return found
+
+    def _read(self) -> list[Record]:
+        try:
+            return self._follower.new()
+        except OSError:  # a file server that is away for a moment; nothing is lost, and a later look goes on
+            return []
+
+    def _state_of(self, rule: AlertRule, now: float) -> AlertRecord | None:
+        """Return what has changed about a rule: that it fires, more gravely than before, or no longer."""
+        active = self._firing.get(rule.name)
+        trouble = rule.look(now, active is not None)
+        if trouble is None:
+            if active is None:
+                return None
+            del self._firing[rule.name]
+            return self._record(rule, active.trouble, active.severity, RESOLVED, now)
+        severity = trouble.severity or rule.severity
+        if active is not None and SEVERITIES.index(severity) <= SEVERITIES.index(active.severity):
+            active.trouble = trouble
+            return None
+        self._firing[rule.name] = _Active(trouble, severity, None)
+        return self._record(rule, trouble, severity, FIRING, now)
+
+    def _record(self, rule: AlertRule, trouble: Trouble, severity: str, state: str, now: float) -> AlertRecord:
+        start = self._seen.start
+        return AlertRecord(rule.name, severity, state, trouble.title, dict(trouble.evidence), trouble.advice,
+                           self._seen.step, time=now, attempt=start.attempt if start else None)  # fmt: skip
+
+    def _noted(self, record: AlertRecord, silences: Mapping[str, float], now: float) -> AlertRecord:
+        """Put a change on record, say it, and have it sent where nothing silences it."""
+        last = self._last_sent.get(record.rule)
+        spec, critical = self._seen.spec, record.severity == SEVERITIES[-1]
+        flaps = last is not None and now - last < spec.again and not (critical and record.state == FIRING)
+        quiet = not critical and bool(spec.quiet) and is_within(_minute_of(now), minutes_of(spec.quiet, "quiet"))
+        told = record.state == FIRING or self._was_sent(record.rule)
+        sends = told and not (flaps and record.state == FIRING) and not quiet
+        sends = sends and not is_silenced(silences, record.rule, now)
+        record = self._redactor.record(AlertRecord(**{**vars(record), "sent": sends}))
+        if self._file is not None:
+            self._file.write(record)
+        if record.severity != SEVERITIES[0]:
+            self._say(f"alert    {line_of_alert(record)}")
+        if sends:
+            self._waits_since = self._waits_since if self._waiting else now
+            self._waiting.append(record)
+            if record.state == FIRING:
+                self._last_sent[record.rule] = now
+                self._firing[record.rule].sent = now
+        return record
+
+    def _was_sent(self, rule: str) -> bool:
+        return rule in self._last_sent
+
+    def _send(self, now: float, at_once: bool = False) -> None:
+        """Hand what waits to the sinks: when something critical is with it, or it has waited for others."""
+        critical = any(each.severity == SEVERITIES[-1] for each in self._waiting)
+        if self._waiting and (at_once or critical or now - self._waits_since >= self._seen.spec.group):
+            self._outbox.put(AlertMessage(self._name, str(self._run_dir), tuple(self._waiting)))
+            self._waiting = []
+
+    # ---- beside a run ----------------------------------------------------------------------------------------------
+
+    def watch(self) -> None:
+        """Look again and again, in a thread. What an earlier watch has left firing is over: this is another start."""
+        self._end_earlier()
+        self._thread = threading.Thread(target=self._rounds, name="paceline-alerts", daemon=True)
+        self._thread.start()
+
+    def tell(self, lost: RanksLost) -> None:
+        """Take what the supervisor has seen of its ranks, from any thread; it is judged at once."""
+        with self._lock:
+            self._lost.append(lost)
+        self._wake.set()
+
+    def ended(self, exit_code: int, error: Mapping[str, object] | None = None) -> None:
+        """Take how the run has ended for its supervisor, where its ranks could not put that on record."""
+        self._unrecorded_end = None if error is None else (exit_code, dict(error))
+
+    def gone(self) -> None:
+        """Take that the run's process is gone: that is no trouble where its end is on record. Judged at `close`."""
+        self._is_gone = True
+
+    def close(self, patience_seconds: float) -> None:
+        """Look a last time, send what waits, and wait so long for the sinks."""
+        self._is_closed = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join()
+        self.look()
+        if self._is_gone:
+            for rule in self._rules:
+                if isinstance(rule, RankDown):
+                    rule.gone(time.time())
+            self.judge((), time.time())
+        if self._unrecorded_end is not None and self._seen.ended is None:
+            code, error = self._unrecorded_end
+            self.judge([RunEnded("failed", code, error, self._seen.step)], time.time())
+        self._send(time.time(), at_once=True)
+        self._outbox.close(patience_seconds)
+        if self._file is not None:
+            self._file.close()
+
+    def _rounds(self) -> None:
+        while not self._is_closed:
+            self.look()
+            self._wake.wait(LOOK_SECONDS)
+            self._wake.clear()
+
+    def _end_earlier(self) -> None:
+        for record in firing_in(read_beside(self._run_dir, AlertRecord, NAME)):
+            if self._file is not None and record.rule != "finished":
+                over = AlertRecord(**{**vars(record), "state": RESOLVED, "time": time.time(), "sent": False})
+                self._file.write(over)
+
+
+def firing_in(records: Iterable[AlertRecord]) -> list[AlertRecord]:
+    """Return the alerts that fire still after these records, the oldest first."""
+    found: dict[str, AlertRecord] = {}
+    for record in records:
+        found.pop(record.rule, None)
+        if record.state == FIRING:
+            found[record.rule] = record
+    return list(found.values())
+
+
+def _minute_of(now: float) -> int:
+    local = datetime.datetime.fromtimestamp(now)
+    return local.hour * 60 + local.minute

@@ -1,0 +1,59 @@
+"""What differs between runs' specs, plans, versions and data, from the records of their starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.report.sections import shown
+from paceline.spec.journal.kinds import RunStarted
+
+OWN = ("spec.run.dir", "spec.task.name")  # of every run its own, and without meaning for its numbers
+SEED = "spec.task.seed"
+ABSENT = "–"
+
+
+@dataclass(frozen=True)
+class DifferentOption:
+    """One value that is not the same in all runs, as text in their order."""
+
+    name: str  # with dots, such as spec.task.optimizer.lr
+    values: tuple[str, ...]
+
+
+def told_of(start: RunStarted) -> dict[str, Any]:
+    """Return what a start was made of as one flat table: spec, plan, data and versions."""
+    parts: dict[str, Any] = {"spec": start.spec, "plan": start.plan, "data": start.facts, "versions": start.versions}
+    more = {"devices": start.world_size, "parameters": start.parameters, "host": start.host}
+    return dict(_flat({**parts, **more}, ""))
+
+
+def _flat(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield from _flat(item, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, value
+
+
+def differences(starts: Sequence[RunStarted]) -> tuple[DifferentOption, ...]:
+    """Return what is not the same in all starts, in the order of the spec."""
+    told = [told_of(start) for start in starts]
+    names = dict.fromkeys(name for own in told for name in own if name not in OWN)
+    found = []
+    for name in names:
+        values = tuple(shown(own[name]) or ABSENT if name in own else ABSENT for own in told)
+        if len(set(values)) > 1:
+            found.append(DifferentOption(name, values))
+    return tuple(found)
+
+
+def same_but_for_the_seed(first: RunStarted, second: RunStarted) -> bool:
+    """Return whether two runs are the same experiment: their tasks differ by nothing but the seed."""
+    tasks = []
+    for start in (first, second):
+        told = told_of(start)
+        tasks.append({name: value for name, value in told.items()
+                      if name.startswith(("spec.task.", "data.")) and name not in (*OWN, SEED)})  # fmt: skip
+    return tasks[0] == tasks[1]

@@ -1,0 +1,82 @@
+"""A comparison of runs as HTML."""
+
+from __future__ import annotations
+
+from paceline.observe.compare.runs import RunComparison
+from paceline.report.charts import Line, line_chart
+from paceline.report.drawn.figures import figure
+from paceline.report.format import quantity
+from paceline.report.sections import esc, note_html, pill, section, table_html
+from paceline.units import format_count, format_seconds
+
+MOST_DIFFERENCES = 200
+
+
+def compare_html(found: RunComparison) -> str:
+    """Return the comparison: curves, figures, how sure their differences are, and what differs between the runs."""
+    names = " and ".join(run.name for run in found.runs) if len(found.runs) < 4 else f"{len(found.runs)} runs"
+    return (
+        f'<header><div class="eyebrow">Paceline, compared</div><h1>{esc(names)}</h1>'
+        f'<p class="meta">at step {found.step:,}, the last one that all have; losses are means of the last'
+        f" {found.last_steps} steps</p></header>"
+        + section("Is one better", _figures(found))
+        + section("Loss", _chart(found, 0, "loss, nats per item", "Losses of the runs over steps"))
+        + section("Speed", _chart(found, 1, "seconds per step", "Seconds per step of the runs over steps"))
+        + section("The runs", _runs(found))
+        + section("What differs between them", _differences(found))
+    )
+
+
+def _figures(found: RunComparison) -> str:
+    rows = []
+    for each in found.figures:
+        style, word = ("good", f"{each.better} is better") if each.better else ("none", "not told from noise")
+        if each.sure is None:
+            style, word = "none", "noise not known" if each.difference else "equal"
+        noise = "–" if each.plus_minus is None else f"± {each.plus_minus:.3g}"
+        sure = "–" if each.sure is None else f"{min(each.sure, 0.9999):.4g}"
+        relative = "–" if each.relative is None else f"{each.relative:+.1%}"
+        what = (esc(each.figure), esc(f"{each.run} against {each.against}"))
+        rows.append((*what, f"{each.difference:+.4g}", relative, noise, sure, pill(style, word)))
+    head = ("figure", "runs", "difference", "relative", "95 % interval", "how sure", "")
+    return table_html(head, rows, (2, 3, 4, 5)) + note_html(found.note + ".")
+
+
+def _chart(found: RunComparison, which: int, y_label: str, label: str) -> str:
+    both = enumerate(zip(found.runs, found.curves, strict=True))
+    lines = [Line(run.name, curve[which].points, f"c{index % 8}") for index, (run, curve) in both]
+    lines = [line for line in lines if line.points]
+    if not lines:
+        return ""
+    values = [value for line in lines for _, value in line.points]
+    height = 300 if len(lines) < 9 else 460
+    log = min(values) > 0 and max(values) > 20 * min(values)
+    return figure(line_chart(lines, label=label, x_label="step", y_label=y_label, log=log, height=height))
+
+
+def _runs(found: RunComparison) -> str:
+    rows = [
+        (
+            esc(run.name),
+            esc(run.status),
+            f"{run.steps:,}",
+            "–" if run.loss is None else f"{run.loss:.4f}",
+            "–" if run.held_out is None else f"{run.held_out:.4f}",
+            "–" if run.step_seconds is None else esc(format_seconds(run.step_seconds)),
+            "–" if run.items_per_second is None else esc(format_count(run.items_per_second)),
+            esc(quantity(run.peak_bytes, "B")),
+            esc(quantity(run.usd, "USD")),
+            esc(quantity(run.kwh, "kWh")),
+            esc(run.plan),
+        )
+        for run in found.runs
+    ]
+    head = ("run", "status", "steps", "loss", "held-out", "step", "items/s", "memory", "money", "energy", "plan")
+    return table_html(head, rows, range(2, 10))
+
+
+def _differences(found: RunComparison) -> str:
+    rows = [(esc(each.name), *map(esc, each.values)) for each in found.differences[:MOST_DIFFERENCES]]
+    more = len(found.differences) - len(rows)
+    note = note_html(f"and {more:,} more, which `paceline compare --json` has") if more > 0 else ""
+    return table_html(("", *(run.name for run in found.runs)), rows) + note

@@ -1,0 +1,291 @@
+"""RunComparison: runs beside each other at the same step, the first of them as what the others are held against."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from paceline.errors import ConfigError
+from paceline.observe.compare.differ import DifferentOption, differences, same_but_for_the_seed
+from paceline.observe.compare.noise import Noise, Values, between_runs, noise_of
+from paceline.observe.live.run import LiveRun
+from paceline.observe.live.series import StepValues
+from paceline.observe.live.spent import spent_so_far
+from paceline.report.records import number
+from paceline.report.series import Series, thin, trend
+from paceline.spec.journal.kinds import EvaluationRecord, MemoryRecord, RunStarted
+
+MOST_RUNS, LEAST_RUNS = 20, 2
+LAST_SHARE, LEAST_LAST, MOST_LAST = 0.1, 20, 500  # of the steps that all have: losses are means over the last ones
+POINTS = 300
+STEPS, SEEDS = "steps", "seeds"
+Reader = Callable[[], contextlib.AbstractContextManager[LiveRun]]
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """A run's own figures. Losses are at the step that all runs have reached; unknown is None."""
+
+    name: str
+    run_dir: str
+    task: str
+    status: str
+    steps: int
+    plan: str
+    devices: int | None
+    loss: float | None  # mean over the last steps that all have
+    held_out: float | None  # at the last step at which all were evaluated
+    step_seconds: float | None
+    items_per_second: float | None
+    peak_bytes: float | None
+    device_hours: float | None
+    usd: float | None
+    kwh: float | None
+    group: int  # runs of one group differ by their seed alone
+
+
+@dataclass(frozen=True)
+class ComparedFigure:
+    """How a run differs from the first one in one figure.
+
+    `plus_minus` is half of a 95 % interval and `sure` how sure it is which of the two is lower, from 0.5 to 1; None
+    where the noise is not known. `noise` says what it is from: `steps` of one run each, or `seeds`: several runs.
+    """
+
+    figure: str
+    run: str
+    against: str
+    difference: float
+    relative: float | None
+    plus_minus: float | None
+    sure: float | None
+    noise: str
+    better: str  # the run whose figure is better; empty where that is not sure
+
+    @property
+    def text(self) -> str:
+        """The difference in one line."""
+        noise = "" if self.plus_minus is None else f" ± {self.plus_minus:.3g}"
+        percent = "" if self.relative is None else f" ({self.relative:+.1%})"
+        words = f"{self.run} against {self.against}: {self.difference:+.4g}{noise}{percent}"
+        if self.sure is None and not self.difference:
+            return f"{self.run} against {self.against}: equal"
+        if self.sure is None:
+            return f"{words}; its noise is not known"
+        if not self.better:
+            return f"{words}; not told from noise ({self.sure:.0%} sure of its sign)"
+        return f"{words}; {self.better} is better, {min(self.sure, 0.9999):.4g} sure"
+
+
+@dataclass(frozen=True)
+class RunComparison:
+    """Runs beside each other. `step` is the last one that all have; losses are means over `last_steps` up to it."""
+
+    runs: tuple[ComparedRun, ...]
+    figures: tuple[ComparedFigure, ...]
+    differences: tuple[DifferentOption, ...]
+    step: int
+    last_steps: int
+    note: str
+    curves: tuple[tuple[Series, Series], ...]  # of each run: loss and seconds of steps
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """What is kept of a run while it is compared."""
+
+    name: str
+    run: ComparedRun
+    start: RunStarted
+    values: StepValues
+    evaluations: dict[int, float]
+
+
+def compare_runs(paths: Sequence[Path]) -> RunComparison:
+    """Return the comparison of runs' directories. Raises ConfigError for one that is none, and for less than two."""
+    live = []
+    for path in paths:
+        if not (path / "journal").is_dir():
+            raise ConfigError(f"{path} is not a run's directory", "it has no folder `journal`", "paceline compare A B")
+        run = LiveRun(path)
+        run.refresh()
+        live.append(run)
+    names = [run.run_dir.resolve().name for run in live]
+    unique = len(set(names)) == len(names)
+    called = [name if unique else str(run.run_dir) for name, run in zip(names, live, strict=True)]
+    return compare_live([(name, _reader(run)) for name, run in zip(called, live, strict=True)])
+
+
+def _reader(run: LiveRun) -> Reader:
+    return lambda: contextlib.nullcontext(run)
+
+
+def compare_live(runs: Sequence[tuple[str, Reader]]) -> RunComparison:
+    """Return the comparison of runs that are read while they may go on. Raises ConfigError for less than two."""
+    if not LEAST_RUNS <= len(runs) <= MOST_RUNS:
+        raise ConfigError(f"{len(runs)} runs to compare", f"it takes {LEAST_RUNS} to {MOST_RUNS}", "name others")
+    taken = []
+    for name, reader in runs:
+        with reader() as run:
+            taken.append(_take(name, run))
+    for each in taken:
+        if not len(each.values):
+            raise ConfigError(
+                f"{each.name} has made no step yet", "there is nothing to compare", "wait, or leave it out"
+            )
+    common = int(min(each.values.column("step")[-1] for each in taken))
+    last = min(MOST_LAST, max(LEAST_LAST, math.ceil(common * LAST_SHARE)))
+    groups = _groups([each.start for each in taken])
+    evaluated = set.intersection(*(set(each.evaluations) for each in taken))
+    held_step = max((step for step in evaluated if step <= common), default=None)
+    windows = [_window(each.values, "loss", common, last) for each in taken]
+    compared = [_with(each.run, group, window, None if held_step is None else each.evaluations[held_step])
+                for each, group, window in zip(taken, groups, windows, strict=True)]  # fmt: skip
+    figures = _figures(compared, taken, common, last)
+    is_by_seed = any(figure.noise == SEEDS for figure in figures)
+    note = (
+        "noise from runs that differ by their seed"
+        if is_by_seed
+        else "noise from the steps of single runs: what another seed would do is not in it; runs that differ by"
+        " task.seed alone would tell"
+    )
+    curves = tuple(_curves(each.values) for each in taken)
+    starts = [each.start for each in taken]
+    return RunComparison(tuple(compared), tuple(figures), differences(starts), common, last, note, curves)
+
+
+def _take(name: str, run: LiveRun) -> _Taken:
+    values, spent = run.steps.taken(), {each.name: each.spent for each in spent_so_far(run)}
+    peaks = [record.peak_bytes for record in run.of(MemoryRecord)] + [number(run.steps.last("peak_bytes"))]
+    totals = values.column("total")[1:] if len(values) > 1 else values.column("total")
+    rates = values.column("rate")
+    own = ComparedRun(
+        name=name,
+        run_dir=str(run.run_dir),
+        task=run.name,
+        status=run.status(),
+        steps=run.steps_done,
+        plan=run.reference.plan_text,
+        devices=run.reference.world_size,
+        loss=None,
+        held_out=None,
+        step_seconds=_median(totals),
+        items_per_second=_median(rates),
+        peak_bytes=max((peak for peak in peaks if peak is not None), default=None),
+        device_hours=spent.get("device_hours"),
+        usd=spent.get("usd") or None,
+        kwh=spent.get("kwh") or None,
+        group=0,
+    )
+    evaluations = {each.step: each.loss for each in run.of(EvaluationRecord)}
+    known = {step: loss for step, loss in evaluations.items() if step is not None and number(loss) is not None}
+    return _Taken(name, own, run.reference, values, {step: loss for step, loss in known.items() if loss is not None})
+
+
+def _median(values: Values) -> float | None:
+    finite = values[np.isfinite(values)]
+    return float(np.median(finite)) if len(finite) else None
+
+
+def _groups(starts: Sequence[RunStarted]) -> list[int]:
+    """Return for each run the number of the first one that is the same but for the seed."""
+    return [next(index for index, other in enumerate(starts) if same_but_for_the_seed(other, start))
+            for start in starts]  # fmt: skip
+
+
+def _window(values: StepValues, name: str, until: int, last: int) -> Values:
+    steps = values.column("step")
+    return values.column(name)[(steps > until - last) & (steps <= until)]
+
+
+def _with(run: ComparedRun, group: int, window: Values, held_out: float | None) -> ComparedRun:
+    finite = window[np.isfinite(window)]
+    loss = float(finite.mean()) if len(finite) else None
+    return replace(run, loss=loss, held_out=held_out, group=group)
+
+
+def _curves(values: StepValues) -> tuple[Series, Series]:
+    steps = values.column("step")
+    smooth = trend(steps, values.column("loss"))
+    loss = smooth if smooth.points else thin(steps, values.column("loss"), POINTS)
+    return loss, thin(steps, values.column("total"), POINTS)
+
+
+# ---- differences and their noise ---------------------------------------------------------------------------------
+
+
+def _figures(runs: Sequence[ComparedRun], taken: Sequence[_Taken], until: int, last: int) -> list[ComparedFigure]:
+    found = []
+    for index in range(1, len(runs)):
+        own = [
+            _figure("training loss", "loss", runs, index, _loss_noise(taken[0], taken[index], until, last)),
+            _figure("held-out loss", "held_out", runs, index, None),
+            _figure("step seconds", "step_seconds", runs, index, _speed_noise(taken[0], taken[index]), seeds=False),
+            _figure("peak bytes", "peak_bytes", runs, index, None, seeds=False),
+            _figure("USD", "usd", runs, index, None, seeds=False),
+            _figure("kWh", "kwh", runs, index, None, seeds=False),
+        ]
+        found += [figure for figure in own if figure is not None]
+    return found
+
+
+def _figure(
+    name: str, field: str, runs: Sequence[ComparedRun], index: int, noise: Noise | None, seeds: bool = True
+) -> ComparedFigure | None:
+    first, own = getattr(runs[0], field), getattr(runs[index], field)
+    if first is None or own is None:
+        return None
+    source, by_group = STEPS if noise else "", _by_group(runs, field)
+    if seeds and len(by_group) > 1 and runs[0].group != runs[index].group:
+        places = [list(by_group).index(runs[each].group) for each in (0, index)]
+        if (between := between_runs(list(by_group.values()), *places)) is not None:
+            means = [math.fsum(by_group[runs[each].group]) / len(by_group[runs[each].group]) for each in (0, index)]
+            first, own, noise, source = means[0], means[1], between, SEEDS
+    difference = own - first
+    sure = None if noise is None else noise.sure(difference)
+    lower = runs[index].name if difference < 0 else runs[0].name
+    return ComparedFigure(
+        figure=name,
+        run=runs[index].name,
+        against=runs[0].name,
+        difference=difference,
+        relative=difference / first if first else None,
+        plus_minus=None if noise is None else noise.half_width,
+        sure=sure,
+        noise=source,
+        better=lower if noise is not None and abs(difference) > noise.half_width else "",
+    )
+
+
+def _by_group(runs: Sequence[ComparedRun], field: str) -> dict[int, list[float]]:
+    groups: dict[int, list[float]] = {}
+    for run in runs:
+        if (value := getattr(run, field)) is not None:
+            groups.setdefault(run.group, []).append(value)
+    return groups
+
+
+def _loss_noise(first: _Taken, second: _Taken, until: int, last: int) -> Noise | None:
+    """Return the noise of a difference of mean losses. Steps are paired: where data are shared, so is their noise."""
+    windows = [_window_by_step(each.values, until, last) for each in (first, second)]
+    steps = sorted(set(windows[0]) & set(windows[1]))
+    return noise_of(np.array([windows[1][step] - windows[0][step] for step in steps], dtype=np.float64))
+
+
+def _window_by_step(values: StepValues, until: int, last: int) -> dict[float, float]:
+    steps = _window(values, "step", until, last)
+    return dict(zip(steps.tolist(), _window(values, "loss", until, last).tolist(), strict=True))
+
+
+def _speed_noise(first: _Taken, second: _Taken) -> Noise | None:
+    """Return the noise of a difference of median step times."""
+    found = [noise_of(each.values.column("total")[1:][-MOST_LAST:], lambda drawn: np.median(drawn, axis=1))
+             for each in (first, second)]  # fmt: skip
+    if found[0] is None or found[1] is None:
+        return None
+    return Noise(math.hypot(found[0].error, found[1].error), min(found[0].freedom, found[1].freedom))

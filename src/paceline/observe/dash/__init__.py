@@ -1,0 +1,1 @@
+"""`paceline dash`: runs as they go on, on a page."""

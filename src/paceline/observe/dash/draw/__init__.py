@@ -1,0 +1,1 @@
+"""Pictures that only a run that goes on has."""

@@ -1,0 +1,359 @@
+"""The parts of a run's page: each a function from what is known of the run now to HTML. All words are escaped here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from paceline.observe.dash.draw.lanes import lanes_svg, nodes_html, worst_words
+from paceline.observe.dash.draw.timeline import timeline_svg
+from paceline.observe.dash.logs import TAIL_LINES, ranks_with_logs, tail_of
+from paceline.observe.live.run import RUNNING, SILENT, LiveRun
+from paceline.observe.live.series import StepValues
+from paceline.observe.live.spent import WORDS, seconds_left, spent_so_far
+from paceline.report.bound.found import bound_of
+from paceline.report.bound.page import bound_html
+from paceline.report.compare import (
+    Basis,
+    Promise,
+    basis_of,
+    memory_groups,
+    promises_of,
+    time_groups,
+)
+from paceline.report.drawn.figures import (
+    curve_chart,
+    figure,
+    groups_chart,
+    loss_chart,
+    phases_chart,
+    promise_card,
+    speed_chart,
+)
+from paceline.report.format import plural, utc
+from paceline.report.phases import starts_of
+from paceline.report.records import Records, number, table, text
+from paceline.report.sections import esc, listing, note_html, pill, shown, table_html
+from paceline.report.series import Series, thin, trend
+from paceline.spec.journal.kinds import DecisionRecord, EvaluationRecord, RunStarted, VerifyRecord
+from paceline.units import format_count, format_seconds
+
+POINTS = 500  # of a curve: the page is drawn again and again
+STYLES = {RUNNING: "good", "complete": "good", "requeue": "warn", "stopped": "warn", "failed": "bad", SILENT: "warn"}
+SEVERITY = {"critical": "bad", "error": "bad", "warning": "warn"}
+MOST_ROWS = 60  # of a table: the newest; the report has all
+MOST_LOGS = 24  # ranks that are offered by name
+
+
+@dataclass(frozen=True)
+class RunView:
+    """A run as it was at one moment, for the parts of one drawing."""
+
+    run: LiveRun
+    now: float
+    rank: int | None = None  # whose output is shown; None: the first one's
+
+    @cached_property
+    def records(self) -> Records:
+        """The rare records, and the recent steps."""
+        return self.run.records()
+
+    @cached_property
+    def reference(self) -> RunStarted:
+        """The start whose forecast holds."""
+        return self.run.reference
+
+    @cached_property
+    def basis(self) -> Basis:
+        """The recent steps that medians are of."""
+        return basis_of(self.records, self.reference)
+
+    @cached_property
+    def values(self) -> StepValues:
+        """All steps that count."""
+        return self.run.steps.taken()
+
+    @cached_property
+    def promises(self) -> dict[str, Promise]:
+        """What was promised, with what is measured of it now."""
+        done, planned = self.run.steps_done, self.run.steps_planned
+        share = done / planned if planned else None
+        found = promises_of(self.records, self.reference, self.basis, starts_of(self.records), share)
+        return {promise.name: promise for promise in found}
+
+    def curve(self, name: str) -> Series:
+        """Return a column over steps, thinned for drawing."""
+        return thin(self.values.column("step"), self.values.column(name), POINTS)
+
+
+def head(view: RunView) -> str:
+    """Return what it is, how far it has come, and how long it will take."""
+    run, status = view.run, view.run.status(view.now)
+    done, planned = run.steps_done, run.steps_planned
+    left = seconds_left(run)
+    steps = f"{done:,} of {plural(planned, 'step')}" if planned else plural(done, "step")
+    words = [f"{steps} done"]
+    if left is not None and status == RUNNING:
+        words.append(f"{format_seconds(left)} left, until {utc(view.now + left)}")
+    last = run.last_moment
+    if status == SILENT and last is not None:
+        words.append(f"no record for {format_seconds(max(0.0, view.now - last))}: it hangs, was killed, or waits")
+    bar = ""
+    if planned:
+        bar = f'<progress aria-label="steps done" max="{planned}" value="{min(done, planned)}">{steps}</progress>'
+    start = view.reference
+    about = [start.plan_text, plural(start.world_size, "device") if start.world_size else "", start.host,
+             text(run.run_dir)]  # fmt: skip
+    trouble = f'<p class="note">The journal cannot be read: {esc(run.trouble)}</p>' if run.trouble else ""
+    behind = '<p class="note">Reading the journal: what is shown grows.</p>' if run.is_behind else ""
+    return (
+        f'<p class="verdict">{pill(STYLES.get(status, "none"), status)} {esc(". ".join(words))}.</p>{bar}'
+        f'<p class="meta">{esc(" · ".join(word for word in about if word))}</p>{trouble}{behind}{_ended(run)}'
+    )
+
+
+def _ended(run: LiveRun) -> str:
+    error = run.end.error if run.end is not None else None
+    if not error:
+        return ""
+    rows = listing((word, text(error.get(word))) for word in ("because", "try"))
+    return f'<div class="alert"><b>{esc(text(error.get("what")) or "The run failed")}</b>{rows}</div>'
+
+
+def alerts(view: RunView) -> str:
+    """Return the alerts, those that fire first."""
+    newest = list(view.run.alerts.values())[::-1]
+    lines = sorted(newest, key=lambda line: text(line.get("state")) != "firing")
+    rows = [
+        (
+            pill(SEVERITY.get(text(line.get("severity")), "none"), text(line.get("severity"))),
+            esc(text(line.get("state"))),
+            esc(text(line.get("title"))) + note_html(shown(line.get("evidence"))),
+            esc(shown(line.get("advice"))),
+            esc(utc(number(line.get("time"))).removesuffix(" UTC")),
+        )
+        for line in lines[:MOST_ROWS]
+    ]
+    return table_html(("severity", "state", "what", "try", "time (UTC)"), rows)
+
+
+def cards(view: RunView) -> str:
+    """Return step time, memory and run time beside their promises."""
+    titles = {"step time": "Step time now", "memory": "Memory", "run time": "Run time so far"}
+    found = [promise_card(view.promises[name], title) for name, title in titles.items()]
+    rate = number(float(np.nanmedian(rates))) if len(rates := _finite(view, "rate")) else None
+    unit = text(view.reference.facts.get("unit")) or "items"
+    forecast = number(view.reference.forecast.get("tokens_per_second"))
+    words = "" if forecast is None else f"forecast {format_count(forecast)} {unit}/s"
+    big = "unknown" if rate is None else f"{format_count(rate)} {unit}/s"
+    found.append(f'<div class="card"><div class="top">Throughput now</div><div class="big">{esc(big)}</div>'
+                 f'<div class="small">{esc(words)}</div></div>')  # fmt: skip
+    return f'<div class="cards">{"".join(found)}</div>'
+
+
+def _finite(view: RunView, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+    column = view.values.column(name)[-50:]
+    return column[np.isfinite(column)]
+
+
+def verdict(view: RunView) -> str:
+    """Return what bounds a step now: the run's own verdict where it has one on record."""
+    line = view.run.bound
+    if line is None:
+        return bound_html(bound_of(view.records))
+    facts = [("shown by", _said(line.get("evidence"))), ("try", _said(line.get("advice"))),
+             ("a step is decided by", shown(line.get("shares")))]  # fmt: skip
+    bound = text(line.get("bound"))
+    return f'<p class="verdict">{esc(bound)}</p>{listing(facts)}'
+
+
+def _said(value: Any) -> str:
+    return "; ".join(map(shown, value)) if isinstance(value, list) else shown(value)
+
+
+def loss(view: RunView) -> str:
+    """Return the losses."""
+    evaluations = {each.step: each.loss for each in view.run.of(EvaluationRecord)}
+    pairs = sorted((step, value) for step, value in evaluations.items() if step is not None and value is not None)
+    held = np.array(pairs, dtype=np.float64).reshape(-1, 2)
+    x, y = view.values.column("step"), view.values.column("loss")
+    by_frequency = number(view.reference.facts.get("unigram_loss"))
+    chart = loss_chart(
+        thin(x, y, POINTS), trend(x, y), thin(held[:, 0], held[:, 1], POINTS), by_frequency, view.run.restarts()
+    )
+    last = number(view.run.steps.last("loss"))
+    rows = [("last step", "" if last is None else f"{last:.4f}"),
+            ("held-out", f"{pairs[-1][1]:.4f} after step {pairs[-1][0]:,}" if pairs else "")]  # fmt: skip
+    bad = int((~np.isfinite(y)).sum())
+    caption = f"{plural(bad, 'step')} without a finite loss; the curve leaves them out." if bad else ""
+    return figure(chart, caption) + listing(rows)
+
+
+def speed(view: RunView) -> str:
+    """Return seconds per step with the forecast's interval."""
+    totals = view.values.column("total")
+    finite = totals[np.isfinite(totals)]
+    p95 = float(np.percentile(finite, 95)) if len(finite) else None
+    chart = speed_chart(view.curve("total"), view.promises["step time"], p95, view.run.restarts())
+    return figure(chart, f"Shaded: the forecast's 80 % interval. {view.basis.words.capitalize()}." if chart else "")
+
+
+def terms(view: RunView) -> str:
+    """Return where a step's time goes, forecast and measured."""
+    groups = time_groups(view.reference, view.basis.steps)
+    words = f"Measured: {view.basis.words}."
+    return groups_chart(groups, view.promises["step time"], "Seconds per step by part, forecast and measured", words)
+
+
+def memory(view: RunView) -> str:
+    """Return memory by component, forecast and measured."""
+    groups = memory_groups(view.records, view.reference)
+    label, words = "Bytes per device by component, forecast and measured", "Measured once, after the first step."
+    return groups_chart(groups, view.promises["memory"], label, words)
+
+
+def lanes(view: RunView) -> str:
+    """Return the ranks that were the slowest."""
+    return figure(lanes_svg(view.run), worst_words(view.run)) + nodes_html(view.run)
+
+
+def phases(view: RunView) -> str:
+    """Return where the wall time went."""
+    return phases_chart(view.run.phases(), "All starts, from the first record to the last.")
+
+
+def timeline(view: RunView) -> str:
+    """Return starts and events on the axis of time."""
+    return figure(timeline_svg(view.run), "Hover over a mark for what it is. Times count from the first record.")
+
+
+def spent(view: RunView) -> str:
+    """Return what it has cost, beside the promise and the budget."""
+    rows = [
+        (
+            esc(WORDS[each.name]),
+            esc(each.said(each.spent)),
+            esc(each.said(each.promised_so_far)),
+            esc(each.said(each.at_end)),
+            esc(each.said(each.promised)),
+            esc(each.said(each.budget)),
+            esc(each.said(each.left)),
+        )
+        for each in spent_so_far(view.run)
+    ]
+    names = ("", "so far", "promised so far", "at the end", "promised", "budget", "left of it")
+    note = note_html("Estimates: devices times the time in which they were held, at the rates of the forecast.")
+    return (table_html(names, rows, range(1, 7)) + note) if rows else ""
+
+
+def health(view: RunView) -> str:
+    """Return the training's health: what was told, and the newest figures of each block."""
+    line = view.run.health
+    if line is None:
+        return ""
+    told = [each for each in line.get("told") or [] if isinstance(each, Mapping)]
+    rows = [
+        [esc(shown(each.get(key))) for key in ("detector", "block", "value", "threshold", "advice")] for each in told
+    ]
+    blocks = table(line.get("values"))
+    names = list(dict.fromkeys(name for values in blocks.values() for name in table(values)))
+    body = [[esc(block), *(esc(shown(table(values).get(name))) for name in names)]
+            for block, values in list(blocks.items())[:MOST_ROWS]]  # fmt: skip
+    step = note_html(f"after step {shown(line.get('step'))}")
+    found = table_html(("detector", "block", "value", "threshold", "try"), rows, (2, 3))
+    return found + table_html(["block", *(name.replace("_", " ") for name in names)], body, range(1, 99)) + step
+
+
+def optimisation(view: RunView) -> str:
+    """Return the gradient norm and the learning rate."""
+    found = ""
+    for key, name in (("grad_norm", "global gradient norm"), ("lr", "learning rate")):
+        chart = curve_chart(view.curve(key).points, name, view.run.restarts(), log=key == "grad_norm")
+        found += figure(chart)
+    return found
+
+
+def decisions(view: RunView) -> str:
+    """Return the newest automatic choices, and the proof."""
+    kept = view.run.of(DecisionRecord)
+    rows = [
+        (
+            esc(utc(each.time).removesuffix(" UTC")),
+            esc(each.what),
+            esc(shown(each.before) or "–"),
+            esc(shown(each.after) or "–"),
+            esc(each.because),
+        )
+        for each in reversed(kept[-MOST_ROWS:])
+    ]
+    proof = view.run.newest(VerifyRecord)
+    words = listing([("proof", proof.text)]) if proof is not None else ""
+    return words + table_html(("time (UTC)", "what", "from", "to", "because"), rows)
+
+
+def faults(view: RunView) -> str:
+    """Return the newest faults."""
+    rows = [
+        (
+            esc(utc(each.time).removesuffix(" UTC")),
+            str(each.attempt or ""),
+            esc(each.what),
+            esc(each.because),
+            "" if each.rank is None else str(each.rank),
+        )
+        for each in reversed(view.run.faults()[-MOST_ROWS:])
+    ]
+    return table_html(("time (UTC)", "start", "what", "because", "rank"), rows, (1, 4))
+
+
+def logs(view: RunView) -> str:
+    """Return the end of what one rank printed, and links to the other ranks'."""
+    ranks = ranks_with_logs(view.run.run_dir)
+    if not ranks:
+        return ""
+    rank = view.rank if view.rank in ranks else ranks[0]
+    try:
+        tail = tail_of(view.run.run_dir, rank)
+    except OSError as error:
+        return note_html(f"the output of rank {rank} cannot be read: {error}")
+    near = ranks[max(0, ranks.index(rank) - MOST_LOGS // 2) :][:MOST_LOGS]
+    links = " ".join(
+        f'<a href="?rank={each}#logs"{" aria-current=true" if each == rank else ""}>rank {each}</a>' for each in near
+    )
+    lines = "" if tail is None else "\n".join(tail.lines)
+    cut = note_html(f"the last {TAIL_LINES} lines at most; `paceline logs` has all") if tail and tail.is_cut else ""
+    return f'<nav class="ranks" aria-label="ranks">{links}</nav><pre tabindex="0">{esc(lines)}</pre>{cut}'
+
+
+Part = Callable[[RunView], str]
+
+# Name on the page -> title and part, in order. A part that says nothing is left out.
+PARTS: dict[str, tuple[str, Part]] = {
+    "head": ("", head),
+    "alerts": ("Alerts", alerts),
+    "cards": ("", cards),
+    "verdict": ("What bounds a step", verdict),
+    "loss": ("Loss", loss),
+    "speed": ("Speed", speed),
+    "spent": ("What it has cost", spent),
+    "lanes": ("Ranks and nodes", lanes),
+    "timeline": ("What happened when", timeline),
+    "phases": ("Where the wall time went", phases),
+    "terms": ("Where a step's time goes", terms),
+    "memory": ("Memory", memory),
+    "health": ("Health of the training", health),
+    "optimisation": ("Optimisation", optimisation),
+    "faults": ("Faults", faults),
+    "decisions": ("Decisions", decisions),
+    "logs": ("Logs", logs),
+}
+
+
+def drawn(run: LiveRun, name: str, now: float | None = None, rank: int | None = None) -> str:
+    """Return one part of a run's page as it is now."""
+    return PARTS[name][1](RunView(run, time.time() if now is None else now, rank))

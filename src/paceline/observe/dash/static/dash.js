@@ -1,0 +1,65 @@
+// The page's own script: takes the parts that the server draws, and puts them where they belong.
+"use strict";
+(() => {
+  const address = document.body.dataset.events;
+  const link = document.getElementById("link");
+  const pause = document.getElementById("pause");
+  if (!address || !link || !pause) return;
+  const waiting = new Map(); // name -> what a part says, while somebody reads the old one
+  let paused = false;
+
+  const say = (words) => {
+    if (link.textContent !== words) link.textContent = words;
+  };
+
+  // A part that is pointed at, or typed in, or of which words are chosen, stays as it is until it is left.
+  const isRead = (body) => {
+    const chosen = document.getSelection();
+    return (
+      body.matches(":hover:not(#head *)") && body.querySelector("svg, pre, input") !== null ||
+      body.contains(document.activeElement) ||
+      (chosen && !chosen.isCollapsed && body.contains(chosen.anchorNode))
+    );
+  };
+
+  const put = (name, html) => {
+    const part = document.getElementById(name);
+    const body = part && part.querySelector(".body");
+    if (!body) return;
+    if (paused || isRead(body)) {
+      waiting.set(name, html);
+      return;
+    }
+    waiting.delete(name);
+    const open = [...body.querySelectorAll("details")].map((each) => each.open);
+    const scrolled = [...body.querySelectorAll(".scroll, pre")].map((each) => [each.scrollLeft, each.scrollTop]);
+    const chosen = new Set([...body.querySelectorAll("input:checked")].map((each) => each.value));
+    body.innerHTML = html; // escaped by the server; no script in it would run, by the page's policy
+    part.hidden = html === "";
+    body.querySelectorAll("details").forEach((each, index) => (each.open = open[index] ?? each.open));
+    body.querySelectorAll(".scroll, pre").forEach((each, index) => {
+      if (scrolled[index]) [each.scrollLeft, each.scrollTop] = scrolled[index];
+    });
+    body.querySelectorAll("input").forEach((each) => (each.checked = chosen.has(each.value)));
+  };
+
+  const flush = () => [...waiting].forEach(([name, html]) => put(name, html));
+
+  const source = new EventSource(address);
+  source.addEventListener("part", (event) => {
+    const told = JSON.parse(event.data);
+    put(told.name, told.html);
+    document.body.dataset.updates = String(Number(document.body.dataset.updates || 0) + 1);
+  });
+  source.addEventListener("open", () => say(paused ? "paused" : "live"));
+  source.addEventListener("error", () =>
+    say(source.readyState === EventSource.CLOSED ? "the server is gone" : "connection lost, trying again"));
+  pause.addEventListener("click", () => {
+    paused = !paused;
+    pause.setAttribute("aria-pressed", String(paused));
+    pause.textContent = paused ? "go on" : "pause";
+    say(paused ? "paused" : "live");
+    if (!paused) flush();
+  });
+  setInterval(() => paused || flush(), 500);
+})();

@@ -1,0 +1,269 @@
+"""LiveRun: what a run's journal says up to now. Each record is folded in once, so that a look costs what is new."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.observe.follow import Follower
+from paceline.observe.live.series import StepSeries
+from paceline.report.compare import reference_start
+from paceline.report.phases import Phase
+from paceline.report.records import COLUMNS, Records, StepTable, number, row_of, table, text
+from paceline.spec.journal.kinds import (
+    CheckpointRecord,
+    EvaluationRecord,
+    FaultRecord,
+    RanksRecord,
+    RecoveryRecord,
+    RunEnded,
+    RunStarted,
+    StepRecord,
+    VerifyRecord,
+    parse,
+)
+from paceline.spec.journal.record import Record, Some, read
+
+RECENT_STEPS = 400  # that "now" is: medians, the verdict and terms are of these
+MOST_OF_A_KIND = 2000  # rare records that are kept; the counts are of all
+NODES = 4096
+BESIDE = ("alert", "node")  # kinds that are written beside the starts too, by whoever outlives them
+RUNNING, SILENT = "running", "silent"
+PHASES = ("training", "data", "lost work", "evaluation", "checkpoints", "verification")  # as the report has them
+SILENT_SECONDS, SILENT_STEPS = 60.0, 10  # a run is silent after both, without a record
+
+
+class LiveRun:
+    """A run's journal, folded. `refresh` reads what is new; all else answers from what was read."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = Path(run_dir)
+        self.steps = StepSeries()
+        self.starts: dict[int, RunStarted] = {}
+        self.spans: dict[int, tuple[float, float]] = {}
+        self.ends: dict[int, RunEnded] = {}
+        self.others: dict[str, deque[Record]] = {}
+        self.counts: Counter[str] = Counter()
+        self.slowest: Counter[int] = Counter()  # rank -> in how many records of all ranks it was the slowest
+        self.nodes: dict[str, Mapping[str, Any]] = {}  # name -> newest sample
+        self.health: Mapping[str, Any] | None = None
+        self.bound: Mapping[str, Any] | None = None  # the newest verdict on record
+        self.alerts: dict[str, Mapping[str, Any]] = {}  # rule and subject -> newest record
+        self.traces: list[Mapping[str, Any]] = []
+        self.seconds = dict.fromkeys(
+            ("training", "data", "lost work", "evaluation", "checkpoints", "verification"), 0.0
+        )
+        self.undone = 0
+        self.items = 0.0
+        self.version = 0  # grows with each refresh that read something
+        self.trouble = ""  # why the journal could not be read, the last time
+        self._recent: deque[tuple[dict[str, Any], int]] = deque(maxlen=RECENT_STEPS)
+        self._lines: Iterator[dict[str, Any]] | None = None
+        self._follower = Follower(self.run_dir)
+
+    # ---- reading ---------------------------------------------------------------------------------------------------
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there was more to read than the time given to the last refresh."""
+        return self._lines is not None
+
+    def refresh(self, seconds: float = math.inf) -> bool:
+        """Read what is new, for about so long; return whether there was any. What is left is read the next time."""
+        until, any_new = time.monotonic() + seconds, False
+        try:
+            self._lines = self._lines or self._follower.lines()
+            for line in self._lines:
+                self._fold(line)
+                any_new = True
+                if time.monotonic() > until:
+                    break
+            else:
+                self._lines = None
+            self.trouble = ""
+        except OSError as error:
+            self._lines, self.trouble = None, str(error)
+        self.version += any_new
+        return any_new
+
+    def _fold(self, line: dict[str, Any]) -> None:
+        kind, attempt, moment = line.get("kind"), int(number(line.get("attempt")) or 1), number(line.get("time"))
+        if moment is not None and kind not in BESIDE:
+            first, last = self.spans.get(attempt, (moment, moment))
+            self.spans[attempt] = (min(first, moment), max(last, moment))
+        if kind == StepRecord.KIND:
+            self._fold_step(line, attempt)
+        elif kind == "node":
+            if len(self.nodes) < NODES or text(line.get("node")) in self.nodes:
+                self.nodes[text(line.get("node"))] = line
+        elif kind == "health":
+            self.health = line
+        elif kind == "verdict":
+            self.bound = line
+        elif kind == "alert":
+            self._fold_alert(line)
+        elif kind == "trace":
+            self.traces = [*self.traces[-19:], line]
+        elif (record := parse({**line, "attempt": attempt})) is not None:
+            self._fold_other(record, attempt)
+
+    def _fold_step(self, line: Mapping[str, Any], attempt: int) -> None:
+        step = number(line.get("step"))
+        if step is None:
+            return
+        self.counts["step"] += 1
+        self._undo(*self.steps.add(line))
+        total, data = (value if math.isfinite(value) else 0.0 for value in map(self.steps.last, ("total", "data")))
+        self.seconds["training"] += total - data
+        self.seconds["data"] += data
+        self.items += weight if math.isfinite(weight := self.steps.last("weight")) else 0.0
+        self._recent.append((dict(line), attempt))
+
+    def _undo(self, count: int, total: float, data: float) -> None:
+        if count:
+            self.undone += count
+            self.seconds["training"] -= total - data
+            self.seconds["data"] -= data
+            self.seconds["lost work"] += total
+
+    def _fold_other(self, record: Record, attempt: int) -> None:
+        self.counts[record.KIND] += 1
+        if isinstance(record, RunStarted):
+            self.starts[attempt] = record
+            if record.step is not None:
+                self._undo(*self.steps.undo_from(record.step + 1))
+        elif isinstance(record, RunEnded):
+            self.ends[attempt] = record
+        else:
+            self.others.setdefault(record.KIND, deque(maxlen=MOST_OF_A_KIND)).append(record)
+        if isinstance(record, EvaluationRecord):
+            self.seconds["evaluation"] += number(record.seconds) or 0.0
+        elif isinstance(record, CheckpointRecord):
+            self.seconds["checkpoints"] += number(record.cost_seconds) or 0.0
+        elif isinstance(record, VerifyRecord):
+            began, ended = self.spans.get(attempt, (0.0, 0.0))[0], number(record.time)
+            self.seconds["verification"] += min(number(record.seconds) or 0.0, max(0.0, (ended or began) - began))
+        elif isinstance(record, RanksRecord) and (slowest := slowest_of(record)) is not None:
+            self.slowest[slowest[0]] += 1
+
+    def _fold_alert(self, line: Mapping[str, Any]) -> None:
+        name = f"{text(line.get('rule'))} {text(line.get('title'))}"
+        self.alerts.pop(name, None)  # the newest stands last
+        self.alerts[name] = line
+        while len(self.alerts) > MOST_OF_A_KIND:
+            self.alerts.pop(next(iter(self.alerts)))
+
+    # ---- what it says ----------------------------------------------------------------------------------------------
+
+    def of(self, kind: type[Some]) -> list[Some]:
+        """Return the newest records of a rare kind, in the order they were written."""
+        return [record for record in self.others.get(kind.KIND, ()) if isinstance(record, kind)]
+
+    def newest(self, kind: type[Some]) -> Some | None:
+        """Return the last record of a rare kind; None where there is none."""
+        found = self.of(kind)
+        return found[-1] if found else None
+
+    def records(self) -> Records:
+        """Return what a report's functions read: all rare records that are kept, and the recent steps."""
+        rows = [
+            row_of(read(StepRecord, line), attempt, number(line.get("step")) or 0) for line, attempt in self._recent
+        ]
+        values = np.array(rows, dtype=np.float64).reshape(-1, len(COLUMNS))
+        others = [record for kept in self.others.values() for record in kept]
+        starts = tuple(self.starts[attempt] for attempt in sorted(self.starts))
+        return Records(starts, StepTable(values), (*others, *self.ends.values()), dict(self.spans), 1)
+
+    @property
+    def reference(self) -> RunStarted:
+        """The start whose forecast holds: the last one that has one."""
+        return reference_start(Records(tuple(self.starts[each] for each in sorted(self.starts)), EMPTY, (), {}, 1))
+
+    @property
+    def name(self) -> str:
+        """What the task is called."""
+        return text(table(self.reference.spec.get("task")).get("name")) or "run"
+
+    @property
+    def steps_done(self) -> int:
+        """How many steps count."""
+        last = self.steps.last("step")
+        done = [start.step or 0 for start in self.starts.values()]
+        return int(last) if math.isfinite(last) else max(done, default=0)
+
+    @property
+    def steps_planned(self) -> int | None:
+        """How many steps the run is of, by its forecast."""
+        planned = number(self.reference.forecast.get("steps"))
+        return int(planned) if planned else None
+
+    @property
+    def last_moment(self) -> float | None:
+        """When the newest record was written."""
+        return max((ended for _, ended in self.spans.values()), default=None)
+
+    @property
+    def end(self) -> RunEnded | None:
+        """The end of the newest start; None while it goes on, or where it was killed."""
+        return self.ends.get(max(self.spans, default=0))
+
+    def status(self, now: float | None = None) -> str:
+        """Return how the newest start ended; without an end on record `running`, or `silent`."""
+        if self.end is not None:
+            return self.end.status or "ended"
+        last, step = self.last_moment, self.step_seconds
+        if last is None:
+            return SILENT
+        silent = max(SILENT_SECONDS, SILENT_STEPS * (step or 0.0))
+        return SILENT if (time.time() if now is None else now) - last > silent else RUNNING
+
+    @property
+    def step_seconds(self) -> float | None:
+        """The median of the newest steps, as long as they take; None before the first."""
+        totals = [number(table(line.get("seconds")).get("total")) for line, _ in list(self._recent)[-50:]]
+        known = [value for value in totals if value is not None]
+        return float(np.median(known)) if known else None
+
+    def phases(self) -> tuple[Phase, ...]:
+        """Return the wall time by phase up to now, as the report does of a whole run."""
+        running = sum(ended - began for began, ended in self.spans.values())
+        spans = [self.spans[attempt] for attempt in sorted(self.spans)]
+        gaps = sum(max(0.0, after[0] - before[1]) for before, after in itertools.pairwise(spans))
+        known = {**self.seconds, "start-up and other": max(0.0, running - sum(self.seconds.values()))}
+        known["between starts"] = gaps
+        return tuple(Phase(name, seconds, "") for name, seconds in known.items() if seconds > 0)
+
+    def restarts(self) -> list[tuple[float, str]]:
+        """Return where later starts and recovered worlds begin: the step, and what to call it."""
+        first = min(self.starts, default=0)
+        later = [(float(start.step), f"start {each}") for each, start in self.starts.items()
+                 if start.step is not None and each > first]  # fmt: skip
+        faults = [(float(each.step), "recovery") for each in self.of(RecoveryRecord) if each.step is not None]
+        return sorted([*later, *faults])[-12:]
+
+    def faults(self) -> list[FaultRecord]:
+        """Return what went wrong."""
+        return self.of(FaultRecord)
+
+
+EMPTY = StepTable(np.empty((0, len(COLUMNS))))
+
+
+def slowest_of(record: RanksRecord) -> tuple[int, float] | None:
+    """Return the rank that took longest for what it computes, and how many times the median; None where unknown.
+
+    Where computing cannot be told from waiting, it is the passes.
+    """
+    for name in ("computing", "forward_backward", "total"):
+        spread = table(record.spreads.get(name))
+        rank, middle, most = (number(spread.get(key)) for key in ("rank", "median", "max"))
+        if rank is not None and middle and most is not None:
+            return int(rank), most / middle
+    return None

@@ -1,0 +1,69 @@
+"""What a run has cost so far: beside its promise, its budget, and what the rest will take at the pace of now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.observe.live.run import LiveRun
+from paceline.report.records import NO_START, number, table
+from paceline.run.survive.budget import spent_in
+from paceline.spec.journal.held import held_time
+from paceline.spec.journal.kinds import RecoveryRecord
+from paceline.spec.survive.budget import BUDGETS
+
+WORDS = {"usd": "money", "kwh": "energy", "kg_co2e": "carbon", "device_hours": "device-hours"}
+
+
+@dataclass(frozen=True)
+class SpentAmount:
+    """One amount of BUDGETS, in its unit. What is not known, or not set, is None."""
+
+    name: str
+    spent: float
+    promised_so_far: float | None  # of the steps that are done, by the forecast
+    promised: float | None  # of the whole run
+    at_end: float | None  # what all of it will come to, at the pace of now
+    budget: float | None
+
+    def said(self, value: float | None) -> str:
+        """Return a value of this amount for people."""
+        return "–" if value is None else BUDGETS[self.name][2].format(value)
+
+    @property
+    def left(self) -> float | None:
+        """What is left of the budget."""
+        return None if self.budget is None else self.budget - self.spent
+
+
+def spent_so_far(run: LiveRun) -> list[SpentAmount]:
+    """Return every amount that has a rate, by the forecast's rates or the cluster's figures."""
+    starts = [run.starts[attempt] for attempt in sorted(run.starts)]
+    spent = spent_in(held_time(starts, run.spans, run.of(RecoveryRecord)))
+    first, done, planned = (*starts, NO_START)[0], run.steps_done, run.steps_planned
+    forecast, devices = first.forecast, first.world_size or 1
+    budgets = table(table(run.reference.spec.get("run")).get("budget"))
+    found = []
+    for name, (amount, unit, _) in BUDGETS.items():
+        if amount == "device_seconds":
+            whole = number(table(forecast.get("run_seconds")).get("value"))
+            whole = None if whole is None else whole * devices
+        else:
+            whole = number(table(forecast.get(amount)).get("value"))
+        own, budget = spent[amount] / unit, number(budgets.get(name))
+        if not own and whole is None and budget is None:
+            continue
+        promised = None if whole is None else whole / unit
+        so_far = promised * done / planned if promised is not None and planned else None
+        at_end = own * planned / done if planned and done else None
+        found.append(SpentAmount(name, own, so_far, promised, at_end, budget))
+    return found
+
+
+def seconds_left(run: LiveRun) -> float | None:
+    """Return how long the steps that are left take, with evaluations and checkpoints as often as so far."""
+    step, planned, done = run.step_seconds, run.steps_planned, run.steps_done
+    if step is None or not planned or run.end is not None:
+        return None
+    steps = run.seconds["training"] + run.seconds["data"]
+    beside = run.seconds["evaluation"] + run.seconds["checkpoints"]
+    return max(0, planned - done) * step * (1 + beside / steps if steps else 1.0)

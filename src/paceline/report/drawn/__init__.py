@@ -1,0 +1,1 @@
+"""Figures that a finished run's page and the live page share."""

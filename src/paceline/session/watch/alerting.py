@@ -1,0 +1,146 @@
+"""Alerts beside a run: in a thread of its supervisor, or in a process that outlives it where they are sent anywhere."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from paceline.config.declared import declared_table
+from paceline.config.plain import to_plain
+from paceline.observe.alerts.beside import watch_of
+from paceline.observe.alerts.process import LOST, OVER
+from paceline.observe.alerts.watch import AlertWatch
+from paceline.spec.arguments import run_directory
+from paceline.spec.load import Spec
+from paceline.spec.run import RunSpec
+from paceline.supervise.blame import Outcome
+from paceline.supervise.lost import RanksLost
+
+MODULE = "paceline.observe.alerts.process"
+CLOSE_SECONDS = 2.0  # that a run waits for its watch when it ends
+Say = Callable[[str], None]
+
+
+class RunAlerts(Protocol):
+    """The watch over a run, as whoever runs it has it."""
+
+    def tell(self, lost: RanksLost) -> None:
+        """Take what a supervisor has seen of its ranks. It waits for nothing."""
+
+    def close(self, outcome: Outcome | None = None) -> None:
+        """The run is over, with this outcome where it is known."""
+
+
+def begin_alerts(spec: Spec, say: Say, supervises: bool) -> RunAlerts:
+    """Return the watch over a run that begins now.
+
+    A run that trains in this very process has one where its alerts are sent anywhere: else only `supervises`, which has
+    time to look.
+    """
+    alerts = spec.run.alerts
+    if alerts.enabled and alerts.sinks:
+        return _BesideProcess(spec, say)
+    if alerts.enabled and supervises:
+        return _InThread(spec, say)
+    return _NoAlerts()
+
+
+@contextmanager
+def alerts_beside(spec: Spec, say: Say, supervises: bool) -> Iterator[_Told]:
+    """Yield what is told of the run while it is watched; what it has as `outcome` at the end is told last."""
+    told = _Told(begin_alerts(spec, say, supervises))
+    try:
+        yield told
+    finally:
+        told.alerts.close(told.outcome)
+
+
+@dataclasses.dataclass
+class _Told:
+    alerts: RunAlerts
+    outcome: Outcome | None = None
+
+    def tell(self, lost: RanksLost) -> None:
+        self.alerts.tell(lost)
+
+
+class _NoAlerts:
+    def tell(self, lost: RanksLost) -> None:
+        """Take what nobody wants to know."""
+
+    def close(self, outcome: Outcome | None = None) -> None:
+        """Nothing is open."""
+
+
+class _InThread:
+    def __init__(self, spec: Spec, say: Say) -> None:
+        self._watch: AlertWatch = watch_of(spec.run, run_directory(spec), name_of(spec), (), say)
+        self._watch.watch()
+
+    def tell(self, lost: RanksLost) -> None:
+        self._watch.tell(lost)
+
+    def close(self, outcome: Outcome | None = None) -> None:
+        if outcome is not None:
+            self._watch.ended(outcome.exit_code, outcome.error)
+        self._watch.close(CLOSE_SECONDS)
+
+
+class _BesideProcess:
+    def __init__(self, spec: Spec, say: Say) -> None:
+        words = [sys.executable, "-m", MODULE, str(run_directory(spec))]
+        # In a session of its own: what ends the run's processes leaves it alone.
+        self._process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            start_new_session=True, env=environment_beside(),
+        )  # fmt: skip
+        self._put({"run": run_to_plain(spec.run), "name": name_of(spec), "parent": os.getpid()})
+        self._said = threading.Thread(target=self._say_on, args=(say,), name="paceline-alerts", daemon=True)
+        self._said.start()
+
+    def tell(self, lost: RanksLost) -> None:
+        self._put({LOST: dataclasses.asdict(lost)})
+
+    def close(self, outcome: Outcome | None = None) -> None:
+        end = {} if outcome is None else {"error": outcome.error}
+        self._put({OVER: {"exit_code": outcome.exit_code if outcome else 0, **end}})
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a slow sink holds nobody up
+            self._process.wait(CLOSE_SECONDS)
+            self._said.join(CLOSE_SECONDS)
+
+    def _put(self, told: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # it is gone: a run goes on without its watch
+            self._process.stdin.write(json.dumps(told, default=str) + "\n")
+            self._process.stdin.flush()
+
+    def _say_on(self, say: Say) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            say(line.rstrip("\n"))
+
+
+def name_of(spec: Spec) -> str:
+    """Return what a run is called in messages."""
+    return spec.task.name or Path(run_directory(spec)).name
+
+
+def run_to_plain(run: RunSpec) -> dict[str, Any]:
+    """Return the run's options as plain data, for another process."""
+    plain: dict[str, Any] = to_plain(declared_table(RunSpec), run)
+    return plain
+
+
+def environment_beside() -> dict[str, str]:
+    """Return the environment of a process beside a run: no rank, and with modules found as here."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    return {**kept, "PYTHONPATH": os.pathsep.join(each for each in sys.path if each)}

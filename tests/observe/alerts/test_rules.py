@@ -1,0 +1,210 @@
+"""Each rule of alerts: fired once by what it is for, over when that is over, and silent on a healthy run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import pytest
+from observe.alerts.alert_journals import BEGAN, STEP_SECONDS, Watched, healthy, ranks, started, steady, step
+
+from paceline.observe.alerts.rules.rule import AlertRule
+from paceline.spec.journal.kinds import CheckpointRecord, FaultRecord, RecoveryRecord, RunEnded
+from paceline.spec.journal.record import Record, Table, Told
+from paceline.spec.journal.watching import AlertRecord
+from paceline.spec.watch.alerts import RULES, AlertsSpec
+from paceline.supervise.lost import RanksLost
+
+
+def told(records: Sequence[AlertRecord]) -> list[tuple[str, str]]:
+    return [(record.rule, record.state) for record in records]
+
+
+def test_every_rule_that_is_told_of_is_looked_at(tmp_path: Path) -> None:
+    assert sorted(rule.name for rule in Watched(tmp_path).rules) == sorted(RULES)
+    kinds = {kind.name for kind in AlertRule.__subclasses__()}
+    assert kinds == set(RULES)
+
+
+def test_a_healthy_run_of_1000_steps_wakes_nobody(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    assert told(watched.through(healthy())) == [("finished", "firing")]
+    assert watched.said == [], "an end as planned is on record, and not shouted"
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_noise_of_the_loss_is_no_trouble(tmp_path: Path, noise: float) -> None:
+    records = [record for record in healthy(noise=noise) if not isinstance(record, RunEnded)]
+    assert told(Watched(tmp_path).through(iter(records))) == []
+
+
+def test_no_step_for_three_medians(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, AlertsSpec(no_step_minimum="1 s"))
+    records = steady(20)
+    assert watched.take(*records, after=2.9 * STEP_SECONDS) == []
+    (fired,) = watched.take(after=(20 + 3.1) * STEP_SECONDS)
+    assert (fired.rule, fired.severity, fired.state, fired.step) == ("no_step", "critical", "firing", 20)
+    assert fired.evidence["limit_seconds"] == pytest.approx(3 * STEP_SECONDS)
+    assert told(watched.take(step(21, BEGAN + 100.0))) == [("no_step", "resolved")]
+
+
+def test_a_short_step_has_a_minimum_and_an_evaluation_a_limit_of_its_own(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    assert watched.take(*steady(20), after=9.9) == [], "the default minimum"
+    assert told(watched.take(after=20 * STEP_SECONDS + 10.1)) == [("no_step", "firing")]
+    other = Watched(tmp_path)
+    records = [started(), *(step(each, BEGAN + each) for each in range(1, 51))]
+    assert other.take(*records, after=500.0) == [], "an evaluation is due after step 50"
+    assert told(other.take(after=50 + 601.0)) == [("no_step", "firing")]
+
+
+def test_a_building_run_has_longer(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    assert watched.take(started(), after=590.0) == []
+    assert told(watched.take(after=610.0)) == [("no_step", "firing")]
+
+
+def test_a_dead_rank_until_the_run_goes_on(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.take(*steady(5))
+    watched.watch.tell(RanksLost((2,), "rank 2 of 4 was ended by SIGKILL", "", BEGAN))
+    (fired,) = watched.take(after=3.0)
+    assert (fired.rule, fired.severity, fired.evidence["ranks"]) == ("rank_down", "critical", [2])
+    fault = FaultRecord("rank 2 was lost", "SIGKILL", 2, time=BEGAN + 4)
+    assert watched.take(fault) == [], "the same loss, on record"
+    recovery = RecoveryRecord(2, "reform", "", 2, 4, 4, None, 5, 1, {"total": 1.0}, time=BEGAN + 5)
+    assert told(watched.take(recovery)) == [("rank_down", "resolved")]
+
+
+def test_a_loss_that_is_no_number(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    assert watched.take(*steady(20), step(21, BEGAN + 10.5, grad_norm=math.inf)) == [], "fp16 looks for its scale"
+    (fired,) = watched.take(step(22, BEGAN + 11.0, math.nan))
+    assert (fired.rule, fired.severity) == ("not_finite", "critical") and "step 22" in fired.title
+    calm = [step(each, BEGAN + each / 2) for each in range(23, 33)]
+    assert told(watched.take(*calm)) == [("not_finite", "resolved")]
+
+
+def test_a_spike_until_it_has_fallen_halfway(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    records = [started(evaluate_every="none")]
+    records += [step(each, BEGAN + each / 2, 3.0 + 0.1 * (each % 3)) for each in range(1, 65)]
+    assert watched.take(*records) == []
+    (fired,) = watched.take(step(65, BEGAN + 32.5, 6.0))
+    assert (fired.rule, fired.severity) == ("spike", "warning") and fired.evidence["loss"] == 6.0
+    assert watched.take(step(66, BEGAN + 33, 4.5)) == [], "lower, and not yet over"
+    assert told(watched.take(step(67, BEGAN + 33.5, 3.1))) == [("spike", "resolved")]
+
+
+def test_a_plateau(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, AlertsSpec(off=("checkpoint_old",)))
+    flat = [step(each, BEGAN + each / 2, 3.0 + 0.001 * (each % 2)) for each in range(1, 301)]
+    found = watched.take(started(evaluate_every="none"), *flat)
+    assert told(found) == [("plateau", "firing")] and found[0].evidence["steps"] == 250
+    falling = [step(each, BEGAN + each / 2, 3.0 - 0.001 * (each - 300)) for each in range(301, 501)]
+    assert told(watched.take(*falling)) == [("plateau", "resolved")]
+
+
+def test_steps_that_are_slower_than_forecast(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, AlertsSpec(off=("no_step", "checkpoint_old")))
+    assert watched.take(*steady(40, seconds=0.62)) == [], "19 % below"
+    (fired,) = watched.take(*(step(each, BEGAN + each, seconds=0.8) for each in range(41, 120)))
+    assert (fired.rule, fired.severity) == ("slow", "warning")
+    assert fired.evidence["missing"] == pytest.approx(1 - 0.5 / 0.8)
+    assert watched.take(*(step(each, BEGAN + each, seconds=0.61) for each in range(120, 184))) == [], "nearly"
+    over = watched.take(*(step(each, BEGAN + each, seconds=0.5) for each in range(184, 248)))
+    assert told(over) == [("slow", "resolved")]
+
+
+def test_a_straggler_in_two_records_in_a_row(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.take(*steady(20))
+    assert watched.take(ranks(20, BEGAN + 10.0, most=0.8)) == [], "once may be chance"
+    (fired,) = watched.take(ranks(21, BEGAN + 10.1, most=0.8))
+    assert (fired.rule, fired.evidence["rank"], fired.evidence["times"]) == ("straggler", 3, pytest.approx(2.0))
+    assert watched.take(ranks(22, BEGAN + 10.2, most=0.5)) == [], "below the limit, and not yet even"
+    assert told(watched.take(ranks(23, BEGAN + 10.3))) == [("straggler", "resolved")]
+
+
+def test_memory_of_a_device_and_of_a_machine(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.take(*steady(20))
+    (fired,) = watched.take(step(21, BEGAN + 10.5, peak_bytes=77 * 10**9))
+    assert fired.rule == "memory" and fired.evidence["share"] == pytest.approx(0.9625)
+    on_cpu = Watched(tmp_path)
+    on_cpu.memory_share = 0.97
+    assert told(on_cpu.watch.judge((), BEGAN)) == [("memory", "firing")]
+    on_cpu.memory_share = 0.93
+    assert on_cpu.watch.judge((), BEGAN + 10) == [], "within the band"
+    on_cpu.memory_share = 0.6
+    assert told(on_cpu.watch.judge((), BEGAN + 20)) == [("memory", "resolved")]
+
+
+def test_a_disk_that_is_nearly_full(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.take(*steady(20))
+    watched.disk = (96e9, 100e9)
+    (fired,) = watched.take(after=16.0)
+    assert fired.rule == "disk" and "96%" in fired.title
+    watched.disk = (94e9, 100e9)
+    assert ("disk", "resolved") not in told(watched.take(after=22.0))
+    watched.disk = (50e9, 100e9)
+    assert ("disk", "resolved") in told(watched.take(after=28.0))
+
+
+def test_a_checkpoint_that_is_too_old(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, AlertsSpec(off=("plateau",)))
+    assert watched.take(*steady(300)) == []
+    (fired,) = watched.take(step(301, BEGAN + 150.5))
+    assert fired.rule == "checkpoint_old" and fired.evidence["step"] == 0
+    saved = CheckpointRecord(301, "step-301", 1, 1.0, 1.0, None, time=BEGAN + 151.0)
+    assert told(watched.take(saved)) == [("checkpoint_old", "resolved")]
+
+
+@dataclass(frozen=True)
+class _NodeSignals(Record):
+    KIND: ClassVar[str] = "node"
+
+    node: Annotated[str, Told("")] = ""
+    signals: Annotated[Table, Told("")] = field(default_factory=dict)
+
+
+def test_a_device_that_is_too_hot(tmp_path: Path) -> None:
+    def sample(celsius: float) -> _NodeSignals:
+        spread = {"min": 50.0, "median": 60.0, "max": celsius, "worst_rank": 3}
+        return _NodeSignals("n1", {"temperature_celsius": spread, "utilisation": {"max": 100.0}}, time=BEGAN + 10.0)
+
+    watched = Watched(tmp_path)
+    assert watched.take(*steady(20), sample(87.0)) == []
+    (fired,) = watched.take(sample(91.0))
+    assert (fired.rule, fired.evidence) == ("temperature", {"node": "n1", "rank": 3, "celsius": 91.0})
+    assert watched.take(sample(86.0)) == [], "within the band"
+    assert told(watched.take(sample(80.0))) == [("temperature", "resolved")]
+
+
+def test_a_budget_at_80_and_at_100_percent(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.spent = {"usd": (79.0, 100.0, "${:,.4g}"), "kwh": (1.0, 10.0, "{:g} kWh")}
+    assert watched.take(*steady(20)) == []
+    watched.spent["usd"] = (81.0, 100.0, "${:,.4g}")
+    (warned,) = watched.take(after=16.0)
+    assert (warned.rule, warned.severity, warned.title) == ("budget", "warning", "81% of the budget of $100 is spent")
+    watched.spent["usd"] = (101.0, 100.0, "${:,.4g}")
+    again = [each for each in watched.take(after=22.0) if each.rule == "budget"]
+    assert [(each.severity, each.state) for each in again] == [("critical", "firing")]
+
+
+@pytest.mark.parametrize(
+    ("status", "severity"), [("complete", "info"), ("requeue", "warning"), ("failed", "critical"), ("stopped", "info")]
+)
+def test_the_end_of_a_run(tmp_path: Path, status: str, severity: str) -> None:
+    watched = Watched(tmp_path)
+    end = RunEnded(status, 0, {"what": "it broke", "try": "mend it"} if status == "failed" else None, 20, 10.0,
+                   time=BEGAN + 10.0)  # fmt: skip
+    (fired,) = watched.take(*steady(20), end)
+    assert (fired.rule, fired.severity, fired.state) == ("finished", severity, "firing")
+    assert ("it broke" in fired.title) == (status == "failed")
+    assert watched.take(after=10_000.0) == [], "nothing is expected of a run that is over"

@@ -1,0 +1,117 @@
+"""Runs beside each other: at the same step, with what differs between them, and how sure a difference is."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import report_journals as journals
+from runs import in_process
+
+from paceline.cli.json import shapes
+from paceline.cli.json.shapes import undeclared
+from paceline.errors import ConfigError
+from paceline.observe.compare.page import compare_html
+from paceline.observe.compare.runs import ComparedFigure, RunComparison, compare_runs
+
+
+def run(folder: Path, name: str, seed: int, lower: float = 0.0, lr: float = 0.001, steps: int = 200, **of: Any) -> Path:
+    """Write a run whose loss is so much lower; runs with one `data` seed see the same noise of the data."""
+    writer = journals.Writer(seed)
+    writer.begin(steps=300)
+    spec = writer.records[0]["spec"]["task"]
+    spec["seed"], spec["optimizer"] = of.get("task_seed", 7), {"name": "adamw", "lr": lr}
+    writer.steps(1, steps)
+    shared = random.Random(99)
+    for record in writer.records:
+        if record["kind"] == "step":
+            record["loss"] += shared.gauss(0, of.get("shared", 0.0)) - lower
+            record["seconds"] = {**record["seconds"], "total": record["seconds"]["total"] * of.get("slower", 1.0)}
+    return journals.write(folder / name, writer.records)
+
+
+def figure(found: RunComparison, name: str, index: int = 1) -> ComparedFigure:
+    return next(each for each in found.figures if each.figure == name and each.run == found.runs[index].name)
+
+
+def test_a_difference_beyond_noise_is_called_one(tmp_path: Path) -> None:
+    found = compare_runs([run(tmp_path, "a", 1), run(tmp_path, "b", 2, lower=0.1, slower=1.1)])
+    loss, speed = figure(found, "training loss"), figure(found, "step seconds")
+    assert loss.better == "b" and loss.sure is not None and loss.sure > 0.99
+    assert loss.plus_minus is not None and abs(loss.difference + 0.1) < loss.plus_minus < 0.08
+    assert speed.better == "a" and speed.relative == pytest.approx(0.1, abs=0.02)
+    assert "b is better" in loss.text and found.step == 200 and found.last_steps == 20
+
+
+def test_a_difference_within_noise_is_not(tmp_path: Path) -> None:
+    better = 0
+    for seed in range(6):
+        found = compare_runs([run(tmp_path, f"a{seed}", seed), run(tmp_path, f"b{seed}", 100 + seed)])
+        better += bool(figure(found, "training loss").better)
+    assert better <= 1
+    assert "not told from noise" in figure(found, "training loss").text or better
+
+
+def test_noise_that_runs_share_is_no_noise_of_their_difference(tmp_path: Path) -> None:
+    alone = compare_runs([run(tmp_path, "a", 1), run(tmp_path, "b", 2, lower=0.1)])
+    shared = compare_runs([run(tmp_path, "c", 1, shared=1.0), run(tmp_path, "d", 2, lower=0.1, shared=1.0)])
+    widths = [figure(found, "training loss").plus_minus for found in (alone, shared)]
+    assert widths[0] == pytest.approx(widths[1])
+
+
+def test_runs_of_different_length_are_held_against_each_other_at_the_same_step(tmp_path: Path) -> None:
+    """A longer run is no better for being longer."""
+    found = compare_runs([run(tmp_path, "short", 1, steps=60), run(tmp_path, "long", 1, steps=250)])
+    assert found.step == 60 and figure(found, "training loss").difference == 0
+    assert figure(found, "training loss").better == "" and found.runs[1].steps == 250
+
+
+def test_runs_that_differ_by_their_seed_alone_tell_the_noise(tmp_path: Path) -> None:
+    paths = [run(tmp_path, f"a{seed}", seed, lower=0.3 * seed, task_seed=seed) for seed in (1, 2)]
+    paths += [run(tmp_path, f"b{seed}", 9 + seed, lower=0.5 + 0.3 * seed, lr=0.01, task_seed=seed) for seed in (1, 2)]
+    found = compare_runs(paths)
+    assert [each.group for each in found.runs] == [0, 0, 2, 2]
+    between = figure(found, "training loss", 2)
+    assert between.noise == "seeds" and between.better == "" and between.difference == pytest.approx(-0.5, abs=0.05)
+    assert figure(found, "training loss", 1).noise == "steps"
+    assert "seed" in found.note
+
+
+def test_what_differs_is_named_and_nothing_else(tmp_path: Path) -> None:
+    found = compare_runs([run(tmp_path, "a", 1), run(tmp_path, "b", 2, lr=0.01, task_seed=8)])
+    assert {each.name: each.values for each in found.differences} == {
+        "spec.task.optimizer.lr": ("0.001", "0.01"), "spec.task.seed": ("7", "8"),
+    }  # fmt: skip
+
+
+def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:
+    a = run(tmp_path, "a", 1)
+    empty = journals.write(tmp_path / "empty", journals.complete()[:2])
+    for paths, words in (([a], "1 runs to compare"), ([a, tmp_path], "not a run"), ([a, empty], "no step")):
+        with pytest.raises(ConfigError, match=words):
+            compare_runs(paths)
+    bad = journals.write(tmp_path / "bad", journals.failed())
+    found = compare_runs([a, bad])
+    assert figure(found, "training loss").difference is not None
+    assert all(math.isfinite(each.difference) for each in found.figures)
+
+
+def test_the_command_tells_it_for_people_and_machines(tmp_path: Path) -> None:
+    paths = [run(tmp_path, "a", 1), run(tmp_path, "b", 2, lower=0.1, lr=0.01)]
+    told = in_process("compare", *paths)
+    assert told.returncode == 0 and "b is better" in told.stdout and "spec.task.optimizer.lr" in told.stdout
+    found = json.loads(in_process("compare", *paths, "--json").stdout)
+    assert not undeclared(shapes.COMPARED_RUNS, set(found) - {"format", "exit_code"})
+    assert found["figures"][0]["better"] == "b" and found["runs"][1]["name"] == "b"
+    assert in_process("compare", paths[0]).returncode == 2
+
+
+def test_twenty_runs_on_one_page_and_no_word_of_theirs_is_code(tmp_path: Path) -> None:
+    paths = [run(tmp_path, f"run-{index}", index, steps=40, lr=index) for index in range(19)]
+    evil = run(tmp_path, "<img src=x onerror=alert(1)>", 3, steps=40)
+    page = compare_html(compare_runs([*paths, evil]))
+    assert "<img" not in page and "&lt;img" in page and page.count('class="line c') == 40

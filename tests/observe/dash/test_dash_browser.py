@@ -1,0 +1,66 @@
+"""The page in a browser: it follows a run, complains of nothing, asks nobody else, and runs no word of a journal."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import report_journals as journals
+from browser import browser
+from served import served
+
+EVIL = "<img src=x onerror=\"document.body.dataset.evil='1'\"><script>document.body.dataset.evil='1'</script>"
+
+
+def test_a_live_run_in_a_browser(tmp_path: Path) -> None:
+    records = journals.resumed()
+    journals.write(tmp_path / "runs" / "live", records[:40])
+    journals.write(tmp_path / "runs" / "crashed", journals.failed())
+    with served(tmp_path / "runs") as server, browser(tmp_path / "profile") as tab:
+        began = time.monotonic()
+        tab.open(f"{server.address.url}run/live")
+        tab.wait("document.querySelector('#loss svg')")
+        painted = time.monotonic() - began
+        tab.wait("document.getElementById('link').textContent === 'live'")
+        fault = {**records[0], "kind": "fault", "what": EVIL, "because": EVIL, "time": records[0]["time"] + 1}
+        with (tmp_path / "runs/live/journal/0001.jsonl").open("a") as file:
+            file.write("".join(json.dumps(record) + "\n" for record in [*records[40:60], fault]))
+        tab.wait("document.querySelector('#faults').textContent.includes('onerror')")
+        tab.wait("!document.getElementById('faults').hidden")
+        tab.ask("document.getElementById('pause').click()")
+        assert tab.ask("document.getElementById('pause').getAttribute('aria-pressed')") == "true"
+        tab.call("Emulation.setDeviceMetricsOverride", width=375, height=800, deviceScaleFactor=1, mobile=True)
+        assert tab.ask("document.documentElement.scrollWidth") <= 375, "the page is wider than a phone"
+        tab.open(f"{server.address.url}")
+        tab.wait("document.querySelector('#runs a')")
+        tab.ask("document.querySelectorAll('input').forEach((each) => each.click())")
+        tab.ask("document.querySelector('form button').click()")
+        tab.wait("document.querySelector('h1')?.textContent.includes(' and ')")
+        assert tab.ask("document.body.dataset.evil") is None
+        assert tab.complaints == []
+        assert {url for url in tab.asked if not url.startswith(server.address.url)} == set()
+    print(f"first chart after {painted:.2f} s")
+
+
+def test_what_can_be_used_has_a_name_and_can_be_reached(tmp_path: Path) -> None:
+    """Without a mouse and without eyes: names for what can be pressed, words for pictures, a way to the content."""
+    run = journals.write(tmp_path / "live", journals.resumed())
+    with served(run) as server, browser(tmp_path / "profile") as tab:
+        tab.open(f"{server.address.url}run/live")
+        tab.wait("document.querySelector('#loss svg')")
+        unnamed = "[...document.querySelectorAll('svg')].filter((each) => !each.getAttribute('aria-label')).length"
+        assert tab.ask(unnamed) == 0
+        nodes = tab.call("Accessibility.getFullAXTree")["nodes"]
+        named = {(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes if "role" in node}
+        assert ("button", "pause") in named and ("link", "to the content") in named
+        assert not [role for role, name in named if role in ("button", "link", "progressbar", "image") and not name]
+        tab.ask("document.body.focus()")
+        for key in ("Tab",):
+            tab.call("Input.dispatchKeyEvent", type="keyDown", key=key, code=key, windowsVirtualKeyCode=9)
+            tab.call("Input.dispatchKeyEvent", type="keyUp", key=key, code=key, windowsVirtualKeyCode=9)
+        assert tab.ask("document.activeElement.className") == "skip"
+        for scheme, dark in (("dark", True), ("light", False)):
+            tab.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+            colour = tab.ask("getComputedStyle(document.body).backgroundColor")
+            assert (sum(map(int, colour[4:-1].split(","))) < 200) == dark, colour

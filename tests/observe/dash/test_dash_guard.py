@@ -1,0 +1,78 @@
+"""Who may see the page, and from where."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.observe.dash.guard import DashGuard, PageRequest
+
+TOKEN = "a-token-of-some-length"
+GUARD = DashGuard(TOKEN, ("node-7",), cookie="own")
+
+
+def status(
+    peer: str = "127.0.0.1", query: str = "", method: str = "GET", guard: DashGuard = GUARD, **headers: str
+) -> int:
+    headers.setdefault("host", "localhost:8377")
+    own = {name.replace("_", "-"): value for name, value in headers.items()}
+    answer = guard.refuse(PageRequest(method, "/run/a", query, own, peer))
+    return 200 if answer is None else answer.status
+
+
+@pytest.mark.parametrize("peer", ["127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1"])
+def test_this_machine_needs_no_token(peer: str) -> None:
+    assert status(peer) == 200
+    assert status(peer, guard=DashGuard(TOKEN, always=True)) == 401
+
+
+@pytest.mark.parametrize("peer", ["10.0.0.4", "192.168.1.9", "fe80::1", "::ffff:10.0.0.4", "", "somewhere"])
+def test_anywhere_else_needs_it(peer: str) -> None:
+    assert status(peer) == 401
+    assert status(peer, authorization=f"Bearer {TOKEN}") == 200
+    assert status(peer, cookie=f"other=1; own={TOKEN}") == 200
+    for wrong in (TOKEN[:-1], TOKEN + "x", "", "é"):
+        assert status(peer, authorization=f"Bearer {wrong}") == 401
+        assert status(peer, cookie=f"own={wrong}") == 401
+        assert status(peer, query=f"token={wrong}") == 401
+
+
+@pytest.mark.parametrize("header", ["x_forwarded_for", "forwarded", "x_real_ip"])
+def test_who_comes_through_a_proxy_is_not_of_this_machine(header: str) -> None:
+    assert status(**{header: "127.0.0.1"}) == 401
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:80", "[::1]:80", "10.1.1.1", "node-7:8377"])
+def test_own_names_are_answered(host: str) -> None:
+    assert status(host=host) == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "localhost.evil.example:8377", "", "127.0.0.1.nip.io", "node-7.evil", "localhost:80:x"]
+)
+def test_other_names_are_not(host: str) -> None:
+    """Else a site whose name leads here could read the page through its visitors."""
+    assert status(host=host) == 421
+    assert status(host=host, authorization=f"Bearer {TOKEN}") == 421
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"])
+def test_nothing_can_be_changed(method: str) -> None:
+    assert status(method=method) == 405
+
+
+def test_the_token_of_an_address_becomes_a_cookie_and_leaves_it() -> None:
+    asked = PageRequest("GET", "//evil.example/run", f"rank=3&token={TOKEN}", {"host": "localhost"}, "10.0.0.4")
+    answer = GUARD.refuse(asked)
+    assert answer is not None and answer.status == 303
+    assert answer.location == "/evil.example/run?rank=3", "two slashes would lead to another site"
+    assert TOKEN not in answer.location and answer.cookie.startswith(f"own={TOKEN}; HttpOnly; SameSite=Strict")
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.text(max_size=60), st.text(max_size=60), st.text(max_size=60), st.text(max_size=60))
+def test_nothing_that_is_asked_makes_the_guard_fail(host: str, query: str, cookie: str, bearer: str) -> None:
+    asked = PageRequest("GET", "/", query, {"host": host, "cookie": cookie, "authorization": bearer}, "10.0.0.4")
+    answer = GUARD.refuse(asked)
+    assert answer is not None and answer.status in (401, 421)

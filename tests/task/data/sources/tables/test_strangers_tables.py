@@ -1,0 +1,170 @@
+"""Tables as strangers have them: each is read as it was meant, or its error says what to do. One line for each."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.errors import PacelineError
+from paceline.spec.load import load_spec
+from paceline.spec.task import DataSpec
+from paceline.task.data.source import open_sources
+from paceline.task.data.sources.tables import json_rows
+from paceline.task.data.sources.tables.store import TextTable, open_table
+from paceline.task.data.sources.tables.tell import first_rows, seen_lines
+from paceline.task.settled import settle
+
+Settle = Callable[..., TextTable]
+
+ROWS = [("the invoice is wrong", "billing"), ("I cannot log in", "technical"), ("two\nlines", "billing"),
+        ("möbel", "technical")]  # fmt: skip
+
+
+def csv_of(head: str, rows: list[tuple[str, ...]] | None = None, delimiter: str = ",") -> str:
+    quoted = [delimiter.join(f'"{cell}"' for cell in row) for row in rows or ROWS]
+    return "\n".join([*([head] if head else []), *quoted, ""])
+
+
+def lines_of(rows: list[dict[str, Any]]) -> str:
+    return "\n".join(map(json.dumps, rows))
+
+
+LABELLED = [{"text": text, "label": label} for text, label in ROWS]
+SHARE = [{"id": at, "conversations": [{"from": "human", "value": text}, {"from": "gpt", "value": label}]}
+         for at, (text, label) in enumerate(ROWS)]  # fmt: skip
+PARTS = [{"messages": [{"role": "user", "content": [{"type": "text", "text": text}]},
+                       {"role": "assistant", "content": label}]} for text, label in ROWS]  # fmt: skip
+ALPACA = [{"instruction": text, "input": "" if at else "in English", "output": label}
+          for at, (text, label) in enumerate(ROWS)]  # fmt: skip
+TOOLS = [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": None, "tool_calls": [{}]}]}]
+FIRST = "the invoice is wrong"
+TALK = f"user: {FIRST}\nassistant: billing\n"
+
+
+@pytest.fixture
+def settled(tmp_path: Path) -> Settle:
+    """Settle data that are written to a file, or to several of a folder, and open the table that they are."""
+
+    def of(name: str, content: Any, **options: Any) -> TextTable:
+        for path, each in (content if isinstance(content, dict) else {name: content}).items():
+            file = tmp_path / name / path if isinstance(content, dict) else tmp_path / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(each.encode() if isinstance(each, str) else each)
+        spec = load_spec(None, [f"task.data.source={tmp_path / name}"])
+        assert isinstance(spec.task.data, DataSpec)
+        given = {"seq_len": 128, "validation_fraction": 0.0, "cache_dir": str(tmp_path / "cache"), **options}
+        data = settle(replace(spec, task=replace(spec.task, data=replace(spec.task.data, **given)))).spec.task.data
+        assert isinstance(data, DataSpec)
+        if not data.source.startswith("table:"):
+            open_sources(data, 7)
+            pytest.fail("read as documents")
+        return open_table(data)
+
+    return of
+
+
+@pytest.mark.parametrize(("name", "content"), [
+    ("utf16.csv", csv_of("text,label").encode("utf-16")),
+    ("commas.tsv", csv_of("text,label")),
+    ("packed.csv.gz", gzip.compress(csv_of("text;label", delimiter=";").encode())),
+    ("blank-lines-first.csv", "\n \n" + csv_of(" text , label ")),
+    ("excel.csv", "sep=;\n" + csv_of("text;label", delimiter=";")),
+    ("spreadsheet-rows.csv", csv_of("text,label,", [(*row, "") for row in ROWS]) + ",,\n"),
+    ("numbered.csv", csv_of(",Tweet,Label", [(str(at), *row) for at, row in enumerate(ROWS)])),
+    ("sentiment.csv", csv_of("review,sentiment")),
+    ("array.json", json.dumps(LABELLED)),
+    ("pretty.json", "\n" + json.dumps(LABELLED, indent=2) + "\n"),
+    ("lines.json", lines_of(LABELLED)),
+    ("array.json.gz", gzip.compress(json.dumps(LABELLED).encode())),
+    ("beside-others", {"train.csv": csv_of("text,label"), "README.md": "# Mine", "test.csv": csv_of("text,label")}),
+    ("of-folders", {"train/a.csv": csv_of("text,label"), "test/a.csv": csv_of("text,label")}),
+    ("of-json", {"train.json": json.dumps(LABELLED), "dataset_info.json": "{}"}),
+    ("lines-and-json", {"a.jsonl": lines_of(LABELLED), "config.json": "{}", "LICENSE.txt": "Mine"}),
+])  # fmt: skip
+def test_texts_with_labels_are_read_as_they_were_meant(settled: Settle, name: str, content: Any) -> None:
+    table = settled(name, content)
+    assert table.columns.kind == "labelled" and table.labels is not None
+    assert table.labels.classes == ("billing", "technical")
+    assert table.label_array("train").tolist() == [0, 1, 0, 1]
+    data = DataSpec("", seq_len=128)
+    assert [row.text for row in first_rows(table, data, 4)] == [text for text, _ in ROWS]
+
+
+@pytest.mark.parametrize(("name", "content", "first"), [
+    ("share.json", json.dumps(SHARE), TALK),
+    ("share.jsonl", lines_of(SHARE), TALK),
+    ("parts.jsonl", lines_of(PARTS), TALK),
+    ("alpaca.json", json.dumps(ALPACA), f"user: {FIRST}\n\nin English\nassistant: billing\n"),
+    ("alpaca.jsonl", lines_of(ALPACA), f"user: {FIRST}\n\nin English\nassistant: billing\n"),
+    ("response.jsonl", lines_of([{"prompt": text, "response": label} for text, label in ROWS]), TALK),
+    ("answers.csv", csv_of("question,answer"), TALK),
+])  # fmt: skip
+def test_conversations_are_read_in_whatever_way_they_were_written(
+    settled: Settle, name: str, content: str, first: str
+) -> None:
+    table = settled(name, content)
+    row = first_rows(table, DataSpec("", seq_len=128))[0]
+    assert row.text == first
+    assert row.learnt == repr("billing\n")
+
+
+@pytest.mark.parametrize(("name", "content", "because", "hint"), [
+    ("nohead.csv", csv_of(""), "these look like a row", "such as text,label"),
+    ("caret.csv", csv_of("text^label", delimiter="^"), "the columns text^label", "told apart by one of"),
+    ("latin.csv", csv_of("text,label").encode("latin-1"), "'utf-8' codec", "iconv -f LATIN1"),
+    ("commas.csv", csv_of("text;score", [(f"t{at}", f"0,{at}") for at in range(30)], ";"), "different",
+     "decimal point"),
+    ("nan.csv", csv_of("text,label", [*ROWS, ("a", "NaN")]), "'NaN', which stands for no value", "skip"),
+    ("copies.csv", csv_of("text,label", [("a", "x"), ("a", "y")]), "all of one text", "validation_fraction = 0"),
+    ("differ", {"a.csv": csv_of("text,label"), "b.csv": csv_of("body,kind")}, "it has body, kind", "same columns"),
+    ("one.json", '{"data": [{"text": "a"}], "version": 1}', "in its field 'data'", "jq -c"),
+    ("columns.json", '{"text": ["a"], "label": ["b"]}', "they are text, label", 'orient="records"'),
+    ("config.json", '{"a": 1}', "its fields are a", "text: before the path"),
+    ("number.json", "17", "neither [ nor {", "text: before the path"),
+    ("cut.json", json.dumps(LABELLED)[:-1], "not closed", "again"),
+    ("broken.json", '[{"text": "a", "label": "b"}, {"text": ]', "Expecting value", "again"),
+    ("entries.json", '[{"text": "a", "label": "b"}, 3]', "it is 3", "array of objects"),
+    ("array.jsonl", json.dumps(LABELLED), "it is a list", "name it .json"),
+    ("pairs.jsonl", '{"prompt": "a", "chosen": "b", "rejected": "c"}', "text_field", "preference_pairs"),
+    ("tools.jsonl", lines_of(TOOLS), "no text that a template writes", "skip"),
+    ("image.jsonl", lines_of([{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}]), "image_url",
+     "skip"),
+    ("book.xlsx", "PK", "a spreadsheet", "save it as CSV"),
+    ("rows.csv.zip", "PK", "only .gz", "unzip"),
+])  # fmt: skip
+def test_what_cannot_be_read_says_what_to_do(settled: Settle, name: str, content: Any, because: str, hint: str) -> None:
+    with pytest.raises(PacelineError) as caught:
+        fraction = {"validation_fraction": 0.2} if name == "copies.csv" else {}
+        table = settled(name, content, **fraction)
+        pytest.fail(f"read as {seen_lines(table)}")
+    assert because in caught.value.because, caught.value
+    assert hint in caught.value.try_, caught.value
+
+
+def test_a_column_that_is_not_read_is_told(settled: Settle) -> None:
+    (line, *_) = seen_lines(settled("more.csv", csv_of("text,label,shop", [(*row, "a") for row in ROWS])))
+    assert "not read: shop" in line
+    (line, *_) = seen_lines(settled("other.csv", csv_of("text,shop")))
+    assert 'label_field = "shop" takes it for the labels' in line
+
+
+def test_documents_with_a_score_beside_them_stay_documents(tmp_path: Path) -> None:
+    path = tmp_path / "scored.jsonl"
+    path.write_text(lines_of([{"text": "a", "score": 0.5, "topic": "x"}]))
+    data = settle(load_spec(None, [f"task.data.source={path}"])).spec.task.data
+    assert isinstance(data, DataSpec) and data.source == str(path)
+
+
+@pytest.mark.parametrize("piece", [1, 7, 64])
+def test_an_array_is_read_alike_in_pieces_of_any_length(
+    settled: Settle, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    monkeypatch.setattr(json_rows, "PIECE_CHARACTERS", piece)
+    table = settled("pieces.json", json.dumps(LABELLED, indent=1))
+    assert [row.text for row in first_rows(table, DataSpec("", seq_len=128), 9)] == [text for text, _ in ROWS]
