@@ -479,8 +479,8 @@ class RunEnded(Record):
 
 
 RECORDS: tuple[type[Record], ...] = (
-    RunStarted, StepRecord, RanksRecord, VerdictRecord, TraceRecord, EvaluationRecord, WrittenRecord, LoggedRecord, SourcesRecord, SelectionRecord,
-    MemoryRecord, MovedRecord, VerifyRecord, DecisionRecord, CheckpointRecord,
+    RunStarted, StepRecord, RanksRecord, VerdictRecord, TraceRecord, EvaluationRecord, WrittenRecord, LoggedRecord,
+    SourcesRecord, SelectionRecord, MemoryRecord, MovedRecord, VerifyRecord, DecisionRecord, CheckpointRecord,
     ReplayRecord, FaultRecord, RecoveryRecord, InjectedRecord, RunEnded, AlertRecord,
 )  # fmt: skip
 BY_KIND = {kind.KIND: kind for kind in RECORDS}
