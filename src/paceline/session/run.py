@@ -41,6 +41,7 @@ from paceline.session.survive import survive
 from paceline.session.together import as_error
 from paceline.session.uncaught import end_with_own_code
 from paceline.session.watch.alerting import begin_alerts
+from paceline.session.watch.exporting import begin_exports
 from paceline.spec.arguments import make_spec, run_directory
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.redact import Redactor
@@ -49,6 +50,7 @@ from paceline.spec.plan import Plan, PlanSpec
 from paceline.spec.run import RunSpec
 from paceline.spec.survive.faults import FaultPlan
 from paceline.spec.task import Task
+from paceline.supervise.logs.rank import into_log
 from paceline.supervise.parent import end_with_parent
 from paceline.supervise.supervisor import explain, is_supervised
 from paceline.uncaught import is_prompt
@@ -77,6 +79,7 @@ class Run(Training):
         faults: str | Path | list[dict[str, Any]] | FaultPlan | None = None,
     ) -> None:
         end_with_parent()
+        into_log()
         first = end_with_own_code()
         spec = make_spec(task, plan, cluster, run, verify, faults)
         check_extras(spec.run)
@@ -99,6 +102,7 @@ class Run(Training):
             lock = lock or (take(run_dir) if world.is_first else None)
         self._lock = lock
         watched = world.is_first and not is_supervised()
+        self._exports = begin_exports(spec, say_line) if world.is_first else None
         self._alerts = begin_alerts(spec, say_line, supervises=False) if watched else None
         Training.__init__(self, spec, brief, world, run_dir, asked_sinks(spec.run), lock)
 
@@ -121,6 +125,8 @@ class Run(Training):
         finally:
             if self._alerts is not None:
                 self._alerts.close()
+            if self._exports is not None:
+                self._exports.close()
             if self._lock is not None:
                 self._lock.release()
 

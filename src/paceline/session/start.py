@@ -29,12 +29,14 @@ from paceline.session.extras import check_extras
 from paceline.session.prove import Proven, prove
 from paceline.session.survive import WORKER, survive
 from paceline.session.watch.alerting import alerts_beside
+from paceline.session.watch.exporting import exports_beside
 from paceline.session.watch.hours import in_hours
 from paceline.spec.arguments import run_directory
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec
 from paceline.supervise.blame import Outcome
+from paceline.supervise.logs.tee import kept_here
 from paceline.supervise.supervisor import explain
 from paceline.supervise.trace_signal import traced_by_signal
 
@@ -106,7 +108,7 @@ def _run(planned: Planned, proven: Proven, decisions: tuple[DecisionRecord, ...]
 
 def run_brief(spec: Spec, brief: Brief, lock: RunLock, say: Say) -> Outcome:
     """Train in this process on one device, in processes of their own on several."""
-    with traced_by_signal(run_directory(spec)):
+    with traced_by_signal(run_directory(spec)), exports_beside(spec, say):
         return _run_brief(spec, brief, lock, say)
 
 
@@ -127,7 +129,8 @@ def _here(spec: Spec, brief: Brief, lock: RunLock) -> Outcome:
     from paceline.launch.run import train_here
 
     try:
-        train_here(spec, brief, lock=lock)
+        with kept_here(lock.run_dir, spec.run):
+            train_here(spec, brief, lock=lock)
     except Requeue as stop:
         return Outcome(stop.exit_code)
     except PacelineError as error:
@@ -162,11 +165,12 @@ def _as_one_rank(spec: Spec, place: Place, run_dir: Path, say: Say) -> int:
     name_process(f"rank {place.rank} paceline")
     world, brief, lock = join_peers(spec, place)
     try:
-        if world.is_first:
-            with alerts_beside(spec, say, supervises=False):
+        with kept_here(run_dir, spec.run, place.rank):
+            if world.is_first:
+                with alerts_beside(spec, say, supervises=False), exports_beside(spec, say):
+                    train_here(spec, brief, place, lock, world)
+            else:
                 train_here(spec, brief, place, lock, world)
-        else:
-            train_here(spec, brief, place, lock, world)
     finally:
         if lock is not None and not lock.is_lost:
             tell_report(run_dir, say)

@@ -16,6 +16,8 @@ from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.nodes import NodesSpec
 from paceline.spec.survive.recovery import RecoverySpec
 from paceline.spec.watch.alerts import AlertsSpec
+from paceline.spec.watch.exports import ExportsSpec
+from paceline.spec.watch.observe import ObserveSpec
 from paceline.spec.watch.when import WhenSpec
 from paceline.units import Amount
 
@@ -90,6 +92,7 @@ class RunSpec(Declared, table="run"):
         choices=("auto", "on", "off"),
     )
     health: HealthSpec = option(factory=HealthSpec, doc="what is looked for while a run trains")
+    observe: ObserveSpec = option(factory=ObserveSpec, doc="what is read of machines, ranks and weights on the way")
     faults: FaultPlan = option(factory=FaultPlan, doc="faults that are made on purpose, to rehearse them")
     budget: BudgetSpec = option(factory=BudgetSpec, doc="what the run may cost over all its starts")
     tags: dict[str, Any] = option(
@@ -98,6 +101,7 @@ class RunSpec(Declared, table="run"):
     when: Any = option(factory=WhenSpec, doc="in which hours the run trains: '18:00-06:00', or a table")
     alerts: AlertsSpec = option(factory=AlertsSpec, doc="what wakes somebody while the run lives, and where it is sent")
     tensorboard: bool = option(False, "also write TensorBoard event files (needs the extra 'tensorboard')")
+    exports: ExportsSpec = option(factory=ExportsSpec, doc="other tools that get what the journal has")
     recovery: RecoverySpec = option(factory=RecoverySpec, doc="what is tried when processes of the run are lost")
     nodes: NodesSpec = option(factory=NodesSpec, doc="the nodes of the run, each with a supervisor of its own")
 

@@ -21,7 +21,8 @@ from paceline.run.loop.remarks import all_steps_made, data_faults, ended_early, 
 from paceline.run.loop.resume import Progress
 from paceline.run.loop.step import StepStats
 from paceline.run.loop.under_plan import refuse_replan
-from paceline.run.memory.spent import spent_on
+from paceline.run.memory.leaks import LeakWatch
+from paceline.run.memory.spent import spent_now, spent_on
 from paceline.run.numerics.invariants import check_agreement, is_due, numbers_of
 from paceline.run.process.world import World, build_mesh
 from paceline.run.record.left_loop import LeftLoop, left_at, record_left
@@ -57,6 +58,7 @@ class Training(InWorld):
         self._step_seconds = self._data_seconds = 0.0
         self._stop = StopFlag()
         self._tracer = Tracer(self.dir, self.world, lambda told: self._record.traced(told))
+        self._leaks = LeakWatch(self.brief.usable_bytes)
         self._is_spent = False  # whether a budget has ended the run
         self._unended: weakref.finalize[..., Training] | None = None  # an end that waits for its reason
         # Until the first step has said what the built-in decoder does not read; a survey has said it of other models.
@@ -142,6 +144,7 @@ class Training(InWorld):
     def _left(self, loop: LeftLoop | None) -> None:
         """Record that the loop was left before its end: at once, or as soon as it shows whether an error was why."""
         self._keeper.finish()
+        self._leave_node()
         seconds = time.monotonic() - self._began
         if loop is None or loop.on_purpose:
             self._record.ended("stopped", self.progress.step, seconds)
@@ -300,11 +303,16 @@ class Training(InWorld):
         self._points.reached("check", step)
         self._stragglers.add(stats, batch)
         self._tally.add(stats)
+        if self._health is not None and (health := self._health.after(stats)) is not None:
+            self._record.health(health)
+        self._node.stepped(step)
+        self._record.nodes(self._node.taken())
         self._record.decided_now([*self._under.read_decisions(), *self._notices.take()])
         if self._check_every and (is_due(step, self._first_step, self._check_every) or last):
             numbers, apart = numbers_of(stats, scaler.scale if scaler else None), self._stepper.sync.apart_after(step)
             check_agreement(self.model, numbers, step, self.world, self.brief.plan.layout, apart)
             self._record.decided_now(self._stragglers.compare(step))
+            self._watch_memory(step)
             self._record.ranks(self._tally.over_ranks(step, last, self._under.batches.tell))
             first = self.brief.plan.layout.reads_first(self.world.rank)
             for what, because in data_faults(self.source, self.world, first):
@@ -438,6 +446,13 @@ class Training(InWorld):
             self._record.ended_early(called_off(*found.stop, step, steps))
         return found
 
+    def _watch_memory(self, step: int) -> None:
+        """Tell of memory that grows from check to check. Every rank does its part."""
+        spent = spent_now(self.model, self.optimizer, self._meter, self.world.maximum)
+        growth = self._leaks.look(step, spent)
+        if growth is not None:
+            self._record.fault("memory grows", growth.because)
+
     def _measure_memory(self) -> None:
         components, peak = spent_on(self.model, self.optimizer, self._meter, self.world.maximum)
         self._record.memory(self.progress.step, components, peak)
@@ -460,5 +475,6 @@ class Training(InWorld):
 
     def _ended(self, status: str, error: BaseException | None = None) -> None:
         self._notices.close()
+        self._leave_node()
         self._points.tell(self._record)
         self._record.ended(status, self.progress.step, time.monotonic() - self._began, error)
