@@ -208,14 +208,15 @@ def terms(view: RunView) -> str:
     """Return where a step's time goes, forecast and measured."""
     groups = time_groups(view.reference, view.basis.steps)
     words = f"Measured: {view.basis.words}."
-    return groups_chart(groups, view.promises["step time"], "Seconds per step by part, forecast and measured", words)
+    label = "Seconds per step by part, forecast and measured"
+    return groups_chart(groups, view.promises["step time"], label, words, is_folded=True)
 
 
 def memory(view: RunView) -> str:
     """Return memory by component, forecast and measured."""
     groups = memory_groups(view.records, view.reference)
     label, words = "Bytes per device by component, forecast and measured", "Measured once, after the first step."
-    return groups_chart(groups, view.promises["memory"], label, words)
+    return groups_chart(groups, view.promises["memory"], label, words, is_folded=True)
 
 
 def lanes(view: RunView) -> str:

@@ -27,7 +27,7 @@ class SpentAmount:
 
     def said(self, value: float | None) -> str:
         """Return a value of this amount for people."""
-        return "–" if value is None else BUDGETS[self.name][2].format(value)
+        return "–" if value is None else BUDGETS[self.name][2].format(value).removesuffix(f" {WORDS[self.name]}")
 
     @property
     def left(self) -> float | None:
