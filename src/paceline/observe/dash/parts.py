@@ -240,11 +240,13 @@ def spent(view: RunView) -> str:
     columns = {"so far": "spent", "promised so far": "promised_so_far", "at the end": "at_end", "promised": "promised"}
     if any(each.budget is not None for each in amounts):
         columns |= {"budget": "budget", "left of it": "left"}
+    bought = {WORDS[each.name]: each.buys_steps for each in amounts if each.buys_steps is not None}
     rows = [
         (esc(WORDS[each.name]), *(esc(each.said(getattr(each, name))) for name in columns.values())) for each in amounts
     ]
     note = note_html("Estimates: devices times the time in which they were held, at the rates of the forecast.")
-    return (table_html(("", *columns), rows, range(1, len(columns) + 1)) + note) if rows else ""
+    pays = [("left of the budget", f"pays for {plural(steps, 'step')} more ({word})") for word, steps in bought.items()]
+    return (table_html(("", *columns), rows, range(1, len(columns) + 1)) + listing(pays) + note) if rows else ""
 
 
 def health(view: RunView) -> str:
