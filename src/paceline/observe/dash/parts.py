@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,10 +12,11 @@ import numpy as np
 
 from paceline.observe.dash.draw.lanes import lanes_svg, nodes_html, worst_words
 from paceline.observe.dash.draw.timeline import timeline_svg
-from paceline.observe.dash.logs import TAIL_LINES, ranks_with_logs, tail_of
+from paceline.observe.dash.logs import TAIL_LINES, tail_of
 from paceline.observe.live.run import RUNNING, SILENT, LiveRun
 from paceline.observe.live.series import StepValues
 from paceline.observe.live.spent import WORDS, seconds_left, spent_so_far
+from paceline.observe.logs.read import ranks_with_logs
 from paceline.report.bound.found import bound_of
 from paceline.report.bound.page import bound_html
 from paceline.report.compare import (
@@ -254,16 +255,14 @@ def health(view: RunView) -> str:
     line = view.run.health
     if line is None:
         return ""
-    told = [each for each in line.get("told") or [] if isinstance(each, Mapping)]
-    rows = [
-        [esc(shown(each.get(key))) for key in ("detector", "block", "value", "threshold", "advice")] for each in told
-    ]
+    keys = ("step", "detector", "block", "value", "threshold", "advice")
+    rows = [[esc(shown(each.get(key))) for key in keys] for each in reversed(view.run.told)]
     blocks = table(line.get("values"))
     names = list(dict.fromkeys(name for values in blocks.values() for name in table(values)))
     body = [[esc(block), *(esc(shown(table(values).get(name))) for name in names)]
             for block, values in list(blocks.items())[:MOST_ROWS]]  # fmt: skip
     step = note_html(f"after step {shown(line.get('step'))}")
-    found = table_html(("detector", "block", "value", "threshold", "try"), rows, (2, 3))
+    found = table_html(("step", "detector", "block", "value", "threshold", "try"), rows, (0, 3, 4))
     return found + table_html(["block", *(name.replace("_", " ") for name in names)], body, range(1, 99)) + step
 
 
