@@ -95,6 +95,7 @@ def test_what_it_costs_is_held_against_the_promise_and_the_budget(tmp_path: Path
     assert money.spent == pytest.approx(promised * hours / (2 * records[0]["forecast"]["run_seconds"]["value"] / 3600))
     assert money.promised == promised and money.promised_so_far == pytest.approx(promised * live.steps_done / 300)
     assert money.budget == 1.0 and money.left == pytest.approx(1.0 - money.spent) and kwh.budget is None
+    assert money.buys_steps == int(money.left * live.steps_done / money.spent) and kwh.buys_steps is None
     left = seconds_left(live)
     assert left == pytest.approx((300 - live.steps_done) * 1.95, rel=0.05)
     append(tmp_path, records[len(records) // 2 :])

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 TAIL_BYTES, TAIL_LINES = 64 << 10, 200
-_NAME = re.compile(r"rank-([0-9]{1,7})\.log")
 
 
 @dataclass(frozen=True)
@@ -18,13 +16,6 @@ class LogTail:
     rank: int
     lines: tuple[str, ...]
     is_cut: bool  # whether there is more before them
-
-
-def ranks_with_logs(run_dir: Path) -> list[int]:
-    """Return the ranks whose output is kept, in order."""
-    folder = run_dir / "logs"
-    found = [_NAME.fullmatch(path.name) for path in folder.iterdir()] if folder.is_dir() else []
-    return sorted(int(match[1]) for match in found if match)
 
 
 def tail_of(run_dir: Path, rank: int) -> LogTail | None:

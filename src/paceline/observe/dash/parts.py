@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,10 +12,11 @@ import numpy as np
 
 from paceline.observe.dash.draw.lanes import lanes_svg, nodes_html, worst_words
 from paceline.observe.dash.draw.timeline import timeline_svg
-from paceline.observe.dash.logs import TAIL_LINES, ranks_with_logs, tail_of
+from paceline.observe.dash.logs import TAIL_LINES, tail_of
 from paceline.observe.live.run import RUNNING, SILENT, LiveRun
 from paceline.observe.live.series import StepValues
 from paceline.observe.live.spent import WORDS, seconds_left, spent_so_far
+from paceline.observe.logs.read import ranks_with_logs
 from paceline.report.bound.found import bound_of
 from paceline.report.bound.page import bound_html
 from paceline.report.compare import (
@@ -208,14 +209,15 @@ def terms(view: RunView) -> str:
     """Return where a step's time goes, forecast and measured."""
     groups = time_groups(view.reference, view.basis.steps)
     words = f"Measured: {view.basis.words}."
-    return groups_chart(groups, view.promises["step time"], "Seconds per step by part, forecast and measured", words)
+    label = "Seconds per step by part, forecast and measured"
+    return groups_chart(groups, view.promises["step time"], label, words, is_folded=True)
 
 
 def memory(view: RunView) -> str:
     """Return memory by component, forecast and measured."""
     groups = memory_groups(view.records, view.reference)
     label, words = "Bytes per device by component, forecast and measured", "Measured once, after the first step."
-    return groups_chart(groups, view.promises["memory"], label, words)
+    return groups_chart(groups, view.promises["memory"], label, words, is_folded=True)
 
 
 def lanes(view: RunView) -> str:
@@ -239,11 +241,13 @@ def spent(view: RunView) -> str:
     columns = {"so far": "spent", "promised so far": "promised_so_far", "at the end": "at_end", "promised": "promised"}
     if any(each.budget is not None for each in amounts):
         columns |= {"budget": "budget", "left of it": "left"}
+    bought = {WORDS[each.name]: each.buys_steps for each in amounts if each.buys_steps is not None}
     rows = [
         (esc(WORDS[each.name]), *(esc(each.said(getattr(each, name))) for name in columns.values())) for each in amounts
     ]
     note = note_html("Estimates: devices times the time in which they were held, at the rates of the forecast.")
-    return (table_html(("", *columns), rows, range(1, len(columns) + 1)) + note) if rows else ""
+    pays = [("left of the budget", f"pays for {plural(steps, 'step')} more ({word})") for word, steps in bought.items()]
+    return (table_html(("", *columns), rows, range(1, len(columns) + 1)) + listing(pays) + note) if rows else ""
 
 
 def health(view: RunView) -> str:
@@ -251,16 +255,14 @@ def health(view: RunView) -> str:
     line = view.run.health
     if line is None:
         return ""
-    told = [each for each in line.get("told") or [] if isinstance(each, Mapping)]
-    rows = [
-        [esc(shown(each.get(key))) for key in ("detector", "block", "value", "threshold", "advice")] for each in told
-    ]
+    keys = ("step", "detector", "block", "value", "threshold", "advice")
+    rows = [[esc(shown(each.get(key))) for key in keys] for each in reversed(view.run.told)]
     blocks = table(line.get("values"))
     names = list(dict.fromkeys(name for values in blocks.values() for name in table(values)))
     body = [[esc(block), *(esc(shown(table(values).get(name))) for name in names)]
             for block, values in list(blocks.items())[:MOST_ROWS]]  # fmt: skip
     step = note_html(f"after step {shown(line.get('step'))}")
-    found = table_html(("detector", "block", "value", "threshold", "try"), rows, (2, 3))
+    found = table_html(("step", "detector", "block", "value", "threshold", "try"), rows, (0, 3, 4))
     return found + table_html(["block", *(name.replace("_", " ") for name in names)], body, range(1, 99)) + step
 
 

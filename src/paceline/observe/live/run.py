@@ -34,6 +34,7 @@ from paceline.spec.journal.record import Record, Some, read
 
 RECENT_STEPS = 400  # that "now" is: medians, the verdict and terms are of these
 MOST_OF_A_KIND = 2000  # rare records that are kept; the counts are of all
+MOST_TOLD = 60  # findings of the training's health that are kept
 NODES, NODE_BYTES = 4096, 32 << 10  # that are shown; of what each wrote before, the end is read
 BESIDE = ("alert", "node")  # kinds that are written beside the starts too, by whoever outlives them
 RUNNING, SILENT = "running", "silent"
@@ -54,7 +55,8 @@ class LiveRun:
         self.counts: Counter[str] = Counter()
         self.slowest: Counter[int] = Counter()  # rank -> in how many records of all ranks it was the slowest
         self.nodes: dict[str, Mapping[str, Any]] = {}  # name -> newest sample
-        self.health: Mapping[str, Any] | None = None
+        self.health: Mapping[str, Any] | None = None  # the newest sample
+        self.told: deque[Mapping[str, Any]] = deque(maxlen=MOST_TOLD)  # what samples found, with their `step`
         self.bound: VerdictRecord | None = None  # the newest verdict on record
         self.alerts: dict[str, Mapping[str, Any]] = {}  # rule -> newest record, which says whether it fires
         self.alerted: deque[Mapping[str, Any]] = deque(maxlen=MOST_OF_A_KIND)  # all of them
@@ -106,6 +108,9 @@ class LiveRun:
                 self.nodes[text(line.get("node"))] = line
         elif kind == "health":
             self.health = line
+            found = line.get("told")
+            for each in found if isinstance(found, list) else ():
+                self.told.append({**table(each), "step": line.get("step")})
         elif kind == VerdictRecord.KIND:
             self.bound = read(VerdictRecord, line)
         elif kind == "alert":

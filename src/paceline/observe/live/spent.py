@@ -24,10 +24,11 @@ class SpentAmount:
     promised: float | None  # of the whole run
     at_end: float | None  # what all of it will come to, at the pace of now
     budget: float | None
+    buys_steps: int | None  # how many further steps what is left of the budget pays for, at the pace so far
 
     def said(self, value: float | None) -> str:
         """Return a value of this amount for people."""
-        return "–" if value is None else BUDGETS[self.name][2].format(value)
+        return "–" if value is None else BUDGETS[self.name][2].format(value).removesuffix(f" {WORDS[self.name]}")
 
     @property
     def left(self) -> float | None:
@@ -55,7 +56,8 @@ def spent_so_far(run: LiveRun) -> list[SpentAmount]:
         promised = None if whole is None else whole / unit
         so_far = promised * done / planned if promised is not None and planned else None
         at_end = own * planned / done if planned and done else None
-        found.append(SpentAmount(name, own, so_far, promised, at_end, budget))
+        buys = int(max(0.0, budget - own) * done / own) if budget is not None and own and done else None
+        found.append(SpentAmount(name, own, so_far, promised, at_end, budget, buys))
     return found
 
 

@@ -115,8 +115,8 @@ def curve_chart(points: Sequence[tuple[float, float]], name: str, markers: Marke
     )
 
 
-def groups_chart(groups: Sequence[TermGroup], total: Promise, label: str, note: str) -> str:
-    """Return forecast over measured as stacked bars, and the table of terms below."""
+def groups_chart(groups: Sequence[TermGroup], total: Promise, label: str, note: str, is_folded: bool = False) -> str:
+    """Return forecast over measured as stacked bars, and the table of terms below, which may be folded."""
     show = partial(quantity, unit=total.unit)
     names = [group.name for group in groups]
     sides = {
@@ -127,7 +127,9 @@ def groups_chart(groups: Sequence[TermGroup], total: Promise, label: str, note: 
     if not rows:
         return ""
     chart = stacked_bars(rows, label=label, show=show, names=names)
-    return figure(chart, note, legend([(name, "") for name in names])) + groups_table(groups, total.unit, total)
+    terms = groups_table(groups, total.unit, total)
+    folded = f"<details><summary>Term by term</summary>{terms}</details>" if is_folded else terms
+    return figure(chart, note, legend([(name, "") for name in names])) + folded
 
 
 def phases_chart(phases: Sequence[Phase], words: str = "") -> str:
