@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar
 
 import pytest
 from observe.alerts.alert_journals import BEGAN, STEP_SECONDS, Watched, healthy, ranks, started, steady, step
 
 from paceline.observe.alerts.rules.rule import AlertRule
 from paceline.spec.journal.kinds import CheckpointRecord, FaultRecord, RecoveryRecord, RunEnded
-from paceline.spec.journal.record import Record, Table, Told
-from paceline.spec.journal.watching import AlertRecord
+from paceline.spec.journal.watching import AlertRecord, NodeSample
 from paceline.spec.watch.alerts import RULES, AlertsSpec
 from paceline.supervise.lost import RanksLost
 
@@ -164,19 +161,20 @@ def test_a_checkpoint_that_is_too_old(tmp_path: Path) -> None:
     assert told(watched.take(saved)) == [("checkpoint_old", "resolved")]
 
 
-@dataclass(frozen=True)
-class _NodeSignals(Record):
-    KIND: ClassVar[str] = "node"
+def sample(celsius: float, memory: float = 0.5) -> NodeSample:
+    signals = {"celsius": {"min": 50.0, "median": 60.0, "max": celsius, "rank": 3},
+               "memory_share": {"min": 0.4, "median": 0.4, "max": memory, "rank": 1}}  # fmt: skip
+    return NodeSample(20, "n1", 1.0, (0, 1, 2, 3), signals, {}, {}, (), None, time=BEGAN + 10.0)
 
-    node: Annotated[str, Told("")] = ""
-    signals: Annotated[Table, Told("")] = field(default_factory=dict)
+
+def test_memory_of_devices_as_their_nodes_tell_it(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    assert watched.take(*steady(20), sample(60.0, 0.94)) == []
+    assert told(watched.take(sample(60.0, 0.97))) == [("memory", "firing")]
+    assert told(watched.take(sample(60.0, 0.5))) == [("memory", "resolved")]
 
 
 def test_a_device_that_is_too_hot(tmp_path: Path) -> None:
-    def sample(celsius: float) -> _NodeSignals:
-        spread = {"min": 50.0, "median": 60.0, "max": celsius, "worst_rank": 3}
-        return _NodeSignals("n1", {"temperature_celsius": spread, "utilisation": {"max": 100.0}}, time=BEGAN + 10.0)
-
     watched = Watched(tmp_path)
     assert watched.take(*steady(20), sample(87.0)) == []
     (fired,) = watched.take(sample(91.0))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from paceline.cluster.machine import available_memory_bytes, usable_memory_bytes
 from paceline.observe.alerts.rules.rule import AlertRule, Trouble
 from paceline.observe.alerts.rules.seen import AlertSeen
 from paceline.spec.journal.kinds import MemoryRecord, RunStarted, StepRecord
-from paceline.spec.journal.record import Record
+from paceline.spec.journal.record import Record, number
+from paceline.spec.journal.watching import NodeSample
 from paceline.units import format_bytes
 
 BELOW = 0.03  # a share that is too high is over when it is lower by so much
@@ -27,6 +28,7 @@ class MemoryNear(AlertRule):
         super().__init__(seen)
         self._host_share = host_share or host_memory_share
         self._peak, self._looked, self._share = 0.0, 0.0, 0.0
+        self._shares: dict[str, float] = {}  # of the fullest device of each node, as its samples tell
 
     def add(self, record: Record) -> None:
         """Take a record."""
@@ -34,6 +36,10 @@ class MemoryNear(AlertRule):
             self._peak = 0.0
         elif isinstance(record, StepRecord | MemoryRecord) and record.peak_bytes is not None:
             self._peak = max(self._peak, record.peak_bytes)
+        elif isinstance(record, NodeSample):
+            spread = record.signals.get("memory_share")
+            share = number(spread.get("max")) if isinstance(spread, Mapping) else None
+            self._shares[record.node] = share or 0.0
 
     def look(self, now: float, firing: bool) -> Trouble | None:
         """Return how much is in use, where that is too much."""
@@ -44,7 +50,8 @@ class MemoryNear(AlertRule):
             share, what = self._share, "this machine's memory"
         else:
             whole = self.seen.figure("cluster", "device", "memory_bytes", "value")
-            share, what = (self._peak / whole if whole else 0.0), "a device's memory"
+            own = self._peak / whole if whole else 0.0
+            share, what = max(own, *self._shares.values(), 0.0), "a device's memory"
         if share < limit or self.seen.ended is not None:
             return None
         title = f"{share:.0%} of {what} is in use"

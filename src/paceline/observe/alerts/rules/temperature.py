@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from paceline.observe.alerts.rules.rule import AlertRule, Trouble
-from paceline.spec.journal.record import Record, number
+from paceline.observe.alerts.rules.seen import AlertSeen
+from paceline.spec.journal.record import Record, number, whole
+from paceline.spec.journal.watching import NodeSample
 
-NODE_KIND = "node"  # of the records with the signals of a node's devices
+SIGNAL = "celsius"  # of a node's samples
 COOLER = 5.0  # degrees below the limit, at which it is over
 
 
@@ -17,20 +18,17 @@ class TooHot(AlertRule):
 
     name = "temperature"
 
-    def __init__(self, seen: Any) -> None:
+    def __init__(self, seen: AlertSeen) -> None:
         super().__init__(seen)
         self._degrees: dict[str, tuple[float, int | None]] = {}  # by node: the hottest, and its rank
 
     def add(self, record: Record) -> None:
         """Take a record."""
-        signals = getattr(record, "signals", None)
-        if record.KIND != NODE_KIND or not isinstance(signals, Mapping):
-            return
-        found = [(value, spread.get("worst_rank")) for name, spread in signals.items()
-                 if "temperature" in name and isinstance(spread, Mapping)
-                 and (value := number(spread.get("max"))) is not None]  # fmt: skip
-        if found:
-            self._degrees[str(getattr(record, "node", ""))] = max(found, key=lambda each: each[0])
+        if isinstance(record, NodeSample):
+            spread = record.signals.get(SIGNAL)
+            degrees = number(spread.get("max")) if isinstance(spread, Mapping) else None
+            if degrees is not None and isinstance(spread, Mapping):
+                self._degrees[record.node] = degrees, whole(spread.get("rank"))
 
     def look(self, now: float, firing: bool) -> Trouble | None:
         """Return the hottest device, where it is too hot."""
