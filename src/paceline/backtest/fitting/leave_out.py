@@ -106,7 +106,7 @@ def _summary(files: Sequence[FileResult]) -> LeftOut:
 
 def by_devices(steps: Sequence[Scored]) -> tuple[ScaleErrors, ...]:
     """Return the errors of step times by the number of devices, of numbers that there are rows of."""
-    rows, found, least = timed(steps), [], 0
+    rows, found, least = timed(steps), list[ScaleErrors](), 0.0
     for most in (*SCALES, math.inf):
         members = [item for item in rows if least < item.case.cluster.devices <= most]
         least = most
