@@ -1,0 +1,83 @@
+"""A command that is forked for a test is the process that a new interpreter would have been."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from runs import environment
+from started.command import is_alike, read
+from started.popen import COLD, Warm
+
+SCRIPT = """
+import atexit, json, os, signal, sys
+atexit.register(print, "left")
+told = {"argv": sys.argv[1:], "name": __name__, "cwd": os.getcwd(), "own": os.environ["OWN"], "path": sys.path[:2],
+        "stdin": sys.stdin.read(), "torch": "torch" in sys.modules, "group": os.getpgid(0) == os.getpid(),
+        "int": signal.getsignal(signal.SIGINT) is signal.default_int_handler, "buffered": sys.stdout.line_buffering,
+        "files": sorted(int(name) for name in os.listdir("/proc/self/fd"))[:3], "encoding": sys.stdout.encoding}
+print(json.dumps(told))
+import torch
+assert torch.ones(2).sum() == 2 and torch.__spec__.name == "torch"
+ending = sys.argv[1]
+if ending == "error":
+    raise LookupError("of the script")
+if ending == "signal":
+    os.kill(os.getpid(), signal.SIGTERM)
+if ending == "interrupt":
+    raise KeyboardInterrupt
+sys.exit(int(ending) if ending.isdigit() else ending)
+"""
+
+
+def ended(kind: type[subprocess.Popen[str]], folder: Path, ending: str) -> tuple[int, str, str, bool]:
+    """Return how a script ended in a process of the kind, and whether its number was that of a running process."""
+    path = folder / "script.py"
+    path.write_text(SCRIPT)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with kind([sys.executable, str(path), ending], cwd=folder, env=environment(OWN="1"), text=True, process_group=0,
+              **pipes) as process:  # type: ignore[call-overload]  # fmt: skip
+        was_there = process.poll() is None and os.getpgid(process.pid) == process.pid
+        stdout, stderr = process.communicate("typed")
+    return process.returncode, stdout, stderr, was_there
+
+
+@pytest.mark.parametrize("ending", ["3", pytest.param("text", marks=pytest.mark.deep), "error", "signal", "interrupt"])
+def test_a_forked_command_ends_and_sees_what_a_new_one_does(tmp_path: Path, ending: str) -> None:
+    code, stdout, stderr, was_there = ended(Warm, tmp_path, ending)
+    told, left = json.loads(stdout.splitlines()[0]), stdout.splitlines()[1:]
+    assert was_there
+    assert told == {"argv": [ending], "name": "__main__", "cwd": str(tmp_path), "own": "1", "stdin": "typed",
+                    "path": [str(tmp_path), environment()["PYTHONPATH"].split(os.pathsep)[0]], "torch": False,
+                    "group": True, "int": True, "buffered": False, "files": [0, 1, 2], "encoding": "utf-8"}  # fmt: skip
+    assert code == {"3": 3, "text": 1, "error": 1, "signal": -signal.SIGTERM, "interrupt": -signal.SIGINT}[ending]
+    assert left == ([] if ending == "signal" else ["left"])
+    assert ("LookupError: of the script" in stderr) == (ending == "error") and "become.py" not in stderr
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("ending", ["3", "text", "error", "signal", "interrupt"])
+def test_a_new_interpreter_says_the_same(tmp_path: Path, ending: str) -> None:
+    assert ended(Warm, tmp_path, ending)[:2] == ended(COLD, tmp_path, ending)[:2]
+
+
+def test_what_imports_would_read_makes_a_new_interpreter(tmp_path: Path) -> None:
+    warm = {"OMP_NUM_THREADS": "1", "PYTHONPATH": "/a", "LANG": "C.UTF-8"}
+    for other in ({"OMP_NUM_THREADS": "4"}, {"HOME": "/b"}, {"LC_CTYPE": "C.UTF-8"}, {"PYTHONPATH": f"/a:{tmp_path}"}):
+        assert is_alike({**warm, **other}, warm, "/"), other
+    for other in ({"OMP_WAIT_POLICY": "active"}, {"PYTHONHASHSEED": "0"}, {"TORCH_LOGS": "all"}, {"LANG": "C"}):
+        assert not is_alike({**warm, **other}, warm, "/"), other
+    (tmp_path / "paceline").mkdir()
+    assert not is_alike({**warm, "PYTHONPATH": f"/a:{tmp_path}"}, warm, "/") and not is_alike(warm, warm, str(tmp_path))
+
+
+def test_only_commands_of_python_alone_are_forked() -> None:
+    assert read([sys.executable, "-u", "-m", "paceline", "plan"]).whole()[1:] == ["-u", "-m", "paceline", "plan"]  # type: ignore[union-attr]
+    for words in (["bash"], [sys.executable], [sys.executable, "-c", "1"], [sys.executable, "-X", "dev", "a.py"],
+                  [sys.executable, "-m", "pytest"], [sys.executable, "-"]):  # fmt: skip
+        assert read(words) is None, words
