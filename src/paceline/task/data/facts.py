@@ -91,10 +91,8 @@ def _nothing_held_out(data: DataSpec, tokens: int, documents: int) -> str:
     """Return why none of the data is held out, and what to do: printed with the data, not among notes."""
     if documents == 1:
         return "none of it is held out: the text is one document (task.evaluate.sets names other data)"
-    return (
-        f"none of it is held out: {tokens:,} tokens of held-out documents, and a sample needs {data.seq_len + 1:,}"
-        " (raise validation_fraction or lower seq_len)"
-    )
+    needed = data.seq_len + 1
+    return f"none of it is held out: a sample needs {needed:,} tokens, {tokens:,} are apart (validation_fraction)"
 
 
 def _uneven_note(data: DataSpec, corpus: Corpus) -> str:
