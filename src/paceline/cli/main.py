@@ -36,6 +36,7 @@ VERBS = {
     "compare": "runs beside each other, and how sure it is that one is better",
     "bill": "what runs cost: device-hours, money, energy, carbon; by run, tag or day",
     "alerts": "what wakes somebody: try sinks, list alerts, silence rules",
+    "deliver": "a run's journal to MLflow, trackio, W&B, Prometheus: what they have missed",
     "export": "a run's weights as safetensors, for transformers where the model is built in",
     "checkpoint": "a run's checkpoints: list, show, verify, compare, convert",
     "backtest": "forecasts against measured tables, published ones or your own",

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 
 from paceline.errors import MissingExtra
 from paceline.observe.alerts.sinks.make import make_sinks
 from paceline.observe.alerts.sinks.services import need_apprise
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.run import RunSpec
+from paceline.spec.watch.exports import ExportsSpec
+
+OPENMETRICS = "openmetrics"  # which needs no package
 
 
 def check_extras(run: RunSpec) -> None:
@@ -28,3 +32,10 @@ def check_extras(run: RunSpec) -> None:
             import_module("tensorboard.summary.writer.event_file_writer")
         except ImportError as error:
             raise MissingExtra("tensorboard", "tensorboard", "run.tensorboard = true") from error
+    if name := missing_export(run.exports):
+        raise MissingExtra(name, name, f"run.exports.{name}")
+
+
+def missing_export(exports: ExportsSpec) -> str:
+    """Return the first tool that a run is exported to and whose package is not installed, or ""."""
+    return next((name for name in exports.names if name != OPENMETRICS and find_spec(name) is None), "")

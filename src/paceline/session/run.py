@@ -41,6 +41,7 @@ from paceline.session.survive import survive
 from paceline.session.together import as_error
 from paceline.session.uncaught import end_with_own_code
 from paceline.session.watch.alerting import begin_alerts
+from paceline.session.watch.exporting import begin_exports
 from paceline.spec.arguments import make_spec, run_directory
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.redact import Redactor
@@ -101,6 +102,7 @@ class Run(Training):
             lock = lock or (take(run_dir) if world.is_first else None)
         self._lock = lock
         watched = world.is_first and not is_supervised()
+        self._exports = begin_exports(spec, say_line) if world.is_first else None
         self._alerts = begin_alerts(spec, say_line, supervises=False) if watched else None
         Training.__init__(self, spec, brief, world, run_dir, asked_sinks(spec.run), lock)
 
@@ -123,6 +125,8 @@ class Run(Training):
         finally:
             if self._alerts is not None:
                 self._alerts.close()
+            if self._exports is not None:
+                self._exports.close()
             if self._lock is not None:
                 self._lock.release()
 

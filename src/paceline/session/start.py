@@ -29,6 +29,7 @@ from paceline.session.extras import check_extras
 from paceline.session.prove import Proven, prove
 from paceline.session.survive import WORKER, survive
 from paceline.session.watch.alerting import alerts_beside
+from paceline.session.watch.exporting import exports_beside
 from paceline.session.watch.hours import in_hours
 from paceline.spec.arguments import run_directory
 from paceline.spec.journal.kinds import DecisionRecord
@@ -107,7 +108,7 @@ def _run(planned: Planned, proven: Proven, decisions: tuple[DecisionRecord, ...]
 
 def run_brief(spec: Spec, brief: Brief, lock: RunLock, say: Say) -> Outcome:
     """Train in this process on one device, in processes of their own on several."""
-    with traced_by_signal(run_directory(spec)):
+    with traced_by_signal(run_directory(spec)), exports_beside(spec, say):
         return _run_brief(spec, brief, lock, say)
 
 
@@ -166,7 +167,7 @@ def _as_one_rank(spec: Spec, place: Place, run_dir: Path, say: Say) -> int:
     try:
         with kept_here(run_dir, spec.run, place.rank):
             if world.is_first:
-                with alerts_beside(spec, say, supervises=False):
+                with alerts_beside(spec, say, supervises=False), exports_beside(spec, say):
                     train_here(spec, brief, place, lock, world)
             else:
                 train_here(spec, brief, place, lock, world)

@@ -16,6 +16,7 @@ from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.nodes import NodesSpec
 from paceline.spec.survive.recovery import RecoverySpec
 from paceline.spec.watch.alerts import AlertsSpec
+from paceline.spec.watch.exports import ExportsSpec
 from paceline.spec.watch.observe import ObserveSpec
 from paceline.spec.watch.when import WhenSpec
 from paceline.units import Amount
@@ -100,6 +101,7 @@ class RunSpec(Declared, table="run"):
     when: Any = option(factory=WhenSpec, doc="in which hours the run trains: '18:00-06:00', or a table")
     alerts: AlertsSpec = option(factory=AlertsSpec, doc="what wakes somebody while the run lives, and where it is sent")
     tensorboard: bool = option(False, "also write TensorBoard event files (needs the extra 'tensorboard')")
+    exports: ExportsSpec = option(factory=ExportsSpec, doc="other tools that get what the journal has")
     recovery: RecoverySpec = option(factory=RecoverySpec, doc="what is tried when processes of the run are lost")
     nodes: NodesSpec = option(factory=NodesSpec, doc="the nodes of the run, each with a supervisor of its own")
 

@@ -1,6 +1,6 @@
 """What `--json` writes: for every action of every verb the keys of its one object, declared once.
 
-`print_json` holds what is written against it, and docs/reference/json.md is made of it. A key that is taken away, or
+The tests hold what is written against it, and docs/reference/json.md is made of it. A key that is taken away, or
 means something else, makes another FORMAT; a key that is added does not.
 """
 
@@ -26,6 +26,7 @@ SIMULATE = "paceline simulate"
 VERIFY = "paceline verify"
 TRAIN = "paceline train"
 TRACE = "paceline trace"
+DELIVER = "paceline deliver"
 REPORT = "paceline report"
 LOGS = "paceline logs"
 BILL = "paceline bill"
@@ -117,6 +118,12 @@ SHAPES: dict[str, dict[str, str]] = {
         "layouts": "the proof of each, as the journal's `verify` record has it",
     },
     TRAIN: {"run_dir": "the run's directory", "report": "as of `paceline report`; null where there is none"},
+    DELIVER: {
+        "run_dir": "the run's directory; null where files alone were written",
+        "delivered": "the tools that have got all of its journal",
+        "left": "the tools that have not; the exit code is 74 then",
+        "files": "alert rules and dashboard, where they were asked for",
+    },
     TRACE: {
         "run_dir": "the run's directory",
         "asked": "whether a trace was asked for",

@@ -28,6 +28,6 @@ def trace_lines(found: TraceSummary) -> list[str]:
         lines.append(
             f"  the host started nothing for longest in: {found.gaps[0][0]} ({format_seconds(found.gaps[0][1])})"
         )
-    for each in found.grown[:5]:
-        lines.append(f"  grown: {each['more']} more of {each['tensors']} ({format_bytes(each['bytes'])})")
+    for more in found.grown[:5]:
+        lines.append(f"  grown: {more['more']} more of {more['tensors']} ({format_bytes(more['bytes'])})")
     return lines

@@ -21,7 +21,8 @@ from paceline.run.loop.remarks import all_steps_made, data_faults, ended_early, 
 from paceline.run.loop.resume import Progress
 from paceline.run.loop.step import StepStats
 from paceline.run.loop.under_plan import refuse_replan
-from paceline.run.memory.spent import spent_on
+from paceline.run.memory.leaks import LeakWatch
+from paceline.run.memory.spent import spent_now, spent_on
 from paceline.run.numerics.invariants import check_agreement, is_due, numbers_of
 from paceline.run.process.world import World, build_mesh
 from paceline.run.record.left_loop import LeftLoop, left_at, record_left
@@ -57,6 +58,7 @@ class Training(InWorld):
         self._step_seconds = self._data_seconds = 0.0
         self._stop = StopFlag()
         self._tracer = Tracer(self.dir, self.world, lambda told: self._record.traced(told))
+        self._leaks = LeakWatch(self.brief.usable_bytes)
         self._is_spent = False  # whether a budget has ended the run
         self._unended: weakref.finalize[..., Training] | None = None  # an end that waits for its reason
         # Until the first step has said what the built-in decoder does not read; a survey has said it of other models.
@@ -310,6 +312,7 @@ class Training(InWorld):
             numbers, apart = numbers_of(stats, scaler.scale if scaler else None), self._stepper.sync.apart_after(step)
             check_agreement(self.model, numbers, step, self.world, self.brief.plan.layout, apart)
             self._record.decided_now(self._stragglers.compare(step))
+            self._watch_memory(step)
             self._record.ranks(self._tally.over_ranks(step, last, self._under.batches.tell))
             first = self.brief.plan.layout.reads_first(self.world.rank)
             for what, because in data_faults(self.source, self.world, first):
@@ -442,6 +445,13 @@ class Training(InWorld):
             self._stopped = True
             self._record.ended_early(called_off(*found.stop, step, steps))
         return found
+
+    def _watch_memory(self, step: int) -> None:
+        """Tell of memory that grows from check to check. Every rank does its part."""
+        spent = spent_now(self.model, self.optimizer, self._meter, self.world.maximum)
+        growth = self._leaks.look(step, spent)
+        if growth is not None:
+            self._record.fault("memory grows", growth.because)
 
     def _measure_memory(self) -> None:
         components, peak = spent_on(self.model, self.optimizer, self._meter, self.world.maximum)

@@ -87,6 +87,18 @@ def held_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
     }
 
 
+def spent_now(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    meter: MemoryMeter,
+    maximum: Callable[[list[float]], list[float]],
+) -> dict[str, float]:
+    """Return the bytes that are used at this moment, by what they are spent on, on the fullest rank."""
+    held = held_bytes(model, optimizer)
+    *parts, rest = maximum([*map(float, held.values()), float(meter.now_bytes() - sum(held.values()))])
+    return {**dict(zip(held, parts, strict=True)), "the rest": max(0.0, rest)}
+
+
 def spent_on(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,

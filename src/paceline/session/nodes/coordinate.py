@@ -29,6 +29,7 @@ from paceline.session.prove import prove
 from paceline.session.replanner import Replanner
 from paceline.session.start import mark_ended, tell_report
 from paceline.session.watch.alerting import alerts_beside
+from paceline.session.watch.exporting import exports_beside
 from paceline.session.watch.hours import refuse_outside
 from paceline.spec.arguments import run_directory
 from paceline.spec.journal.redact import Redactor
@@ -122,7 +123,7 @@ def _run(spec: Spec, fleet: Fleet, lock: RunLock, say: Say, per_machine: int) ->
     brief = make_brief(planned, proven.record, proven.decisions)
     policy = dataclasses.replace(spec.run.recovery, max_devices=spec.run.recovery.max_devices or most)
     replanner = Replanner(spec, say, per_node)
-    with alerts_beside(spec, say, supervises=True) as alerts:
+    with exports_beside(spec, say), alerts_beside(spec, say, supervises=True) as alerts:
         generations = Generations(
             fleet, brief, lock, policy, say, Redactor(spec.run.redact), replanner, spec.run.health, alerts.tell
         )

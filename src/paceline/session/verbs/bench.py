@@ -19,6 +19,7 @@ from paceline.spec.journal.kinds import RanksRecord, StepRecord
 from paceline.spec.journal.reading import read_records
 from paceline.spec.load import Spec
 from paceline.spec.survive.recovery import RecoverySpec
+from paceline.spec.watch.exports import ExportsSpec
 from paceline.units import Amount, format_seconds
 
 WARM_UP = 2  # steps that count to neither half
@@ -94,6 +95,7 @@ def _short(spec: Spec, run_dir: Path, last_read: int, steps: int) -> Spec:
         log_every=Amount(steps, "steps"),
         verify=False,
         tensorboard=False,
+        exports=ExportsSpec(),
         recovery=RecoverySpec(retries=0),
     )
     cluster = dataclasses.replace(spec.cluster, learn=False)

@@ -101,7 +101,7 @@ class _BesideProcess:
         # In a session of its own: what ends the run's processes leaves it alone.
         self._process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-            start_new_session=True, env=_environment(),
+            start_new_session=True, env=environment_beside(),
         )  # fmt: skip
         self._put({"run": run_to_plain(spec.run), "name": name_of(spec), "parent": os.getpid()})
         self._said = threading.Thread(target=self._say_on, args=(say,), name="paceline-alerts", daemon=True)
@@ -140,7 +140,7 @@ def run_to_plain(run: RunSpec) -> dict[str, Any]:
     return plain
 
 
-def _environment() -> dict[str, str]:
-    """Return the environment of the watch: without what would make it a rank, and with modules found as here."""
+def environment_beside() -> dict[str, str]:
+    """Return the environment of a process beside a run: no rank, and with modules found as here."""
     kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     return {**kept, "PYTHONPATH": os.pathsep.join(each for each in sys.path if each)}

@@ -479,9 +479,10 @@ class RunEnded(Record):
 
 
 RECORDS: tuple[type[Record], ...] = (
-    RunStarted, StepRecord, RanksRecord, EvaluationRecord, WrittenRecord, LoggedRecord, SourcesRecord, SelectionRecord,
-    VerdictRecord, TraceRecord, MemoryRecord, MovedRecord, VerifyRecord, DecisionRecord, CheckpointRecord,
-    ReplayRecord, FaultRecord, RecoveryRecord, InjectedRecord, NodeSample, HealthSample, RunEnded, AlertRecord,
+    RunStarted, StepRecord, RanksRecord, VerdictRecord, TraceRecord, EvaluationRecord, WrittenRecord, LoggedRecord,
+    SourcesRecord, SelectionRecord, MemoryRecord, MovedRecord, VerifyRecord, DecisionRecord, CheckpointRecord,
+    ReplayRecord, FaultRecord, RecoveryRecord, InjectedRecord, NodeSample, HealthSample, RunEnded,
+    AlertRecord,
 )  # fmt: skip
 BY_KIND = {kind.KIND: kind for kind in RECORDS}
 

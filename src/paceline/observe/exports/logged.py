@@ -1,0 +1,56 @@
+"""Tools that take a dictionary of numbers for each step: trackio, and Weights & Biases offline."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+from paceline.observe.exports.cursor import FOLDER
+from paceline.observe.exports.sink import ExportedRun
+from paceline.observe.exports.values import step_of, values_of
+from paceline.spec.journal.record import Record
+
+
+class LoggedSteps:
+    """Sends each record's numbers to `log(numbers, step)` of a tool that is open."""
+
+    def __init__(self, tool: Any, state: dict[str, Any]) -> None:
+        self._tool, self._state = tool, state
+
+    def send(self, records: Sequence[Record]) -> None:
+        """Log the numbers of records, those of one step together."""
+        by_step: dict[int, dict[str, float]] = {}
+        for record in records:
+            step = step_of(record)
+            if step is not None and (values := values_of(record)):
+                by_step.setdefault(step, {}).update(values)
+        for step, values in by_step.items():
+            self._tool.log(values, step=step)
+
+    def state(self) -> dict[str, Any]:
+        """Return the id under which the next start goes on."""
+        return self._state
+
+    def close(self) -> None:
+        """Have the tool write what it still holds."""
+        self._tool.finish()
+
+
+def open_trackio(run: ExportedRun, state: dict[str, Any]) -> LoggedSteps:
+    """Return trackio's run, the one before where there is one."""
+    tool = import_module("trackio").init(project=run.project, name=run.name, resume="allow")
+    return LoggedSteps(tool, state)
+
+
+def open_wandb(run: ExportedRun, state: dict[str, Any]) -> LoggedSteps:
+    """Return an offline run of Weights & Biases in RUN/exports, under one id for all starts."""
+    own = state.get("id") or hashlib.sha256(str(run.dir.resolve()).encode()).hexdigest()[:12]
+    folder = run.dir / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    wandb = import_module("wandb")
+    settings = wandb.Settings(silent=True, console="off", x_disable_stats=True)
+    tool = wandb.init(project=run.project, name=run.name, id=own, resume="allow", mode="offline", dir=str(folder),
+                      settings=settings)  # fmt: skip
+    return LoggedSteps(tool, {"id": own})

@@ -1,0 +1,163 @@
+"""OpenMetrics for Prometheus: the newest values as text, in a file and, where asked for, over HTTP.
+
+The names have few labels: the run, and on some the cause, the phase or the kind. Nothing grows with steps or ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from paceline.observe.exports.cursor import FOLDER
+from paceline.observe.exports.sink import ExportedRun
+from paceline.observe.exports.values import values_of
+from paceline.spec.journal.kinds import (
+    CheckpointRecord,
+    EvaluationRecord,
+    FaultRecord,
+    RecoveryRecord,
+    RunEnded,
+    RunStarted,
+    StepRecord,
+)
+from paceline.spec.journal.record import Record
+from paceline.spec.watch.exports import FILE
+
+NAME, DISCOVERY = "metrics.prom", "file_sd.json"
+TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+# Name -> kind, unit's suffix where there is one, and help. A counter's sample has `_total` behind its name.
+FAMILIES = {
+    "paceline_step": ("gauge", "Steps done."),
+    "paceline_loss": ("gauge", "Loss of the newest step, or of the newest evaluation."),
+    "paceline_step_seconds": ("gauge", "Seconds of the newest step, by phase."),
+    "paceline_items_per_second": ("gauge", "Items (tokens or samples) per second of the newest step."),
+    "paceline_peak_memory_bytes": ("gauge", "Most memory that rank 0 has used so far."),
+    "paceline_forecast_step_seconds": ("gauge", "Seconds of a step by forecast."),
+    "paceline_bound_ratio": ("gauge", "Part of a step that each cause decides."),
+    "paceline_checkpoint_timestamp_seconds": ("gauge", "When the newest checkpoint was published."),
+    "paceline_last_record_timestamp_seconds": ("gauge", "When the newest record was written."),
+    "paceline_running": ("gauge", "1 while the run goes on, 0 when it has ended."),
+    "paceline_exit_code": ("gauge", "Exit code of the newest start that has ended."),
+    "paceline_faults": ("counter", "Faults so far."),
+    "paceline_recoveries": ("counter", "Recoveries so far."),
+    "paceline_starts": ("counter", "Starts so far."),
+}
+Samples = dict[str, dict[str, float]]  # name -> labels as text -> value
+
+
+class OpenMetricsSink:
+    """Keeps RUN/exports/metrics.prom at the newest values; serves them at HOST:PORT where that is asked for."""
+
+    def __init__(self, run: ExportedRun, state: dict[str, Any]) -> None:
+        self._run = run
+        self._server: ThreadingHTTPServer | None = None
+        self._samples: Samples = {name: dict(each) for name, each in state.get("samples", {}).items()}
+        self.folder = run.dir / FOLDER
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if run.exports.openmetrics != FILE:
+            self._server = _serve(run.exports.openmetrics, self.text)
+            host, port = self._server.server_address[:2]
+            labels = {"run": run.name, "project": run.project}
+            _replace(self.folder / DISCOVERY, json.dumps([{"targets": [f"{host!s}:{port}"], "labels": labels}]))
+
+    def send(self, records: Sequence[Record]) -> None:
+        """Take records into the newest values, and write them."""
+        for record in records:
+            self._take(record)
+        _replace(self.folder / NAME, self.text())
+
+    def state(self) -> dict[str, Any]:
+        """Return the newest values."""
+        return {"samples": self._samples}
+
+    def close(self) -> None:
+        """Serve no more. The file stays."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+
+    def text(self) -> str:
+        """Return all values in the text format of OpenMetrics."""
+        lines = []
+        for name, (kind, help_text) in FAMILIES.items():
+            samples = dict(self._samples.get(name, {}))
+            if not samples:
+                continue
+            lines += [f"# TYPE {name} {kind}", f"# HELP {name} {help_text}"]
+            suffix = "_total" if kind == "counter" else ""
+            run = f'run="{escaped(self._run.name)}"'
+            for labels, value in sorted(samples.items()):
+                lines.append(f"{name}{suffix}{{{run}{',' if labels else ''}{labels}}} {value:.17g}")
+        return "\n".join([*lines, "# EOF", ""])
+
+    def _take(self, record: Record) -> None:
+        if record.time is not None:
+            self._set("paceline_last_record_timestamp_seconds", record.time)
+        if isinstance(record, StepRecord):
+            self._set("paceline_step", record.step)
+            self._set("paceline_loss", record.loss, 'of="training"')
+            self._set("paceline_items_per_second", record.tokens_per_second)
+            self._set("paceline_peak_memory_bytes", record.peak_bytes)
+            for phase, seconds in record.seconds.items():
+                self._set("paceline_step_seconds", seconds, f'phase="{escaped(phase)}"')
+        elif isinstance(record, EvaluationRecord):
+            self._set("paceline_loss", record.loss, 'of="held_out"')
+        elif isinstance(record, CheckpointRecord):
+            self._set("paceline_checkpoint_timestamp_seconds", record.time)
+        elif isinstance(record, RunStarted):
+            self._count("paceline_starts")
+            self._set("paceline_running", 1.0)
+            promised = record.forecast.get("step_seconds")
+            self._set("paceline_forecast_step_seconds", promised.get("value") if isinstance(promised, dict) else None)
+        elif isinstance(record, RunEnded):
+            self._set("paceline_running", 0.0)
+            self._set("paceline_exit_code", record.exit_code)
+        elif isinstance(record, FaultRecord | RecoveryRecord):
+            self._count("paceline_faults" if isinstance(record, FaultRecord) else "paceline_recoveries")
+        for name, value in values_of(record).items():
+            if name.startswith("bound/"):
+                self._set("paceline_bound_ratio", value, f'cause="{escaped(name.removeprefix("bound/"))}"')
+
+    def _set(self, name: str, value: float | None, labels: str = "") -> None:
+        if isinstance(value, int | float):
+            self._samples.setdefault(name, {})[labels] = float(value)
+
+    def _count(self, name: str) -> None:
+        self._samples.setdefault(name, {})[""] = self._samples.get(name, {}).get("", 0.0) + 1
+
+
+def escaped(text: str) -> str:
+    """Return a label's value as the text format wants it."""
+    return re.sub(r'["\\\n]', lambda found: {'"': '\\"', "\\": "\\\\", "\n": "\\n"}[found[0]], text)
+
+
+def _replace(path: Path, text: str) -> None:
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(text)
+    part.replace(path)
+
+
+def _serve(address: str, text: Any) -> ThreadingHTTPServer:
+    host, _, port = address.rpartition(":")
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = text().encode() if self.path.partition("?")[0] in ("/", "/metrics") else b""
+            self.send_response(200 if body else 404)
+            self.send_header("Content-Type", TYPE)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Say nothing of each scrape."""
+
+    server = ThreadingHTTPServer((host.strip("[]") or "127.0.0.1", int(port)), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, name="paceline-openmetrics", daemon=True).start()
+    return server
