@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from paceline.run.memory.exhausted import is_exhausted, out_of_memory, tell_peer
 from paceline.run.memory.spent import MemoryMeter
 from paceline.run.observe.health.judge import HealthJudge
 from paceline.run.observe.health.told import TrainingHealth
+from paceline.run.observe.node import SamplesOfFirst
 from paceline.run.observe.observing import NodeWatch
 from paceline.run.process.brief import Brief, take_brief
 from paceline.run.process.generation import REFORMED, Generation, take_generation
@@ -114,7 +116,7 @@ class InWorld:
         self._callbacks = Callbacks(task.callbacks)
         kept = {"callbacks": self._callbacks} if task.callbacks else {}
         self._run = RunIdentity(run_dir, spec, self.source.fingerprint, course, described(self.source), kept)
-        observe = spec.run.observe
+        observe, self._samples = spec.run.observe, SamplesOfFirst()
         every = self._steps(observe.health_every) or 1
         self._health = TrainingHealth(every, HealthJudge()) if observe.health else None
         self._good: Path | None = None  # the newest checkpoint that is known to be whole
@@ -195,7 +197,7 @@ class InWorld:
         for remark in self._under.built.remarks if not held else ():
             self._record.remark(remark)
         attempt = self._record.attempt if isinstance(self._record, Recorder) else 0
-        self._node = NodeWatch(self.spec.run, self.dir, self.world, attempt)
+        self._node = NodeWatch(self.spec.run, self.dir, self.world, attempt, self._samples)
         self._done_step = self.progress.step
         self._made = together.stats if together and together.stats else self._made
         if together and together.stats and not together.is_done:
@@ -301,9 +303,13 @@ class InWorld:
             abort_groups()
 
     def _leave_node(self) -> None:
-        """Sample the node no more, and record what it has last been seen to do."""
+        """Sample the node no more, and record what it has last been seen to do.
+
+        Where another start has the directory meanwhile, that is for the next record to say.
+        """
         self._node.close()
-        self._record.nodes(self._node.taken())
+        with contextlib.suppress(StorageError):
+            self._record.nodes(self._samples.taken())
 
     @property
     def _stepper(self) -> Stepper:
@@ -327,7 +333,7 @@ class InWorld:
         held = hold(self._run, self._under.built, self.brief.plan, self.progress, self._made, is_done)
         held = dataclasses.replace(held, learnt=self._stragglers.learnt())
         self._keeper.abandon()
-        self._leave_node()
+        self._node.close()
         self._good = self._keeper.good
         self.world.groups.forget()
         self.take_down()

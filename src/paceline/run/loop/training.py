@@ -306,7 +306,7 @@ class Training(InWorld):
         if self._health is not None and (health := self._health.after(stats)) is not None:
             self._record.health(health)
         self._node.stepped(step)
-        self._record.nodes(self._node.taken())
+        self._record.nodes(self._samples.taken())
         self._record.decided_now([*self._under.read_decisions(), *self._notices.take()])
         if self._check_every and (is_due(step, self._first_step, self._check_every) or last):
             numbers, apart = numbers_of(stats, scaler.scale if scaler else None), self._stepper.sync.apart_after(step)

@@ -12,7 +12,6 @@ import torch
 from paceline.run.observe.node import NodeSampler, SamplesOfFirst, SamplesOfOthers, node_name, sensors_of
 from paceline.run.observe.sensors.reading import SeenRank
 from paceline.run.process.world import World
-from paceline.spec.journal.watching import NodeSample
 from paceline.spec.run import RunSpec
 from paceline.supervise.parent import NODE_VARIABLE
 
@@ -20,9 +19,11 @@ from paceline.supervise.parent import NODE_VARIABLE
 class NodeWatch:
     """A rank's part in watching its node: one rank of each node has the sampler, and the others nothing."""
 
-    def __init__(self, run: RunSpec, run_dir: Path, world: World, attempt: int) -> None:
-        """`attempt` is the number of the start, as rank 0 knows it. Every rank makes one: ranks tell where they are."""
-        self._first = SamplesOfFirst()
+    def __init__(self, run: RunSpec, run_dir: Path, world: World, attempt: int, first: SamplesOfFirst) -> None:
+        """`attempt` is the number of the start, as rank 0 knows it; `first` takes the first node's samples there.
+
+        Every rank makes one: ranks tell each other where they are.
+        """
         self._sampler: NodeSampler | None = None
         if not run.observe.samples:
             return
@@ -33,7 +34,7 @@ class NodeWatch:
             nodes[where].append(SeenRank(rank, process, device))
         own = nodes[node]
         if own[0].rank == world.rank:
-            take = self._first if world.is_first else SamplesOfOthers(run_dir, told[0][3], node, run.group_read)
+            take = first if world.is_first else SamplesOfOthers(run_dir, told[0][3], node, run.group_read)
             self._sampler = NodeSampler(
                 node, own, sensors_of(own), take, run.observe.every, len(nodes), run.observe.detail
             )
@@ -44,10 +45,6 @@ class NodeWatch:
         """Note how many steps are done."""
         if self._sampler is not None:
             self._sampler.step = step
-
-    def taken(self) -> list[NodeSample]:
-        """Return the first node's samples that are to be written, on rank 0."""
-        return self._first.taken()
 
     def close(self) -> None:
         """Take a last sample, and end."""
