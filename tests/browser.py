@@ -24,7 +24,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 ARGUMENTS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-default-apps", "--disable-sync",
-    "--no-proxy-server", "--remote-debugging-pipe", "--window-size=1100,900",
+    "--no-proxy-server", "--hide-scrollbars", "--remote-debugging-pipe", "--window-size=1100,900",
 )  # fmt: skip
 
 
@@ -99,9 +99,10 @@ class Tab:
         return told["result"].get("value")
 
     def wait(self, expression: str, timeout: float = 30) -> None:
-        """Return as soon as an expression holds in the page."""
+        """Return as soon as an expression holds in the page. One that fails does not: the page may not be there yet."""
+        asked = f"(() => {{ try {{ return Boolean({expression}); }} catch {{ return false; }} }})()"
         patience = Patience(timeout)
-        while not self.ask(f"Boolean({expression})"):
+        while not self.ask(asked):
             assert not patience.is_over, f"{expression} never held; complaints: {self.complaints}"
 
     def picture(self, path: Path, width: int = 1100, height: int = 900) -> None:

@@ -153,6 +153,20 @@ def test_a_price_book_replaces_prices_by_day_and_class_and_electricity_goes_by_t
     assert sum(entry.usd or 0.0 for entry in with_power) == pytest.approx(206 / 3600 * (0.36 + 1.5 * tariff))
 
 
+def test_electricity_and_carbon_by_the_hour_are_those_of_the_hours_in_which_a_run_trains(tmp_path: Path) -> None:
+    """The same files that a run's window is chosen by (run.when) stand in the price book."""
+    (tmp_path / "usd.csv").write_text("".join(f"{hour},{0.01 * (hour + 1)}\n" for hour in range(24)))
+    (tmp_path / "grams.csv").write_text("".join(f"{hour},{10 * (hour + 1)}\n" for hour in range(24)))
+    path = tmp_path / "prices.toml"
+    path.write_text('[[prices]]\nusd_per_device_hour = 0.36\n'
+                    '[power]\ntariff_hours = "usd.csv"\ncarbon_hours = "grams.csv"\n')  # fmt: skip
+    entries = ledger_of(stormy(), "run", read_prices(path))
+    kwh = sum(entry.kwh or 0.0 for entry in entries)
+    factor = datetime.datetime.fromtimestamp(START).hour + 1
+    assert sum(entry.carbon_g or 0.0 for entry in entries) == pytest.approx(kwh * 10 * factor)
+    assert sum(entry.usd or 0.0 for entry in entries) == pytest.approx(206 * 0.36 / 3600 + kwh * 0.01 * factor)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

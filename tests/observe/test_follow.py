@@ -111,6 +111,19 @@ def test_files_of_watchers_and_of_other_nodes_are_followed_too(tmp_path: Path) -
     assert [each["time"] for each in follower.lines()] == [2.0]
 
 
+def test_of_what_other_nodes_wrote_before_the_end_is_enough(tmp_path: Path) -> None:
+    add(journal(tmp_path), line(1))
+    path = tmp_path / "journal" / "nodes" / "0001-b.jsonl"
+    path.parent.mkdir()
+    for index in range(100):
+        add(path, json.dumps({"kind": "node", "time": float(index), "attempt": 1}).encode() + b"\n")
+    follower = Follower(tmp_path, node_bytes=200)
+    found = [each["time"] for each in follower.lines() if each["kind"] == "node"]
+    assert found == [float(index) for index in range(100 - len(found), 100)] and 0 < len(found) < 10
+    add(path, b'{"kind":"node","time":100.0}\n')
+    assert [each["time"] for each in follower.lines()] == [100.0]
+
+
 def test_earlier_starts_can_be_passed_over(tmp_path: Path) -> None:
     add(journal(tmp_path, 1), line(1))
     add(journal(tmp_path, 2), line(2))

@@ -13,9 +13,11 @@ import pytest
 from runs import environment, is_running, wait_until
 
 from paceline.errors import Requeue
+from paceline.patience import Patience
 from paceline.supervise import supervisor
 from paceline.supervise.blame import Ending, Outcome, outcome_of
-from paceline.supervise.crew import Crew
+from paceline.supervise.crew import Crew, attend
+from paceline.supervise.lost import RanksLost
 from paceline.supervise.memory_kills import USUAL, memory_kills, why_killed
 from paceline.supervise.supervisor import report_error, supervise
 
@@ -257,3 +259,14 @@ def test_a_rank_that_a_stop_signal_meets_as_it_leaves_has_stopped_like_the_other
     assert outcome_of(crew.ended(), (), Path("/nowhere"), None) == Outcome(Requeue.exit_code)
     crew.endings[0] = Ending(0, 1, 0.0, 1.0)
     assert outcome_of(crew.ended(), (), Path("/nowhere"), None).exit_code != Requeue.exit_code, "nobody has stopped"
+
+
+def test_a_process_that_somebody_kills_is_told_at_once_and_one_that_is_ended_here_is_not() -> None:
+    told: list[RanksLost] = []
+    processes = [subprocess.Popen(["sleep", "1000"], process_group=0) for _ in range(2)]
+    crew = Crew(processes, tell=told.append)
+    crew.look()
+    processes[1].kill()
+    attend(crew, Patience(60.0), 0.1)
+    assert [(lost.ranks, lost.what) for lost in told] == [((1,), "rank 1 of 2 was ended by SIGKILL")]
+    assert crew.killed == {0}

@@ -91,7 +91,7 @@ def _rates(
     if book.power.pue is not None and kwh is not None:
         kwh *= book.power.pue / (number(table(start.cluster.get("pue")).get("value")) or 1.0)
         of_kwh = f"{of_kwh}, building by the {OWN_BOOK}"
-    intensity = book.power.carbon_g_per_kwh
+    intensity = book.carbon_g_per_kwh(began, ended)
     if intensity is None and grams is not None and kwh is not None and (before := own["kwh"][0]):
         grams *= kwh / before
     elif intensity is not None:

@@ -18,6 +18,7 @@ carbon_g_per_kwh = 41
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import math
 import re
@@ -25,6 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.cluster.grid.figures import GridFigures, mean_of, read_figures
 from paceline.config.build import build, document_layer
 from paceline.config.document import read_document
 from paceline.config.fields import option
@@ -72,6 +74,8 @@ class BookPower:
 
     pue: float | None = option(None, "energy that the building takes for each kWh of the machines", minimum=1.0)
     carbon_g_per_kwh: float | None = option(None, "grams of CO2 equivalent of a kWh", minimum=0.0)
+    carbon_hours: str = option("", "the same by the hour: a file, as run.when.carbon takes it, beside the book")
+    tariff_hours: str = option("", "what a kWh costs by the hour: a file, as run.when.tariff takes it, beside the book")
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,13 @@ class PriceBook:
     prices: tuple[BookPrice, ...] = option((), "what devices cost an hour; of several that hold the last is taken")
     electricity: tuple[BookTariff, ...] = option((), "what electricity costs, beside the devices")
     power: BookPower = option(factory=BookPower, doc="the building and the grid")
+    tariff: GridFigures | None = None  # of power.tariff_hours, read
+    carbon: GridFigures | None = None
+
+    def carbon_g_per_kwh(self, began: float, ended: float) -> float | None:
+        """Return the mean carbon intensity of a stretch of time; None where the book has none of all of it."""
+        hourly = mean_of(self.carbon, began, ended) if self.carbon else math.nan
+        return self.power.carbon_g_per_kwh if math.isnan(hourly) else hourly
 
     def usd_per_hour(self, accelerator: str, price_class: str, moment: float) -> float:
         """Return a device's price at a moment; NaN where the book has none."""
@@ -90,6 +101,8 @@ class PriceBook:
 
     def usd_per_kwh(self, began: float, ended: float) -> float:
         """Return the mean price of electricity over a stretch of time; 0 where the book has no tariff."""
+        if self.tariff is not None:
+            return mean_of(self.tariff, began, ended)
         if not self.electricity:
             return 0.0
         parts = [(seconds, self._tariff(hour)) for hour, seconds in _by_hour(began, ended)]
@@ -117,7 +130,19 @@ def read_prices(path: Path | None) -> PriceBook:
         if tariff.hours:
             because = 'hours are from-to of the day, such as "22-06"'
             _checked(_hours, tariff.hours, f"{path}: electricity[{index}]", because)
-    return book
+    power = book.power
+    return dataclasses.replace(
+        book, tariff=_figures(power.tariff_hours, path, "power.tariff_hours"),
+        carbon=_figures(power.carbon_hours, path, "power.carbon_hours"),
+    )  # fmt: skip
+
+
+def _figures(text: str, path: Path, what: str) -> GridFigures | None:
+    """Return the figures of a file beside the book; None for none."""
+    if not text:
+        return None
+    beside = path.parent / text
+    return read_figures(str(beside) if beside.is_file() else text, what)
 
 
 def _checked(read: Callable[[str], object], text: str, where: str, because: str) -> None:

@@ -7,6 +7,7 @@ beside the starts', of whoever watches the run (alerts) and of its other nodes; 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from paceline.spec.journal.reading import parsed_line, starts_of
 from paceline.spec.journal.record import Record
 
 CHUNK_BYTES = 1 << 20  # that are read at once, so that a long journal is never in memory whole
+
+NODES = "nodes"  # the folder of what nodes other than the first write
 
 
 @dataclass
@@ -32,9 +35,13 @@ class _Place:
 class Follower:
     """The records of a run's journal, each given once and in the order of the file; older starts come first."""
 
-    def __init__(self, run_dir: Path, after: int = 0) -> None:
-        """`run_dir` need not be there yet. Starts up to the number `after` are passed over."""
-        self.run_dir, self._after = Path(run_dir), after
+    def __init__(self, run_dir: Path, after: int = 0, node_bytes: int | None = None) -> None:
+        """`run_dir` need not be there yet. Starts up to the number `after` are passed over.
+
+        With `node_bytes` only so much is read of what each other node had written before the first look: hundreds of
+        nodes write more than anybody looks at.
+        """
+        self.run_dir, self._after, self._node_bytes = Path(run_dir), after, node_bytes
         self._places: dict[Path, _Place] = {}
 
     def new(self) -> list[Record]:
@@ -62,17 +69,28 @@ class Follower:
         ways = [(number, path, number == newest) for number, path in starts]
         ways += [(newest, path, True) for path in _beside(self.run_dir / "journal")]
         for number, path, is_last in ways:
-            place = self._places.setdefault(path, _Place())
+            place = self._places.get(path) or self._first_place(path)
             for raw in self._raw_lines(path, place, is_last):
                 line = parsed_line(raw)
                 if line is not None:
                     line.setdefault("attempt", number)
                     yield line
 
+    def _first_place(self, path: Path) -> _Place:
+        place = self._places[path] = _Place()
+        if self._node_bytes is not None and path.parent.name == NODES:
+            with contextlib.suppress(FileNotFoundError):
+                status = path.stat()
+                place.offset, place.inode = max(0, status.st_size - self._node_bytes), status.st_ino
+        return place
+
     def _raw_lines(self, path: Path, place: _Place, is_last: bool) -> Iterator[bytes]:
         if place.is_closed and not is_last:
             return
         try:
+            status = path.stat()
+            if (status.st_ino, status.st_size) == (place.inode, place.offset) and is_last:
+                return
             file = path.open("rb")
         except FileNotFoundError:  # it was there when the folder was listed
             return
@@ -103,5 +121,5 @@ class Follower:
 
 def _beside(folder: Path) -> list[Path]:
     """Return the files of records that are no start's: of whoever watches the run, and of its other nodes."""
-    found = [*folder.glob("*.jsonl"), *folder.glob("nodes/*.jsonl")]
+    found = [*folder.glob("*.jsonl"), *folder.glob(f"{NODES}/*.jsonl")]
     return sorted(path for path in found if not (path.parent == folder and path.stem.isdigit()))

@@ -7,6 +7,7 @@ import stat
 import tempfile
 from pathlib import Path
 
+from paceline.account.advice.advise import advice_line
 from paceline.errors import ConfigError, StorageError
 from paceline.observe.verdict.verdict import COMPUTE
 from paceline.report.format import signed_percent
@@ -89,6 +90,8 @@ def report_lines(summary: Summary) -> list[str]:
         lines.append(f"verify   {proof['text']}")
     if summary.goodput.faults or summary.goodput.lost_seconds:
         lines.append(f"goodput  {goodput_text(summary.goodput)}")
+    lines += [f"advice   {advice_line(advice)}" for advice in summary.advice[:1]]
+    lines += [f"budget   {left.text}" for left in summary.budgets]
     if summary.error:
         lines.append(f"failed   {summary.error['what']}")
     return lines

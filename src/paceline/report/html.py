@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paceline.account.advice.advise import advice_line
 from paceline.plan.placement.draw import placement_svg
 from paceline.plan.placement.place import placement_from_dict
 from paceline.report import sections as part
@@ -149,6 +150,14 @@ def _phases(summary: Summary) -> str:
     return phases_chart(summary.phases, f"Goodput {goodput_text(summary.goodput)}. {notes[:1].upper()}{notes[1:]}.")
 
 
+def _advice(summary: Summary) -> str:
+    """Return what is left of budgets, and what would make the run cheaper."""
+    rows = [(left.name.replace("_", " "), left.text) for left in summary.budgets]
+    rows += [(advice.kind.replace("_", " "), f"{advice_line(advice)}. Because: {advice.because}")
+             for advice in summary.advice]  # fmt: skip
+    return part.listing(rows)
+
+
 def _header(summary: Summary) -> str:
     status = pill(STATUS_STYLE.get(summary.status, "none"), summary.status)
     devices = f"{summary.world_size} device{'s' if summary.world_size != 1 else ''}" if summary.world_size else ""
@@ -185,6 +194,7 @@ def render_html(summary: Summary) -> str:
             section("Where a step's time goes", _time_terms(summary)),
             section("Memory", _memory(summary)),
             section("Where the wall time went", _phases(summary)),
+            section("Budgets and advice", _advice(summary)),
             section("Optimisation", _optimisation(summary)),
             section("Since the starting weights", part.moved(summary.moved)),
             section("Decisions", part.decisions(summary.decisions)),

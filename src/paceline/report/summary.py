@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from paceline.account.advice.advice import CostAdvice
+from paceline.account.advice.advise import advice_on
+from paceline.account.left import BudgetLeft, budgets_left
 from paceline.observe.verdict.verdict import BoundVerdict
 from paceline.report.bound.found import bound_of
 from paceline.report.compare import (
@@ -124,6 +127,8 @@ class Summary:
     reproduce: Reproduce
     error: dict[str, str] | None
     remarks: tuple[str, ...]
+    advice: tuple[CostAdvice, ...]  # what would make it cheaper, the largest saving first
+    budgets: tuple[BudgetLeft, ...]  # what is left of each, and what that buys
 
     def promise(self, name: str) -> Promise:
         """Return one promise by name."""
@@ -239,6 +244,7 @@ def summarise(records: Iterable[Mapping[str, Any]], run_dir: str = "") -> Summar
     phases = phases_of(found, attempts)
     is_whole = status == "complete" and not (planned and done < planned)
     share = 1.0 if is_whole else done / planned if planned else None
+    goodput, bound = goodput_of(found, phases), bound_of(found)
     proofs, error = found.of(VerifyRecord), (end and end.error) or {}
     return Summary(
         schema=1,
@@ -258,7 +264,7 @@ def summarise(records: Iterable[Mapping[str, Any]], run_dir: str = "") -> Summar
         world_size=attempts[-1].world_size if attempts else None,
         attempts=attempts,
         phases=phases,
-        goodput=goodput_of(found, phases),
+        goodput=goodput,
         basis=basis.words,
         promises=promises_of(found, reference, basis, attempts, share),
         time_groups=time_groups(reference, basis.steps),
@@ -268,7 +274,7 @@ def summarise(records: Iterable[Mapping[str, Any]], run_dir: str = "") -> Summar
         written=written_of(found),
         sources=json_safe(dict(given[-1].given)) if (given := found.of(SourcesRecord)) else {},
         speed=speed_of(found, reference, basis),
-        bound=bound_of(found),
+        bound=bound,
         series=series_of(found, steps),
         checkpoints=_checkpoints(found),
         decisions=_events(found.of(DecisionRecord)),
@@ -280,4 +286,6 @@ def summarise(records: Iterable[Mapping[str, Any]], run_dir: str = "") -> Summar
         reproduce=_reproduce(reference),
         error={key: text(error.get(key)) for key in ("what", "because", "try")} if error else None,
         remarks=_remarks(found, steps),
+        advice=advice_on(found, reference, bound, goodput),
+        budgets=budgets_left(found),
     )

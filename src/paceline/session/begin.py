@@ -18,6 +18,7 @@ from paceline.session.confirm.micro_batch import confirm_micro_batch
 from paceline.session.nodes.launched import for_peers
 from paceline.session.prove import prove
 from paceline.session.together import from_first
+from paceline.session.watch.hours import refuse_outside
 from paceline.spec.arguments import run_directory
 from paceline.spec.load import Spec
 from paceline.supervise.parent import end_with_launcher
@@ -63,6 +64,7 @@ def _brief(planned: Planned, say: Say) -> Brief:
     planned, decisions = confirm_micro_batch(planned, say)
     say("\n".join(headline_lines(planned)))
     check_budget(planned, say)
+    refuse_outside(planned.spec.run.when)
     proven = prove(planned, say)
     return make_brief(planned, proven.record, (*decisions, *proven.decisions))
 

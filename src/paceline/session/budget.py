@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigError, DoesNotFit
 from paceline.plan.planned import Planned, plan_task
-from paceline.run.survive.budget import spent_in
+from paceline.run.survive.budget import spent_by_all
 from paceline.session.replanner import with_devices
 from paceline.spec.arguments import run_directory
-from paceline.spec.journal.held import held_in
 from paceline.spec.journal.reading import read_tail_step
 from paceline.spec.plan import GoalSpec
 from paceline.spec.survive.budget import BUDGETS, BudgetSpec
@@ -39,7 +39,7 @@ def check_budget(planned: Planned, say: Say) -> None:
     if not budget.limits:
         return
     run_dir = run_directory(planned.spec)
-    spent, done = spent_in(held_in(run_dir)), min(read_tail_step(run_dir), planned.steps)
+    spent, done = spent_by_all(planned.spec.run, run_dir), min(read_tail_step(run_dir), planned.steps)
     for name, limit in budget.limits.items():
         amount, unit, said = BUDGETS[name]
         ahead = forecast_of(planned, name) * (planned.steps - done) / planned.steps
@@ -51,7 +51,8 @@ def check_budget(planned: Planned, say: Say) -> None:
             )  # fmt: skip
         if left <= 0:
             raise ConfigError(
-                f"the budget of {said.format(limit)} is used up", f"{run_dir} has cost {said.format(limit - left)}",
+                f"the budget of {said.format(limit)} is used up",
+                f"{_whose(planned, run_dir)} cost {said.format(limit - left)}",
                 f"a larger run.budget.{name}",
             )  # fmt: skip
         steps = math.floor(left / ahead * (planned.steps - done)) if ahead else planned.steps - done
@@ -103,3 +104,9 @@ def _others(planned: Planned, goal: GoalSpec) -> Iterator[Planned]:
         except (ConfigError, DoesNotFit):
             return  # with fewer devices it does not either, or the spec asks for a layout of its own
         devices //= 2
+
+
+def _whose(planned: Planned, run_dir: Path) -> str:
+    """Return whose spending a budget counts, for a sentence."""
+    shared = planned.spec.run.budget.shared_by
+    return f"{run_dir} and the runs of the same {shared} have" if shared else f"{run_dir} has"

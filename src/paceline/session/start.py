@@ -8,12 +8,14 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from paceline.cluster.grid.window import window_of
 from paceline.cluster.probe.probe import probe_machine
 from paceline.cluster.resolve import is_unprobed
 from paceline.errors import ConfigError, PacelineError, Requeue, StorageError
 from paceline.launch.here import place_here
 from paceline.lock import RunLock, take
 from paceline.plan.explain.explain import headline_lines
+from paceline.plan.explain.hours import hours_lines
 from paceline.plan.planned import Planned, plan_task
 from paceline.report.build import build_report, report_lines, write_report
 from paceline.run.process.brief import BRIEF_VARIABLE, Brief, make_brief
@@ -28,6 +30,7 @@ from paceline.session.prove import Proven, prove
 from paceline.session.survive import WORKER, survive
 from paceline.session.watch.alerting import alerts_beside
 from paceline.session.watch.exporting import exports_beside
+from paceline.session.watch.hours import in_hours
 from paceline.spec.arguments import run_directory
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.redact import Redactor
@@ -58,7 +61,10 @@ def train(spec: Spec, say: Say = say_line) -> int:
         for line in headline_lines(planned):
             say(line)
         check_budget(planned, say)
-        outcome = _run(planned, prove(planned, say), decisions, lock, say)
+        window = window_of(spec.run.when)
+        for line in hours_lines(planned, window):
+            say(line)
+        outcome = in_hours(window, lambda: _run(planned, prove(planned, say), decisions, lock, say), say)
         if not lock.is_lost:
             if outcome.error is not None:
                 mark_ended(run_dir, outcome, Redactor(spec.run.redact), say)

@@ -45,6 +45,8 @@ PATHS = (
     "task.data.tokenizer",
     "task.data.cache_dir",
     "cluster.catalog",
+    "run.when.tariff",
+    "run.when.carbon",
 )
 WITH_SOURCES = (("task", "data", "mix"), ("task", "evaluate", "sets"))  # lists of tables, each with a source
 OUTPUTS = ("run.dir",)  # written to: from the current folder, as a shell would

@@ -17,6 +17,7 @@ from paceline.spec.survive.nodes import NodesSpec
 from paceline.spec.survive.recovery import RecoverySpec
 from paceline.spec.watch.alerts import AlertsSpec
 from paceline.spec.watch.exports import ExportsSpec
+from paceline.spec.watch.when import WhenSpec
 from paceline.units import Amount
 
 
@@ -95,6 +96,7 @@ class RunSpec(Declared, table="run"):
     tags: dict[str, Any] = option(
         factory=dict, doc='words that a bill groups runs by, such as { team = "speech", project = "asr" }'
     )
+    when: Any = option(factory=WhenSpec, doc="in which hours the run trains: '18:00-06:00', or a table")
     alerts: AlertsSpec = option(factory=AlertsSpec, doc="what wakes somebody while the run lives, and where it is sent")
     tensorboard: bool = option(False, "also write TensorBoard event files (needs the extra 'tensorboard')")
     exports: ExportsSpec = option(factory=ExportsSpec, doc="other tools that get what the journal has")
@@ -102,7 +104,13 @@ class RunSpec(Declared, table="run"):
     nodes: NodesSpec = option(factory=NodesSpec, doc="the nodes of the run, each with a supervisor of its own")
 
     def refuse_contradictions(self) -> None:
-        """Raise ConfigError where the same work is asked to be cut otherwise and to give the same bits."""
+        """Raise ConfigError where the same work is asked to be cut otherwise and to give the same bits, and for a
+        budget that is shared by a tag which the run does not have."""
+        shared = self.budget.shared_by
+        if shared and shared not in self.tags:
+            because = f"run.tags has {', '.join(self.tags) or 'none'}"
+            raise ConfigError(f"run.budget.shared_by = '{shared}' is no tag of the run", because,
+                              f'run.tags = {{ {shared} = "..." }}')  # fmt: skip
         if self.deterministic and self.health.on_straggler == "less_work":
             raise ConfigError(
                 "run.health.on_straggler = 'less_work' with run.deterministic",

@@ -62,8 +62,9 @@ def many(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
          "told": [{"detector": "vanishing", "block": "block 1", "value": 1e-9, "threshold": 1e-7, "advice": "look"}]},
         {"kind": "alert", "rule": "straggler", "severity": "warning", "state": "firing", "title": "rank 3 is slow",
          "evidence": {"times": 1.5}, "advice": "replace it"},
-        {"kind": "verdict", "bound": "straggler-bound", "evidence": ["rank 3"], "advice": "x", "shares": {"data": 0.1}},
-        {"kind": "trace", "path": "traces/1.json", "steps": [1, 2], "ranks": [0], "summary": {}},
+        {"kind": "verdict", "bound": "straggler", "evidence": ["rank 3"], "advice": "x", "shares": {"data": 0.1},
+         "healthy": False, "because": "rank 3 is slow", "promise": "8 %", "step_seconds": 1.9, "steps": 10},
+        {"kind": "trace", "path": "traces/1", "first": 1, "last": 2, "ranks": [0], "by": "command", "seconds": 0.1},
         {"kind": "recovery", "rung": "reform", "because": "rank 1 died", "from_world": 4, "to_world": 3,
          "seconds": {"total": 3.0}},
     ]  # fmt: skip
@@ -79,7 +80,8 @@ def test_every_part_of_a_run_that_goes_on_is_there(tmp_path: Path) -> None:
     for name, words in (
         ("head", "300 of 300 steps"), ("alerts", "rank 3 is slow"), ("verdict", "straggler-bound"),
         ("lanes", "rank 3"), ("lanes", "rank 3 throttled"), ("lanes", " GiB"), ("health", "vanishing"),
-        ("timeline", "rank 1 died"), ("spent", "money"), ("faults", "signal 9"), ("logs", "a line"),
+        ("timeline", "rank 1 died"), ("timeline", "traces/1"), ("spent", "money"), ("faults", "signal 9"),
+        ("logs", "a line"),
         ("decisions", "the newest complete checkpoint"), ("cards", "tokens/s"), ("memory", "activations"),
         ("speed", "forecast"), ("loss", "held-out"),
     ):  # fmt: skip

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from runs import ending, paceline, ranks_of, records_of, start, wait_for_step, write_spec
 
+from paceline.errors import ConfigError
 from paceline.run.survive import budget as budget_module
-from paceline.run.survive.budget import RunBudget, budget_of, spent_in
+from paceline.run.survive.budget import RunBudget, budget_of, spent_by_all, spent_in
 from paceline.run.survive.notice import Notices
 from paceline.spec.journal.held import held_in
 from paceline.spec.journal.planned import PlannedRecord
@@ -94,6 +95,34 @@ def test_a_world_of_fewer_devices_pays_for_its_own_from_the_last_record(
     assert notices.look() == "the budget of $0.45 is used up"
     notices.enter(0.0, False, None)
     assert notices.because == "" and Notices(run).look() == ""
+
+
+def test_a_budget_of_a_tag_counts_what_runs_with_the_same_value_have_spent(tmp_path: Path) -> None:
+    def beside(name: str, **tags: str) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        for path in (journal(folder) / "journal").iterdir():
+            lines = [json.loads(line) for line in path.read_text().splitlines()[:-1]]
+            lines[0]["spec"] = {"run": {"tags": tags}}
+            path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return folder
+
+    beside("theirs", team="speech")
+    beside("others", team="vision")
+    beside("without")
+    own = tmp_path / "own"
+    own.mkdir()
+    run = RunSpec(tags={"team": "speech"}, budget=BudgetSpec(usd=0.5, shared_by="team"))
+    alone = spent_in(held_in(beside("mine", team="speech")))
+    assert spent_by_all(run, own)["usd"] == pytest.approx(alone["usd"] * 2), "theirs and mine"
+    budget = budget_of(run, own, PlannedRecord(cluster=CLUSTER), 4)
+    assert budget is not None and budget.spent()["usd"] == pytest.approx(alone["usd"] * 2, rel=1e-3)
+    assert "used up" in budget.look(), "0.76 of 0.5 USD are spent, none of it by this run"
+    beside("later", team="speech")
+    budget.refresh()
+    assert budget.spent()["usd"] == pytest.approx(alone["usd"] * 3, rel=1e-3)
+    with pytest.raises(ConfigError, match="no tag of the run"):
+        RunSpec(budget=BudgetSpec(usd=1.0, shared_by="team"))
 
 
 def test_an_amount_without_a_rate_never_ends_a_run() -> None:

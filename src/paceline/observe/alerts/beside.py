@@ -11,13 +11,12 @@ from paceline.observe.alerts.rules.seen import AlertSeen
 from paceline.observe.alerts.rules.table import make_rules
 from paceline.observe.alerts.sinks.make import NamedSink
 from paceline.observe.alerts.watch import AlertWatch
-from paceline.run.survive.budget import spent_in
-from paceline.spec.journal.held import held_in
+from paceline.run.survive.budget import spent_by_all
 from paceline.spec.journal.reading import read_records
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.journal.watching import AlertRecord
 from paceline.spec.run import RunSpec
-from paceline.spec.survive.budget import BUDGETS, BudgetSpec
+from paceline.spec.survive.budget import BUDGETS
 
 OF_A_MOMENT = ("disk", "memory", "budget")  # rules that look at what is now: a journal does not tell what was
 
@@ -27,7 +26,7 @@ def watch_of(
 ) -> AlertWatch:
     """Return the watch over a run's directory; it does not look yet."""
     seen = AlertSeen(run.alerts)
-    rules = make_rules(seen, run_dir, spending_of(run.budget, run_dir), run.budget.warn_at)
+    rules = make_rules(seen, run_dir, spending_of(run, run_dir), run.budget.warn_at)
     return AlertWatch(run_dir, name, seen, rules, Outbox(sinks, say), say=say, redactor=Redactor(run.redact),
                       group_read=run.group_read)  # fmt: skip
 
@@ -45,14 +44,16 @@ def replayed(run: RunSpec, run_dir: Path, name: str) -> list[AlertRecord]:
     return found
 
 
-def spending_of(budget: BudgetSpec, run_dir: Path) -> Spending:
+def spending_of(run: RunSpec, run_dir: Path) -> Spending:
     """Return what says what is spent of each budget that is set, from the journal's own moments and rates."""
+
+    budget = run.budget
 
     def spending() -> dict[str, tuple[float, float, str]]:
         if not budget.limits:
             return {}
         try:
-            spent = spent_in(held_in(run_dir))
+            spent = spent_by_all(run, run_dir)
         except OSError:  # a file server that is away for a moment
             return {}
         return {name: (spent[BUDGETS[name][0]] / BUDGETS[name][1], limit, BUDGETS[name][2])

@@ -68,7 +68,7 @@ class DashServer:
         parts = {name: part.html for name, part in run.look(rank).items()}
         events = f"/run/{_quoted(run.name)}/events" + (f"?rank={rank}" if rank is not None else "")
         title = f"{run.live.name} · {run.name}" if run.live.name != run.name else run.name
-        return HTMLResponse(shell(title, run_body(title, parts), events, "" if self.runs.is_one else "/"))
+        return HTMLResponse(shell(title, run_body(title, parts), events, "" if self.runs.is_one else "/", wide=True))
 
     def compared(self, request: Request) -> Response:
         """Show runs beside each other."""

@@ -32,7 +32,8 @@ def export_page(paths: Sequence[Path], out: Path) -> int:
         live = LiveRun(next(iter(runs.values())))
         live.refresh()
         view = RunView(live, now)
-        page = static(live.name, run_body(live.name, {name: part(view) for name, (_, part) in PARTS.items()}), made)
+        body = run_body(live.name, {name: part(view) for name, (_, part) in PARTS.items()})
+        page = static(live.name, body, made, wide=True)
     elif len(runs) > MOST_RUNS:
         raise ConfigError(f"{len(runs)} runs on one page", f"it shows {MOST_RUNS} at most", "name the ones to compare")
     else:

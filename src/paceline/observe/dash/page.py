@@ -21,6 +21,10 @@ display:flex;flex-wrap:wrap;gap:.3rem 1rem;align-items:center;padding:.45rem 1.5
 .bar p{margin:0;color:var(--soft)}.bar button,form button{font:inherit;color:var(--ink);background:var(--panel);
 border:1px solid var(--line);border-radius:.4rem;padding:.25rem .8rem;cursor:pointer}
 a{color:var(--train)}:focus-visible{outline:2px solid var(--train);outline-offset:2px}
+main.wide{max-width:100rem;padding-top:1.2rem;display:grid;gap:0 3rem;
+grid-template-columns:repeat(auto-fit,minmax(min(100%,36rem),1fr))}
+main.wide>header,main.wide>footer,#head,#alerts,#cards,#decisions,#faults,#logs{grid-column:1/-1}
+main.wide>header{margin-bottom:0}main.wide h2{margin-top:1.2rem}main.wide section{min-width:0}
 section[hidden]{display:none}.part>h2:empty{display:none}
 progress{width:100%;height:.6rem;accent-color:var(--expected)}
 .f-good{fill:var(--expected)}.f-bad{fill:var(--bad)}.f-none{fill:var(--c6)}.lane{fill:var(--grid)}
@@ -40,7 +44,7 @@ svg .end.c4{fill:var(--c4)}svg .end.c5{fill:var(--c5)}svg .end.c6{fill:var(--c6)
 SKIP = '<a class="skip" href="#page">to the content</a>'
 
 
-def shell(title: str, body: str, events: str = "", up: str = "") -> str:
+def shell(title: str, body: str, events: str = "", up: str = "", wide: bool = False) -> str:
     """Return a page of the server, whose style sheet and script are files. `events` is what it listens to."""
     listens = f' data-events="{esc(events)}"' if events else ""
     back = f'<a href="{esc(up)}">all runs</a>' if up else ""
@@ -55,18 +59,18 @@ def shell(title: str, body: str, events: str = "", up: str = "") -> str:
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f'<title>{esc(title)}</title><link rel="stylesheet" href="/static/style.css">'
         '<link rel="icon" href="/static/icon.svg"><script src="/static/dash.js" defer></script></head>'
-        f'<body{listens}>{SKIP}{bar}<main id="page">{body}</main></body></html>\n'
+        f'<body{listens}>{SKIP}{bar}<main id="page"{" class=wide" if wide else ""}>{body}</main></body></html>\n'
     )
 
 
-def static(title: str, body: str, made: str) -> str:
+def static(title: str, body: str, made: str, wide: bool = False) -> str:
     """Return a page that is one file, without a script: the static twin."""
-    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    policy, style = "default-src 'none'; style-src 'unsafe-inline'", " class=wide" if wide else ""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="content-security-policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f'<title>{esc(title)}</title><style>{STYLE}</style></head><body>{SKIP}<main id="page">{body}'
+        f'<title>{esc(title)}</title><style>{STYLE}</style></head><body>{SKIP}<main id="page"{style}>{body}'
         f"<footer>{esc(made)}</footer></main></body></html>\n"
     )
 

@@ -163,17 +163,16 @@ def _finite(view: RunView, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 def verdict(view: RunView) -> str:
     """Return what bounds a step now: the run's own verdict where it has one on record."""
-    line = view.run.bound
-    if line is None:
+    found = view.run.bound
+    if found is None:
         return bound_html(bound_of(view.records))
-    facts = [("shown by", _said(line.get("evidence"))), ("try", _said(line.get("advice"))),
-             ("a step is decided by", shown(line.get("shares")))]  # fmt: skip
-    bound = text(line.get("bound"))
-    return f'<p class="verdict">{esc(bound)}</p>{listing(facts)}'
-
-
-def _said(value: Any) -> str:
-    return "; ".join(map(shown, value)) if isinstance(value, list) else shown(value)
+    style = "good" if found.healthy else "none"
+    words = f'<p class="verdict">{pill(style, f"{found.bound}-bound")} {esc(found.because)}</p>'
+    facts = [("shown by", "; ".join(found.evidence)), ("try", found.advice), ("which brings", found.promise)]
+    shares = sorted(found.shares.items(), key=lambda pair: -pair[1])
+    rows = [(esc(name), f"{share:.0%}") for name, share in shares]
+    parts = table_html(("a step is decided by", "share"), rows, (1,))
+    return words + listing(facts) + parts + note_html(f"after step {found.step}, of the {found.steps} steps before it")
 
 
 def loss(view: RunView) -> str:
@@ -234,21 +233,15 @@ def timeline(view: RunView) -> str:
 
 def spent(view: RunView) -> str:
     """Return what it has cost, beside the promise and the budget."""
+    amounts = spent_so_far(view.run)
+    columns = {"so far": "spent", "promised so far": "promised_so_far", "at the end": "at_end", "promised": "promised"}
+    if any(each.budget is not None for each in amounts):
+        columns |= {"budget": "budget", "left of it": "left"}
     rows = [
-        (
-            esc(WORDS[each.name]),
-            esc(each.said(each.spent)),
-            esc(each.said(each.promised_so_far)),
-            esc(each.said(each.at_end)),
-            esc(each.said(each.promised)),
-            esc(each.said(each.budget)),
-            esc(each.said(each.left)),
-        )
-        for each in spent_so_far(view.run)
+        (esc(WORDS[each.name]), *(esc(each.said(getattr(each, name))) for name in columns.values())) for each in amounts
     ]
-    names = ("", "so far", "promised so far", "at the end", "promised", "budget", "left of it")
     note = note_html("Estimates: devices times the time in which they were held, at the rates of the forecast.")
-    return (table_html(names, rows, range(1, 7)) + note) if rows else ""
+    return (table_html(("", *columns), rows, range(1, len(columns) + 1)) + note) if rows else ""
 
 
 def health(view: RunView) -> str:
@@ -337,9 +330,9 @@ PARTS: dict[str, tuple[str, Part]] = {
     "head": ("", head),
     "alerts": ("Alerts", alerts),
     "cards": ("", cards),
-    "verdict": ("What bounds a step", verdict),
     "loss": ("Loss", loss),
     "speed": ("Speed", speed),
+    "verdict": ("What bounds a step", verdict),
     "spent": ("What it has cost", spent),
     "lanes": ("Ranks and nodes", lanes),
     "timeline": ("What happened when", timeline),

@@ -17,6 +17,7 @@ from paceline.observe.live.series import StepSeries
 from paceline.report.compare import reference_start
 from paceline.report.phases import Phase
 from paceline.report.records import COLUMNS, Records, StepTable, number, row_of, table, text
+from paceline.spec.journal.bound import VerdictRecord
 from paceline.spec.journal.kinds import (
     CheckpointRecord,
     EvaluationRecord,
@@ -33,7 +34,7 @@ from paceline.spec.journal.record import Record, Some, read
 
 RECENT_STEPS = 400  # that "now" is: medians, the verdict and terms are of these
 MOST_OF_A_KIND = 2000  # rare records that are kept; the counts are of all
-NODES = 4096
+NODES, NODE_BYTES = 4096, 32 << 10  # that are shown; of what each wrote before, the end is read
 BESIDE = ("alert", "node")  # kinds that are written beside the starts too, by whoever outlives them
 RUNNING, SILENT = "running", "silent"
 PHASES = ("training", "data", "lost work", "evaluation", "checkpoints", "verification")  # as the report has them
@@ -54,9 +55,8 @@ class LiveRun:
         self.slowest: Counter[int] = Counter()  # rank -> in how many records of all ranks it was the slowest
         self.nodes: dict[str, Mapping[str, Any]] = {}  # name -> newest sample
         self.health: Mapping[str, Any] | None = None
-        self.bound: Mapping[str, Any] | None = None  # the newest verdict on record
+        self.bound: VerdictRecord | None = None  # the newest verdict on record
         self.alerts: dict[str, Mapping[str, Any]] = {}  # rule and subject -> newest record
-        self.traces: list[Mapping[str, Any]] = []
         self.seconds = dict.fromkeys(
             ("training", "data", "lost work", "evaluation", "checkpoints", "verification"), 0.0
         )
@@ -66,7 +66,7 @@ class LiveRun:
         self.trouble = ""  # why the journal could not be read, the last time
         self._recent: deque[tuple[dict[str, Any], int]] = deque(maxlen=RECENT_STEPS)
         self._lines: Iterator[dict[str, Any]] | None = None
-        self._follower = Follower(self.run_dir)
+        self._follower = Follower(self.run_dir, node_bytes=NODE_BYTES)
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
@@ -105,12 +105,10 @@ class LiveRun:
                 self.nodes[text(line.get("node"))] = line
         elif kind == "health":
             self.health = line
-        elif kind == "verdict":
-            self.bound = line
+        elif kind == VerdictRecord.KIND:
+            self.bound = read(VerdictRecord, line)
         elif kind == "alert":
             self._fold_alert(line)
-        elif kind == "trace":
-            self.traces = [*self.traces[-19:], line]
         elif (record := parse({**line, "attempt": attempt})) is not None:
             self._fold_other(record, attempt)
 

@@ -126,7 +126,8 @@ class BatchStream:
     ) -> StepBatch:
         """Return this rank's part of the global batch as `on_host` does, on the device."""
         batch = self.on_host(position, step, samples, micro_batch)
-        return batch if self.device.type == "cpu" else moved(batch, self.on_device)
+        there = self.device.type == "cpu" and self.finishing is None
+        return batch if there else moved(batch, self.on_device)
 
     def samples_at(self, position: int, step: int) -> int:
         """Return the samples of the global batch of update `step`, which starts at a position."""

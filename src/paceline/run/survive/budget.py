@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.spec.journal.held import HeldTime, held_in
+from paceline.spec.journal.held import HeldTime, held_by_others, held_in
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.journal.rates import AMOUNTS, rate_of
@@ -30,6 +30,22 @@ def spent_in(held: Sequence[HeldTime]) -> dict[str, float]:
     return total
 
 
+def spent_by_all(run: RunSpec, run_dir: Path) -> dict[str, float]:
+    """Return what is spent of every amount by a run, and by those that its budget is shared with."""
+    return added(spent_in(held_in(run_dir)), spent_by_others(run, run_dir))
+
+
+def spent_by_others(run: RunSpec, run_dir: Path) -> dict[str, float]:
+    """Return what the runs have spent that a run's budget is shared with; nothing where it is shared with none."""
+    shared = run.budget.shared_by
+    return spent_in(held_by_others(run_dir, run.tags, shared) if shared else ())
+
+
+def added(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
+    """Return the sum of two spendings."""
+    return {name: value + second[name] for name, value in first.items()}
+
+
 def budget_of(run: RunSpec, run_dir: Path, planned: PlannedRecord, devices: int) -> RunBudget | None:
     """Return the budget of a run that goes on in a world of so many devices; None where the spec sets none.
 
@@ -39,7 +55,9 @@ def budget_of(run: RunSpec, run_dir: Path, planned: PlannedRecord, devices: int)
         return None
     held = held_in(run_dir)
     passed = time.time() - held[-1].ended if held else 0.0
-    return RunBudget(run.budget, held, planned.forecast, planned.cluster, devices, max(0.0, passed))
+    budget = RunBudget(run.budget, held, planned.forecast, planned.cluster, devices, max(0.0, passed))
+    budget.share(lambda: spent_by_others(run, run_dir))
+    return budget
 
 
 class RunBudget:
@@ -58,6 +76,8 @@ class RunBudget:
         passed: float = 0.0,
     ) -> None:
         self._spec, self._before, self._began = spec, spent_in(held), time.monotonic() - passed
+        self._others = spent_in(())  # by runs that the budget is shared with
+        self._ask_others: Callable[[], dict[str, float]] = lambda: self._others
         self._looked: float | None = None  # the first moment at which a step was to begin
         # The forecast is of the cluster's own devices, which may be more than this world has.
         rates = {name: rate_of(name, forecast, cluster, None)[0] or 0.0 for name in AMOUNTS}
@@ -65,6 +85,15 @@ class RunBudget:
         self._steps = 0  # made in this world
         self._told: set[str] = set()
         self._decisions: list[DecisionRecord] = []
+
+    def share(self, ask: Callable[[], dict[str, float]]) -> None:
+        """Count what others spend too, as `ask` tells it: now, and at each `refresh`."""
+        self._ask_others = ask
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Ask what others have spent by now. It reads their journals, so it is for a thread beside training."""
+        self._others = self._ask_others()
 
     def spent(self) -> dict[str, float]:
         """Return what is spent of every budget that is set, in its unit."""
@@ -102,7 +131,7 @@ class RunBudget:
 
     def _amount(self, name: str, passed: float) -> float:
         amount, unit, _ = BUDGETS[name]
-        return (self._before[amount] + passed * self._per_second[amount]) / unit
+        return (self._before[amount] + self._others[amount] + passed * self._per_second[amount]) / unit
 
     def _warning(self, name: str, limit: float, spent: float, step_seconds: float) -> DecisionRecord:
         amount, unit, said = BUDGETS[name]

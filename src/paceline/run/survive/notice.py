@@ -5,6 +5,7 @@ They take the way of a stop signal: a flag, which the ranks agree on at a step b
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import urllib.error
@@ -12,13 +13,16 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+from paceline.cluster.grid.window import window_of
 from paceline.run.survive.budget import RunBudget
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.run import RunSpec
+from paceline.spec.watch.when import WhenSpec
 from paceline.units import format_seconds
 
 LOOK_SECONDS = 1.0
 URL_SECONDS = 5.0  # between two questions, and for an answer
+SHARED_SECONDS = 20.0  # between two looks at what other runs have spent of a budget
 NOTHING = ("", "NONE")  # answers that announce no end
 
 
@@ -35,6 +39,7 @@ class Notices:
         self._run, self._began = run, time.monotonic()
         self._usd, self._usd_per_second, self._entered = 0.0, 0.0, self._began
         self._watches = False
+        self._closes = math.inf  # when the hours of the run end, in seconds since the epoch
         self._ended = threading.Event()
 
     def enter(self, usd_per_second: float, is_first: bool, budget: RunBudget | None) -> None:
@@ -48,10 +53,13 @@ class Notices:
         policy = self._run.recovery
         if is_first and not self._watches:
             self._watches = True
+            self._closes = _closing(self._run.when)
             if policy.notice_file:
                 self._watch(lambda: _file_says(Path(policy.notice_file)), LOOK_SECONDS)
             if policy.notice_url:
                 self._watch(lambda: _url_says(policy.notice_url), URL_SECONDS)
+            if self._run.budget.shared_by:
+                self._watch(self._ask_others, SHARED_SECONDS)
 
     def look(self) -> str:
         """Return why the run is to stop, or "". It waits for nothing, and is asked once a step."""
@@ -61,6 +69,8 @@ class Notices:
         most = self._run.usd_limit
         if most is not None and self._usd_spent(now) > most:
             return f"the money limit of ${most:g} is reached"
+        if time.time() >= self._closes:
+            return f"the hours of run.when ({self._run.when.window}) are over"
         if not self.because and self._budget is not None and (because := self._budget.look()):
             self.is_over = self._run.budget.at_end == "stop"
             return because
@@ -77,12 +87,26 @@ class Notices:
     def _usd_spent(self, now: float) -> float:
         return self._usd + (now - self._entered) * self._usd_per_second
 
+    def _ask_others(self) -> str:
+        """Have the budget count what runs have spent by now that it is shared with; that alone is no notice."""
+        if self._budget is not None:
+            self._budget.refresh()
+        return ""
+
     def _watch(self, ask: Callable[[], str], every_seconds: float) -> None:
         def work() -> None:
             while not self.because and not self._ended.wait(every_seconds):
                 self.because = self.because or ask()
 
         threading.Thread(target=work, name="paceline-notice", daemon=True).start()
+
+
+def _closing(when: WhenSpec) -> float:
+    """Return when the hours of a run end: infinite where it trains at any, this moment where they have ended."""
+    if not when.window:
+        return math.inf
+    window, now = window_of(when), time.time()
+    return window.changes(now) if window.is_open(now) else now
 
 
 def _file_says(path: Path) -> str:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from paceline.errors import PacelineError, RunInUse, StorageError
+from paceline.errors import PacelineError, Requeue, RunInUse, StorageError
 from paceline.lock import RunLock, take
 from paceline.patience import Patience
 from paceline.plan.explain.explain import headline_lines
@@ -30,6 +30,7 @@ from paceline.session.replanner import Replanner
 from paceline.session.start import mark_ended, tell_report
 from paceline.session.watch.alerting import alerts_beside
 from paceline.session.watch.exporting import exports_beside
+from paceline.session.watch.hours import refuse_outside
 from paceline.spec.arguments import run_directory
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec
@@ -96,7 +97,11 @@ def _elected(run_dir: Path, seconds: float) -> RunLock | None:
 
 def _outcome(spec: Spec, fleet: Fleet, lock: RunLock, say: Say, per_machine: int) -> Outcome:
     try:
+        refuse_outside(spec.run.when)
         return _run(spec, fleet, lock, say, per_machine)
+    except Requeue as stop:
+        say(f"hours    {stop.because}")
+        return Outcome(stop.exit_code)
     except PacelineError as error:
         return Outcome(error.exit_code, error.as_dict())
 

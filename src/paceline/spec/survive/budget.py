@@ -25,6 +25,9 @@ class BudgetSpec(Declared, table="run.budget"):
     kg_co2e: float | None = option(None, "carbon, where the region or its intensity is stated", above=0.0)
     device_hours: float | None = option(None, "hours of all devices together", above=0.0)
     warn_at: float = option(0.8, "the share of a budget at which the run says so", above=0.0, maximum=1.0)
+    shared_by: str = option(
+        "", "a tag of run.tags: the budget is of all runs in the folder of run.dir that have the same value of it"
+    )
     at_end: str = option(
         "stop",
         "what comes when it is used up, after a checkpoint: 'stop' ends the run with 0, 'requeue' with 75",

@@ -11,6 +11,7 @@ from paceline.report.charts import LEFT, RIGHT, WIDTH
 from paceline.report.records import number, text
 from paceline.report.scale import Scale, scale_for, ticks_of
 from paceline.report.sections import shown
+from paceline.spec.journal.bound import TraceRecord
 from paceline.spec.journal.kinds import (
     CheckpointRecord,
     DecisionRecord,
@@ -48,7 +49,7 @@ def events_of(run: LiveRun) -> dict[str, list[RunEvent]]:
         "decisions": [_event(each, f"{each.what}: {shown(each.after)}") for each in run.of(DecisionRecord)],
         "evaluations": [_event(each, f"step {each.step}, loss {each.loss}") for each in run.of(EvaluationRecord)],
         "checkpoints": [_event(each, f"step {each.step}") for each in run.of(CheckpointRecord)],
-        "traces": [RunEvent(number(line.get("time")) or 0.0, text(line.get("steps"))) for line in run.traces],
+        "traces": [_event(each, f"steps {each.first} to {each.last}: {each.path}") for each in run.of(TraceRecord)],
     }
     return {name: sorted((each for each in found if each.time), key=lambda each: each.time)
             for name, found in rows.items() if found}  # fmt: skip

@@ -1,0 +1,43 @@
+"""Advice on checkpoints: saved too often for how rarely this run fails, or too rarely."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+
+from paceline.account.advice.advice import AdviceEvidence, CostAdvice
+from paceline.report.records import number
+from paceline.simulate.interval import daly_interval
+from paceline.spec.journal.kinds import CheckpointRecord
+from paceline.units import format_seconds
+
+APART = 1.5  # times too long or too short, from which on an interval is worth a word
+FAULTLESS = 1.6  # -ln 0.2: four runs out of five without a fault in T have more than T / 1.6 between them
+
+
+def checkpoint_interval(evidence: AdviceEvidence) -> CostAdvice | None:
+    """Return a better interval by Daly's formula, from what saves cost here and how often faults came."""
+    saves = [each for each in evidence.records.of(CheckpointRecord) if each.tier is None]
+    stalls = [cost for each in saves if (cost := number(each.cost_seconds)) is not None]
+    steps = sorted({each.step for each in saves if each.step})
+    totals = evidence.records.steps.column("total")
+    gaps = [after - before for before, after in itertools.pairwise(steps)]
+    if not gaps or not stalls or not len(totals):
+        return None
+    step, stall = statistics.median(totals.tolist()), statistics.fmean(stalls)
+    every, faults, exposed = statistics.median(gaps) * step, evidence.goodput.faults, evidence.goodput.exposed_seconds
+    between = exposed / faults if faults else exposed / FAULTLESS
+    best = max(step, daly_interval(stall, between))
+    if not step or not every or 1 / APART < best / every < APART or (not faults and best < every):
+        return None
+    saved = _overhead(every, stall, between) - _overhead(best, stall, between)
+    seen = f"{faults} fault(s) in {format_seconds(exposed)}" if faults else f"no fault in {format_seconds(exposed)}"
+    text = f"checkpoints come every {format_seconds(every)}, too {'often' if best > every else 'rarely'}"
+    because = f"a save costs {format_seconds(stall)}, and there was {seen}; Daly's interval is {format_seconds(best)}"
+    value = f'run.checkpoint_every = "{max(1, round(best / step))} steps"'
+    return CostAdvice("checkpoints", text, value, "cost", saved, "measured" if faults > 1 else "likely", because)
+
+
+def _overhead(every: float, stall: float, between: float) -> float:
+    """Return the part of time that saving and losing half an interval with each fault take."""
+    return stall / every + every / (2 * between)

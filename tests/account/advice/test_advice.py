@@ -1,0 +1,134 @@
+"""Advice on a run's cost, from journals that this test makes: one for each piece, and none where there is none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.account.advice.advise import advice_line
+from paceline.account.left import expected_loss
+from paceline.report.html import render_html
+from paceline.report.summary import Summary, summarise
+
+BEGAN = 1_772_323_200.0
+H100 = {"name": "NVIDIA H100 SXM5 80GB", "kind": "cuda", "memory_bytes": {"value": 84.9e9}}
+
+
+def journal(
+    steps: int = 400, every: int = 100, stall: float = 0.1, peak: float = 70e9, data: float = 0.0, passes: int = 1,
+    device: dict[str, Any] | None = None, grid: float | None = None, **run: Any,
+) -> Iterator[dict[str, Any]]:  # fmt: skip
+    """Yield the lines of a run on four GPUs with steps of 0.5 s, and `data` seconds of waiting beside."""
+    cluster: dict[str, Any] = {"device": device or H100, "devices": 4, "watts_per_device": {"value": 900.0},
+                               "price_usd_per_device_hour": {"value": 3.0}}  # fmt: skip
+    cluster |= {"carbon_g_per_kwh": {"value": grid}} if grid else {}
+    yield {"kind": "run_started", "time": BEGAN, "attempt": 1, "step": 0, "world_size": 4, "cluster": cluster,
+           "plan": {"precision": "bf16", "micro_batch": 4, "accumulation": passes}, "forecast": {"steps": steps},
+           "spec": {"task": {"name": "asr"}, "run": run}}  # fmt: skip
+    now = BEGAN + 10
+    for step in range(1, steps + 1):
+        now += 0.5 + data
+        yield {"kind": "step", "time": now, "step": step, "loss": 2 + 3 * step**-0.5, "weight": 1000.0,
+               "peak_bytes": peak, "seconds": {"total": 0.5 + data, "data": data, "forward_backward": 0.5}}  # fmt: skip
+        if step % every == 0:
+            now += stall
+            yield {
+                "kind": "checkpoint",
+                "time": now,
+                "step": step,
+                "bytes": 1,
+                "seconds": stall,
+                "stall_seconds": stall,
+            }
+    yield {"kind": "run_ended", "time": now, "status": "complete", "exit_code": 0, "step": steps}
+
+
+def found(summary: Summary) -> dict[str, Any]:
+    return {advice.kind: advice for advice in summary.advice}
+
+
+def test_a_run_that_fits_its_devices_gets_no_advice() -> None:
+    cheap = {**H100, "name": "a device that the catalog lacks"}
+    assert summarise(journal(device=cheap)).advice == ()
+    assert summarise(journal(steps=10, data=5.0)).advice == (), "it has hardly begun"
+
+
+def test_devices_that_wait_for_data() -> None:
+    advice = found(summarise(journal(data=0.5)))["idle"]
+    assert advice.saves == pytest.approx(0.5, abs=0.05) and advice.sure == "likely" and "data-bound" in advice.text
+    hours = 4 * (10 + 400 * 1.0 + 0.4) / 3600
+    assert advice.amounts["usd"] == pytest.approx(3.0 * hours * advice.saves, rel=0.01)
+    assert advice.amounts["kwh"] == pytest.approx(0.9 * hours * advice.saves, rel=0.01)
+
+
+def test_a_smaller_device_where_memory_stands_empty() -> None:
+    full, empty = found(summarise(journal(peak=84e9))), found(summarise(journal(peak=10e9)))
+    assert "device" not in full or "a smaller device" not in full["device"].text
+    advice = empty["device"]
+    assert 0 < advice.saves < 1 and advice.of == "usd" and advice.sure == "rough" and set(advice.amounts) == {"usd"}
+    assert "paceline plan SPEC --device" in advice.try_ and "published" in advice.because
+
+
+def test_checkpoints_that_come_too_often_for_a_run_without_faults() -> None:
+    advice = found(summarise(journal(every=4, stall=0.5)))["checkpoints"]
+    assert "too often" in advice.text and advice.sure == "likely"
+    assert advice.saves == pytest.approx(0.5 / 2.0, rel=0.5), "half a second for each two of work"
+    assert "checkpoints" not in found(summarise(journal(every=100, stall=0.01)))
+
+
+def test_checkpoints_that_come_too_rarely_for_how_often_it_fails() -> None:
+    def lines() -> Iterator[dict[str, Any]]:
+        for line in journal(every=150, stall=0.01):
+            yield line
+            if line.get("step") in (50, 120, 200, 290) and line["kind"] == "step":
+                yield {"kind": "recovery", "time": line["time"] + 0.1, "generation": 2, "rung": "reform", "step": 1,
+                       "from_world": 4, "to_world": 4, "seconds": {"total": 0.1, "step": 0.05}}  # fmt: skip
+
+    advice = found(summarise(lines()))["checkpoints"]
+    assert "too rarely" in advice.text and advice.sure == "measured"
+
+
+def test_a_larger_micro_batch_and_a_greener_grid() -> None:
+    advice = found(summarise(journal(peak=20e9, passes=4, grid=400.0)))
+    assert advice["micro_batch"].try_ == "plan.micro_batch = 8"
+    region = advice["region"]
+    assert region.of == "carbon" and set(region.amounts) == {"carbon_kg"} and 0.8 < region.saves < 1
+    assert "CO2e" in advice_line(region)
+    assert "micro_batch" not in found(summarise(journal(peak=60e9, passes=4)))
+
+
+def test_the_largest_saving_comes_first_and_the_report_shows_it() -> None:
+    summary = summarise(journal(data=0.5, peak=10e9, budget={"usd": 1.0, "kwh": 100.0}))
+    assert len(summary.advice) > 1
+    saves = [advice.saves for advice in summary.advice]
+    assert saves == sorted(saves, reverse=True)
+    page = render_html(summary)
+    assert "Budgets and advice" in page and "devices wait" in page
+    assert summary.as_dict()["advice"][0]["amounts"]["usd"] > 0
+
+
+def test_what_is_left_of_a_budget_buys_steps_at_the_pace_of_the_run() -> None:
+    """410 s of 4 devices at $3 an hour are $1.37 for 400 steps; $2.74 buy as many again, and what they teach."""
+    seconds = 10 + 400 * 0.5 + 0.4
+    usd = 4 * seconds * 3.0 / 3600
+    (left,) = summarise(journal(budget={"usd": 2 * usd})).budgets
+    assert left.spent == pytest.approx(usd) and left.steps == pytest.approx(400, rel=1e-6)
+    assert left.items == pytest.approx(400_000, rel=1e-6) and left.loss == pytest.approx(2 + 3 * 800**-0.5, rel=0.02)
+    assert "buys 400 steps" in left.text and "loss of about" in left.text
+    assert summarise(journal()).budgets == ()
+
+
+def test_a_loss_is_foretold_only_where_the_curve_bears_it() -> None:
+    steps = np.arange(1, 1001, dtype=float)
+    draw = np.random.default_rng(0)
+    smooth = 2 + 5 * steps**-0.4 + draw.normal(0, 0.05, 1000)
+    assert expected_loss(steps, smooth, 1000.0) == pytest.approx(2 + 5 * 2000**-0.4, rel=0.02)
+    assert expected_loss(steps, smooth, 10_000.0) is None, "too far"
+    assert expected_loss(steps[:100], smooth[:100], 100.0) is None, "too short"
+    diverging = np.where(steps < 700, smooth, smooth + (steps - 700) / 300)
+    assert expected_loss(steps, diverging, 500.0) is None
+    assert expected_loss(steps, np.full(1000, math.nan), 500.0) is None

@@ -1,0 +1,127 @@
+"""The forecast grid on recorded rows: its scores by hand, its page, and going on where a call stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    """(grid_scores, forecast_grid) of the benchmarks' folder."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("grid_scores"), importlib.import_module("forecast_grid")
+
+
+def row(scores, task, devices, plan, measured, forecast, copies=False, **changes):
+    base = scores.Row(
+        task=task, devices=devices, plan=plan, is_copies=copies, measured_seconds=measured, forecast_seconds=forecast,
+        learnt_seconds=measured, measured_bytes=100.0, forecast_bytes=110.0, flops=8.0, limit_bytes=0.0,
+        covered_80=True, learnt_covered_80=False,
+    )  # fmt: skip
+    return dataclasses.replace(base, **changes)
+
+
+@pytest.fixture
+def rows(modules):
+    """Three groups: copies are best, copies are not (and not forecast to be), copies do not fit."""
+    make = lambda *values, **changes: row(modules[0], *values, **changes)  # noqa: E731
+    return [
+        make("plain", 2, "copies", 1.0, 1.1, copies=True),
+        make("plain", 2, "shards", 2.0, 2.4),
+        make("plain", 2, "pipeline", 4.0, 3.6),
+        make("slow network", 2, "copies", 4.0, 3.0, copies=True),
+        make("slow network", 2, "shards", 5.0, 4.0),
+        make("slow network", 2, "pipeline", 2.0, 3.5),
+        make("little memory", 2, "shards", 1.0, 1.0, limit_bytes=90.0),
+        make("little memory", 2, "pipeline", 2.0, 2.0, limit_bytes=120.0),
+        make("little memory", 2, "tensor", 4.0, 4.0),
+    ]
+
+
+def test_scores_of_recorded_rows_by_hand(modules, rows):
+    found = modules[0].score(rows)
+    errors = [0.1, 0.2, 0.1, 0.25, 0.2, 0.75, 0, 0, 0]
+    assert found["time_mape"] == pytest.approx(sum(errors) / 9) and found["memory_mape"] == pytest.approx(0.1)
+    assert found["regret_worst"] == pytest.approx(4 / 2 - 1), "the slow network's copies are forecast to be fastest"
+    assert found["regret_mean"] == pytest.approx(1 / 3) and found["learnt_regret_worst"] == 0
+    # Always copies: best on a plain machine, twice too slow on a slow network, and nothing to run in little memory.
+    assert (found["copies_regret_mean"], found["copies_regret_worst"]) == pytest.approx((0.5, 1.0))
+    assert found["copies_none"] == 1
+    assert found["spearman_median"] == 1.0 and found["covered_80"] == 1 and found["learnt_covered_80"] == 0
+    assert modules[0].spearmans(rows, "forecast_seconds") == pytest.approx([1.0, 0.5, 1.0])
+    # The null: all at the median rate, which is that of 2 s; a group's median is 2 s, 4 s and 2 s.
+    assert found["null_mape"] == pytest.approx((1 + 0 + 0.5 + 0.5 + 0.6 + 0 + 1 + 0 + 0.5) / 9)
+    assert found["group_median_mape"] == pytest.approx((1 + 0 + 0.5 + 0 + 0.2 + 1 + 1 + 0 + 0.5) / 9)
+    assert found["over_limit"] == 1
+
+
+def test_one_process_and_pairs_of_plans_are_no_choice(modules, rows):
+    alone = [row(modules[0], "plain", 1, "single", 1.0, 2.0)]
+    found = modules[0].score([*alone, *rows[:2]])
+    assert math.isnan(found["regret_mean"]) and math.isnan(found["copies_regret_mean"]) and found["copies_none"] == 0
+
+
+def test_the_page_has_every_score_and_every_row(modules, rows):
+    scores, _ = modules
+    facts = {"date": "2026-01-01", "cpu": "a CPU", "cores": 2, "torch": "2"}
+    failed = [{"task": "vision", "devices": 4, "because": "it did"}]
+    result = {
+        "machine": facts,
+        "rounds": 3,
+        "steps": 2,
+        "asked": 12,
+        "scores": scores.score(rows),
+        "not_measured": failed,
+    }
+    page = scores.document(result, rows, "command")
+    assert "9 of 12 plans" in page and "1 rows took more memory" in page and "- vision, 4 processes: it did" in page
+    assert page.count("| slow network | 2 |") == 3
+    (whole,) = [line for line in page.splitlines() if line.startswith("| all |")]
+    assert whole.count("|") == len(scores.HEAD) + 1
+    assert "33.3% (100.0%)" in whole and "50.0% (100.0%), none in 1" in whole and "1.00" in whole
+
+
+def test_a_call_goes_on_with_the_plans_that_no_line_is_of(modules, tmp_path, monkeypatch):
+    _, grid = modules
+    plans = tuple(
+        Plan(layout=Layout(dp_shard=2), zero=zero, micro_batch=micro) for zero in (1, 2, 3) for micro in range(1, 7)
+    )
+    case = grid.Case("plain", SimpleNamespace(cluster=SimpleNamespace(devices=2)), plans, 0.0)
+    asked: list[int] = []
+
+    def measured(planned, some, options):
+        asked.append(len(some))
+        if len(asked) == 2:
+            raise grid.PacelineError("a process ended", "exit code 1", "again")
+        return [{}] * len(some)
+
+    monkeypatch.setattr(grid, "measure", measured)
+    monkeypatch.setattr(grid, "observe", lambda *given: SimpleNamespace(as_dict=dict))
+    path = tmp_path / "rows.jsonl"
+    assert grid.go_on(case, grid.read_lines(path), path, None, math.inf) == "a process ended: exit code 1"
+    with path.open("a") as out:
+        out.write('{"task": "plain", "dev')  # a call that was killed while it wrote
+    lines = grid.read_lines(path)
+    assert len(lines) == grid.TOGETHER and case.todo(lines) == list(plans[grid.TOGETHER :])
+    assert grid.go_on(case, lines, path, None, 0.0) == "" and len(asked) == 2, "the time was up"
+    assert grid.go_on(case, lines, path, None, math.inf) == ""
+    assert asked == [8, 8, 8, 2] and not case.todo(grid.read_lines(path))
+
+
+def test_all_layouts_are_measured_unless_fewer_are_asked_for(modules):
+    _, grid = modules
+    plans = [Plan(layout=Layout(dp_shard=2), zero=zero, micro_batch=micro) for zero in (1, 2, 3) for micro in (4, 2)]
+    planned = SimpleNamespace(search=SimpleNamespace(candidates=[SimpleNamespace(plan=plan) for plan in plans]))
+    assert grid.plans_of(planned, 0) == plans[::2], "the best of every layout and class"
+    assert grid.plans_of(planned, 2) == [plans[0], plans[4]]

@@ -1,0 +1,131 @@
+"""A run in its hours: it waits for them, and is begun again in the next ones, unless a signal or the spec ends it."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from runs import in_process, write_spec
+
+from paceline.cluster.grid.window import window_of
+from paceline.errors import Requeue
+from paceline.run.survive import notice as notices
+from paceline.run.survive.notice import Notices
+from paceline.session.watch.hours import in_hours, refuse_outside
+from paceline.spec.load import load_spec, parse_spec
+from paceline.spec.run import RunSpec
+from paceline.spec.watch.when import WhenSpec
+from paceline.supervise.blame import Outcome
+
+
+class Clock:
+    """A clock that goes on while somebody rests, or works."""
+
+    def __init__(self, hour: float) -> None:
+        self.now = datetime.datetime(2026, 11, 23).timestamp() + hour * 3600
+        self.asked: list[str] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def rest(self, seconds: float) -> None:
+        self.now += 3600.0
+
+    @property
+    def hour(self) -> float:
+        return (self.now - datetime.datetime(2026, 11, 23).timestamp()) / 3600
+
+
+NIGHT = WhenSpec("18:00-06:00")
+
+
+def test_a_run_of_two_nights_waits_for_each() -> None:
+    clock, began = Clock(12), []
+
+    def run() -> Outcome:
+        began.append(clock.hour)
+        clock.now += 12 * 3600 if len(began) == 1 else 3600
+        return Outcome(Requeue.exit_code if len(began) == 1 else 0)
+
+    said: list[str] = []
+    assert in_hours(window_of(NIGHT), run, said.append, clock, clock.rest) == Outcome(0)
+    assert began == [18.0, 42.0] and len(said) == 2 and "2026-11-23 18:00" in said[0]
+
+
+def test_a_run_that_was_stopped_in_its_hours_has_ended() -> None:
+    clock = Clock(20)
+    assert in_hours(window_of(NIGHT), lambda: Outcome(75), print, clock, clock.rest).exit_code == 75
+    failed = Outcome(6, {"what": "NaN"})
+    assert in_hours(window_of(WhenSpec()), lambda: failed, print, clock, clock.rest) is failed
+
+
+def test_a_spec_that_does_not_wait_ends_with_75(capsys: pytest.CaptureFixture[str]) -> None:
+    closed = WhenSpec("18:00-06:00", outside="requeue")
+    assert in_hours(window_of(closed), lambda: Outcome(0), print, Clock(12)).exit_code == 75
+    assert "begin 2026-11-23 18:00" in capsys.readouterr().out
+
+
+def test_a_signal_ends_the_wait() -> None:
+    clock = Clock(12)
+
+    def rest(seconds: float) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert in_hours(window_of(NIGHT), lambda: Outcome(0), print, clock, rest).exit_code == 75
+
+
+def closed_hours() -> str:
+    """Return hours that begin two hours from now."""
+    hour = datetime.datetime.now().hour
+    return f"{(hour + 2) % 24:02d}:00-{(hour + 3) % 24:02d}:00"
+
+
+def test_a_run_that_nobody_waits_for_is_refused_outside_of_its_hours(tmp_path: Path) -> None:
+    with pytest.raises(Requeue):
+        refuse_outside(WhenSpec(closed_hours()))
+    refuse_outside(WhenSpec())
+    run_dir = tmp_path / "run"
+    path = write_spec(tmp_path, run_dir)
+    hours = f"--set=run.when.window={closed_hours()}", "--set=run.when.outside=requeue"
+    ended = in_process("train", path, *hours)
+    assert ended.returncode == 75 and "the hours of run.when" in ended.stdout, ended
+    assert not (run_dir / "journal").exists()
+
+
+def test_the_step_after_the_hours_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    looking = Notices(RunSpec(when={"window": "18:00-06:00"}))
+    clock = Clock(20)
+    monkeypatch.setattr(notices.time, "time", clock)
+    looking.enter(0.0, True, None)
+    assert looking.look() == ""
+    clock.now += 10 * 3600 - 1
+    assert looking.look() == ""
+    clock.now += 1
+    assert "18:00-06:00" in looking.look() and not looking.is_over
+
+
+def test_hours_are_a_text_or_a_table_and_their_file_stands_beside_the_spec(tmp_path: Path) -> None:
+    (tmp_path / "hours.csv").write_text("".join(f"{hour},{hour}\n" for hour in range(24)))
+    path = tmp_path / "spec.toml"
+    path.write_text('[run.when]\nwindow = "cheapest"\nhours = 6\ntariff = "hours.csv"\n')
+    window = window_of(load_spec(path).run.when)
+    midnight = datetime.datetime.combine(datetime.date.today(), datetime.time()).timestamp()
+    assert window.is_open(midnight + 5.5 * 3600) and not window.is_open(midnight + 6.5 * 3600)
+    assert parse_spec('[run]\nwhen = "18:00-06:00"').run.when == NIGHT
+    assert time.time() > midnight
+
+
+def test_the_plan_says_what_waiting_saves(tmp_path: Path) -> None:
+    (tmp_path / "hours.csv").write_text("".join(f"{hour},{0.1 if hour < 8 else 0.4}\n" for hour in range(24)))
+    words = ["plan", "--set=task.model=llama-124m", "--set=cluster.device=h100-sxm", "--set=cluster.devices=8",
+             "--set=task.data.seq_len=4096", "--set=task.data.max_bytes=100 kB", "--set=task.stop=3000 steps",
+             '--set=task.global_batch=1 Mi tokens', "--set=run.when.window=cheapest",
+             f"--set=run.when.tariff={tmp_path / 'hours.csv'}", "--set=run.when.carbon=400"]  # fmt: skip
+    told = in_process(*words)
+    assert told.returncode == 0, told.stderr
+    assert "hours    cheapest: " in told.stdout and "waiting saves $" in told.stdout
+    assert "0 kg CO2e (0%)" in told.stdout
