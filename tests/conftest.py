@@ -14,6 +14,8 @@ import pytest
 # Helpers of the tests (distributed.py, tests_shared.py) are modules beside this file; ranks inherit the path.
 HERE = str(Path(__file__).parent)
 sys.path.insert(0, HERE)
+from strict_json import be_strict  # noqa: E402
+
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [HERE, os.environ.get("PYTHONPATH", "")]))
 
 # Threads of one process that wait for each other spin for a while, which takes the cores of the other workers: a
@@ -65,5 +67,6 @@ def own_cache() -> Iterator[None]:
     """Keep what this machine has probed and tokenised out of the tests, and the tests out of it."""
     folder = tempfile.mkdtemp(prefix="paceline-tests-")
     os.environ["XDG_CACHE_HOME"] = folder
+    be_strict()  # also in what started/nursery.py forks
     yield
     shutil.rmtree(folder, ignore_errors=True)

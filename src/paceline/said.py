@@ -17,6 +17,14 @@ DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.E
 _OPEN: weakref.WeakKeyDictionary[TextIO, int] = weakref.WeakKeyDictionary()
 
 
+TERMINAL_VARIABLE = "PACELINE_TERMINAL"  # set for ranks whose standard output a supervisor shows on a terminal
+
+
+def is_shown(stream: TextIO) -> bool:
+    """Return whether a stream is shown on a terminal, through a supervisor too."""
+    return stream.isatty() or (stream is sys.stdout and TERMINAL_VARIABLE in os.environ)
+
+
 def say_line(text: str, stream: TextIO | None = None) -> None:
     """Print a line at once. Where a disk does not take it, it is tried again with the next one."""
     stream = stream or sys.stdout

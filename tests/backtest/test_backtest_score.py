@@ -8,6 +8,7 @@ import random
 import pytest
 from backtest_examples import LLAMA, case_of
 
+from paceline.backtest.fitting.leave_out import by_devices
 from paceline.backtest.price import Interval, Priced
 from paceline.backtest.score import Scored, choice_score, errors_of, memory_score, null_rates, time_score
 from paceline.backtest.statistics import median, ranks, spearman
@@ -96,3 +97,24 @@ def test_memory_and_feasibility() -> None:
     assert (score.oom_rows, score.oom_called_feasible) == (2, 1)
     assert (score.failed_rows, score.failed_called_feasible) == (1, 0)
     assert (score.ok_rows, score.ok_called_infeasible) == (2, 1)
+
+
+def test_errors_are_told_by_the_number_of_devices() -> None:
+    given = ((8, 11.0, "a"), (4, 9.0, "b"), (64, 12.0, "a"), (1024, 5.0, "b"))
+    rows = [
+        scored(
+            10.0,
+            forecast,
+            n_devices=devices,
+            devices_per_node=min(devices, 8),
+            dp=devices,
+            global_batch=2048,
+            file=file,
+        )
+        for devices, forecast, file in given
+    ]
+    small, middle, large = by_devices(rows)
+    assert (small.devices, small.rows, small.tables) == (8, 2, 2)
+    assert small.mape == pytest.approx(0.1) and small.bias == pytest.approx(0.0)
+    assert (middle.devices, middle.rows) == (64, 1) and middle.bias == pytest.approx(0.2)
+    assert (large.devices, large.rows) == (1024, 1) and large.bias == pytest.approx(-0.5)

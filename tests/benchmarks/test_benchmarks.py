@@ -226,3 +226,13 @@ def test_reading_samples_of_text(tmp_path: Path) -> None:
     assert printed.count("| Paceline") == 6
     absent = [row["not_measured"] for row in result["readers"].values() if "not_measured" in row]
     assert all(why == "not installed" for why in absent), "a reader that fails is no reader that is absent"
+
+
+@pytest.mark.deep
+def test_the_live_page_of_a_large_run(tmp_path: Path) -> None:
+    pytest.importorskip("uvicorn", reason="the extra `dash` is not installed")
+    result, printed = run_script("dash.py", tmp_path, "--quick")
+    assert result["steps"] == 10_000 and result["journal_bytes"] > 5_000_000
+    assert result["server_bytes"] < 300e6, "what a server of a large run may use is no matter of the machine's speed"
+    assert result["answer_seconds"] > 0 and 0 < result["update_seconds"] <= result["slowest_update_seconds"]
+    assert "| CPU of an open page |" in printed

@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import environment, run_patiently
 
 from paceline.account.bill import Bill
 from paceline.cli import output
 from paceline.cli.json import shapes
-from paceline.cli.json.shapes import ALWAYS, ERROR, FORMAT, SHAPES, undeclared
+from paceline.cli.json.shapes import ALWAYS, ERROR, FORGET, FORMAT, SHAPES, undeclared
 from paceline.cli.main import main
 from paceline.plan.explain.compare_clusters import Comparison
 from paceline.plan.placement.grouped import Grouped
@@ -47,10 +49,34 @@ def test_every_object_has_its_version_and_exit_code_first(capsys: pytest.Capture
             assert not undeclared(ERROR, set(found)), words
 
 
-def test_an_object_with_a_key_that_is_not_declared_is_a_defect() -> None:
-    assert undeclared("paceline probe --forget", {"machine", "runs"}) == {"tasks"}
+OFF = {"machine": "", "runs": 0, "more": 1}
+
+
+def test_a_key_that_is_not_declared_is_a_defect_in_tests() -> None:
+    assert undeclared(FORGET, {"machine", "runs"}) == {"tasks"}
     with pytest.raises(AssertionError, match="more"):
-        output.print_json({"machine": "", "runs": 0, "tasks": 0, "more": 1}, "paceline probe --forget")
+        output.print_json(OFF, FORGET)
+
+
+def test_a_user_gets_what_was_found_though_a_key_is_not_declared(capsys: pytest.CaptureFixture[str],
+                                                                 monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    monkeypatch.setattr(output, "CHECKS", [])
+    output.print_json(OFF, FORGET, 4)
+    assert json.loads(capsys.readouterr().out) == {"format": FORMAT, "exit_code": 4, **OFF}
+
+
+def test_nothing_is_checked_where_no_test_asks_for_it() -> None:
+    """In an interpreter that knows nothing of the tests a shape that is off ends no verb."""
+    code = f"from paceline.cli.output import print_json; print_json({OFF!r}, {FORGET!r})"
+    ran = run_patiently([sys.executable, "-c", code], 60)
+    assert ran.returncode == 0 and json.loads(ran.stdout)["more"] == 1, ran.stderr
+
+
+def test_forked_commands_are_checked_as_this_process_is(tmp_path: Path) -> None:
+    script = tmp_path / "off.py"
+    script.write_text(f"from paceline.cli.output import print_json\nprint_json({OFF!r}, {FORGET!r})\n")
+    ran = run_patiently([sys.executable, script], 60, env=environment())
+    assert ran.returncode == 1 and "are not as cli/json/shapes.py declares them" in ran.stderr
 
 
 def test_what_is_written_as_it_is_has_the_keys_of_its_shape() -> None:

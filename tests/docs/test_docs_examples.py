@@ -14,9 +14,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import linecache
 import os
 import re
+import shlex
 import sys
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +32,7 @@ from paceline.spec.load import parse_spec
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 COMMAND_SECONDS = 120
+SHELL = re.compile(r"[|&;<>()$`*?\[\]~#!{}]|^\s*\w+=")  # what a shell does more with than to start a program
 KINDS = ("console", "python", "toml", "csv")  # csv: only as a file
 TRAIN = "paceline train examples/stdlib-code.toml"  # pages look at what this leaves in runs/stdlib-code
 SMALLER = {
@@ -105,9 +109,17 @@ class Checkout:
         if command not in self._endings:
             path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
             environ = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}
-            ran = run_patiently(["bash", "-c", command], COMMAND_SECONDS, cwd=self.folder, env=environ)
+            ran = run_patiently(words_to_start(command), COMMAND_SECONDS, cwd=self.folder, env=environ)
             self._endings[command] = (ran.returncode, ran.stdout + ran.stderr)
         return self._endings[command]
+
+
+def words_to_start(command: str) -> list[str]:
+    """Return what runs a command: the interpreter itself where a shell would only start it, else the shell."""
+    first, *rest = [""] if SHELL.search(command) else shlex.split(command)
+    if first == "paceline":
+        return [sys.executable, "-m", "paceline", *rest]
+    return [sys.executable, *rest] if first == "python" else ["bash", "-c", command]
 
 
 @pytest.fixture(scope="module")
@@ -139,11 +151,31 @@ def test_what_is_shown_works(
 ) -> None:
     monkeypatch.chdir(checkout.folder)
     wrong = differences(block, checkout, names.setdefault(block.page, {"__name__": "page"}))
-    assert not wrong, "\n".join(wrong)
+    if wrong:
+        pytest.fail(f"{block}\n{numbered(block)}\n" + "\n".join(wrong), pytrace=False)
+
+
+def numbered(block: Block) -> str:
+    """Return the lines of a block with their numbers on the page."""
+    lines = enumerate(block.text.splitlines(), block.line + 1)
+    return "\n".join(f"{number:5} | {line}" for number, line in lines)
 
 
 def differences(block: Block, checkout: Checkout, space: dict[str, object]) -> list[str]:
-    """Return how a block does other things than its page says; what is no command raises where it does not work."""
+    """Return how a block does other things than its page says, with what it has printed."""
+    printed = io.StringIO()
+    try:
+        return outcome_of(block, checkout, space, printed)
+    except Exception as error:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        told = "".join(traceback.format_exception(type(error), error, trace))
+        return [*([f"printed\n{printed.getvalue()}"] if printed.getvalue() else []), told]
+
+
+def outcome_of(block: Block, checkout: Checkout, space: dict[str, object], printed: io.StringIO) -> list[str]:
+    """Do what a block says. What is no command raises where it does not work."""
     if block.mark.startswith("file: "):
         Path(block.mark.removeprefix("file: ")).write_text(block.text, encoding="utf-8")
     elif block.kind == "toml":
@@ -153,8 +185,11 @@ def differences(block: Block, checkout: Checkout, space: dict[str, object]) -> l
         asked = commands(block.text)
         return [off for command, shown in asked for off in not_as_shown(command, shown, code, *checkout.run(command))]
     else:
-        with contextlib.redirect_stdout(io.StringIO()):
-            exec(compile(block.text, str(block), "exec"), space)
+        # Its lines have their numbers on the page, and a traceback finds them.
+        text = "\n" * block.line + block.text
+        linecache.cache[str(block)] = (len(text), None, text.splitlines(keepends=True), str(block))
+        with contextlib.redirect_stdout(printed):
+            exec(compile(text, str(block), "exec"), space)
     return []
 
 
@@ -201,6 +236,27 @@ def test_lines_that_say_something_else_are_told() -> None:
         (told,) = not_as_shown("run", [wrong], 0, 0, printed)
         assert f"no line has the words of: {wrong}" in told
     assert not_as_shown("run", right, 0, 3, printed) == [f"$ run\nended with 3\n{printed}"]
+
+
+def test_a_block_that_fails_is_shown_with_what_it_printed(checkout: Checkout) -> None:
+    page = ROOT / "docs" / "page.md"
+    block = Block(page, 7, "python", "print('so far')\nleft = 1 / 0\n", "")
+    assert numbered(block) == "    8 | print('so far')\n    9 | left = 1 / 0"
+    printed, told = differences(block, checkout, {})
+    assert printed == "printed\nso far\n"
+    assert 'docs/page.md:7", line 9' in told and "left = 1 / 0" in told and "ZeroDivisionError" in told
+    assert "test_docs_examples" not in told
+    assert "unknown key" in differences(Block(page, 7, "toml", "[task]\nnmae = 1\n", ""), checkout, {})[-1]
+
+
+def test_a_command_is_started_without_a_shell_where_none_is_needed(checkout: Checkout) -> None:
+    assert words_to_start("paceline plan a.toml --set 'plan.zero = 3'")[2:] == ["paceline", "plan", "a.toml", "--set",
+                                                                                 "plan.zero = 3"]  # fmt: skip
+    assert words_to_start("python train.py 2") == [sys.executable, "train.py", "2"]
+    for command in ("paceline plan a.toml | head", "A=1 paceline plan", "torchrun train.py", "ls runs/*"):
+        assert words_to_start(command) == ["bash", "-c", command]
+    code, printed = checkout.run("echo $(paceline --version)")  # the program that is installed
+    assert code == 0 and printed.startswith("paceline ")
 
 
 def test_reasons_are_given_and_marks_are_known() -> None:

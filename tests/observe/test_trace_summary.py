@@ -90,7 +90,8 @@ def test_grown_tensors_are_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"no gzip", gzip.compress(b"{"), gzip.compress(b"[]"),
                                      gzip.compress(json.dumps({"traceEvents": [1]}).encode()),
-                                     gzip.compress(b"{}" * 4000)[:-12]])  # fmt: skip
+                                     gzip.compress(b"{}" * 4000)[:-12]],
+                         ids=["empty", "no gzip", "torn", "a list", "no events", "cut off"])  # fmt: skip
 def test_a_file_that_is_no_trace_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "rank-0.json.gz"
     path.write_bytes(content)

@@ -23,10 +23,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from started import ENVIRON
 from started.command import COERCED, Command
 from started.pristine import Pristine
 
-ENVIRON = dict(os.environ)  # with which this process has imported what it has
 ROOMS: list[Aside] = []  # the one that is put aside, once it is imported
 PRISTINE: list[Pristine] = []
 KEPT: list[object] = []  # what a process that was forked from this one must neither flush nor close

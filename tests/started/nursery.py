@@ -18,8 +18,9 @@ import subprocess
 import sys
 
 import warm  # noqa: F401
+from strict_json import be_strict
 
-from started.become import PRISTINE, ROOMS, Aside, fork  # before torch, which adds to the environment
+from started.become import PRISTINE, ROOMS, Aside, fork
 from started.command import read
 from started.popen import Nested
 from started.pristine import Pristine
@@ -38,6 +39,7 @@ def main() -> None:
         signal.signal(number, lambda number, frame: None)
     subprocess.Popen = Nested  # type: ignore[misc]
     ROOMS.append(Aside("torch"))
+    be_strict()
     PRISTINE.append(Pristine("paceline"))
     gc.collect()
     gc.freeze()  # or every process's collections would go through, and so copy, all that this one holds

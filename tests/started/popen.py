@@ -17,7 +17,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from started.become import ENVIRON, fork
+from started import ENVIRON
+from started.become import fork
 from started.command import Command, is_alike, read
 
 HARMLESS = ("MainThread", "verify-results")  # threads that hold no lock which a forked process would want

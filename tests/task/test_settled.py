@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from paceline.errors import ConfigError, DataError, PacelineError
 from paceline.spec.load import Spec, load_spec
+from paceline.task.data.sources.tables.store import open_table
 from paceline.task.settled import POOLED, settle
 
 LABELLED = "text,label\n" + "".join(f"text {at},{'abc'[at % 3]}\n" for at in range(30))
@@ -113,7 +116,46 @@ def test_a_folder_of_hugging_face_needs_a_head_as_wide_as_the_labels(tmp_path: P
     with pytest.raises(ConfigError, match="head of 2 outputs, and the labels need 3"):
         settled(architectures=["BertForSequenceClassification"], model_type="bert")
     with pytest.raises(ConfigError, match="no head for whole texts"):
-        settled(architectures=["LlamaForCausalLM"], model_type="llama")
+        settled(architectures=["BertForMaskedLM"], model_type="bert")
+
+
+def causal_folder(folder: Path, architecture: str = "LlamaForCausalLM") -> Path:
+    """Return a folder of a causal model whose head is a weight of its own."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"architectures": [architecture], "model_type": "llama"}))
+    held = {name: torch.zeros(2, 2) for name in ("model.embed_tokens.weight", "lm_head.weight")}
+    save_file(held, folder / "model.safetensors")
+    return folder
+
+
+def test_a_causal_folder_gets_a_head_for_the_labels(tmp_path: Path) -> None:
+    folder = causal_folder(tmp_path / "model")
+    spec = settle(spec_of(tmp_path, "a.csv", LABELLED, f"task.model.name={folder}")).spec
+    model = spec.task.model
+    assert model.name == f"hf:{folder}" and model.fresh == ("score.*", "lm_head.*") and spec.task.train == ()
+    assert model.arguments["architecture"] == "LlamaForSequenceClassification"
+    assert model.arguments["num_labels"] == 3 and list(model.arguments["id2label"]) == ["0", "1", "2"]
+    assert model.arguments["pad_token_id"] == open_table(spec.task.data).pad
+    assert settle(spec).spec == spec
+    (tmp_path / "a.csv").write_text(LABELLED + "more,d\n")
+    with pytest.raises(ConfigError, match=r"head of 3 outputs, and the labels need 4"):
+        settle(spec)
+
+
+def test_a_new_head_is_trained_beside_adapters(tmp_path: Path) -> None:
+    folder = causal_folder(tmp_path / "model")
+    given = (f"task.model.name={folder}", "task.adapter.kind=lora")
+    assert settle(spec_of(tmp_path, "a.csv", LABELLED, *given)).spec.task.train == ("score.*",)
+
+
+def test_what_fills_rows_up_is_what_the_head_leaves_out(tmp_path: Path) -> None:
+    folder = causal_folder(tmp_path / "model", "LlamaForSequenceClassification")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_labels": 3, "pad_token_id": 5}))
+    settled = settle(spec_of(tmp_path, "a.csv", LABELLED, f"task.model.name={folder}"))
+    pad = open_table(settled.spec.task.data).pad
+    assert pad != 5 and settled.spec.task.model.arguments == {"pad_token_id": pad}
+    assert any("the token 5" in record.because for record in settled.decisions)
 
 
 def test_pairs_of_preferences_are_left_to_who_reads_them(tmp_path: Path) -> None:

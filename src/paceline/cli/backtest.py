@@ -84,7 +84,8 @@ def _leave_out(files: list[Path], fit_on: list[Path], as_json: bool) -> int:
     for line in left_out_lines(found):
         say_to(as_json)(line)
     if as_json:
-        told = {name: value for name, value in vars(found).items() if name != "files"}
+        told = dataclasses.asdict(dataclasses.replace(found, files=()))
+        del told["files"]
         scores = [dataclasses.asdict(file.score) for file in found.files]
         print_json({"leave_one_source_out": told, "files": scores}, LEFT_OUT)
     return 0

@@ -31,6 +31,7 @@ VERBS = {
     "train": "plan, verify, train, report; resumes by itself",
     "trace": "where the time of some steps goes, of a job that runs",
     "report": "what a run took against what was forecast",
+    "logs": "what ranks have printed: one, or all by their moments; what failed first",
     "dash": "runs as they go on, on a page of this machine; or as one file",
     "compare": "runs beside each other, and how sure it is that one is better",
     "bill": "what runs cost: device-hours, money, energy, carbon; by run, tag or day",

@@ -17,6 +17,7 @@ from paceline.run.process.handover import take_over
 from paceline.said import flush_said
 from paceline.supervise.forked import leave
 from paceline.supervise.groups import end_own_group
+from paceline.supervise.logs.rank import into_log
 from paceline.supervise.parent import end_with_parent
 from paceline.supervise.supervisor import report_error
 
@@ -43,6 +44,7 @@ def guarded(work: object) -> int:
 def main() -> int:
     """Run this rank to the end of the task and return its exit code."""
     end_with_parent()
+    into_log()
     return guarded(lambda: _train(Path(sys.argv[1])))
 
 

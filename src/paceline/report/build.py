@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import stat
 import tempfile
@@ -14,7 +15,8 @@ from paceline.report.format import signed_percent
 from paceline.report.goodput import goodput_text
 from paceline.report.html import render_html
 from paceline.report.summary import Summary, summarise
-from paceline.spec.journal.reading import read_journal, starts_of
+from paceline.report.watched.lines import node_line
+from paceline.spec.journal.reading import node_files, read_journal, read_nodes, starts_of
 
 FILE = "report.html"
 
@@ -35,6 +37,8 @@ def build_report(run_dir: Path) -> Summary:
         raise StorageError(
             f"cannot read the journal in {folder}", str(error), "check the folder's permissions"
         ) from error
+    if node_files(run_dir):
+        summary = dataclasses.replace(summary, nodes=node_line(read_nodes(run_dir)))
     if not summary.attempts:
         raise StorageError(
             f"the journal in {folder} is empty", "no complete record was written before the run ended", "start it again"
@@ -85,6 +89,9 @@ def report_lines(summary: Summary) -> list[str]:
         advice = f"; try: {summary.bound.advice}" if summary.bound.kind != COMPUTE else ""
         advice += f" ({summary.bound.promise})" if advice and summary.bound.promise else ""
         lines.append(f"verdict  {summary.bound.text}{advice}")
+    if summary.nodes and ("°C" in summary.nodes or "kWh" in summary.nodes):
+        lines.append(f"seen     {summary.nodes}")
+    lines += [f"health   {line}" for line in summary.health]
     proof = summary.verification
     if proof and proof.get("verdict") == "ill-conditioned":
         lines.append(f"verify   {proof['text']}")

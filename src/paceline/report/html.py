@@ -181,16 +181,24 @@ def _placement(summary: Summary) -> str:
     return figure(placement_svg(found, alone=False)) if found.topology.devices > 1 else ""
 
 
+def _traceback(summary: Summary) -> str:
+    trace = (summary.error or {}).get("traceback")
+    return f"<pre>{esc(trace)}</pre>" if trace else ""
+
+
 def render_html(summary: Summary) -> str:
     """Return the whole report as one HTML document, below 2 MB whatever the length of the run."""
     body = "".join(
         [
             _header(summary),
+            section("What failed first", _traceback(summary)),
             section("Loss", _loss(summary)),
             section("Metrics", metrics_html(summary.metrics, _restarts(summary))),
             section("Written by the model", part.listing(written_rows(summary.written))),
             section("Speed", _speed(summary)),
             section("What bounds a step", bound_html(summary.bound)),
+            section("Nodes", part.listing([("seen", summary.nodes)]) if summary.nodes else ""),
+            section("Health of training", part.listing([("told", line) for line in summary.health])),
             section("Where a step's time goes", _time_terms(summary)),
             section("Memory", _memory(summary)),
             section("Where the wall time went", _phases(summary)),

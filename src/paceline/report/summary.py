@@ -32,6 +32,7 @@ from paceline.report.notebook.table import inline_html
 from paceline.report.phases import Phase, Start, phases_of, resume_steps, starts_of, surviving
 from paceline.report.records import NO_START, Records, StepTable, gather, json_safe, number, table, text
 from paceline.report.series import Series
+from paceline.report.watched.lines import health_lines, node_line
 from paceline.spec.journal.kinds import (
     CheckpointRecord,
     DecisionRecord,
@@ -44,6 +45,7 @@ from paceline.spec.journal.kinds import (
     VerifyRecord,
 )
 from paceline.spec.journal.record import SCHEMA, own_fields, plain
+from paceline.spec.journal.watching import HealthSample, NodeSample
 from paceline.units import format_seconds
 
 UNFINISHED = "unfinished"
@@ -129,6 +131,8 @@ class Summary:
     remarks: tuple[str, ...]
     advice: tuple[CostAdvice, ...]  # what would make it cheaper, the largest saving first
     budgets: tuple[BudgetLeft, ...]  # what is left of each, and what that buys
+    nodes: str = ""  # what samples of the nodes had at most
+    health: tuple[str, ...] = ()  # what stood out of training
 
     def promise(self, name: str) -> Promise:
         """Return one promise by name."""
@@ -211,6 +215,12 @@ def _reproduce(start: RunStarted) -> Reproduce:
     )
 
 
+def _told_error(error: Mapping[str, Any]) -> dict[str, str] | None:
+    """Return what ended the newest start, with the traceback of an error of the user's code."""
+    keys = ("what", "because", "try", *(["traceback"] if error.get("traceback") else []))
+    return {key: text(error.get(key)) for key in keys} if error else None
+
+
 def _remarks(records: Records, steps: StepTable) -> tuple[str, ...]:
     remarks = []
     if not records.starts:
@@ -284,8 +294,10 @@ def summarise(records: Iterable[Mapping[str, Any]], run_dir: str = "") -> Summar
         cluster=json_safe(reference.cluster),
         placement=json_safe(reference.placement),
         reproduce=_reproduce(reference),
-        error={key: text(error.get(key)) for key in ("what", "because", "try")} if error else None,
+        error=_told_error(error),
         remarks=_remarks(found, steps),
+        nodes=node_line(found.of(NodeSample)),
+        health=tuple(health_lines(found.of(HealthSample))),
         advice=advice_on(found, reference, bound, goodput),
         budgets=budgets_left(found),
     )

@@ -50,6 +50,7 @@ from paceline.spec.plan import Plan, PlanSpec
 from paceline.spec.run import RunSpec
 from paceline.spec.survive.faults import FaultPlan
 from paceline.spec.task import Task
+from paceline.supervise.logs.rank import into_log
 from paceline.supervise.parent import end_with_parent
 from paceline.supervise.supervisor import explain, is_supervised
 from paceline.uncaught import is_prompt
@@ -78,6 +79,7 @@ class Run(Training):
         faults: str | Path | list[dict[str, Any]] | FaultPlan | None = None,
     ) -> None:
         end_with_parent()
+        into_log()
         first = end_with_own_code()
         spec = make_spec(task, plan, cluster, run, verify, faults)
         check_extras(spec.run)

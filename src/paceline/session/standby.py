@@ -23,6 +23,7 @@ from typing import Any
 
 from paceline.supervise.forked import leave, split
 from paceline.supervise.lines import Lines
+from paceline.supervise.logs.rank import into_log
 from paceline.supervise.parent import end_with_parent, ends_by, name_process
 
 
@@ -37,6 +38,7 @@ def main() -> int:
     if because or not serve(lines):
         return 0
     lines.end.close()
+    into_log()
     if kind == "worker":
         _as_worker(words)
     return as_script(words)

@@ -36,6 +36,7 @@ from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec
 from paceline.supervise.blame import Outcome
+from paceline.supervise.logs.tee import kept_here
 from paceline.supervise.supervisor import explain
 from paceline.supervise.trace_signal import traced_by_signal
 
@@ -128,7 +129,8 @@ def _here(spec: Spec, brief: Brief, lock: RunLock) -> Outcome:
     from paceline.launch.run import train_here
 
     try:
-        train_here(spec, brief, lock=lock)
+        with kept_here(lock.run_dir, spec.run):
+            train_here(spec, brief, lock=lock)
     except Requeue as stop:
         return Outcome(stop.exit_code)
     except PacelineError as error:
@@ -163,11 +165,12 @@ def _as_one_rank(spec: Spec, place: Place, run_dir: Path, say: Say) -> int:
     name_process(f"rank {place.rank} paceline")
     world, brief, lock = join_peers(spec, place)
     try:
-        if world.is_first:
-            with alerts_beside(spec, say, supervises=False), exports_beside(spec, say):
+        with kept_here(run_dir, spec.run, place.rank):
+            if world.is_first:
+                with alerts_beside(spec, say, supervises=False), exports_beside(spec, say):
+                    train_here(spec, brief, place, lock, world)
+            else:
                 train_here(spec, brief, place, lock, world)
-        else:
-            train_here(spec, brief, place, lock, world)
     finally:
         if lock is not None and not lock.is_lost:
             tell_report(run_dir, say)

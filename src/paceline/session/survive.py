@@ -11,12 +11,13 @@ from paceline.run.process.brief import Brief
 from paceline.said import say_line
 from paceline.session.replanner import Replanner
 from paceline.session.watch.alerting import alerts_beside
+from paceline.spec.arguments import run_directory
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec
-from paceline.spec.survive.recovery import RecoverySpec
 from paceline.supervise.again.generations import Generations
 from paceline.supervise.again.machines import OneMachine
 from paceline.supervise.blame import Outcome
+from paceline.supervise.logs.pump import pump_of
 from paceline.supervise.standby import Standby
 from paceline.supervise.starting import Starter
 from paceline.supervise.supervisor import starter
@@ -38,7 +39,7 @@ def survive(
     policy = spec.run.recovery
     with alerts_beside(spec, say, supervises=True) as alerts:
         generations = Generations(
-            OneMachine(starter_of(words, environ, policy, say, lock), environ),
+            OneMachine(starter_of(words, environ, spec, say, lock), environ),
             brief,
             lock,
             policy,
@@ -53,15 +54,16 @@ def survive(
 
 
 def starter_of(
-    words: Sequence[str], environ: Mapping[str, str], policy: RecoverySpec, say: Say, lock: RunLock | None = None
+    words: Sequence[str], environ: Mapping[str, str], spec: Spec, say: Say, lock: RunLock | None = None
 ) -> Starter:
     """Return what starts `python WORDS` as a rank: forked from a standby where the policy wants one and one can be."""
-    standby, because = None, ""
+    standby, because, policy = None, "", spec.run.recovery
     if policy.standby:
         work, because = forkable(words)
         unbuffered = {"PYTHONUNBUFFERED": "1"} if words[:1] == ["-u"] else {}
         standby = Standby(work, {**environ, **unbuffered}, lock) if work else None
-    return Starter(starter([sys.executable, *words], environ, lock), standby, say, because)
+    logs = pump_of(run_directory(spec), spec.run)
+    return Starter(starter([sys.executable, *words], environ, lock), standby, say, because, logs)
 
 
 def forkable(words: Sequence[str]) -> tuple[list[str], str]:

@@ -17,6 +17,10 @@ from paceline.spec.survive.nodes import NodesSpec
 from paceline.spec.survive.recovery import RecoverySpec
 from paceline.spec.watch.alerts import AlertsSpec
 from paceline.spec.watch.exports import ExportsSpec
+<<<<<<< HEAD
+=======
+from paceline.spec.watch.observe import ObserveSpec
+>>>>>>> main
 from paceline.spec.watch.when import WhenSpec
 from paceline.units import Amount
 
@@ -91,6 +95,7 @@ class RunSpec(Declared, table="run"):
         choices=("auto", "on", "off"),
     )
     health: HealthSpec = option(factory=HealthSpec, doc="what is looked for while a run trains")
+    observe: ObserveSpec = option(factory=ObserveSpec, doc="what is read of machines, ranks and weights on the way")
     faults: FaultPlan = option(factory=FaultPlan, doc="faults that are made on purpose, to rehearse them")
     budget: BudgetSpec = option(factory=BudgetSpec, doc="what the run may cost over all its starts")
     tags: dict[str, Any] = option(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from paceline.run.process.generation import FORKED, RESTARTED
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.supervise.groups import Process
+from paceline.supervise.logs.pump import LogPump
 from paceline.supervise.standby import Standby
 from paceline.supervise.supervisor import Start
 
@@ -14,8 +15,16 @@ from paceline.supervise.supervisor import Start
 class Starter:
     """Starts ranks in the quickest way that works, and says once why the quicker one does not."""
 
-    def __init__(self, cold: Start, standby: Standby | None, say: Callable[[str], None], because: str = "") -> None:
-        """`because` says why there is no standby, where that is not as the spec asks."""
+    def __init__(
+        self,
+        cold: Start,
+        standby: Standby | None,
+        say: Callable[[str], None],
+        because: str = "",
+        logs: LogPump | None = None,
+    ) -> None:
+        """`because` says why there is no standby, where that is not as the spec asks; `logs` keeps what ranks print."""
+        self._logs = logs
         self._cold, self._standby, self._say, self._because = cold, standby, say, because
         self._is_told = False
 
@@ -37,6 +46,8 @@ class Starter:
 
     def __call__(self, place: dict[str, str]) -> Process:
         """Start a rank with these additions to its environment."""
+        if self._logs is not None:
+            place = {**place, **self._logs.place(place)}
         if self._standby is not None and self.rung() == FORKED:
             try:
                 return self._standby.start(place)
@@ -45,6 +56,8 @@ class Starter:
         return self._cold(place)
 
     def close(self) -> None:
-        """End the standby."""
+        """End the standby, and print the last of what ranks have said. No rank runs any more."""
         if self._standby is not None:
             self._standby.close()
+        if self._logs is not None:
+            self._logs.close()

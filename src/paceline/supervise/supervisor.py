@@ -23,6 +23,7 @@ from paceline.spec.survive.health import HealthSpec
 from paceline.supervise.blame import Outcome, leave_error, outcome_of
 from paceline.supervise.crew import Crew, attend
 from paceline.supervise.groups import Process, collect
+from paceline.supervise.logs.rank import opened
 from paceline.supervise.memory_kills import memory_kills
 from paceline.supervise.parent import PARENT_VARIABLE
 from paceline.supervise.signals import forward_signals
@@ -55,10 +56,11 @@ def starter(command: Sequence[str], environ: Mapping[str, str], lock: RunLock | 
 
     def start(place: dict[str, str]) -> Process:
         # Own process group: Ctrl-C reaches the ranks once, through us.
-        return subprocess.Popen(
-            list(command), env={**environ, **place, **(lock.for_first_rank() if lock else {})}, process_group=0,
-            pass_fds=(lock.descriptor,) if lock else (),
-        )  # fmt: skip
+        with opened(place) as streams:
+            return subprocess.Popen(
+                list(command), env={**environ, **place, **(lock.for_first_rank() if lock else {})}, process_group=0,
+                pass_fds=(lock.descriptor,) if lock else (), stdout=streams.get("stdout"), stderr=streams.get("stderr"),
+            )  # fmt: skip
 
     return start
 

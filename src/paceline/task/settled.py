@@ -7,7 +7,6 @@ says what was chosen and because of what.
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from paceline.spec.adapt.preference import DPO
 from paceline.spec.import_paths import is_import_path, scheme_of
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.load import Spec
-from paceline.spec.model_folder import CONFIG, folder_of
+from paceline.spec.model_folder import folder_of
 from paceline.spec.task import DataSpec, ModelSpec, Task
 from paceline.task.data.source import open_sources
 from paceline.task.data.sources.cache import Say
@@ -27,6 +26,7 @@ from paceline.task.data.sources.tables.columns import is_kind_of_table
 from paceline.task.data.sources.tables.listing import TABLE_KINDS, inner_path, list_table
 from paceline.task.data.sources.tables.records import columns_of
 from paceline.task.data.sources.tables.store import TextTable, open_table
+from paceline.task.head import HEAD, check_next_token, is_new_head, with_head
 from paceline.task.models.sizes import is_factory
 from paceline.task.profile.limits import REFERENCED
 from paceline.units import Amount
@@ -35,9 +35,7 @@ LABEL_OBJECTIVES = ("classification", "regression", "multi_label")
 POOLED = "paceline.task.models.pooled:pooled_decoder"
 SHAPE_OPTIONS = ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab")  # of task.model, that a head leaves alone
 ROWS = Amount(32, "samples")  # of a global batch of labelled texts, where the task does not say
-MASKED_HEADS = ("ForMaskedLM", "ForPreTraining")
-OTHER_HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice")
-SEQUENCE_HEAD = "ForSequenceClassification"  # how transformers' classes with a head for whole texts end
+HEAD_PATTERN = f"{HEAD}.*"
 PREFERENCES = {"chosen", "rejected"}  # columns of pairs, which have an objective of their own
 
 
@@ -62,7 +60,7 @@ def settle(spec: Spec, say: Say | None = None) -> Settled:
     decided = _Decided(task)
     if task.data.mix or not _settle_source(decided):
         _refuse_labels(task)
-        _check_next_token(task)
+        check_next_token(task)
         return Settled(spec)
     _settle_labels_asked(decided)
     table = open_table(decided.data, say)
@@ -71,7 +69,7 @@ def settle(spec: Spec, say: Say | None = None) -> Settled:
         _settle_model(decided, table)
         _settle_batch(decided)
     else:
-        _check_next_token(decided.task)
+        check_next_token(decided.task)
         if table.columns.kind != "text":
             _settle_rows(decided)
     if not decided.records:
@@ -201,7 +199,9 @@ def _settle_model(decided: _Decided, table: TextTable) -> None:
         _check_head(model, labels.outputs)
         return
     if (folder := folder_of(model.name)) is not None:
-        _check_folder(model, folder, labels.outputs)
+        if (found := with_head(model, folder, table)) is not None:
+            decided.option("model", *found)
+        _train_head(decided)
         return
     if model.starts_from:
         raise ConfigError(
@@ -215,6 +215,13 @@ def _settle_model(decided: _Decided, table: TextTable) -> None:
     decided.option("model", ModelSpec(name=POOLED, arguments=arguments), because)
 
 
+def _train_head(decided: _Decided) -> None:
+    """Have a new head be trained where adapters, or patterns, would leave it as it was drawn."""
+    task = decided.task
+    if not task.adaptation.is_full and is_new_head(task.model) and HEAD_PATTERN not in task.train:
+        decided.option("train", (*task.train, HEAD_PATTERN), "the head is drawn anew, so it is trained too")
+
+
 def _check_head(model: ModelSpec, outputs: int) -> None:
     """Raise ConfigError for a head of another width than the labels: the spec was settled on other data."""
     if model.name == POOLED and model.arguments.get("outputs") != outputs:
@@ -223,66 +230,6 @@ def _check_head(model: ModelSpec, outputs: int) -> None:
             "the classes of the data are others than those that the model was made for",
             "the data of before, or task.model as a named size, which gets a head of its own",
         )
-
-
-def _config_of(model: ModelSpec, folder: Path) -> dict[str, Any]:
-    """Return the config.json of a folder of Hugging Face with what the task changes; nothing where there is none."""
-    try:
-        found = json.loads((folder / CONFIG).read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}  # who builds the model says what is wrong with it
-    if not isinstance(found, dict):
-        return {}
-    changes = dict(model.arguments)
-    if "num_labels" in changes:
-        found.pop("id2label", None)  # of the head before
-    named = {"architectures": [changes.pop("architecture")]} if "architecture" in changes else {}
-    return {**found, **changes, **named}
-
-
-def _check_next_token(task: Task) -> None:
-    """Raise ConfigError for a folder of Hugging Face whose model is not made to say the next token of a text."""
-    model = task.model
-    if not isinstance(model, ModelSpec) or task.objective not in ("auto", "next_token") or task.turns:
-        return
-    folder = folder_of(model.name)
-    config = _config_of(model, folder) if folder is not None else {}
-    architecture = str((config.get("architectures") or [""])[0])
-    if config.get("is_encoder_decoder"):
-        why = "it reads a source and writes a target, and a text is none of both"
-    elif architecture.endswith(MASKED_HEADS):
-        why = "it sees the whole text, and so the token that it would say"
-    elif architecture.endswith(OTHER_HEADS):
-        why = "its head is for another task"
-    else:
-        return
-    raise ConfigError(
-        f"the model in '{folder}' does not learn the next token", f"it is of the class {architecture}: {why}",
-'an objective and batches of your own (objective = "module:function", data.source = "module:factory"), or a table '
-        'of texts with labels and a head for them (arguments = { architecture = "...", num_labels = 2 })',
-    )  # fmt: skip
-
-
-def _check_folder(model: ModelSpec, folder: Path, outputs: int) -> None:
-    """Raise ConfigError for a folder of Hugging Face whose model has no head for whole texts, or another's."""
-    config = _config_of(model, folder)
-    architecture = str((config.get("architectures") or [""])[0])
-    if not config:
-        return
-    if not architecture.endswith(SEQUENCE_HEAD):
-        raise ConfigError(
-            f"the model in '{folder}' has no head for whole texts", f"it is of the class {architecture}, and the data "
-            "are texts with labels",
-            f"name = \"hf:{folder}\", its class with such a head, and a head that starts fresh: arguments = "
-            f"{{ architecture = \"...{SEQUENCE_HEAD}\", num_labels = {outputs} }}, fresh = [\"score.*\"]",
-        )  # fmt: skip
-    found = len(config.get("id2label") or ()) or int(config.get("num_labels", 2))
-    if found != outputs:
-        raise ConfigError(
-            f"the model in '{folder}' has a head of {found} outputs, and the labels need {outputs}",
-            "its config.json says so (id2label, num_labels)",
-            f'arguments = {{ num_labels = {outputs} }}, and fresh with the parameters of the head: ["classifier.*"]',
-        )  # fmt: skip
 
 
 def _settle_batch(decided: _Decided) -> None:

@@ -10,7 +10,6 @@ import pytest
 from paceline.observe.compare.noise import Noise, between_runs, block_length, detrended, noise_of, t95
 
 TRIES = 150
-DEEP = pytest.mark.deep
 
 
 def correlated(draw: np.random.Generator, steps: int, correlation: float) -> np.ndarray:
@@ -24,7 +23,7 @@ def correlated(draw: np.random.Generator, steps: int, correlation: float) -> np.
 
 @pytest.mark.parametrize(
     ("correlation", "steps"),
-    [(0.0, 30), (0.6, 300), pytest.param(0.0, 300, marks=DEEP), pytest.param(0.8, 500, marks=DEEP)],
+    [(0.6, 120), *(pytest.param(*each, marks=pytest.mark.deep) for each in ((0.0, 30), (0.0, 300), (0.8, 500)))],
 )  # fmt: skip
 def test_an_interval_of_95_percent_holds_the_truth(correlation: float, steps: int) -> None:
     draw = np.random.default_rng(3)

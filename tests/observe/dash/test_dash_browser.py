@@ -37,6 +37,13 @@ def test_a_live_run_in_a_browser(tmp_path: Path) -> None:
         tab.ask("document.querySelectorAll('input').forEach((each) => each.click())")
         tab.ask("document.querySelector('form button').click()")
         tab.wait("document.querySelector('h1')?.textContent.includes(' and ')")
+        tab.open(f"{server.address.url}run/crashed")
+        tab.wait("document.querySelector('#head .alert').textContent.includes('the loss of step 41')")
+        for index in range(18):
+            journals.write(tmp_path / "runs" / f"run-{index}", records[: 60 + index])
+        names = "&".join(f"run={name}" for name in ("live", "crashed", *(f"run-{index}" for index in range(18))))
+        tab.open(f"{server.address.url}compare?{names}")
+        tab.wait("document.querySelectorAll('svg .end').length === 40")
         assert tab.ask("document.body.dataset.evil") is None
         assert tab.complaints == []
         assert {url for url in tab.asked if not url.startswith(server.address.url)} == set()

@@ -70,6 +70,19 @@ def test_the_token_of_an_address_becomes_a_cookie_and_leaves_it() -> None:
     assert TOKEN not in answer.location and answer.cookie.startswith(f"own={TOKEN}; HttpOnly; SameSite=Strict")
 
 
+def test_each_try_is_compared_as_long_as_the_token_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long a refusal takes must not tell how much of a guess is right."""
+    tried: list[bytes] = []
+
+    def compare(given: bytes, token: bytes) -> bool:
+        tried.append(given)
+        return given == token
+
+    monkeypatch.setattr("paceline.observe.dash.guard.hmac.compare_digest", compare)
+    assert status("10.0.0.4", query="token=guess", authorization="Bearer other", cookie="own=third") == 401
+    assert tried == [b"guess", b"other", b"third"]
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.text(max_size=60), st.text(max_size=60), st.text(max_size=60), st.text(max_size=60))
 def test_nothing_that_is_asked_makes_the_guard_fail(host: str, query: str, cookie: str, bearer: str) -> None:

@@ -130,7 +130,7 @@ KINDS = st.sampled_from(["run_started", "step", "ranks", "evaluation", "memory",
                          "run_ended"])  # fmt: skip
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(st.tuples(KINDS, LINES), max_size=6))
 def test_no_journal_keeps_the_page_from_being_drawn(tmp_path_factory: pytest.TempPathFactory, lines: Any) -> None:
     run = tmp_path_factory.mktemp("run")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import http.client
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import report_journals as journals
-from runs import in_process
+from runs import ending, in_process, start
 from served import served
 
 from paceline.errors import ConfigError, MissingExtra
@@ -93,6 +94,7 @@ def test_every_answer_forbids_what_is_not_of_the_page(tmp_path: Path) -> None:
             assert "server" not in headers
         assert server.get("/", Host="evil.example").status == 421
         assert server.get("/", "POST").status == 405
+        assert server.get("/run/one/events", "HEAD").body == ""
         assert server.get("/", X_Forwarded_For="10.0.0.1").status == 401
     with served(tmp_path, always=True) as server:
         assert server.get("/run/one").status == 401 and server.get("/run/one/events").status == 401
@@ -132,3 +134,22 @@ def test_what_cannot_be_served_is_said(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setitem(__import__("sys").modules, "uvicorn", None)
     with pytest.raises(MissingExtra, match="paceline dash needs"):
         make_server([tmp_path], "127.0.0.1", 0)
+
+
+def test_it_is_served_until_it_is_interrupted(tmp_path: Path) -> None:
+    """Ctrl-C is how it ends, and an open page does not keep it."""
+    pytest.importorskip("uvicorn", reason="the extra `dash` is not installed")
+    run = journals.write(tmp_path / "one", journals.one_step())
+    process = start("dash", run, "--port", "0", "--json")
+    assert process.stdout is not None
+    told = ""
+    while not told.endswith("}\n"):
+        told += process.stdout.readline()
+    found = json.loads(told)
+    connection = http.client.HTTPConnection(found["url"].removeprefix("http://").rstrip("/"), timeout=60)
+    connection.request("GET", "/run/one/events")
+    next_part(connection.getresponse(), "head", "complete")
+    process.send_signal(signal.SIGINT)
+    _, errors = ending(process, 60)
+    connection.close()
+    assert process.returncode == 0 and errors == ""

@@ -110,10 +110,10 @@ def test_records_of_watchers_are_kept_and_do_not_lengthen_the_run(tmp_path: Path
     late = {"time": journals.START + 1e6, "schema": 1}
     with (tmp_path / "journal" / "alerts-0001.jsonl").open("a") as file:
         for state in ("firing", "resolved"):
-            file.write(json.dumps({**late, "kind": "alert", "rule": "silent", "title": "a", "state": state}) + "\n")
+            file.write(json.dumps({**late, "kind": "alert", "rule": "silent", "title": state, "state": state}) + "\n")
     live.refresh()
     assert live.phases() == before
-    assert [line["state"] for line in live.alerts.values()] == ["resolved"]
+    assert [line["state"] for line in live.alerts.values()] == ["resolved"] and len(live.alerted) == 2
 
 
 def test_a_glance_tells_what_the_whole_journal_tells(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_functions_of_ones_own_give_rows_pairs_or_several() -> None:
 
 
 class Keeps:
-    """A metric that keeps a state, as those of torchmetrics do."""
+    """A metric that keeps a state, and does not say what it is."""
 
     def __call__(self, outputs: Any, batch: Any) -> float:
         return 0.0

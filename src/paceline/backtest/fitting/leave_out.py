@@ -23,6 +23,19 @@ from paceline.plan.cost.columns import Floats
 from paceline.plan.cost.constants import Constants
 from paceline.plan.cost.unknown import time_widths
 
+SCALES = (8, 64, 512)  # bounds of numbers of devices that errors are told by: a node, a rack or so, a pod
+
+
+@dataclass(frozen=True)
+class ScaleErrors:
+    """Errors of step times on up to so many devices, and on more than the bound before; of the last, on any more."""
+
+    devices: int  # the most of the rows
+    rows: int
+    tables: int
+    mape: float
+    bias: float  # the median error
+
 
 @dataclass(frozen=True)
 class LeftOut:
@@ -35,6 +48,7 @@ class LeftOut:
     tables: int
     coverage_80: float  # of step times, over rows
     coverage_95: float
+    by_devices: tuple[ScaleErrors, ...] = ()
 
 
 def leave_sources_out(paths: Sequence[Path], fit_on: Sequence[Path]) -> LeftOut:
@@ -86,7 +100,28 @@ def _summary(files: Sequence[FileResult]) -> LeftOut:
         tables=len(scores),
         coverage_80=mean(score.coverage_80 for score in scores for _ in range(score.n)) if rows else math.nan,
         coverage_95=mean(score.coverage_95 for score in scores for _ in range(score.n)) if rows else math.nan,
+        by_devices=by_devices([item for file in files for item in file.steps]),
     )
+
+
+def by_devices(steps: Sequence[Scored]) -> tuple[ScaleErrors, ...]:
+    """Return the errors of step times by the number of devices, of numbers that there are rows of."""
+    rows, found, least = timed(steps), [], 0
+    for most in (*SCALES, math.inf):
+        members = [item for item in rows if least < item.case.cluster.devices <= most]
+        least = most
+        if members:
+            errors = [item.time_error or 0.0 for item in members]
+            found.append(
+                ScaleErrors(
+                    devices=max(item.case.cluster.devices for item in members),
+                    rows=len(members),
+                    tables=len({item.case.row.file for item in members}),
+                    mape=mean(map(abs, errors)),
+                    bias=median(errors),
+                )
+            )
+    return tuple(found)
 
 
 def left_out_lines(found: LeftOut) -> list[str]:
@@ -99,6 +134,11 @@ def left_out_lines(found: LeftOut) -> list[str]:
                 f"  {Path(file.score.file).stem:28}{score.n:6} rows, MAPE {score.mape:6.1%}, bias {score.bias:+6.1%}, "
                 f"null {score.null_mape:6.1%}, 80 % hold {score.coverage_80:4.0%}, 95 % hold {score.coverage_95:4.0%}"
             )
+    lines += [
+        f"  up to {one.devices:6,} devices: {one.rows:5} rows of {one.tables} tables, MAPE {one.mape:.1%}, median "
+        f"{one.bias:+.1%}"
+        for one in found.by_devices
+    ]
     return [
         *lines,
         f"  median table {found.median_mape:.1%}, worst {found.worst_mape:.1%}; {found.worse_than_null} of "

@@ -1,6 +1,6 @@
 """What `--json` writes: for every action of every verb the keys of its one object, declared once.
 
-`print_json` holds what is written against it, and docs/reference/json.md is made of it. A key that is taken away, or
+The tests hold what is written against it, and docs/reference/json.md is made of it. A key that is taken away, or
 means something else, makes another FORMAT; a key that is added does not.
 """
 
@@ -28,6 +28,7 @@ TRAIN = "paceline train"
 TRACE = "paceline trace"
 DELIVER = "paceline deliver"
 REPORT = "paceline report"
+LOGS = "paceline logs"
 BILL = "paceline bill"
 ALERTS, ALERTS_TEST = "paceline alerts list", "paceline alerts test"
 ALERTS_RULES, ALERTS_SILENCE = "paceline alerts rules", "paceline alerts silence"
@@ -134,6 +135,11 @@ SHAPES: dict[str, dict[str, str]] = {
         "page": "the file that was written",
         "...": "everything that the page shows: `status`, `promises` (forecast, measured, error), `losses`, `goodput`,"
         " `bound`, `phases`, `decisions`, `faults` and the rest of `paceline.report(...).as_dict()`",
+    },
+    LOGS: {
+        "failure": "what failed first in the newest start: `rank`, `what`, `because`, `traceback`; null without one",
+        "ranks": "ranks that have logs",
+        "lines": "by their moments: `rank`, `time` (UTC), `stream` (`out` or `err`) and `text`",
     },
     BILL: {
         "by": "what is added up by",

@@ -19,7 +19,7 @@ from paceline.observe.compare.page import compare_html
 from paceline.observe.compare.runs import MOST_RUNS, compare_live
 from paceline.observe.dash.guard import HEADERS, DashGuard, PageAnswer, PageRequest
 from paceline.observe.dash.page import STYLE, run_body, runs_body, runs_table, shell, words_page
-from paceline.observe.dash.watched import LOOK_SECONDS, RunSet, WatchedRun, digest_of
+from paceline.observe.dash.watched import RunSet, WatchedRun, digest_of
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -98,7 +98,7 @@ class DashServer:
         def parts() -> Mapping[str, tuple[str, str]]:
             return {name: (part.html, part.digest) for name, part in run.look(rank).items()}
 
-        return self._stream(request, parts, LOOK_SECONDS)
+        return self._stream(request, parts, lambda: run.rest_seconds)
 
     async def all_events(self, request: Request) -> Response:
         """Send the table of all runs when it changes."""
@@ -107,14 +107,16 @@ class DashServer:
             html = self._runs_table()
             return {"runs": (html, digest_of(html))}
 
-        return self._stream(request, parts, RUNS_SECONDS)
+        return self._stream(request, parts, lambda: RUNS_SECONDS)
 
-    def _stream(self, request: Request, parts: Parts, every: float) -> Response:
+    def _stream(self, request: Request, parts: Parts, rest: Callable[[], float]) -> Response:
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream")
         if self._streams >= MOST_STREAMS:
             return Response("too many pages are open", 503)
-        return StreamingResponse(self._events(request, parts, every), media_type="text/event-stream")
+        return StreamingResponse(self._events(request, parts, rest), media_type="text/event-stream")
 
-    async def _events(self, request: Request, parts: Parts, every: float) -> AsyncIterator[str]:
+    async def _events(self, request: Request, parts: Parts, rest: Callable[[], float]) -> AsyncIterator[str]:
         self._streams += 1
         sent: dict[str, str] = {}
         beat = time.monotonic()
@@ -129,7 +131,7 @@ class DashServer:
                 if time.monotonic() - beat > BEAT_SECONDS:
                     beat = time.monotonic()
                     yield ": still here\n\n"
-                await asyncio.sleep(every)
+                await asyncio.sleep(rest())
         finally:
             self._streams -= 1
 

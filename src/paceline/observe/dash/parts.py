@@ -122,7 +122,9 @@ def _ended(run: LiveRun) -> str:
     if not error:
         return ""
     rows = listing((word, text(error.get(word))) for word in ("because", "try"))
-    return f'<div class="alert"><b>{esc(text(error.get("what")) or "The run failed")}</b>{rows}</div>'
+    trace = text(error.get("traceback"))
+    shown_trace = f'<pre tabindex="0">{esc(trace)}</pre>' if trace else ""
+    return f'<div class="alert"><b>{esc(text(error.get("what")) or "The run failed")}</b>{rows}{shown_trace}</div>'
 
 
 def alerts(view: RunView) -> str:

@@ -16,7 +16,7 @@ from paceline.observe.live.glance import Glances
 from paceline.observe.live.run import LiveRun
 
 READ_SECONDS = 0.8  # of one look: a long journal is read over several, and what is there is shown meanwhile
-LOOK_SECONDS = 0.3  # between two looks
+LOOK_SECONDS, BEHIND_SECONDS = 0.3, 0.02  # between two looks; while a long journal is being read
 REST = 10.0  # times what drawing a part took, for which it is not drawn again: a tenth of a core at most
 OF_TIME = ("head", "logs")  # parts that change without a record
 
@@ -48,11 +48,16 @@ class WatchedRun:
     def look(self, rank: int | None = None) -> dict[str, DrawnPart]:
         """Read what is new and return every part, drawn anew where it has changed and was not just drawn."""
         with self._lock:
-            if time.monotonic() - self._looked >= LOOK_SECONDS:
+            if self.live.is_behind or time.monotonic() - self._looked >= LOOK_SECONDS:
                 self.live.refresh(READ_SECONDS)
                 self._looked = time.monotonic()
             view = RunView(self.live, time.time(), rank)
             return {name: self._part(name, view) for name in PARTS}
+
+    @property
+    def rest_seconds(self) -> float:
+        """How long to wait before the next look: hardly at all while there is more to read."""
+        return BEHIND_SECONDS if self.live.is_behind else LOOK_SECONDS
 
     @contextlib.contextmanager
     def read(self) -> Iterator[LiveRun]:

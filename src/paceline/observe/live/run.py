@@ -56,7 +56,8 @@ class LiveRun:
         self.nodes: dict[str, Mapping[str, Any]] = {}  # name -> newest sample
         self.health: Mapping[str, Any] | None = None
         self.bound: VerdictRecord | None = None  # the newest verdict on record
-        self.alerts: dict[str, Mapping[str, Any]] = {}  # rule and subject -> newest record
+        self.alerts: dict[str, Mapping[str, Any]] = {}  # rule -> newest record, which says whether it fires
+        self.alerted: deque[Mapping[str, Any]] = deque(maxlen=MOST_OF_A_KIND)  # all of them
         self.seconds = dict.fromkeys(
             ("training", "data", "lost work", "evaluation", "checkpoints", "verification"), 0.0
         )
@@ -152,7 +153,8 @@ class LiveRun:
             self.slowest[slowest[0]] += 1
 
     def _fold_alert(self, line: Mapping[str, Any]) -> None:
-        name = f"{text(line.get('rule'))} {text(line.get('title'))}"
+        name = text(line.get("rule"))
+        self.alerted.append(line)
         self.alerts.pop(name, None)  # the newest stands last
         self.alerts[name] = line
         while len(self.alerts) > MOST_OF_A_KIND:

@@ -24,6 +24,9 @@ from paceline.run.loop.step import Stepper, StepStats
 from paceline.run.loop.under_plan import UnderPlan
 from paceline.run.memory.exhausted import is_exhausted, out_of_memory, tell_peers, told_by_peer
 from paceline.run.memory.spent import MemoryMeter
+from paceline.run.observe.health.judge import HealthJudge
+from paceline.run.observe.health.told import TrainingHealth
+from paceline.run.observe.observing import NodeWatch
 from paceline.run.process.brief import Brief, take_brief
 from paceline.run.process.generation import REFORMED, Generation, take_generation
 from paceline.run.process.groups import abort_groups
@@ -111,6 +114,9 @@ class InWorld:
         self._callbacks = Callbacks(task.callbacks)
         kept = {"callbacks": self._callbacks} if task.callbacks else {}
         self._run = RunIdentity(run_dir, spec, self.source.fingerprint, course, described(self.source), kept)
+        observe = spec.run.observe
+        every = self._steps(observe.health_every) or 1
+        self._health = TrainingHealth(every, HealthJudge()) if observe.health else None
         self._good: Path | None = None  # the newest checkpoint that is known to be whole
         self._made: StepStats | None = None  # what the last step did
         self._done_step = 0  # the last step of which all that follows is done
@@ -188,6 +194,8 @@ class InWorld:
         self._points.tell(self._record)
         for remark in self._under.built.remarks if not held else ():
             self._record.remark(remark)
+        attempt = self._record.attempt if isinstance(self._record, Recorder) else 0
+        self._node = NodeWatch(self.spec.run, self.dir, self.world, attempt)
         self._done_step = self.progress.step
         self._made = together.stats if together and together.stats else self._made
         if together and together.stats and not together.is_done:
@@ -250,6 +258,8 @@ class InWorld:
         self._second_look = SecondLook(looks_every, plan, world, run.deterministic) if looks_every else None
         self._stragglers = Stragglers(run.health, world, under, self.dir)
         self._tally = RankTally(world)
+        if self._health is not None:
+            self._health.of(under.built.stepper, world)
         self._pressure = None
         if self.spec.plan.confirms:
             self._pressure = MemoryPressure(world, under, self._meter, run.health.memory_pressure)
@@ -290,6 +300,11 @@ class InWorld:
         if isinstance(error, OutOfMemory) and not is_supervised():
             abort_groups()
 
+    def _leave_node(self) -> None:
+        """Sample the node no more, and record what it has last been seen to do."""
+        self._node.close()
+        self._record.nodes(self._node.taken())
+
     @property
     def _stepper(self) -> Stepper:
         return self._under.built.stepper
@@ -312,6 +327,7 @@ class InWorld:
         held = hold(self._run, self._under.built, self.brief.plan, self.progress, self._made, is_done)
         held = dataclasses.replace(held, learnt=self._stragglers.learnt())
         self._keeper.abandon()
+        self._leave_node()
         self._good = self._keeper.good
         self.world.groups.forget()
         self.take_down()

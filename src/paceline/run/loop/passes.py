@@ -43,6 +43,12 @@ class Passes(Protocol):
         """Call `wrapper(objective)` in the place of the objective from now on; a proof looks at losses there."""
 
 
+class MicroBatchWatch(Protocol):
+    """Looks at forward passes, and is told whether a micro-batch counts before each."""
+
+    counts: bool
+
+
 @dataclass
 class SequentialPasses:
     """One micro-batch after the other, each forward and then backward, on a model that is whole on every rank."""
@@ -61,6 +67,7 @@ class SequentialPasses:
     # The number by which random numbers of a step are told apart: a step of several objectives has one for each.
     draws_as: Callable[[int], int] = lambda step: step
     statistics: RankSums | None = None  # of batch normalisation over all ranks
+    watched_by: MicroBatchWatch | None = None  # who looks at what blocks give
 
     def accumulate(self, micro_batches: Sequence[MicroBatch], down: float) -> tuple[Any, Any]:
         """Run forward and backward of all micro-batches; return this rank's share of the loss sum and the weight."""
@@ -114,6 +121,8 @@ class SequentialPasses:
         objective = objective if micro.counts else without_own_rows(objective)
         if self.statistics is not None:
             self.statistics.counts = micro.counts
+        if self.watched_by is not None:
+            self.watched_by.counts = micro.counts
         data = self.take_part(in_model_precision(micro.data, self.plan))
         return self.call(objective, self.model, data)
 

@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -87,6 +88,23 @@ class _Made:
     router: RouterStats | None
 
 
+class StepWatch(Protocol):
+    """Looks at the gradients and the updates of some steps (run/observe/health/meter.py)."""
+
+    @property
+    def is_measuring(self) -> bool:
+        """Whether the step that is made is one of those."""
+
+    def begin(self, step: int) -> None:
+        """A step begins."""
+
+    def before_update(self, parameters: Sequence[nn.Parameter], correction: float) -> None:
+        """The gradients are complete, and `correction` is their factor."""
+
+    def after_update(self) -> None:
+        """The weights have changed."""
+
+
 @dataclass
 class Stepper:
     """Runs steps of one assembled model. Stateless but for the model, the optimizer and the loss scaler."""
@@ -117,9 +135,10 @@ class Stepper:
     groups: Sequence[GroupSpec] = ()  # of parameters, some of which may stay as they are in some steps
     freezes: bool = False  # whether they do: a proof trains all of them
     leaves_out: bool = False  # the update of the next step
+    health: StepWatch | None = None  # looks at gradients and updates of some steps
 
     def __post_init__(self) -> None:
-        self._copies = {p: self._copies_of(p) for turn in self.turns for p in turn.parameters}
+        self._copies = {p: self.copies_of(p) for turn in self.turns for p in turn.parameters}
         self._clock = PhaseClock(self.world.device)
         self._groups_of = {weight: group_of(self.groups, self.names.get(name, (name,)))
                            for name, weight in named_parameters(self.model)}  # fmt: skip
@@ -145,6 +164,8 @@ class Stepper:
         Raises NumericalStop, before the weights that it is of change, where a loss or a gradient norm is not finite.
         """
         self._clock.begin()
+        if self.health is not None:
+            self.health.begin(batch.step)
         self._awaited_seconds = self._held_seconds = 0.0
         on_cuda = self.world.device.type == "cuda"
         made: dict[str, _Made] = {}
@@ -282,7 +303,7 @@ class Stepper:
             total += norm.double().square() / copies
         return total
 
-    def _copies_of(self, parameter: nn.Parameter) -> int:
+    def copies_of(self, parameter: nn.Parameter) -> int:
         """Return how many of the ranks that make an update together hold the same part of a parameter."""
         # A parameter lives on the ranks of one stage, unless the first and the last share it.
         holders = self.sync.ranks // self.plan.layout.pp * self.stages_holding.get(parameter, 1)
@@ -320,11 +341,16 @@ class Stepper:
             factor *= min(1.0, clip_norm / (norm + CLIP_EPS))
         if self.observe is not None:
             self.observe(correction)
+        measured = self.health if self.health is not None and self.health.is_measuring else None
+        if measured is not None:
+            measured.before_update(turn.parameters, correction)
         if factor != 1.0:
             torch._foreach_mul_([_local(p.grad) for p in turn.parameters if p.grad is not None], factor)
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
         self.updater.step()
+        if measured is not None:
+            measured.after_update()
         if self.scaler:
             self.scaler.update(overflowed=False)
 

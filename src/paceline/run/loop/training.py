@@ -144,6 +144,7 @@ class Training(InWorld):
     def _left(self, loop: LeftLoop | None) -> None:
         """Record that the loop was left before its end: at once, or as soon as it shows whether an error was why."""
         self._keeper.finish()
+        self._leave_node()
         seconds = time.monotonic() - self._began
         if loop is None or loop.on_purpose:
             self._record.ended("stopped", self.progress.step, seconds)
@@ -302,6 +303,10 @@ class Training(InWorld):
         self._points.reached("check", step)
         self._stragglers.add(stats, batch)
         self._tally.add(stats)
+        if self._health is not None and (health := self._health.after(stats)) is not None:
+            self._record.health(health)
+        self._node.stepped(step)
+        self._record.nodes(self._node.taken())
         self._record.decided_now([*self._under.read_decisions(), *self._notices.take()])
         if self._check_every and (is_due(step, self._first_step, self._check_every) or last):
             numbers, apart = numbers_of(stats, scaler.scale if scaler else None), self._stepper.sync.apart_after(step)
@@ -470,5 +475,6 @@ class Training(InWorld):
 
     def _ended(self, status: str, error: BaseException | None = None) -> None:
         self._notices.close()
+        self._leave_node()
         self._points.tell(self._record)
         self._record.ended(status, self.progress.step, time.monotonic() - self._began, error)

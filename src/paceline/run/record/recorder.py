@@ -48,6 +48,7 @@ from paceline.spec.journal.kinds import (
 )
 from paceline.spec.journal.record import Record, now
 from paceline.spec.journal.redact import Redactor
+from paceline.spec.journal.watching import HealthSample, NodeSample
 from paceline.spec.load import Spec, spec_to_dict
 from paceline.spec.plan import Plan
 from paceline.spec.watch.samples import SamplesSpec
@@ -169,6 +170,25 @@ class Recorder:
         """Record and say that steps were traced, as somebody has asked."""
         self._write(record)
         self.say(f"trace    steps {record.first} to {record.last}, asked for by {record.by}: {record.path}")
+
+    @property
+    def attempt(self) -> int:
+        """The number of the start."""
+        return self._attempt
+
+    def nodes(self, samples: Sequence[NodeSample]) -> None:
+        """Record what the first node's sampler has read."""
+        for sample in samples:
+            self._write(sample)
+
+    def health(self, sample: HealthSample) -> None:
+        """Record how a step's blocks were, and say what stands out."""
+        self._write(sample)
+        for each in sample.told:
+            where = f" in {each['block']}" if each["block"] else ""
+            self.say(
+                f"health   {each['detector']}{where} in step {sample.step}: {each['evidence']}; try: {each['advice']}"
+            )
 
     def evaluation(self, step: int, measured: EvaluationResult, sets: Mapping[str, EvaluationResult]) -> None:
         """Record an evaluation, and what it gave on further sets."""

@@ -9,10 +9,11 @@ from typing import TextIO
 
 from paceline.plan.flops import OWN
 from paceline.run.process.brief import Brief
-from paceline.said import end_line, say_line, say_over
+from paceline.said import end_line, is_shown, say_line, say_over
 from paceline.spec.journal.bound import VerdictRecord
 from paceline.spec.journal.kinds import EvaluationRecord, StepRecord, WrittenRecord
 from paceline.spec.journal.record import Record
+from paceline.spec.journal.watching import NodeSample, device_line
 from paceline.units import format_count, format_seconds
 
 BARS = "▁▂▃▄▅▆▇"
@@ -40,6 +41,7 @@ class StatusLine:
         self._every = every
         self._stream = stream or sys.stdout
         self._losses: list[float] = []
+        self._node = ""  # what the newest sample of the first node says of its devices
         self._recent: list[float] = []  # seconds of the steps since the last line
         self._bound = ""  # what bounds steps, in two words
 
@@ -47,6 +49,8 @@ class StatusLine:
         """Take note of a step, and print when the interval is over; print evaluations."""
         if isinstance(record, StepRecord):
             self._step(record)
+        elif isinstance(record, NodeSample):
+            self._node = device_line(record.signals)
         elif isinstance(record, EvaluationRecord):
             self._evaluation(record)
         elif isinstance(record, VerdictRecord):
@@ -83,7 +87,7 @@ class StatusLine:
         left = (brief.steps - step) * seconds
         losses = [f"{name} {turn['loss']:.4f}" for name, turn in (record.turns or {}).items()] or [f"{loss:.4f}"]
         parts = [f"step {step:>{len(str(brief.steps)) + 1}}/{brief.steps}", f"loss {', '.join(losses)}"]
-        if self._brief.redraws or self._stream.isatty():
+        if self._brief.redraws or is_shown(self._stream):
             parts.append(sparkline(self._losses))
         parts.append(f"{format_seconds(seconds)} (forecast {format_seconds(brief.step_seconds)})")
         parts.append(f"{format_count(rate)} {'tok' if brief.unit == 'tokens' else 'samples'}/s")
@@ -94,7 +98,7 @@ class StatusLine:
         parts.append(f"eta {format_seconds(left)}" if left else "done")
         if math.isfinite(brief.usd_per_second):
             parts.append(f"${brief.usd_per_second * step * seconds:.2f}")
-        return "  ".join(parts)
+        return "  ".join([*parts, *([self._node] if self._node else [])])
 
     def say(self, text: str) -> None:
         """Print one line that is not a step."""

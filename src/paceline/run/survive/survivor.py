@@ -35,6 +35,7 @@ from paceline.run.survive.saving.peers import read_pieces
 from paceline.spec.plan import Plan
 from paceline.spec.task import Task
 from paceline.supervise.control import CALL_NAME, CONTROL_VARIABLE, stand_by
+from paceline.supervise.logs.rank import into_log
 from paceline.supervise.parent import name_process
 from paceline.supervise.supervisor import ERROR_FOLDER
 
@@ -120,6 +121,7 @@ def next_place(world: World, generation: int, held: Brought) -> tuple[World, Gen
     os.environ.update(answer["place"])
     adopt_generation(answer["generation"])
     following = take_generation()
+    into_log()
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     name_process(f"rank {rank} paceline")
     on_node = int(os.environ.get("LOCAL_WORLD_SIZE", size))

@@ -72,7 +72,7 @@ def attend_run(spec: Spec, say: Say = say_line, seat: Seat | None = None, script
         folder = Path(name)
         path = hand_over(spec, folder)
         words = list(script) or ["-m", WORKER, str(path)]
-        start = starter_of(words, dict(os.environ), spec.run.recovery, say)
+        start = starter_of(words, dict(os.environ), spec, say)
         agent = Agent(folder, start, nodes.node, devices_here(spec), os.environ, seat.environ)
         flag = forward_signals(agent.send)
         attendance = Attendance(spec, agent, path, say, seat.per_machine, script)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 from paceline.spec.journal.bound import TraceRecord, VerdictRecord
 from paceline.spec.journal.record import Ids, Numbers, Record, Table, Told, Words, read
-from paceline.spec.journal.watching import AlertRecord
+from paceline.spec.journal.watching import AlertRecord, HealthSample, NodeSample
 
 
 @dataclass(frozen=True)
@@ -481,7 +481,8 @@ class RunEnded(Record):
 RECORDS: tuple[type[Record], ...] = (
     RunStarted, StepRecord, RanksRecord, VerdictRecord, TraceRecord, EvaluationRecord, WrittenRecord, LoggedRecord,
     SourcesRecord, SelectionRecord, MemoryRecord, MovedRecord, VerifyRecord, DecisionRecord, CheckpointRecord,
-    ReplayRecord, FaultRecord, RecoveryRecord, InjectedRecord, RunEnded, AlertRecord,
+    ReplayRecord, FaultRecord, RecoveryRecord, InjectedRecord, NodeSample, HealthSample, RunEnded,
+    AlertRecord,
 )  # fmt: skip
 BY_KIND = {kind.KIND: kind for kind in RECORDS}
 

@@ -13,10 +13,12 @@ from typing import Any
 
 from paceline.spec.journal.kinds import parse
 from paceline.spec.journal.record import Record, Some
+from paceline.spec.journal.watching import NodeSample
 
 TAIL_BYTES = 1 << 20  # of a journal that are read first, from its end
 
 _NAME = re.compile(r"([0-9]{4,})\.jsonl")
+_OF_NODE = re.compile(r"node-([0-9]{4,})-[\w.-]+\.jsonl")
 
 
 def numbered(folder: Path) -> list[tuple[int, Path]]:
@@ -28,6 +30,23 @@ def numbered(folder: Path) -> list[tuple[int, Path]]:
 def starts_of(run_dir: Path) -> list[tuple[int, Path]]:
     """Return (number, file) of every start of a run, oldest first. What others left in the folder is passed over."""
     return [(number, path) for number, path in numbered(run_dir / "journal") if path.is_file()]
+
+
+def node_files(run_dir: Path) -> list[tuple[int, Path]]:
+    """Return (number of the start, file) of every node that is not the first, which has samples of its own."""
+    folder = run_dir / "journal"
+    named = [(_OF_NODE.fullmatch(path.name), path) for path in folder.iterdir()] if folder.is_dir() else []
+    return sorted((int(match[1]), path) for match, path in named if match and path.is_file())
+
+
+def read_nodes(run_dir: Path) -> Iterator[NodeSample]:
+    """Yield the samples of all nodes: the first one's of each start, then those of the others."""
+    yield from read_kind(run_dir, NodeSample)
+    for number, path in node_files(run_dir):
+        for line in records_of_kind(path, NodeSample.KIND):
+            record = parse({"attempt": number, **line})
+            if isinstance(record, NodeSample):
+                yield record
 
 
 def read_journal(run_dir: Path) -> Iterator[dict[str, Any]]:

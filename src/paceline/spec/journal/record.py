@@ -18,6 +18,7 @@ SCHEMA = 1
 Table = Mapping[str, Any]  # a JSON object that is declared elsewhere: a spec, a plan, a forecast
 Numbers = Mapping[str, float]
 Words = tuple[str, ...]
+Tables = tuple[Table, ...]
 Ids = tuple[int, ...]
 Some = TypeVar("Some", bound="Record")
 
@@ -155,6 +156,7 @@ READERS: dict[Any, Callable[[Any], Any]] = {
     Table | None: lambda value: value if isinstance(value, dict) else None,
     Numbers: _numbers,
     Words: _words,
+    Tables: lambda value: tuple(each for each in value if isinstance(each, dict)) if isinstance(value, list) else (),
     Ids | None: _ids,
     Any: lambda value: value,
 }

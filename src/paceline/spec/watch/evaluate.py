@@ -42,8 +42,9 @@ class EvaluateSpec(Declared, table="task.evaluate"):
     metrics: tuple[Any, ...] = option(
         (),
         "metrics of the held-out samples: 'accuracy', 'top_5' (any number), 'f1_macro', 'f1_micro', 'perplexity',"
-        " 'bits_per_byte', 'rmse', 'mae', or `package.module:function` of (outputs, batch) that returns a number for"
-        " each row, (sum, count), or a dict of such",
+        " 'bits_per_byte', 'rmse', 'mae', `package.module:function` of (outputs, batch) that returns a number for"
+        " each row, (sum, count), or a dict of such, or `package.module:metric` of torchmetrics (the extra metrics)"
+        " whose states are sums",
         objects=METRICS,
     )
     metric: str = option(

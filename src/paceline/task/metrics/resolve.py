@@ -10,6 +10,7 @@ from paceline.spec.import_paths import is_import_path, load_object
 from paceline.spec.watch.evaluate import REWARDS, TOP, EvaluateSpec
 from paceline.task.data.protocol import Source
 from paceline.task.metrics.built_in import BitsPerByte, built_in
+from paceline.task.metrics.kept_states import StateMetric, keeps_states
 from paceline.task.metrics.metric import Metric
 from paceline.task.metrics.own import TAKEN, OwnMetric
 from paceline.task.metrics.rewards import RewardsOfPairs
@@ -24,7 +25,8 @@ def metrics_of(spec: EvaluateSpec, source: Source, objective: Callable[..., Any]
 
     `cp` is how many ranks share a sequence: functions of the user's then see parts of it.
     """
-    asked = [each for each in spec.metrics if each not in REWARDS]
+    # A metric of torchmetrics makes another metric of a comparison, so names alone are compared.
+    asked = [each for each in spec.metrics if not (isinstance(each, str) and each in REWARDS)]
     of_pairs = getattr(objective, "told", None) is not None
     if len(asked) < len(spec.metrics) and not of_pairs:
         raise ConfigError(
@@ -55,14 +57,11 @@ def _metric(asked: Any, source: Source, objective: Callable[..., Any]) -> Metric
         return built_in(asked, int(top[1]) if top else None)
     found = load_object(asked, "task.evaluate.metrics") if isinstance(asked, str) else asked
     name = asked.rpartition(":")[2] if isinstance(asked, str) else getattr(found, "__name__", type(found).__name__)
+    if keeps_states(found):
+        return StateMetric(found, name, objective)
     if not callable(found):
         raise ConfigError(
             f"task.evaluate.metrics: '{name}' is a {type(found).__name__}", "it cannot be called",
-            f"a function of (outputs, batch) that returns {TAKEN}",
-        )  # fmt: skip
-    if all(hasattr(found, method) for method in ("update", "compute", "reset")):
-        raise ConfigError(
-            f"task.evaluate.metrics: {name} keeps a state of its own", "its state would be of one rank's samples alone",
             f"a function of (outputs, batch) that returns {TAKEN}",
         )  # fmt: skip
     return OwnMetric(found, name)

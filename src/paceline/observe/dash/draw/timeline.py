@@ -44,7 +44,7 @@ def events_of(run: LiveRun) -> dict[str, list[RunEvent]]:
         "recoveries": [_event(each, f"{each.rung}: {each.because}") for each in run.of(RecoveryRecord)],
         "alerts": [
             RunEvent(number(line.get("time")) or 0.0, f"{text(line.get('state'))}: {text(line.get('title'))}")
-            for line in run.alerts.values()
+            for line in run.alerted
         ],
         "decisions": [_event(each, f"{each.what}: {shown(each.after)}") for each in run.of(DecisionRecord)],
         "evaluations": [_event(each, f"step {each.step}, loss {each.loss}") for each in run.of(EvaluationRecord)],

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import IO, Any, NamedTuple, cast
 
 from paceline.errors import DamagedData, DataError, MissingExtra, suggestion
+from paceline.spec.import_paths import scheme_of
 from paceline.spec.task import DataSpec
 from paceline.task.data.sources.files import kind_of
 from paceline.task.data.sources.listing import CorpusFiles, File
@@ -124,10 +125,12 @@ def _documents_of(data: DataSpec, listing: CorpusFiles, file: File, damaged: Dam
         return _read_jsonl(file, data, damaged)
     if kind in ("parquet", "arrow"):
         return _read_table(file, kind, data, damaged)
-    if kind in ("csv", "tsv"):
+    asked = scheme_of(data.source)[0] == "text" or bool(data.include)
+    if kind in ("csv", "tsv") or (kind == "json" and not asked):
         raise DataError(
             f"{file.path} is a table, and no text", "its rows would be learnt with their commas and quotes",
-            'source = "table:PATH", with text_field for the column of texts',
+            'source = "table:PATH", with text_field for the column of texts'
+            + ("; or text: before the path" if kind == "json" else ""),
         )  # fmt: skip
     refuse_scores(data, file.path)
     if listing.kind == "stdlib":

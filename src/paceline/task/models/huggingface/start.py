@@ -14,6 +14,7 @@ from paceline.spec.model_folder import CONFIG, TOKENIZER, folder_of
 from paceline.spec.task import DataSpec, ModelSpec
 from paceline.task.models.huggingface.files import read_safetensors
 from paceline.task.models.huggingface.road import road_of
+from paceline.task.models.huggingface.theirs import ARCHITECTURE
 from paceline.task.models.huggingface.transfer import fit_decoder
 from paceline.task.models.sizes import base_of
 from paceline.units import format_bytes
@@ -75,8 +76,9 @@ def start_lines(model: Any, data: Any) -> list[str]:
     lines = []
     folder = folder_of(model.name)
     if folder is not None:
-        road = road_of(model.name)
-        lines.append(f"{road.architecture} as {road.chosen}: {road.because}")
+        road, asked = road_of(model.name), model.arguments.get(ARCHITECTURE)
+        own = f"{road.architecture} as {road.chosen}: {road.because}"
+        lines.append(f"the {road.architecture} of the folder as transformers' {asked}" if asked else own)
     if model.starts_from:
         lines.append(f"starts from {starting_weights(model.starts_from)}")
         lines += fit_texts(model)

@@ -15,6 +15,8 @@ from paceline.errors import PacelineError
 from paceline.spec.load import load_spec
 from paceline.spec.task import DataSpec
 from paceline.task.data.source import open_sources
+from paceline.task.data.sources.documents import read_documents
+from paceline.task.data.sources.files import list_files
 from paceline.task.data.sources.tables import json_rows
 from paceline.task.data.sources.tables.store import TextTable, open_table
 from paceline.task.data.sources.tables.tell import first_rows, seen_lines
@@ -168,3 +170,17 @@ def test_an_array_is_read_alike_in_pieces_of_any_length(
     monkeypatch.setattr(json_rows, "PIECE_CHARACTERS", piece)
     table = settled("pieces.json", json.dumps(LABELLED, indent=1))
     assert [row.text for row in first_rows(table, DataSpec("", seq_len=128), 9)] == [text for text, _ in ROWS]
+
+
+def test_json_is_learnt_as_a_text_only_where_that_is_asked_for(tmp_path: Path) -> None:
+    """`paceline data prepare` reads documents of a source as it stands; it took JSON for prose."""
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(LABELLED))
+
+    def documents(source: object, **options: Any) -> int:
+        data = DataSpec(str(source), **options)
+        return len(list(read_documents(data, list_files(data))))
+
+    with pytest.raises(PacelineError, match="is a table, and no text"):
+        documents(path)
+    assert documents(f"text:{path}") == documents(tmp_path, include=("*.json",)) == 1

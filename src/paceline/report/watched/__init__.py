@@ -1,0 +1,1 @@
+"""What was seen of a run besides its steps: its nodes, and the health of its training."""

@@ -1,0 +1,49 @@
+"""What was seen of a run's nodes and of its training's health, as the report's lines say it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from paceline.spec.journal.watching import HealthSample, NodeSample
+from paceline.units import format_count
+
+JOULES_PER_KWH = 3.6e6
+
+
+def node_line(samples: Iterable[NodeSample]) -> str:
+    """Return the peaks of all samples of all nodes in one line; empty where there are none."""
+    hottest, watts, joules, throttled, count = 0.0, 0.0, 0.0, 0, 0
+    measured, resident, nodes = False, 0.0, set()
+    for sample in samples:
+        count += 1
+        nodes.add(sample.node)
+        heat = [_most(sample, "celsius"), sample.host.get("celsius", 0.0)]
+        hottest, watts = max(hottest, *heat), max(watts, _most(sample, "watts"))
+        resident = max(resident, _most(sample, "resident_bytes"))
+        throttled += bool(_most(sample, "throttled") or sample.host.get("throttled"))
+        spent = [sample.host[name] for name in ("cpu_joules", "device_joules") if name in sample.host]
+        measured, joules = measured or bool(spent), joules + sum(spent)
+    if not count:
+        return ""
+    parts = [f"{resident / 2**30:.2f} GiB resident in the largest rank"]
+    parts += [f"{hottest:.0f} °C at most"] if hottest else []
+    parts += [f"{watts:.0f} W at most in a device"] if watts else []
+    parts += [f"{joules / JOULES_PER_KWH:.3g} kWh measured"] if measured else []
+    parts += [f"throttled in {throttled} of {format_count(count)} samples"] if throttled else []
+    return f"{len(nodes)} node(s): {', '.join(parts)}"
+
+
+def health_lines(samples: Sequence[HealthSample], most: int = 3) -> list[str]:
+    """Return what stood out of training, the last first; how often, where that is more than `most`."""
+    told = [(sample.step, each) for sample in samples for each in sample.told]
+    lines = [
+        f"{each.get('detector')}{' in ' + str(each['block']) if each.get('block') else ''} in step {step}: "
+        f"{each.get('evidence')}; try: {each.get('advice')}"
+        for step, each in told[::-1][:most]
+    ]
+    return [*lines, f"and {len(told) - most} more: kind `health` of the journal"] if len(told) > most else lines
+
+
+def _most(sample: NodeSample, name: str) -> float:
+    value = (sample.signals.get(name) or {}).get("max")
+    return float(value) if isinstance(value, int | float) else 0.0

@@ -1,0 +1,199 @@
+"""The judge: what stands out of losses, gradients, updates and activations, each with its threshold and what to try.
+
+All are robust: medians and median absolute deviations of what came before, so that one odd value neither hides another
+nor is one. What stands out is told once, and again only when it has been well in between; what goes up and down slowly
+has to be well by a margin. Torch-free.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+NORMAL = 1.4826  # standard deviations of a normal distribution in a median absolute deviation
+SMALLEST_PART = 1e-3  # of the median, that a deviation is taken to be at least: a flat curve has none
+WINDOW = 64  # steps that a spike is told from
+SPIKE = 10.0  # deviations above the median
+PLATEAU = 400  # steps, of which the later half is no better than the earlier one
+PLATEAU_ERRORS = 2.0  # standard errors of the difference of two medians
+DIVERGED = 32  # steps whose median is compared with the best such
+DIVERGED_DEVIATIONS = 8.0
+VANISHED = 1e-4  # of the median over blocks, of the gradient's norm over the weights'
+LARGE_UPDATE, SMALL_UPDATE = 0.1, 1e-8  # of the weights, in one step
+DEAD = 0.5  # of the units
+GROWN = 10.0  # times as large as the median of what was measured before
+HISTORY = 20  # measurements that are remembered of each block
+UNEVEN = 0.01  # of an even load, for the emptiest expert
+Finding = dict[str, Any]
+
+
+class HealthJudge:
+    """Is told of every step and every measurement, and returns what stands out that was not told before."""
+
+    def __init__(self) -> None:
+        self._losses: deque[float] = deque(maxlen=PLATEAU)
+        self._norms: deque[float] = deque(maxlen=WINDOW)
+        self._best = math.inf  # median of DIVERGED losses
+        self._history: dict[tuple[str, str], deque[float]] = {}
+        self._told: set[tuple[str, str]] = set()
+
+    def step(self, loss: float, grad_norm: float, load_min: float | None = None) -> list[Finding]:
+        """Take a step's loss and gradient norm, and the load of its emptiest expert where it has any."""
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            return []  # which the run itself stops at
+        found = [
+            self._spike("loss spike", loss, list(self._losses)[-WINDOW:]),
+            self._spike("gradient spike", grad_norm, self._norms),
+        ]
+        self._losses.append(loss)
+        self._norms.append(grad_norm)
+        found += [self._diverged(), self._plateau()]
+        if load_min is not None:
+            found.append(finding(
+                "idle expert", "", load_min, UNEVEN, load_min < UNEVEN,
+                f"the emptiest expert got {load_min:.2%} of an even load",
+                "a larger task.model.balance_weight, or another task.model.balance",
+            ))  # fmt: skip
+        return self._new(found)
+
+    def measured(self, values: Mapping[str, Mapping[str, float]]) -> list[Finding]:
+        """Take a measurement of all blocks."""
+        found = [self._vanished(values)] if len(values) > 2 else []
+        for block, own in values.items():
+            found += [*self._update(block, own), *self._dead(block, own), *self._grown(block, own)]
+        return self._new(found)
+
+    def _new(self, found: Sequence[tuple[Finding, bool] | None]) -> list[Finding]:
+        """Return what stands out and was not told since it was last well."""
+        new = []
+        for each in found:
+            if each is None:
+                continue
+            told, stands_out = each
+            key = told["detector"], told["block"]
+            if stands_out and key not in self._told:
+                new.append(told)
+            (self._told.add if stands_out else self._told.discard)(key)
+        return new
+
+    # ---- of the curve ----------------------------------------------------------------------------------------------
+
+    def _spike(self, what: str, value: float, before: Sequence[float]) -> tuple[Finding, bool] | None:
+        if len(before) < WINDOW // 2:
+            return None
+        middle, deviation = middle_of(before)
+        limit = middle + SPIKE * deviation
+        return finding(
+            what, "", value, limit, value > limit,
+            f"{value:.4g}, where the last {len(before)} steps have a median of {middle:.4g} and a median absolute"
+            f" deviation of {deviation:.2g}",
+            "look at the step's samples (run.record_samples); run.health.on_spike = 'skip' or 'rollback'",
+        )  # fmt: skip
+
+    def _diverged(self) -> tuple[Finding, bool] | None:
+        if len(self._losses) < DIVERGED:
+            return None
+        middle, deviation = middle_of(list(self._losses)[-DIVERGED:])
+        self._best = min(self._best, middle)
+        margin = DIVERGED_DEVIATIONS * max(deviation, SMALLEST_PART * abs(self._best))
+        limit = self._best + margin / (2 if ("divergence", "") in self._told else 1)
+        return finding(
+            "divergence", "", middle, limit, middle > limit,
+            f"the median loss of {DIVERGED} steps is {middle:.4g}, and was {self._best:.4g}",
+            "a lower task.optimizer.lr, a longer task.schedule.warmup, or an earlier checkpoint",
+        )  # fmt: skip
+
+    def _plateau(self) -> tuple[Finding, bool] | None:
+        if len(self._losses) < PLATEAU:
+            return None
+        losses = list(self._losses)
+        half = PLATEAU // 2
+        earlier, later = statistics.median(losses[:half]), statistics.median(losses[half:])
+        deviation = middle_of(losses[half:])[1]
+        error = PLATEAU_ERRORS * deviation * math.sqrt(2 * math.pi / 2 / half)  # of the difference of two medians
+        error *= 2 if ("plateau", "") in self._told else 1
+        return finding(
+            "plateau", "", earlier - later, error, abs(earlier - later) < error,
+            f"in {half} steps the median loss went from {earlier:.4g} to {later:.4g}",
+            "a schedule that decays the learning rate, or the end of the run",
+        )  # fmt: skip
+
+    # ---- of blocks -------------------------------------------------------------------------------------------------
+
+    def _vanished(self, values: Mapping[str, Mapping[str, float]]) -> tuple[Finding, bool] | None:
+        relative = {name: own["grad_norm"] / own["weight_norm"] for name, own in values.items()
+                    if own.get("weight_norm") and "grad_norm" in own}  # fmt: skip
+        if len(relative) < 3:
+            return None
+        middle = statistics.median(relative.values())
+        least = min(relative, key=lambda name: relative[name])
+        return finding(
+            "vanishing gradient", least, relative[least], VANISHED * middle, relative[least] < VANISHED * middle,
+            f"the gradient over the weights is {relative[least]:.2g} there and {middle:.2g} in the median block",
+            "normalisation or residual connections around the block, another first weights' scale",
+        )  # fmt: skip
+
+    def _update(self, block: str, own: Mapping[str, float]) -> list[tuple[Finding, bool]]:
+        ratio = own.get("update_ratio")
+        if ratio is None:
+            return []
+        # One large update is that of fresh biases, or of the first steps: three in a row are none.
+        recent = self._remember(block, "update_ratio", ratio)[-3:]
+        steady = len(recent) == 3
+        return [
+            finding("large update", block, ratio, LARGE_UPDATE, steady and min(recent) > LARGE_UPDATE,
+                    f"one step moves the weights by {ratio:.1%} of their norm", "a lower task.optimizer.lr"),
+            finding("small update", block, ratio, SMALL_UPDATE, steady and max(recent) < SMALL_UPDATE,
+                    f"one step moves the weights by {ratio:.1g} of their norm",
+                    "a higher task.optimizer.lr for the block (task.optimizer.groups), or leave it out of training"),
+        ]  # fmt: skip
+
+    def _dead(self, block: str, own: Mapping[str, float]) -> list[tuple[Finding, bool]]:
+        share = own.get("dead_share")
+        if share is None:
+            return []
+        return [
+            finding("dead units", block, share, DEAD, share > DEAD,
+                    f"{share:.0%} of the units behind its activation functions gave nothing for any sample",
+                    "a lower task.optimizer.lr, or an activation function that lets gradients through")
+        ]  # fmt: skip
+
+    def _grown(self, block: str, own: Mapping[str, float]) -> list[tuple[Finding, bool]]:
+        most = own.get("activation_max")
+        if most is None or not math.isfinite(most):
+            return []
+        before = self._remember(block, "activation_max", most)[:-1]
+        if len(before) < 5:
+            return []
+        middle = statistics.median(before)
+        return [
+            finding("growing activations", block, most, GROWN * middle, most > GROWN * middle,
+                    f"the largest is {most:.3g}, and was {middle:.3g} in the median of {len(before)} measurements",
+                    "a lower task.optimizer.lr, weight decay, or normalisation of what the block gives")
+        ]  # fmt: skip
+
+    def _remember(self, block: str, what: str, value: float) -> list[float]:
+        history = self._history.setdefault((block, what), deque(maxlen=HISTORY))
+        history.append(value)
+        return list(history)
+
+
+def finding(
+    detector: str, block: str, value: float, threshold: float, stands_out: bool, evidence: str, advice: str
+) -> tuple[Finding, bool]:
+    """Return what a detector has seen, and whether it stands out."""
+    return {
+        "detector": detector, "block": block, "value": value, "threshold": threshold, "evidence": evidence,
+        "advice": advice,
+    }, stands_out  # fmt: skip
+
+
+def middle_of(values: Sequence[float]) -> tuple[float, float]:
+    """Return the median of some values, and their median absolute deviation as a standard deviation."""
+    ordered = sorted(values)
+    middle = statistics.median(ordered)
+    deviation = NORMAL * statistics.median(abs(value - middle) for value in ordered)
+    return middle, max(deviation, SMALLEST_PART * abs(middle))

@@ -1,0 +1,66 @@
+"""What a rank observes of a run beside its steps: its node, where it is the first of the node's ranks."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections import defaultdict
+from pathlib import Path
+
+import torch
+
+from paceline.run.observe.node import NodeSampler, SamplesOfFirst, SamplesOfOthers, node_name, sensors_of
+from paceline.run.observe.sensors.reading import SeenRank
+from paceline.run.process.world import World
+from paceline.spec.journal.watching import NodeSample
+from paceline.spec.run import RunSpec
+from paceline.supervise.parent import NODE_VARIABLE
+
+
+class NodeWatch:
+    """A rank's part in watching its node: one rank of each node has the sampler, and the others nothing."""
+
+    def __init__(self, run: RunSpec, run_dir: Path, world: World, attempt: int) -> None:
+        """`attempt` is the number of the start, as rank 0 knows it. Every rank makes one: ranks tell where they are."""
+        self._first = SamplesOfFirst()
+        self._sampler: NodeSampler | None = None
+        if not run.observe.samples:
+            return
+        node = node_here()
+        told = world.gather((node, os.getpid(), device_name(world.device), attempt))
+        nodes: dict[str, list[SeenRank]] = defaultdict(list)
+        for rank, (where, process, device, _) in enumerate(told):
+            nodes[where].append(SeenRank(rank, process, device))
+        own = nodes[node]
+        if own[0].rank == world.rank:
+            take = self._first if world.is_first else SamplesOfOthers(run_dir, told[0][3], node, run.group_read)
+            self._sampler = NodeSampler(
+                node, own, sensors_of(own), take, run.observe.every, len(nodes), run.observe.detail
+            )
+            weakref.finalize(self, self._sampler.stop)  # of a run that is dropped before its end
+            self._sampler.start()
+
+    def stepped(self, step: int) -> None:
+        """Note how many steps are done."""
+        if self._sampler is not None:
+            self._sampler.step = step
+
+    def taken(self) -> list[NodeSample]:
+        """Return the first node's samples that are to be written, on rank 0."""
+        return self._first.taken()
+
+    def close(self) -> None:
+        """Take a last sample, and end."""
+        if self._sampler is not None:
+            self._sampler.close()
+
+
+def node_here() -> str:
+    """Return the name of this rank's node: its machine's, with a number where a run has several nodes."""
+    number = os.environ.get(NODE_VARIABLE)
+    return node_name() if number is None else f"{node_name()}-node{number}"
+
+
+def device_name(device: torch.device) -> str:
+    """Return the UUID of a GPU as its driver's tools have it; empty for a CPU."""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else ""

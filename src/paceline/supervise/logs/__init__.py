@@ -1,0 +1,1 @@
+"""What ranks print, kept in files of the run's folder."""

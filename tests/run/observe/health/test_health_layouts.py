@@ -1,0 +1,150 @@
+"""A measurement of health has the same numbers on every layout, and those of a plain computation on one device."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from distributed import run_ranks
+from rounding import FP64_TRAINED
+from tests_shared import SEQ_LEN, decoder_task, plan_of
+from torch import nn
+
+from paceline.run.assemble import assemble
+from paceline.run.loop.loader import BatchStream
+from paceline.run.observe.health.meter import HealthMeter, MeasuredHealth, block_of
+from paceline.run.process.world import join_world
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
+from paceline.spec.task import Task
+from paceline.task.optimizer.schedule import learning_rate
+from paceline.task.rules import Rules
+
+
+class Relus(nn.Module):
+    """Two layers with units of which some never give anything, declared as columns and rows."""
+
+    paceline_rules = Rules(tensor={"blocks.*.up": "column", "blocks.*.down": "row"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(64, 16)
+        self.blocks = nn.ModuleList(_Block() for _ in range(2))
+        self.head = nn.Linear(16, 64)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.embed(tokens)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.head(hidden)
+
+
+class _Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.act, self.down = nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16)
+        with torch.no_grad():
+            self.up.bias[:12] = -1000.0  # units that are dead
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden + self.down(self.act(self.up(hidden)))
+
+
+def measured(task: Task, plan: Plan, steps: int = 2) -> list[MeasuredHealth | None]:
+    """Return what was measured in each step; every second one is."""
+    world = join_world("cpu", threads=1)
+    built = assemble(task, plan, world, task.data, SEQ_LEN)
+    meter = built.stepper.health = HealthMeter(built.stepper, world, every=2)
+    stream = BatchStream(task.data, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
+    found = []
+    for step in range(1, steps + 1):
+        lr = learning_rate(task.schedule, task.optimizer.lr, step, steps, 0, 1)
+        stats = built.stepper.step(stream.at((step - 1) * plan.batch_samples), lr)
+        found.append(meter.take(stats.step))
+    return found
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    assert found.keys() == expected.keys()
+    for block, own in found.items():
+        assert own.keys() == expected[block].keys(), block
+        for name, value in own.items():
+            assert value == pytest.approx(expected[block][name], rel=FP64_TRAINED, abs=1e-12), (block, name)
+
+
+@pytest.fixture(scope="module")
+def one_device() -> Any:
+    first, second = measured(decoder_task(), plan_of(Layout(), precision="fp64"))
+    assert first is None and second is not None
+    return second.values
+
+
+LAYOUTS = [Layout(dp_replicate=2), Layout(dp_shard=2), Layout(tp=2), Layout(cp=2), Layout(pp=2)]
+
+
+LATER = [Layout(dp_replicate=2), Layout(tp=2), Layout(cp=2)]
+
+
+@pytest.mark.parametrize(
+    "layout", [pytest.param(each, marks=[pytest.mark.deep] * (each in LATER)) for each in LAYOUTS], ids=str
+)
+def test_every_layout_measures_the_same(layout: Layout, one_device: Any) -> None:
+    """13 samples are no even share of two ranks, and in micro-batches of 2 some ranks have rows that stand in."""
+    found = run_ranks(measured, layout.devices, decoder_task(), plan_of(layout, precision="fp64"))
+    assert all(second is not None and not second.values for _, second in found[1:])
+    expected = one_device
+    if layout.pp > 1:
+        kept = ("grad_norm", "weight_norm", "update_ratio")
+        expected = {block: {name: own[name] for name in kept} for block, own in one_device.items() if kept[0] in own}
+        assert "stages" in found[0][1].absent["activation_rms"]
+    assert_same(found[0][1].values, expected)
+
+
+def test_numbers_are_those_of_a_plain_computation() -> None:
+    torch.manual_seed(0)
+    task = decoder_task()
+    plan = plan_of(Layout(), precision="fp64")
+    world = join_world("cpu", threads=1)
+    built = assemble(task, plan, world, task.data, SEQ_LEN)
+    meter = built.stepper.health = HealthMeter(built.stepper, world, every=1)
+    stream = BatchStream(task.data, task.seed, plan, 0, world.device)
+    before = {name: p.detach().clone() for name, p in built.model.named_parameters()}
+    kept: dict[str, torch.Tensor] = {}
+
+    def look(correction: float) -> None:
+        kept.update({n: p.grad * correction for n, p in built.model.named_parameters() if p.grad is not None})
+
+    built.stepper.observe = look
+    stats = built.stepper.step(stream.at(0), 1e-3)
+    found = meter.take(stats.step)
+    assert found is not None
+    after = dict(built.model.named_parameters())
+
+    def norm(of: dict[str, torch.Tensor], block: str) -> float:
+        return math.sqrt(sum(float(t.double().square().sum()) for name, t in of.items() if block_of(name) == block))
+
+    for block in {block_of(name) for name in before}:
+        own, moved = found.values[block], {name: after[name].detach() - before[name] for name in before}
+        assert own["grad_norm"] == pytest.approx(norm(kept, block))
+        assert own["weight_norm"] == pytest.approx(norm(before, block))
+        assert own["update_ratio"] == pytest.approx(norm(moved, block) / norm(before, block))
+    assert math.hypot(*(own.get("grad_norm", 0.0) for own in found.values.values())) == pytest.approx(stats.grad_norm)
+
+
+def dead(plan: Plan) -> Any:
+    found = measured(decoder_task(model=Relus, objective="next_token"), plan)[1]
+    return found.values if found else None
+
+
+@pytest.mark.parametrize("layout", [Layout(dp_shard=2), pytest.param(Layout(tp=2), marks=pytest.mark.deep)], ids=str)
+def test_dead_units_are_counted_over_ranks(layout: Layout) -> None:
+    alone = dead(plan_of(Layout(), precision="fp64"))
+    assert alone["blocks.0"]["dead_share"] == 12 / 32
+    assert_same(run_ranks(dead, 2, plan_of(layout, precision="fp64"))[0], alone)
+
+
+def test_blocks_are_named_by_the_first_number_of_a_parameter() -> None:
+    names = ["model.layers.3.mlp.up.weight", "layer1.0.conv.weight", "embed.weight", "0.weight", "scale"]
+    assert [block_of(name) for name in names] == ["model.layers.3", "layer1.0", "embed", "0", "scale"]
