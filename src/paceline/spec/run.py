@@ -17,10 +17,7 @@ from paceline.spec.survive.nodes import NodesSpec
 from paceline.spec.survive.recovery import RecoverySpec
 from paceline.spec.watch.alerts import AlertsSpec
 from paceline.spec.watch.exports import ExportsSpec
-<<<<<<< HEAD
-=======
 from paceline.spec.watch.observe import ObserveSpec
->>>>>>> main
 from paceline.spec.watch.when import WhenSpec
 from paceline.units import Amount
 
