@@ -164,7 +164,7 @@ SHORT = [record for record in journals.resumed() if record.get("step", 0) % 20 i
 def test_console_lines(tmp_path: Path) -> None:
     journals.write(tmp_path, journals.complete())
     line, bound = report_lines(build_report(tmp_path))
-    assert bound.startswith("verdict  compute-bound: ")
+    assert bound.startswith("verdict  compute-bound, healthy: ")
     assert line.startswith(f"report   {tmp_path}/report.html      forecast vs measured: time +1.")
     assert "memory -2.1%" in line and "energy +5%" in line
     assert report_lines(summarise(journals.failed(), "runs/x"))[-1] == "failed   the loss of step 41 is not a number"

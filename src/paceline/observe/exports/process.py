@@ -6,6 +6,7 @@ rest. One process at a time delivers a run: a second one waits for the first, wh
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -63,14 +64,12 @@ def main() -> None:
     """Deliver as standard input says."""
     told = json.loads(sys.stdin.readline())
     run = ExportedRun(Path(told["dir"]), told["name"], ExportsSpec(**told["exports"]))
-    speaking = threading.Lock()
+    speaking, heard = threading.Lock(), os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what tools print is not the run's to say
 
     def say(line: str) -> None:
-        with speaking:
-            try:
-                print(line, flush=True)
-            except OSError:  # whoever listened has gone
-                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        with speaking, contextlib.suppress(OSError):  # whoever listened may have gone
+            print(line, file=heard, flush=True)
 
     deliver_until(run, sys.stdin.read, say, REST_SECONDS)
     os._exit(0)  # a sink that hangs in a thread would hold the process

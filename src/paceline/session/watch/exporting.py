@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import subprocess
 import sys
@@ -46,7 +47,11 @@ class RunExports:
             [sys.executable, "-m", MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             text=True, start_new_session=True, env=environment_beside(),
         )  # fmt: skip
-        asked = {"dir": str(run_directory(spec)), "name": name_of(spec), "exports": vars(spec.run.exports)}
+        asked = {
+            "dir": str(run_directory(spec)),
+            "name": name_of(spec),
+            "exports": dataclasses.asdict(spec.run.exports),
+        }
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # it is gone: a run goes on without, and the next start delivers
             self._process.stdin.write(json.dumps(asked) + "\n")
