@@ -85,6 +85,7 @@ CLAUSES = (
     Clause("task.adapter", REFUSED, EXPERIMENT),
     Clause("task.train", REFUSED, EXPERIMENT),
     Clause("task.preference", REFUSED, EXPERIMENT),
+    Clause("task.embedding_noise", REFUSED, EXPERIMENT),
     Clause("task.optimizer", NOTICE, UPDATES),
     Clause("task.optimizer.name", REFUSED, "the state of one optimizer is not another's"),
     Clause("task.optimizer.lr", NOTICE, RATE, moves_rate=True),

@@ -41,6 +41,11 @@ class BudgetSpent(AlertRule):
         return Trouble(title, evidence, advice, "critical" if share >= 1.0 else "")
 
 
+ENDS = {
+    "complete": "is complete", "requeue": "has saved, to be started again,", "stopped": "was stopped", "failed": "failed",
+}  # fmt: skip
+
+
 class Finished(AlertRule):
     """The run has ended, and how."""
 
@@ -54,7 +59,7 @@ class Finished(AlertRule):
         took = f", after {format_seconds(end.seconds)}" if end.seconds else ""
         error = end.error or {}
         told = f": {error['what']}" if error.get("what") else ""
-        title = f"the run is {end.status} at step {end.step}{took}{told}"
+        title = f"the run {ENDS.get(end.status, end.status)} at step {end.step}{took}{told}"
         evidence = {"status": end.status, "exit_code": end.exit_code, "step": end.step}
         severity = {"failed": "critical", "requeue": "warning"}.get(end.status, "info")
         return Trouble(title, evidence, str(error.get("try") or ""), severity)
