@@ -16,6 +16,8 @@ from paceline.account.texts import bill_lines
 from paceline.account.timeline import held_devices
 from paceline.errors import ConfigError, StorageError
 from paceline.report.records import gather
+from paceline.spec.journal.kinds import parse
+from paceline.spec.journal.watching import NodeSample
 
 START = 1_772_323_200.0
 Record = dict[str, Any]
@@ -109,6 +111,28 @@ def test_a_run_of_three_days_pays_in_each_of_them(tmp_path: Path) -> None:
     assert [(row.group, row.device_hours) for row in march.rows] == [("2026-03", pytest.approx(60.0))]
     book = PriceBook((BookPrice(usd_per_device_hour=1.0), BookPrice(usd_per_device_hour=3.0, since="2026-03-02")))
     assert sum(entry.usd or 0.0 for entry in ledger_of(lines, "run", book)) == pytest.approx(12 + 48 + 3 * 12)
+
+
+def node(at: float, joules: float, ranks: list[int], seconds: float = 10.0, **host: float) -> NodeSample:
+    given = {"device_joules": joules, **host} if joules else dict(host)
+    found = parse({"kind": "node", "attempt": 1, "time": START + at, "node": "a", "seconds": seconds, "ranks": ranks,
+                   "signals": {}, "host": given, "absent": {}, "flagged": []})  # fmt: skip
+    assert isinstance(found, NodeSample)
+    return found
+
+
+def test_energy_is_that_of_the_counters_where_they_cover_a_stretch() -> None:
+    """40 s of 2 GPUs that take 600 W each and a host of 200 W, with a building of 1.2; the last sample ends after."""
+    lines = [started(1, 0, 2, cluster={**started(1, 0, 2)["cluster"], "pue": figure(1.2)}), step(1, 1, 40)]
+    samples = [node(10.0 * each, 12000.0, [0, 1], cpu_joules=2000.0) for each in range(1, 5)] + [node(50, 9e9, [0, 1])]
+    entries = ledger_of(lines, "run", samples=samples)
+    assert sum(entry.kwh or 0.0 for entry in entries) == pytest.approx(40 * 1400 * 1.2 / 3.6e6)
+    assert sum(entry.carbon_g or 0.0 for entry in entries) == pytest.approx(40 * 1400 * 1.2 / 3.6e6 * 100)
+    assert {entry.how["kwh"] for entry in entries} == {"measured by the counters of GPUs and processors"}
+    assert [entry.usd for entry in entries] == pytest.approx([entry.device_seconds / 1000 for entry in entries])
+    modelled = ledger_of(lines, "run")
+    for few in (samples[:3], [node(40, 0.0, [0, 1], 40.0, cpu_joules=9.0)], [node(40, 5.0, [0], 40.0)]):
+        assert ledger_of(lines, "run", samples=few) == modelled, "three quarters; no GPU's counter; one node of two"
 
 
 def test_a_journal_without_a_start_costs_nothing_and_one_that_cannot_be_read_is_said(

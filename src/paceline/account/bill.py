@@ -13,7 +13,7 @@ from paceline.account.ledger import LedgerEntry, ledger_of
 from paceline.account.prices import PriceBook
 from paceline.account.timeline import KINDS
 from paceline.errors import ConfigError, StorageError
-from paceline.spec.journal.reading import read_journal
+from paceline.spec.journal.reading import read_journal, read_nodes
 
 GROUPS = ("run", "start", "plan", "device", "kind", "day", "month")
 UNTAGGED = "(none)"
@@ -100,7 +100,7 @@ def make_bill(
 
 def _ledger(run: Path, book: PriceBook | None, price_class: str) -> list[LedgerEntry]:
     try:
-        return ledger_of(read_journal(run), run.name, book, price_class)
+        return ledger_of(read_journal(run), run.name, book, price_class, list(read_nodes(run)))
     except OSError as error:
         raise StorageError(f"the journal of {run} cannot be read", str(error), "mend it, or name the others") from error
 

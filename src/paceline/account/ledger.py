@@ -1,23 +1,26 @@
 """The ledger of a run: device-hours, money, energy and carbon, by start, plan and kind of work.
 
 Money is devices x hours x price; energy the devices' power by how busy the forecast says they are, times the building;
-carbon is energy times the grid's intensity. None of the three was measured by a meter, and `how` says where each rate
-is from. Time between starts is in no entry: the run held no devices then.
+carbon is energy times the grid's intensity. Where a run's nodes have counters of energy, these take the place of the
+power model (measured.py). `how` says where each rate is from. Time between starts is in no entry: the run held no
+devices then.
 """
 
 from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.account.measured import measured_rate
 from paceline.account.prices import PriceBook
 from paceline.account.timeline import SpentTime, stretches
 from paceline.report.records import gather, number, table, text
 from paceline.spec.journal.kinds import RunStarted
 from paceline.spec.journal.rates import AMOUNTS, rate_of
+from paceline.spec.journal.watching import NodeSample
 
 OWN_BOOK = "price book"
 
@@ -47,22 +50,31 @@ class LedgerEntry:
 
 
 def ledger_of(
-    lines: Iterable[Mapping[str, Any]], run: str, book: PriceBook | None = None, price_class: str = ""
+    lines: Iterable[Mapping[str, Any]],
+    run: str,
+    book: PriceBook | None = None,
+    price_class: str = "",
+    samples: Sequence[NodeSample] = (),
 ) -> list[LedgerEntry]:
     """Return the entries of a run from its journal's lines, in order of time. `run` is what it is called.
 
-    Prices of `book` hold where it has one; `price_class` picks among them.
+    Prices of `book` hold where it has one; `price_class` picks among them. `samples` are those of all of its nodes:
+    where they have counters of energy, these take the place of the power model.
     """
     found: list[LedgerEntry] = []
     for stretch in stretches(gather(lines)):
-        found += _entries(stretch, run, book or PriceBook(), price_class)
+        found += _entries(stretch, run, book or PriceBook(), price_class, samples)
     return found
 
 
-def _entries(stretch: SpentTime, run: str, book: PriceBook, price_class: str) -> Iterable[LedgerEntry]:
+def _entries(
+    stretch: SpentTime, run: str, book: PriceBook, price_class: str, samples: Sequence[NodeSample]
+) -> Iterable[LedgerEntry]:
     held, start = stretch.held, stretch.held.start
     device = text(table(start.cluster.get("device")).get("name"))
-    rates, how = _rates(start, device, book, price_class, held.began, held.ended)
+    on_cpu = text(table(start.cluster.get("device")).get("kind")) == "cpu" or device == "cpu"
+    counted = measured_rate(samples, held.began, held.ended, held.devices, on_cpu)
+    rates, how = _rates(start, device, book, price_class, held.began, held.ended, counted)
     for kind, seconds in stretch.seconds.items():
         if seconds > 0:
             spent = seconds * held.devices
@@ -83,13 +95,22 @@ def _entries(stretch: SpentTime, run: str, book: PriceBook, price_class: str) ->
 
 
 def _rates(
-    start: RunStarted, device: str, book: PriceBook, price_class: str, began: float, ended: float
+    start: RunStarted,
+    device: str,
+    book: PriceBook,
+    price_class: str,
+    began: float,
+    ended: float,
+    counted: tuple[float, str] | None,
 ) -> tuple[dict[str, float | None], dict[str, str]]:
     """Return USD, kWh and grams per device-second of a stretch of time, and where each is from."""
     own = {name: rate_of(name, start.forecast, start.cluster, start.world_size) for name in AMOUNTS}
     (usd, of_usd), (kwh, of_kwh), (grams, of_grams) = (own[name] for name in AMOUNTS)
+    building = number(table(start.cluster.get("pue")).get("value")) or 1.0
+    if counted is not None:
+        kwh, of_kwh = counted[0] * building, counted[1]
     if book.power.pue is not None and kwh is not None:
-        kwh *= book.power.pue / (number(table(start.cluster.get("pue")).get("value")) or 1.0)
+        kwh *= book.power.pue / building
         of_kwh = f"{of_kwh}, building by the {OWN_BOOK}"
     intensity = book.carbon_g_per_kwh(began, ended)
     if intensity is None and grams is not None and kwh is not None and (before := own["kwh"][0]):

@@ -42,8 +42,11 @@ class BudgetSpent(AlertRule):
 
 
 ENDS = {
-    "complete": "is complete", "requeue": "has saved, to be started again,", "stopped": "was stopped", "failed": "failed",
-}  # fmt: skip
+    "complete": "is complete",
+    "requeue": "has saved, to be started again,",
+    "stopped": "was stopped",
+    "failed": "failed",
+}
 
 
 class Finished(AlertRule):

@@ -1,0 +1,40 @@
+"""Energy by the counters of a run's nodes: what GPUs, and processors with their memory, say that they took.
+
+It is of whole nodes: what others do on a node is in it too. Power supplies, fans and disks are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.spec.journal.rates import JOULES_PER_KWH
+from paceline.spec.journal.watching import NodeSample
+
+LEAST_SHARE = 0.8  # of a stretch's device-time that samples have to cover
+COUNTERS = {"device_joules": "GPUs", "cpu_joules": "processors"}
+
+
+def measured_rate(
+    samples: Sequence[NodeSample], began: float, ended: float, devices: int, on_cpu: bool
+) -> tuple[float, str] | None:
+    """Return kWh per device-second of a stretch of time, and which counters say so.
+
+    None where samples do not cover the stretch, or the devices themselves have no counter: then the power model is
+    better than a part of the truth.
+    """
+    needed = "cpu_joules" if on_cpu else "device_joules"
+    joules = covered = 0.0
+    seen: dict[str, None] = {}
+    for sample in samples:
+        seconds, last = sample.seconds or 0.0, sample.time or 0.0
+        within = min(last, ended) - max(last - seconds, began)
+        if within <= 0 or sample.host.get(needed) is None:
+            continue
+        own = {name: value for name in COUNTERS if (value := sample.host.get(name)) is not None}
+        joules += sum(own.values()) * within / seconds
+        covered += within * len(sample.ranks or ())
+        seen.update(dict.fromkeys(own))
+    if covered <= 0 or covered < LEAST_SHARE * devices * (ended - began):
+        return None
+    counters = " and ".join(COUNTERS[name] for name in COUNTERS if name in seen)
+    return joules / covered / JOULES_PER_KWH, f"measured by the counters of {counters}"
