@@ -109,7 +109,8 @@ def verb_lines(verb: str) -> Iterator[str]:
     for action in parser._actions:  # argparse offers no public way to read a parser's arguments
         yield f"| `{_argument(action)}` | {cell(action.help or '')} |"
     example = "\n".join(f"$ {line}" for line in module.EXAMPLE.split("\n"))
-    yield from ("", "```console", example, "```", "")
+    needs = getattr(module, "EXAMPLE_NEEDS", "")  # why the examples are not run with the page
+    yield from ("", *([f"<!-- not run: {needs} -->"] if needs else []), "```console", example, "```", "")
     codes = ", ".join(f"{code} {EXIT_CODES[code].partition(':')[0]}" for code in sorted({0, *module.CODES}))
     yield f"Ends with: {codes}; [any verb](exit-codes.md) may end with 1, 2 or 130."
 

@@ -36,7 +36,7 @@ RECORD_BYTES = 512  # one write, which readers see whole
 NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 
 # Which directories this process holds is a fact about the process: the system's lock cannot tell two of its runs apart.
-_HELD: weakref.WeakValueDictionary[tuple[int, int], RunLock] = weakref.WeakValueDictionary()
+_HELD: weakref.WeakSet[RunLock] = weakref.WeakSet()
 _INHERITED: list[RunLock] = []  # held until the process ends, as by its supervisor
 
 
@@ -46,7 +46,7 @@ class RunLock:
     def __init__(self, run_dir: Path, descriptor: int, token: str, made: bool = False, generation: int = 1) -> None:
         """A directory that was `made` for the run goes with the lock where the run has kept nothing in it."""
         self.run_dir, self.descriptor, self.token, self.generation = run_dir, descriptor, token, generation
-        _HELD[_identity(descriptor)] = self
+        _HELD.add(self)
         self._let_go = weakref.finalize(self, _release, run_dir / NAME, descriptor, token, os.getpid(), made)
         # A worker that is forked from this process must not hold the directory for longer than this process does.
         os.register_at_fork(after_in_child=self._let_go)
@@ -190,9 +190,9 @@ def _locked(run_dir: Path) -> int:
         except FileNotFoundError:  # an older run that kept nothing has just taken the directory away
             continue
         try:
-            free, own = try_lock(descriptor), _HELD.get(_identity(descriptor))
+            free, own = try_lock(descriptor), _held_here(_identity(descriptor))
             holder = _read(path)
-            if own is not None and own.is_held:
+            if own is not None:
                 own_descriptor = os.dup(own.descriptor)
                 os.close(descriptor)
                 return own_descriptor
@@ -204,6 +204,11 @@ def _locked(run_dir: Path) -> int:
             os.close(descriptor)
             raise
         os.close(descriptor)
+
+
+def _held_here(identity: tuple[int, int]) -> RunLock | None:
+    """Return a lock of this process on a file; there are several where one run followed another that is still there."""
+    return next((lock for lock in _HELD if lock.is_held and _identity(lock.descriptor) == identity), None)
 
 
 def _inherited(run_dir: Path) -> RunLock | None:

@@ -7,6 +7,7 @@ import errno
 import os
 import sys
 import weakref
+from collections.abc import Callable
 from typing import TextIO
 
 # What a disk answers that takes no more, or has gone. A reader that left (EPIPE) is another matter.
@@ -46,11 +47,25 @@ def end_line(stream: TextIO | None = None) -> None:
         _print("", stream, "\n")
 
 
+_rescue: Callable[[], bool] = bool  # of no argument: False
+
+
+def rescue_by(lead_elsewhere: Callable[[], bool]) -> None:
+    """Have a function called where a reader has left; where output goes elsewhere then, it is no error."""
+    global _rescue
+    _rescue = lead_elsewhere
+
+
+def _is_told(error: OSError) -> bool:
+    """Return whether an error of printing is to be raised."""
+    return error.errno not in DISK and not (error.errno == errno.EPIPE and _rescue())
+
+
 def _print(text: str, stream: TextIO, end: str) -> None:
     try:
         print(text, file=stream, end=end, flush=True)
     except OSError as error:
-        if error.errno not in DISK:
+        if _is_told(error):
             raise
 
 
@@ -60,7 +75,7 @@ def flush_said() -> None:
         try:
             stream.flush()
         except OSError as error:
-            if error.errno not in DISK:
+            if _is_told(error):
                 raise
             with contextlib.suppress(OSError, ValueError):  # a stream without a file behind it
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

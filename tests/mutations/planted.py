@@ -329,7 +329,8 @@ def masks_not_replayed(patch: Patch, world: World) -> None:
 
 
 def data_changed_by(patch: Patch, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> None:
-    patch.setattr(loader, "to_device", lambda batch, device: change(batch))
+    for road in ("pinned", "to_device"):  # of batches that are trained on, and of held-out ones
+        patch.setattr(loader, road, lambda batch, device: change(batch))
 
 
 def padding_lost(patch: Patch, world: World) -> None:

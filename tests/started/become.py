@@ -73,13 +73,16 @@ def fork(command: Command, environ: Mapping[str, str], folder: str, descriptors:
         stream.flush()  # or both processes would write what waits there
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # its own handlers are not there yet
     lent = {each: os.dup(each) for each in kept}  # which a fork may close: a run's lock is let go
+    open_there, open_here = os.pipe()
     pid = os.fork()
     if pid == 0:
         if is_nested:
             _forget(lent)
         become(command, environ, folder, descriptors, group, kept, session, mask)
-    for copy in lent.values():
+    for copy in (*lent.values(), open_here):
         os.close(copy)
+    os.read(open_there, 1)  # ends when the process has closed what is not its own, a lock that this one may free next
+    os.close(open_there)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     if group >= 0:
         with contextlib.suppress(OSError):  # both sides make the group: neither may use it before it is there

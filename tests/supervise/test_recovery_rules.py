@@ -142,12 +142,18 @@ def test_whether_more_devices_pay_is_asked_until_the_ranks_are_called(tmp_path: 
     assert len(asked) == 2 and (tmp_path / CALL_NAME).exists()
 
 
+def notices_of(run: RunSpec, usd_per_second: float) -> Notices:
+    notices = Notices(run)
+    notices.enter(usd_per_second, True, None)
+    return notices
+
+
 def test_money_and_a_file_end_a_run_and_nothing_does_where_there_is_none(tmp_path: Path) -> None:
     spec = dataclasses.replace(RunSpec(), usd_limit=1e-9)
-    assert "money limit" in Notices(spec, 1.0, True).look()
-    assert Notices(spec, float("nan"), True).look() == ""
+    assert "money limit" in notices_of(spec, 1.0).look()
+    assert notices_of(spec, float("nan")).look() == ""
     recovery = dataclasses.replace(RecoverySpec(), notice_file=str(tmp_path / "notice"))
-    notices = Notices(dataclasses.replace(RunSpec(), recovery=recovery), 1.0, True)
+    notices = notices_of(dataclasses.replace(RunSpec(), recovery=recovery), 1.0)
     assert notices.look() == ""
     (tmp_path / "notice").touch()
     wait_until(lambda: "has appeared" in notices.look())
@@ -170,7 +176,7 @@ def test_a_url_announces_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_address[1]}/notice"
         recovery = dataclasses.replace(RecoverySpec(), notice_url=url)
-        notices = Notices(dataclasses.replace(RunSpec(), recovery=recovery), 1.0, True)
+        notices = notices_of(dataclasses.replace(RunSpec(), recovery=recovery), 1.0)
         assert notices.look() == ""
         says[0] = b"TERMINATE at noon"
         wait_until(lambda: "TERMINATE at noon" in notices.look())

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from paceline.supervise.logs.rank import let_go
+
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
@@ -57,6 +59,7 @@ class StopFlag:
                 raise KeyboardInterrupt
             self._interrupt_waits = True
             return
+        let_go()  # who asks may be a supervisor's death
         self.because = f"received {signal.Signals(number).name}"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,18 @@ def test_what_callbacks_decide_is_done_and_their_state_is_resumed(tmp_path: Path
     assert records_of(tmp_path, "run_ended")[-1]["status"] == "complete"
     through(run_with(tmp_path, 9, third))
     assert third.seen == ["start 5", "end 5"] and len(steps_of(tmp_path)) == 5, "it stays ended"
+
+
+def test_a_run_that_nobody_uses_is_gone_at_once_with_its_lock(tmp_path: Path) -> None:
+    gc.disable()
+    try:
+        run = run_with(tmp_path, 3, Conductor())
+        through(run)
+        there = weakref.ref(run)
+        del run
+        assert there() is None
+    finally:
+        gc.enable()
 
 
 def fails_at_two(moment: CallbackMoment) -> None:

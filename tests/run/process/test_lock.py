@@ -76,6 +76,15 @@ def test_a_second_run_is_refused_until_the_first_is_gone(tmp_path: Path, end: si
         lock.check()
 
 
+def test_a_run_that_has_not_ended_and_the_one_after_it_do_not_refuse_a_third(tmp_path: Path) -> None:
+    first = take(tmp_path)
+    take(tmp_path).release()
+    with take(tmp_path) as third:
+        third.check()
+        assert first.is_lost
+    first.release()
+
+
 def test_a_forked_worker_does_not_hold_the_directory(tmp_path: Path) -> None:
     """A data loader's worker may outlive its rank for a moment; a new start does not wait for it."""
     # One of the two processes prints, since lines of two may mix, and not before the other is a process of its own.

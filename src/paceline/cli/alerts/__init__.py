@@ -20,6 +20,7 @@ from paceline.spec.watch.alerts import RULES
 from paceline.units import parse_seconds
 
 EXAMPLE = "paceline alerts test spec.toml\npaceline alerts list runs"
+EXAMPLE_NEEDS = "a spec of your own"
 CODES = (74,)
 ACTIONS = ("test", "list", "silence", "rules")
 

@@ -13,6 +13,7 @@ from paceline.cli.json.shapes import COMPARED_RUNS
 from paceline.cli.output import print_json
 
 EXAMPLE = "paceline compare runs/a runs/b\npaceline compare runs/a runs/b --json"
+EXAMPLE_NEEDS = "two runs"
 CODES = ()
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from paceline.observe.dash.serve import DashAddress
 
 EXAMPLE = "paceline dash runs\npaceline dash runs/stdlib-code --export page.html"
+EXAMPLE_NEEDS = "somebody who looks, and Ctrl-C"
 CODES = (74,)
 PORT = 8377
 

@@ -18,7 +18,7 @@ from paceline.errors import ConfigError
 if TYPE_CHECKING:
     from paceline.observe.logs.read import FirstFailure, LogLine
 
-EXAMPLE = "paceline logs runs/stdlib-code --merge\npaceline logs runs/stdlib-code --rank 3 --follow"
+EXAMPLE = "paceline logs runs/stdlib-code --merge\npaceline logs runs/stdlib-code --rank 0 --last 20"
 CODES = (74,)
 LOOK_SECONDS = 0.2
 

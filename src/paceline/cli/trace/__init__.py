@@ -17,6 +17,7 @@ from paceline.cli.parser import whole
 from paceline.errors import ConfigError
 
 EXAMPLE = "paceline trace runs/stdlib-code --steps 100..102\npaceline trace runs/stdlib-code --summary"
+EXAMPLE_NEEDS = "a job that trains"
 CODES = (5, 74)
 WAIT_SECONDS = 600.0
 

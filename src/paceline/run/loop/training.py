@@ -57,7 +57,8 @@ class Training(InWorld):
     def _begin(self) -> None:
         self._step_seconds = self._data_seconds = 0.0
         self._stop = StopFlag()
-        self._tracer = Tracer(self.dir, self.world, lambda told: self._record.traced(told))
+        own = weakref.proxy(self)  # a run that nobody uses any more is gone at once, with its memory and its lock
+        self._tracer = Tracer(self.dir, self.world, lambda told: own._record.traced(told))
         self._leaks = LeakWatch(self.brief.usable_bytes)
         self._is_spent = False  # whether a budget has ended the run
         self._unended: weakref.finalize[..., Training] | None = None  # an end that waits for its reason

@@ -14,10 +14,12 @@ _STATUS = Path("/proc/self/status")
 
 
 def process_bytes() -> dict[str, int]:
-    """Return the bytes that Linux reports of this process, by field; empty where it does not."""
-    if not _STATUS.exists():
+    """Return the bytes that Linux reports of this process, by field; empty where nothing can be read of it."""
+    try:
+        status = _STATUS.read_bytes()
+    except OSError:  # another system, or no descriptor is left: a look at the memory ends no run
         return {}
-    fields = (line.split() for line in _STATUS.read_bytes().splitlines() if line.endswith(b" kB"))
+    fields = (line.split() for line in status.splitlines() if line.endswith(b" kB"))
     return {field[0][:-1].decode(): 1024 * int(field[1]) for field in fields}
 
 

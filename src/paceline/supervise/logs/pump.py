@@ -112,7 +112,8 @@ class LogPump:
             if error.errno == errno.EPIPE:  # who read it has left: the rank is told so when it writes again
                 self._poll.unregister(end)
                 with self._changing:
-                    del self._pipes[end]
+                    rank, stream = self._pipes.pop(end)
+                pipe_path(Path(self._folder.name), rank, stream).unlink(missing_ok=True)  # so that it is told (rank.py)
                 os.close(end)
 
 

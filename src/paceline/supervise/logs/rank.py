@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
-from paceline.said import flush_said
+from paceline.said import flush_said, rescue_by
 from paceline.supervise.logs.files import ERR, OUT
 
 LOGS_VARIABLE = "PACELINE_LOGS"  # the folder of the pipes, set by a supervisor that keeps logs
@@ -33,6 +34,7 @@ def into_log() -> None:
     if not folder:
         return
     flush_said()
+    rescue_by(let_go)
     rank = int(os.environ.get("RANK", "0"))
     for stream, number in STREAMS.items():
         try:
@@ -46,6 +48,29 @@ def into_log() -> None:
         reconfigure = getattr(named, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(line_buffering=True)  # as on a terminal: a log is looked at while it grows
+
+
+def let_go() -> bool:
+    """Lead output nowhere where the supervisor that read it has died; return whether it has.
+
+    The rank saves and ends then, and what it prints on the way must not end it sooner. A supervisor that nobody reads
+    any more lets go of a pipe too, but removes it first: there the rank is to hear of it.
+    """
+    folder, gone = os.environ.get(LOGS_VARIABLE), False
+    rank = int(os.environ.get("RANK", "0"))
+    for stream, number in STREAMS.items() if folder else ():
+        if pipe_path(Path(str(folder)), rank, stream).exists() and _has_no_reader(number):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, number)
+            os.close(nowhere)
+            gone = True
+    return gone
+
+
+def _has_no_reader(number: int) -> bool:
+    looked = select.poll()
+    looked.register(number, 0)
+    return any(event & select.POLLERR for _, event in looked.poll(0))
 
 
 @contextlib.contextmanager
