@@ -157,6 +157,12 @@ def holder_here(run_dir: Path) -> tuple[str, RunInUse] | None:
     return str(holder["token"]), _in_use(run_dir, holder, False)
 
 
+def is_live(run_dir: Path) -> bool:
+    """Return whether a process holds the directory; one of another machine is taken at its word. Takes nothing."""
+    holder = _read(run_dir / NAME)
+    return holder is not None and _may_live(holder)
+
+
 def adopt_generation(number: int) -> None:
     """Go over to a new generation of this process's run, in the process: what it inherits of the lock stays good."""
     descriptor, _, rest = os.environ.get(LOCK_VARIABLE, "").partition(":")

@@ -21,7 +21,7 @@ from runs import environment, is_running, run_patiently, wait_until
 from paceline import lock as lock_module
 from paceline.checkpoint import list_checkpoints, save_checkpoint
 from paceline.errors import RunInUse, StorageError
-from paceline.lock import LOCK_VARIABLE, NAME, RunLock, take
+from paceline.lock import LOCK_VARIABLE, NAME, RunLock, is_live, take
 from paceline.run.record.journal import Journal
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.reading import read_journal
@@ -236,3 +236,16 @@ def test_a_generation_that_is_not_on_disk_has_not_begun(tmp_path: Path, monkeypa
         assert lock.generation == 1
         monkeypatch.undo()
         assert lock.next_generation() == 2
+
+
+def test_who_asks_whether_a_run_lives_takes_nothing(tmp_path: Path) -> None:
+    assert not is_live(tmp_path)
+    lock = take(tmp_path)
+    assert is_live(tmp_path)
+    elsewhere = json.loads((tmp_path / "lock").read_text()) | {"host": "another machine", "processes": [[1, ""]]}
+    lock.release()
+    assert not is_live(tmp_path)
+    (tmp_path / "lock").write_text(json.dumps(elsewhere))
+    assert is_live(tmp_path), "nobody here knows of its processes"
+    (tmp_path / "lock").write_text(json.dumps({**elsewhere, "host": platform.node(), "processes": [[2**22 + 1, "1"]]}))
+    assert not is_live(tmp_path), "it was killed"

@@ -339,18 +339,7 @@ class Training(InWorld):
             self._ease(step)
         self._called_away = stats.stop_requested and not last and self._is_called()
         if stats.stop_requested and not last and not self._called_away:
-            # A signal may reach the ranks in different steps: whoever was asked knows why.
-            said = self.world.gather((self._stop.because, self._notices.is_over))
-            because = next((each for each, _ in said if each), "a rank was asked to stop")
-            self._is_spent = any(over for _, over in said)
-            self._points.reached("save", step)
-            self._hook("on_save", step)
-            with self._stop.saving():
-                path = self._keeper.save_or_keep(self._under.built, self.brief.plan, self.world, self.progress)
-            self._record.stopped(step, because, path, "stopped" if self._is_spent else "requeue")
-            if not self._is_spent:
-                raise Requeue(because)
-            self._done_step = step
+            self._stop_as_asked(step)
             return
         is_best = evaluates and self._judge.best is not None and self._judge.best[0] == step
         if last:
@@ -368,6 +357,21 @@ class Training(InWorld):
         self._done_step = step
         if not last:
             self._stragglers.leave(self._save)
+
+    def _stop_as_asked(self, step: int) -> None:
+        """Save and end here: for good where a budget says so, else by Requeue. Every rank calls it."""
+        # A signal may reach the ranks in different steps: whoever was asked knows why.
+        said = self.world.gather((self._stop.because, self._notices.is_over))
+        because = next((each for each, _ in said if each), "a rank was asked to stop")
+        self._is_spent = any(over for _, over in said)
+        self._points.reached("save", step)
+        self._hook("on_save", step)
+        with self._stop.saving():
+            path = self._keeper.save_or_keep(self._under.built, self.brief.plan, self.world, self.progress)
+        self._record.stopped(step, because, path, "stopped" if self._is_spent else "requeue")
+        if not self._is_spent:
+            raise Requeue(because)
+        self._done_step = step
 
     def _ease(self, step: int) -> None:
         """Go on with a smaller micro-batch where a rank's memory gets short. Every rank calls it between two steps."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from paceline.errors import ConfigError, DataError
-from paceline.lock import try_lock
+from paceline.lock import is_live
 from paceline.observe.traces.reading import read_trace
 from paceline.observe.traces.summary import TraceSummary, summarise_trace
 from paceline.patience import Patience
@@ -17,18 +16,6 @@ from paceline.spec.journal.reading import read_kind, read_tail_step
 from paceline.spec.watch.traced import FOLDER, TraceRequest, ask_for_trace, requested_trace, trace_file
 
 LOOK_SECONDS = 0.2
-
-
-def is_live(run_dir: Path) -> bool:
-    """Return whether a run's directory is held by a process that lives, as far as this machine can tell."""
-    try:
-        descriptor = os.open(run_dir / "lock", os.O_RDWR)
-    except OSError:
-        return False
-    try:
-        return try_lock(descriptor) is not True
-    finally:
-        os.close(descriptor)
 
 
 def take_trace(run_dir: Path, request: TraceRequest, limit_seconds: float, say: Callable[[str], None]) -> Path | None:
@@ -41,7 +28,7 @@ def take_trace(run_dir: Path, request: TraceRequest, limit_seconds: float, say: 
         raise ConfigError(f"{run_dir} is no run's directory", "it has no journal", "the run.dir of a job that trains")
     if not is_live(run_dir):
         raise ConfigError(
-            f"nothing trains in {run_dir}", "its lock is held by no process of this machine",
+            f"nothing trains in {run_dir}", "its lock is held by no process that lives",
             "paceline trace RUN --summary, for traces that were taken",
         )  # fmt: skip
     done = read_tail_step(run_dir)
