@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -17,9 +18,10 @@ from paceline.patience import Patience
 from paceline.supervise import supervisor
 from paceline.supervise.blame import Ending, Outcome, outcome_of
 from paceline.supervise.crew import Crew, attend
+from paceline.supervise.groups import Process
 from paceline.supervise.lost import RanksLost
 from paceline.supervise.memory_kills import USUAL, memory_kills, why_killed
-from paceline.supervise.supervisor import report_error, supervise
+from paceline.supervise.supervisor import report_error, supervise, supervise_started
 
 RANK = """
 import os, signal, subprocess, sys, time
@@ -258,7 +260,39 @@ def test_a_rank_that_a_stop_signal_meets_as_it_leaves_has_stopped_like_the_other
     crew.send(signal.SIGTERM)
     assert outcome_of(crew.ended(), (), Path("/nowhere"), None) == Outcome(Requeue.exit_code)
     crew.endings[0] = Ending(0, 1, 0.0, 1.0)
-    assert outcome_of(crew.ended(), (), Path("/nowhere"), None).exit_code != Requeue.exit_code, "nobody has stopped"
+    assert outcome_of(crew.ended(), (), Path("/nowhere"), None).exit_code == 1, "it has failed, whatever the others did"
+
+
+def test_ranks_that_a_stop_signal_meets_before_they_hear_of_one_have_stopped_as_asked() -> None:
+    crew = Crew()
+    crew.endings = {rank: Ending(rank, -signal.SIGTERM, 0.0, 1.0) for rank in range(2)}
+    crew.send(signal.SIGTERM)
+    assert outcome_of(crew.ended(), (), Path("/nowhere"), None) == Outcome(Requeue.exit_code)
+    asked: list[bool] = []
+    there = Crew(is_stopped=lambda: bool(asked))  # by another machine's supervisor
+    there.endings = dict(crew.endings)
+    assert outcome_of(there.ended(), (), Path("/nowhere"), None).exit_code == 128 + signal.SIGTERM
+    asked.append(True)
+    assert outcome_of(there.ended(), (), Path("/nowhere"), None) == Outcome(Requeue.exit_code)
+    there.endings[1] = Ending(1, -signal.SIGKILL, 0.0, 1.0)
+    assert outcome_of(there.ended(), (), Path("/nowhere"), None).exit_code == 128 + signal.SIGKILL, "nobody asked so"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_rank_that_is_started_after_the_signal_is_told_of_it_too(tmp_path: Path, number: int) -> None:
+    """The signal comes while the first rank is started: the list of those that it is passed on to is empty."""
+    command = [sys.executable, "-c", "import time; time.sleep(1000)"]
+    started: list[dict[str, str]] = []
+    begin = supervisor.starter(command, environment())
+
+    def start(place: dict[str, str]) -> Process:
+        if not started:
+            os.kill(os.getpid(), number)
+        started.append(place)
+        return begin(place)
+
+    assert supervise_started(start, 2, environment()) == Outcome(Requeue.exit_code)
+    assert len(started) == 2
 
 
 def test_a_process_that_somebody_kills_is_told_at_once_and_one_that_is_ended_here_is_not() -> None:

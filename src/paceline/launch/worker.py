@@ -6,6 +6,7 @@ SPEC is a JSON file of a spec, or a file of a task that was pickled by `paceline
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -44,6 +45,7 @@ def guarded(work: object) -> int:
 def main() -> int:
     """Run this rank to the end of the task and return its exit code."""
     end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # as any stop signal, until the run hears them: who sent it knows why
     into_log()
     return guarded(lambda: _train(Path(sys.argv[1])))
 

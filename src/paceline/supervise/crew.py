@@ -13,19 +13,28 @@ from paceline.run.survive.health.watch import PulseWatch
 from paceline.supervise.blame import Ending
 from paceline.supervise.groups import POLL_SECONDS, Process, ending_of, kill_group, signal_process
 from paceline.supervise.lost import RanksLost, TellLost, told_to_nobody
+from paceline.supervise.signals import STOP_SIGNALS
 
 
 class Crew:
     """The processes of a world in the order of ranks, and what is known of how they ended."""
 
-    def __init__(self, processes: Sequence[Process] = (), tell: TellLost = told_to_nobody) -> None:
-        """`tell` is told at once of each process that was ended by a signal which nobody here has sent."""
+    def __init__(
+        self,
+        processes: Sequence[Process] = (),
+        tell: TellLost = told_to_nobody,
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`tell` is told at once of each process that was ended by a signal which nobody here has sent.
+
+        `is_stopped` says whether another machine was asked to stop, which has passed the signal on by itself.
+        """
         self.processes = list(processes)
         self.endings: dict[int, Ending] = {}
         self.killed: set[int] = set()  # by the supervisor, because a peer had failed before
         self.passed_on: set[int] = set()  # stop signals that ranks were sent
         self._looked = time.time()
-        self.tell = tell
+        self.tell, self._is_stopped = tell, is_stopped
 
     def look(self) -> None:
         """Note which processes have ended since the last look."""
@@ -39,7 +48,11 @@ class Crew:
         self._looked = now
 
     def _is_lost(self, rank: int, code: int) -> bool:
-        return code not in (0, Requeue.exit_code) and rank not in self.killed and -code not in self.passed_on
+        return code not in (0, Requeue.exit_code) and rank not in self.killed and not self._is_asked(code)
+
+    def _is_asked(self, code: int) -> bool:
+        """Return whether a process ended by a stop signal that all were sent."""
+        return -code in self.passed_on or (-code in STOP_SIGNALS and self._is_stopped())
 
     def send(self, number: int) -> None:
         """Send a signal to every process that runs."""
@@ -67,14 +80,12 @@ class Crew:
     def ended(self) -> list[Ending]:
         """Return how they ended, in the order in which that was seen.
 
-        A stop signal may reach a rank when all have agreed to stop by that of another, and this one has saved and is
-        about to leave: it has stopped like the others.
+        A stop signal may reach a rank before it can hear of one, or when all have agreed to stop by that of another and
+        this one has saved and is about to leave: it has stopped as it was asked to.
         """
-        found = list(self.endings.values())
-        if not any(ending.code == Requeue.exit_code for ending in found):
-            return found
         return [
-            replace(ending, code=Requeue.exit_code) if -ending.code in self.passed_on else ending for ending in found
+            replace(ending, code=Requeue.exit_code) if self._is_asked(ending.code) else ending
+            for ending in self.endings.values()
         ]
 
 

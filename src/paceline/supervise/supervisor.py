@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -83,6 +84,8 @@ def supervise_started(
         try:
             for place in places(Path(folder), ranks, environ):
                 crew.processes.append(start({**place, **(pulses.for_ranks() if pulses else {})}))
+            if flag.because:  # while they were started: some were not there to be told
+                crew.send(signal.SIGTERM)
             attend(crew, Patience(limit_seconds), GRACE_SECONDS, pulses=pulses)
             if not crew.is_over:
                 because = f"{ranks} process(es) ran for more than {limit_seconds:.0f} s and were killed"

@@ -8,6 +8,7 @@ cheapest way that works: by the ranks that are left, in their processes; by rank
 from __future__ import annotations
 
 import contextlib
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -41,7 +42,7 @@ from paceline.supervise.groups import Process, collect
 from paceline.supervise.lost import TellLost, told_to_nobody
 from paceline.supervise.memory_kills import memory_kills
 from paceline.supervise.nodes.held import HeldPieces
-from paceline.supervise.signals import STOP_SIGNALS, forward_signals
+from paceline.supervise.signals import forward_signals
 
 PEERS_SECONDS = 1.0  # that the peers of a rank have whose failure is known: what they would tell is an echo of it
 
@@ -91,6 +92,7 @@ class Generations:
         self._policy, self._say, self._redactor = policy, say, redactor
         self._elastic = Elastic(policy, brief, replan, machines.devices)
         self._health, self._tell, self._crew = health, tell, Crew()
+        self._is_stopped = machines.is_stopped
 
     def run(self, taken: TakenOver | None = None) -> Outcome:
         """Run one generation after the other and return how the last one ended. No process is left.
@@ -98,18 +100,19 @@ class Generations:
         With `taken` the first of them follows that world, and is made of its ranks as far as they are left.
         """
         flag = forward_signals(lambda number: self._crew.send(number))
+        self._is_stopped = lambda: bool(flag.because) or self._machines.is_stopped()
         try:
             with tempfile.TemporaryDirectory(prefix="paceline-", ignore_cleanup_errors=True) as name:
                 self._folder = Path(name)
                 self._machines.open(self._folder)
-                return self._run(lambda: bool(flag.because) or self._machines.is_stopped(), taken)
+                return self._run(taken)
         finally:
             collect(self._crew.processes)
             self._machines.close()
             clear_rescues(self._lock)
             flag.release()
 
-    def _run(self, is_stopped: Callable[[], bool], taken: TakenOver | None) -> Outcome:
+    def _run(self, taken: TakenOver | None) -> Outcome:
         judge = Judge(self._policy, reached_by(self._lock.run_dir))
         generation: Generation | None = Generation(to_world=self._plan.layout.devices, rung=FIRST)
         standing: Mapping[int, Stander] = {}
@@ -117,12 +120,12 @@ class Generations:
             standing, generation = taken.standing, self._take_over(taken)
         while generation is not None:
             self._machines.rung()  # waits until the standby is ready
-            if is_stopped() and not standing:  # while no rank was there that could be told
+            if self._is_stopped() and not standing:  # while no rank was there that could be told
                 return Outcome(Requeue.exit_code)
             fallen = self._one(generation, standing)
             outcome, because = fallen.outcome, "as many devices as there are now"
             if not fallen.called:
-                if outcome.error is None or is_stopped() or self._lock.is_lost:
+                if outcome.error is None or self._is_stopped() or self._lock.is_lost:
                     return self._end(outcome)
                 verdict = judge.judge(outcome, reached_by(self._lock.run_dir), fallen.out_of_memory)
                 because = verdict.because
@@ -131,7 +134,7 @@ class Generations:
                 self._say(f"recover  {_told(outcome.error)}")
             while not self._elastic.next_plan():
                 self._say(f"recover  {self._elastic.because}")
-                if is_stopped() or not self._machines.wait_for(self._policy.min_devices):
+                if self._is_stopped() or not self._machines.wait_for(self._policy.min_devices):
                     return self._end(Outcome(Requeue.exit_code))
             following = self._after(generation, fallen)
             if following is None:
@@ -167,7 +170,7 @@ class Generations:
         folder = self._folder / f"generation-{generation.number}"
         folder.mkdir()
         kills = memory_kills()
-        before, self._crew = self._crew, Crew(tell=self._tell)
+        before, self._crew = self._crew, Crew(tell=self._tell, is_stopped=self._is_stopped)
         generation = replace(generation, decisions=(*generation.decisions, *self._machines.decisions()))
         told = {**generation.write(folder), **self._elastic.environ(folder)}
         # Where the run may not go on nobody waits for those that stand by, so nobody does.
@@ -183,6 +186,8 @@ class Generations:
                 self._crew.processes.append(before.processes[seats[rank]])
             else:
                 self._crew.processes.append(self._machines.start({**place, **told}))
+        if self._is_stopped():  # while they were started: some were not there to be told
+            self._crew.send(signal.SIGTERM)
         self._machines.dismiss(answers)
         collect([before.processes[rank] for rank in standing if rank not in answers])
         return self._attended(generation.number, folder, kills, pulses)
@@ -204,8 +209,6 @@ class Generations:
             while not crew.is_over:
                 crew.kill()
                 crew.look()
-        if self._machines.is_stopped():  # on another machine, which has passed the signal on by itself
-            crew.passed_on |= set(STOP_SIGNALS)
         outcome = outcome_of(crew.ended(), crew.killed, folder, kills, len(crew.processes))
         collect([process for rank, process in enumerate(crew.processes) if rank not in left])
         moments = {**_moments(crew.ended()), "ended": time.time()}

@@ -145,6 +145,8 @@ class Agent:
         elif "start" in message:
             place = self._placed(message["environ"], link)
             self._processes[message["start"]] = self._starter(place)
+            if self.stopped:  # before this one could be told
+                signal_process(self._processes[message["start"]], signal.SIGTERM)
             self._ranks[int(place["RANK"])] = message["start"]
         elif "answers" in message:
             self._answer(message["answers"], link)
