@@ -13,7 +13,7 @@ from paceline.run.process.place import Place
 from paceline.run.process.world import World, join_world
 from paceline.said import say_line
 from paceline.session.nodes.launched import for_peers
-from paceline.session.ready import confirm_and_price, proven_brief
+from paceline.session.ready.brief import confirm_and_price, proven_brief
 from paceline.session.together import from_first
 from paceline.session.watch.hours import refuse_outside
 from paceline.spec.arguments import run_directory

@@ -20,7 +20,7 @@ from paceline.run.process.handover import hand_over
 from paceline.said import say_line
 from paceline.session.closing import close_run
 from paceline.session.extras import check_extras
-from paceline.session.ready import confirm_and_price, proven_brief
+from paceline.session.ready.brief import confirm_and_price, proven_brief
 from paceline.session.survive import WORKER, survive
 from paceline.session.watch.alerting import alerts_beside
 from paceline.session.watch.exporting import exports_beside

@@ -23,7 +23,7 @@ from paceline.run.process.handover import take_over
 from paceline.said import say_line
 from paceline.session.closing import close_run
 from paceline.session.nodes.attendance import NOT_ELECTED, STEPPED_DOWN
-from paceline.session.ready import proven_brief, say_price
+from paceline.session.ready.brief import proven_brief, say_price
 from paceline.session.replanner import Replanner
 from paceline.session.watch.alerting import alerts_beside
 from paceline.session.watch.exporting import exports_beside

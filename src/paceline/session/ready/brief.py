@@ -1,7 +1,7 @@
 """From a plan to the brief of its ranks: micro-batch confirmed, price said, budget held, plan proven. Every run has it.
 
-`train` and `fit` do this in `session.start`, `Run` and launched ranks in `session.begin`, several nodes in
-`session.nodes.coordinate`.
+`session.start` does this for `train` and `fit`, `session.begin` for `Run` and ranks that a launcher has started, and
+`session.nodes.coordinate` for several nodes.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Callable
 from paceline.plan.explain.explain import headline_lines
 from paceline.plan.planned import Planned
 from paceline.run.process.brief import Brief, make_brief
-from paceline.session.budget import check_budget
 from paceline.session.confirm.micro_batch import confirm_micro_batch
-from paceline.session.prove import prove
+from paceline.session.ready.budget import check_budget
+from paceline.session.ready.prove import prove
 from paceline.spec.journal.kinds import DecisionRecord
 
 Say = Callable[[str], None]
