@@ -14,11 +14,11 @@ import multiprocessing
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.config.called import checked_call
+from paceline.config.called import OVERRIDES, checked_call
 from paceline.errors import ConfigError, HandedBack, Requeue
 from paceline.launch.here import place_here
 from paceline.lock import RunLock, take
@@ -40,9 +40,10 @@ from paceline.session.nodes.launched import as_node, is_attended
 from paceline.session.survive import survive
 from paceline.session.together import as_error
 from paceline.session.uncaught import end_with_own_code
+from paceline.session.verbs.given import spec_of
 from paceline.session.watch.alerting import begin_alerts
 from paceline.session.watch.exporting import begin_exports
-from paceline.spec.arguments import make_spec, run_directory
+from paceline.spec.arguments import run_directory
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec
@@ -59,6 +60,9 @@ from paceline.uncaught import is_prompt
 class Run(Training):
     """A task, planned, proven and ready to train on this process's share of the cluster.
 
+    `task` may be the path of a spec file, whose other tables hold too: `overrides` change options of it
+    ("task.stop=5 steps"), and `plan`, `cluster` and `run` that are given stand in the place of its tables.
+
     Started as a plain script with a plan of several devices, the script is started again once per device and this
     process only supervises; under torchrun or srun each process supervises one that it starts, or joins the others as
     a rank where `run.recovery.supervise` is off. A layout of more than one
@@ -67,21 +71,22 @@ class Run(Training):
     An error that nobody catches ends a script with the exit code of the command line.
     """
 
-    @checked_call()
+    @checked_call(overrides=OVERRIDES)
     def __init__(
         self,
-        task: Task,
+        task: Task | Spec | dict[str, Any] | str | Path,
         plan: str | dict[str, Any] | PlanSpec | Plan = "auto",
         *,
         cluster: str | int | dict[str, Any] | ClusterSpec = "auto",
         run: dict[str, Any] | RunSpec | None = None,
         verify: bool | None = None,
         faults: str | Path | list[dict[str, Any]] | FaultPlan | None = None,
+        overrides: Sequence[str] = (),
     ) -> None:
         end_with_parent()
         into_log()
         first = end_with_own_code()
-        spec = make_spec(task, plan, cluster, run, verify, faults)
+        spec = spec_of(task, plan, cluster, overrides, run, verify, faults)
         check_extras(spec.run)
         run_dir, brief = run_directory(spec), take_brief()
         lock, place = None, place_here(os.environ)
