@@ -10,9 +10,8 @@ from typing import Any
 
 from paceline.errors import DataError
 from paceline.task.data.sources.files import NOT_READ, skipped_files, walk_files
-from paceline.task.data.sources.listing import Skipped
+from paceline.task.data.sources.listing import SPLIT_NAMES, Skipped
 from paceline.task.data.sources.named import IMAGE_SUFFIXES
-from paceline.task.data.sources.tables.records import SPLIT_NAMES
 from paceline.task.data.storage.bytes import ByteFile, Storage
 from paceline.task.data.storage.remote import is_remote
 
