@@ -31,6 +31,7 @@ from paceline.run.process.place import Place
 from paceline.run.process.world import join_world, leave_world
 from paceline.run.record.journal import mark_end
 from paceline.run.record.tensorboard import asked_sinks
+from paceline.run.survive.idle import IdleWatch
 from paceline.run.survive.points import points_of
 from paceline.said import say_line
 from paceline.session.begin import join_peers, planned_brief
@@ -110,6 +111,17 @@ class Run(Training):
         self._exports = begin_exports(spec, say_line) if world.is_first else None
         self._alerts = begin_alerts(spec, say_line, supervises=False) if watched else None
         Training.__init__(self, spec, brief, world, run_dir, asked_sinks(spec.run), lock)
+        self._watch_idle()
+
+    def _watch_idle(self) -> None:
+        """Have the run end where its loop stands still for too long, if the spec says so and one process is all."""
+        limit = self.spec.run.idle_limit
+        if limit is not None and self.world.size == 1:
+            self._idle = IdleWatch(limit, self._end_idle, is_prompt(), self._stop).begin()
+        elif limit is not None:
+            self._record.remark(
+                f"run.idle_limit is not counted on {self.world.size} ranks: run.health.hang_elsewhere is what ends them"
+            )
 
     def step(self, batch: StepBatch) -> StepStats:
         """Make one optimizer update with the batch and return what it did, over all ranks: see `Training.step`.
@@ -124,7 +136,30 @@ class Run(Training):
                 raise HandedBack(stop.because) from None
             raise
 
+    @property
+    def model(self) -> nn.Module:
+        """The model on this rank, laid out as the plan says."""
+        self._refuse_ended()
+        return super().model
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """What updates the model."""
+        self._refuse_ended()
+        return super().optimizer
+
+    def _refuse_ended(self) -> None:
+        if self._idle is not None:
+            self._idle.refuse()
+
+    def _end_idle(self, because: str) -> None:
+        super()._end_idle(because)
+        if is_prompt():  # which goes on, and is to find the device's memory free
+            self.take_down()
+
     def _ended(self, status: str, error: BaseException | None = None) -> None:
+        if self._idle is not None:
+            self._idle.close()
         try:
             super()._ended(status, error)
         finally:
