@@ -23,6 +23,7 @@ from paceline.run.process.handover import hand_over
 from paceline.run.process.place import Place
 from paceline.run.record.journal import mark_end
 from paceline.said import say_line
+from paceline.scratch import Scratch
 from paceline.session.budget import check_budget
 from paceline.session.confirm.micro_batch import confirm_micro_batch
 from paceline.session.extras import check_extras
@@ -36,6 +37,7 @@ from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec
 from paceline.supervise.blame import Outcome
+from paceline.supervise.early import requeued_early
 from paceline.supervise.logs.tee import kept_here
 from paceline.supervise.supervisor import explain
 from paceline.supervise.trace_signal import traced_by_signal
@@ -57,6 +59,11 @@ def train(spec: Spec, say: Say = say_line) -> int:
     place = place_here(os.environ)
     if place is not None or spec.run.nodes.count > 1:
         return _among_others(spec, place, run_dir, say)
+    with requeued_early() as is_over:
+        return _train_here(spec, run_dir, say, is_over)
+
+
+def _train_here(spec: Spec, run_dir: Path, say: Say, is_over: Callable[[], None]) -> int:
     with take(run_dir) as lock:
         planned, decisions = confirm_micro_batch(plan_here(spec, say), say)
         for line in headline_lines(planned):
@@ -66,6 +73,7 @@ def train(spec: Spec, say: Say = say_line) -> int:
         for line in hours_lines(planned, window):
             say(line)
         outcome = in_hours(window, lambda: _run(planned, prove(planned, say), decisions, lock, say), say)
+        is_over()
         if not lock.is_lost:
             if outcome.error is not None:
                 mark_ended(run_dir, outcome, Redactor(spec.run.redact), say)
@@ -118,7 +126,7 @@ def _run_brief(spec: Spec, brief: Brief, lock: RunLock, say: Say) -> Outcome:
             alerts.outcome = _here(spec, brief, lock)
         return alerts.outcome
     with (
-        tempfile.TemporaryDirectory(prefix="paceline-spec-", ignore_cleanup_errors=True) as folder,
+        Scratch("spec") as folder,
         brief.file() as path,
     ):
         words = ["-m", WORKER, str(hand_over(spec, Path(folder)))]
