@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ class StopFlag:
         self.because = ""
         self._previous: dict[int, Any] = {}
         self._is_saving = self._interrupt_waits = False
+        self._raises: BaseException | None = None  # at the next signal
 
     def watch(self) -> StopFlag:
         """Install the handlers. Outside of the main thread nothing is installed: Python allows it only there."""
@@ -54,7 +56,18 @@ class StopFlag:
             self._interrupt_waits = False
             raise KeyboardInterrupt
 
+    def raise_in_main(self, error: BaseException) -> None:
+        """Have the main thread raise an error wherever it stands, while the handlers are installed.
+
+        To be called in another thread. A signal reaches a main thread that sleeps or waits for a key too.
+        """
+        if signal.SIGTERM in self._previous:
+            self._raises = error
+            os.kill(os.getpid(), signal.SIGTERM)
+
     def _received(self, number: int, frame: object) -> None:
+        if self._raises is not None:
+            raise self._raises
         if number == signal.SIGINT and self.because:
             if not self._is_saving or self._interrupt_waits:
                 raise KeyboardInterrupt

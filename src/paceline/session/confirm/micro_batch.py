@@ -25,7 +25,7 @@ from paceline.plan.search.micro_batch import TriedMicroBatch, taken, with_micro_
 from paceline.run.process.handover import hand_over
 from paceline.scratch import Scratch
 from paceline.session.confirm.device import spread_of
-from paceline.session.prove import cannot_be_handed_over
+from paceline.session.ready.prove import cannot_be_handed_over
 from paceline.spec.arguments import run_directory
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.settled import MICRO_BATCH, conditions_of, settled_micro_batch

@@ -15,7 +15,7 @@ from paceline.plan.planned import Planned
 from paceline.run.process.handover import hand_over, holds_objects
 from paceline.said import say_line
 from paceline.scratch import Scratch
-from paceline.session.fingerprint import proof_key
+from paceline.session.ready.fingerprint import proof_key
 from paceline.spec.arguments import run_directory
 from paceline.spec.journal.kinds import DecisionRecord, RunEnded, VerifyRecord
 from paceline.spec.journal.reading import read_kind
