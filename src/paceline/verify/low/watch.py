@@ -138,7 +138,7 @@ class Watch:
     def _state(self) -> dict[str, torch.Tensor]:
         """Return this rank's parts of all that an update changes, by name; other buffers belong to forward passes."""
         model, optimizer = self.built.model, self.built.optimizer
-        names = {parameter: name for name, parameter in model.named_parameters()}
+        names: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
         held = {name: local_of(parameter) for parameter, name in names.items()}
         held |= {f"{name}.{BIAS}": router.e_score_correction_bias for name, router in routers(model).items()
                  if router.e_score_correction_bias is not None}  # fmt: skip

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.errors import Requeue
 from paceline.launch.here import place_here
 from paceline.launch.worker import guarded
 from paceline.run.process.handover import take_over
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
     from paceline.verify.compare.in_a_group import FirstNumbers
 
 JOBS_PER_FORK = 6
-STOPPED = (129, 130, 143)  # ended by SIGHUP, SIGINT or SIGTERM: somebody wants the whole proof to end
+# Ended by SIGHUP, SIGINT or SIGTERM, or as its supervisor was asked to: somebody wants the whole proof to end.
+STOPPED = (129, 130, 143, Requeue.exit_code)
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Row:
 def main() -> int:
     """Make the proofs of the request and return the exit code: not 0 only where no further one can be made."""
     end_with_parent(number=signal.SIGKILL)  # there is nothing to save
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # as any stop signal: who sent it knows why
     request_path, result_path = Path(sys.argv[1]), Path(sys.argv[2])
     request = json.loads(request_path.read_text())
     rows = [
