@@ -168,7 +168,7 @@ def _write_as_its_folder(
 
     folder = folder_of(model.name)
     assert folder is not None
-    state = our_state(tensors, decoder) if decoder is not None else their_state(tensors, read_config(folder))
+    state = our_state(tensors, decoder) if decoder is not None else their_state(tensors, model)
     write_folder(state, config_of_folder(model, decoder), out)
     return sorted([*_written(out), *copy_beside(folder, out)])
 
