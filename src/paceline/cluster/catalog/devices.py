@@ -86,8 +86,9 @@ def published_links(entry: Accelerator, node: NodeType | None = None) -> tuple[L
     if rate is not None:
         network = Figure(rate, "published", f"{node.title}: {node.source}; for {node.devices} devices")
     else:
-        shared = f"a {NETWORK_BYTES_PER_SECOND * 8 / 1e9:g} Gb/s adapter shared by the node"
-        network = Figure(NETWORK_BYTES_PER_SECOND / node.devices, "assumed", shared)
+        host = node.devices_per_host or node.devices
+        shared = f"a {NETWORK_BYTES_PER_SECOND * 8 / 1e9:g} Gb/s adapter shared by the {host} devices of a host"
+        network = Figure(NETWORK_BYTES_PER_SECOND / host, "assumed", shared)
     inside = Link("node", NODE_LATENCY_SECONDS, Figure(node.fabric_bytes_per_second, "published", node.fabric))
     return inside, Link("network", NETWORK_LATENCY_SECONDS, network)
 
