@@ -15,7 +15,7 @@ from paceline.observe.dash.draw.timeline import timeline_svg
 from paceline.observe.dash.logs import TAIL_LINES, tail_of
 from paceline.observe.live.run import RUNNING, SILENT, LiveRun
 from paceline.observe.live.series import StepValues
-from paceline.observe.live.spent import WORDS, seconds_left, spent_so_far
+from paceline.observe.live.spent import WORDS, SpentAmount, seconds_left, spent_so_far
 from paceline.observe.logs.read import ranks_with_logs
 from paceline.report.bound.found import bound_of
 from paceline.report.bound.page import bound_html
@@ -241,13 +241,18 @@ def spent(view: RunView) -> str:
     columns = {"so far": "spent", "promised so far": "promised_so_far", "at the end": "at_end", "promised": "promised"}
     if any(each.budget is not None for each in amounts):
         columns |= {"budget": "budget", "left of it": "left"}
-    bought = {WORDS[each.name]: each.buys_steps for each in amounts if each.buys_steps is not None}
     rows = [
         (esc(WORDS[each.name]), *(esc(each.said(getattr(each, name))) for name in columns.values())) for each in amounts
     ]
     note = note_html("Estimates: devices times the time in which they were held, at the rates of the forecast.")
-    pays = [("left of the budget", f"pays for {plural(steps, 'step')} more ({word})") for word, steps in bought.items()]
+    pays = [("left of the budget", pays_for(each)) for each in amounts if each.buys_steps is not None]
     return (table_html(("", *columns), rows, range(1, len(columns) + 1)) + listing(pays) + note) if rows else ""
+
+
+def pays_for(amount: SpentAmount) -> str:
+    """Return what is left of a budget pays for, in words: steps, and the loss that they lead to."""
+    to = f", to {amount.loss.text}" if amount.loss is not None else ""
+    return f"pays for {plural(amount.buys_steps or 0, 'step')} more{to} ({WORDS[amount.name]})"
 
 
 def health(view: RunView) -> str:

@@ -37,7 +37,7 @@ from paceline.task.data.prepare.work import (
     tokenise,
     write_text,
 )
-from paceline.task.data.sources.documents import Damaged, document_hash, split_value
+from paceline.task.data.sources.documents import Damaged
 from paceline.task.data.sources.files import list_files
 from paceline.task.data.sources.listing import CorpusFiles
 from paceline.task.data.sources.shards.folder import INDEX, TOKENIZER, ShardIndex, read_index, with_more, write_index
@@ -125,7 +125,7 @@ def _key(data: DataSpec, listing: CorpusFiles, dedup: bool, part_bytes: int) -> 
     tokenizer: list[object] = [data.tokenizer, data.vocab if data.tokenizer == "bpe" else 0]
     if data.tokenizer not in ("bytes", "bpe"):
         tokenizer = [load_tokenizer(data.tokenizer).identity]
-    files = [(file.path, file.name, file.size, file.mtime_ns) for file in listing.files]
+    files = [file.decides() for file in listing.files]
     options = [data.validation_fraction, data.text_field, data.on_bad, dedup, part_bytes,
                data.document_tokens, data.score_field, data.score_min, data.score_max]  # fmt: skip
     decides = [FORMAT, listing.kind, tokenizer, *options, files]
@@ -167,7 +167,7 @@ def _tokenizer(
 def _training_texts(data: DataSpec, job: PrepareJob, parts: Sequence[CorpusPart]) -> Iterator[bytes]:
     for part in parts:
         for document in documents_of(data, job.listing, part, Damaged(data.on_bad == "skip")):
-            if split_value(document_hash(document.text)) >= job.limit:
+            if not document.is_held_out(job.limit):
                 yield document.text
 
 
