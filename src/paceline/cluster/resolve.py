@@ -144,7 +144,7 @@ def _published(spec: ClusterSpec, remarks: list[str]) -> Cluster:
     entry = find_entry(spec.device, spec.catalog)
     node = find_node(entry, spec.node, spec.catalog)
     devices = spec.devices or 1
-    per_node = _per_node(spec, devices, node.devices)
+    per_node = _per_node(spec, devices, node.nodes_of(devices))
     links = published_links(entry, node)
     remarks.append(f"{entry.title} in {node.title}: published figures ({entry.source}); nothing was measured")
     if devices > per_node and links[1].bytes_per_second.source == "assumed":
