@@ -57,7 +57,9 @@ def anchor_smallest(steps: Sequence[Scored]) -> Anchored:
         series,
         median_mape=median(one.mape for one in series),
         unanchored_median_mape=median(one.unanchored_mape for one in series),
-        median_spearman=median(one.spearman for one in series if one.rows >= SMALLEST_GROUP and math.isfinite(one.spearman)),
+        median_spearman=median(
+            one.spearman for one in series if one.rows >= SMALLEST_GROUP and math.isfinite(one.spearman)
+        ),
         median_regret=median(one.regret for one in series),
     )
 

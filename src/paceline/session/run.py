@@ -13,10 +13,12 @@ import contextlib
 import multiprocessing
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import nn
 
 from paceline.config.called import OVERRIDES, checked_call
 from paceline.errors import ConfigError, HandedBack, Requeue
@@ -34,6 +36,7 @@ from paceline.run.record.tensorboard import asked_sinks
 from paceline.run.survive.idle import IdleWatch
 from paceline.run.survive.points import points_of
 from paceline.said import say_line
+from paceline.scratch import Scratch
 from paceline.session.begin import join_peers, planned_brief
 from paceline.session.extras import check_extras
 from paceline.session.nodes.attendance import attend_run
@@ -52,6 +55,7 @@ from paceline.spec.plan import Plan, PlanSpec
 from paceline.spec.run import RunSpec
 from paceline.spec.survive.faults import FaultPlan
 from paceline.spec.task import Task
+from paceline.supervise.early import requeued_early
 from paceline.supervise.logs.rank import into_log
 from paceline.supervise.parent import end_with_parent
 from paceline.supervise.supervisor import explain, is_supervised
@@ -87,10 +91,15 @@ class Run(Training):
         end_with_parent()
         into_log()
         first = end_with_own_code()
-        spec = spec_of(task, plan, cluster, overrides, run, verify, faults)
+        spec, place = spec_of(task, plan, cluster, overrides, run, verify, faults), place_here(os.environ)
         check_extras(spec.run)
-        run_dir, brief = run_directory(spec), take_brief()
-        lock, place = None, place_here(os.environ)
+        # Ranks end by the signal itself: whoever has started them knows why, and a peer is never waited for.
+        with requeued_early() if place is None else contextlib.nullcontext():
+            self._join(spec, place, first)
+
+    def _join(self, spec: Spec, place: Place | None, first: bool) -> None:
+        """Plan, prove and build what this process trains, or end with the processes that it starts for that."""
+        run_dir, brief, lock = run_directory(spec), take_brief(), None
         if brief is None and place is None:
             lock = take(run_dir)
             brief = planned_brief(spec, first_only=not first)
@@ -193,7 +202,7 @@ def attend_script(spec: Spec, place: Place, say: Callable[[str], None] = print) 
         return
     if holds_objects(spec):
         try:
-            with tempfile.TemporaryDirectory(prefix="paceline-spec-") as folder:
+            with Scratch("spec") as folder:
                 hand_over(spec, Path(folder))
         except ConfigError as error:
             say(f"recover  off: {error.what}: {error.because}; this process is a rank, and a fault ends the run")

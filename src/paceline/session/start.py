@@ -18,6 +18,7 @@ from paceline.plan.planned import Planned, plan_task
 from paceline.run.process.brief import BRIEF_VARIABLE, Brief
 from paceline.run.process.handover import hand_over
 from paceline.said import say_line
+from paceline.scratch import Scratch
 from paceline.session.closing import close_run
 from paceline.session.extras import check_extras
 from paceline.session.ready.brief import confirm_and_price, proven_brief
@@ -29,6 +30,7 @@ from paceline.spec.arguments import run_directory
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec
 from paceline.supervise.blame import Outcome
+from paceline.supervise.early import requeued_early
 from paceline.supervise.logs.tee import kept_here
 from paceline.supervise.supervisor import explain
 from paceline.supervise.trace_signal import traced_by_signal
@@ -49,13 +51,14 @@ def train(spec: Spec, say: Say = say_line) -> int:
     check_writable(run_dir)
     place = place_here(os.environ)
     if place is None and spec.run.nodes.count == 1:
-        return _train_alone(spec, run_dir, say)
+        with requeued_early() as is_over:
+            return _train_alone(spec, run_dir, say, is_over)
     from paceline.session.nodes.among import train_among_others
 
     return train_among_others(spec, place, say)
 
 
-def _train_alone(spec: Spec, run_dir: Path, say: Say) -> int:
+def _train_alone(spec: Spec, run_dir: Path, say: Say, is_over: Callable[[], None]) -> int:
     """Tell the story of a run that nobody else takes part in, and return its exit code."""
     with take(run_dir) as lock:
         planned = plan_here(spec, say)
@@ -64,6 +67,7 @@ def _train_alone(spec: Spec, run_dir: Path, say: Say) -> int:
         for line in hours_lines(planned, window):
             say(line)
         outcome = in_hours(window, lambda: run_brief(spec, proven_brief(planned, decisions, say), lock, say), say)
+        is_over()
         close_run(outcome, lock, Redactor(spec.run.redact), say)
     explain(outcome)
     return outcome.exit_code
@@ -108,7 +112,7 @@ def run_brief(spec: Spec, brief: Brief, lock: RunLock, say: Say) -> Outcome:
 
 def _in_processes(spec: Spec, brief: Brief, lock: RunLock, say: Say) -> Outcome:
     with (
-        tempfile.TemporaryDirectory(prefix="paceline-spec-", ignore_cleanup_errors=True) as folder,
+        Scratch("spec") as folder,
         brief.file() as path,
     ):
         words = ["-m", WORKER, str(hand_over(spec, Path(folder)))]

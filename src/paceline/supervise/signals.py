@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from paceline.errors import Requeue
 from paceline.supervise.logs.rank import let_go
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -76,12 +77,29 @@ class StopFlag:
         self.because = f"received {signal.Signals(number).name}"
 
 
-def forward_signals(send: Callable[[int], None]) -> StopFlag:
+class ForwardingFlag(StopFlag):
+    """A StopFlag that also passes every stop signal on through `send`."""
+
+    def __init__(self, send: Callable[[int], None]) -> None:
+        super().__init__()
+        self._send, self._number = send, 0
+
+    def hand_on(self) -> None:
+        """Have this process react to the last signal as it would have without this flag, which is released by now.
+
+        Raises Requeue where it would not react: what the signal has ended is not gone on with.
+        """
+        if self._number:
+            signal.raise_signal(self._number)
+            raise Requeue(self.because)
+
+    def _received(self, number: int, frame: object) -> None:
+        self.because, self._number = f"received {signal.Signals(number).name}", number
+        self._send(number)
+
+
+def forward_signals(send: Callable[[int], None]) -> ForwardingFlag:
     """Return a watching StopFlag that also passes every stop signal on through `send`."""
-
-    class Forwarding(StopFlag):
-        def _received(self, number: int, frame: object) -> None:
-            self.because = f"received {signal.Signals(number).name}"
-            send(number)
-
-    return Forwarding().watch()
+    flag = ForwardingFlag(send)
+    flag.watch()
+    return flag

@@ -65,7 +65,11 @@ INTERNEVO = replace(
 # backward pass (`_exec_reduce_grads`), and sends between passes. Products
 # are plain `F.linear`, whose gradients autograd adds up (megatron/mpu/layers.py of BigScience's, read again).
 MEGATRON_DEEPSPEED = replace(
-    MEGATRON, name="Megatron-DeepSpeed", overlaps=False, hides_sends=False, fuses_gradient_sums=False,
+    MEGATRON,
+    name="Megatron-DeepSpeed",
+    overlaps=False,
+    hides_sends=False,
+    fuses_gradient_sums=False,
     interleaves=False,
 )
 # ZeRO-2 and 3 of its own engine reduce in every backward pass; weights rest in 16 bits.
