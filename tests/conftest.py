@@ -64,7 +64,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_runs_on() -> Iterator[None]:
-    """End what a test that failed has left running: a run of 100,000 steps would take the cores of all tests after it."""
+    """End what a test that failed has left running: a run of 100,000 steps would take the cores of later tests."""
     yield
     if "runs" in sys.modules:
         sys.modules["runs"].end_started()

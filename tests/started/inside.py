@@ -14,7 +14,7 @@ from typing import Any
 
 from paceline.supervise.parent import PARENT_VARIABLE
 from started.command import Command
-from started.popen import Warm, nursery
+from started.popen import COLD, Warm, nursery
 
 STARTERS = ("paceline.supervise.supervisor", "paceline.task.profile.apart", "paceline.cluster.probe.probe")
 
@@ -47,18 +47,20 @@ class Attended(Warm):
 
 
 class WarmSubprocess:
-    """The module `subprocess` as it is, but for processes that are forked."""
-
-    Popen = Attended
+    """The module `subprocess` as it is, but for processes that are forked; a `Popen` of a test's own comes first."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(subprocess, name)
 
-    @staticmethod
-    def run(words: Sequence[str], check: bool = False, **options: Any) -> subprocess.CompletedProcess[Any]:
+    @property
+    def Popen(self) -> Any:
+        """Return what starts a process."""
+        return Attended if subprocess.Popen is COLD else subprocess.Popen
+
+    def run(self, words: Sequence[str], check: bool = False, **options: Any) -> subprocess.CompletedProcess[Any]:
         """Run a command to its end; nobody who calls it here wants an error of its exit code, or gives it input."""
         assert not check
-        with Attended(words, **options) as process:
+        with self.Popen(words, **options) as process:
             stdout, stderr = process.communicate()
         return subprocess.CompletedProcess(list(words), process.returncode, stdout, stderr)
 
