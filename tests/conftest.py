@@ -64,7 +64,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_runs_on() -> Iterator[None]:
-    """End what a test that failed has left running: a run of 100,000 steps would take the cores of later tests."""
+    """End what a failed test has left running: a run of 100,000 steps would take the cores of all tests after it."""
     yield
     if "runs" in sys.modules:
         sys.modules["runs"].end_started()
@@ -76,8 +76,5 @@ def own_cache() -> Iterator[None]:
     folder = tempfile.mkdtemp(prefix="paceline-tests-")
     os.environ["XDG_CACHE_HOME"] = folder
     be_strict()  # also in what started/nursery.py forks
-    from started.inside import forked_inside
-
-    with forked_inside():
-        yield
+    yield
     shutil.rmtree(folder, ignore_errors=True)
