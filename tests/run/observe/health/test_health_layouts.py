@@ -157,9 +157,8 @@ def test_scores_and_logits_are_those_of_a_plain_computation() -> None:
         layer.self_attn.attend.register_forward_pre_hook(
             lambda _m, given, at=at: seen.setdefault(at, []).append(
                 eager(*given[:2], head=(1 + names[at]) % given[0].shape[1])))  # fmt: skip
-    model.norm.register_forward_hook(
-        lambda _m, _i, out: logits.append((out.detach()[:, -4:] @ (model.embed_tokens if model.config.tied else model.lm_head)
-                                           .weight.t()).abs().amax()))  # fmt: skip
+    head = (model.embed_tokens if model.config.tied else model.lm_head).weight.detach().clone()
+    model.norm.register_forward_hook(lambda _m, _i, out: logits.append((out.detach()[:, -4:] @ head.t()).abs().amax()))
     names = [meter.blocks.index(f"layers.{at}") for at in range(len(model.layers))]
     stats = built.stepper.step(stream.at(0), 1e-3)
     found = meter.take(stats.step)
