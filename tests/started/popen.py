@@ -21,7 +21,9 @@ from started import ENVIRON
 from started.become import fork
 from started.command import Command, is_alike, read
 
-HARMLESS = ("MainThread", "verify-results")  # threads that hold no lock which a forked process would want
+# Threads that hold no lock which a forked process would want, but those of imports (become.py). A supervisor has one
+# for its ranks' output and one for its alerts.
+HARMLESS = ("MainThread", "verify-results", "paceline-logs", "paceline-alerts", "paceline-exports")
 COLD = subprocess.Popen
 
 

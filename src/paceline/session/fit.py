@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.config.called import checked_call
+from paceline.config.called import OVERRIDES, checked_call
 from paceline.errors import HandedBack, PacelineError, Requeue
 from paceline.report.build import build_report
 from paceline.report.summary import Summary
 from paceline.session.start import train
-from paceline.spec.arguments import make_spec, run_directory
+from paceline.session.verbs.given import spec_of
+from paceline.spec.arguments import run_directory
 from paceline.spec.cluster import ClusterSpec
+from paceline.spec.load import Spec
 from paceline.spec.plan import Plan, PlanSpec
 from paceline.spec.run import RunSpec
 from paceline.spec.survive.faults import FaultPlan
@@ -19,17 +22,21 @@ from paceline.spec.task import Task
 from paceline.uncaught import is_prompt
 
 
-@checked_call()
+@checked_call(overrides=OVERRIDES)
 def fit(
-    task: Task,
+    task: Task | Spec | dict[str, Any] | str | Path,
     plan: str | dict[str, Any] | PlanSpec | Plan = "auto",
     *,
     cluster: str | int | dict[str, Any] | ClusterSpec = "auto",
     run: dict[str, Any] | RunSpec | None = None,
     verify: bool | None = None,
     faults: str | Path | list[dict[str, Any]] | FaultPlan | None = None,
+    overrides: Sequence[str] = (),
 ) -> Summary:
     """Plan, prove and train the task to its end and return the report.
+
+    `task` may be the path of a spec file, whose other tables hold too: `overrides` change options of it
+    ("task.stop=5 steps"), and `plan`, `cluster` and `run` that are given stand in the place of its tables.
 
     On several devices it starts fresh processes, which get the task by value: models, data sets and objectives
     may be defined in a notebook cell (that needs the extra 'notebook'), which shows the report as a table. Raises a
@@ -37,7 +44,7 @@ def fit(
     HandedBack; calling it again goes on from there. `verify=False` leaves the proof out, on record. `faults` are made
     on purpose, to rehearse them: a TOML file, or its tables.
     """
-    spec = make_spec(task, plan, cluster, run, verify, faults)
+    spec = spec_of(task, plan, cluster, overrides, run, verify, faults)
     code = train(spec)
     summary = build_report(run_directory(spec))
     if code == Requeue.exit_code:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,20 @@ from paceline.spec.load import Spec, load_spec
 from paceline.spec.task import Task
 
 
-def spec_of(task: Task | Spec | str | Path, plan: Any, cluster: Any, overrides: Sequence[str]) -> Spec:
+def spec_of(
+    task: Task | Spec | Mapping[str, Any] | str | Path,
+    plan: Any = "auto",
+    cluster: Any = "auto",
+    overrides: Sequence[str] = (),
+    run: Any = None,
+    verify: bool | None = None,
+    faults: Any = None,
+) -> Spec:
     """Return the spec of a task, a spec file or a spec.
 
-    `overrides` are those of a file ("cluster.devices=4"). `plan` and `cluster` other than "auto" take the place of
-    the file's whole table. Raises ConfigError for overrides of what is no file, and for what `make_spec` refuses.
+    `overrides` are those of a file ("cluster.devices=4"). `plan` and `cluster` other than "auto", and `run` other than
+    None, take the place of the file's whole table; `verify` and `faults` that of one option of it. Raises ConfigError
+    for overrides of what is no file, and for what `make_spec` refuses.
     """
     if isinstance(task, str | Path):
         spec = load_spec(task, overrides)
@@ -27,7 +36,13 @@ def spec_of(task: Task | Spec | str | Path, plan: Any, cluster: Any, overrides: 
     elif isinstance(task, Spec):
         spec = task
     else:
-        return make_spec(task, plan, cluster)
-    made = make_spec(spec.task, plan, cluster)
-    given = {"plan": plan, "cluster": cluster}
-    return dataclasses.replace(spec, **{name: getattr(made, name) for name, value in given.items() if value != "auto"})
+        return make_spec(task, plan, cluster, run, verify, faults)
+    made = make_spec(
+        spec.task,
+        spec.plan if plan == "auto" else plan,
+        spec.cluster if cluster == "auto" else cluster,
+        spec.run if run is None else run,
+        verify,
+        faults,
+    )
+    return dataclasses.replace(spec, plan=made.plan, cluster=made.cluster, run=made.run)
