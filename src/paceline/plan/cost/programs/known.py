@@ -55,8 +55,8 @@ NEMO = replace(
 MEGATRON_BRIDGE = replace(
     NEMO, name="Megatron Bridge", spreads_experts=True, sends_once_per_node=True, hides_experts=True
 )
-# DeepSeek's own (DeepSeek-AI 2024, arXiv:2412.19437): tokens cross to a node once (section 3.2.2) while DualPipe computes
-# other micro-batches on the two chunks that each device has (3.2.1), ZeRO-1 (3.2), operands of products in fp8 by
+# DeepSeek's own (DeepSeek-AI 2024, arXiv:2412.19437): tokens cross to a node once (section 3.2.2) while DualPipe has
+# devices compute other micro-batches, on two chunks each (3.2.1), ZeRO-1 (3.2), operands of products in fp8 by
 # blocks of 128 (3.3). Not one row of it is among the tables.
 HAI_LLM = replace(
     MEGATRON, name="HAI-LLM", spreads_experts=True, sends_once_per_node=True, hides_experts=True,
