@@ -1,4 +1,4 @@
-"""Storage that fails at each of the calls that a save makes to it, in turn: what is there stays whole, and all is told."""
+"""Storage that fails at each of the calls that a save makes to it, in turn: what is there stays whole."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_storage_that_fails_in_the_middle_of_a_save_harms_nothing(
         assert loaded is not None
         reached = found["weight"][0].item()
         assert reached == 4 if told == "saved" else reached in (3, 4), (at, told)
-        assert torch.equal(found["weight"], state(reached)["weight"]) and torch.equal(found["frozen"], state(0)["frozen"])
+        assert all(torch.equal(found[name], value) for name, value in state(reached).items())
         info = save_checkpoint(root, 5, state(5), {}, keep_last=2, kept=kept, unchanged=unchanged)
         verify_checkpoint(info.path)
         assert len(list(root.iterdir())) == 2, "nothing of the failed one is left, once storage is well"
