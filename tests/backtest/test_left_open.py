@@ -17,6 +17,7 @@ from paceline.backtest.score import Scored
 from paceline.backtest.shape import shape_of
 from paceline.cluster.resolve import resolve_cluster
 from paceline.plan.cost.constants import read_constants
+from paceline.plan.cost.time.compute import SELECTIVE_SECONDS_PER_OPERATOR
 from paceline.plan.cost.time.ring import ring
 from paceline.spec.cluster import ClusterSpec
 
@@ -94,3 +95,26 @@ def test_the_smallest_row_of_a_series_has_the_fewest_devices_and_of_those_the_sh
     rows = [row(16, 1024, 9.0), row(8, 8192, 3.0), row(8, 2048, 2.0)]
     (series,) = anchor_smallest(rows).series
     assert series.devices == 8 and series.factor == pytest.approx(2.0**0.8)
+
+
+def test_a_plain_checkpoint_around_attention_asks_no_policy() -> None:
+    # A policy in Python sees every operator where torchtitan recomputes by operator, and none in Megatron-LM.
+    policy = 2 * SELECTIVE_SECONDS_PER_OPERATOR
+    tiny = {"layers": 4, "hidden": 256, "heads": 2, "ffn_hidden": 512, "seq_len": 128, "micro_batch": 1, "vocab": 512}
+    seconds = {}
+    for program in ("megatron-lm", "torchtitan"):
+        for recompute in ("none", "selective"):
+            (priced,) = price_cases([case_of(**tiny, program=program, recompute=recompute, global_batch=8)])
+            assert isinstance(priced, Priced)
+            seconds[program, recompute] = sum(term.seconds for term in priced.terms if term.kind == "host")
+    extra = {name: seconds[name, "selective"] - seconds[name, "none"] for name in ("megatron-lm", "torchtitan")}
+    launches = 4 * 15 * read_constants().launch_seconds  # of the operators of four layers, started again
+    assert extra["megatron-lm"] == pytest.approx(launches, rel=0.01)
+    assert extra["torchtitan"] > launches + 4 * 15 * policy, "more, since every operator is asked about in both passes"
+
+
+def test_devices_that_fill_no_racks_are_hosts_of_four_that_share_one() -> None:
+    cluster, _ = resolve_cluster(ClusterSpec(device="gb200", devices=128))
+    assert (cluster.devices_per_node, cluster.domain) == (4, 64)
+    racks, _ = resolve_cluster(ClusterSpec(device="gb200", devices=144))
+    assert (racks.devices_per_node, racks.domain) == (72, 72)

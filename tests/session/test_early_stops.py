@@ -113,8 +113,8 @@ def test_what_a_killed_process_leaves_goes_with_the_next_and_what_lives_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    environ = environment(TMPDIR=str(tmp_path))
-    killed = subprocess.run([sys.executable, "-c", KILLED], env=environ, stdout=subprocess.PIPE, text=True, check=False)
+    own = environment(TMPDIR=str(tmp_path))
+    killed = subprocess.run([sys.executable, "-c", KILLED], env=own, stdout=subprocess.PIPE, text=True, check=False)
     left = Path(killed.stdout.strip())
     (left / "file").touch()
     foreign = tmp_path / "paceline-of-an-older-version"
