@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from runs import environment, is_running, run_patiently, wait_until
+from runs import environment, is_running, run_patiently
 
 from paceline import lock as lock_module
 from paceline.checkpoint import list_checkpoints, save_checkpoint
