@@ -71,6 +71,7 @@ CASES = {
     "packed rows, shared sequences": Case("cp=2", data=PACKED),
     "noise, shared sequences": Case("cp=2", task="embedding_noise = 5.0"),
     "groups, zero 3": Case("dp_shard=2,zero=3", optimizer=GROUPS),
+    "frozen groups": Case("dp_shard=2", optimizer=GROUPS.replace(" }]", ', frozen_until = "200 steps" }]')),
     "layer rates, stages": Case("pp=2", optimizer="layer_decay = 0.7"),
     "muon, zero 3": Case("dp_shard=2,zero=3", optimizer='name = "muon"'),
     "activations on the host": Case("dp_replicate=2,offload=activations"),
@@ -115,7 +116,7 @@ CONTROLLED = (
     "copies", "zero 3", "tied", "state on the host", "dropout", "stages, dropout",
     "statistics of all", "experts", "experts, stages, bias",
     "experts, shared by three", "ring of four", "four stages", "tensor ranks of four", "zero 3, bf16", "copies, fp16",
-    "experts, tensor, bf16", "experts, bf16",
+    "experts, tensor, bf16", "experts, bf16", "frozen groups", "outer steps", "packed rows, shared sequences",
 )  # fmt: skip
 CONTROLS = [Planted("control", f"nothing, {case}", case, nothing, "", "") for case in CONTROLLED]
 
