@@ -89,7 +89,7 @@ def prove(layout: str) -> dict[str, Any]:
 
 def prove_here(layout: str) -> None:
     """Make the proof in this process, without a plan's search, and print its record."""
-    from paceline.session.prove import DTYPES, STEPS
+    from paceline.session.ready.prove import DTYPES, STEPS
     from paceline.spec.arguments import plan_spec
     from paceline.spec.load import load_spec
     from paceline.verify.process.start import plan_layout, verify_plan

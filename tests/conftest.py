@@ -62,11 +62,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="torch sees no CUDA device here"))
 
 
+@pytest.fixture(autouse=True)
+def nothing_runs_on() -> Iterator[None]:
+    """End what a failed test has left running: a run of 100,000 steps would take the cores of all tests after it."""
+    yield
+    if "runs" in sys.modules:
+        sys.modules["runs"].end_started()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_cache() -> Iterator[None]:
     """Keep what this machine has probed and tokenised out of the tests, and the tests out of it."""
     folder = tempfile.mkdtemp(prefix="paceline-tests-")
     os.environ["XDG_CACHE_HOME"] = folder
     be_strict()  # also in what started/nursery.py forks
-    yield
+    from started.inside import forked_inside
+
+    with forked_inside():
+        yield
     shutil.rmtree(folder, ignore_errors=True)

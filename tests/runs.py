@@ -48,6 +48,9 @@ log_every = "1 steps"
 """
 
 
+STARTED: list[subprocess.Popen[str]] = []
+
+
 def write_corpus(folder: Path) -> Path:
     """Write a few dozen small documents with something to learn in them."""
     corpus = folder / "corpus"
@@ -134,9 +137,20 @@ def ending(process: subprocess.Popen[str], timeout: float, input: str | None = N
 
 
 def start(*arguments: Any) -> subprocess.Popen[str]:
-    """Start the command line in the background."""
+    """Start the command line in the background. It is killed at the end of its test, if it runs on (conftest.py)."""
     command = [sys.executable, "-m", "paceline", *map(str, arguments)]
-    return Warm(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), process_group=0)
+    begun = Warm(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), process_group=0)
+    STARTED.append(begun)
+    return begun
+
+
+def end_started() -> None:
+    """End what a test has started in the background and left, so that it takes no cores from the tests after it."""
+    while STARTED:
+        process = STARTED.pop()
+        if process.poll() is None:
+            process.kill()
+            process.wait()
 
 
 def steps_of(run_dir: Path) -> list[dict[str, Any]]:
@@ -153,9 +167,10 @@ def wait_for_step(run_dir: Path, step: int, process: subprocess.Popen[str], time
     """Return as soon as the journal holds the step."""
     patience = Patience(timeout)
     while not patience.is_over:
+        has_ended = process.poll() is not None  # asked first: what it has written since then is seen below
         if any(record["step"] >= step for record in records_of(run_dir, "step")):
             return
-        if process.poll() is not None:
+        if has_ended:
             raise AssertionError(f"ended before step {step}: {process.communicate()}")
         time.sleep(0.01)
     raise AssertionError(f"no step {step} in {timeout} s")

@@ -7,8 +7,12 @@ from typing import Any
 
 import models_huggingface
 import models_own
+import models_strange
+import models_stranger
+import models_unusual
 
-OWN, UNUSUAL, HF, DATA = "models_own:", "models_unusual:", "models_huggingface:", "foreign_data:"
+UNUSUAL, HF, DATA = "models_unusual:", "models_huggingface:", "foreign_data:"
+MODULES = (models_own, models_unusual, models_strange, models_stranger)
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,8 @@ def _own(name: str, what: str, model: str, data: str, objective: str = "classifi
 
 
 def _module_of(name: str) -> str:
-    return OWN if hasattr(models_own, name) else UNUSUAL
+    """Return the module that has a program, with a colon: an import path begins so."""
+    return f"{next(module for module in MODULES if hasattr(module, name)).__name__}:"
 
 
 OWN_MODELS = (
@@ -87,6 +92,38 @@ OWN_MODELS = (
     _own("graph network", "messages along edges", "Graph", "graphs", "graph_loss"),
     _own("neural ODE", "one network called sixteen times", "Flow", "vectors"),
     _own("fused attention", "one matrix for q, k and v; no rules", "FusedAttention", "next_tokens", "tokens_loss"),
+    _own("cosine classifier", "a learned temperature, a scalar", "Cosine", "vectors"),
+    _own("mixture density", "the likelihood of a mixture", "MixtureDensity", "vectors", "mixture_loss"),
+    _own("CTC", "transcripts of different lengths", "Speech", "sounds", "ctc"),
+    _own("weighted classes", "weights that are no whole numbers, smoothed labels", "Classifier", "vectors",
+         "weighted_classes"),
+    _own("triplets", "one encoder called three times, a hinge", "Classifier", "vectors", "triplet"),
+    _own("mixup", "rows are mixed with other rows by chance", "Classifier", "vectors", "mixed_up", random=True),
+    _own("sharpness-aware", "two passes in one objective", "Classifier", "vectors", "sharpness_aware"),
+    _own("hard examples", "the harder half of the rows", "Classifier", "vectors", "hardest"),
+    _own("forward mode", "`torch.func.jvp` in the objective", "Smooth", "vectors", "steep"),
+    _own("packed LSTM", "sequences packed by their lengths, both ways", "PackedLSTM", "ragged", "by_length"),
+    _own("LSTMCell", "a cell fed its own output", "Cells", "vectors"),
+    _own("scatter", "messages along a list of edges, index_add", "Scattered", "graphs", "scattered_loss"),
+    _own("dictionary", "outputs in a dictionary with tuples", "Named", "vectors", "of_named"),
+    _own("own loss", "the model returns a mean, times rows", "OwnLoss", "vectors", "times_rows"),
+    _own("loss from a hook", "left on the model in forward", "Hooked", "vectors", "with_activity"),
+    _own("hypernetwork", "weights are another network's output", "Hyper", "vectors"),
+    _own("standardised weights", "convolutions with weights made in forward", "Standardised", "images"),
+    _own("orthogonal weights", "a parametrisation by a matrix exponential", "orthogonal_layers", "vectors"),
+    _own("max_norm", "an embedding that shortens its rows in place", "Renormed", "next_tokens", "next_token"),
+    _own("clamped weights", "changed in place in forward", "Clamped", "vectors"),
+    _own("whole numbers", "an integer parameter, an empty one", "Numbered", "vectors"),
+    _own("masked gradient", "a hook on a parameter", "MaskedGradient", "vectors"),
+    _own("backward hook", "a hook on a block changes its gradient", "Doubled", "vectors"),
+    _own("own checkpointing", "torch.utils.checkpoint, both ways", "Recomputed", "vectors"),
+    _own("strided gradients", "a Function whose gradients are views", "Strided", "vectors"),
+    _own("an fp32 part", "a gate in fp32 inside of the model", "Narrow", "vectors"),
+    _own("queue", "keys of earlier rows in a buffer", "Queue", "vectors", "told_from_queue"),
+    _own("quantised", "nearest codes, straight-through", "Quantised", "vectors", "quantised_loss"),
+    _own("slow copy", "frozen weights that follow in forward", "Bootstrap", "vectors", "dissimilarity"),
+    _own("masked autoencoder", "chance hides patches", "MaskedAutoencoder", "images", "of_hidden", random=True),
+    _own("drop path", "blocks left out by row", "DropPath", "vectors", random=True),
 )  # fmt: skip
 
 HF_MODELS = (

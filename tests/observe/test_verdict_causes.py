@@ -119,6 +119,27 @@ def test_what_a_larger_micro_batch_would_bring_is_the_planners_word() -> None:
     assert judge(seen("memory"), best).kind == "compute" and best_change(best, "memory") is None
 
 
+def test_a_pipeline_that_fills_and_drains_is_no_communication() -> None:
+    """Four stages and four micro-batches: of seven turns each stage waits for three."""
+    turns = {"total": (70.0, 70.0), "forward_backward": (70.0, 70.0), "reduce": (0.0, 0.0), "waiting": (30.0, 31.0),
+             "computing": (39.0, 40.0), "between": (0.0, 0.0), "data": (0.0, 0.0)}  # fmt: skip
+    spreads = {name: RankSpread(least / 1e3, least / 1e3, most / 1e3, 1) for name, (least, most) in turns.items()}
+    ran = StepsSeen(spreads, 7, 4, "cpu")
+    told = {"step_seconds": 0.07, "pass_seconds": 0.04, "bubble_seconds": 0.03, "changes": [
+        {"cause": "pipeline", "text": "plan.micro_batch = 1", "step_seconds": 0.05, "pass_seconds": 0.04,
+         "bubble_seconds": 0.01, "fits": True}]}  # fmt: skip
+    found = judge(ran, told)
+    assert found.kind == "pipeline" and found.share == pytest.approx(30 / 70) and "more micro-batches" in found.advice
+    assert parts_of(found)["communication"] == pytest.approx(0.0, abs=1e-9)
+    assert found.promise == "by forecast, with plan.micro_batch = 1 steps are 1.40 times as fast"
+    slow = StepsSeen({**spreads, "waiting": RankSpread(0.055, 0.055, 0.055, 1)}, 7, 4, "cpu")
+    assert parts_of(judge(slow, told))["communication"] == pytest.approx(25 / 70), "what is beyond the bubble"
+    assert "pipeline" not in parts_of(judge(ran, {**told, "bubble_seconds": 0.0})), "no pipeline"
+    on_gpu = {**spreads, "idle": RankSpread(0.0, 0.0, 0.0, 0)}
+    del on_gpu["waiting"], on_gpu["computing"]
+    assert parts_of(judge(StepsSeen(on_gpu, 7, 4, "cuda"), told))["pipeline"] == pytest.approx(30 / 70)
+
+
 @pytest.mark.parametrize("outlook", [{}, {"changes": None}, {"changes": []}, {"step_seconds": "nan", "changes": []}])
 def test_a_journal_that_tells_of_no_change_promises_nothing(outlook: dict[str, Any]) -> None:
     assert best_change(outlook, "memory") is None and promise_of(outlook, "compute") == ""

@@ -10,8 +10,8 @@ import pytest
 from runs import environment, paceline, records_of, steps_of, write_spec
 
 from paceline.plan.planned import plan_task
-from paceline.session.fingerprint import proof_key
-from paceline.session.prove import jobs_before_training, prove
+from paceline.session.ready.fingerprint import proof_key
+from paceline.session.ready.prove import jobs_before_training, prove
 from paceline.spec.load import Spec, load_spec, spec_values
 from paceline.task import own_code
 

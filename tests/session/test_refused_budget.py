@@ -10,7 +10,7 @@ import pytest
 
 from paceline.errors import DoesNotFit
 from paceline.plan.planned import Planned, plan_task
-from paceline.session.budget import check_budget, forecast_of
+from paceline.session.ready.budget import check_budget, forecast_of
 from paceline.session.replanner import with_devices
 from paceline.spec.load import load_spec
 from paceline.spec.plan import GoalSpec

@@ -16,6 +16,7 @@ import os
 import runpy
 import signal
 import sys
+import tempfile
 import threading
 import types
 import weakref
@@ -144,6 +145,7 @@ def _prepare(command: Command, environ: Mapping[str, str]) -> None:
     threads = int(environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
     _set_openmp_threads(threads)
     sys.modules["numpy"].random.seed()  # from the system, as when it is imported
+    tempfile.tempdir = None  # found out anew, from this environment
     room.hide()
     is_unbuffered = command.is_unbuffered or bool(environ.get("PYTHONUNBUFFERED"))
     KEPT.extend((sys.stdin, sys.stdout, sys.stderr))
@@ -240,6 +242,7 @@ def _forget(lent: Mapping[int, int]) -> None:
     """Have this process keep nothing of the state of the one that it was forked from, but what it is lent."""
     for each, copy in lent.items():
         os.dup2(copy, each)
+    _forget_imports()
     atexit._clear()
     weakref.finalize._registry.clear()  # type: ignore[attr-defined]
     weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
@@ -247,6 +250,15 @@ def _forget(lent: Mapping[int, int]) -> None:
     ROOMS[0].show()
     PRISTINE[0].restore()
     PRISTINE[0].restore_torch()
+
+
+def _forget_imports() -> None:
+    """Have modules that another thread was importing be imported anew: nobody ends what it has begun."""
+    for name, module in list(sys.modules.items()):
+        if getattr(getattr(module, "__spec__", None), "_initializing", False):
+            del sys.modules[name]
+    importlib._bootstrap._module_locks.clear()  # type: ignore[attr-defined]
+    importlib._bootstrap._blocking_on.clear()  # type: ignore[attr-defined]
 
 
 _OWN = {str(Path(place).absolute()) for place in ENVIRON.get("PYTHONPATH", "").split(os.pathsep) if place}

@@ -27,6 +27,7 @@ from paceline.spec.profile import ModelProfile
 DEFAULT_BATCH_TOKENS = 2**20  # of a step, where a table states neither a batch nor what it is made of
 PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "fp8": "fp8", "fp4": "fp4"}
 LARGEST_MICRO_BATCH = 64
+ENDS = 2  # layers fewer that a pipeline may have than even stages: the first and the last hold embedding and head too
 BUDGETS = (0.25, 0.5, 0.75)  # of what a device keeps without recompute
 Schedule = tuple[str, int, tuple[int, ...]]  # name, stages per device, layers of each stage
 
@@ -189,6 +190,7 @@ def schedules_of(row: StepRow, pp: int, layers: int, marks: list[str]) -> list[t
     """Return the pipeline schedules that a row may have run, each with its stages per device.
 
     Stages per device that a table does not state are as many as divide the layers (Narayanan et al. 2021, section 2.2).
+    Where it names no schedule either, a program that can interleave may have done so.
     """
     if pp == 1:
         return [("1f1b", 1)]
@@ -197,13 +199,25 @@ def schedules_of(row: StepRow, pp: int, layers: int, marks: list[str]) -> list[t
         return [("gpipe", row.vpp or 1)]
     if row.vpp:
         return [("interleaved" if row.vpp > 1 else "1f1b", row.vpp)]
-    several = [chunks for chunks in range(2, layers // pp + 1) if layers % (pp * chunks) == 0] or [2]
-    if "interleaved" in name:
+    program, _ = program_of(row.program, row.zero_stage)
+    several = [program.interleaved_stages] if program.interleaved_stages else _chunks(layers, pp)
+    if "interleaved" in name or "dualpipe" in name:  # each device has a chunk of either end
         marks.append("stages per device: the best that fits")
         return [("interleaved", chunks) for chunks in several]
-    if not name:
-        marks.append("1F1B assumed")
+    if name:
+        return [("1f1b", 1)]
+    if program.interleaves and program.interleaved_stages:  # what it does unless told otherwise
+        return [("interleaved", chunks) for chunks in several]
+    if program.interleaves:
+        marks.append("schedule: the best that fits")
+        return [("1f1b", 1), *(("interleaved", chunks) for chunks in several if layers >= pp * chunks)]
+    marks.append("1F1B assumed")
     return [("1f1b", 1)]
+
+
+def _chunks(layers: int, pp: int) -> list[int]:
+    """Return the numbers of stages per device that cut so many layers evenly, the first and the last stage aside."""
+    return [chunks for chunks in range(2, -(-layers // pp) + 1) if -layers % (pp * chunks) <= ENDS] or [2]
 
 
 def _recompute(text: str, marks: list[str]) -> list[tuple[str, float]]:

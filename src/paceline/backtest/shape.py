@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 
 from paceline.backtest.schema import StepRow
+from paceline.plan.cost.constants import family_of
 from paceline.plan.cost.programs.known import program_of
 from paceline.task.profile.transformer import ExpertSizes, Latent, TransformerShape
 
@@ -122,13 +123,16 @@ def _with_family(shape: TransformerShape, row: StepRow, flags: dict[str, str]) -
 def _with_kernels(shape: TransformerShape, row: StepRow, marks: list[str]) -> TransformerShape:
     """Return the shape with the attention that the row's software computed.
 
-    Where a table does not say: as the program does unless it is asked, of which GPT shapes are the older ones.
+    Where a table does not say: as the program does unless it is asked, of which GPT shapes are the older ones. Chips
+    since Hopper (2022) and queries that share keys (Ainslie et al. 2023, arXiv:2305.13245) are younger than
+    FlashAttention (May 2022, arXiv:2205.14135), and came with programs that use it.
     """
     kernel = row.attention_kernel.lower()
     unfused = any(sign in kernel for sign in ("unfused", "no flash", "non-flash", "local"))
     if not kernel:
         program, assumed = program_of(row.program, row.zero_stage)
-        unfused = row.arch == "gpt" and not program.fuses_attention and not assumed
+        younger = family_of(row.accelerator) in ("hopper", "blackwell") or shape.kv_heads < shape.heads
+        unfused = row.arch == "gpt" and not (program.fuses_attention or assumed or younger)
         marks.append(f"{'unfused' if unfused else 'fused'} attention assumed")
     program, _ = program_of(row.program, row.zero_stage)
     if not program.selective_is_attention:

@@ -23,6 +23,7 @@ from paceline.cli.output import paint
 from paceline.cli.parser import EXIT_CODES, Parser, add_common_arguments, epilog
 from paceline.errors import ConfigError, PacelineError, Requeue, suggestion
 from paceline.said import flush_said
+from paceline.supervise.early import terminated
 
 VERBS = {
     "plan": "choose a layout and price it: time, memory, money, energy",
@@ -101,7 +102,9 @@ def _dispatch(words: list[str]) -> int:
     if verb not in VERBS:
         raise ConfigError(f"unknown verb '{verb}'", "paceline has no such verb", suggestion(verb, VERBS))
     module = importlib.import_module(f"paceline.cli.{verb}")
-    return int(module.execute(_verb_parser(verb, module).read(words[1:])))
+    options = _verb_parser(verb, module).read(words[1:])
+    with contextlib.nullcontext() if verb == "train" else terminated():  # which has an end of its own
+        return int(module.execute(options))
 
 
 def _verb_parser(verb: str, module: ModuleType) -> Parser:

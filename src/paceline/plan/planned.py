@@ -74,36 +74,10 @@ def plan_task(spec: Spec, *, say: Callable[[str], None] | None = None) -> Planne
 
     Raises DoesNotFit where no plan fits, and the errors of data, model and cluster.
     """
-    if spec.cluster.groups:
-        return _plan_on_groups(prepare_task(spec, say=say))
-    cluster, remarks = resolve_cluster(spec.cluster)
-    return plan_prepared(prepare_task(spec, say=say), cluster, tuple(remarks))
-
-
-def _plan_on_groups(prepared: Prepared) -> Planned:
-    """Return the best plan of one layout over groups of different devices, whose rows follow their speeds.
-
-    Layouts are taken from the best with equal rows. Raises DoesNotFit where none fits.
-    """
-    spec, asked = prepared.spec, prepared.spec.plan
-    joint = join_groups(spec.cluster, prepared.profile, asked, prepared.batch_samples)
-    asked = dataclasses.replace(asked, precision=joint.precision)
-
-    def planned(asked: PlanSpec) -> Planned:
-        return plan_prepared(dataclasses.replace(prepared, spec=dataclasses.replace(spec, plan=asked)), joint.cluster,
-                             joint.remarks)  # fmt: skip
-
-    best = planned(asked)
-    tried = dict.fromkeys(candidate.plan.layout for candidate in best.search.candidates[:JOINT_TRIED])
-    for layout in tried if not asked.rows else ():
-        rows = rows_by_pace(layout, prepared.batch_samples, joint.cluster.paces)
-        degrees = dataclasses.asdict(layout)
-        try:
-            found = planned(dataclasses.replace(asked, rows=counts_text(rows), **degrees))
-        except DoesNotFit:  # in the parts that the speeds ask for
-            continue
-        best = found if found.forecast.step_seconds.value < best.forecast.step_seconds.value else best
-    return dataclasses.replace(best, spec=spec)
+    if not spec.cluster.groups:
+        cluster, remarks = resolve_cluster(spec.cluster)
+        return plan_prepared(prepare_task(spec, say=say), cluster, tuple(remarks))
+    return _plan_on_groups(prepare_task(spec, say=say))
 
 
 def plan_prepared(prepared: Prepared, cluster: Cluster, remarks: tuple[str, ...] = ()) -> Planned:
@@ -165,6 +139,32 @@ def _planned(prepared: Prepared, cluster: Cluster, remarks: tuple[str, ...], goo
         learnt=learnt,
         settled=prepared.settled,
     )
+
+
+def _plan_on_groups(prepared: Prepared) -> Planned:
+    """Return the best plan of one layout over groups of different devices, whose rows follow their speeds.
+
+    Layouts are taken from the best with equal rows. Raises DoesNotFit where none fits.
+    """
+    spec, asked = prepared.spec, prepared.spec.plan
+    joint = join_groups(spec.cluster, prepared.profile, asked, prepared.batch_samples)
+    asked = dataclasses.replace(asked, precision=joint.precision)
+
+    def planned(asked: PlanSpec) -> Planned:
+        return plan_prepared(dataclasses.replace(prepared, spec=dataclasses.replace(spec, plan=asked)), joint.cluster,
+                             joint.remarks)  # fmt: skip
+
+    best = planned(asked)
+    tried = dict.fromkeys(candidate.plan.layout for candidate in best.search.candidates[:JOINT_TRIED])
+    for layout in tried if not asked.rows else ():
+        rows = rows_by_pace(layout, prepared.batch_samples, joint.cluster.paces)
+        degrees = dataclasses.asdict(layout)
+        try:
+            found = planned(dataclasses.replace(asked, rows=counts_text(rows), **degrees))
+        except DoesNotFit:  # in the parts that the speeds ask for
+            continue
+        best = found if found.forecast.step_seconds.value < best.forecast.step_seconds.value else best
+    return dataclasses.replace(best, spec=spec)
 
 
 def _with_growth(prepared: Prepared, found: SearchResult) -> tuple[Forecast, tuple[str, ...]]:

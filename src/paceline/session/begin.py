@@ -1,4 +1,4 @@
-"""The beginning of every run: plan, say so, prove, and hand the ranks their brief."""
+"""The beginning of a `Run`, and of ranks that a launcher has started: plan, say so, prove, and hand on the brief."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ from collections.abc import Callable
 
 from paceline.errors import ConfigError
 from paceline.lock import RunLock, take
-from paceline.plan.explain.explain import headline_lines
 from paceline.plan.planned import Planned, plan_task
-from paceline.run.process.brief import Brief, brief_from_json, make_brief
+from paceline.run.process.brief import Brief, brief_from_json
 from paceline.run.process.place import Place
 from paceline.run.process.world import World, join_world
 from paceline.said import say_line
-from paceline.session.budget import check_budget
-from paceline.session.confirm.micro_batch import confirm_micro_batch
 from paceline.session.nodes.launched import for_peers
-from paceline.session.prove import prove
+from paceline.session.ready.brief import confirm_and_price, proven_brief
 from paceline.session.together import from_first
 from paceline.session.watch.hours import refuse_outside
 from paceline.spec.arguments import run_directory
@@ -61,12 +58,9 @@ def join_peers(spec: Spec, place: Place, say: Say = say_line) -> tuple[World, Br
 
 
 def _brief(planned: Planned, say: Say) -> Brief:
-    planned, decisions = confirm_micro_batch(planned, say)
-    say("\n".join(headline_lines(planned)))
-    check_budget(planned, say)
+    planned, decisions = confirm_and_price(planned, say)
     refuse_outside(planned.spec.run.when)
-    proven = prove(planned, say)
-    return make_brief(planned, proven.record, (*decisions, *proven.decisions))
+    return proven_brief(planned, decisions, say)
 
 
 def _device_here(spec: Spec, place: Place) -> tuple[str, int]:

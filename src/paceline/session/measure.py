@@ -7,7 +7,6 @@ import datetime
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from paceline.plan.learn.task_measurement import (
 )
 from paceline.plan.planned import Planned
 from paceline.run.process.handover import hand_over
+from paceline.scratch import Scratch
 from paceline.session.measure_device import request_of
 from paceline.spec.load import Spec
 from paceline.spec.model_folder import FRESH
@@ -64,7 +64,7 @@ def measure_task(
     _check_fit(planned, profile, plan)
     devices = cluster.devices_per_node
     say(f"measure  {devices} x {cluster.device.kind} at micro-batch {plan.micro_batch} in {plan.precision}, some 15 s")
-    with tempfile.TemporaryDirectory(prefix="paceline-measure-") as name:
+    with Scratch("measure") as name:
         folder = Path(name)
         request, result = folder / "request.json", folder / "result.json"
         kind, threads = cluster.device.kind, planned.threads

@@ -13,10 +13,12 @@ import contextlib
 import multiprocessing
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import nn
 
 from paceline.config.called import OVERRIDES, checked_call
 from paceline.errors import ConfigError, HandedBack, Requeue
@@ -31,8 +33,10 @@ from paceline.run.process.place import Place
 from paceline.run.process.world import join_world, leave_world
 from paceline.run.record.journal import mark_end
 from paceline.run.record.tensorboard import asked_sinks
+from paceline.run.survive.idle import IdleWatch
 from paceline.run.survive.points import points_of
 from paceline.said import say_line
+from paceline.scratch import Scratch
 from paceline.session.begin import join_peers, planned_brief
 from paceline.session.extras import check_extras
 from paceline.session.nodes.attendance import attend_run
@@ -51,6 +55,7 @@ from paceline.spec.plan import Plan, PlanSpec
 from paceline.spec.run import RunSpec
 from paceline.spec.survive.faults import FaultPlan
 from paceline.spec.task import Task
+from paceline.supervise.early import requeued_early
 from paceline.supervise.logs.rank import into_log
 from paceline.supervise.parent import end_with_parent
 from paceline.supervise.supervisor import explain, is_supervised
@@ -86,10 +91,15 @@ class Run(Training):
         end_with_parent()
         into_log()
         first = end_with_own_code()
-        spec = spec_of(task, plan, cluster, overrides, run, verify, faults)
+        spec, place = spec_of(task, plan, cluster, overrides, run, verify, faults), place_here(os.environ)
         check_extras(spec.run)
-        run_dir, brief = run_directory(spec), take_brief()
-        lock, place = None, place_here(os.environ)
+        # Ranks end by the signal itself: whoever has started them knows why, and a peer is never waited for.
+        with requeued_early() if place is None else contextlib.nullcontext():
+            self._join(spec, place, first)
+
+    def _join(self, spec: Spec, place: Place | None, first: bool) -> None:
+        """Plan, prove and build what this process trains, or end with the processes that it starts for that."""
+        run_dir, brief, lock = run_directory(spec), take_brief(), None
         if brief is None and place is None:
             lock = take(run_dir)
             brief = planned_brief(spec, first_only=not first)
@@ -110,6 +120,17 @@ class Run(Training):
         self._exports = begin_exports(spec, say_line) if world.is_first else None
         self._alerts = begin_alerts(spec, say_line, supervises=False) if watched else None
         Training.__init__(self, spec, brief, world, run_dir, asked_sinks(spec.run), lock)
+        self._watch_idle()
+
+    def _watch_idle(self) -> None:
+        """Have the run end where its loop stands still for too long, if the spec says so and one process is all."""
+        limit = self.spec.run.idle_limit
+        if limit is not None and self.world.size == 1:
+            self._idle = IdleWatch(limit, self._end_idle, is_prompt(), self._stop).begin()
+        elif limit is not None:
+            self._record.remark(
+                f"run.idle_limit is not counted on {self.world.size} ranks: run.health.hang_elsewhere is what ends them"
+            )
 
     def step(self, batch: StepBatch) -> StepStats:
         """Make one optimizer update with the batch and return what it did, over all ranks: see `Training.step`.
@@ -124,7 +145,30 @@ class Run(Training):
                 raise HandedBack(stop.because) from None
             raise
 
+    @property
+    def model(self) -> nn.Module:
+        """The model on this rank, laid out as the plan says."""
+        self._refuse_ended()
+        return super().model
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """What updates the model."""
+        self._refuse_ended()
+        return super().optimizer
+
+    def _refuse_ended(self) -> None:
+        if self._idle is not None:
+            self._idle.refuse()
+
+    def _end_idle(self, because: str) -> None:
+        super()._end_idle(because)
+        if is_prompt():  # which goes on, and is to find the device's memory free
+            self.take_down()
+
     def _ended(self, status: str, error: BaseException | None = None) -> None:
+        if self._idle is not None:
+            self._idle.close()
         try:
             super()._ended(status, error)
         finally:
@@ -158,7 +202,7 @@ def attend_script(spec: Spec, place: Place, say: Callable[[str], None] = print) 
         return
     if holds_objects(spec):
         try:
-            with tempfile.TemporaryDirectory(prefix="paceline-spec-") as folder:
+            with Scratch("spec") as folder:
                 hand_over(spec, Path(folder))
         except ConfigError as error:
             say(f"recover  off: {error.what}: {error.because}; this process is a rank, and a fault ends the run")

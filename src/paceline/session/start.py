@@ -1,8 +1,7 @@
-"""Start: plan, price, prove, train and report a spec. What `paceline train` and `paceline.fit` have in common."""
+"""Start: the story of a run, told for `paceline train` and `paceline.fit`. Plan, price, prove, train, report."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tempfile
 from collections.abc import Callable
@@ -11,31 +10,27 @@ from pathlib import Path
 from paceline.cluster.grid.window import window_of
 from paceline.cluster.probe.probe import probe_machine
 from paceline.cluster.resolve import is_unprobed
-from paceline.errors import ConfigError, PacelineError, Requeue, StorageError
+from paceline.errors import PacelineError, Requeue, StorageError
 from paceline.launch.here import place_here
 from paceline.lock import RunLock, take
-from paceline.plan.explain.explain import headline_lines
 from paceline.plan.explain.hours import hours_lines
 from paceline.plan.planned import Planned, plan_task
-from paceline.report.build import build_report, report_lines, write_report
-from paceline.run.process.brief import BRIEF_VARIABLE, Brief, make_brief
+from paceline.run.process.brief import BRIEF_VARIABLE, Brief
 from paceline.run.process.handover import hand_over
-from paceline.run.process.place import Place
-from paceline.run.record.journal import mark_end
 from paceline.said import say_line
-from paceline.session.budget import check_budget
-from paceline.session.confirm.micro_batch import confirm_micro_batch
+from paceline.scratch import Scratch
+from paceline.session.closing import close_run
 from paceline.session.extras import check_extras
-from paceline.session.prove import Proven, prove
+from paceline.session.ready.brief import confirm_and_price, proven_brief
 from paceline.session.survive import WORKER, survive
 from paceline.session.watch.alerting import alerts_beside
 from paceline.session.watch.exporting import exports_beside
 from paceline.session.watch.hours import in_hours
 from paceline.spec.arguments import run_directory
-from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec
 from paceline.supervise.blame import Outcome
+from paceline.supervise.early import requeued_early
 from paceline.supervise.logs.tee import kept_here
 from paceline.supervise.supervisor import explain
 from paceline.supervise.trace_signal import traced_by_signal
@@ -45,31 +40,35 @@ Say = Callable[[str], None]
 
 
 def train(spec: Spec, say: Say = say_line) -> int:
-    """Train the spec on this machine's devices, or as one rank of torchrun's or srun's; return the exit code.
+    """Train the spec on this machine's devices, or as a part of a run that others have started; return the exit code.
 
     Prints the plan and its price before, and the report after. Raises RunInUse at once where another run has the
-    directory, and a PacelineError for what is wrong before
-    training starts; what goes wrong later is explained on stderr and in the report.
+    directory, and a PacelineError for what is wrong before training starts; what goes wrong later is explained on
+    stderr and in the report.
     """
     check_extras(spec.run)
     run_dir = run_directory(spec)
     check_writable(run_dir)
     place = place_here(os.environ)
-    if place is not None or spec.run.nodes.count > 1:
-        return _among_others(spec, place, run_dir, say)
+    if place is None and spec.run.nodes.count == 1:
+        with requeued_early() as is_over:
+            return _train_alone(spec, run_dir, say, is_over)
+    from paceline.session.nodes.among import train_among_others
+
+    return train_among_others(spec, place, say)
+
+
+def _train_alone(spec: Spec, run_dir: Path, say: Say, is_over: Callable[[], None]) -> int:
+    """Tell the story of a run that nobody else takes part in, and return its exit code."""
     with take(run_dir) as lock:
-        planned, decisions = confirm_micro_batch(plan_here(spec, say), say)
-        for line in headline_lines(planned):
-            say(line)
-        check_budget(planned, say)
+        planned = plan_here(spec, say)
+        planned, decisions = confirm_and_price(planned, say)
         window = window_of(spec.run.when)
         for line in hours_lines(planned, window):
             say(line)
-        outcome = in_hours(window, lambda: _run(planned, prove(planned, say), decisions, lock, say), say)
-        if not lock.is_lost:
-            if outcome.error is not None:
-                mark_ended(run_dir, outcome, Redactor(spec.run.redact), say)
-            tell_report(run_dir, say)
+        outcome = in_hours(window, lambda: run_brief(spec, proven_brief(planned, decisions, say), lock, say), say)
+        is_over()
+        close_run(outcome, lock, Redactor(spec.run.redact), say)
     explain(outcome)
     return outcome.exit_code
 
@@ -101,31 +100,26 @@ def check_writable(run_dir: Path) -> None:
         ) from error
 
 
-def _run(planned: Planned, proven: Proven, decisions: tuple[DecisionRecord, ...], lock: RunLock, say: Say) -> Outcome:
-    brief = make_brief(planned, proven.record, (*decisions, *proven.decisions))
-    return run_brief(planned.spec, brief, lock, say)
-
-
 def run_brief(spec: Spec, brief: Brief, lock: RunLock, say: Say) -> Outcome:
     """Train in this process on one device, in processes of their own on several."""
     with traced_by_signal(run_directory(spec)), exports_beside(spec, say):
-        return _run_brief(spec, brief, lock, say)
-
-
-def _run_brief(spec: Spec, brief: Brief, lock: RunLock, say: Say) -> Outcome:
-    if brief.plan.layout.devices == 1:
+        if brief.plan.layout.devices > 1:
+            return _in_processes(spec, brief, lock, say)
         with alerts_beside(spec, say, supervises=False) as alerts:
-            alerts.outcome = _here(spec, brief, lock)
+            alerts.outcome = _in_this_process(spec, brief, lock)
         return alerts.outcome
+
+
+def _in_processes(spec: Spec, brief: Brief, lock: RunLock, say: Say) -> Outcome:
     with (
-        tempfile.TemporaryDirectory(prefix="paceline-spec-", ignore_cleanup_errors=True) as folder,
+        Scratch("spec") as folder,
         brief.file() as path,
     ):
         words = ["-m", WORKER, str(hand_over(spec, Path(folder)))]
         return survive(words, spec, brief, {**os.environ, BRIEF_VARIABLE: path}, lock, say)
 
 
-def _here(spec: Spec, brief: Brief, lock: RunLock) -> Outcome:
+def _in_this_process(spec: Spec, brief: Brief, lock: RunLock) -> Outcome:
     from paceline.launch.run import train_here
 
     try:
@@ -136,60 +130,3 @@ def _here(spec: Spec, brief: Brief, lock: RunLock) -> Outcome:
     except PacelineError as error:
         return Outcome(error.exit_code, error.as_dict())
     return Outcome(0)
-
-
-def _among_others(spec: Spec, place: Place | None, run_dir: Path, say: Say) -> int:
-    """Train as a node of a run, or as one rank of it, with the processes that others have started."""
-    from paceline.session.nodes.attendance import attend_run
-    from paceline.session.nodes.launched import as_node, is_attended
-
-    if place is None:
-        return attend_run(spec, say).exit_code
-    if is_attended(spec, place):
-        own, seat = as_node(spec, place, os.environ)
-        return attend_run(own, say, seat).exit_code
-    if spec.run.nodes.count > 1:
-        raise ConfigError(
-            f"run.nodes.count = {spec.run.nodes.count} in a process that is one of {place.world_size} ranks",
-            "what a launcher has started is a node only where it supervises: run.recovery.supervise, and retries",
-            "leave out --nodes, or start `paceline train` once on each node without the launcher",
-        )
-    return _as_one_rank(spec, place, run_dir, say)
-
-
-def _as_one_rank(spec: Spec, place: Place, run_dir: Path, say: Say) -> int:
-    from paceline.launch.run import train_here
-    from paceline.session.begin import join_peers
-    from paceline.supervise.parent import name_process
-
-    name_process(f"rank {place.rank} paceline")
-    world, brief, lock = join_peers(spec, place)
-    try:
-        with kept_here(run_dir, spec.run, place.rank):
-            if world.is_first:
-                with alerts_beside(spec, say, supervises=False), exports_beside(spec, say):
-                    train_here(spec, brief, place, lock, world)
-            else:
-                train_here(spec, brief, place, lock, world)
-    finally:
-        if lock is not None and not lock.is_lost:
-            tell_report(run_dir, say)
-    return 0
-
-
-def mark_ended(run_dir: Path, outcome: Outcome, redactor: Redactor, say: Say) -> None:
-    """Add to the journal how a run has ended that its ranks could not."""
-    assert outcome.error is not None
-    try:
-        mark_end(run_dir, outcome.exit_code, outcome.error, redactor)
-    except OSError as error:  # the disk may be full: what ended the run is told all the same
-        say(f"journal  how the run ended could not be added: {error}")
-
-
-def tell_report(run_dir: Path, say: Say) -> None:
-    """Write the report and say what is in it."""
-    # A run that failed before its first record has nothing to report.
-    with contextlib.suppress(StorageError, ConfigError):
-        write_report(run_dir)
-        for line in report_lines(build_report(run_dir)):
-            say(line)

@@ -267,7 +267,7 @@ def _check_sync(plan: PlanSpec) -> None:
 
 def _is_of_tokens(source: str) -> bool:
     scheme, path = scheme_of(source)
-    rows = scheme in ("images", "table") or path.lower().removesuffix(".gz").endswith((".csv", ".tsv"))
+    rows = scheme in ("images", "table") or bool(re.search(r"\.[ct]sv(\.(gz|bz2|xz|zst))?$", path.lower()))
     return source != "digits" and not names_object(source) and not rows
 
 

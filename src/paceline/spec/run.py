@@ -58,6 +58,13 @@ class RunSpec(Declared, table="run"):
     usd_limit: float | None = option(
         None, "money that one start may cost, at the cluster's price; then it ends as at the time limit", above=0.0
     )
+    idle_limit: float | None = option(
+        None,
+        'how long a `Run` of one process may stand still between two steps, such as "30 min"; then it is saved and'
+        " ends with exit code 75; a prompt or a notebook goes on, without the run's memory",
+        quantity="duration",
+        above=0.0,
+    )
     verify: bool = option(True, "prove the layout equal to one device before training, where it has more than one")
     replay: bool = option(
         True, "hold the first step after a resume against the journal's record of it, and stop where it is another"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from paceline.errors import Requeue
 from paceline.supervise.logs.rank import let_go
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -24,6 +26,7 @@ class StopFlag:
         self.because = ""
         self._previous: dict[int, Any] = {}
         self._is_saving = self._interrupt_waits = False
+        self._raises: BaseException | None = None  # at the next signal
 
     def watch(self) -> StopFlag:
         """Install the handlers. Outside of the main thread nothing is installed: Python allows it only there."""
@@ -53,7 +56,18 @@ class StopFlag:
             self._interrupt_waits = False
             raise KeyboardInterrupt
 
+    def raise_in_main(self, error: BaseException) -> None:
+        """Have the main thread raise an error wherever it stands, while the handlers are installed.
+
+        To be called in another thread. A signal reaches a main thread that sleeps or waits for a key too.
+        """
+        if signal.SIGTERM in self._previous:
+            self._raises = error
+            os.kill(os.getpid(), signal.SIGTERM)
+
     def _received(self, number: int, frame: object) -> None:
+        if self._raises is not None:
+            raise self._raises
         if number == signal.SIGINT and self.because:
             if not self._is_saving or self._interrupt_waits:
                 raise KeyboardInterrupt
@@ -63,12 +77,29 @@ class StopFlag:
         self.because = f"received {signal.Signals(number).name}"
 
 
-def forward_signals(send: Callable[[int], None]) -> StopFlag:
+class ForwardingFlag(StopFlag):
+    """A StopFlag that also passes every stop signal on through `send`."""
+
+    def __init__(self, send: Callable[[int], None]) -> None:
+        super().__init__()
+        self._send, self._number = send, 0
+
+    def hand_on(self) -> None:
+        """Have this process react to the last signal as it would have without this flag, which is released by now.
+
+        Raises Requeue where it would not react: what the signal has ended is not gone on with.
+        """
+        if self._number:
+            signal.raise_signal(self._number)
+            raise Requeue(self.because)
+
+    def _received(self, number: int, frame: object) -> None:
+        self.because, self._number = f"received {signal.Signals(number).name}", number
+        self._send(number)
+
+
+def forward_signals(send: Callable[[int], None]) -> ForwardingFlag:
     """Return a watching StopFlag that also passes every stop signal on through `send`."""
-
-    class Forwarding(StopFlag):
-        def _received(self, number: int, frame: object) -> None:
-            self.because = f"received {signal.Signals(number).name}"
-            send(number)
-
-    return Forwarding().watch()
+    flag = ForwardingFlag(send)
+    flag.watch()
+    return flag

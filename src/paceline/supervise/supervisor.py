@@ -12,14 +12,14 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, Requeue
 from paceline.lock import RunLock
 from paceline.patience import Patience
 from paceline.run.survive.health.watch import PulseWatch
+from paceline.scratch import Scratch
 from paceline.spec.survive.health import HealthSpec
 from paceline.supervise.blame import Outcome, leave_error, outcome_of
 from paceline.supervise.crew import Crew, attend
@@ -27,7 +27,7 @@ from paceline.supervise.groups import Process, collect
 from paceline.supervise.logs.rank import opened
 from paceline.supervise.memory_kills import memory_kills
 from paceline.supervise.parent import PARENT_VARIABLE
-from paceline.supervise.signals import forward_signals
+from paceline.supervise.signals import ForwardingFlag, forward_signals
 
 GRACE_SECONDS = 15.0
 ERROR_FOLDER = "PACELINE_ERRORS"
@@ -44,9 +44,12 @@ def supervise(
 ) -> Outcome:
     """Run `command` once per rank and return how they ended. After `limit_seconds` they are killed.
 
-    Each process gets RANK, LOCAL_RANK, WORLD_SIZE and a rendezvous; SIGTERM, SIGINT and SIGUSR1 are passed on to all.
+    Each process gets RANK, LOCAL_RANK, WORLD_SIZE and a rendezvous. SIGTERM, SIGINT and SIGUSR1 end them: they have
+    nothing to save. Then this process reacts to the signal as it would have without them.
     """
-    return supervise_started(starter(command, environ, lock), ranks, environ, limit_seconds)
+    outcome, flag = _supervised(starter(command, environ, lock), ranks, environ, limit_seconds)
+    flag.hand_on()
+    return outcome
 
 
 def starter(command: Sequence[str], environ: Mapping[str, str], lock: RunLock | None = None) -> Start:
@@ -76,21 +79,36 @@ def supervise_started(
 ) -> Outcome:
     """Start one process per rank, `start(what its environment has besides)`, and return how they ended.
 
-    With `health`, ranks that hang are found and ended, and the stacks of all are kept in `run_dir`.
+    With `health`, ranks that hang are found and ended, and the stacks of all are kept in `run_dir`. A stop signal is
+    passed on as SIGTERM, the one that a process ends of without a word.
     """
-    with tempfile.TemporaryDirectory(prefix="paceline-", ignore_cleanup_errors=True) as folder:
+    return _supervised(start, ranks, environ, limit_seconds, health, run_dir)[0]
+
+
+def _supervised(
+    start: Start,
+    ranks: int,
+    environ: Mapping[str, str],
+    limit_seconds: float,
+    health: HealthSpec | None = None,
+    run_dir: Path | None = None,
+) -> tuple[Outcome, ForwardingFlag]:
+    with Scratch("world") as folder:
         crew, pulses = Crew(), PulseWatch.of(health, Path(folder), ranks, run_dir)
-        flag, kills = forward_signals(crew.send), memory_kills()
+        flag, kills = forward_signals(lambda number: crew.send(signal.SIGTERM)), memory_kills()
         try:
             for place in places(Path(folder), ranks, environ):
                 crew.processes.append(start({**place, **(pulses.for_ranks() if pulses else {})}))
             if flag.because:  # while they were started: some were not there to be told
                 crew.send(signal.SIGTERM)
-            attend(crew, Patience(limit_seconds), GRACE_SECONDS, pulses=pulses)
+            attend(crew, Patience(limit_seconds), GRACE_SECONDS, pulses=pulses, is_asked=lambda: bool(flag.because))
+            if flag.because:
+                return Outcome(Requeue.exit_code), flag
             if not crew.is_over:
                 because = f"{ranks} process(es) ran for more than {limit_seconds:.0f} s and were killed"
-                return Outcome(1, PacelineError("it took too long", because, "try on an idle machine").as_dict())
-            return outcome_of(crew.ended(), crew.killed, Path(folder), kills)
+                took = PacelineError("it took too long", because, "try on an idle machine")
+                return Outcome(1, took.as_dict()), flag
+            return outcome_of(crew.ended(), crew.killed, Path(folder), kills), flag
         finally:
             collect(crew.processes)
             flag.release()

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 from paceline.account.advice.advise import advice_line
-from paceline.account.left import expected_loss
 from paceline.report.html import render_html
 from paceline.report.summary import Summary, summarise
 
@@ -117,18 +114,7 @@ def test_what_is_left_of_a_budget_buys_steps_at_the_pace_of_the_run() -> None:
     usd = 4 * seconds * 3.0 / 3600
     (left,) = summarise(journal(budget={"usd": 2 * usd})).budgets
     assert left.spent == pytest.approx(usd) and left.steps == pytest.approx(400, rel=1e-6)
-    assert left.items == pytest.approx(400_000, rel=1e-6) and left.loss == pytest.approx(2 + 3 * 800**-0.5, rel=0.02)
+    assert left.items == pytest.approx(400_000, rel=1e-6) and left.loss is not None
+    assert left.loss.low <= 2 + 3 * 800**-0.5 <= left.loss.high < 1.03 * left.loss.low
     assert "buys 400 steps" in left.text and "loss of about" in left.text
     assert summarise(journal()).budgets == ()
-
-
-def test_a_loss_is_foretold_only_where_the_curve_bears_it() -> None:
-    steps = np.arange(1, 1001, dtype=float)
-    draw = np.random.default_rng(0)
-    smooth = 2 + 5 * steps**-0.4 + draw.normal(0, 0.05, 1000)
-    assert expected_loss(steps, smooth, 1000.0) == pytest.approx(2 + 5 * 2000**-0.4, rel=0.02)
-    assert expected_loss(steps, smooth, 10_000.0) is None, "too far"
-    assert expected_loss(steps[:100], smooth[:100], 100.0) is None, "too short"
-    diverging = np.where(steps < 700, smooth, smooth + (steps - 700) / 300)
-    assert expected_loss(steps, diverging, 500.0) is None
-    assert expected_loss(steps, np.full(1000, math.nan), 500.0) is None

@@ -59,16 +59,19 @@ def test_it_is_told_once_at_its_share_and_ends_at_its_limit(tmp_path: Path, monk
     clock = [0.0]
     monkeypatch.setattr(budget_module.time, "monotonic", lambda: clock[0])
     budget = RunBudget(BudgetSpec(usd=0.5), held_in(journal(tmp_path)), {}, CLUSTER, 4)
-    found = []
+    found, buys = [], []
     for second in range(32):
         clock[0] = float(second)
         found.append((budget.look(), budget.take()))
+        buys.append(budget.steps_left())
     assert [second for second, (_, told) in enumerate(found) if told] == [5]
     assert [second for second, (because, _) in enumerate(found) if because] == [29, 30, 31]
     assert found[29][0] == "the budget of $0.5 is used up"
     (warning,) = found[5][1]
     assert "$0.4 of $0.5 is spent, 80%; what is left buys 25 steps" in warning.because
     assert budget.spent() == {"usd": pytest.approx(0.38 + 0.004 * 31)}
+    assert buys[0] is None, "no step was made yet"
+    assert buys[5] == pytest.approx(25) and buys[29] == pytest.approx(1) and buys[31] == 0.0
 
 
 def test_a_world_of_fewer_devices_pays_for_its_own_from_the_last_record(
@@ -138,6 +141,7 @@ def test_a_run_ends_within_a_step_of_its_budget_with_a_checkpoint_and_is_not_beg
     options = [word for option in budget for word in ("--set", option)]
     done = paceline("train", spec, *options)
     assert done.returncode == 0, done.stderr
+    assert "  budget buys " in done.stdout, "what is left is always shown"
     (end,) = records_of(run_dir, "run_ended")
     assert (end["status"], end["exit_code"]) == ("stopped", 0)
     last = records_of(run_dir, "step")[-1]

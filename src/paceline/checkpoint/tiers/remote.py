@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from paceline.checkpoint.folder import create_partial, verify_checkpoint
 from paceline.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
 from paceline.checkpoint.tiers.newest import next_sequence
 from paceline.errors import MissingExtra, StorageError
+from paceline.scratch import Scratch
 
 PIECE_BYTES = 2**22
 ATTEMPTS = 1000  # names that are tried for a checkpoint of one step
@@ -100,7 +100,7 @@ class RemoteStore:
     def _complete(self) -> list[tuple[str, Manifest]]:
         """Return names and manifests, newest first; what has no sound manifest is none."""
         found: list[tuple[str, Manifest]] = []
-        with self._told("cannot be listed"), tempfile.TemporaryDirectory(prefix="paceline-remote-") as folder:
+        with self._told("cannot be listed"), Scratch("remote") as folder:
             paths = self._files.ls(self._root, detail=False) if self._files.exists(self._root) else []
             for path in paths:
                 name = path.rstrip("/").rpartition("/")[2]

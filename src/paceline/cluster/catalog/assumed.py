@@ -13,7 +13,7 @@ NO_PRICE = Figure(math.nan, "unknown", "set cluster.price_usd_per_device_hour")
 # 60 µs over 14 hops; networks add a switch and two adapters.
 NODE_LATENCY_SECONDS = Figure(4e-6, "assumed", "per ring hop inside a node; nccl-tests on 8 x A100: 60 µs over 14 hops")
 NETWORK_LATENCY_SECONDS = Figure(15e-6, "assumed", "per ring hop across nodes")
-NETWORK_BYTES_PER_SECOND = 12.5e9  # per node: a 100 Gb/s adapter, where no standard system exists
+NETWORK_BYTES_PER_SECOND = 12.5e9  # per host: a 100 Gb/s adapter, where no standard system exists
 CUDA_LAUNCH_SECONDS = Figure(7e-6, "assumed", "floor per kernel launch used by PyTorch's AutoParallel cost model")
 CUDA_RUNTIME_BYTES = Figure(1.5e9, "assumed", "CUDA context, cuBLAS workspace and NCCL channels")
 

@@ -50,6 +50,13 @@ class NodeType:
         equal = [size for size in range(devices_per_node, most + 1, devices_per_node) if devices % size == 0]
         return max(equal) if equal and 2 * max(equal) > most else most
 
+    def nodes_of(self, devices: int) -> int:
+        """Return the devices of a node: all that the fabric joins, or a host's where so many devices fill no fabrics.
+
+        Example: 144 of 72 to a rack are two nodes; 128 are 32 hosts of four, of which the fabric joins 64.
+        """
+        return self.devices_per_host if self.devices_per_host and devices % min(devices, self.devices) else self.devices
+
     @property
     def network_bytes_per_second(self) -> float | None:
         """A device's even share of the node's adapters; None where there is no standard network."""

@@ -11,7 +11,6 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +31,7 @@ from paceline.cluster.probe.records import (
 from paceline.cluster.store import SCHEMA, probe_path, write_probe
 from paceline.errors import ConfigError, PacelineError
 from paceline.patience import Patience
+from paceline.scratch import Scratch
 from paceline.units import format_bytes, format_rate, format_seconds
 
 BUSY_SHARE = 3  # of its time that a probe takes on a busy machine, whose figures will not count for long: a third
@@ -96,7 +96,7 @@ def threads_per_device(cores: int, devices: int) -> int:
 
 
 def _run_workers(request: ProbeRequest, timeout_seconds: float, most_seconds: float | None = None) -> list[RankProbe]:
-    with tempfile.TemporaryDirectory(prefix="paceline-probe-") as name:
+    with Scratch("probe") as name:
         folder = Path(name)
         (folder / "request.json").write_text(json.dumps(request), "utf-8")
         environment = {**os.environ, "OMP_NUM_THREADS": str(request["threads"])}

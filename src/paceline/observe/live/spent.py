@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.observe.live.run import LiveRun
+from paceline.plan.learn.curve import ExpectedLoss, expected_loss
 from paceline.report.records import NO_START, number, table
 from paceline.run.survive.budget import spent_in
 from paceline.spec.journal.held import held_time
@@ -25,6 +26,7 @@ class SpentAmount:
     at_end: float | None  # what all of it will come to, at the pace of now
     budget: float | None
     buys_steps: int | None  # how many further steps what is left of the budget pays for, at the pace so far
+    loss: ExpectedLoss | None = None  # after those steps, where the run's own curve bears it
 
     def said(self, value: float | None) -> str:
         """Return a value of this amount for people."""
@@ -57,8 +59,14 @@ def spent_so_far(run: LiveRun) -> list[SpentAmount]:
         so_far = promised * done / planned if promised is not None and planned else None
         at_end = own * planned / done if planned and done else None
         buys = int(max(0.0, budget - own) * done / own) if budget is not None and own and done else None
-        found.append(SpentAmount(name, own, so_far, promised, at_end, budget, buys))
+        loss = _loss_after(run, buys) if buys else None
+        found.append(SpentAmount(name, own, so_far, promised, at_end, budget, buys, loss))
     return found
+
+
+def _loss_after(run: LiveRun, steps: int) -> ExpectedLoss | None:
+    taken = run.steps.taken()
+    return expected_loss(taken.column("step"), taken.column("loss"), float(steps))
 
 
 def seconds_left(run: LiveRun) -> float | None:

@@ -1,8 +1,9 @@
 """BoundVerdict: what bounds a run's steps, the figures that show it, and what to try next.
 
-A cause is a small module with a function from `StepsSeen` to a part of the step; CAUSES is their table. What no cause
-takes is computing. Parts are shares of the step's own time, and of what lies between two steps, so that a slow machine
-does not change the verdict. What a change would bring is the planner's word, which the run carries along.
+A cause is a small module with a function from `StepsSeen` to a part of the step; CAUSES are those that need no word
+of the planner. What no cause takes is computing. Parts are shares of the step's own time, and of what lies between two
+steps, so that a slow machine does not change the verdict. What a change would bring is the planner's word, which the
+run carries along.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from paceline.observe.verdict.data import data_part
 from paceline.observe.verdict.host import host_part
 from paceline.observe.verdict.memory import memory_part
 from paceline.observe.verdict.part import BoundPart
+from paceline.observe.verdict.pipeline import bubble_seconds, pipeline_part
 from paceline.observe.verdict.promised import promise_of
 from paceline.observe.verdict.saving import saving_part
 from paceline.observe.verdict.seen import StepsSeen
@@ -23,7 +25,7 @@ from paceline.observe.verdict.straggler import straggler_part
 from paceline.units import format_seconds
 
 CAUSES: tuple[Callable[[StepsSeen], BoundPart | None], ...] = (
-    data_part, communication_part, host_part, straggler_part, saving_part,
+    data_part, host_part, straggler_part, saving_part,
 )  # fmt: skip
 COMPUTE = "compute"
 HEALTHY_SHARE = 0.6  # of a step that is computing, where nothing else is worth a word
@@ -47,7 +49,8 @@ class RankSkew:
 
 @dataclass(frozen=True)
 class BoundVerdict:
-    """What bounds a run's steps: `data`, `communication`, `host`, `straggler`, `checkpoint`, `memory` or `compute`.
+    """What bounds a run's steps: `data`, `communication`, `pipeline`, `host`, `straggler`, `checkpoint`, `memory` or
+    `compute`.
 
     `share` is the part of a step that it decides; without it steps would be `gain` times as fast at most. `promise` is
     what the planner says that the next thing to try would bring, where it knows. `parts` are all causes, the largest
@@ -76,9 +79,10 @@ def judge(seen: StepsSeen, outlook: Mapping[str, Any] | None = None) -> BoundVer
     """Return the verdict: the cause with the largest part, if it is a quarter of a step; else computing.
 
     `outlook` is what the planner says of the run's plan with one thing otherwise (plan/risk/outlook.py). Without it no
-    verdict says that a pass has too few samples.
+    verdict says that a pass has too few samples, and a pipeline's bubble counts as communication.
     """
-    found = [cause(seen) for cause in CAUSES]
+    bubble = bubble_seconds(seen, outlook)
+    found = [*(cause(seen) for cause in CAUSES), communication_part(seen, bubble), pipeline_part(seen, bubble)]
     found.append(memory_part(seen, outlook) if outlook else None)
     parts = sorted(filter(None, found), key=lambda part: -part.share)
     left = _compute_part(parts)
@@ -103,7 +107,7 @@ def judge(seen: StepsSeen, outlook: Mapping[str, Any] | None = None) -> BoundVer
 def _words(kind: str) -> str:
     return {
         "data": "waiting for data", "host": "the host", "straggler": "one slow rank", "checkpoint": "checkpoints",
-        "memory": "passes of few samples",
+        "memory": "passes of few samples", "pipeline": "a pipeline that fills and drains",
     }.get(kind, kind)  # fmt: skip
 
 

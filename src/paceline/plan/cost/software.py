@@ -40,6 +40,8 @@ class Software:
     hides_sends: bool = False  # whether an interleaved pipeline sends while it computes other chunks
     routes_parts: bool = False  # whether tensor ranks each route their part of the sequence, instead of all of it alike
     sends_once_per_node: bool = False  # whether a token goes to a node once, however many of its experts are there
+    interleaves: bool = False  # whether its pipelines may hold several stages per device
+    interleaved_stages: int = 0  # per device, of those that interleave unless told otherwise; 0: any number
     hides_experts: bool = False  # whether interleaved pipelines route between nodes while they compute other samples
     pipeline_waits: bool = False  # whether tensor collectives wait for each other's ranks where there is a pipeline
     flushes: bool = False  # whether micro-batches empty the allocator's cache where it would outgrow the device

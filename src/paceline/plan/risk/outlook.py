@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from paceline.plan.feasible.refusals import refusal
 from paceline.plan.risk.sensitivity import calibrated_as
 from paceline.plan.search.micro_batch import with_micro_batch
 from paceline.spec.layout import largest_part
-from paceline.spec.plan import Plan
+from paceline.spec.plan import SCHEDULES, Plan
 
 TIMES = 2.0  # how much more of a figure of the cluster is tried
 
@@ -28,14 +28,14 @@ TIMES = 2.0  # how much more of a figure of the cluster is tried
 def outlook_of(context: PricedTask, plan: Plan) -> dict[str, Any]:
     """Return what steps of a plan take by forecast, now and with each of some changes, as plain data for a journal.
 
-    `step_seconds` and `pass_seconds` (forward and backward passes alone) are those of the plan; each of `changes` has a
-    `cause` (what it is an answer to), its `text`, both seconds, and whether it `fits` the memory. Empty where the time
-    of a step is not known.
+    `step_seconds`, `pass_seconds` (forward and backward passes alone) and `bubble_seconds` (a pipeline fills and
+    drains) are those of the plan; each of `changes` has a `cause` (what it is an answer to), its `text`, the same
+    seconds, and whether it `fits` the memory. Empty where the time of a step is not known.
     """
     now = _priced(context, [plan])[0]
     if not math.isfinite(now.step_seconds):
         return {}
-    changes = [*_micro_batches(context, plan), *_figures(context, plan)]
+    changes = [*_micro_batches(context, plan), *_pipelines(context, plan), *_figures(context, plan)]
     return {**dataclasses.asdict(now), "changes": [dataclasses.asdict(each) for each in changes]}
 
 
@@ -43,6 +43,7 @@ def outlook_of(context: PricedTask, plan: Plan) -> dict[str, Any]:
 class _Priced:
     step_seconds: float
     pass_seconds: float
+    bubble_seconds: float
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,9 @@ def _priced(context: PricedTask, plans: list[Plan]) -> list[_Priced]:
     found = []
     for at in range(len(plans)):
         terms = terms_of(components, at)
-        passes = [term.value for term in terms if term.clock == "forward_backward"]
-        found.append(_Priced(sum(term.value for term in terms), sum(passes)))
+        passes = sum(term.value for term in terms if term.clock == "forward_backward")
+        bubble = sum(term.value for term in terms if term.kind == "bubble")
+        found.append(_Priced(sum(term.value for term in terms), passes, bubble))
     return found
 
 
@@ -67,14 +69,29 @@ def _micro_batches(context: PricedTask, plan: Plan) -> Iterator[_Changed]:
     most = largest_part(plan.batch_samples, plan.layout.data_degree, plan.rows)
     sizes = [plan.micro_batch * 2**power for power in range(1, 32) if plan.micro_batch * 2**power < most]
     plans = [with_micro_batch(plan, size) for size in (*sizes, most) if size > plan.micro_batch]
+    yield from _changed(context, plans, "memory", lambda changed: f"plan.micro_batch = {changed.micro_batch}")
+
+
+def _pipelines(context: PricedTask, plan: Plan) -> Iterator[_Changed]:
+    """Yield what a pipeline takes with smaller micro-batches, of which a step has more, and with other schedules."""
+    if plan.layout.pp == 1:
+        return
+    sizes = [plan.micro_batch // 2**power for power in range(1, 32) if plan.micro_batch >= 2**power]
+    smaller = [with_micro_batch(plan, size) for size in sizes]
+    yield from _changed(context, smaller, "pipeline", lambda changed: f"plan.micro_batch = {changed.micro_batch}")
+    schedules = [dataclasses.replace(plan, schedule=name) for name in SCHEDULES if name != plan.schedule]
+    yield from _changed(context, schedules, "pipeline", lambda changed: f"plan.schedule = '{changed.schedule}'")
+
+
+def _changed(context: PricedTask, plans: list[Plan], cause: str, text: Callable[[Plan], str]) -> Iterator[_Changed]:
+    """Yield what those of the plans take that can run, and whether each fits."""
     plans = [each for each in plans if refusal(each, context.profile) is None]
     if not plans:
         return
     memory, usable = held_components(context.sheet(*plans)), usable_bytes(context.cluster)
     for at, (changed, priced) in enumerate(zip(plans, _priced(context, plans), strict=True)):
         held = sum(term.value for term in needed_terms(context.cluster, terms_of(memory, at)))
-        text = f"plan.micro_batch = {changed.micro_batch}"
-        yield _Changed(**vars(priced), cause="memory", text=text, fits=not held > usable)
+        yield _Changed(**vars(priced), cause=cause, text=text(changed), fits=not held > usable)
 
 
 def _figures(context: PricedTask, plan: Plan) -> Iterator[_Changed]:

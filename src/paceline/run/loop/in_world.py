@@ -237,7 +237,7 @@ class InWorld:
             self._lock = take(self.dir)
         self._fence = self._lock.check
         journal = Journal(self.dir, self._fence, self.spec.run.group_read)
-        status = StatusLine(self.brief, self._steps(self.spec.run.log_every) or 1)
+        status = StatusLine(self.brief, self._steps(self.spec.run.log_every) or 1, self._notices.steps_left)
         every: list[Sink] = [journal, status, *(open_sink(self.dir) for open_sink in self._sinks)]
         record = Recorder(self.dir, journal.attempt, self.spec, self.brief, self.world, self._meter, every)
         journal.tell_by(record.fault, record.decided)

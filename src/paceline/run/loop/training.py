@@ -8,6 +8,7 @@ import sys
 import time
 import weakref
 from collections.abc import Generator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from paceline.run.record.tally import EVALUATING, SAVING
 from paceline.run.survive.health.go_back import go_back
 from paceline.run.survive.health.guard import RollBack
 from paceline.run.survive.health.pressure import LOOKS_EVERY
+from paceline.run.survive.idle import IdleWatch
 from paceline.run.survive.replay import hold_against, rounding_of
 from paceline.run.survive.survivor import is_lost_peer, without_frames
 from paceline.run.trace.tracer import Tracer
@@ -60,6 +62,7 @@ class Training(InWorld):
         own = weakref.proxy(self)  # a run that nobody uses any more is gone at once, with its memory and its lock
         self._tracer = Tracer(self.dir, self.world, lambda told: own._record.traced(told))
         self._leaks = LeakWatch(self.brief.usable_bytes)
+        self._idle: IdleWatch | None = None  # of a `Run` alone: other loops are ours
         self._is_spent = False  # whether a budget has ended the run
         self._unended: weakref.finalize[..., Training] | None = None  # an end that waits for its reason
         # Until the first step has said what the built-in decoder does not read; a survey has said it of other models.
@@ -91,6 +94,8 @@ class Training(InWorld):
     # ---- the loop --------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Generator[StepBatch, None, None]:
+        with self._busy():
+            pass  # raises where the run was ended meanwhile
         if self._unended is not None:
             self._unended.detach()  # the error was caught, and the loop goes on
         self._stop.watch()
@@ -107,13 +112,7 @@ class Training(InWorld):
                 before = self.progress.step
                 self._went_back = False
                 self._tracer.at(before + 1, self.world, self._points, self.model)
-                self._points.reached("data", before + 1)
-                began = time.perf_counter()
-                self._position = self._passed_over.position_from(self.progress.position)
-                batch = self._under.batches.take(self._position, before + 1)
-                self._under.read_ahead(batch, self.brief.steps, self._passed_over.position_from)
-                self._data_seconds = time.perf_counter() - began
-                self._points.reached("loop", before + 1)
+                batch = self._taken(before + 1)
                 yield batch
                 if self.progress.step == before and not self._went_back:
                     raise ConfigError(
@@ -142,8 +141,34 @@ class Training(InWorld):
             self._tracer.close()
             self._stop.release()
 
+    def _taken(self, step: int) -> StepBatch:
+        """Return this rank's part of the batch of a step that the loop begins with, and read further ones ahead."""
+        with self._busy():
+            self._points.reached("data", step)
+            began = time.perf_counter()
+            self._position = self._passed_over.position_from(self.progress.position)
+            batch = self._under.batches.take(self._position, step)
+            self._under.read_ahead(batch, self.brief.steps, self._passed_over.position_from)
+            self._data_seconds = time.perf_counter() - began
+            self._points.reached("loop", step)
+            return batch
+
+    def _busy(self) -> AbstractContextManager[None]:
+        """Return a block in which the run is not idle. Raises where it was ended since nobody used it."""
+        return self._idle.busy() if self._idle is not None else nullcontext()
+
+    def _end_idle(self, because: str) -> None:
+        """Save and end a run of one process that stands still between two steps; called beside its main thread."""
+        step = self.progress.step
+        self._hook("on_save", step)
+        path = self._keeper.save_or_keep(self._under.built, self.brief.plan, self.world, self.progress)
+        self._record.stopped(step, because, path)
+        self._ended("requeue", Requeue(because))
+
     def _left(self, loop: LeftLoop | None) -> None:
         """Record that the loop was left before its end: at once, or as soon as it shows whether an error was why."""
+        if self._idle is not None:
+            self._idle.left()
         self._keeper.finish()
         self._leave_node()
         seconds = time.monotonic() - self._began
@@ -158,21 +183,22 @@ class Training(InWorld):
         Writes the journal, and evaluates, saves and stops when it is time to. Raises Requeue (exit code 75) after the
         ranks have agreed to stop and saved, NumericalStop (6) where the loss is no longer a number.
         """
-        try:
-            if batch.position != self._position:
-                raise ConfigError(
-                    f"the batch of step {batch.step} is not the next one",
-                    f"step {self.progress.step + 1} comes next",
-                    "give run.step the batch that the loop has just taken",
-                )
-            return self._until(batch.step, batch)
-        except BaseException as error:
-            told = self._told(error)
-            self.failed(told)
-            self._let_peers_go(told)
-            if told is error:
-                raise
-            raise told from error
+        with self._busy():
+            try:
+                if batch.position != self._position:
+                    raise ConfigError(
+                        f"the batch of step {batch.step} is not the next one",
+                        f"step {self.progress.step + 1} comes next",
+                        "give run.step the batch that the loop has just taken",
+                    )
+                return self._until(batch.step, batch)
+            except BaseException as error:
+                told = self._told(error)
+                self.failed(told)
+                self._let_peers_go(told)
+                if told is error:
+                    raise
+                raise told from error
 
     def _until(self, wanted: int, batch: StepBatch) -> StepStats:
         """Make the steps up to one, in further worlds where peers are lost, and return what it did.
@@ -401,8 +427,9 @@ class Training(InWorld):
                 "give a pair of data sets (train, validation), or a task.data.validation_fraction above 0",
             )
         refuse_between(self.brief.plan.sync, {"an evaluation": self.progress.step})
-        step, found = self.progress.step, self._measured("", self.held_out)
-        sets = {name: self._measured(name, source) for name, source in self._sets.items()}
+        with self._busy():
+            step, found = self.progress.step, self._measured("", self.held_out)
+            sets = {name: self._measured(name, source) for name, source in self._sets.items()}
         value = self._judge.add(step, found)
         self._record.evaluation(step, found, sets)
         told = {"loss": found.loss, **found.metrics}
@@ -423,7 +450,8 @@ class Training(InWorld):
 
         A second SIGINT meanwhile raises KeyboardInterrupt when the checkpoint is there, a third one at once.
         """
-        path = self._save()
+        with self._busy():
+            path = self._save()
         self._stop.interrupt_if_asked()
         return path
 

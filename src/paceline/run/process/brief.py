@@ -7,7 +7,6 @@ import dataclasses
 import json
 import math
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from paceline.plan.explain.explain import headline_lines
 from paceline.plan.planned import Planned
 from paceline.plan.risk.outlook import outlook_of
 from paceline.plan.smaller import SmallerPlan, smaller_from_dict, smaller_plans
+from paceline.scratch import Scratch
 from paceline.spec.arguments import has_checkpoint, run_directory
 from paceline.spec.journal.kinds import DecisionRecord, VerifyRecord
 from paceline.spec.journal.planned import PlannedRecord, planned_from_dict
@@ -57,7 +57,7 @@ class Brief:
     @contextlib.contextmanager
     def file(self) -> Iterator[str]:
         """Give the path of a file that holds the brief while the processes that read it run."""
-        with tempfile.TemporaryDirectory(prefix="paceline-brief-") as folder:
+        with Scratch("brief") as folder:
             path = Path(folder) / "brief.json"
             path.write_text(self.to_json())
             yield str(path)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TextIO
 
+import numpy as np
+
 from paceline.plan.flops import OWN
+from paceline.plan.learn.curve import expected_loss
 from paceline.run.process.brief import Brief
 from paceline.said import end_line, is_shown, say_line, say_over
 from paceline.spec.journal.bound import VerdictRecord
@@ -16,6 +19,7 @@ from paceline.spec.journal.record import Record
 from paceline.spec.journal.watching import NodeSample, device_line
 from paceline.units import format_count, format_seconds
 
+REFIT = 1.1  # times as many losses, after which a curve is fitted anew
 BARS = "▁▂▃▄▅▆▇"
 
 
@@ -36,11 +40,17 @@ def sparkline(values: Sequence[float], width: int = 7) -> str:
 class StatusLine:
     """Prints how training goes, on rank 0, every `every` steps."""
 
-    def __init__(self, brief: Brief, every: int, stream: TextIO | None = None) -> None:
-        self._brief = brief
+    def __init__(
+        self, brief: Brief, every: int, steps_left: Callable[[], float | None] = lambda: None,
+        stream: TextIO | None = None,
+    ) -> None:  # fmt: skip
+        """`steps_left` says how many steps the run's budgets still buy; None where there is none."""
+        self._brief, self._steps_left = brief, steps_left
         self._every = every
         self._stream = stream or sys.stdout
         self._losses: list[float] = []
+        self._steps: list[float] = []  # of these losses
+        self._expected, self._fitted = "", 0  # the loss that a budget buys, and of how many losses that is told
         self._node = ""  # what the newest sample of the first node says of its devices
         self._recent: list[float] = []  # seconds of the steps since the last line
         self._bound = ""  # what bounds steps, in two words
@@ -66,6 +76,7 @@ class StatusLine:
     def _step(self, record: StepRecord) -> None:
         assert record.step is not None and record.loss is not None
         self._losses.append(record.loss)
+        self._steps.append(record.step)
         self._recent.append(record.seconds["total"])
         if record.step % self._every == 0 or record.step == self._brief.steps or len(self._losses) == 1:
             line = self._line(record, record.step, record.loss)
@@ -98,7 +109,17 @@ class StatusLine:
         parts.append(f"eta {format_seconds(left)}" if left else "done")
         if math.isfinite(brief.usd_per_second):
             parts.append(f"${brief.usd_per_second * step * seconds:.2f}")
+        if (further := self._steps_left()) is not None:
+            parts.append(f"budget buys {format_count(further)} steps{self._loss_after(further)}")
         return "  ".join([*parts, *([self._node] if self._node else [])])
+
+    def _loss_after(self, further: float) -> str:
+        """Return the loss that so many further steps lead to, fitted anew where the curve has grown by a part."""
+        if len(self._losses) > self._fitted * REFIT:
+            self._fitted = len(self._losses)
+            found = expected_loss(np.array(self._steps), np.array(self._losses), further)
+            self._expected = f", to {found.text}" if found is not None else ""
+        return self._expected
 
     def say(self, text: str) -> None:
         """Print one line that is not a step."""

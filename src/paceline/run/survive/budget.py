@@ -82,7 +82,7 @@ class RunBudget:
         # The forecast is of the cluster's own devices, which may be more than this world has.
         rates = {name: rate_of(name, forecast, cluster, None)[0] or 0.0 for name in AMOUNTS}
         self._per_second = {name: rate * devices for name, rate in {**rates, DEVICE_SECONDS: 1.0}.items()}
-        self._steps = 0  # made in this world
+        self._steps, self._step_seconds = 0, 0.0  # made in this world, and what one took
         self._told: set[str] = set()
         self._decisions: list[DecisionRecord] = []
 
@@ -108,7 +108,7 @@ class RunBudget:
         now = time.monotonic()
         passed, because = now - self._began, ""
         self._looked = now if self._looked is None else self._looked
-        step_seconds = (now - self._looked) / self._steps if self._steps else 0.0
+        self._step_seconds = step_seconds = (now - self._looked) / self._steps if self._steps else 0.0
         for name, limit in self._spec.limits.items():
             spent, said = self._amount(name, passed), BUDGETS[name][2]
             if self._amount(name, passed + step_seconds) >= limit * (1 - ROUNDING):
@@ -118,6 +118,18 @@ class RunBudget:
                 self._decisions.append(self._warning(name, limit, spent, step_seconds))
         self._steps += 1
         return because
+
+    def steps_left(self) -> float | None:
+        """Return how many steps what is left buys at the pace so far, by the budget that is used up first."""
+        if not self._step_seconds:
+            return None
+        spent = self.spent()
+        left = [
+            max(0.0, limit - spent[name]) / rate / self._step_seconds
+            for name, limit in self._spec.limits.items()
+            if (rate := self._per_second[BUDGETS[name][0]] / BUDGETS[name][1])
+        ]
+        return min(left, default=None)
 
     def go_on_from(self, other: RunBudget) -> None:
         """Take over from the world before what was told already."""

@@ -80,6 +80,10 @@ class Notices:
         """Return the decisions since the last call: a budget of which a share is used up."""
         return self._budget.take() if self._budget is not None else []
 
+    def steps_left(self) -> float | None:
+        """Return how many steps the budgets still buy; None without one, and before the first step."""
+        return self._budget.steps_left() if self._budget is not None else None
+
     def close(self) -> None:
         """Look no further."""
         self._ended.set()

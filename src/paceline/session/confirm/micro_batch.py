@@ -12,7 +12,6 @@ import os
 import signal
 import statistics
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +23,9 @@ from paceline.plan.cost.pricing import price
 from paceline.plan.planned import Planned
 from paceline.plan.search.micro_batch import TriedMicroBatch, taken, with_micro_batch, worth_a_try
 from paceline.run.process.handover import hand_over
+from paceline.scratch import Scratch
 from paceline.session.confirm.device import spread_of
-from paceline.session.prove import cannot_be_handed_over
+from paceline.session.ready.prove import cannot_be_handed_over
 from paceline.spec.arguments import run_directory
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.settled import MICRO_BATCH, conditions_of, settled_micro_batch
@@ -117,7 +117,7 @@ def _probe(planned: Planned, sizes: tuple[int, ...]) -> tuple[tuple[TriedMicroBa
     plan, cluster = with_micro_batch(planned.plan, sizes[-1]), planned.cluster
     samples = min(plan.batch_samples, PASSES * sizes[-1] * plan.layout.data_degree)
     samples = plan.batch_samples if plan.layout.pp > 1 else samples
-    with tempfile.TemporaryDirectory(prefix="paceline-probe-") as name:
+    with Scratch("probe") as name:
         folder = Path(name)
         request, result = folder / "request.json", folder / "result.json"
         asked = {"spec": str(hand_over(planned.spec, folder)), "plan": dataclasses.asdict(plan),

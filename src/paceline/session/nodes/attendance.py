@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from paceline.lock import holder_here
 from paceline.patience import Patience
 from paceline.run.process.handover import hand_over
 from paceline.said import say_line
+from paceline.scratch import Scratch
 from paceline.session.survive import WORKER, starter_of
 from paceline.spec.arguments import run_directory
 from paceline.spec.load import Spec
@@ -68,7 +68,7 @@ def attend_run(spec: Spec, say: Say = say_line, seat: Seat | None = None, script
         end_with_launcher(os.environ)
     seat = seat or Seat()
     name_process(f"paceline node {nodes.node}")
-    with tempfile.TemporaryDirectory(prefix="paceline-node-", ignore_cleanup_errors=True) as name:
+    with Scratch("node") as name:
         folder = Path(name)
         path = hand_over(spec, folder)
         words = list(script) or ["-m", WORKER, str(path)]

@@ -18,16 +18,13 @@ from pathlib import Path
 from paceline.errors import PacelineError, Requeue, RunInUse, StorageError
 from paceline.lock import RunLock, take
 from paceline.patience import Patience
-from paceline.plan.explain.explain import headline_lines
 from paceline.plan.planned import Planned, plan_task
-from paceline.run.process.brief import make_brief
 from paceline.run.process.handover import take_over
 from paceline.said import say_line
-from paceline.session.budget import check_budget
+from paceline.session.closing import close_run
 from paceline.session.nodes.attendance import NOT_ELECTED, STEPPED_DOWN
-from paceline.session.prove import prove
+from paceline.session.ready.brief import proven_brief, say_price
 from paceline.session.replanner import Replanner
-from paceline.session.start import mark_ended, tell_report
 from paceline.session.watch.alerting import alerts_beside
 from paceline.session.watch.exporting import exports_beside
 from paceline.session.watch.hours import refuse_outside
@@ -73,10 +70,7 @@ def coordinate(spec: Spec, host: str, port: int, node: int, per_machine: int = 0
         outcome = Outcome(1)  # of whatever ends this process here
         try:
             outcome = _outcome(spec, fleet, lock, say, per_machine)
-            if not lock.is_lost:
-                if outcome.error is not None:
-                    mark_ended(run_dir, outcome, Redactor(spec.run.redact), say)
-                tell_report(run_dir, say)
+            close_run(outcome, lock, Redactor(spec.run.redact), say)
             explain(outcome)
         finally:
             fleet.end(outcome)
@@ -116,11 +110,8 @@ def _run(spec: Spec, fleet: Fleet, lock: RunLock, say: Say, per_machine: int) ->
     if taken is not None:
         lock.continue_from(taken.number)
     planned = _planned(spec, fleet, taken, per_node, say)
-    for line in headline_lines(planned):
-        say(line)
-    check_budget(planned, say)
-    proven = prove(planned, say)
-    brief = make_brief(planned, proven.record, proven.decisions)
+    say_price(planned, say)
+    brief = proven_brief(planned, (), say)
     policy = dataclasses.replace(spec.run.recovery, max_devices=spec.run.recovery.max_devices or most)
     replanner = Replanner(spec, say, per_node)
     with exports_beside(spec, say), alerts_beside(spec, say, supervises=True) as alerts:

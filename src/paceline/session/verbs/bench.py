@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from paceline.lock import take
 from paceline.observe.verdict.seen import seen_of
 from paceline.observe.verdict.verdict import BoundVerdict, judge
 from paceline.run.process.brief import make_brief
+from paceline.scratch import Scratch
 from paceline.session.start import plan_here, run_brief
 from paceline.spec.journal.kinds import RanksRecord, StepRecord
 from paceline.spec.journal.reading import read_records
@@ -66,7 +66,7 @@ def bench_data(spec: Spec, steps: int, say: Callable[[str], None]) -> LoaderBenc
     Raises what planning raises, and the error of a run that failed.
     """
     last_read = WARM_UP + steps
-    with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
+    with Scratch("bench") as folder:
         own = _short(spec, Path(folder) / "run", last_read, last_read + steps)
         (Path(folder) / "run").mkdir()
         with take(Path(folder) / "run") as lock:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -24,6 +23,7 @@ from paceline.run.process.generation import FIRST, REFORMED, Generation
 from paceline.run.record.journal import mark_fault
 from paceline.run.survive.health.watch import PulseWatch
 from paceline.said import say_line
+from paceline.scratch import Scratch
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.plan import Plan
@@ -102,7 +102,7 @@ class Generations:
         flag = forward_signals(lambda number: self._crew.send(number))
         self._is_stopped = lambda: bool(flag.because) or self._machines.is_stopped()
         try:
-            with tempfile.TemporaryDirectory(prefix="paceline-", ignore_cleanup_errors=True) as name:
+            with Scratch("world") as name:
                 self._folder = Path(name)
                 self._machines.open(self._folder)
                 return self._run(taken)

@@ -9,12 +9,12 @@ import contextlib
 import errno
 import os
 import select
-import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 
 from paceline.said import TERMINAL_VARIABLE
+from paceline.scratch import Scratch
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.run import RunSpec
 from paceline.supervise.logs.files import RankLog
@@ -29,7 +29,7 @@ class LogPump:
     def __init__(self, run_dir: Path, run: RunSpec) -> None:
         self._run_dir, self._observe = run_dir, run.observe
         self._redactor, self._mode = Redactor(run.redact), 0o640 if run.group_read else 0o600
-        self._folder = tempfile.TemporaryDirectory(prefix="paceline-logs-", ignore_cleanup_errors=True)
+        self._folder = Scratch("logs")
         self._logs: dict[int, RankLog] = {}
         self._pipes: dict[int, tuple[int, str]] = {}  # by descriptor: whose it is, and which stream
         self._known: set[int] = set()

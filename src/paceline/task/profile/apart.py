@@ -11,12 +11,12 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from paceline import errors
 from paceline.errors import ConfigError, PacelineError
+from paceline.scratch import Scratch
 from paceline.spec.adapt.adapter import AdapterSpec
 from paceline.spec.adapt.preference import PreferenceSpec
 from paceline.spec.data.augment import AugmentSpec
@@ -99,7 +99,7 @@ def trace_here(task: Task) -> ModelProfile:
 
 def _trace_in_child(task: Task) -> ModelProfile:
     request = {**traced_parts(task), "path": sys.path}
-    with tempfile.TemporaryDirectory(prefix="paceline-trace-") as name:
+    with Scratch("trace") as name:
         ask, answer = Path(name) / "request.json", Path(name) / "answer.json"
         ask.write_text(json.dumps(request), "utf-8")
         child = subprocess.run(

@@ -16,13 +16,17 @@ from paceline.run.loop.step import StepStats
 from paceline.run.numerics.invariants import numbers_of
 from paceline.run.numerics.precision import COMPUTE_DTYPES
 from paceline.run.process.world import World
+from paceline.run.updates.shards import local_of
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
+from paceline.task.models.moe import routers
 from paceline.verify.compare.difference import Difference
 from paceline.verify.low.choices import Choices, ChoicesSeen, disagreeing, joined, score_bits
 from paceline.verify.low.reference import LowReference
 from paceline.verify.low.update import MASTER
 from paceline.verify.low.wire import CollectivesSeen, Finishing, Seen, held_in_less
+
+BIAS = "e_score_correction_bias"
 
 
 class Watch:
@@ -116,12 +120,32 @@ class Watch:
         # The ranks of the last pipeline stage have the loss. Not the first of them: what only it knows would not show.
         last = [rank for rank in range(self.world.size) if layout.coordinates(rank)["pp"] == layout.pp - 1]
         self._overflows = self.world.rank == last[-1]
+        before = {name: tensor.detach().clone() for name, tensor in self._state().items()}
         stats = self.step(stream, step, lr)
         self._overflows = False
         wrong = self.decisions(stats, step)
         if not wrong and any(self.world.gather(stats.updated)):
             wrong = [wrong_at("decision", "an overflow changed weights", step, 0)]
-        return wrong
+        changed = [name for name, tensor in self._state().items() if not torch.equal(tensor.detach(), before[name])]
+        everyone = self.world.gather(changed[:1])
+        return wrong or [
+            wrong_at("decision", f"a step that was skipped changed {name}", step, rank)
+            for rank, found in enumerate(everyone)
+            for name in found
+        ]
+
+    @torch.no_grad()
+    def _state(self) -> dict[str, torch.Tensor]:
+        """Return this rank's parts of all that an update changes, by name; other buffers belong to forward passes."""
+        model, optimizer = self.built.model, self.built.optimizer
+        names: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+        held = {name: local_of(parameter) for parameter, name in names.items()}
+        held |= {f"{name}.{BIAS}": router.e_score_correction_bias for name, router in routers(model).items()
+                 if router.e_score_correction_bias is not None}  # fmt: skip
+        for parameter, state in optimizer.state.items():
+            own = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
+            held |= {f"the optimizer's {key} of {names[parameter]}": local_of(value) for key, value in own.items()}
+        return held
 
 
 def wrong_at(quantity: str, name: str, step: int, rank: int) -> Difference:

@@ -9,16 +9,16 @@ import dataclasses
 import json
 import os
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, Requeue
 from paceline.launch.here import without_place
 from paceline.run.process.handover import hand_over
+from paceline.scratch import Scratch
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
 from paceline.spec.proof.plain import from_plain
@@ -81,7 +81,7 @@ def _order(jobs: Sequence[Job]) -> list[int]:
 
 def _run(jobs: Sequence[Job], steps: int, take: Callable[[Result], None]) -> Outcome:
     """Run jobs to the end, or until the process that forks their ranks dies; give each result to `take` as it comes."""
-    with tempfile.TemporaryDirectory(prefix="paceline-verify-", ignore_cleanup_errors=True) as name:
+    with Scratch("verify") as name:
         folder, rows = Path(name), []
         handed: list[tuple[Spec, str]] = []
         for job in jobs:
@@ -100,6 +100,8 @@ def _run(jobs: Sequence[Job], steps: int, take: Callable[[Result], None]) -> Out
         environ = {**without_place(os.environ), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         with _followed(result, take):
             outcome = supervise(command, 1, environ)
+        if outcome.exit_code == Requeue.exit_code:
+            raise Requeue("the process of the proof was asked to stop")
         if outcome.exit_code in STOPPED:
             raise _failure(outcome)
         return outcome

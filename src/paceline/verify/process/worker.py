@@ -23,8 +23,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from paceline.errors import Requeue
 from paceline.launch.here import place_here
 from paceline.launch.worker import guarded
 from paceline.run.process.handover import take_over
@@ -34,8 +35,12 @@ from paceline.supervise.forked import fork, leave
 from paceline.supervise.parent import end_with_parent
 from paceline.supervise.supervisor import Outcome, supervise_started
 
+if TYPE_CHECKING:
+    from paceline.verify.compare.in_a_group import FirstNumbers
+
 JOBS_PER_FORK = 6
-STOPPED = (129, 130, 143)  # ended by SIGHUP, SIGINT or SIGTERM: somebody wants the whole proof to end
+# Ended by SIGHUP, SIGINT or SIGTERM, or as its supervisor was asked to: somebody wants the whole proof to end.
+STOPPED = (129, 130, 143, Requeue.exit_code)
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,7 @@ class Row:
 def main() -> int:
     """Make the proofs of the request and return the exit code: not 0 only where no further one can be made."""
     end_with_parent(number=signal.SIGKILL)  # there is nothing to save
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # as any stop signal: who sent it knows why
     request_path, result_path = Path(sys.argv[1]), Path(sys.argv[2])
     request = json.loads(request_path.read_text())
     rows = [
@@ -134,22 +140,47 @@ def _compare_all(rows: Sequence[Row], result_path: Path) -> None:
     """Compare plans of one number of ranks, in one world."""
     from paceline.run.process.world import join_world
     from paceline.task.data.source import open_sources
+    from paceline.verify.compare.in_a_group import differs_in_a_group
     from paceline.verify.process.checks import CHECKS
     from paceline.verify.twin.fold import for_twin
 
-    world = join_world("cpu", threads=1, place=place_here(os.environ))
-    for (path, masked), group in itertools.groupby(rows, key=lambda row: (row.spec, row.masked)):
+    place = place_here(os.environ)
+    alone = _alone(rows) if place and place.rank == 0 and place.world_size > 1 else {}
+    world = join_world("cpu", threads=1, place=place)
+    for (path, masked), group in itertools.groupby(rows, key=_data_of):
         task = take_over(path).task
         _load_named(task)
         kept: dict[Any, Any] = {}
         source = for_twin(open_sources(task.data, task.seed)[0], task, masked)
         for row in group:
             own = take_over(path).task  # a module that the task holds as an object is laid out and trained in place
-            result = CHECKS[row.check](own, row.plan, world, source, source.items_per_sample, row.steps, kept)
+            given = (row.plan, source, source.items_per_sample)
+            result = differs_in_a_group(alone.pop((path, masked), None), own, *given) if world.is_first else None
+            result = world.share(result) or CHECKS[row.check](own, row.plan, world, *given[1:], row.steps, kept)
             if world.is_first:
                 with result_path.open("a") as file:
                     file.write(json.dumps(dataclasses.asdict(result)) + "\n")
     world.wait()
+
+
+def _data_of(row: Row) -> tuple[Path, bool]:
+    return row.spec, row.masked
+
+
+def _alone(rows: Sequence[Row]) -> dict[tuple[Path, bool], FirstNumbers | None]:
+    """Return what the program of each job computes first before there is a process group, by spec and masks."""
+    from paceline.task.data.source import open_sources
+    from paceline.verify.compare.in_a_group import first_numbers, without_peers
+    from paceline.verify.twin.fold import for_twin
+
+    found = {}
+    with without_peers():
+        for row in {_data_of(row): row for row in reversed(rows)}.values():
+            task = take_over(row.spec).task
+            _load_named(task)
+            source = for_twin(open_sources(task.data, task.seed)[0], task, row.masked)
+            found[_data_of(row)] = first_numbers(task, row.plan, source, source.items_per_sample)
+    return found
 
 
 def _lines(path: Path) -> int:

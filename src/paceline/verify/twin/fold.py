@@ -1,4 +1,8 @@
-"""Data of a twin: token ids modulo its smaller vocabulary, and a random part of the labels masked."""
+"""Data of a twin: token ids modulo its smaller vocabulary, some of the labels masked, and what is rare made often.
+
+Text of a few samples has hardly any of the ids at which a spread vocabulary is cut, and a short row of packed documents
+lies within one of them. So some ids of a twin are those beside a cut, and its documents are cut into short ones.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,18 @@ from paceline.spec.import_paths import is_import_path
 from paceline.spec.task import DataSpec, ModelSpec, Task
 from paceline.task.data.order.of_source import order_of
 from paceline.task.data.protocol import Source
+from paceline.task.data.rows.packed import STARTS
 from paceline.task.models.layers.loss import IGNORED
+from paceline.task.models.layers.packed import document_starts
 from paceline.task.models.sizes import is_named
 from paceline.task.objective import next_token
 from paceline.task.turns import objective_of
 
 FOLDED = ("tokens", "labels")
+DOCUMENTS = "documents"
+EDGED = 0.5  # of the ids of a twin, that are beside a cut of the vocabulary
+SHARDS = (2, 3, 4)  # ranks of a twin that may share a vocabulary
+DOCUMENT_TOKENS = 5  # of a twin's packed documents, on average
 
 
 class FoldedSource:
@@ -68,15 +78,63 @@ class MaskedSource:
         return {**batch, "labels": labels}
 
 
+class RareSource:
+    """The samples of another source in which rare things are often: ids beside the cuts of a vocabulary, documents.
+
+    Some of the tokens and of the labels that count become the first and the last id of each rank's part of the
+    vocabulary, for each number of ranks that a twin has; packed documents are cut anew, at random places.
+    """
+
+    def __init__(self, source: Source, vocab: int) -> None:
+        """`vocab` is the number of rows that ranks share: no id is as large, in the source or here."""
+        self._source = source
+        self.samples, self.items_per_sample, self.unit = source.samples, source.items_per_sample, source.unit
+        self.order = order_of(source)
+        self.vocab = source.vocab
+        self.fingerprint = f"{source.fingerprint} with rare ids of {vocab}"
+        self._edges = np.array(edges_of(vocab, min(vocab, source.vocab or vocab)), dtype=np.int64)
+
+    def read(self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64] | None = None) -> Any:
+        """Return the batch of the other source, a dict; what changes in a row depends on its sample alone."""
+        batch = dict(self._source.read(ids, positions))
+        for name in (*FOLDED, DOCUMENTS):
+            if name in batch:
+                batch[name] = batch[name].clone()
+        for at, sample in enumerate(ids):
+            generator = np.random.default_rng([int(sample), len(self._edges)])
+            for name in FOLDED:
+                row = batch[name][at].numpy()  # the same memory
+                rare = (generator.random(len(row)) < EDGED) & (row >= 0)
+                row[rare] = generator.choice(self._edges, int(rare.sum()))
+            if DOCUMENTS in batch:
+                _cut(batch[DOCUMENTS][at].numpy(), generator)
+        if STARTS in batch:
+            batch[STARTS] = document_starts(batch[DOCUMENTS])
+        return batch
+
+
+def edges_of(vocab: int, ids: int) -> list[int]:
+    """Return the ids below `ids` beside which a vocabulary is cut where ranks share it (vocabulary.py)."""
+    starts = {rank * -(-vocab // ranks) for ranks in SHARDS for rank in range(ranks + 1)}
+    return sorted({edge for start in starts for edge in (start - 1, start) if 0 <= edge < ids})
+
+
+def _cut(documents: npt.NDArray[np.int64], generator: np.random.Generator) -> None:
+    """Cut the documents of a row, a number for each token, at further places; 0 is what fills the row."""
+    further = np.cumsum(generator.random(len(documents)) < 1 / DOCUMENT_TOKENS)
+    documents[:] = np.where(documents > 0, documents * (len(documents) + 1) + further, 0)
+
+
 def for_twin(source: Source, task: Task, masked: bool = False) -> Source:
     """Return the source as a twin can read it: itself, unless the twin is of a built-in family and has fewer tokens.
 
-    `masked` masks labels where the data and the objective are built in, and so known to allow it.
+    `masked` masks labels and makes rare ids often, where data and objective are built in, and so known to allow it.
     """
     model = task.model
     if isinstance(model, ModelSpec) and is_named(model.name) and 0 < model.vocab < (source.vocab or 0):
         source = FoldedSource(source, model.vocab)
     built_in = isinstance(task.data, DataSpec) and not any(is_import_path(part.source) for part in task.data.parts())
     if masked and built_in and objective_of(task, source.unit) is next_token:
-        return MaskedSource(source)
+        known = model.vocab if isinstance(model, ModelSpec) and is_named(model.name) else 0
+        return RareSource(MaskedSource(source), known or source.vocab or 0)
     return source

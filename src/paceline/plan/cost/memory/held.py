@@ -99,7 +99,7 @@ class Held:
 
     @cached_property
     def trained(self) -> Floats:
-        """Those of them that are trained."""
+        """The parameters that are trained."""
         return self.parts.trained / self.plans.tp
 
     @property

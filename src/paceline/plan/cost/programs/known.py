@@ -35,6 +35,7 @@ MEGATRON = Software(
     bucket_parameters=40e6,  # max(40 million, 1 million x ranks) parameters: distributed_data_parallel_config.py
     reduces_once=True,  # gradients stay in one buffer until the last micro-batch: `no_sync` in schedules.py
     fuses_attention=False,  # `--use-flash-attn` must be asked for
+    interleaves=True,  # `--num-layers-per-virtual-pipeline-stage`
     classes=(1, 0),  # `--use-distributed-optimizer`, or whole copies without it
 )
 # Its recipes: distributed optimizer, gradients reduced in bf16, tensor collectives through user buffers
@@ -54,16 +55,29 @@ NEMO = replace(
 MEGATRON_BRIDGE = replace(
     NEMO, name="Megatron Bridge", spreads_experts=True, sends_once_per_node=True, hides_experts=True
 )
+# DeepSeek's own (DeepSeek-AI 2024, arXiv:2412.19437): tokens cross to a node once (section 3.2.2) while DualPipe has
+# devices compute other micro-batches, on two chunks each (3.2.1), ZeRO-1 (3.2), operands of products in fp8 by
+# blocks of 128 (3.3). Not one row of it is among the tables.
+HAI_LLM = replace(
+    MEGATRON, name="HAI-LLM", spreads_experts=True, sends_once_per_node=True, hides_experts=True,
+    fuses_attention=True, recipe="blockwise", interleaved_stages=2, classes=(1,),
+)  # fmt: skip
 # Gradients stay in bf16, and autograd adds them up; its images and install.md have FlashAttention 1.0.5. Ranks update
 # whole tensors, and broadcast them one after the other (`broadcast_params` in hybrid_zero_optim.py). Both read again.
 INTERNEVO = replace(
     MEGATRON, name="InternEvo", gradient_bytes=2, reduce_bytes=2, fuses_attention=True, fuses_gradient_sums=False,
     first_flash=True, broadcasts_shards=True,
 )  # fmt: skip
-# Its pipeline engine reduces after the last backward pass (`_exec_reduce_grads`), and sends between passes. Products
+# Its pipeline engine has one stage per device (`PipelineModule` cuts the layers once for each), reduces after the last
+# backward pass (`_exec_reduce_grads`), and sends between passes. Products
 # are plain `F.linear`, whose gradients autograd adds up (megatron/mpu/layers.py of BigScience's, read again).
 MEGATRON_DEEPSPEED = replace(
-    MEGATRON, name="Megatron-DeepSpeed", overlaps=False, hides_sends=False, fuses_gradient_sums=False
+    MEGATRON,
+    name="Megatron-DeepSpeed",
+    overlaps=False,
+    hides_sends=False,
+    fuses_gradient_sums=False,
+    interleaves=False,
 )
 # ZeRO-2 and 3 of its own engine reduce in every backward pass; weights rest in 16 bits.
 DEEPSPEED = replace(MEGATRON_DEEPSPEED, name="DeepSpeed", reduces_once=False, classes=(1, 2, 3))
@@ -93,6 +107,7 @@ TORCHTITAN = Software(
     fuses_compiled=True,
     gathers_fp8=True,
     recipe="tensorwise",
+    interleaved_stages=2,  # `stages_per_rank = 1 if is_single_stage_schedule else 2`: distributed/pipeline_parallel.py
 )
 FSDP2 = Software("PyTorch FSDP2", classes=(3,), splits_root=True, fuses_compiled=True, logit_share=EAGER_LOGITS)
 # XLA gathers every weight by itself, in the compute dtype, and reduces its gradient in it.
@@ -108,6 +123,7 @@ PROGRAMS = {
     "mist": MEGATRON,
     "internevo": INTERNEVO,
     "megascale": MEGASCALE,
+    "hai-llm": HAI_LLM,
     "nanotron": NANOTRON,
     "pytorch-fsdp1": FSDP,
     "pytorch-fsdp2": FSDP2,

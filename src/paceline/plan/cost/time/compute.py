@@ -23,7 +23,8 @@ from paceline.spec.cluster import SOURCES
 from paceline.spec.optimizers import gathered_values, state_values
 from paceline.spec.plan import SAVED_KINDS
 
-# Per operator under selective recompute: a policy in Python sees every operator of both passes.
+# Per operator under selective recompute: a policy in Python sees every operator of both passes. Where attention's core
+# alone is computed again no policy is asked: a plain checkpoint is around it.
 SELECTIVE_SECONDS_PER_OPERATOR = 15e-6
 # Of a routed layer, short operators that follow the wait for the experts' numbers of rows: as many as routing has
 # (ROUTING_OPERATORS of task/profile/transformer.py). Assumed: what of them a device's queue hides was not measured.
@@ -123,7 +124,7 @@ def _recompute_text(sheet: Sheet, index: int) -> str:
 def calibration_note(sheet: Sheet) -> str:
     """Return the formula's mention of what measured seconds make of it, or nothing where there are none."""
     if sheet.measured:
-        return measured_text(sheet.measured)
+        return measured_text(sheet.measured, at_home=bool(sheet.context.cluster.host))
     rates = sheet.rates
     return f" x {rates.factor:.2f} (measured calibration step)" if rates.calibration_ratios else ""
 
@@ -147,7 +148,8 @@ def launch_component(sheet: Sheet, busy_seconds: Floats) -> Component:
         started = started + split
     again = sheet.over_modes(in_modes(started, *AGAIN))
     selective = sheet.over_modes(in_modes(started, "selective"))
-    per_micro_batch = (3 * operators + again) * launch.value + 2 * selective * SELECTIVE_SECONDS_PER_OPERATOR
+    policy = 0.0 if software.selective_is_attention else SELECTIVE_SECONDS_PER_OPERATOR
+    per_micro_batch = (3 * operators + again) * launch.value + 2 * selective * policy
     if software.pipeline_waits:
         size, stride = columns.group("pp")
         waits = (columns.tp > 1) & (columns.pp > 1) & (size * stride > sheet.context.cluster.domain)

@@ -9,7 +9,7 @@ from itertools import pairwise
 from paceline.spec.task import DataSpec
 from paceline.task.data.sources.documents import Damaged, Document, read_file, read_lines
 from paceline.task.data.sources.files import kind_of
-from paceline.task.data.sources.listing import CorpusFiles, File
+from paceline.task.data.sources.listing import CorpusFiles, File, packed_suffix
 
 PART_BYTES = 64 * 2**20
 
@@ -40,7 +40,7 @@ def parts_of(listing: CorpusFiles, part_bytes: int = PART_BYTES) -> list[CorpusP
             together.clear()
 
     for file in listing.files:
-        if kind_of(file.name) == "jsonl" and not file.name.lower().endswith(".gz") and file.size > part_bytes:
+        if kind_of(file.name) == "jsonl" and not packed_suffix(file.name) and file.size > part_bytes:
             close()
             cuts = -(-file.size // part_bytes)
             bounds = [file.size * cut // cuts for cut in range(cuts + 1)]

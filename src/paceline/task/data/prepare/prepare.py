@@ -37,7 +37,7 @@ from paceline.task.data.prepare.work import (
     tokenise,
     write_text,
 )
-from paceline.task.data.sources.documents import Damaged, document_hash, split_value
+from paceline.task.data.sources.documents import Damaged
 from paceline.task.data.sources.files import list_files
 from paceline.task.data.sources.listing import CorpusFiles
 from paceline.task.data.sources.shards.folder import INDEX, TOKENIZER, ShardIndex, read_index, with_more, write_index
@@ -48,6 +48,10 @@ from paceline.task.data.sources.tokens import SPLITS
 FORMAT = 1  # raise it when the same documents would give other shards
 Result = TypeVar("Result")
 Progress = Callable[[str, float], None]  # what is done, and how much of it: 0..1
+
+
+class PreparationBusy(StorageError):
+    """Another process writes to the folder."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,7 @@ def prepare(
     before = _before(data, folder, append)
     job_key = _key(data, listing, dedup, part_bytes)
     if before is not None and job_key in before.card.get("jobs", []):
+        _clear(folder)
         return PreparedShards(folder, before, False)
     if before is not None and not append:
         raise ConfigError(
@@ -105,6 +110,14 @@ def prepare(
     return PreparedShards(folder, index, True)
 
 
+def _clear(folder: Path) -> None:
+    """Remove the work of a preparation that ended after its last shard and before that, unless another one goes on."""
+    with _told(folder), contextlib.suppress(PreparationBusy):
+        if (folder / WORK).is_dir():
+            with _alone(folder):
+                shutil.rmtree(folder / WORK)
+
+
 def _before(data: DataSpec, folder: Path, append: bool) -> ShardIndex | None:
     """Return the index of a folder that is finished, None where it is not. Raises ConfigError for other folders."""
     if (folder / INDEX).is_file():
@@ -125,7 +138,7 @@ def _key(data: DataSpec, listing: CorpusFiles, dedup: bool, part_bytes: int) -> 
     tokenizer: list[object] = [data.tokenizer, data.vocab if data.tokenizer == "bpe" else 0]
     if data.tokenizer not in ("bytes", "bpe"):
         tokenizer = [load_tokenizer(data.tokenizer).identity]
-    files = [(file.path, file.name, file.size, file.mtime_ns) for file in listing.files]
+    files = [file.decides() for file in listing.files]
     options = [data.validation_fraction, data.text_field, data.on_bad, dedup, part_bytes,
                data.document_tokens, data.score_field, data.score_min, data.score_max]  # fmt: skip
     decides = [FORMAT, listing.kind, tokenizer, *options, files]
@@ -167,7 +180,7 @@ def _tokenizer(
 def _training_texts(data: DataSpec, job: PrepareJob, parts: Sequence[CorpusPart]) -> Iterator[bytes]:
     for part in parts:
         for document in documents_of(data, job.listing, part, Damaged(data.on_bad == "skip")):
-            if split_value(document_hash(document.text)) >= job.limit:
+            if not document.is_held_out(job.limit):
                 yield document.text
 
 
@@ -248,7 +261,7 @@ def _alone(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise StorageError(
+            raise PreparationBusy(
                 f"another preparation writes to {folder}", "it holds the folder's lock", "wait for it, or end it"
             ) from error
         yield

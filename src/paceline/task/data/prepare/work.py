@@ -14,7 +14,7 @@ import numpy.typing as npt
 from paceline.durable import publish
 from paceline.spec.task import DataSpec
 from paceline.task.data.prepare.parts import CorpusPart, documents_of
-from paceline.task.data.sources.documents import Damaged, document_hash, in_lists, split_value
+from paceline.task.data.sources.documents import Damaged, document_hash, in_lists
 from paceline.task.data.sources.listing import CorpusFiles
 from paceline.task.data.sources.shards.layout import ShardWriter, WrittenShard
 from paceline.task.data.sources.tokenizer import from_json
@@ -88,7 +88,7 @@ def tokenise(job: PrepareJob, part: CorpusPart) -> Receipt:
         for batch in in_lists(documents_of(job.data, job.listing, part, damaged)):
             kept = batch if keep is None else [each for at, each in enumerate(batch, documents) if keep[at]]
             documents, size = documents + len(batch), size + sum(len(each.text) for each in kept)
-            held = [split_value(document_hash(each.text)) < job.limit for each in kept]
+            held = [each.is_held_out(job.limit) for each in kept]
             encoded = [ids[: most or None] for ids in tokenizer.encode([each.text for each in kept])]
             for split, wanted in (("train", False), ("validation", True)):
                 writers[split].add([ids for ids, is_held in zip(encoded, held, strict=True) if is_held is wanted])
@@ -117,7 +117,7 @@ def hashes_path(work: Path, number: int) -> Path:
 
 
 def keep_path(work: Path, number: int) -> Path:
-    """Return where it says which of a part's documents are kept."""
+    """Return the file that says which of a part's documents are kept."""
     return work / f"{number:06}.keep.npy"
 
 

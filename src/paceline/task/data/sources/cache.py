@@ -88,15 +88,19 @@ class _Survey:
 def _survey(data: DataSpec, listing: CorpusFiles) -> _Survey:
     digest = hashlib.blake2b(digest_size=16)
     documents = size = 0
-    damaged = Damaged(data.on_bad == "skip")
+    damaged, named = Damaged(data.on_bad == "skip"), set[bool]()
 
     def values() -> Iterator[int]:
         nonlocal documents, size
         for document in read_documents(data, listing, damaged):
             content = document_hash(document.text)
             digest.update(content)
+            if document.held_out is not None:
+                digest.update(bytes([document.held_out]))
+                named.add(document.held_out)
             documents, size = documents + 1, size + len(document.text)
-            yield split_value(content)
+            if document.held_out is None:
+                yield split_value(content)
 
     limit = split_limit(values(), data.validation_fraction)
     if not documents:
@@ -106,6 +110,11 @@ def _survey(data: DataSpec, listing: CorpusFiles) -> _Survey:
             + (f"; {damaged.count:,} documents were left out, the first: {damaged.first}" if damaged.count else ""),
             "name other data",
         )
+    if named == {True}:
+        raise DataError(
+            f"'{data.source}' holds no text to train on", "all of it is in files that are called after a validation",
+            "name those files themselves, or rename them",
+        )  # fmt: skip
     return _Survey(digest.hexdigest(), documents, size, limit, damaged)
 
 
@@ -133,7 +142,7 @@ def _write_corpus(data: DataSpec, listing: CorpusFiles, survey: _Survey, key: st
 
     def training_texts() -> Iterator[bytes]:
         for document in read_documents(data, listing):
-            if split_value(document_hash(document.text)) >= survey.limit:
+            if not document.is_held_out(survey.limit):
                 yield document.text
 
     tokenizer: Tokenizer
@@ -150,11 +159,13 @@ def _write_corpus(data: DataSpec, listing: CorpusFiles, survey: _Survey, key: st
             for split in SPLITS
         ]
         for batch in in_lists(read_documents(data, listing)):
-            hashes = [document_hash(document.text) for document in batch]
-            digest.update(b"".join(hashes))
+            for document in batch:
+                digest.update(document_hash(document.text))
+                if document.held_out is not None:
+                    digest.update(bytes([document.held_out]))
             encoded = tokenizer.encode([document.text for document in batch])
             encoded = [ids[: data.document_tokens] for ids in encoded] if data.document_tokens else encoded
-            held_out = [split_value(content) < survey.limit for content in hashes]
+            held_out = [document.is_held_out(survey.limit) for document in batch]
             for writer, wanted in zip(writers, (False, True), strict=True):
                 writer.add([ids for ids, held in zip(encoded, held_out, strict=True) if held is wanted])
     if digest.hexdigest() != survey.content:
@@ -187,7 +198,7 @@ def signature_of(data: DataSpec, listing: CorpusFiles) -> str:
     path = path / "tokenizer.json" if path.is_dir() else path
     if data.tokenizer not in ("bytes", "bpe") and path.is_file():
         tokenizer += [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns]
-    files = [(file.path, file.name, file.size, file.mtime_ns) for file in listing.files]
+    files = [file.decides() for file in listing.files]
     given = [FORMAT, listing.kind, tokenizer, data.validation_fraction, data.max_bytes, data.text_field, files]
     if (data.document_tokens, data.score_min, data.score_max) != (0, None, None):
         given.append([data.document_tokens, data.score_field, data.score_min, data.score_max])

@@ -7,26 +7,23 @@ that fails, a permission) is a DataError, which always ends the reading: documen
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
-import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import IO, Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from paceline.errors import DamagedData, DataError, MissingExtra, suggestion
 from paceline.spec.import_paths import scheme_of
 from paceline.spec.task import DataSpec
 from paceline.task.data.sources.files import kind_of
 from paceline.task.data.sources.listing import CorpusFiles, File
+from paceline.task.data.sources.reading.arrow import UnreadableValue, arrow_rows, check_column, parquet_rows, plain_rows
+from paceline.task.data.sources.reading.unpacked import opened
 from paceline.task.data.sources.scores import asks_scores, is_wanted, no_score, refuse_scores
-from paceline.task.data.storage.remote import is_remote, open_stream
 
 BOM = b"\xef\xbb\xbf"
 LONE_FILE_PIECE_BYTES = 16 * 2**10  # a corpus of one text file is cut, so that a part of it can be held out
 PIECE_BYTES = 4 * 2**20  # and a large file is, so that memory stays bounded
-PARQUET_ROWS = 1024
 LIST_BYTES, LIST_DOCUMENTS = 4 * 2**20, 4096  # what is tokenised at a time
 
 
@@ -35,6 +32,11 @@ class Document(NamedTuple):
 
     origin: str
     text: bytes
+    held_out: bool | None = None  # as its file's name says; None where a hash of its text decides
+
+    def is_held_out(self, limit: int) -> bool:
+        """Return whether the document is held out: as its file's name says, else by its split value, below `limit`."""
+        return split_value(document_hash(self.text)) < limit if self.held_out is None else self.held_out
 
 
 class Damaged:
@@ -63,7 +65,7 @@ def read_documents(data: DataSpec, listing: CorpusFiles, damaged: Damaged | None
             if len(document.text) >= left:
                 text = document.text[: int(left)].decode("utf-8", "ignore").encode()  # drops half a character
                 if text:
-                    yield Document(document.origin, text)
+                    yield document._replace(text=text)
                 return
             if document.text:
                 yield document
@@ -114,7 +116,8 @@ def read_file(data: DataSpec, listing: CorpusFiles, file: File, damaged: Damaged
     Raises DataError for a file that cannot be read now.
     """
     try:
-        yield from _documents_of(data, listing, file, damaged)
+        for document in _documents_of(data, listing, file, damaged):
+            yield document if file.held_out is None else document._replace(held_out=file.held_out)
     except DamagedData as error:
         damaged.found(error)
 
@@ -212,7 +215,8 @@ def read_lines(file: File, start: int, stop: int, data: DataSpec, damaged: Damag
             at += len(stream.readline())  # of the line before; nothing but its end where one begins at `start`
         while at < stop and (line := stream.readline()):
             text = line if at else line.removeprefix(BOM)
-            yield from _of_record(text, file, f"byte {at:,}", data, damaged)
+            for document in _of_record(text, file, f"byte {at:,}", data, damaged):
+                yield document if file.held_out is None else document._replace(held_out=file.held_out)
             at += len(line)
 
 
@@ -251,6 +255,8 @@ def parse_record(line: bytes, where: str) -> object:
         ) from error
     except RecursionError as error:
         raise DamagedData(f"{where} cannot be read", "its JSON is nested too deeply", "flatten the record") from error
+    except ValueError as error:  # a number of thousands of digits
+        raise DamagedData(f"{where} cannot be read", str(error).split(";")[0], "write such numbers as texts") from error
 
 
 def _text_of(record: object, field: str, where: str) -> bytes:
@@ -282,6 +288,8 @@ def _text_of(record: object, field: str, where: str) -> bytes:
 
 def _kind(value: object) -> str:
     """Return a JSON value's kind for people."""
+    if isinstance(value, UnreadableValue):
+        return str(value)
     if value is None:
         return "null"
     names = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list", dict: "an object"}
@@ -298,11 +306,11 @@ def _read_table(file: File, kind: str, data: DataSpec, damaged: Damaged) -> Iter
         raise MissingExtra("pyarrow", "parquet", f"reading {file.name}") from error
     with opened(file) as stream:
         try:
-            schema, batches = (parquet_rows if kind == "parquet" else arrow_rows)(stream, columns)
-            _check_column(schema, field, file.path)
+            schema, batches = parquet_rows(stream, columns) if kind == "parquet" else arrow_rows(stream)
+            check_column(schema, field, file.path)
             if missing := [name for name in columns if name not in schema.names]:
                 raise no_score(missing[0], file.path)
-            records = (record for batch in batches for record in batch.select(columns).to_pylist())
+            records = (record for batch in batches for record in plain_rows(batch, columns))
             for row, record in enumerate(records):
                 yield from _of_record(record, file, f"row {row:,}", data, damaged)
         except (arrow.ArrowException, OSError) as error:
@@ -312,73 +320,3 @@ def _read_table(file: File, kind: str, data: DataSpec, damaged: Damaged) -> Iter
             raise DamagedData(
                 f"{file.path} is not {name}", str(error).splitlines()[0], "write or download it again"
             ) from error
-
-
-def parquet_rows(stream: IO[bytes], columns: list[str]) -> tuple[Any, Iterator[Any]]:
-    """Return the schema, and the rows in batches, of those of the columns that are there."""
-    import pyarrow.parquet as parquet
-
-    table = parquet.ParquetFile(stream)
-    names = [name for name in columns if name in table.schema_arrow.names]
-    return table.schema_arrow, table.iter_batches(batch_size=PARQUET_ROWS, columns=names)
-
-
-def arrow_rows(stream: IO[bytes], columns: list[str]) -> tuple[Any, Iterator[Any]]:
-    """Return the schema, and the rows in batches, of a file or a stream of Arrow's IPC format; all its columns."""
-    import pyarrow as arrow
-
-    is_file = stream.read(6) == b"ARROW1"
-    stream.seek(0)
-    if not is_file:
-        reader = arrow.ipc.open_stream(stream)
-        return reader.schema, iter(reader)
-    whole = arrow.ipc.open_file(stream)
-    return whole.schema, (whole.get_batch(number) for number in range(whole.num_record_batches))
-
-
-def _check_column(schema: object, field: str, path: str) -> None:
-    """Raise DamagedData unless the schema has a column `field` of strings."""
-    columns = {column.name: column.type for column in schema}  # type: ignore[attr-defined]
-    if field not in columns:
-        raise DamagedData(
-            f"{path} has no column '{field}'",
-            f"text_field names the column that holds the text; the file has {', '.join(columns) or 'no columns'}",
-            suggestion(field, columns) if columns else "write the text into a column",
-        )
-    kind = columns[field]
-    if str(kind) not in ("string", "large_string", "string_view") and not str(kind).startswith(
-        "dictionary<values=string"
-    ):
-        strings = [name for name, other in columns.items() if "string" in str(other)]
-        raise DamagedData(
-            f"{path}: column '{field}' is not text",
-            f"it holds {kind}",
-            f"text_field = one of: {', '.join(strings)}" if strings else "write the text into a column of strings",
-        )
-
-
-def _raw(file: File) -> IO[bytes]:
-    if is_remote(file.path):
-        return cast(IO[bytes], open_stream(file.path))
-    return open(file.path, "rb")  # noqa: PTH123 (a path as listed; Path would only be made for this)
-
-
-@contextmanager
-def opened(file: File) -> Iterator[IO[bytes]]:
-    """Open a file for reading, unpacking `.gz`.
-
-    Raises DamagedData for one that cannot be unpacked, and DataError for what fails while it is read.
-    """
-    try:
-        with _raw(file) as raw:
-            if file.name.lower().endswith(".gz"):
-                with gzip.open(raw) as unpacked:
-                    yield cast(IO[bytes], unpacked)
-            else:
-                yield raw
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DamagedData(f"{file.path} cannot be unpacked", str(error), "write or download it again") from error
-    except OSError as error:
-        raise DataError(
-            f"{file.path} cannot be read", error.strerror or str(error), "check that it is there and its permissions"
-        ) from error

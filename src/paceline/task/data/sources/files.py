@@ -13,7 +13,15 @@ from paceline.errors import DataError, suggestion
 from paceline.spec.import_paths import scheme_of
 from paceline.spec.task import DataSpec
 from paceline.task.data.sources.hub import list_hub
-from paceline.task.data.sources.listing import CorpusFiles, File, Skipped
+from paceline.task.data.sources.listing import (
+    PACKED_SUFFIXES,
+    CorpusFiles,
+    File,
+    Skipped,
+    by_named_splits,
+    is_cache,
+    unpacked_name,
+)
 from paceline.task.data.storage.remote import RemoteFile, RemoteFiles, is_remote
 
 NAMED_SOURCES = ("stdlib", "digits")
@@ -25,10 +33,12 @@ TABLE_SUFFIXES = {".csv": "csv", ".tsv": "tsv", ".json": "json"}
 JSONL_SUFFIXES = frozenset((".jsonl", ".ndjson"))
 PARQUET_SUFFIXES = frozenset((".parquet",))
 ARROW_SUFFIXES = frozenset((".arrow", ".feather", ".ipc"))
+ROW_KINDS = ("jsonl", "parquet", "arrow")  # of files that hold many documents
 TEXT_KINDS = ("text", "jsonl", "parquet", "arrow")  # a table of CSV is never taken for prose
 NOT_READ = "not read"
 ABOUT_DATA = ("readme", "license", "licence", "citation", "notice")  # how files begin that tell of the data beside them
-COMPRESSED = {".bz2": "bunzip2", ".xz": "unxz", ".zst": "unzstd", ".zip": "unzip", ".7z": "7z x", ".rar": "unrar x"}
+COMPRESSED = {".tar.gz": "gunzip", ".tar.bz2": "bunzip2", ".tar.xz": "unxz", ".tar.zst": "unzstd", ".tgz": "gunzip",
+              ".zip": "unzip", ".7z": "7z x", ".rar": "unrar x", ".lz4": "unlz4"}  # fmt: skip
 OTHER_KINDS = {
     **dict.fromkeys((".xlsx", ".xls", ".ods", ".numbers"), ("a spreadsheet", "save it as CSV, in UTF-8")),
     **dict.fromkeys((".pdf", ".docx", ".doc", ".odt", ".rtf"), ("a document of an office program", "save it as text")),
@@ -42,9 +52,9 @@ NOT_STDLIB = frozenset(("site-packages", "dist-packages"))
 def kind_of(name: str) -> str:
     """Return "text", "csv", "tsv", "json", "jsonl", "parquet", "arrow", or "" for a kind that is not known.
 
-    A final `.gz` does not count.
+    How it is packed does not count.
     """
-    suffix = Path(name.lower().removesuffix(".gz")).suffix
+    suffix = Path(unpacked_name(name)).suffix
     if suffix in TABLE_SUFFIXES:
         return TABLE_SUFFIXES[suffix]
     if suffix in JSONL_SUFFIXES:
@@ -85,17 +95,23 @@ def list_files(data: DataSpec, kinds: Collection[str] = TEXT_KINDS) -> CorpusFil
             f"'{data.source}' cannot be read", error.strerror or str(error), "check its permissions"
         ) from error
     _refuse_other_kind(path)
+    if not stat.S_ISREG(found.st_mode):
+        raise DataError(
+            f"'{data.source}' is no file", f"it is {_mode_kind(found.st_mode)}, and data are read more than once",
+            "write what comes out of it to a file",
+        )  # fmt: skip
     file = File(str(path.resolve()), path.name, found.st_size, found.st_mtime_ns)
     return CorpusFiles(f"text in {path.name}", (file,), "file")
 
 
 def _refuse_other_kind(path: Path) -> None:
     """Raise DataError for a file that its name says is no text: a spreadsheet, or packed by another program."""
-    suffix = path.suffix.lower()
-    if suffix in COMPRESSED:
-        raise DataError(
-            f"'{path}' is packed", "of packed files only .gz is read", f"unpack it: {COMPRESSED[suffix]} '{path}'"
-        )
+    packed = next((suffix for suffix in COMPRESSED if path.name.lower().endswith(suffix)), "")
+    if packed:
+        known = ", ".join(PACKED_SUFFIXES)
+        because = f"{known} are unpacked on the way, {packed} is not"
+        raise DataError(f"'{path}' is packed", because, f"unpack it: {COMPRESSED[packed]} '{path}'")
+    suffix = Path(unpacked_name(path.name)).suffix
     if suffix in OTHER_KINDS:
         what, hint = OTHER_KINDS[suffix]
         raise DataError(f"'{path}' cannot be read", f"it is {what}", hint)
@@ -145,7 +161,7 @@ def _chosen(
     `odd` are the names of entries that are no files, by what they are.
     """
     wanted = _wanted(data.include, lambda name: kind_of(name) in kinds)
-    files = tuple(file for file in seen if wanted(file.name))
+    files = tuple(file for file in seen if wanted(file.name) and not (kind_of(file.name) == "arrow" and is_cache(file)))
     about = [file for file in files if is_about_data(file.name) and kind_of(file.name) == "text"]
     if not data.include and any(kind_of(file.name) not in ("text", "") for file in files):
         files = tuple(file for file in files if file not in about)  # README.md beside shards of Parquet
@@ -162,7 +178,11 @@ def _chosen(
     python = all(file.name.endswith(".py") for file in files)
     left = [file.name for file in seen if file not in files]
     why = f"{NOT_READ}: include names others" if data.include else f"{NOT_READ}: of another kind"
-    skipped = skipped_files({why: left} if left else {}, odd)
+    tests: list[str] = []
+    if not data.include and "text" in kinds and all(kind_of(file.name) in ROW_KINDS for file in files):
+        files, tests = by_named_splits(files)
+    told = {why: left, f"{NOT_READ} for a test": tests}
+    skipped = skipped_files({why: names for why, names in told.items() if names}, odd)
     what = f"Python source in {name}" if python else f"text in {name}"
     return CorpusFiles(what, files, "folder", skipped)
 
@@ -198,7 +218,10 @@ def walk_files(root: Path, skip: frozenset[str], odd: dict[str, list[str]] | Non
                 for entry in entries:
                     if entry.name.startswith(".") or entry.name == "__pycache__" or entry.name in skip:
                         continue
-                    if entry.is_dir(follow_symlinks=False):
+                    if entry.is_symlink() and not os.path.exists(entry.path):  # noqa: PTH110 (as entries are read)
+                        if odd is not None:  # a link to nothing, or in a circle
+                            odd.setdefault("a link to nothing", []).append(prefix + entry.name)
+                    elif entry.is_dir(follow_symlinks=False):
                         pending.append((entry.path, f"{prefix}{entry.name}/"))
                     elif entry.is_file():
                         found = entry.stat()
@@ -216,7 +239,10 @@ def _odd_kind(entry: os.DirEntry[str]) -> str:
     """Return what an entry is that is neither a file nor a folder of its own."""
     if entry.is_symlink():
         return "a link to a folder" if entry.is_dir() else "a link to nothing"
-    mode = entry.stat(follow_symlinks=False).st_mode
+    return _mode_kind(entry.stat(follow_symlinks=False).st_mode)
+
+
+def _mode_kind(mode: int) -> str:
     return "a named pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
 
 

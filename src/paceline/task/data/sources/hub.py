@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import DataError, MissingExtra
-from paceline.task.data.sources.listing import File
+from paceline.task.data.sources.listing import File, is_cache
 
 
 def list_hub(name: str, arguments: Mapping[str, Any]) -> tuple[str, tuple[File, ...]]:
@@ -18,7 +18,7 @@ def list_hub(name: str, arguments: Mapping[str, Any]) -> tuple[str, tuple[File, 
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
-        files = sorted(folder.glob("*.arrow"))
+        files = sorted(path for path in folder.glob("*.arrow") if not is_cache(_file(path)))
         if not files:
             splits = sorted(path.parent.name for path in folder.glob("*/*.arrow"))
             raise DataError(

@@ -40,7 +40,8 @@ class MapSource:
 
     def __init__(self, dataset: Any, seed: int, collate: Collate | None = None) -> None:
         """Wrap `dataset`. Raises DataError where it is no map-style data set, is empty, or fails."""
-        missing = [name for name in ("__len__", "__getitem__") if not hasattr(dataset, name)]
+        reads = "__getitem__" if not hasattr(dataset, "__getitems__") else "__getitems__"
+        missing = [name for name in ("__len__", reads) if not hasattr(dataset, name)]
         if missing:
             raise DataError(
                 f"{type(dataset).__name__} is not a map-style data set",
@@ -49,13 +50,15 @@ class MapSource:
             )
         try:
             self.samples = len(dataset)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise DataError(
                 f"{type(dataset).__name__} does not know its length", str(error), "define __len__"
             ) from error
         if self.samples < 1:
             raise DataError(f"{type(dataset).__name__} is empty", "its length is 0", "give it a sample")
         self.dataset, self.seed = dataset, seed
+        # One at a time all the same: what is random in a row must not depend on the rows beside it.
+        self._in_lists = hasattr(dataset, "__getitems__") and _lacks_single_items(dataset)
         own = getattr(dataset, "collate", None)
         self.collate: Collate | None = collate or (own if callable(own) else None)
         self.items_per_sample = _declared(dataset, "items_per_sample", int) or 1
@@ -100,7 +103,7 @@ class MapSource:
 
     def _row(self, index: int) -> Any:
         try:
-            return self.dataset[index]
+            return self.dataset.__getitems__([index])[0] if self._in_lists else self.dataset[index]
         except Exception as error:  # a user's data set may raise anything; the traceback stays attached
             raise DataError(
                 f"sample {index:,} of {type(self.dataset).__name__} cannot be read",
@@ -139,6 +142,12 @@ class MapSource:
             for part in _content(self.read(np.array([index]))):
                 digest.update(part)
         return digest.hexdigest()
+
+
+def _lacks_single_items(dataset: Any) -> bool:
+    """Return whether a data set has no `__getitem__` of its own; torch's base class has one that only raises."""
+    own = getattr(type(dataset), "__getitem__", None)
+    return own is None or own is torch.utils.data.Dataset.__getitem__
 
 
 def _declared(dataset: Any, name: str, kind: type[Kind]) -> Kind | None:

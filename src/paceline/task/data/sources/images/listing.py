@@ -10,11 +10,12 @@ from typing import Any
 
 from paceline.errors import DataError
 from paceline.task.data.sources.files import NOT_READ, skipped_files, walk_files
-from paceline.task.data.sources.listing import Skipped
+from paceline.task.data.sources.listing import SPLIT_NAMES, Skipped
 from paceline.task.data.sources.named import IMAGE_SUFFIXES
-from paceline.task.data.sources.tables.records import SPLIT_NAMES
 from paceline.task.data.storage.bytes import ByteFile, Storage
 from paceline.task.data.storage.remote import is_remote
+
+MOST_CLASSES = 2**20  # a number above it is an id or a time, and no class
 
 
 @dataclass(frozen=True)
@@ -96,24 +97,33 @@ def _splits(names: list[Path]) -> dict[str, str]:
 
 
 def _of_tars(paths: list[str], storage: Storage) -> ImageListing:
-    """Return the images of tar files. An image's class is the number in the file beside it that ends in `.cls`, or the
-    name of its folder."""
+    """Return the images of tar files. An image's class is the number in the file beside it that ends in `.cls`, or,
+    where there are no such files, the name of its folder."""
     found: list[tuple[str, int, int, int, str]] = []
+    odd: dict[str, list[str]] = {}
+    without, by_number = "", False
     for number, path in enumerate(paths):
-        members = _members(path, storage)
-        classes = {_stem(member.name): member for member in members if member.name.endswith(".cls")}
+        members = _members(path, storage, odd)
+        classes = {_stem(member.name): member for member in members if member.name.lower().endswith(".cls")}
         file = storage.open(path)
         for member in members:
             if not member.name.lower().endswith(IMAGE_SUFFIXES):
                 continue
             name, beside = f"{path}: {member.name}", classes.get(_stem(member.name))
-            folder = member.name.rpartition("/")[0].rpartition("/")[2]
+            folder = member.name.removeprefix("./").rpartition("/")[0].rpartition("/")[2]
             label = _number(file, beside, name) if beside else folder
+            by_number, without = by_number or beside is not None, without if beside else without or name
             if not label:
                 raise DataError(
                     f"{name} has no class", "no .cls lies beside it, and it is in no folder", "add a .cls file"
                 )
             found.append((name, number, member.offset_data, member.size, label))
+    if by_number and without:
+        raise DataError(
+            f"{without} has no class",
+            "no .cls lies beside it, and others have one",
+            "add its .cls file, or leave out all",
+        )
     if not found:
         raise DataError(f"{paths[0]} holds no images", f"images end in {' '.join(IMAGE_SUFFIXES)}", "check the path")
     labels = {each[-1] for each in found}
@@ -121,17 +131,37 @@ def _of_tars(paths: list[str], storage: Storage) -> ImageListing:
     ordered = tuple(map(str, range(max(map(int, labels)) + 1))) if numbered else tuple(sorted(labels))
     places = {label: at for at, label in enumerate(ordered)}
     entries = tuple(ImageEntry(*each[:-1], places[str(int(each[-1])) if numbered else each[-1]]) for each in found)
-    return ImageListing(tuple(paths), entries, ordered)
+    return ImageListing(tuple(paths), entries, ordered, skipped_files({}, odd))
 
 
-def _members(path: str, storage: Storage) -> list[tarfile.TarInfo]:
-    """Return the files of a tar file. Raises DataError where it is none, or cut short."""
+def _members(path: str, storage: Storage, odd: dict[str, list[str]]) -> list[tarfile.TarInfo]:
+    """Return the files of a tar file but hidden ones. Raises DataError where it is none, or cut short.
+
+    Names of links to images are added to `odd`, and of what other programs hide beside them.
+    """
     file = storage.open(path)
     try:
-        with tarfile.open(fileobj=io.BufferedReader(_Stream(file))) as tar:
-            members = [member for member in tar if member.isreg()]
-    except tarfile.TarError as error:
-        raise DataError(f"{path} is not a tar file", str(error), "write or copy it again") from error
+        with tarfile.open(fileobj=io.BufferedReader(_Stream(file)), mode="r:") as tar:
+            entries, end = list(tar), tar.offset
+    except (tarfile.TarError, ValueError) as error:  # of a number in a header that is none
+        raise DataError(f"{path} is not a tar file", str(error), "write or copy it again, unpacked") from error
+    # The library takes a header that is damaged or half there for the end, which are blocks of zeros.
+    last = bytes(file.read(min(end, file.size), min(end + tarfile.BLOCKSIZE, file.size)))
+    if len(last) < tarfile.BLOCKSIZE or last.strip(b"\0"):
+        raise DataError(
+            f"{path} is cut short or damaged", f"neither a file nor the end of all begins at its byte {end:,}",
+            "write or copy it again",
+        )  # fmt: skip
+    members = []
+    for entry in entries:
+        is_image = entry.name.lower().endswith(IMAGE_SUFFIXES)
+        if entry.name.rpartition("/")[2].startswith(".") or entry.name.startswith("__MACOSX/"):
+            if is_image:
+                odd.setdefault("hidden", []).append(entry.name)
+        elif entry.isreg() and not entry.issparse():
+            members.append(entry)
+        elif is_image:
+            odd.setdefault("a link" if entry.islnk() or entry.issym() else "no plain file", []).append(entry.name)
     for member in members:
         if member.offset_data + member.size > file.size:
             raise DataError(
@@ -147,10 +177,11 @@ def _stem(name: str) -> str:
 
 def _number(file: ByteFile, member: tarfile.TarInfo, name: str) -> str:
     text = file.read(member.offset_data, member.offset_data + member.size).tobytes().decode("ascii", "replace").strip()
-    if not text.isdecimal():
+    if not text.isdecimal() or len(text) > 9 or int(text) >= MOST_CLASSES:
         raise DataError(
-            f"{name} has no class", f"{member.name} holds {text[:20]!r}", "the number of a class, from 0 on"
-        )
+            f"{name} has no class", f"{member.name} holds {text[:20]!r}",
+            f"the number of a class, from 0 to {MOST_CLASSES - 1:,}",
+        )  # fmt: skip
     return text
 
 

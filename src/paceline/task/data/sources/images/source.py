@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import threading
-import zlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +19,7 @@ from paceline.spec.data.augment import AugmentSpec
 from paceline.spec.task import DataSpec
 from paceline.task.data.sources.documents import document_hash, split_limit, split_value
 from paceline.task.data.sources.images.choices import choices_of, unchanged
+from paceline.task.data.sources.images.decoding import FORMAT, decoded
 from paceline.task.data.sources.images.listing import ImageEntry, ImageListing, list_images
 from paceline.task.data.sources.shards.opened import storage_of
 from paceline.task.data.storage.blocks import BlockCache, Bytes
@@ -53,9 +52,9 @@ class ImageLook:
 class ImageSource:
     """Images as {"images": float32 [rows, 3, size, size], "labels": int64 [rows]}.
 
-    An image is scaled until its shorter side is `look.side` and cut to the square in its middle. The pixels depend on
-    its bytes and on the version of Pillow alone; what is drawn for them on the seed and the image's position. With
-    `look.skip_bad` an image that cannot be decoded counts nothing: it is black, and its label is -100.
+    An image, upright, is scaled until its shorter side is `look.side` and cut to the square in its middle. The pixels
+    depend on its bytes and on the version of Pillow alone; what is drawn for them on the seed and the image's position.
+    With `look.skip_bad` an image that cannot be decoded counts nothing: it is black, and its label is -100.
 
     Threads decode (`read_unfinished`); the rest is done of whole batches on whatever device they are (`finish`).
     """
@@ -76,10 +75,10 @@ class ImageSource:
         self.classes = listing.classes
         self.described = f"{len(listing.entries):,} images of {len(listing.classes):,} classes"
         self.steps_ahead = STEPS_AHEAD if any(map(is_remote, listing.files)) else 0
-        digest = hashlib.blake2b(f"{look.size} {listing.classes}".encode(), digest_size=16)
+        digest = hashlib.blake2b(os.fsencode(f"{look.size} {listing.classes}"), digest_size=16)
         for each in chosen.tolist():
             entry = listing.entries[each]
-            digest.update(f"{entry.name.rpartition('/')[2]} {entry.size} {entry.label}\n".encode())
+            digest.update(os.fsencode(f"{entry.name.rpartition('/')[2]} {entry.size} {entry.label}\n"))
         self.fingerprint = digest.hexdigest()
         self._version = PIL.__version__
         kept = BlockCache(storage.cache_dir / "images", storage.cache_bytes, storage.notices)
@@ -147,7 +146,7 @@ class ImageSource:
         side, encoded = self.look.side, content.tobytes()
         if self._kept is None:
             return decoded(encoded, entry, side)
-        key = hashlib.blake2b(encoded, digest_size=16, key=f"{side} {self._version}".encode()).hexdigest()
+        key = hashlib.blake2b(encoded, digest_size=16, key=f"{side} {self._version} {FORMAT}".encode()).hexdigest()
         return self._kept.get(key, lambda: decoded(encoded, entry, side).tobytes()).reshape(side, side, 3)
 
     def _file(self, number: int) -> ByteFile:
@@ -177,7 +176,7 @@ def open_images(data: DataSpec, path: str, seed: int) -> tuple[ImageSource, Imag
     """
     storage = storage_of(data)
     listing = list_images(path, storage)
-    values = [split_value(document_hash(entry.name.rpartition("/")[2].encode())) for entry in listing.entries]
+    values = [split_value(document_hash(os.fsencode(entry.name.rpartition("/")[2]))) for entry in listing.entries]
     limit = split_limit(values, data.validation_fraction)
     named = any(entry.held_out for entry in listing.entries)
     held_out = np.array([bool(entry.held_out) if named else value < limit
@@ -192,29 +191,3 @@ def open_images(data: DataSpec, path: str, seed: int) -> tuple[ImageSource, Imag
     if held_out.all():
         raise DataError("no images are left", "the validation part took all of them", "lower validation_fraction")
     return source(~held_out, data.augment), source(held_out, None) if held_out.any() else None
-
-
-def decoded(content: bytes, entry: ImageEntry, size: int) -> npt.NDArray[np.uint8]:
-    """Return an image of its bytes, as `_square` cuts it. Raises DamagedData where it cannot be decoded."""
-    from PIL import Image
-
-    try:
-        with Image.open(io.BytesIO(content)) as image:
-            return _square(image.convert("RGB"), size)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # as Pillow's decoders raise
-        raise DamagedData(
-            f"the image {entry.name} cannot be decoded",
-            f"its bytes {entry.start:,} to {entry.start + entry.size:,}, of CRC-32 {zlib.crc32(content):08x}: {error}",
-            'copy it again, or train without it: task.data.on_bad = "skip"',
-        ) from error
-
-
-def _square(image: Any, size: int) -> npt.NDArray[np.uint8]:
-    """Return the middle of an image, [size, size, 3], scaled until its shorter side is `size`."""
-    from PIL import Image
-
-    shorter = min(image.size)
-    wide, high = (max(size, round(side * size / shorter)) for side in image.size)
-    left, top = (wide - size) // 2, (high - size) // 2
-    scaled = image.resize((wide, high), Image.Resampling.BILINEAR)
-    return np.asarray(scaled.crop((left, top, left + size, top + size)), dtype=np.uint8)

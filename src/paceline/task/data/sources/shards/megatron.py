@@ -81,7 +81,10 @@ def read_megatron_index(prefix: str, storage: Storage) -> MegatronIndex:
         )  # fmt: skip
     if indices and (documents[0] != 0 or documents[-1] != sequences or (np.diff(documents) < 0).any()):
         raise DataError(f"{name} is damaged", "its documents do not cover its sequences", "copy or write it again")
-    of_documents = ends[documents[1:] - 1] if indices > 1 else ends[:0]
+    if (lengths < 0).any():
+        raise DataError(f"{name} is damaged", "a sequence of it has less than no tokens", "copy or write it again")
+    begins = np.concatenate([np.zeros(1, dtype=np.int64), ends])
+    of_documents = begins[documents[1:]]  # of a document without sequences: where the one before it ends
     digest = hashlib.blake2b(content, digest_size=16).hexdigest()
     return MegatronIndex(DTYPES[code], int(ends[-1]) if sequences else 0, of_documents, digest)
 

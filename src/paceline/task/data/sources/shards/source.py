@@ -75,6 +75,11 @@ class _OverFiles(SourceOfSplit):
         """Return the batch, whose tokens are of the vocabulary. Files with checksums hold what was written to them."""
         if not self._is_checked and batch["tokens"].numel():
             highest = max(int(batch["tokens"].max()), int(batch["labels"].max()))
+            if self._tokens.dtype.kind == "i" and (lowest := _lowest(batch)) < 0:
+                raise DataError(
+                    f"token {lowest:,} is in the {self.split.name} data", "ids of tokens begin at 0",
+                    "write the data again, without numbers that mask a loss",
+                )  # fmt: skip
             if highest >= (self.vocab or 0):
                 raise DataError(
                     f"token {highest:,} is in the {self.split.name} data, and the vocabulary ends before it",
@@ -82,6 +87,12 @@ class _OverFiles(SourceOfSplit):
                     "name the tokenizer that wrote them, or its vocabulary",
                 )
         return batch
+
+
+def _lowest(batch: Any) -> int:
+    """Return the lowest token of a batch, and of its labels; what fills a row has no label, and is not meant."""
+    labels = batch["labels"]
+    return int(min(batch["tokens"].min(), labels[labels != NO_LABEL].min() if (labels != NO_LABEL).any() else 0))
 
 
 class ShardSource(_OverFiles, TokenSource):

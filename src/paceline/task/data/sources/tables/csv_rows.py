@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from typing import IO, Any, cast
 
 from paceline.errors import DamagedData, DataError
-from paceline.task.data.sources.documents import Damaged, opened
+from paceline.task.data.sources.documents import Damaged
 from paceline.task.data.sources.listing import File
+from paceline.task.data.sources.reading.unpacked import opened
 from paceline.task.data.sources.tables.columns import NAMELESS
 
 DELIMITERS = (",", ";", "|", "\t")

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from paceline.errors import DamagedData, DataError
-from paceline.task.data.sources.documents import Damaged, opened
+from paceline.task.data.sources.documents import Damaged
 from paceline.task.data.sources.listing import File
+from paceline.task.data.sources.reading.unpacked import opened
 
 PIECE_CHARACTERS = 1 << 20  # read at a time
 _BETWEEN = re.compile(r"[\s,]*")
@@ -128,6 +129,9 @@ class _Pieces:
                 if self._ended:
                     raise DamagedData(f"{self._file.path}, {place} is not JSON", error.msg, _AGAIN) from error
                 self._more()
+            except ValueError as error:  # a number of thousands of digits
+                raise DamagedData(f"{self._file.path}, {place} cannot be read", str(error).split(";")[0],
+                                  "write such numbers as texts") from error  # fmt: skip
             except RecursionError as error:
                 raise DamagedData(f"{self._file.path}, {place} cannot be read", "its JSON is nested too deeply",
                                   "flatten the record") from error  # fmt: skip

@@ -9,8 +9,7 @@ from paceline.errors import DataError
 from paceline.spec.import_paths import scheme_of
 from paceline.spec.task import DataSpec
 from paceline.task.data.sources.files import NOT_READ, kind_of, list_files
-from paceline.task.data.sources.listing import CorpusFiles, File, Skipped
-from paceline.task.data.sources.tables.records import split_of
+from paceline.task.data.sources.listing import CorpusFiles, File, Skipped, split_of
 
 TABLE_KINDS = ("csv", "tsv", "json", "jsonl", "parquet", "arrow")
 # What programs write beside data about them, and no rows.

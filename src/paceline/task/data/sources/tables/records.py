@@ -11,14 +11,13 @@ from collections.abc import Iterator, Sequence
 from typing import IO, Any, NamedTuple
 
 from paceline.errors import DamagedData, DataError, MissingExtra
-from paceline.task.data.sources.documents import Damaged, arrow_rows, opened, parquet_rows, parse_record
+from paceline.task.data.sources.documents import Damaged, parse_record
 from paceline.task.data.sources.files import kind_of
-from paceline.task.data.sources.listing import CorpusFiles, File
+from paceline.task.data.sources.listing import CorpusFiles, File, split_of
+from paceline.task.data.sources.reading.arrow import arrow_rows, check_names, parquet_rows, plain_rows
+from paceline.task.data.sources.reading.unpacked import opened
 from paceline.task.data.sources.tables.csv_rows import csv_columns, read_csv
 from paceline.task.data.sources.tables.json_rows import json_columns, read_json
-
-SPLIT_NAMES = {"train": "train", "training": "train", "validation": "validation", "valid": "validation",
-               "val": "validation", "dev": "validation", "test": "test", "testing": "test"}  # fmt: skip
 
 
 class TableRecord(NamedTuple):
@@ -61,18 +60,6 @@ def read_records(listing: CorpusFiles, damaged: Damaged) -> Iterator[TableRecord
             damaged.found(error)
 
 
-def split_of(name: str) -> str:
-    """Return the split that a file's name says: "train", "validation" or "test", "" where it says none.
-
-    `train.csv`, `train-00001-of-00002.parquet` and `train/data-0.arrow` are of the split train.
-    """
-    for part in reversed(name.lower().split("/")):
-        stem = part.partition(".")[0].replace("_", "-").partition("-")[0]
-        if stem in SPLIT_NAMES:
-            return SPLIT_NAMES[stem]
-    return ""
-
-
 def _rows_of(file: File, damaged: Damaged) -> Iterator[tuple[str, dict[str, Any]]]:
     kind = kind_of(file.name)
     if kind in ("csv", "tsv"):
@@ -113,7 +100,7 @@ def _read_arrow(file: File, kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
         number = 0
         try:
             for batch in batches:
-                for values in batch.to_pylist():
+                for values in plain_rows(batch, batch.schema.names):
                     number += 1
                     yield f"{file.name}, row {number:,}", values
         except OSError as error:
@@ -132,10 +119,12 @@ def _arrow_table(stream: IO[bytes], file: File, kind: str) -> tuple[Sequence[str
     try:
         if kind == "parquet":
             names = parquet.ParquetFile(stream).schema_arrow.names
+            check_names(names, file.path)
             return names, parquet_rows(stream, names)[1]
-        schema, batches = arrow_rows(stream, [])
+        schema, batches = arrow_rows(stream)
     except arrow.ArrowException as error:
         raise _unreadable(file, kind, error) from error
+    check_names(schema.names, file.path)
     return schema.names, batches
 
 
@@ -157,7 +146,7 @@ def label_names(listing: CorpusFiles, column: str) -> tuple[str, ...]:
 
             schema = parquet.ParquetFile(stream).schema_arrow
         else:
-            schema = arrow_rows(stream, [])[0]
+            schema = arrow_rows(stream)[0]
     told = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
     feature = told.get("info", {}).get("features", {}).get(column, {})
     feature = feature.get("feature", feature)  # of a list of classes

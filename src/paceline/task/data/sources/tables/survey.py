@@ -32,7 +32,7 @@ class TableRow(NamedTuple):
         return json.dumps([[tuple(each) for each in self.segments], self.label]).encode("utf-8", "surrogatepass")
 
     def text(self) -> bytes:
-        """Return its text."""
+        """Return the row's text."""
         return "".join(segment.text for segment in self.segments).encode()
 
 
@@ -67,7 +67,7 @@ class RowReader:
             segments = self.writer.segments(record.values, where)
             if not any(segment.counted and segment.text for segment in segments):
                 raise DamagedData(f"{where} has nothing to learn", "what would be learnt is empty", "a text there")
-            return TableRow(where, segments, None, held_out)
+            return _checked(TableRow(where, segments, None, held_out))
         column, *labels = self.columns.names
         for name in self.columns.names:
             if name not in record.values:
@@ -82,7 +82,20 @@ class RowReader:
                 "a text in every row",
             )  # fmt: skip
         label = label_value(record.values.get(labels[0]), where, labels[0]) if labels else None
-        return TableRow(where, [TextPart(text, True)], label, held_out)
+        return _checked(TableRow(where, [TextPart(text, True)], label, held_out))
+
+
+def _checked(row: TableRow) -> TableRow:
+    """Return the row. Raises DamagedData for half of a surrogate pair, which JSON may hold and UTF-8 may not."""
+    for what, text in (("its text", "".join(part.text for part in row.segments)), ("its label", str(row.label))):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise DamagedData(
+                f"{row.origin}: {what} is not valid Unicode", f"character {error.start:,} is half of a surrogate pair",
+                "write it again without lone surrogates",
+            ) from error  # fmt: skip
+    return row
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,8 @@ from paceline.errors import ConfigError, StorageError
 from paceline.plan.planned import Planned
 from paceline.run.process.handover import hand_over, holds_objects
 from paceline.said import say_line
-from paceline.session.fingerprint import proof_key
+from paceline.scratch import Scratch
+from paceline.session.ready.fingerprint import proof_key
 from paceline.spec.arguments import run_directory
 from paceline.spec.journal.kinds import DecisionRecord, RunEnded, VerifyRecord
 from paceline.spec.journal.reading import read_kind
@@ -103,7 +103,7 @@ def cannot_be_handed_over(planned: Planned) -> str:
     if not holds_objects(planned.spec):
         return ""
     try:
-        with tempfile.TemporaryDirectory(prefix="paceline-spec-") as folder:
+        with Scratch("spec") as folder:
             hand_over(planned.spec, Path(folder))
     except ConfigError as error:
         return f"{error.what}: {error.because}"

@@ -1,0 +1,39 @@
+"""From a plan to the brief of its ranks: micro-batch confirmed, price said, budget held, plan proven. Every run has it.
+
+`session.start` does this for `train` and `fit`, `session.begin` for `Run` and ranks that a launcher has started, and
+`session.nodes.coordinate` for several nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from paceline.plan.explain.explain import headline_lines
+from paceline.plan.planned import Planned
+from paceline.run.process.brief import Brief, make_brief
+from paceline.session.confirm.micro_batch import confirm_micro_batch
+from paceline.session.ready.budget import check_budget
+from paceline.session.ready.prove import prove
+from paceline.spec.journal.kinds import DecisionRecord
+
+Say = Callable[[str], None]
+
+
+def confirm_and_price(planned: Planned, say: Say) -> tuple[Planned, tuple[DecisionRecord, ...]]:
+    """Confirm the plan's micro-batch where the spec asks for that, say plan and price, and return what was decided."""
+    planned, decisions = confirm_micro_batch(planned, say)
+    say_price(planned, say)
+    return planned, decisions
+
+
+def say_price(planned: Planned, say: Say) -> None:
+    """Say the plan and its price. Raises where the price is beyond the run's budget."""
+    for line in headline_lines(planned):
+        say(line)
+    check_budget(planned, say)
+
+
+def proven_brief(planned: Planned, decisions: tuple[DecisionRecord, ...], say: Say) -> Brief:
+    """Prove the plan and return the brief of its ranks. `decisions` are those that were made since planning."""
+    proven = prove(planned, say)
+    return make_brief(planned, proven.record, (*decisions, *proven.decisions))

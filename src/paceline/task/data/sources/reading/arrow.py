@@ -1,0 +1,105 @@
+"""Rows of Parquet and Arrow files as plain values. Needs the extra 'parquet'.
+
+A value that cannot be had (bytes that are no text, a time that Python's types cannot hold) is an `UnreadableValue`, so
+that a column nobody asked for stops nothing, and one that is asked for says what is wrong, row by row.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+from paceline.errors import DamagedData, suggestion
+
+PARQUET_ROWS = 1024
+TEXTS = ("string", "large_string", "string_view")
+
+
+@dataclass(frozen=True)
+class UnreadableValue:
+    """A value of a table that has no value in Python, and why."""
+
+    because: str
+
+    def __str__(self) -> str:
+        return f"a value that cannot be read: {self.because}"
+
+
+def parquet_rows(stream: IO[bytes], columns: Sequence[str]) -> tuple[Any, Iterator[Any]]:
+    """Return the schema, and the rows in batches, of those of the columns that are there."""
+    import pyarrow.parquet as parquet
+
+    table = parquet.ParquetFile(stream)
+    names = [name for name in columns if name in table.schema_arrow.names]
+    return table.schema_arrow, table.iter_batches(batch_size=PARQUET_ROWS, columns=names)
+
+
+def arrow_rows(stream: IO[bytes]) -> tuple[Any, Iterator[Any]]:
+    """Return the schema, and the rows in batches, of a file or a stream of Arrow's IPC format; all its columns."""
+    import pyarrow as arrow
+
+    is_file = stream.read(6) == b"ARROW1"
+    stream.seek(0)
+    if not is_file:
+        reader = arrow.ipc.open_stream(stream)
+        return reader.schema, iter(reader)
+    whole = arrow.ipc.open_file(stream)
+    return whole.schema, (whole.get_batch(number) for number in range(whole.num_record_batches))
+
+
+def plain_rows(batch: Any, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a batch, each as its values in these columns by name."""
+    values = [_plain(batch.column(batch.schema.get_field_index(name))) for name in columns]
+    for row in range(batch.num_rows):
+        yield {name: column[row] for name, column in zip(columns, values, strict=True)}
+
+
+def _plain(column: Any) -> list[Any]:
+    """Return a column's values; one by one only where not all of them can be had."""
+    try:
+        return list(column.to_pylist())
+    except (ValueError, OverflowError, KeyError):  # of Arrow's and of Python's conversions
+        return [_plain_value(column, row) for row in range(len(column))]
+
+
+def _plain_value(column: Any, row: int) -> Any:
+    try:
+        return column[row].as_py()
+    except (ValueError, OverflowError, KeyError) as error:
+        return UnreadableValue(str(error).splitlines()[0] if str(error) else type(error).__name__)
+
+
+def check_names(names: Sequence[str], path: str) -> None:
+    """Raise DamagedData where two columns have one name: which of them is meant cannot be told."""
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise DamagedData(
+            f"{path} has {names.count(twice[0])} columns '{twice[0]}'", "which of them is meant cannot be told",
+            "write it again with a name for each column",
+        )  # fmt: skip
+
+
+def check_column(schema: Any, field: str, path: str) -> None:
+    """Raise DamagedData unless the schema has one column `field`, of strings."""
+    columns = {column.name: column.type for column in schema}
+    if field not in columns:
+        raise DamagedData(
+            f"{path} has no column '{field}'",
+            f"text_field names the column that holds the text; the file has {', '.join(columns) or 'no columns'}",
+            suggestion(field, columns) if columns else "write the text into a column",
+        )
+    check_names([column.name for column in schema if column.name == field], path)
+    if not _is_text(columns[field]):
+        strings = [name for name, other in columns.items() if _is_text(other)]
+        raise DamagedData(
+            f"{path}: column '{field}' is not text",
+            f"it holds {columns[field]}",
+            f"text_field = one of: {', '.join(strings)}" if strings else "write the text into a column of strings",
+        )
+
+
+def _is_text(kind: Any) -> bool:
+    value = getattr(kind, "value_type", None) if str(kind).startswith("dictionary<") else kind
+    return str(value) in TEXTS

@@ -1,0 +1,122 @@
+"""Does the program itself ask for the process group? One process computes its first numbers outside of one and inside.
+
+The reference is computed on a rank of the layout. A model, an objective or data that ask torch.distributed for ranks or
+the size of the world, such as a loss that is divided by it, would do there what they do in the layout, and the two
+would agree on other numbers than those of one device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from paceline.launch.here import without_place
+from paceline.run.numerics.precision import MASTER_DTYPES
+from paceline.spec.plan import Plan
+from paceline.spec.proof.records import CheckProof, FirstDifference
+from paceline.spec.task import Task
+from paceline.task.coupling import is_coupled
+from paceline.task.data.protocol import Source
+from paceline.task.turns import turns_of
+from paceline.verify.compare.difference import wide
+from paceline.verify.compare.tolerance import tolerance
+from paceline.verify.reference.steps import backward, micro_batches, reference_model, reference_randomness
+
+FAMILY = "process group"
+LIKELY = (
+    "the program asks torch.distributed for ranks or the size of the world: {name} is {alone:.6g} in a process alone"
+    " and {together:.6g} in one of {ranks}. An objective returns the sum of its rows' losses and how many items they"
+    " count, and divides by no number of ranks: the step divides once, by the items of all"
+)
+At = tuple[str, str]  # (quantity, name)
+
+
+@dataclass(frozen=True)
+class FirstNumbers:
+    """What one process computes of the first rows: loss, weight, and the norm of every gradient."""
+
+    numbers: dict[At, float]
+
+
+def first_numbers(task: Task, plan: Plan, source: Source, items_per_sample: int) -> FirstNumbers | None:
+    """Return the first numbers of a task with its initial weights, None where random numbers belong to no sample."""
+    with torch.random.fork_rng(devices=[]):  # what the program draws by itself later is what it would have been
+        return _first_numbers(task, plan, source, items_per_sample)
+
+
+def _first_numbers(task: Task, plan: Plan, source: Source, items_per_sample: int) -> FirstNumbers | None:
+    dtype, turns = MASTER_DTYPES[plan.precision], turns_of(task, source.unit)
+    model = reference_model(task, source, items_per_sample, dtype)
+    objectives = [turn.objective for turn in turns]
+    randomness = reference_randomness(task, plan, source, model, objectives, dtype)
+    if randomness.survey.strays:
+        return None
+    whole = any(is_coupled(model, objective) for objective in objectives)
+    found: dict[At, float] = {}
+    for turn in turns:
+        read = itertools.islice(micro_batches(task, plan, source, 1, whole), 1)
+        loss, weight = backward(model, turn, read, randomness, dtype, 1)
+        of = f" of {turn.name}" if turn.name else ""
+        found |= {("weight", f"weight{of}"): weight, ("loss", f"loss{of}"): loss}
+        norms = {name: wide(p.grad).norm() for name, p in model.named_parameters() if p.grad is not None}
+        found |= {("gradients", f"{name}{of}"): float(norm) for name, norm in norms.items()}
+    return FirstNumbers(found)
+
+
+@contextlib.contextmanager
+def without_peers() -> Iterator[None]:
+    """Have the environment say nothing of other processes for a while."""
+    kept = dict(os.environ)
+    for name in kept.keys() - without_place(kept).keys():
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(kept)
+
+
+def differs_in_a_group(
+    alone: FirstNumbers | None, task: Task, plan: Plan, source: Source, items_per_sample: int
+) -> CheckProof | None:
+    """Return the record of a program that computes other numbers in this process group than alone, None else.
+
+    One that computes others every time is none of these: the comparison with the layout has to tell.
+    """
+    if alone is None:
+        return None
+    began = time.perf_counter()
+    given = (task, plan, source, items_per_sample)
+    first = _first(alone, first_numbers(*given), plan.precision)
+    if first is None or _first(alone, again := first_numbers(*given), plan.precision) is None or again is None:
+        return None
+    (quantity, name), far = first
+    ours, known = again.numbers.get(first[0], math.nan), alone.numbers.get(first[0], math.nan)
+    ranks = torch.distributed.get_world_size()
+    difference = FirstDifference(
+        quantity=quantity, name=name, step=1, rank=0, relative=far, ratio=ours / known if known else math.nan,
+        ours=ours, reference=known, copies_agree=True, tensors=(name,), tensors_in_all=1, family=FAMILY,
+        likely=LIKELY.format(name=f"the {quantity} of {name}" if quantity == "gradients" else f"the {name}",
+                             alone=known, together=ours, ranks=ranks),
+    )  # fmt: skip
+    return CheckProof(False, plan.precision, 1, time.perf_counter() - began, {quantity: far}, difference)
+
+
+def _first(alone: FirstNumbers, together: FirstNumbers | None, precision: str) -> tuple[At, float] | None:
+    """Return the first number that is another one, and how far it is."""
+    if together is None:
+        return None
+    for at in {**alone.numbers, **together.numbers}:
+        known, ours = alone.numbers.get(at, 0.0), together.numbers.get(at, 0.0)
+        far = abs(ours - known) / max(abs(known), abs(ours), 1e-300)
+        if far > tolerance(
+            "gradients", "fp64" if precision == "fp64" else "fp32"
+        ):  # numbers that are none differ by none
+            return at, far
+    return None

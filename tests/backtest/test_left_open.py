@@ -1,0 +1,120 @@
+"""What a stranger's row leaves open, and what of a machine nobody prints: by hand on shapes of published runs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from backtest_examples import LLAMA, case_of
+
+from paceline.backtest.anchor import anchor_smallest
+from paceline.backtest.layout import schedules_of
+from paceline.backtest.price import Interval, Priced, TermSeconds, price_cases
+from paceline.backtest.schema import StepRow
+from paceline.backtest.score import Scored
+from paceline.backtest.shape import shape_of
+from paceline.cluster.resolve import resolve_cluster
+from paceline.plan.cost.constants import read_constants
+from paceline.plan.cost.time.compute import SELECTIVE_SECONDS_PER_OPERATOR
+from paceline.plan.cost.time.ring import ring
+from paceline.spec.cluster import ClusterSpec
+
+# Nemotron-4 340B (arXiv:2406.11704, section 2.3): 1,536 H100, batches of 768 sequences, 10.3 s a step.
+NEMOTRON = StepRow(
+    source="a report", program="megatron-lm", model="nemotron4-340b", arch="gpt", layers=96, hidden=18432,
+    ffn_hidden=73728, heads=96, kv_heads=8, vocab=256000, seq_len=4096, accelerator="H100", n_devices=1536,
+    precision="bf16", tp=8, pp=12, cp=1, dp=16, zero_stage="1", global_batch=768, pp_schedule="interleaved",
+    measured_step_s=10.3,
+)  # fmt: skip
+
+
+def schedules(program: str, pp: int, layers: int, name: str = "") -> list[tuple[str, int]]:
+    return schedules_of(replace(LLAMA, program=program, pp_schedule=name), pp, layers, [])
+
+
+def test_a_program_that_can_interleave_may_have_done_so_where_no_schedule_is_named() -> None:
+    assert schedules("megatron-lm", 4, 32) == [("1f1b", 1), *(("interleaved", chunks) for chunks in (2, 4, 8))]
+    assert schedules("megatron-lm", 4, 32, "1f1b") == [("1f1b", 1)], "named is named"
+    for program in ("deepspeed", "nanotron", "pytorch-fsdp2"):
+        assert schedules(program, 4, 32) == [("1f1b", 1)]
+
+
+def test_the_first_and_the_last_stage_may_have_a_layer_fewer() -> None:
+    # 126 layers of Llama 3 405B over 16 devices: 32 stages of 4 and 64 of 2, each with two layers fewer at the ends.
+    assert schedules("megatron-lm", 16, 126) == [("1f1b", 1), ("interleaved", 2), ("interleaved", 4)]
+    assert schedules("torchtitan", 8, 126, "Interleaved1F1B") == [("interleaved", 2)], "what torchtitan has by default"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"accelerator": "H100"}, {"accelerator": "B200"}, {"kv_heads": 8}],
+    ids=["Hopper", "Blackwell", "grouped queries"],
+)
+def test_what_is_younger_than_flash_attention_uses_it(changes: dict[str, object]) -> None:
+    old = replace(NEMOTRON, accelerator="A100", kv_heads=None)
+    before, _ = shape_of(old)
+    after, marks = shape_of(replace(old, **changes))  # type: ignore[arg-type]
+    assert before is not None and after is not None
+    assert not before.flash and after.flash and "fused attention assumed" in marks
+
+
+def test_a_row_of_a_published_run_is_within_its_interval() -> None:
+    (priced,) = price_cases([case_of(NEMOTRON)])
+    assert isinstance(priced, Priced) and priced.step_seconds.low_80 < 10.3 < priced.step_seconds.high_80
+
+
+def test_every_host_of_a_pod_has_an_adapter() -> None:
+    # Two pods of 4,096 TPU v4 in hosts of four: a 100 Gb/s adapter a host is 3.1e9 bytes/s a chip, not 3.1e6.
+    cluster, _ = resolve_cluster(ClusterSpec(device="tpu-v4", devices=8192, devices_per_node=4096))
+    assert cluster.links[-1].bytes_per_second.value == pytest.approx(12.5e9 / 4)
+    constants = read_constants()
+    rates = ring(cluster, constants, np.array([8192]), np.array([1])).bytes_per_second["all_gather"]
+    assert rates[0] <= 300e9, "never more than the torus gives"
+
+
+def test_where_nothing_fits_the_fastest_is_taken_of_those_that_memory_cannot_tell_apart() -> None:
+    # 13B of whole copies with 4-byte gradients: 78e9 bytes and more on 80e9, and yet it ran.
+    row = replace(LLAMA, program="megatron-lm", model="llama-13b", layers=40, hidden=5120, ffn_hidden=13824, heads=40)
+    row = replace(row, n_devices=64, dp=64, zero_stage="1", micro_batch=None, recompute="none", global_batch=2048)
+    (priced,) = price_cases([case_of(row)])
+    assert isinstance(priced, Priced) and not priced.fits
+    slower, _ = price_cases([case_of(row, micro_batch=1), case_of(row, micro_batch=32)])
+    assert isinstance(slower, Priced)
+    assert priced.step_seconds.value <= slower.step_seconds.value
+    assert priced.memory_bytes <= slower.memory_bytes * math.exp(read_constants().memory_95)
+
+
+def test_the_smallest_row_of_a_series_has_the_fewest_devices_and_of_those_the_shortest_sequence() -> None:
+    def row(devices: int, seq_len: int, factor: float) -> Scored:
+        case = case_of(n_devices=devices, dp=devices, seq_len=seq_len, measured_step_s=10.0 * factor)
+        interval = Interval(10.0, 10.0, 10.0, 10.0, 10.0)
+        return Scored(case, Priced(case.plans[0], interval, 0.0, True, (TermSeconds("products", "products", 10.0),)))
+
+    rows = [row(16, 1024, 9.0), row(8, 8192, 3.0), row(8, 2048, 2.0)]
+    (series,) = anchor_smallest(rows).series
+    assert series.devices == 8 and series.factor == pytest.approx(2.0**0.8)
+
+
+def test_a_plain_checkpoint_around_attention_asks_no_policy() -> None:
+    # A policy in Python sees every operator where torchtitan recomputes by operator, and none in Megatron-LM.
+    policy = 2 * SELECTIVE_SECONDS_PER_OPERATOR
+    tiny = {"layers": 4, "hidden": 256, "heads": 2, "ffn_hidden": 512, "seq_len": 128, "micro_batch": 1, "vocab": 512}
+    seconds = {}
+    for program in ("megatron-lm", "torchtitan"):
+        for recompute in ("none", "selective"):
+            (priced,) = price_cases([case_of(**tiny, program=program, recompute=recompute, global_batch=8)])
+            assert isinstance(priced, Priced)
+            seconds[program, recompute] = sum(term.seconds for term in priced.terms if term.kind == "host")
+    extra = {name: seconds[name, "selective"] - seconds[name, "none"] for name in ("megatron-lm", "torchtitan")}
+    launches = 4 * 15 * read_constants().launch_seconds  # of the operators of four layers, started again
+    assert extra["megatron-lm"] == pytest.approx(launches, rel=0.01)
+    assert extra["torchtitan"] > launches + 4 * 15 * policy, "more, since every operator is asked about in both passes"
+
+
+def test_devices_that_fill_no_racks_are_hosts_of_four_that_share_one() -> None:
+    cluster, _ = resolve_cluster(ClusterSpec(device="gb200", devices=128))
+    assert (cluster.devices_per_node, cluster.domain) == (4, 64)
+    racks, _ = resolve_cluster(ClusterSpec(device="gb200", devices=144))
+    assert (racks.devices_per_node, racks.domain) == (72, 72)
