@@ -23,11 +23,13 @@ def other_hours(evidence: AdviceEvidence) -> CostAdvice | None:
     hours = int(number(when.get("hours")) or WhenSpec().hours)
     if text(when.get("window")):
         return None
-    for window, name in ((GREENEST, "carbon"), (CHEAPEST, "tariff")):
-        stated = text(when.get(name))
+    carbon, tariff = text(when.get("carbon")), text(when.get("tariff"))
+    for window, stated in ((GREENEST, carbon), (CHEAPEST, tariff)):
         if not stated or stated.startswith(PREFIX):
             continue
-        found = _waited(evidence, WhenSpec(**{"window": window, "hours": hours, name: stated}))
+        is_green = window == GREENEST
+        tried = WhenSpec(window, hours, carbon=stated) if is_green else WhenSpec(window, hours, tariff=stated)
+        found = _waited(evidence, tried)
         if found is not None and (advice := _told(evidence, found, window, hours)) is not None:
             return advice
     return None
