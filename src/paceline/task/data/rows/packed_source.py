@@ -86,7 +86,9 @@ class PackedSource(SourceOfSplit):
         tokens = np.concatenate(runs) if runs else self._filling[:0]
         labels = np.empty(len(tokens), dtype=np.int64)
         labels[:-1] = tokens[1:]
-        labels[lengths.cumsum() + (empty.cumsum() - empty).repeat(counts) - 1] = self._mapped[stops]
+        behind = lengths.cumsum() + (empty.cumsum() - empty).repeat(counts)  # of the end of each piece
+        labels[behind - 1] = self._mapped[stops]
+        self._leave_out(labels, behind - lengths, starts, lengths)
         labels = labels.reshape(shape)
         for row in short.tolist():
             labels[row, shape[1] - empty[row] :] = IGNORED
@@ -95,6 +97,9 @@ class PackedSource(SourceOfSplit):
             return tokens, labels, None
         numbers = np.insert(np.arange(1, len(lengths) + 1), ends[short], 0)  # 0 is what fills the row
         return tokens, labels, numbers.repeat(np.insert(lengths, ends[short], empty[short])).reshape(shape)
+
+    def _leave_out(self, labels: Ints, at: Ints, starts: Ints, lengths: Ints) -> None:
+        """Have labels that do not count be -100: of pieces that stand at these places. Here all of them count."""
 
     def _laid_by_place(self, ids: npt.NDArray[Any]) -> tuple[Ints, Ints, Ints | None]:
         """Return the rows, all their places at once: where pieces are short that is quicker than one by one."""
