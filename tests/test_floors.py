@@ -33,6 +33,7 @@ FLOORS: dict[str, float] = {
     "paceline.uncaught": 1,
     "paceline.durable": 1,
     "paceline.said": 1,
+    "paceline.scratch": 1,
     "paceline.lock": 1,
     "paceline.svg": 1,
     "paceline.patience": 1,

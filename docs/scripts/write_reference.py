@@ -42,6 +42,12 @@ EXIT_TAIL = """
 the ranks have agreed on the step, a checkpoint is saved, and the same command goes on from there. 74 and 75 are
 EX_IOERR and EX_TEMPFAIL of `sysexits.h`.
 
+Once it has read its spec, SIGTERM and SIGUSR1 end it with 75 at every moment: before the ranks begin nothing is
+saved, and it says so; after the last step the report is written and the command ends with 0. Ctrl-C before the ranks
+begin ends with 130, as in any program. Other commands end with 143 after SIGTERM. The temporary folders of all of
+them are removed; those of a command that was killed (SIGKILL) are removed by the next one that needs such a folder,
+ten minutes later at the earliest.
+
 <!-- not run: needs Slurm -->
 ```bash
 paceline train spec.toml

@@ -21,6 +21,7 @@ import json
 import os
 import platform
 import secrets
+import time
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,11 +29,15 @@ from types import TracebackType
 from typing import Any
 
 from paceline.errors import RunInUse, StorageError
+from paceline.patience import Patience
+from paceline.said import say_line
 
 NAME = "lock"
 # "DESCRIPTOR:TOKEN:GENERATION", for ranks of a supervisor that holds the lock; no descriptor on another machine.
 LOCK_VARIABLE = "PACELINE_LOCK"
 RECORD_BYTES = 512  # one write, which readers see whole
+ORPHANS_SECONDS = 120.0  # for ranks whose supervisor was killed to save and end
+LOOK_SECONDS = 0.05
 NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 
 # Which directories this process holds is a fact about the process: the system's lock cannot tell two of its runs apart.
@@ -129,14 +134,15 @@ class RunLock:
 def take(run_dir: Path) -> RunLock:
     """Return the run directory's lock, which this process then holds; take it over from an older run of this process.
 
-    Raises RunInUse where another process holds it, naming it, and StorageError where its file cannot be written.
+    Ranks whose supervisor was killed save and end, which is waited for. Raises RunInUse where another process holds it,
+    naming it, and StorageError where its file cannot be written.
     """
     inherited = _inherited(run_dir)
     if inherited is not None:
         return inherited
     try:
         made = not run_dir.exists()
-        descriptor = _locked(run_dir)
+        descriptor = _locked(run_dir, Patience(ORPHANS_SECONDS))
         lock = RunLock(run_dir, descriptor, secrets.token_hex(8), made)
         _write(descriptor, {"token": lock.token, **_this_process()})
     except OSError as error:
@@ -186,9 +192,9 @@ def try_lock(descriptor: int) -> bool | None:
     return True
 
 
-def _locked(run_dir: Path) -> int:
+def _locked(run_dir: Path, patience: Patience) -> int:
     """Return a descriptor of the lock file that holds the lock. Raises RunInUse, OSError."""
-    path = run_dir / NAME
+    path, is_told = run_dir / NAME, False
     while True:
         run_dir.mkdir(parents=True, exist_ok=True)
         try:
@@ -202,14 +208,20 @@ def _locked(run_dir: Path) -> int:
                 own_descriptor = os.dup(own.descriptor)
                 os.close(descriptor)
                 return own_descriptor
-            if free is False or (free is None and holder and _may_live(holder)):
+            is_held = free is False or (free is None and holder is not None and _may_live(holder))
+            if is_held and (not _is_orphaned(holder) or patience.is_over):
                 raise _in_use(run_dir, holder, free is None)
-            if os.fstat(descriptor).st_nlink:  # else the file was deleted meanwhile: the lock is of no file
+            if not is_held and os.fstat(descriptor).st_nlink:  # else the file was deleted: the lock is of no file
                 return descriptor
         except BaseException:
             os.close(descriptor)
             raise
         os.close(descriptor)
+        if is_held:
+            if not is_told:
+                say_line(f"lock     {_who(holder)} and is gone; its ranks save and end")
+            is_told = True
+            time.sleep(LOOK_SECONDS)  # a lock cannot be waited for and be given up
 
 
 def _held_here(identity: tuple[int, int]) -> RunLock | None:
@@ -284,21 +296,31 @@ def _identity(descriptor: int) -> tuple[int, int]:
 
 
 def _began(process: int) -> str:
-    """Return when a process began, in the system's own count, or "" where it is not there or the system does not say.
+    """Return when a process began, in the system's own count, or "" where it has ended or the system does not say.
 
     With the number it names a process; numbers alone are given again.
     """
     try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
+        told = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return ""
+    return "" if told[0] in "ZX" else told[19]
 
 
 def _may_live(holder: Mapping[str, Any]) -> bool:
     """Return whether a process that the file names is alive, as far as this machine can tell."""
     if holder["host"] != platform.node():
         return True
-    return any(_is_there(process) and _began(process) == began for process, began in holder["processes"])
+    return any(_is_alive(process, began) for process, began in holder["processes"])
+
+
+def _is_orphaned(holder: Mapping[str, Any] | None) -> bool:
+    """Return whether the process that took the directory, on this machine, is gone: what it has started is ending."""
+    return holder is not None and holder["host"] == platform.node() and not _is_alive(*holder["processes"][0])
+
+
+def _is_alive(process: int, began: str) -> bool:
+    return _is_there(process) and _began(process) == began
 
 
 def _is_there(process: int) -> bool:

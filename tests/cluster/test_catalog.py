@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.cluster.catalog import file
 from paceline.cluster.catalog.devices import (
     find_entry,
     find_node,
@@ -19,6 +20,7 @@ from paceline.cluster.catalog.devices import (
 from paceline.cluster.catalog.file import PRECISIONS, load_catalog
 from paceline.cluster.catalog.power import power_model
 from paceline.cluster.resolve import resolve_cluster
+from paceline.config.document import read_document
 from paceline.errors import ConfigError
 from paceline.spec.cluster import ClusterSpec
 
@@ -248,10 +250,20 @@ def test_a_file_of_ones_own_adds_and_replaces(tmp_path):
     assert [link.bytes_per_second.value for link in cluster.links] == [60e9, 12.5e9]
     assert cluster.price_usd_per_device_hour.value == 2.5 and "a contract" in cluster.price_usd_per_device_hour.note
     assert "X1 in the lab's nodes" in remarks[0]
-    assert find_entry("h200", str(path)).memory_bytes == 48e9 and find_entry("h200").memory_bytes == 150.1e9
+    own = load_catalog(str(path))
+    assert find_entry("h200", own).memory_bytes == 48e9 and find_entry("h200").memory_bytes == 150.1e9
     assert math.isclose(
         resolve_cluster(ClusterSpec("h200", catalog=str(path)))[0].price_usd_per_device_hour.value, 3.99
     )
+
+
+def test_a_file_of_ones_own_is_read_once(tmp_path, monkeypatch):
+    path = tmp_path / "own.toml"
+    path.write_text(OWN)
+    reads = []
+    monkeypatch.setattr(file, "read_document", lambda name: (reads.append(name), read_document(name))[1])
+    resolve_cluster(ClusterSpec("x1", 8, node="lab", spot=True, catalog=str(path)))
+    assert reads == [str(path)]
 
 
 WRONG = {

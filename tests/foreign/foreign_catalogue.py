@@ -112,7 +112,6 @@ OWN_MODELS = (
     _own("standardised weights", "convolutions with weights made in forward", "Standardised", "images"),
     _own("orthogonal weights", "a parametrisation by a matrix exponential", "orthogonal_layers", "vectors"),
     _own("max_norm", "an embedding that shortens its rows in place", "Renormed", "next_tokens", "next_token"),
-    _own("sparse gradients", "`nn.Embedding(sparse=True)`", "Sparse", "next_tokens", "next_token"),
     _own("clamped weights", "changed in place in forward", "Clamped", "vectors"),
     _own("whole numbers", "an integer parameter, an empty one", "Numbered", "vectors"),
     _own("masked gradient", "a hook on a parameter", "MaskedGradient", "vectors"),

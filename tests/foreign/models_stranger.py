@@ -65,14 +65,6 @@ class Renormed(nn.Module):
         return self.head(self.embed(tokens))
 
 
-class Sparse(Renormed):
-    """An embedding with sparse gradients."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(VOCAB, WIDTH, sparse=True)
-
-
 class Clamped(Classifier):
     """Weights are clamped in place by every forward pass, as in a Wasserstein critic."""
 
@@ -181,7 +173,7 @@ class Queue(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the similarity of each row with its own key, and with those in the queue; put the keys there."""
         query, key = (F.normalize(self.body(each), dim=-1) for each in (x, x.roll(1, -1)))
-        apart = query @ self.queue.T
+        apart = query @ self.queue.clone().T
         if self.training:
             self.queue.copy_(torch.cat((key.detach(), self.queue))[: len(self.queue)])
         return (query * key).sum(-1, keepdim=True), apart

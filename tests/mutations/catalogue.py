@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import planted
 import planted_axes
 import planted_experts
+import planted_lines
 import planted_low
 import planted_story
 import planted_three
@@ -16,6 +17,8 @@ from planted import Planted, nothing
 DECODER = 'name = "llama-1m", hidden = 32, layers = 2, heads = 4, kv_heads = 2, ffn = 48'
 MOE = 'name = "moe-2m", hidden = 16, layers = 2, heads = 2, kv_heads = 2, ffn = 8, experts = 4'
 BALANCED = f"{MOE}, balance_weight = 0.3"
+PACKED = 'rows = "packed", cross_documents = false'
+GROUPS = 'groups = [{ match = ["*down_proj*"], lr_scale = 0.25 }]'
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,10 @@ class Case:
     layout: str
     model: str = DECODER
     objective: str = ""  # of planted_models; empty is next_token
+    data: str = ""  # more options of task.data, of task.optimizer and of the task
+    optimizer: str = ""
+    task: str = ""
+    tables: str = ""
 
 
 CASES = {
@@ -52,6 +59,16 @@ CASES = {
     "sequences shared by four": Case("cp=4"),
     "four stages": Case("pp=4", DECODER.replace("layers = 2", "layers = 5")),
     "tensor ranks of four": Case("tp=4", DECODER.replace("kv_heads = 2", "kv_heads = 4")),
+    # Rows of several documents, noise, and parameters that are trained otherwise.
+    "packed rows, shared sequences": Case("cp=2", data=PACKED),
+    "noise, shared sequences": Case("cp=2", task="embedding_noise = 5.0"),
+    "groups, zero 3": Case("dp_shard=2,zero=3", optimizer=GROUPS),
+    "layer rates, stages": Case("pp=2", optimizer="layer_decay = 0.7"),
+    "muon, zero 3": Case("dp_shard=2,zero=3", optimizer='name = "muon"'),
+    "activations on the host": Case("dp_replicate=2,offload=activations"),
+    "experts, spread and tensor": Case("dp_shard=2,ep=2,tp=2", BALANCED),
+    "experts, hybrid": Case("dp_replicate=2,dp_shard=2,ep=2", BALANCED),
+    "loss by the world": Case("dp_replicate=2", objective="by_world"),
     # Losses that are no sums over rows.
     "contrast": Case("dp_replicate=2", 'name = "planted_models:Halves"', "info_nce"),
     "gathered contrast": Case("dp_replicate=2", 'name = "planted_models:Halves"', "nce_without_gradients"),
@@ -67,13 +84,14 @@ CASES = {
     "shared sequences, bf16": Case("cp=2,precision=bf16"),
     "experts, bf16": Case("dp_shard=2,ep=2,precision=bf16", BALANCED),
     "experts, fp16": Case("dp_shard=2,ep=2,precision=fp16", BALANCED),
+    "experts, bias, fp16": Case("dp_shard=2,ep=2,precision=fp16", f'{MOE}, balance = "bias"'),
     "experts, tensor, bf16": Case("tp=2,precision=bf16", BALANCED),
     "experts, shared sequences, bf16": Case("cp=2,precision=bf16", BALANCED),
 }
 
 PROOFS = [
     *planted.PROOFS, *planted_axes.AXIS_PROOFS, *planted_experts.EXPERT_PROOFS, *planted_three.THREE_PROOFS,
-    *planted_story.STORY_PROOFS, *planted_low.LOW_PROOFS,
+    *planted_lines.LINE_PROOFS, *planted_story.STORY_PROOFS, *planted_low.LOW_PROOFS,
 ]  # fmt: skip
 # Without a mistake cases prove equal, in every part of the proof.
 CONTROLLED = (

@@ -36,12 +36,13 @@ SPEC = """
 [task]
 name = "planted"
 model = {{ {model} }}
-data = {{ source = "{corpus}", seq_len = 16, validation_fraction = 0.2, cache_dir = "{cache}" }}
-optimizer = {{ lr = 1e-2, eps = 1e-5, clip_norm = 0.5 }}
+data = {{ source = "{corpus}", seq_len = 16, validation_fraction = 0.2, cache_dir = "{cache}"{data} }}
+optimizer = {{ lr = 1e-2, eps = 1e-5, clip_norm = 0.5{optimizer} }}
 schedule = {{ kind = "constant" }}
 global_batch = "14 samples"
 stop = "20 steps"
-
+{task}
+{tables}
 [cluster]
 device = "cpu"
 probe = false
@@ -90,7 +91,9 @@ def _spec_of(bug: Planted, folder: Path) -> Path:
     case = CASES[bug.case]
     spec = folder / f"{bug.case.replace(', ', '-').replace(' ', '-')}.toml"
     if not spec.exists():
-        spec.write_text(SPEC.format(model=case.model, corpus=write_corpus(folder), cache=folder / "cache"))
+        more = {name: f", {text}" if (text := getattr(case, name)) else "" for name in ("data", "optimizer")}
+        more |= {"task": case.task, "tables": case.tables, "model": case.model}
+        spec.write_text(SPEC.format(corpus=write_corpus(folder), cache=folder / "cache", **more))
     return spec
 
 
@@ -105,7 +108,7 @@ def prove_all(bugs: Sequence[Planted], folder: Path) -> dict[str, Proven]:
         def profile(task: Any, facts: Any) -> Any:
             named = CASES[BY_NAME[task.objective.partition(":")[2]].case].objective  # which it is, outside of ranks
             task = dataclasses.replace(task, objective=f"planted_models:{named}" if named else "next_token")
-            case = repr((task.model, task.objective))
+            case = repr((task.model, task.objective, task.data, task.adapter))
             asked.setdefault(case, (task, facts))
             return known(case)
 

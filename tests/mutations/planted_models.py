@@ -7,9 +7,11 @@ from typing import Any
 
 import tests_shared
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from paceline.task.objective import next_token
 from paceline.task.rules import Rules
 
 VOCAB = 257  # bytes and an end of document
@@ -107,3 +109,9 @@ def mean_and_one(model: nn.Module, batch: Any) -> Found:
 def mean_and_rows(model: nn.Module, batch: Any) -> Found:
     """Return a mean, and the number of rows."""
     return mean_and_one(model, batch)[0], len(batch["tokens"])
+
+
+def by_world(model: nn.Module, batch: Any) -> Found:
+    """Return the loss of next tokens, divided by the number of ranks: what it is a sum over, it does not say."""
+    loss, weight = next_token(model, batch)
+    return loss / (dist.get_world_size() if dist.is_initialized() else 1), weight

@@ -36,7 +36,7 @@ def test_what_is_given_beside_a_file_stands_in_its_place(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("verb", [paceline.Run, paceline.fit])
 def test_what_is_no_spec_file_is_an_error_of_ours(tmp_path: Path, verb: Any) -> None:
-    with pytest.raises(ConfigError, match=r"there is no file 'nowhere.toml'"):
+    with pytest.raises(ConfigError, match=r"there is no file 'nowhere\.toml'"):
         verb("nowhere.toml")
     with pytest.raises(ConfigError, match="overrides without a spec file"):
         verb({"name": "a"}, overrides=["task.seed=3"])

@@ -16,6 +16,7 @@ import os
 import runpy
 import signal
 import sys
+import tempfile
 import threading
 import types
 import weakref
@@ -144,6 +145,7 @@ def _prepare(command: Command, environ: Mapping[str, str]) -> None:
     threads = int(environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
     _set_openmp_threads(threads)
     sys.modules["numpy"].random.seed()  # from the system, as when it is imported
+    tempfile.tempdir = None  # found out anew, from this environment
     room.hide()
     is_unbuffered = command.is_unbuffered or bool(environ.get("PYTHONUNBUFFERED"))
     KEPT.extend((sys.stdin, sys.stdout, sys.stderr))

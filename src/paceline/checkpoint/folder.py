@@ -143,7 +143,7 @@ class Partial:
     def discard(self) -> None:
         """Remove the folder as far as possible and let go of the lock; what stays is cleared by a later save."""
         shutil.rmtree(self.folder, ignore_errors=True)
-        self._unlock()
+        _let_go(self.folder, self.lock)
 
     def publish(self, step: int) -> Path:
         """Rename the folder to its final name, make the name durable, and return it.
@@ -162,13 +162,8 @@ class Partial:
                     raise
                 attempt += 1
         sync_folder(root)
-        self._unlock()
+        _let_go(self.folder, self.lock)
         return target
-
-    def _unlock(self) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            _lock_of(self.folder).unlink()
-        os.close(self.lock)
 
 
 def create_partial(root: Path, step: int) -> Partial:
@@ -183,8 +178,7 @@ def create_partial(root: Path, step: int) -> Partial:
                 folder.mkdir()
                 return Partial(folder, lock)
         except BaseException:
-            _lock_of(folder).unlink(missing_ok=True)
-            os.close(lock)
+            _let_go(folder, lock)
             raise
         os.close(lock)
 
@@ -192,7 +186,10 @@ def create_partial(root: Path, step: int) -> Partial:
 def clear_partials(root: Path) -> list[str]:
     """Remove what killed saves left under `root`; return why something was left, for the caller to report."""
     kept = []
-    names = {path.name.removesuffix(_LOCK) for path in root.iterdir() if path.name.startswith(_PARTIAL)}
+    try:
+        names = {path.name.removesuffix(_LOCK) for path in root.iterdir() if path.name.startswith(_PARTIAL)}
+    except OSError as error:
+        return [f"what killed saves left in {root} stays: {error}"]
     for folder in (root / name for name in sorted(names)):
         try:
             with _dead(folder) as dead:
@@ -213,7 +210,10 @@ def remove_old(root: Path, retention: Retention, newest: Path) -> tuple[list[str
     Folders that are not sound checkpoints are neither counted nor removed.
     """
     removed, kept = [], []
-    complete = [(found.path, found.manifest) for found in list_checkpoints(root).complete]
+    try:
+        complete = [(found.path, found.manifest) for found in list_checkpoints(root).complete]
+    except StorageError as error:  # the new one is there all the same
+        return [], [f"old checkpoints stay: {error.what}: {error.because}"]
     for path in retention.doomed(complete, datetime.datetime.now(datetime.UTC)):
         if path == newest:
             continue
@@ -231,6 +231,15 @@ def _remove(folder: Path) -> None:
     """Delete a folder that another process may be deleting too."""
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(folder)
+
+
+def _let_go(folder: Path, lock: int) -> None:
+    """Remove the lock file of a partial folder, and let go of the lock whether or not the disk takes the change."""
+    try:
+        with contextlib.suppress(OSError):  # a disk that takes none any more: a later save clears what stays
+            _lock_of(folder).unlink()
+    finally:
+        os.close(lock)
 
 
 def _lock_of(folder: Path) -> Path:

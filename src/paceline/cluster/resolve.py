@@ -26,6 +26,7 @@ from paceline.cluster.catalog.devices import (
     published_watts,
     spot_remarks,
 )
+from paceline.cluster.catalog.file import Catalog, load_catalog
 from paceline.cluster.machine import Machine, read_machine, torch_without_cuda, visible_gpus
 from paceline.cluster.override import with_overrides
 from paceline.cluster.probe.busy import BUSY_ERROR, busy_text, has_expired, reasons_of
@@ -55,6 +56,7 @@ def resolve_cluster(spec: ClusterSpec, probes: Path | None = None) -> tuple[Clus
         raise ConfigError(f"cluster.groups ({', '.join(spec.groups)}) here", "one kind of devices is looked at",
                           "the devices of one group in [cluster]")  # fmt: skip
     remarks: list[str] = []
+    catalog = load_catalog(spec.catalog)
     if spec.device == "cpu":
         cluster = _this_cpu(spec, probes, remarks)
     elif spec.device in ("auto", "cuda"):
@@ -63,7 +65,7 @@ def resolve_cluster(spec: ClusterSpec, probes: Path | None = None) -> tuple[Clus
             remarks.append("a GPU is present, but the installed torch is a CPU-only build and cannot use it")
             gpus = []
         if gpus:
-            cluster = _this_gpu(spec, probes, remarks)
+            cluster = _this_gpu(spec, catalog, probes, remarks)
         elif spec.device == "auto":
             cluster = _this_cpu(spec, probes, remarks)
         else:
@@ -73,8 +75,8 @@ def resolve_cluster(spec: ClusterSpec, probes: Path | None = None) -> tuple[Clus
                 'device = "cpu", or a catalog name such as "h100-sxm" to plan for another machine',
             )
     else:
-        cluster = _published(spec, remarks)
-    remarks += spot_remarks(spec, cluster)
+        cluster = _published(spec, catalog, remarks)
+    remarks += spot_remarks(spec, cluster, catalog)
     cluster = dataclasses.replace(cluster, carbon_g_per_kwh=carbon_of(spec.region), nodes_per_rack=spec.nodes_per_rack)
     return with_overrides(cluster, spec), remarks
 
@@ -104,7 +106,7 @@ def _this_cpu(spec: ClusterSpec, probes: Path | None, remarks: list[str]) -> Clu
     return _with_probe(cluster, host, "cpu", threads, probes, remarks)
 
 
-def _this_gpu(spec: ClusterSpec, probes: Path | None, remarks: list[str]) -> Cluster:
+def _this_gpu(spec: ClusterSpec, catalog: Catalog, probes: Path | None, remarks: list[str]) -> Cluster:
     gpus, host = visible_gpus(), read_machine()
     devices = spec.devices or len(gpus)
     here = _per_node(spec, devices)
@@ -115,7 +117,7 @@ def _this_gpu(spec: ClusterSpec, probes: Path | None, remarks: list[str]) -> Clu
             f"devices = {len(gpus)}, devices_per_node = {len(gpus)} for several machines like this one, or a catalog"
             " name as cluster.device to plan for another machine",
         )
-    entry = match_driver_name(gpus[0].name, spec.catalog)
+    entry = match_driver_name(gpus[0].name, catalog)
     waiting: Figure | None = None
     rails = 0
     if entry is None:
@@ -126,9 +128,9 @@ def _this_gpu(spec: ClusterSpec, probes: Path | None, remarks: list[str]) -> Clu
             Link("network", NETWORK_LATENCY_SECONDS, UNKNOWN),
         )
     else:
-        node = find_node(entry, spec.node, spec.catalog)
+        node = find_node(entry, spec.node, catalog)
         device, links, rails = published_device(entry), published_links(entry, node), node.rails
-        price = published_price(entry, spec.price_class, spec.spot, spec.catalog)
+        price = published_price(entry, spec.price_class, spec.spot, catalog)
         watts, waiting = published_watts(entry), published_watts(entry, busy=0.0)
     smallest = min(gpu.memory_bytes for gpu in gpus)
     if smallest:
@@ -140,9 +142,9 @@ def _this_gpu(spec: ClusterSpec, probes: Path | None, remarks: list[str]) -> Clu
     return _with_probe(cluster, host, "cuda", 0, probes, remarks)
 
 
-def _published(spec: ClusterSpec, remarks: list[str]) -> Cluster:
-    entry = find_entry(spec.device, spec.catalog)
-    node = find_node(entry, spec.node, spec.catalog)
+def _published(spec: ClusterSpec, catalog: Catalog, remarks: list[str]) -> Cluster:
+    entry = find_entry(spec.device, catalog)
+    node = find_node(entry, spec.node, catalog)
     devices = spec.devices or 1
     per_node = _per_node(spec, devices, node.nodes_of(devices))
     links = published_links(entry, node)
@@ -154,7 +156,7 @@ def _published(spec: ClusterSpec, remarks: list[str]) -> Cluster:
         devices=devices,
         devices_per_node=per_node,
         links=links,
-        price_usd_per_device_hour=published_price(entry, spec.price_class, spec.spot, spec.catalog),
+        price_usd_per_device_hour=published_price(entry, spec.price_class, spec.spot, catalog),
         watts_per_device=published_watts(entry),
         carbon_g_per_kwh=UNKNOWN,
         waiting_watts_per_device=published_watts(entry, busy=0.0),

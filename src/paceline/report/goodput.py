@@ -45,8 +45,8 @@ class MeasuredGoodput:
         return self.useful_seconds / self.wall_seconds if self.wall_seconds else 1.0
 
 
-def goodput_of(records: Records, phases: Sequence[Phase]) -> MeasuredGoodput:
-    """Return a run's goodput, from its phases and the recoveries on record."""
+def goodput_of(records: Records, phases: Sequence[Phase], simulates: bool = True) -> MeasuredGoodput:
+    """Return a run's goodput, from its phases and the recoveries on record; runs with the same costs where asked."""
     seconds = {phase.name: phase.seconds for phase in phases}
     wall = sum(seconds.values())
     recoveries = records.of(RecoveryRecord)
@@ -56,7 +56,7 @@ def goodput_of(records: Records, phases: Sequence[Phase]) -> MeasuredGoodput:
     lost, stalls = seconds.get(LOST, 0.0), seconds.get(STALLS, 0.0)
     recovery = min(max(0.0, wall - useful - lost - stalls), sum(back))
     other = max(0.0, wall - useful - lost - stalls - recovery)
-    costs = _costs(records, recoveries, back, useful, useful + lost + stalls + recovery)
+    costs = _costs(records, recoveries, back, useful, useful + lost + stalls + recovery) if simulates else None
     simulated = rehearse(costs) if costs else None
     return MeasuredGoodput(wall, useful, lost, recovery, stalls, other, len(recoveries), costs, simulated)
 

@@ -78,7 +78,7 @@ class Crew:
         return len(self.endings) == len(self.processes)
 
     def ended(self) -> list[Ending]:
-        """Return how they ended, in the order in which that was seen.
+        """Return how the ranks ended, in the order in which that was seen.
 
         A stop signal may reach a rank before it can hear of one, or when all have agreed to stop by that of another and
         this one has saved and is about to leave: it has stopped as it was asked to.
@@ -96,11 +96,13 @@ def attend(
     is_settled: Callable[[], bool] = lambda: False,
     spared: Callable[[], Collection[int]] = tuple,
     pulses: PulseWatch | None = None,
+    is_asked: Callable[[], bool] = lambda: False,
 ) -> None:
     """Return when all processes have ended, the limit is over, or things are settled.
 
     Ranks that hang, as their `pulses` tell, are ended: that is their failure.
-    After a failure the others have a grace; who has not ended by then, by itself or as asked, is killed if not spared.
+    After a failure, or where all are asked to end, the others have a grace; who has not ended by then, by itself or as
+    asked, is killed if not spared.
     """
     grace: Patience | None = None
     while not crew.is_over and not limit.is_over:
@@ -110,7 +112,7 @@ def attend(
             crew.tell(RanksLost(suspect.ranks, suspect.what, suspect.because, suspect.since))
             for rank in suspect.ranks:
                 kill_group(crew.processes[rank])
-        if grace is None and crew.has_failed:
+        if grace is None and (crew.has_failed or is_asked()):
             grace = Patience(grace_seconds)
         if is_settled():
             return

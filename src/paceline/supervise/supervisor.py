@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, Requeue
 from paceline.lock import RunLock
 from paceline.patience import Patience
 from paceline.run.survive.health.watch import PulseWatch
@@ -44,8 +44,8 @@ def supervise(
 ) -> Outcome:
     """Run `command` once per rank and return how they ended. After `limit_seconds` they are killed.
 
-    Each process gets RANK, LOCAL_RANK, WORLD_SIZE and a rendezvous; SIGTERM, SIGINT and SIGUSR1 are passed on to all.
-    When they have ended, this process reacts to such a signal as it would have without them.
+    Each process gets RANK, LOCAL_RANK, WORLD_SIZE and a rendezvous. SIGTERM, SIGINT and SIGUSR1 end them: they have
+    nothing to save. Then this process reacts to the signal as it would have without them.
     """
     outcome, flag = _supervised(starter(command, environ, lock), ranks, environ, limit_seconds)
     flag.hand_on()
@@ -79,7 +79,8 @@ def supervise_started(
 ) -> Outcome:
     """Start one process per rank, `start(what its environment has besides)`, and return how they ended.
 
-    With `health`, ranks that hang are found and ended, and the stacks of all are kept in `run_dir`.
+    With `health`, ranks that hang are found and ended, and the stacks of all are kept in `run_dir`. A stop signal is
+    passed on as SIGTERM, the one that a process ends of without a word.
     """
     return _supervised(start, ranks, environ, limit_seconds, health, run_dir)[0]
 
@@ -94,13 +95,15 @@ def _supervised(
 ) -> tuple[Outcome, ForwardingFlag]:
     with Scratch("world") as folder:
         crew, pulses = Crew(), PulseWatch.of(health, Path(folder), ranks, run_dir)
-        flag, kills = forward_signals(crew.send), memory_kills()
+        flag, kills = forward_signals(lambda number: crew.send(signal.SIGTERM)), memory_kills()
         try:
             for place in places(Path(folder), ranks, environ):
                 crew.processes.append(start({**place, **(pulses.for_ranks() if pulses else {})}))
             if flag.because:  # while they were started: some were not there to be told
                 crew.send(signal.SIGTERM)
-            attend(crew, Patience(limit_seconds), GRACE_SECONDS, pulses=pulses)
+            attend(crew, Patience(limit_seconds), GRACE_SECONDS, pulses=pulses, is_asked=lambda: bool(flag.because))
+            if flag.because:
+                return Outcome(Requeue.exit_code), flag
             if not crew.is_over:
                 because = f"{ranks} process(es) ran for more than {limit_seconds:.0f} s and were killed"
                 took = PacelineError("it took too long", because, "try on an idle machine")

@@ -77,11 +77,12 @@ def healthy(steps: int = 1000, noise: float = 0.05) -> Iterator[Record]:
 class Watched:
     """A watch over records that a test hands it, on machines whose figures the test sets."""
 
-    def __init__(self, run_dir: Path, spec: AlertsSpec | None = None, outbox: Outbox | None = None) -> None:
+    def __init__(self, run_dir: Path, spec: AlertsSpec | None = None, outbox: Outbox | None = None,
+                 load: float = 1.0) -> None:  # fmt: skip
         self.memory_share, self.disk, self.spent = 0.5, (50.0, 100.0), {}  # type: ignore[var-annotated]
         seen = AlertSeen(spec or AlertsSpec())
         rules: list[AlertRule] = [kind(seen) for kind in PLAIN if kind not in (NoStep, MemoryNear)]
-        rules += [NoStep(seen, load=lambda: 1.0), MemoryNear(seen, lambda: self.memory_share),
+        rules += [NoStep(seen, load=lambda: load), MemoryNear(seen, lambda: self.memory_share),
                   DiskFull(seen, lambda: self.disk), BudgetSpent(seen, self._spending, 0.8)]  # fmt: skip
         self.rules = [rule for rule in rules if rule.name not in seen.spec.off]
         self.said: list[str] = []

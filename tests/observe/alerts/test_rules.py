@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import random
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -50,12 +52,65 @@ def test_no_step_for_three_medians(tmp_path: Path) -> None:
 
 def test_a_short_step_has_a_minimum_and_an_evaluation_a_limit_of_its_own(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
-    assert watched.take(*steady(20), after=9.9) == [], "the default minimum"
+    assert watched.take(*steady(20), after=9.9) == [], "the default minimum, of a run that has made few steps"
     assert told(watched.take(after=20 * STEP_SECONDS + 10.1)) == [("no_step", "firing")]
     other = Watched(tmp_path)
     records = [started(), *(step(each, BEGAN + each) for each in range(1, 51))]
     assert other.take(*records, after=500.0) == [], "an evaluation is due after step 50"
     assert told(other.take(after=50 + 601.0)) == [("no_step", "firing")]
+
+
+@pytest.mark.parametrize("seconds", [0.4, 1.0, 3.0])
+def test_a_run_that_has_shown_its_pauses_warns_within_three_steps_and_is_critical_later(
+    tmp_path: Path, seconds: float
+) -> None:
+    watched = Watched(tmp_path, AlertsSpec(off=("checkpoint_old", "slow")))
+    draw = random.Random(3)
+    moments = list(itertools.accumulate(seconds * draw.uniform(0.85, 1.15) for _ in range(150)))
+    records = [started(evaluate_every="none"), *(step(each, BEGAN + at, seconds=seconds)
+                                                 for each, at in enumerate(moments, 1))]  # fmt: skip
+    assert watched.take(*records, after=2.5 * seconds) == []
+    (warning,) = watched.take(after=moments[-1] + 3.2 * seconds)
+    assert (warning.rule, warning.severity, warning.state) == ("no_step", "warning", "firing")
+    assert warning.evidence["limit_seconds"] == pytest.approx(3 * seconds, rel=0.05)
+    (critical,) = watched.take(after=moments[-1] + 10.1)
+    assert (critical.rule, critical.severity) == ("no_step", "critical")
+    assert told(watched.take(step(151, BEGAN + moments[-1] + 12.0))) == [("no_step", "resolved")]
+
+
+def test_pauses_that_scatter_make_the_warning_wait_as_a_loaded_machine_does(tmp_path: Path) -> None:
+    """One pause of two steps, among 150 of one: the limit is beyond it by four times what it was above the others."""
+    watched = Watched(tmp_path, AlertsSpec(off=("checkpoint_old", "slow")))
+    moments = list(itertools.accumulate(0.8 if each == 40 else 0.4 for each in range(150)))
+    records = [started(evaluate_every="none"), *(step(each, BEGAN + at) for each, at in enumerate(moments, 1))]
+    assert watched.take(*records, after=2.3) == []
+    assert [each.severity for each in watched.take(after=moments[-1] + 2.5)] == ["warning"]
+    loaded = Watched(tmp_path, AlertsSpec(off=("checkpoint_old", "slow")), load=4.0)
+    assert loaded.take(*records, after=9.5) == []
+    assert [each.severity for each in loaded.take(after=moments[-1] + 9.7)] == ["warning"]
+
+
+def test_a_loaded_machine_with_evaluations_and_saves_wakes_nobody(tmp_path: Path) -> None:
+    """Pauses with a long tail: each hundredth step takes three times as long, and the load comes and goes."""
+    for seed in range(3):
+        draw, now, records = random.Random(seed), BEGAN, [started()]
+        for number in range(1, 1001):
+            now += STEP_SECONDS * draw.lognormvariate(0.0, 0.25) * (3.0 if draw.random() < 0.01 else 1.0)
+            records.append(step(number, now, 2.0 + 5.0 * number**-0.4 + draw.gauss(0.0, 0.05)))
+            now += draw.uniform(10, 25) if number % 50 == 0 else 0.0
+            if number % 100 == 0:
+                now += draw.uniform(2, 8)
+                records.append(CheckpointRecord(number, f"step-{number}", 10**6, 4.0, 4.0, None, time=now))
+        watched = Watched(tmp_path, AlertsSpec(off=("spike", "slow")), load=1.0)
+        assert told(watched.through(iter(records))) == [], seed
+
+
+def test_the_first_save_is_not_held_against_evaluations(tmp_path: Path) -> None:
+    """After step 50 an evaluation of 5 s, after step 100 the same and the first save, which nobody knows yet."""
+    watched = Watched(tmp_path)
+    records = [started(), *(step(each, BEGAN + each / 2 + (5.0 if each > 50 else 0.0)) for each in range(1, 101))]
+    assert watched.take(*records, after=500.0) == []
+    assert told(watched.take(after=55.0 + 601.0)) == [("no_step", "firing")]
 
 
 def test_a_building_run_has_longer(tmp_path: Path) -> None:

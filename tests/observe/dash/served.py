@@ -30,12 +30,12 @@ class Served:
     address: DashAddress
     port: int
 
-    def get(self, path: str, method: str = "GET", **headers: str) -> Got:
+    def get(self, path: str, method: str = "GET", body: str | None = None, **headers: str) -> Got:
         """Ask for a path, as it is written; header names have _ for -."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             own = {name.replace("_", "-"): value for name, value in headers.items()}
-            connection.request(method, path, headers=own)
+            connection.request(method, path, body, headers=own)
             answer = connection.getresponse()
             found = {name.lower(): value for name, value in answer.getheaders()}
             return Got(answer.status, found, answer.read().decode())
@@ -54,11 +54,11 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(*paths: Path, always: bool = False) -> Iterator[Served]:
+def served(*paths: Path, always: bool = False, actions: bool = False) -> Iterator[Served]:
     """Serve the page of runs until the block is left."""
     pytest.importorskip("starlette", reason="the extra `dash` is not installed")
     pytest.importorskip("uvicorn", reason="the extra `dash` is not installed")
-    server, listening, address = make_server(list(paths), "127.0.0.1", 0, always)
+    server, listening, address = make_server(list(paths), "127.0.0.1", 0, always, actions)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     try:

@@ -6,9 +6,14 @@ import json
 import time
 from pathlib import Path
 
+import pytest
 import report_journals as journals
 from browser import browser
 from served import served
+
+from paceline.lock import take
+from paceline.observe.live.run import RUNNING, LiveRun
+from paceline.spec.watch.traced import requested_trace
 
 EVIL = "<img src=x onerror=\"document.body.dataset.evil='1'\"><script>document.body.dataset.evil='1'</script>"
 
@@ -48,6 +53,24 @@ def test_a_live_run_in_a_browser(tmp_path: Path) -> None:
         assert tab.complaints == []
         assert {url for url in tab.asked if not url.startswith(server.address.url)} == set()
     print(f"first chart after {painted:.2f} s")
+
+
+def test_a_browser_may_ask_for_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LiveRun, "status", lambda run, now=None: RUNNING)
+    run = journals.write(tmp_path / "live", journals.complete()[:60])
+    lock = take(run)
+    try:
+        with served(run, actions=True) as server, browser(tmp_path / "profile") as tab:
+            tab.open(f"{server.address.url}run/live")
+            tab.wait("document.querySelector('#traces form button')")
+            tab.ask("document.querySelector('#traces [name=steps]').value = '5'")
+            tab.ask("document.querySelector('#traces form button').click()")
+            tab.wait("document.querySelector('#traces .note')?.textContent.includes('the next 5 steps')")
+            assert tab.complaints == []
+    finally:
+        lock.release()
+    asked = requested_trace(run)
+    assert asked is not None and (asked.last, asked.by) == (5, "page")
 
 
 def test_what_can_be_used_has_a_name_and_can_be_reached(tmp_path: Path) -> None:

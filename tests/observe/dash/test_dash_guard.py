@@ -89,3 +89,24 @@ def test_nothing_that_is_asked_makes_the_guard_fail(host: str, query: str, cooki
     asked = PageRequest("GET", "/", query, {"host": host, "cookie": cookie, "authorization": bearer}, "10.0.0.4")
     answer = GUARD.refuse(asked)
     assert answer is not None and answer.status in (401, 421)
+
+
+ACTS = DashGuard(TOKEN, ("node-7",), cookie="own", actions=True)
+
+
+def asked_for_a_trace(guard: DashGuard, origin: str, path: str = "/run/a/trace", peer: str = "127.0.0.1") -> int:
+    headers = {"host": "localhost:8377", **({"origin": origin} if origin else {})}
+    answer = guard.refuse(PageRequest("POST", path, "", headers, peer))
+    return 200 if answer is None else answer.status
+
+
+def test_a_trace_is_asked_for_by_a_page_of_this_server_alone_and_where_that_is_allowed() -> None:
+    own = "http://localhost:8377"
+    assert asked_for_a_trace(ACTS, own) == 200
+    assert asked_for_a_trace(GUARD, own) == 405, "the page is read-only unless asked"
+    for other in ("", "null", "http://evil.example", "http://localhost:80", "http://localhost:8377.evil.example"):
+        assert asked_for_a_trace(ACTS, other) == 405
+    for path in ("/run/a", "/run/a/events", "/run/a/b/trace", "/", "/run//trace"):
+        assert asked_for_a_trace(ACTS, own, path) == 405
+    assert asked_for_a_trace(ACTS, own, peer="10.0.0.4") == 401, "the token is needed from elsewhere all the same"
+    assert status(method="DELETE", guard=ACTS) == 405

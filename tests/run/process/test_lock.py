@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from runs import environment, is_running, run_patiently, wait_until
+from runs import environment, is_running, run_patiently
 
 from paceline import lock as lock_module
 from paceline.checkpoint import list_checkpoints, save_checkpoint
@@ -102,8 +103,10 @@ def test_a_forked_worker_does_not_hold_the_directory(tmp_path: Path) -> None:
         os.kill(child, signal.SIGKILL)
 
 
-def test_a_child_that_inherits_the_lock_keeps_it(tmp_path: Path) -> None:
-    """Rank 0 holds the directory with its supervisor, and without it where the supervisor is killed."""
+def test_a_child_that_inherits_the_lock_keeps_it_and_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 holds the directory with its supervisor, and without it where the supervisor is killed: it saves then."""
     inherits = f"{HOLD}print('held', flush=True)\nsignal.pause()"
     then = (
         f"child = subprocess.Popen([sys.executable, '-c', {inherits!r}, sys.argv[1]], pass_fds=[lock.descriptor],"
@@ -115,13 +118,23 @@ def test_a_child_that_inherits_the_lock_keeps_it(tmp_path: Path) -> None:
     child = int((words - {"held"}).pop())
     first.kill()
     first.wait()
+    said: list[str] = []
+
+    def tell(line: str) -> None:
+        said.append(line)
+        os.kill(child, signal.SIGKILL)  # it has saved
+
     try:
-        with pytest.raises(RunInUse):
+        with monkeypatch.context() as patched, pytest.raises(RunInUse):
+            patched.setattr(lock_module, "ORPHANS_SECONDS", 0.0)
             take(tmp_path)
+        monkeypatch.setattr(lock_module, "say_line", tell)
+        take(tmp_path).release()
     finally:
-        os.kill(child, signal.SIGKILL)
-    wait_until(lambda: not is_running(child))
-    take(tmp_path).release()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+    assert len(said) == 1 and f"process {first.pid} on" in said[0] and "its ranks save and end" in said[0]
+    assert not is_running(child)
 
 
 @pytest.mark.parametrize("given", ["", "nonsense", "999:abc", "0:abc", "x:abc"])

@@ -20,7 +20,7 @@ def lines_of(steps_left: Any, steps: int) -> list[str]:
     stream, brief = io.StringIO(), ABrief()
     status = StatusLine(brief, 50, steps_left, stream)  # type: ignore[arg-type]
     for step in range(1, steps + 1):
-        status.write(StepRecord(step=step, loss=2 + 3 * step**-0.5, seconds={"total": 1.0}, weight=10.0))
+        status.write(StepRecord(step, step, step + 1, 2 + 3 * step**-0.5, 10.0, 1.0, 1e-3, {"total": 1.0}, 10.0, 0))
     return stream.getvalue().splitlines()
 
 

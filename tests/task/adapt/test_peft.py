@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from model_folders import write_model
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from paceline.errors import ConfigError
+from paceline.session.verbs.adapted import write_adapters
 from paceline.spec.adapt.adapter import Adaptation, AdapterSpec
-from paceline.spec.task import ModelSpec
+from paceline.spec.task import ModelSpec, Task
 from paceline.task.adapt.peft import CONFIG, FILE, write_adapter
 from paceline.task.models.build import build_model
 from paceline.task.models.huggingface.weights import export_safetensors
@@ -120,3 +122,24 @@ def test_peft_loads_what_paceline_writes_and_the_other_way_round(tmp_path: Path,
     made.save_pretrained(tmp_path / "theirs")
     read = dataclasses.replace(spec, weights=str(tmp_path / "theirs"), targets=("q_proj", "up_proj"))
     torch.testing.assert_close(built(read).eval()(TOKENS), made(TOKENS).logits, rtol=1e-5, atol=1e-5)
+
+
+def test_an_adapter_and_a_new_head_on_a_folder_go_to_peft(tmp_path: Path) -> None:
+    """A classifier of a causal model's folder: its class, the head in modules_to_save, the folder as the base."""
+    folder, spec = write_model(tmp_path / "m", "Llama"), AdapterSpec(kind="lora", rank=4, alpha=6.0, init="random")
+    arguments = {"architecture": "LlamaForSequenceClassification", "num_labels": 3, "pad_token_id": 0}
+    task = Task(
+        model=ModelSpec(name=f"hf:{folder}", arguments=arguments, fresh=("score.*",)), adapter=spec, train=("score.*",)
+    )
+    ours: Any = build_model(task.model, 0, SEQ, seed=3, adaptation=Adaptation(spec, task.train)).eval()
+    write_adapters(task, str(folder), ours.state_dict(), tmp_path / "out", is_decoder=False)
+    config = json.loads((tmp_path / "out" / CONFIG).read_text())
+    assert (config["task_type"], config["modules_to_save"]) == ("SEQ_CLS", ["score"])
+    assert config["base_model_name_or_path"] == str(folder)
+    stored = load_file(tmp_path / "out" / FILE)
+    assert torch.equal(stored["base_model.model.score.weight"], ours.score.weight)
+
+    peft = pytest.importorskip("peft", reason="peft is not installed: the format is tested by its names alone")
+    base = {"num_labels": 3, "pad_token_id": 0}
+    theirs = peft.AutoPeftModelForSequenceClassification.from_pretrained(tmp_path / "out", **base).eval()
+    torch.testing.assert_close(theirs(TOKENS).logits, ours(TOKENS).logits, rtol=1e-5, atol=1e-5)

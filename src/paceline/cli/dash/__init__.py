@@ -1,4 +1,4 @@
-"""Shows runs as they go on, on a page of this machine that is read-only; with --export, as one file.
+"""Shows runs as they go on, on a page of this machine that is read-only unless asked; with --export, as one file.
 
 RUNS are runs' directories, or folders that hold them; `runs` without any. Another machine's browser needs the token
 that is printed, and --host to be let in at all; `ssh -L 8377:localhost:8377 MACHINE` needs neither.
@@ -35,6 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="ask this machine's own users for the token too, where there are others",
     )
+    parser.add_argument(
+        "--actions", action="store_true", help="let the page ask running jobs for traces; without it, it is read-only"
+    )
     parser.add_argument("--export", type=Path, metavar="FILE", help="write what the page shows now, and end")
 
 
@@ -59,7 +62,7 @@ def execute(options: argparse.Namespace) -> int:
             print("\n".join(_lines(address, options.always_ask)), flush=True)
 
     try:
-        serve(paths, options.host, options.port, options.always_ask, tell)
+        serve(paths, options.host, options.port, options.always_ask, tell, options.actions)
     except KeyboardInterrupt:  # how it is meant to end
         return 0
     return 0

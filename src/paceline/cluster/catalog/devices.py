@@ -1,6 +1,6 @@
 """The catalog in use: an accelerator's published figures as a Device, its links, its power and its price.
 
-`catalog_file.py` reads the entries; what has no published figure comes from `assumed.py` and says so.
+`file.py` reads the entries; what has no published figure comes from `assumed.py` and says so.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from paceline.cluster.catalog.assumed import (
     NETWORK_LATENCY_SECONDS,
     NODE_LATENCY_SECONDS,
 )
-from paceline.cluster.catalog.file import PRICE_CLASSES, Accelerator, ListPrice, NodeType, load_catalog
+from paceline.cluster.catalog.file import PRICE_CLASSES, Accelerator, Catalog, ListPrice, NodeType, load_catalog
 from paceline.cluster.catalog.power import power_model
 from paceline.errors import ConfigError, suggestion
 from paceline.spec.cluster import Cluster, ClusterSpec, Device, Figure, Link
@@ -23,25 +23,28 @@ __all__ = ["Accelerator", "ListPrice", "NodeType", "find_entry", "find_node", "m
            "published_links", "published_price", "published_watts", "read_catalog", "spot_remarks"]  # fmt: skip
 
 
-def read_catalog(added: str = "") -> dict[str, Accelerator]:
-    """Return the catalog's accelerators by name, those of the user's file `added` included."""
-    return load_catalog(added).accelerators
+def read_catalog() -> dict[str, Accelerator]:
+    """Return the published catalog's accelerators by name."""
+    return load_catalog().accelerators
 
 
-def find_entry(name: str, added: str = "") -> Accelerator:
-    """Return the entry of a catalog name. Raises ConfigError with the nearest known name."""
-    catalog = read_catalog(added)
-    if name not in catalog:
-        family = [known for known in catalog if known.startswith(name.lower())]
+def find_entry(name: str, catalog: Catalog | None = None) -> Accelerator:
+    """Return the entry of a name in a catalog, the published one if none is given.
+
+    Raises ConfigError with the nearest known name.
+    """
+    entries = (catalog or load_catalog()).accelerators
+    if name not in entries:
+        family = [known for known in entries if known.startswith(name.lower())]
         raise ConfigError(
             f"cluster.device = '{name}' is not in the catalog",
             "a device is 'auto', 'cpu', 'cuda' or a name of the catalog",
-            " or ".join(family) or suggestion(name, ["auto", "cpu", "cuda", *catalog]),
+            " or ".join(family) or suggestion(name, ["auto", "cpu", "cuda", *entries]),
         )
-    return catalog[name]
+    return entries[name]
 
 
-def find_node(entry: Accelerator, name: str, added: str = "") -> NodeType:
+def find_node(entry: Accelerator, name: str, catalog: Catalog | None = None) -> NodeType:
     """Return the node type of that name, or the accelerator's standard system where the name is empty.
 
     Raises ConfigError for a node type that the accelerator does not come in.
@@ -49,7 +52,7 @@ def find_node(entry: Accelerator, name: str, added: str = "") -> NodeType:
     if not name:
         return entry.node
     if name not in entry.nodes:
-        known = load_catalog(added).nodes
+        known = (catalog or load_catalog()).nodes
         because = (
             f"{entry.name} comes in {', '.join(entry.nodes)}" if name in known else "the catalog has no such node type"
         )
@@ -58,9 +61,10 @@ def find_node(entry: Accelerator, name: str, added: str = "") -> NodeType:
     return entry.node_types[entry.nodes.index(name)]
 
 
-def match_driver_name(reported: str, added: str = "") -> Accelerator | None:
+def match_driver_name(reported: str, catalog: Catalog | None = None) -> Accelerator | None:
     """Return the entry whose driver name equals `reported`, or None: a near match would be a guess."""
-    return next((entry for entry in read_catalog(added).values() if reported in entry.match), None)
+    entries = (catalog or load_catalog()).accelerators.values()
+    return next((entry for entry in entries if reported in entry.match), None)
 
 
 def published_device(entry: Accelerator) -> Device:
@@ -103,9 +107,11 @@ def published_watts(entry: Accelerator, busy: float = 1.0) -> Figure:
     return Figure(entry.watts * ratio, "assumed", f"{note}, fitted on MLPerf power logs")
 
 
-def published_price(entry: Accelerator, price_class: str = "cheapest", spot: bool = False, added: str = "") -> Figure:
+def published_price(
+    entry: Accelerator, price_class: str = "cheapest", spot: bool = False, catalog: Catalog | None = None
+) -> Figure:
     """Return the lowest list price per device and hour of a class ('cheapest': of any), or unknown with the reason."""
-    offers = [price for price in load_catalog(added).prices if price.accelerator == entry.name]
+    offers = [price for price in (catalog or load_catalog()).prices if price.accelerator == entry.name]
     classes = PRICE_CLASSES if price_class == "cheapest" else (price_class,)
     fitting = [price for price in offers if price.price_class in classes and price.spot == spot]
     if not fitting:
@@ -119,13 +125,13 @@ def published_price(entry: Accelerator, price_class: str = "cheapest", spot: boo
     return Figure(best.usd_per_device_hour, "published", best.text)
 
 
-def spot_remarks(spec: ClusterSpec, cluster: Cluster) -> list[str]:
+def spot_remarks(spec: ClusterSpec, cluster: Cluster, catalog: Catalog) -> list[str]:
     """Return what is to be said of the catalog's spot prices: one that is no saving, and preemption nobody stated."""
-    entry = next((each for each in read_catalog(spec.catalog).values() if each.title == cluster.device.name), None)
+    entry = next((each for each in catalog.accelerators.values() if each.title == cluster.device.name), None)
     if not spec.spot or spec.price_usd_per_device_hour is not None or entry is None:
         return []
     remarks, spot = [], cluster.price_usd_per_device_hour
-    firm = published_price(entry, spec.price_class, False, spec.catalog)
+    firm = published_price(entry, spec.price_class, False, catalog)
     if spot.value >= firm.value:
         remarks.append(
             f"spot saves nothing: ${spot.value:g} per device and hour ({spot.note}), and ${firm.value:g} on demand"

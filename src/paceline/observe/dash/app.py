@@ -19,6 +19,7 @@ from paceline.observe.compare.page import compare_html
 from paceline.observe.compare.runs import MOST_RUNS, compare_live
 from paceline.observe.dash.guard import HEADERS, DashGuard, PageAnswer, PageRequest
 from paceline.observe.dash.page import STYLE, run_body, runs_body, runs_table, shell, words_page
+from paceline.observe.dash.traced import MOST_BYTES, ask_by_form
 from paceline.observe.dash.watched import RunSet, WatchedRun, digest_of
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class DashServer:
             Route("/events", self.all_events),
             Route("/run/{name}", self.one_run),
             Route("/run/{name}/events", self.run_events),
+            Route("/run/{name}/trace", self.trace, methods=["POST"]),
             Route("/compare", self.compared),
             Route("/static/{name}", self.file),
         ]
@@ -69,6 +71,19 @@ class DashServer:
         events = f"/run/{_quoted(run.name)}/events" + (f"?rank={rank}" if rank is not None else "")
         title = f"{run.live.name} · {run.name}" if run.live.name != run.name else run.name
         return HTMLResponse(shell(title, run_body(title, parts), events, "" if self.runs.is_one else "/", wide=True))
+
+    async def trace(self, request: Request) -> Response:
+        """Ask a run for a trace, and show it again."""
+        run, length = await asyncio.to_thread(self._run, request), request.headers.get("content-length", "")
+        if run is None:
+            return _none()
+        if not length.isdigit() or int(length) > MOST_BYTES:
+            return HTMLResponse(words_page(413, "that is no form of this page"), 413)
+        body = (await request.body()).decode("utf-8", "replace")
+        refused = await asyncio.to_thread(ask_by_form, run.live, body, self.runs.form)
+        if refused:
+            return HTMLResponse(words_page(409, refused), 409)
+        return RedirectResponse(f"/run/{_quoted(run.name)}#traces", 303)
 
     def compared(self, request: Request) -> Response:
         """Show runs beside each other."""

@@ -1,25 +1,28 @@
 """Who may see the page: this machine without a word, any other with the token; and no page of another site.
 
 A name in the `Host` header that is not this server's is refused, so that a site cannot have its own name lead here (DNS
-rebinding). Nothing here changes a run: only GET and HEAD are answered.
+rebinding). Nothing here changes a run: only GET and HEAD are answered, and where actions are allowed the form that asks
+for a trace, if it is sent by a page of this very server.
 """
 
 from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, urlencode
 
 FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")  # who asks is behind a proxy
+ACTION = re.compile(r"/run/[^/]+/trace")
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
     " img-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
+    "referrer-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
@@ -55,10 +58,11 @@ class DashGuard:
     names: tuple[str, ...] = ()
     cookie: str = "paceline-dash"
     always: bool = False
+    actions: bool = False
 
     def refuse(self, asked: PageRequest) -> PageAnswer | None:
         """Return what is answered in place of the page; None where the page may be shown."""
-        if asked.method not in ("GET", "HEAD"):
+        if asked.method not in ("GET", "HEAD") and not self._is_action(asked):
             return PageAnswer(405, "this page can only be read")
         if not self._is_own_name(asked.headers.get("host", "")):
             return PageAnswer(421, "this is no name of this server: ask by its address, or start it with --host NAME")
@@ -74,6 +78,12 @@ class DashGuard:
         if self._is_token(bearer) or self._is_token(self._of_cookie(asked.headers.get("cookie", ""))):
             return None
         return PageAnswer(401, "the token is needed: open the address that `paceline dash` printed")
+
+    def _is_action(self, asked: PageRequest) -> bool:
+        """Return whether a request is a form that may be sent: by a page of the same scheme, name and port."""
+        host, origin = asked.headers.get("host", ""), asked.headers.get("origin", "")
+        is_form = asked.method == "POST" and ACTION.fullmatch(asked.path) is not None
+        return self.actions and is_form and bool(host) and origin in (f"http://{host}", f"https://{host}")
 
     def _needs_token(self, asked: PageRequest) -> bool:
         if self.always or any(name in asked.headers for name in FORWARDED):
@@ -96,7 +106,7 @@ class DashGuard:
         return True
 
     def _is_token(self, given: str) -> bool:
-        """Return whether it is the token, in a time that does not tell how much of it is right."""
+        """Return whether a text is the token, in a time that does not tell how much of it is right."""
         return hmac.compare_digest(given.encode("utf-8", "replace"), self.token.encode())
 
     def _of_cookie(self, header: str) -> str:

@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from paceline.account.advice.advise import advice_on
 from paceline.observe.dash.draw.lanes import lanes_svg, nodes_html, worst_words
 from paceline.observe.dash.draw.timeline import timeline_svg
 from paceline.observe.dash.logs import TAIL_LINES, tail_of
+from paceline.observe.dash.traced import traces_html
 from paceline.observe.live.run import RUNNING, SILENT, LiveRun
 from paceline.observe.live.series import StepValues
 from paceline.observe.live.spent import WORDS, SpentAmount, seconds_left, spent_so_far
@@ -37,6 +39,7 @@ from paceline.report.drawn.figures import (
     speed_chart,
 )
 from paceline.report.format import plural, utc
+from paceline.report.goodput import goodput_of
 from paceline.report.phases import starts_of
 from paceline.report.records import Records, number, table, text
 from paceline.report.sections import esc, listing, note_html, pill, shown, table_html
@@ -58,6 +61,8 @@ class RunView:
     run: LiveRun
     now: float
     rank: int | None = None  # whose output is shown; None: the first one's
+    name: str = ""  # of the run on this page
+    form: str = ""  # the token of the page's forms, where it may ask a run for something
 
     @cached_property
     def records(self) -> Records:
@@ -93,7 +98,7 @@ class RunView:
 
 
 def head(view: RunView) -> str:
-    """Return what it is, how far it has come, and how long it will take."""
+    """Return what a run is, how far it has come, and how long it will take."""
     run, status = view.run, view.run.status(view.now)
     done, planned = run.steps_done, run.steps_planned
     left = seconds_left(run)
@@ -236,7 +241,7 @@ def timeline(view: RunView) -> str:
 
 
 def spent(view: RunView) -> str:
-    """Return what it has cost, beside the promise and the budget."""
+    """Return what a run has cost, beside the promise and the budget."""
     amounts = spent_so_far(view.run)
     columns = {"so far": "spent", "promised so far": "promised_so_far", "at the end": "at_end", "promised": "promised"}
     if any(each.budget is not None for each in amounts):
@@ -253,6 +258,20 @@ def pays_for(amount: SpentAmount) -> str:
     """Return what is left of a budget pays for, in words: steps, and the loss that they lead to."""
     to = f", to {amount.loss.text}" if amount.loss is not None else ""
     return f"pays for {plural(amount.buys_steps or 0, 'step')} more{to} ({WORDS[amount.name]})"
+
+
+def advice(view: RunView) -> str:
+    """Return what would make the run cheaper, as far as its records tell so far: the largest saving first."""
+    goodput = goodput_of(view.records, view.run.phases(), simulates=False)
+    found = advice_on(view.records, view.reference, bound_of(view.records), goodput)
+    rows = [(esc(each.text) + note_html(each.because), esc(each.try_), f"{each.saves:.0%}", esc(each.of), each.sure)
+            for each in found]  # fmt: skip
+    return table_html(("what", "try", "saves", "of its", "how sure"), rows, (2,))
+
+
+def traces(view: RunView) -> str:
+    """Return the traces that were taken, and what asks for one."""
+    return traces_html(view.run, view.name, view.form)
 
 
 def health(view: RunView) -> str:
@@ -343,11 +362,13 @@ PARTS: dict[str, tuple[str, Part]] = {
     "speed": ("Speed", speed),
     "verdict": ("What bounds a step", verdict),
     "spent": ("What it has cost", spent),
+    "advice": ("What would make it cheaper", advice),
     "lanes": ("Ranks and nodes", lanes),
     "timeline": ("What happened when", timeline),
     "phases": ("Where the wall time went", phases),
     "terms": ("Where a step's time goes", terms),
     "memory": ("Memory", memory),
+    "traces": ("Traces", traces),
     "health": ("Health of the training", health),
     "optimisation": ("Optimisation", optimisation),
     "faults": ("Faults", faults),

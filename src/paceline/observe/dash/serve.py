@@ -35,18 +35,26 @@ class DashAddress:
         return f"{self.url}?token={self.token}"
 
 
-def serve(paths: Sequence[Path], host: str, port: int, always: bool, tell: Callable[[DashAddress], None]) -> None:
+def serve(
+    paths: Sequence[Path],
+    host: str,
+    port: int,
+    always: bool,
+    tell: Callable[[DashAddress], None],
+    actions: bool = False,
+) -> None:
     """Serve the page of runs until SIGINT or SIGTERM; `tell` is called when it can be opened. Raises as make_server."""
-    server, listening, address = make_server(paths, host, port, always)
+    server, listening, address = make_server(paths, host, port, always, actions)
     tell(address)
     with listening:
         server.run(sockets=[listening])
 
 
 def make_server(
-    paths: Sequence[Path], host: str, port: int, always: bool = False
+    paths: Sequence[Path], host: str, port: int, always: bool = False, actions: bool = False
 ) -> tuple[uvicorn.Server, socket.socket, DashAddress]:
     """Return a server for the page of runs, the socket that it is to use, and where it is. Port 0 is any that is free.
+    With `actions` its pages may ask running jobs for traces.
 
     Raises MissingExtra without Starlette or uvicorn, ConfigError for a path that is no folder, or an address that
     cannot be had.
@@ -59,9 +67,11 @@ def make_server(
         if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn"):
             raise
         raise MissingExtra(error.name or "starlette", "dash", "paceline dash") from error
-    runs, listening = RunSet(paths), _listen(host, port)
+    runs = RunSet(paths, secrets.token_urlsafe(16) if actions else "")
+    listening = _listen(host, port)
     address = _address(host, listening)
-    guard = DashGuard(address.token, (host, platform.node()), f"paceline-dash-{listening.getsockname()[1]}", always)
+    cookie = f"paceline-dash-{listening.getsockname()[1]}"
+    guard = DashGuard(address.token, (host, platform.node()), cookie, always, actions)
     server: uvicorn.Server
     app = DashServer(runs, guard, lambda: server.should_exit).app()
     config = uvicorn.Config(

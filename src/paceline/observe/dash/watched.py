@@ -18,7 +18,7 @@ from paceline.observe.live.run import LiveRun
 READ_SECONDS = 0.8  # of one look: a long journal is read over several, and what is there is shown meanwhile
 LOOK_SECONDS, BEHIND_SECONDS = 0.3, 0.02  # between two looks; while a long journal is being read
 REST = 10.0  # times what drawing a part took, for which it is not drawn again: a tenth of a core at most
-OF_TIME = ("head", "logs")  # parts that change without a record
+OF_TIME = ("head", "logs", "traces")  # parts that change without a record
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ def digest_of(html: str) -> str:
 class WatchedRun:
     """One run's journal and its drawn parts, shared by all who look at it."""
 
-    def __init__(self, name: str, run_dir: Path) -> None:
-        self.name, self.live = name, LiveRun(run_dir)
+    def __init__(self, name: str, run_dir: Path, form: str = "") -> None:
+        self.name, self.live, self._form = name, LiveRun(run_dir), form
         self._lock = threading.Lock()
         self._parts: dict[str, DrawnPart] = {}
         self._looked = -LOOK_SECONDS
@@ -51,7 +51,7 @@ class WatchedRun:
             if self.live.is_behind or time.monotonic() - self._looked >= LOOK_SECONDS:
                 self.live.refresh(READ_SECONDS)
                 self._looked = time.monotonic()
-            view = RunView(self.live, time.time(), rank)
+            view = RunView(self.live, time.time(), rank, self.name, self._form)
             return {name: self._part(name, view) for name in PARTS}
 
     @property
@@ -83,8 +83,9 @@ class WatchedRun:
 class RunSet:
     """The runs of paths: each a run's directory, or a folder of runs, in which new ones may appear."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        """Raises ConfigError for a path that is no folder."""
+    def __init__(self, paths: Sequence[Path], form: str = "") -> None:
+        """Raises ConfigError for a path that is no folder. With `form`, the token of forms, pages may ask runs."""
+        self.form = form
         self.paths = [Path(path) for path in paths]
         self.glances = Glances()
         self._watched: dict[str, WatchedRun] = {}
@@ -113,7 +114,7 @@ class RunSet:
             for run_dir in found:
                 if run_dir not in known:
                     name = self._free_name(run_dir)
-                    self._watched[name] = WatchedRun(name, run_dir)
+                    self._watched[name] = WatchedRun(name, run_dir, self.form)
                     known[run_dir] = name
             return {known[run_dir]: run_dir for run_dir in found}
 

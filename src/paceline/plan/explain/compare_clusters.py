@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.cluster.catalog.devices import find_entry
+from paceline.cluster.catalog.file import load_catalog
 from paceline.cluster.resolve import resolve_cluster
 from paceline.errors import ConfigError, DoesNotFit, PacelineError
 from paceline.plan.planned import Planned, plan_prepared
@@ -81,9 +82,10 @@ def compare_clusters(
     Options of the spec that speak of one kind of device hold for the spec's own alone. Raises DoesNotFit where no
     cluster has a plan, and ConfigError for unknown devices and for goals of which nothing is known.
     """
+    catalog = load_catalog(spec.cluster.catalog)
     for name in devices:
         if name not in HERE:
-            find_entry(name, spec.cluster.catalog)
+            find_entry(name, catalog)
     prepared, rows = prepare_task(spec, say=say), []
     for name, count in itertools.product(devices or [spec.cluster.device], counts or [spec.cluster.devices]):
         cluster = cluster_spec(spec.cluster, name, count)

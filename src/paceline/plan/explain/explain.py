@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from paceline.cluster.catalog.devices import spot_remarks
+from paceline.cluster.catalog.file import load_catalog
 from paceline.cluster.here.determinism import deterministic_price
 from paceline.plan.cost.intervals import TIME_ERROR
 from paceline.plan.cost.memory.usable import HEADROOM
@@ -73,7 +74,8 @@ def model_lines(planned: Planned) -> list[str]:
 
 def without_effect_lines(planned: Planned) -> list[str]:
     """Return what of the model, the batch or a price has no effect, without what `--explain` notes beside it."""
-    remarks = [*planned.profile.remarks, *spot_remarks(planned.spec.cluster, planned.cluster)]
+    cluster = planned.spec.cluster
+    remarks = [*planned.profile.remarks, *spot_remarks(cluster, planned.cluster, load_catalog(cluster.catalog))]
     return [line for remark in remarks for line in wrap("note     ", remark)]
 
 
@@ -98,7 +100,9 @@ def trained_text(planned: Planned) -> str:
     what = f"{format_count(profile.trained_parameters)} of {format_count(profile.parameters)} parameters ({share:.2%})"
     how = "" if adapter.is_none else f" · {adapter.kind} of rank {adapter.rank}, alpha {adapter.alpha:g}"
     narrow = sum(block.narrow_parameters for block in profile.blocks)
+    packed = sum(block.packed_parameters for block in profile.blocks)
     rests = f", {format_count(narrow)} of them in {adapter.base_dtype}" if narrow else ""
+    rests += f", {format_count(packed)} more in four bits ({adapter.base_dtype})" if packed else ""
     return f"trains {what}{how}; the rest is frozen{rests}: no gradients, no optimizer state"
 
 

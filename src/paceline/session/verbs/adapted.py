@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import StorageError
+from paceline.spec.model_folder import folder_of
 from paceline.spec.task import ModelSpec, Task
+from paceline.task.models.huggingface.road import road_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,14 +21,20 @@ REFERENCED = "paceline.task.adapt.referenced:"
 BRIDGE = "bridge.weight"  # a student's way to its teacher's hidden states
 
 
-def write_adapters(task: Task, tensors: Mapping[str, Tensor], out: Path, *, is_decoder: bool) -> list[Path]:
-    """Write the adapters of a run, and what is trained beside them, in peft's format; return the files."""
+def write_adapters(task: Task, base: str, tensors: Mapping[str, Tensor], out: Path, *, is_decoder: bool) -> list[Path]:
+    """Write the adapters of a run, and what is trained beside them, in peft's format; return the files.
+
+    `base` is where the frozen weights came from.
+    """
     from paceline.task.adapt.peft import write_adapter
     from paceline.task.adapt.trained import named
 
-    base = task.model.starts_from if isinstance(task.model, ModelSpec) else ""
-    trained = named(list(tensors), task.train)
-    return write_adapter(tensors, task.adapter, trained, out, base=str(base or ""), is_decoder=is_decoder)
+    trained, architecture = named(list(tensors), task.train), ""
+    if isinstance(task.model, ModelSpec) and folder_of(task.model.name) is not None and not is_decoder:
+        architecture = str(task.model.arguments.get("architecture") or road_of(task.model.name).architecture)
+    return write_adapter(
+        tensors, task.adapter, trained, out, base=base, is_decoder=is_decoder, architecture=architecture
+    )
 
 
 def merged_tensors(task: Task, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

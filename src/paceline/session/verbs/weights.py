@@ -121,13 +121,14 @@ def write_weights(run_dir: Path, chosen: Chosen, out: Path, *, merge: bool = Fal
     named = write_classes(chosen.manifest.extra, out)
     tensors: Mapping[str, Tensor] = WholeTensors(chosen.path)
     task = without_teacher(spec_from_dict(chosen.manifest.extra["spec"], origin="the checkpoint").task)
+    base = task.model.starts_from if isinstance(task.model, ModelSpec) else ""  # the kept folder has no weights
     task = _with_kept_model(run_dir, task)
     decoder = decoder_of(run_dir, task, tensors)
     if task.adapter.is_none and merge:
         raise ConfigError(f"'{run_dir}' has no adapter to merge", "task.adapter.kind is 'none'", "leave --merge out")
     if not task.adapter.is_none:
         if not merge:
-            return "peft", [*write_adapters(task, tensors, out, is_decoder=decoder is not None), *named]
+            return "peft", [*write_adapters(task, base, tensors, out, is_decoder=decoder is not None), *named]
         tensors = merged_tensors(task, tensors)
     if isinstance(task.model, ModelSpec) and folder_of(task.model.name) is not None:
         return "huggingface", _write_as_its_folder(task.model, decoder, tensors, out)
@@ -168,7 +169,7 @@ def _write_as_its_folder(
 
     folder = folder_of(model.name)
     assert folder is not None
-    state = our_state(tensors, decoder) if decoder is not None else their_state(tensors, read_config(folder))
+    state = our_state(tensors, decoder) if decoder is not None else their_state(tensors, model)
     write_folder(state, config_of_folder(model, decoder), out)
     return sorted([*_written(out), *copy_beside(folder, out)])
 

@@ -12,7 +12,7 @@ from paceline.errors import ConfigError, suggestion
 SEVERITIES = ("info", "warning", "critical")  # from the least
 # Rule -> (how grave it is, when it fires). Each has a class in observe/alerts/rules.
 RULES = {
-    "no_step": ("critical", "no step for `no_step_medians` median steps, and for `no_step_minimum`"),
+    "no_step": ("critical", "no step for `no_step_medians` median steps (a warning), and for `no_step_minimum`"),
     "rank_down": ("critical", "a rank has died or hangs, or the whole run is gone without an end on record"),
     "not_finite": ("critical", "a loss that is no finite number"),
     "spike": ("warning", "a loss so many deviations (`spike_deviations`) above the median of the 64 steps before"),
@@ -84,7 +84,9 @@ class AlertsSpec(Declared, table="run.alerts"):
         quantity="duration", minimum=0.0,
     )  # fmt: skip
     no_step_medians: float = option(3.0, "rule no_step: median steps without a step", above=1.0)
-    no_step_minimum: float = option(10.0, "rule no_step: and for so long at least", quantity="duration", above=0.0)
+    no_step_minimum: float = option(
+        10.0, "rule no_step: and for so long at least; before that it is a warning", quantity="duration", above=0.0
+    )
     spike_deviations: float = option(12.0, "rule spike: deviations above the median", above=0.0)
     plateau_share: float = option(0.25, "rule plateau: part of the planned steps", above=0.0, maximum=1.0)
     slow_share: float = option(0.2, "rule slow: part of the forecast's rate that is missing", above=0.0, maximum=1.0)

@@ -29,6 +29,7 @@ from paceline.task.models.huggingface.names import hf_name
 from paceline.task.models.init import Box, fill, named_parameters
 
 FOLDER_PREFIX = "base_model.model."
+CLASSIFIES = "SEQ_CLS"  # peft's task type of a classifier of texts
 CONFIG, FILE = "adapter_config.json", "adapter_model.safetensors"
 # What peft knows and an adapter here has not, with what it must be to say nothing.
 OFF: tuple[Any, ...] = (None, False, {}, [])
@@ -44,10 +45,13 @@ def file_name(name: str, *, is_decoder: bool) -> str:
     return FOLDER_PREFIX + own + (".weight" if name.rpartition(".")[2] in NAMES[:2] else "")
 
 
-def adapter_config(spec: AdapterSpec, targets: list[str], saved: list[str], base: str, causal: bool) -> dict[str, Any]:
-    """Return the content of adapter_config.json for adapters beside these modules, in the names of the file."""
+def adapter_config(spec: AdapterSpec, targets: list[str], saved: list[str], base: str, kind: str) -> dict[str, Any]:
+    """Return the content of adapter_config.json for adapters beside these modules, in the names of the file.
+
+    `kind` is peft's task type: which of its classes loads the adapter.
+    """
     return {
-        "peft_type": "LORA", "task_type": "CAUSAL_LM" if causal else None, "base_model_name_or_path": base or None,
+        "peft_type": "LORA", "task_type": kind or None, "base_model_name_or_path": base or None,
         "inference_mode": True, "r": spec.rank, "lora_alpha": spec.alpha, "lora_dropout": spec.dropout,
         "target_modules": targets, "modules_to_save": saved or None, "use_rslora": spec.kind == "rslora",
         "use_dora": spec.kind == "dora", "bias": "none", "fan_in_fan_out": False, "init_lora_weights": True,
@@ -55,11 +59,19 @@ def adapter_config(spec: AdapterSpec, targets: list[str], saved: list[str], base
 
 
 def write_adapter(
-    tensors: Mapping[str, Tensor], spec: AdapterSpec, trained: set[str], folder: Path, *, base: str, is_decoder: bool
+    tensors: Mapping[str, Tensor],
+    spec: AdapterSpec,
+    trained: set[str],
+    folder: Path,
+    *,
+    base: str,
+    is_decoder: bool,
+    architecture: str = "",
 ) -> list[Path]:
     """Write the adapters among a model's tensors, and the modules with `trained` parameters, into a folder.
 
-    Returns the files. Raises StorageError where the folder cannot be written.
+    `base` is the folder that the frozen weights came from, `architecture` the class of transformers, "" where there is
+    none. Returns the files. Raises StorageError where the folder cannot be written.
     """
     from safetensors.torch import save_file
 
@@ -73,8 +85,9 @@ def write_adapter(
         file_name(name, is_decoder=is_decoder): (tensors[name].T if name.endswith(B) else tensors[name]).contiguous()
         for name in written
     }
-    config = adapter_config(spec, [theirs(name) for name in targets], [theirs(name) for name in modules], base,
-                            causal=any("lm_head" in name for name in tensors) or is_decoder)  # fmt: skip
+    causal = is_decoder or any("lm_head" in name for name in tensors)
+    kind = CLASSIFIES if architecture.endswith("ForSequenceClassification") else "CAUSAL_LM" if causal else ""
+    config = adapter_config(spec, [theirs(name) for name in targets], [theirs(name) for name in modules], base, kind)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         sync_folder(folder.parent)

@@ -53,6 +53,27 @@ def stray_axes(operators: Collection[str]) -> dict[str, str]:
     return {axis: _STRAY.format(names=names, part=part, opens=_OWN_FUNCTIONS) for axis, part in parts.items() if names}
 
 
+_HOOKED = (
+    "a hook on the gradient of {name} would be lost: ranks hold parts of the weight, in parameters of their own;"
+    " dp_replicate keeps it, and an autograd function in the forward pass works on every axis"
+)
+_RENORMED = (
+    "{name} shortens rows of its weight in place as they are looked up (max_norm), which {part}; without max_norm, and"
+    " with the rows shortened after they are looked up, every axis is open"
+)
+
+
+def hooked_axes(name: str) -> dict[str, str]:
+    """Return what is closed to a model of which a parameter has a hook on its gradient."""
+    return dict.fromkeys(("dp_shard", "cp", "tp"), _HOOKED.format(name=name))
+
+
+def renormed_axes(name: str) -> dict[str, str]:
+    """Return what is closed to a model with an embedding that changes its weight in the forward pass."""
+    lost = dict.fromkeys(("dp_shard", "cp", "tp"), _RENORMED.format(name=name, part="ranks' parts would not keep"))
+    return {"dp_replicate": _RENORMED.format(name=name, part="copies would do by other tokens each"), **lost}
+
+
 _COUPLED = 'the rows of a batch see each other (coupled = "batch"), and {part}; {opens}'
 _GATHERS = "an objective that takes `gather_rows` opens dp_replicate and dp_shard"
 _NOTHING_OPENS = "only the whole batch in one piece is the loss that was asked for"

@@ -37,6 +37,7 @@ from paceline.task.profile.closed import (
 from paceline.task.profile.draws import of_no_sample, with_one_more
 from paceline.task.profile.tracing import Counts, own_bytes, trace
 from paceline.task.reading import balance_remark, tried_reading, unread_remark
+from paceline.task.touched import touched_axes
 
 REST = "rest"  # all that lies outside the repeated blocks, loss included
 REAL_COPIES = 4  # a pass for real needs the weights, perhaps a second copy of them, and activations nobody knows of yet
@@ -71,7 +72,11 @@ def profile_module(
         whole_batch = {**whole_batch, **coupled_axes(gathers_rows(objective))}
     if has_batch_statistics(model):
         whole_batch = BATCH_STATISTICS
-    whole_batch = {**stray_axes({name for count in counts for name in count.strays}), **whole_batch}
+    whole_batch = {
+        **touched_axes(model),
+        **stray_axes({name for count in counts for name in count.strays}),
+        **whole_batch,
+    }
     axes = tuple(axis for axis in ("dp_replicate", "dp_shard") if axis not in whole_batch)
     limits, because = tensor_axis(model)
     unshared = _unshared(model, objective, example_batch)

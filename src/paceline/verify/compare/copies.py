@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 from typing import Any
 
-from paceline.run.assemble import assemble
+import torch
+
+from paceline.checkpoint import load_latest, materialise_optimizer_state, save_checkpoint, training_state
+from paceline.run.assemble import Assembled, assemble
 from paceline.run.loop.loader import BatchStream
 from paceline.run.numerics.precision import MASTER_DTYPES
 from paceline.run.process.world import World
+from paceline.run.updates.joined import JoinedOptimizer
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof
 from paceline.spec.task import Task
@@ -23,8 +28,12 @@ from paceline.verify.compare.diagnosis import traits_of
 from paceline.verify.compare.difference import Difference, number_differences, tensor_differences
 from paceline.verify.compare.layout import first_difference
 from paceline.verify.compare.tolerance import QUANTITIES, larger, tolerance
+from paceline.verify.process.shared_folder import shared_folder
 from paceline.verify.reference.copies import CopiesStep, clipped_at, copies_steps, first_norm
 from paceline.verify.reference.steps import reference_model, with_own_model
+
+SAVED = 3  # the step after which copies are saved and loaded again: between two outer steps, where every is 2
+LOST = "right until the copies were saved and loaded again: a checkpoint lacks what keeps them in step"
 
 
 def compare_copies(
@@ -44,7 +53,11 @@ def compare_copies(
     reference: list[CopiesStep] = world.share(copies_steps(task, *given, steps) if world.is_first else [])
     whole = reference_model(task, source, items_per_sample, MASTER_DTYPES[plan.precision])
     initial = {name: weight.detach().clone() for name, weight in whole.named_parameters()}
-    built = assemble(with_own_model(task), plan, world, source, items_per_sample)
+
+    def start() -> Assembled:
+        return assemble(with_own_model(task), plan, world, source, items_per_sample)
+
+    built = start()
     copy = plan.layout.coordinates(world.rank)["dp_replicate"]
     stream = BatchStream(source, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
     found: list[Difference] = []
@@ -54,10 +67,28 @@ def compare_copies(
         found += number_differences({"loss": stats.loss}, {"loss": expected.loss}, step, world)
         weights = dict(built.model.named_parameters())
         found += tensor_differences("weights", weights, expected.weights[copy], step, world, plan.layout, initial)
+        if step == SAVED < steps and not isinstance(built.optimizer, JoinedOptimizer):
+            built = _saved_and_loaded(built, start, world)
     found = [dataclasses.replace(one, copies_agree=True) for one in found]  # each is held against its own reference
     wrong = [one for one in found if not one.relative <= tolerance(one.quantity, plan.precision)]
     worst = dict.fromkeys((name for name in QUANTITIES if name != "whole batch"), 0.0)
     for difference in found:
         worst[difference.quantity] = larger(worst[difference.quantity], difference.relative)
     first = first_difference(wrong, found, plan, traits_of(whole))
+    if first is not None and first.step == SAVED + 1:
+        first = dataclasses.replace(first, family="checkpoint", likely=LOST)
     return CheckProof(not wrong, plan.precision, steps, time.perf_counter() - began, worst, first)
+
+
+def _saved_and_loaded(built: Assembled, start: Callable[[], Assembled], world: World) -> Assembled:
+    """Save what was built as a checkpoint and return another start with the checkpoint loaded. Every rank calls it."""
+    with shared_folder(world, "copies") as folder:
+        save_checkpoint(folder, SAVED, _state(built), {}, keep_last=1, alone=world.size == 1)
+        again = start()
+        load_latest(folder, _state(again), alone=world.size == 1)
+    return again
+
+
+def _state(built: Assembled) -> dict[str, torch.Tensor]:
+    materialise_optimizer_state(built.optimizer)
+    return built.stepper.sync.named(training_state(built.model, built.optimizer))

@@ -12,8 +12,6 @@ import contextlib
 import dataclasses
 import io
 import math
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +35,7 @@ from paceline.verify.compare.asked import Asked
 from paceline.verify.compare.difference import Difference
 from paceline.verify.compare.layout import first_difference, overflow
 from paceline.verify.compare.tolerance import larger
+from paceline.verify.process.shared_folder import shared_folder
 from paceline.verify.reference.steps import with_own_model
 from paceline.verify.rounding.conditioning import Again, beyond_rounding, settled
 from paceline.verify.story.cause import caused
@@ -70,7 +69,10 @@ def _told(task: Task, plan: Plan, world: World, source: Source) -> tuple[CheckPr
     found: list[Difference] = []
     first: FirstDifference | None = None
     rounding: Rounding | None = None
-    with _run_dir(world) as run_dir, contextlib.redirect_stdout(io.StringIO()):  # status lines of a run nobody watches
+    with (
+        shared_folder(world, "story") as run_dir,
+        contextlib.redirect_stdout(io.StringIO()),
+    ):  # status lines of a run nobody watches
         for act, expected, again in _expected(spec, plan, world):
             ends = world.share(expected.overflows())
             if ends:
@@ -164,15 +166,3 @@ def _play(act: Act, spec: Spec, run_dir: Path, expected: Unbroken) -> list[Diffe
             found += step_differences(training, batch, stats, passed, act)
             found += journal_differences(run_dir, passed, act)
     return found
-
-
-@contextlib.contextmanager
-def _run_dir(world: World) -> Iterator[Path]:
-    """Give all ranks a folder for the run's journal and checkpoints, for as long as all of them go on."""
-    folder = world.share(tempfile.mkdtemp(prefix="paceline-story-") if world.is_first else "")
-    try:
-        yield Path(folder)
-        world.wait()
-    finally:
-        if world.is_first:
-            shutil.rmtree(folder, ignore_errors=True)

@@ -25,8 +25,8 @@ from paceline.task.turns import objective_of
 
 FOLDED = ("tokens", "labels")
 DOCUMENTS = "documents"
-EDGED = 0.25  # of the ids of a twin, that are beside a cut of the vocabulary
-SHARDS = range(1, 9)  # ranks that may share a vocabulary
+EDGED = 0.5  # of the ids of a twin, that are beside a cut of the vocabulary
+SHARDS = (2, 3, 4)  # ranks of a twin that may share a vocabulary
 DOCUMENT_TOKENS = 5  # of a twin's packed documents, on average
 
 
@@ -82,7 +82,7 @@ class RareSource:
     """The samples of another source in which rare things are often: ids beside the cuts of a vocabulary, documents.
 
     Some of the tokens and of the labels that count become the first and the last id of each rank's part of the
-    vocabulary, whatever number of ranks share it; packed documents are cut anew, at random places.
+    vocabulary, for each number of ranks that a twin has; packed documents are cut anew, at random places.
     """
 
     def __init__(self, source: Source, vocab: int) -> None:
@@ -114,7 +114,7 @@ class RareSource:
 
 
 def edges_of(vocab: int, ids: int) -> list[int]:
-    """Return the ids below `ids` beside which a vocabulary is cut where SHARDS share it (vocabulary.py)."""
+    """Return the ids below `ids` beside which a vocabulary is cut where ranks share it (vocabulary.py)."""
     starts = {rank * -(-vocab // ranks) for ranks in SHARDS for rank in range(ranks + 1)}
     return sorted({edge for start in starts for edge in (start - 1, start) if 0 <= edge < ids})
 
@@ -136,5 +136,5 @@ def for_twin(source: Source, task: Task, masked: bool = False) -> Source:
     built_in = isinstance(task.data, DataSpec) and not any(is_import_path(part.source) for part in task.data.parts())
     if masked and built_in and objective_of(task, source.unit) is next_token:
         known = model.vocab if isinstance(model, ModelSpec) and is_named(model.name) else 0
-        return MaskedSource(RareSource(source, known or source.vocab or 0))
+        return RareSource(MaskedSource(source), known or source.vocab or 0)
     return source

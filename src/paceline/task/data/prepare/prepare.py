@@ -50,6 +50,10 @@ Result = TypeVar("Result")
 Progress = Callable[[str, float], None]  # what is done, and how much of it: 0..1
 
 
+class PreparationBusy(StorageError):
+    """Another process writes to the folder."""
+
+
 @dataclass(frozen=True)
 class PreparedShards:
     """A folder of shards, which may be a URL. `made` is False where it was there already."""
@@ -78,6 +82,7 @@ def prepare(
     before = _before(data, folder, append)
     job_key = _key(data, listing, dedup, part_bytes)
     if before is not None and job_key in before.card.get("jobs", []):
+        _clear(folder)
         return PreparedShards(folder, before, False)
     if before is not None and not append:
         raise ConfigError(
@@ -103,6 +108,14 @@ def prepare(
         write_index(folder, index)
         shutil.rmtree(work)
     return PreparedShards(folder, index, True)
+
+
+def _clear(folder: Path) -> None:
+    """Remove the work of a preparation that ended after its last shard and before that, unless another one goes on."""
+    with _told(folder), contextlib.suppress(PreparationBusy):
+        if (folder / WORK).is_dir():
+            with _alone(folder):
+                shutil.rmtree(folder / WORK)
 
 
 def _before(data: DataSpec, folder: Path, append: bool) -> ShardIndex | None:
@@ -248,7 +261,7 @@ def _alone(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise StorageError(
+            raise PreparationBusy(
                 f"another preparation writes to {folder}", "it holds the folder's lock", "wait for it, or end it"
             ) from error
         yield

@@ -168,6 +168,6 @@ def _is_causal(mask: Callable[..., Tensor], seq: int) -> bool:
     try:
         grid = mask(none, none, few.unsqueeze(1), few.unsqueeze(0))
         last = mask(none, none, torch.tensor(seq - 1), torch.arange(seq))
-    except Exception:  # one that looks into the batch
+        return torch.equal(grid, few.unsqueeze(1) >= few) and bool(last.all())
+    except Exception:  # one that looks into the batch, whose tensors had no values
         return False
-    return torch.equal(grid, few.unsqueeze(1) >= few) and bool(last.all())

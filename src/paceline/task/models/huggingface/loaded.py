@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
-from paceline.task.models.huggingface.experts import JoinedExperts, Stored
+from paceline.task.models.huggingface.experts import IN_MIXTRAL, IN_QWEN3, JoinedExperts, Stored
 from paceline.task.models.huggingface.names import COMPUTED
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def as_in_memory(model: nn.Module, stored: Stored) -> Stored:
     none; experts that it holds one by one are stacked in memory; names that transformers has changed since it was
     written (BERT's LayerNorm.gamma, GPT-NeoX's embed_out) are taken for those of now.
     """
-    wanted = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    wanted = {*(name for name, _ in model.named_parameters(remove_duplicate=False)), *model.state_dict(keep_vars=True)}
     stacked = any(name.endswith("mlp.experts.gate_up_proj") and name not in stored for name in wanted)
     if stacked:
         stored = JoinedExperts(stored)
@@ -56,11 +56,20 @@ def as_in_memory(model: nn.Module, stored: Stored) -> Stored:
     if prefix == ".":
         return stored
     theirs, ours = (any(name.startswith(prefix) for name in names) for names in (stored, wanted))
-    if ours and not theirs:
-        return OtherNames(stored, {name if name in wanted else prefix + name: name for name in stored})
-    if theirs and not ours:
-        return OtherNames(stored, {name.removeprefix(prefix): name for name in stored})
-    return stored
+    names = {_prefixed(name, wanted, prefix, lacks=ours and not theirs): name for name in stored}
+    return OtherNames(stored, names) if len(names) == len(stored) else stored
+
+
+def _prefixed(name: str, wanted: Collection[str], prefix: str, *, lacks: bool) -> str:
+    """Return the name with or without the prefix of the model below the head, whichever the model knows.
+
+    A file of a picture and text model may have the prefix at some names alone. `lacks` says that the file has it at
+    none and the model has it: names that are not known get it as well.
+    """
+    if name in wanted:
+        return name
+    other = name.removeprefix(prefix) if name.startswith(prefix) else prefix + name
+    return other if other in wanted or lacks else name
 
 
 def _by_names_of_now(model: nn.Module, stored: Stored, wanted: Collection[str], prefix: str) -> Stored:
@@ -108,3 +117,48 @@ def may_ignore(model: Any, name: str) -> bool:
     """Return whether a file may hold a tensor that the model lacks: it is computed, or transformers says so."""
     patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
     return name.endswith(COMPUTED) or any(re.search(pattern, name) for pattern in patterns)
+
+
+def names_in_files(model: Any, names: Collection[str]) -> dict[str, str]:
+    """Return the names that files of a model of transformers have for those it has in memory; experts are left alone.
+
+    Releases of transformers rename layers (ViT's since 5, GPT-NeoX's head) and keep the files' names for every reader
+    that knows the old ones. Of releases without such a table, names of files are those in memory.
+    """
+    changes = [change for change in _changes_of(model)[::-1] if type(change).__name__ != "PrefixChange"]
+    back = [change.reverse_transform() for change in changes]
+    found = {}
+    for name in names:
+        file = name
+        for change in back:
+            file = change.rename_source_key(file)[0]
+        found[name] = file
+    return found
+
+
+def _changes_of(model: Any) -> list[Any]:
+    """Return the changes of names that transformers makes of files of now, those of older files left out."""
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightRenaming
+    except ImportError:
+        return []
+    changes = get_model_conversion_mapping(model, add_legacy=False)
+    return [change for change in changes if isinstance(change, WeightRenaming)]
+
+
+def experts_in_files(model: Any) -> str:
+    """Return how files of a model name experts that stand alone in them, "" where they are stacked there too."""
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+    except ImportError:
+        return IN_MIXTRAL if model.config.model_type == "mixtral" else IN_QWEN3
+    sources = [
+        source
+        for change in get_model_conversion_mapping(model, add_legacy=False)
+        for source in change.source_patterns
+        if "experts.*." in source
+    ]
+    if not sources:
+        return ""
+    return IN_MIXTRAL if any(".w1." in source for source in sources) else IN_QWEN3

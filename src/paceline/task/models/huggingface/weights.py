@@ -19,9 +19,10 @@ from paceline.spec.task import ModelSpec
 from paceline.task.models.huggingface.experts import IN_MIXTRAL, IN_QWEN3, SplitExperts, apart, joined, moe_config
 from paceline.task.models.huggingface.export import SHARD_BYTES, Renamed, write_folder
 from paceline.task.models.huggingface.likeness import FAMILIES
+from paceline.task.models.huggingface.loaded import experts_in_files, names_in_files
 from paceline.task.models.huggingface.names import HEAD, PREFIX, hf_name
-from paceline.task.models.huggingface.road import read_config
-from paceline.task.models.huggingface.theirs import changed_config
+from paceline.task.models.huggingface.road import read_config, road_of
+from paceline.task.models.huggingface.theirs import build_theirs, changed_config
 from paceline.task.models.shape import DecoderConfig, MoEConfig
 from paceline.task.models.sizes import base_of
 
@@ -86,13 +87,20 @@ def our_state(state: Mapping[str, Tensor], config: DecoderConfig) -> Mapping[str
     return Renamed(state, {hf_name(name): name for name in state})
 
 
-def their_state(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> Mapping[str, Tensor]:
-    """Return the whole tensors of a model of transformers under the names of its files, where experts stand alone."""
+def their_state(state: Mapping[str, Tensor], model: ModelSpec) -> Mapping[str, Tensor]:
+    """Return the whole tensors of a model of transformers under the names of its files, where experts may stand alone.
+
+    Each is made when it is asked for.
+    """
+    import torch
+
+    with torch.device("meta"):
+        theirs = build_theirs(road_of(model.name), **model.arguments)
     stacked = next((name for name in state if name.endswith("mlp.experts.down_proj")), None)
-    if stacked is None:
-        return state
-    inside = IN_MIXTRAL if config.get("model_type") == "mixtral" else IN_QWEN3
-    return SplitExperts(state, state[stacked].shape[0], inside)
+    inside = experts_in_files(theirs) if stacked is not None else ""
+    if stacked is not None and inside:
+        state = SplitExperts(state, state[stacked].shape[0], inside)
+    return Renamed(state, {file: name for name, file in names_in_files(theirs, list(state)).items()})
 
 
 def config_of_folder(model: ModelSpec, decoder: DecoderConfig | None) -> dict[str, Any]:

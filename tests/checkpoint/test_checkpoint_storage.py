@@ -1,0 +1,119 @@
+"""Storage that fails at each of the calls that a save makes to it, in turn: what is there stays whole."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.checkpoint import load_latest, save_checkpoint, verify_checkpoint
+from paceline.checkpoint import save as saving
+from paceline.errors import StorageError
+
+CALLS = ((Path, "open"), (Path, "rename"), (Path, "mkdir"), (Path, "unlink"), (Path, "iterdir"), (Path, "stat"),
+         (os, "open"), (os, "fsync"), (os, "fdatasync"), (os, "link"), (os, "unlink"), (os, "rmdir"))  # fmt: skip
+
+
+class Storage:
+    """Counts calls, and fails from the call of number `at` on, or at that one alone."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls = self.at = 0
+        self.number, self.is_lasting = errno.EROFS, True
+        for owner, name in CALLS:
+            monkeypatch.setattr(owner, name, self._watched(getattr(owner, name)))
+
+    def _watched(self, call: Any) -> Any:
+        def watched(*arguments: Any, **named: Any) -> Any:
+            self.calls += 1
+            if self.at and (self.calls >= self.at if self.is_lasting else self.calls == self.at):
+                raise OSError(self.number, "as a test wants")
+            return call(*arguments, **named)
+
+        return watched
+
+    def fails(self, at: int) -> None:
+        """Fail from now on at the call of this number; 0 for never."""
+        self.calls, self.at = 0, at
+
+
+@pytest.fixture
+def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
+    with monkeypatch.context() as patched:
+        yield Storage(patched)
+
+
+def state(number: float) -> dict[str, torch.Tensor]:
+    """Return tensors of which one never changes, so that its file is linked."""
+    return {"weight": torch.full((100,), number), "frozen": torch.arange(50.0)}
+
+
+@pytest.mark.parametrize(
+    ("number", "is_lasting", "stride"),
+    [
+        (errno.EROFS, True, 5),
+        (errno.EIO, False, 5),
+        pytest.param(errno.EROFS, True, 1, marks=pytest.mark.deep),
+        pytest.param(errno.ENOSPC, True, 1, marks=pytest.mark.deep),
+        pytest.param(errno.EIO, False, 1, marks=pytest.mark.deep),
+    ],
+)
+def test_storage_that_fails_in_the_middle_of_a_save_harms_nothing(
+    tmp_path: Path, storage: Storage, number: int, is_lasting: bool, stride: int
+) -> None:
+    storage.number, storage.is_lasting = number, is_lasting
+    ended, at = {"saved": 0, "refused": 0}, 0
+    while at <= storage.calls:
+        storage.fails(0)
+        at += stride
+        root, kept, unchanged = tmp_path / str(at), saving.KeptPlan(), saving.Unchanged()
+        for step in (1, 2, 3):
+            save_checkpoint(root, step, state(step), {}, keep_last=2, kept=kept, unchanged=unchanged)
+        storage.fails(at)
+        try:
+            save_checkpoint(root, 4, state(4), {}, keep_last=2, kept=kept, unchanged=unchanged)
+            told = "saved"
+        except StorageError:  # and no other error
+            told = "refused"
+        calls = storage.calls
+        storage.fails(0)
+        ended[told] += 1
+        found = state(0)
+        loaded = load_latest(root, found)
+        assert loaded is not None
+        reached = found["weight"][0].item()
+        assert reached == 4 if told == "saved" else reached in (3, 4), (at, told)
+        assert all(torch.equal(found[name], value) for name, value in state(reached).items())
+        info = save_checkpoint(root, 5, state(5), {}, keep_last=2, kept=kept, unchanged=unchanged)
+        verify_checkpoint(info.path)
+        assert len(list(root.iterdir())) == 2, "nothing of the failed one is left, once storage is well"
+        storage.calls = calls
+    assert min(ended.values()) > 0, "it failed where that matters, and where it does not"
+
+
+def test_a_checkpoint_is_saved_whether_or_not_old_ones_can_be_removed(tmp_path: Path, storage: Storage) -> None:
+    """It has its name by then: to say that it was not saved would be wrong."""
+    for step in (1, 2):
+        save_checkpoint(tmp_path, step, state(step), {}, keep_last=2)
+    rename, calls = Path.rename, [0]
+
+    def last(self: Path, target: Path) -> Path:
+        renamed = rename(self, target)
+        if not target.name.startswith("."):
+            calls[0] = storage.calls
+        return renamed
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Path, "rename", last)
+        storage.fails(0)
+        save_checkpoint(tmp_path, 3, state(3), {}, keep_last=2)
+        synced = 2  # calls that make the name durable: a folder is opened, and flushed
+        storage.fails(calls[0] + synced + 1)
+        info = save_checkpoint(tmp_path, 4, state(4), {}, keep_last=2)
+    assert info.path.name == "step-00000004" and not info.removed
+    assert any("stays" in why or "stay" in why for why in info.kept)

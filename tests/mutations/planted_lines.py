@@ -1,0 +1,142 @@
+"""Mistakes of one line each: a piece of a function's source is replaced by another, in the ranks of a proof."""
+
+from __future__ import annotations
+import __future__
+
+import importlib
+import inspect
+import textwrap
+from typing import Any
+
+from planted import Patch, Plant, Planted, nothing
+
+from paceline.run.process.world import World
+
+
+def line(target: str, *pieces: tuple[str, str]) -> Plant:
+    """Return what replaces pieces of the source of `module:function`, or of `module:Class.method`, of ours."""
+
+    def plant(patch: Patch, world: World) -> None:
+        function = _function(target)
+        source = textwrap.dedent(inspect.getsource(function))
+        source = source[source.index("def ") :]  # without decorators
+        for old, new in pieces:
+            assert source.count(old) == 1, f"{target} has '{old}' {source.count(old)} times: the plant is stale"
+            source = source.replace(old, new)
+        made: dict[str, Any] = {}
+        flags = __future__.annotations.compiler_flag
+        exec(compile(source, target, "exec", flags, dont_inherit=True), function.__globals__, made)
+        patch.setattr(function, "__code__", made[function.__name__].__code__)  # for all who have imported it
+
+    return plant
+
+
+def _function(target: str) -> Any:
+    module, _, path = target.partition(":")
+    found: Any = importlib.import_module(f"paceline.{module}")
+    for name in path.split("."):
+        found = inspect.getattr_static(found, name)
+    return inspect.unwrap(getattr(found, "__func__", found))
+
+
+def both(*plants: Plant) -> Plant:
+    """Return several plants as one."""
+
+    def plant(patch: Patch, world: World) -> None:
+        for each in plants:
+            each(patch, world)
+
+    return plant
+
+
+ZIGZAG, SHARED = "run.parallel.context.zigzag", "run.parallel.context.sequence_attention"
+VOCABULARY, ADAPTED, STEP = "task.models.layers.vocabulary", "run.parallel.adapted", "run.loop.step"
+STAGE, PIPELINE, LOADER = "run.parallel.pipeline.stage_module", "run.parallel.pipeline.passes", "run.loop.loader"
+OUTER, OWN_LABEL = "run.replicas.outer", "held = (local >= 0) & (local < rows) & (labels != IGNORED)"
+
+LINE_PROOFS = [
+    # ---- shared sequences, and packed documents in them
+    Planted("uneven sequences", "what is left of a sequence that does not divide is dropped", "shared sequences",
+            line(f"{ZIGZAG}:chunk_tokens", ("-(-seq // (2 * ranks))", "max(1, seq // (2 * ranks))")),
+            "weight", "loss normalisation", "weight", "labels are lost"),
+    Planted("position ids", "the second chunk of a rank stands one place later", "shared sequences",
+            line(f"{ZIGZAG}:places_of", ("- 2 * rank) * chunk))", "- 2 * rank) * chunk + 1))")),
+            "loss", "forward pass", "loss"),
+    Planted("context parallel", "of the blocks merged before, the weight of the last one alone is kept",
+            "sequences shared by four",
+            line("run.parallel.context.kernels:Merged.add", ("before.copy_(both)", "before.copy_(lse)")),
+            "loss", "forward pass", "loss"),
+    Planted("packed documents", "tokens see the documents before their own", "packed rows, shared sequences",
+            line(f"{ZIGZAG}:SequencePart.__call__", ('part["mask"] = document', 'part["unread"] = document')),
+            "loss", "forward pass", "loss"),
+    Planted("packed documents", "positions are those in a rank's part of the rows", "packed rows, shared sequences",
+            line(f"{ZIGZAG}:SequencePart.__call__",
+                 ('whole["positions"] = document_positions(documents)', 'whole["documents"] = documents'),
+                 ('if "positions" not in part:', 'part["positions"] = document_positions(part.pop("documents"))\n'
+                  '    if "positions" not in part:')),
+            "loss", "forward pass", "loss"),
+    Planted("packed documents", "keys of the second chunk end one token early", "packed rows, shared sequences",
+            line(f"{SHARED}:_masked", ("(index + 1) * chunk), (place + 1) * chunk",
+                                       "(index + 1) * chunk), (place + 1) * chunk - (place > rank)")),
+            "loss", "forward pass", "loss"),
+    Planted("noise", "a rank's part of a sequence gets the noise of a whole one", "noise, shared sequences",
+            line("task.adapt.noise:EmbeddingNoise.__call__", (" * self.context_ranks", "")),
+            "loss", "forward pass", "loss"),
+    # ---- ids beside the cuts of a vocabulary
+    Planted("vocabulary", "a label that is the first row of a rank's part is nobody's", "tensor",
+            line(f"{VOCABULARY}:_target", (OWN_LABEL, OWN_LABEL.replace(">=", ">"))), "loss", "forward pass", "loss"),
+    Planted("vocabulary", "a label that is the last row of a rank's part is nobody's", "tensor",
+            line(f"{VOCABULARY}:_target", (OWN_LABEL, OWN_LABEL.replace("< rows", "< rows - 1"))),
+            "loss", "forward pass", "loss"),
+    Planted("vocabulary", "a token that is the first row of a rank's part has no embedding", "tensor",
+            line(f"{VOCABULARY}:partial_embedding", ("held = (local >= 0)", "held = (local > 0)")),
+            "loss", "forward pass", "loss"),
+    Planted("padding and label masks", "masked labels have a gradient on the ranks of a vocabulary", "tensor",
+            line(f"{VOCABULARY}:_gradient", (".mul_(scale)", ".mul_(torch.ones_like(scale))")),
+            "gradients", "gradient normalisation", "embed_tokens"),
+    # ---- norms of gradients, groups of parameters
+    Planted("gradient norm", "of experts spread over two axes one axis is counted", "experts, spread and tensor",
+            line(f"{STEP}:Stepper.copies_of", ("math.prod(", "max(")),
+            "grad_norm", "gradient norm", "grad_norm"),
+    Planted("gradient norm", "copies of sharded experts are counted as parts", "experts, hybrid",
+            line(f"{STEP}:Stepper.copies_of", (" if not place.is_replicate())", ")")),
+            "grad_norm", "gradient norm", "grad_norm"),
+    Planted("optimizer", "the final norm of the last stage decays", "stages",
+            line("task.optimizer.groups:Treatments.of",
+                 ("if dimensions >= 2 else 0.0", 'if dimensions >= 2 or names == ["norm.weight"] else 0.0')),
+            "weights", "optimizer groups", "norm.weight"),
+    Planted("optimizer", "the rate of a group is lost where its weights are sharded", "groups, zero 3",
+            line(f"{STEP}:Stepper._update", ('group.get("lr_scale", 1.0)', '1.0')),
+            "weights", "optimizer", "down_proj"),
+    Planted("optimizer", "rates of blocks are those of the block above", "layer rates, stages",
+            line("task.optimizer.layer_rates:layer_scales", ("above - (block + 1)", "above - block")),
+            "weights", "optimizer", "layers."),
+    Planted("optimizer", "a rule for whole weights forgets their momentum", "muon, zero 3",
+            line("run.updates.parts:WholePart.step", ("self._keep(worker.state.pop(plain, {}))",
+                                                      "worker.state.pop(plain, {})")),
+            "weights", "optimizer", "embed_tokens", step=2),
+    Planted("optimizer", "of the state on the host one moment stays as it was", "state on the host",
+            line("run.memory.offload_state:OffloadedUpdate._send_home",
+                 ("for name in self._offloaded(parameter):",
+                  "for name in [n for n in self._offloaded(parameter) if n != 'exp_avg_sq']:")),
+            "weights", "optimizer", "embed_tokens", step=2),
+    Planted("recompute", "activations on the host are told apart by their size", "activations on the host",
+            line("run.memory.offload:Visit.pack", ("storage.data_ptr(), tensor._version", "storage.nbytes(), 0")),
+            "gradients", "gradient normalisation", "embed_tokens"),
+]  # fmt: skip
+# Not mistakes of a line: what a stranger's objective does.
+WORLD_PROOFS = [
+    Planted("process group", "the objective divides its loss by the number of ranks", "loss by the world",
+            nothing, "loss", "process group", "loss", "divides by no number of ranks"),
+]  # fmt: skip
+LOW_LINE_PROOFS = [
+    Planted("loss scale", "fp16: a step that is skipped counts as an update", "copies, fp16",
+            line(f"{STEP}:Stepper._may_update",
+                 ("self.scaler.update(overflowed=True)", "self.scaler.update(overflowed=True); "
+                  "[state['step'].add_(1) for state in self.optimizer.state.values()]")),
+            "decision", "update", "skipped", part="low precision"),
+    Planted("loss scale", "fp16: selection biases move in a step that is skipped", "experts, bias, fp16",
+            line("run.loop.routing:RouterWatch.finish", ("if updated:", "if True:")),
+            "decision", "update", "skipped", part="low precision"),
+]  # fmt: skip
+LINE_PROOFS += WORLD_PROOFS + LOW_LINE_PROOFS

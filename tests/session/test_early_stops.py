@@ -1,0 +1,128 @@
+"""A signal to a command before any rank trains: it ends in order, says so, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from runs import ending, environment, is_running, wait_until, write_spec
+from started.popen import Warm
+
+from paceline.errors import Requeue
+from paceline.scratch import LEAST_SECONDS, Scratch, clear_scratch
+from paceline.supervise.early import Terminated, requeued_early, terminated
+
+ENDLESS = """
+import os
+import signal
+from pathlib import Path
+
+import torch.distributed as dist
+
+
+def endless(model, batch):
+    if dist.is_initialized() and type(model).__name__.startswith("FSDP"):
+        (Path(os.environ["PIDS"]) / f"pid-{os.getpid()}").touch()
+        while True:
+            signal.pause()
+    return model(batch["tokens"]).sum(), 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("verb", "number", "code", "said"),
+    [
+        ("train", signal.SIGTERM, 75, "received SIGTERM before the run began"),
+        pytest.param("train", signal.SIGUSR1, 75, "received SIGUSR1 before", marks=pytest.mark.deep),
+        pytest.param("train", signal.SIGINT, 130, "interrupted", marks=pytest.mark.deep),
+        pytest.param("verify", signal.SIGTERM, 143, "", marks=pytest.mark.deep),
+        pytest.param("verify", signal.SIGINT, 130, "interrupted", marks=pytest.mark.deep),
+    ],
+)
+def test_a_signal_in_the_proof_ends_the_command_and_no_failed_proof_is_told_of(
+    tmp_path: Path, verb: str, number: int, code: int, said: str
+) -> None:
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    spec = write_spec(tmp_path, tmp_path / "run", 2, "dp_shard = 2")
+    words = [sys.executable, "-m", "paceline", verb, str(spec), "--set", "task.objective=endless:endless",
+             "--set", "run.verify=true"]  # fmt: skip
+    environ = environment(PYTHONPATH=path, PIDS=str(tmp_path), TMPDIR=str(scratch))
+    command = Warm(words, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0)
+    try:
+        wait_until(lambda: len(list(tmp_path.glob("pid-*"))) == 2 or command.poll() is not None)
+        ranks = [int(found.name.partition("-")[2]) for found in tmp_path.glob("pid-*")]
+        assert len(ranks) == 2, command.communicate()
+        assert list(scratch.glob("paceline.verify-*")), "what is looked at below is looked at in the right place"
+        command.send_signal(number)
+        _, stderr = ending(command, 120)
+    finally:
+        command.kill()
+    assert command.returncode == code, stderr
+    assert said in stderr and "Traceback" not in stderr and "error" not in stderr
+    assert not any(is_running(rank) for rank in ranks)
+    assert not list(scratch.glob("paceline.*"))
+
+
+def test_a_signal_while_a_run_is_prepared_leaves_its_blocks_and_one_after_it_waits(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Requeue, match="75") as stopped, requeued_early(), Scratch("test") as folder:
+        signal.raise_signal(signal.SIGTERM)
+    assert "SIGTERM" in stopped.value.because and not Path(folder).exists()
+    with requeued_early() as is_over:
+        is_over()
+        signal.raise_signal(signal.SIGUSR1)
+    with pytest.raises(Terminated) as ended, terminated():
+        signal.raise_signal(signal.SIGTERM)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is before, "and handlers are as they were"
+
+
+def test_a_handler_of_somebody_else_stays(tmp_path: Path) -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    try:
+        with requeued_early():
+            signal.raise_signal(signal.SIGTERM)
+        with requeued_early():
+            taken_over = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+            assert taken_over is not signal.SIG_DFL
+        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN, "taken over meanwhile"
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    assert heard == [signal.SIGTERM]
+
+
+KILLED = """
+import os, signal
+from paceline.scratch import Scratch
+kept = Scratch("test")
+print(kept.name, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_process_leaves_goes_with_the_next_and_what_lives_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    own = environment(TMPDIR=str(tmp_path))
+    killed = subprocess.run([sys.executable, "-c", KILLED], env=own, stdout=subprocess.PIPE, text=True, check=False)
+    left = Path(killed.stdout.strip())
+    (left / "file").touch()
+    foreign = tmp_path / "paceline-of-an-older-version"
+    foreign.mkdir()
+    (tmp_path / "paceline.test-link").symlink_to(foreign)
+    with Scratch("test") as name:
+        assert left.is_dir(), "its ranks may still be saving"
+        later = left.stat().st_mtime + LEAST_SECONDS + 1
+        clear_scratch(tmp_path, later + 1e6)
+        assert not left.exists() and Path(name).is_dir() and foreign.is_dir()
+    assert not Path(name).exists()
