@@ -63,7 +63,7 @@ class AdaptedLinear(nn.Linear):
 
 
 class PackedLinear(AdaptedLinear):
-    """An adapted layer whose frozen weight rests in four bits: in buffers, which no layout cuts and a checkpoint has."""
+    """An adapted layer whose frozen weight rests in four bits: buffers that no layout cuts and a checkpoint has."""
 
     weight_nf4: Tensor
     weight_scales: Tensor
