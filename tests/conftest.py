@@ -76,5 +76,8 @@ def own_cache() -> Iterator[None]:
     folder = tempfile.mkdtemp(prefix="paceline-tests-")
     os.environ["XDG_CACHE_HOME"] = folder
     be_strict()  # also in what started/nursery.py forks
-    yield
+    from started.inside import forked_inside
+
+    with forked_inside():
+        yield
     shutil.rmtree(folder, ignore_errors=True)

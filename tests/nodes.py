@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,6 +16,16 @@ from pathlib import Path
 from runs import ending, environment
 
 MARK = "NODES_OF_A_TEST"
+PORTS = range(20_000, 29_000)  # below those that the system gives to connections
+
+
+def free_port() -> int:
+    """Return a port at which nobody listens here."""
+    while True:
+        port = secrets.choice(PORTS)
+        with socket.socket() as tried, contextlib.suppress(OSError):
+            tried.bind(("", port))
+            return port
 
 
 class Nodes:
@@ -23,7 +35,7 @@ class Nodes:
         """`within` are words before the command line of each node, which put it elsewhere."""
         self.spec, self.count, self.options, self.within = spec, count, options, within
         self.mark, self.host = secrets.token_hex(8), "127.0.0.1"
-        self.port = 20000 + secrets.randbelow(9000)
+        self.port = free_port()
         self.processes: dict[int, subprocess.Popen[str]] = {}
 
     def start(self, *numbers: int) -> None:

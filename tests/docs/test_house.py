@@ -46,6 +46,28 @@ def test_a_walk_names_the_files_in_its_order() -> None:
         assert len(files) >= 8 and files[0].startswith("cli/") and len(set(files)) == len(files)
 
 
+def named_in(path: Path) -> set[str]:
+    """Return the files of the package that a file imports, or names as a module to be started."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value)
+    return {name.removeprefix("paceline.").replace(".", "/") + ".py" for name in found if name.startswith("paceline.")}
+
+
+def test_a_walk_goes_where_the_code_goes() -> None:
+    """Each file of a walk is named by the code of one that stands before it; the command line finds verbs by name."""
+    walks = [PATH.findall(walk) for walk in HOUSE.partition("## Two walks")[2].split("**A price")]
+    walks[0] = walks[0][walks[0].index("cli/train.py") :]
+    for files in walks:
+        known = set()
+        for number, file in enumerate(files):
+            assert number == 0 or file in known, f"nothing before {file} leads to it"
+            known |= named_in(SOURCE / file)
+
+
 def test_a_word_stands_in_the_glossary_once() -> None:
     words = re.findall(r"^\| ([\w -]+?) \|", GLOSSARY, re.M)[1:]
     assert words == sorted(words) and len(words) > 30

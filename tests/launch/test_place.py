@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from nodes import PORTS, free_port
 from runs import ending, environment, steps_of, write_spec
 from started.popen import Warm
 
@@ -117,7 +118,8 @@ def test_processes_that_nobody_tells_where_to_meet_are_refused() -> None:
 def test_srun_starts_a_run(tmp_path: Path) -> None:
     """Two processes with the variables that srun sets train one run together."""
     spec = write_spec(tmp_path, tmp_path / "run", devices=2, plan="dp_shard = 2", steps=3)
-    shared = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": "4711",
+    job = str(free_port() - PORTS.start)  # which says where its ranks meet
+    shared = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": job,
               "SLURM_STEP_TASKS_PER_NODE": "2", "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
     ranks = [
         Warm(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from started import EXECUTABLE, PLACES
 
 MODULES = ("paceline", "torch.distributed.run")  # that are run as `python -m MODULE`, with those below them
 # What these say is read when a library is imported, so a process that has it otherwise starts anew.
@@ -31,12 +32,12 @@ class Command:
     def whole(self) -> list[str]:
         """Return all words of it."""
         unbuffered, module = ["-u"] if self.is_unbuffered else [], ["-m"] if self.is_module else []
-        return [sys.executable, *unbuffered, *module, *self.words]
+        return [EXECUTABLE, *unbuffered, *module, *self.words]
 
 
 def read(words: Sequence[str]) -> Command | None:
     """Return the command that a process can be forked for, or None where it needs an interpreter of its own."""
-    if not words or words[0] != sys.executable:
+    if not words or words[0] != EXECUTABLE:
         return None
     is_unbuffered, rest = words[1:2] == ["-u"], list(words[1:])
     rest = rest[1:] if is_unbuffered else rest
@@ -62,7 +63,7 @@ def _settings(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _places(environ: Mapping[str, str], warm: Mapping[str, str], folder: str) -> list[Path]:
     """Return where modules are looked for beyond where the warm process has found its own."""
-    known = {*_path(warm), str(Path(__file__).parents[2])}
+    known = {*_path(warm), *PLACES, str(Path(__file__).parents[2])}
     return [Path(folder, place) for place in (folder, *_path(environ)) if place not in known]
 
 

@@ -73,7 +73,7 @@ class Warm(Forked):
             return False
         asked = {"words": command.whole(), "environ": environ, "folder": folder, "group": group}
         self._peer = socket.socket(socket.AF_UNIX)
-        self._peer.connect(nursery())
+        self._peer.connect(nursery()[0])
         text = json.dumps(asked).encode() + b"\n"
         socket.send_fds(self._peer, [text[:1]], ends)
         self._peer.sendall(text[1:])
@@ -86,10 +86,13 @@ class Warm(Forked):
             return super()._try_wait(wait_flags)  # type: ignore[misc,no-any-return]
         if wait_flags & os.WNOHANG and not select.select([self._peer], [], [], 0)[0]:
             return 0, 0
-        code = int(self._said.readline() or -signal.SIGKILL)
+        code = self._read_end()
         self._said.close()
         self._peer.close()  # the nursery lets go of its number
         return self.pid, code << 8 if code >= 0 else -code
+
+    def _read_end(self) -> int:
+        return int(self._said.readline() or -signal.SIGKILL)
 
     def _internal_poll(self, *rest: Any, **named: Any) -> int | None:
         if self._peer is None or self.returncode is not None:
@@ -110,8 +113,8 @@ def nursery_environment() -> dict[str, str]:
 
 
 @functools.cache
-def nursery() -> str:
-    """Return the address of this process's nursery, which it starts once."""
+def nursery() -> tuple[str, int]:
+    """Return the address and the number of this process's nursery, which it starts once."""
     folder = tempfile.mkdtemp(prefix="nursery-")
     path = str(Path(folder, "at"))
     started = COLD([sys.executable, "-m", "started.nursery", path], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -119,7 +122,7 @@ def nursery() -> str:
     assert started.stdout is not None
     assert started.stdout.readline(), "the nursery has ended"
     atexit.register(_close, started, folder)
-    return path
+    return path, started.pid
 
 
 def _close(started: subprocess.Popen[bytes], folder: str) -> None:

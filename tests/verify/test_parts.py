@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import torch
-from tests_shared import PaddedText
+from tests_shared import VOCAB, PaddedText
 
 from paceline.run.loop.loader import split_rows
 from paceline.spec.layout import Layout, rows_of
@@ -16,7 +17,7 @@ from paceline.spec.task import DataSpec, ModelSpec, ScheduleSpec, Task
 from paceline.task.models.layers.attention import CausalAttention, scaled_attention
 from paceline.verify.process.group import Job
 from paceline.verify.reference.plain_attention import plain_attention
-from paceline.verify.twin.fold import MaskedSource, for_twin
+from paceline.verify.twin.fold import MaskedSource, RareSource, edges_of, for_twin
 from paceline.verify.twin.parts import BRIEF, SWEEP, WHOLE, Subject, jobs_of
 from paceline.verify.twin.task import LARGEST_LENGTH
 
@@ -107,3 +108,28 @@ def test_plain_attention_is_attention() -> None:
     for seen in (None, mask):
         assert torch.allclose(plain_attention(q, k, v, seen), scaled_attention(q, k, v, seen), rtol=0, atol=1e-12)
     assert CausalAttention.over_ranks is None
+
+
+def test_ids_beside_the_cuts_of_a_vocabulary_are_many_and_documents_short() -> None:
+    ids, vocab = np.arange(9), 257
+    edges = edges_of(vocab, vocab)
+    assert {0, 128, 129, 85, 86, 171, 172, 256} <= set(edges) and len(edges) < 20
+
+    class Packed(PaddedText):
+        def read(self, ids: Any, positions: Any = None) -> Any:
+            batch = super().read(ids, positions)
+            return {**batch, "documents": (batch["labels"] >= 0).long()}
+
+    whole, rare = Packed().read(ids), RareSource(Packed(), VOCAB).read(ids)
+    edges = edges_of(VOCAB, VOCAB)
+    for name in ("tokens", "labels"):
+        changed = rare[name] != whole[name]
+        assert changed.any() and set(rare[name][changed].tolist()) <= set(edges)
+        assert {edge for edge in edges if (rare[name] == edge).any()} == set(edges), f"all are among the {name}"
+        assert int(rare[name].max()) < VOCAB
+    assert torch.equal(rare["labels"] >= 0, whole["labels"] >= 0), "as many labels count"
+    assert torch.equal(rare["documents"] == 0, whole["documents"] == 0), "what fills a row is no document"
+    found = [len(row[row > 0].unique()) for row in rare["documents"]]
+    assert max(found) >= 2
+    again = RareSource(Packed(), VOCAB).read(ids[3:5])
+    assert torch.equal(again["tokens"], rare["tokens"][3:5]) and torch.equal(again["documents"], rare["documents"][3:5])

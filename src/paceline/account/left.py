@@ -30,7 +30,7 @@ class BudgetLeft:
 
     @property
     def text(self) -> str:
-        """It in one line."""
+        """What is left of the budget, in one line."""
         said = BUDGETS[self.name][2]
         left = max(0.0, self.limit - self.spent)
         buys = "what that buys is not known" if self.steps is None else f"which buys {format_count(self.steps)} steps"

@@ -50,7 +50,7 @@ class BookPrice:
     until: str = option("", "the last day on which it holds, YYYY-MM-DD; empty: always")
 
     def holds(self, accelerator: str, price_class: str, day: datetime.date) -> bool:
-        """Return whether it is the price of a device on a day."""
+        """Return whether this row is the price of a device on a day."""
         fits = self.accelerator in (ANY, accelerator) and price_class in ("", self.price_class)
         return fits and (not self.since or day >= _day(self.since)) and (not self.until or day <= _day(self.until))
 

@@ -201,11 +201,13 @@ def schedules_of(row: StepRow, pp: int, layers: int, marks: list[str]) -> list[t
         return [("interleaved" if row.vpp > 1 else "1f1b", row.vpp)]
     program, _ = program_of(row.program, row.zero_stage)
     several = [program.interleaved_stages] if program.interleaved_stages else _chunks(layers, pp)
-    if "interleaved" in name:
+    if "interleaved" in name or "dualpipe" in name:  # each device has a chunk of either end
         marks.append("stages per device: the best that fits")
         return [("interleaved", chunks) for chunks in several]
     if name:
         return [("1f1b", 1)]
+    if program.interleaves and program.interleaved_stages:  # what it does unless told otherwise
+        return [("interleaved", chunks) for chunks in several]
     if program.interleaves:
         marks.append("schedule: the best that fits")
         return [("1f1b", 1), *(("interleaved", chunks) for chunks in several if layers >= pp * chunks)]

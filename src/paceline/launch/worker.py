@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 from paceline.errors import PacelineError, Requeue
@@ -23,11 +24,10 @@ from paceline.supervise.parent import end_with_parent
 from paceline.supervise.supervisor import report_error
 
 
-def guarded(work: object) -> int:
+def guarded(work: Callable[[], object]) -> int:
     """Call `work()` and return this process's exit code, leaving errors where the supervisor reads them."""
     from paceline.run.record.recorder import describe, is_echo
 
-    assert callable(work)
     try:
         work()
         return 0

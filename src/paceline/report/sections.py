@@ -322,7 +322,7 @@ def spec_toml(spec: Mapping[str, Any], prefix: str = "") -> str:
 
 
 def reproduce(summary: Summary) -> str:
-    """Return how to run it again: the command, the versions, the seed, the data and the whole spec."""
+    """Return how to make the run again: the command, the versions, the seed, the data and the whole spec."""
     found = summary.reproduce
     data = {key: value for key, value in found.data.items() if value not in (None, "")}
     parameters = f"{format_count(found.parameters)} ({found.parameters:,.0f})" if found.parameters else ""

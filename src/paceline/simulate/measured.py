@@ -32,7 +32,7 @@ class MeasuredCosts:
 
     @property
     def scenario(self) -> Scenario:
-        """The run's work on its devices, which fail at random as often as they did."""
+        """The run's work on its devices, which fail at random as often as devices did in the run."""
         hours = self.between_faults / SECONDS_PER_HOUR
         cause = Cause("fault of the run", "unknown", 1 / (hours * self.devices), evicts=False)
         rates = FailureRates("measured", (cause,), f"a fault every {self.between_faults:.3g} s of the run", "measured")

@@ -52,6 +52,8 @@ class BlockProfile:
     routed_elements: float = 0.0  # elements of a sample that are sent to experts, once for each that a token passes
     frozen_parameters: int = 0  # those that are not trained: they have no gradient and no optimizer state
     narrow_parameters: int = 0  # those of the frozen ones that rest in two bytes
+    packed_parameters: int = 0  # frozen weights in four bits: no parameters, and whole on every rank that has the block
+    unpacked_elements: int = 0  # those of the largest layer of them, which are unpacked to compute with it
     routed_flops: float = 0.0  # those of `matmul_flops` that are products of routed experts; 0: all of them
     routed_groups: tuple[int, ...] = ()  # groups that experts stand in, and to how many of them a token goes at most
     backward_products: float = 2.0  # of the backward pass, for each product of the forward pass; frozen weights: 1

@@ -32,7 +32,7 @@ class Standing:
     lines: Lines
 
     def answer(self, message: Mapping[str, Any]) -> None:
-        """Tell the rank where it goes on; an empty message is that it does not."""
+        """Tell the rank where to go on; an empty message says that the rank does not."""
         with contextlib.suppress(OSError):  # it has died meanwhile, which its ending tells
             self.lines.send(message)
         self.lines.end.close()

@@ -78,7 +78,7 @@ class Crew:
         return len(self.endings) == len(self.processes)
 
     def ended(self) -> list[Ending]:
-        """Return how they ended, in the order in which that was seen.
+        """Return how the ranks ended, in the order in which that was seen.
 
         A stop signal may reach a rank before it can hear of one, or when all have agreed to stop by that of another and
         this one has saved and is about to leave: it has stopped as it was asked to.

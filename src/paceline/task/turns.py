@@ -41,7 +41,7 @@ class Turn:
     of: int = 1
 
     def is_due(self, step: int) -> bool:
-        """Return whether it has its turn in a step, 1-based."""
+        """Return whether this turn is due in a step, 1-based."""
         return (step - 1) % self.every == 0
 
     def draws_as(self, step: int) -> int:

@@ -1,13 +1,15 @@
 """Measured seconds of the task's own blocks take the place of the model's."""
 
 import dataclasses
+import json
 
 import pytest
 from plan_examples import cluster, opened, plan, profile
 
+from paceline.cli.main import main
 from paceline.plan.cost.pricing import price, step_seconds
 from paceline.plan.cost.sheet import PricedTask
-from paceline.plan.learn.observation import machine_key
+from paceline.plan.learn.observation import device_key, machine_key
 from paceline.plan.learn.task_measurement import (
     TaskMeasurement,
     forget_measurements,
@@ -16,7 +18,10 @@ from paceline.plan.learn.task_measurement import (
     with_blocks,
     write_measurement,
 )
+from paceline.plan.planned import plan_task
 from paceline.spec.layout import Layout
+from paceline.spec.load import load_spec
+from paceline.spec.optimizers import optimizer_key
 from paceline.task.profile.plain import task_key
 
 MODEL = opened(profile(4))
@@ -121,3 +126,38 @@ def test_measurements_are_kept_by_task_precision_and_devices(monkeypatch, tmp_pa
     path.write_text("{}")
     assert list(read_measurements(key, here)) == ["bf16"]
     assert forget_measurements(machine_key(here)) == 2 and read_measurements(key, here) == {}
+
+
+def test_what_one_node_measured_is_in_the_forecast_of_a_catalog_cluster_of_64(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    text = tmp_path / "text.txt"
+    text.write_text("A line of text, some forty bytes long.\n" * 20_000)
+    words = ["task.model=llama-8b", f"task.data.source={text}", "task.data.tokenizer=bytes", "task.data.seq_len=2048"]
+    words += ["cluster.device=h100-sxm", "cluster.devices=64", "task.global_batch=128 samples", "task.stop=10 steps"]
+    words += ["plan.dp_shard=64", "plan.tp=1", "plan.pp=1", "plan.cp=1", "plan.micro_batch=1", "plan.recompute=none"]
+    command = ["plan", "--json", *(part for word in words for part in ("--set", word))]
+
+    def planned():
+        assert main(command) == 0
+        found = json.loads(capsys.readouterr().out)
+        return {term["name"]: term for term in found["forecast"]["time"]}
+
+    before = planned()
+    spec = load_spec(None, words)
+    answer = plan_task(spec)
+    here, key = answer.cluster, task_key(answer.profile, optimizer_key(spec.task.optimizer))
+    shapes = measured_shapes(answer.profile)
+    assert len(shapes) == 1 and not read_measurements(key, here)
+    machine = f"node-7-{device_key(here)}"
+    slow = measurement(here, "bf16", machine=machine, task=key, micro_batch=1, block_seconds=(0.1,), rest_seconds=0.02)
+    write_measurement(slow)
+    write_measurement(dataclasses.replace(slow, devices=4, block_seconds=(9.0,)))  # another kind of node
+    write_measurement(dataclasses.replace(slow, machine="node-8-cuda-00000000", block_seconds=(9.0,)))  # another device
+    after = planned()
+    layers, batch = answer.profile.repeated_blocks, answer.batch_samples // 64
+    computed = sum(after[name]["value"] for name in COMPUTED[:4]) + after["casts and gradient sums"]["value"]
+    assert computed == pytest.approx(batch * (layers * 0.1 + 0.02), rel=0.05)
+    assert "measured on node-7" in after["attention"]["formula"]
+    assert before["attention"]["value"] < after["attention"]["value"]
+    main([*command, "--set", "cluster.learn=false"])
+    assert "node-7" not in capsys.readouterr().out

@@ -47,7 +47,10 @@ def storm(count: int, seed: int) -> tuple[list[dict[str, Any]], int]:
     A checkpoint is damaged only where older ones are there, and lethal faults follow it.
     """
     drawn = random.Random(seed)
-    kinds = list(itertools.islice(itertools.cycle([*LETHAL, *MILD]), max(0, count - count // 10)))
+    wanted, known = max(0, count - count // 10), [*LETHAL, *MILD]
+    kinds = (
+        list(itertools.islice(itertools.cycle(known), wanted)) if wanted >= len(known) else drawn.sample(known, wanted)
+    )
     drawn.shuffle(kinds)
     for at in range(count // 10):
         kinds.insert(4 + 9 * at + drawn.randrange(3), DAMAGE[at % 2])
@@ -92,7 +95,6 @@ def check(folder: Path, count: int, seed: int) -> None:
           f"({', '.join(f'{rung} {number}' for rung, number in recoveries.items())}),",
           f"{len(ended['storm'])} calls, {sum(start.seconds for start in ended['storm']):.0f} s")  # fmt: skip
     assert ends == len(lethal)
-    hold_to_the_simulator(folder / "storm")
 
 
 def hold_to_the_simulator(run_dir: Path) -> None:
@@ -106,13 +108,16 @@ def hold_to_the_simulator(run_dir: Path) -> None:
     assert wall.p10 / 1.5 < seconds < wall.p90 * 1.5
 
 
-def test_a_run_comes_through_a_storm_as_through_a_calm(tmp_path: Path) -> None:
-    check(tmp_path, 26, seed=1)
+@pytest.mark.parametrize("count", [12, pytest.param(26, marks=pytest.mark.deep)])
+def test_a_run_comes_through_a_storm_as_through_a_calm(tmp_path: Path, count: int) -> None:
+    """26 have every kind. With half of them what is tried is that runs go on again and again; kinds: test_faults.py."""
+    check(tmp_path, count, seed=1)
 
 
 @pytest.mark.deep
 def test_a_run_comes_through_three_hundred_faults(tmp_path: Path) -> None:
     check(tmp_path, 300, seed=2)
+    hold_to_the_simulator(tmp_path / "storm")  # by the clock, which says little of 26 faults on a busy machine
 
 
 def test_a_storm_has_faults_of_every_kind() -> None:

@@ -193,6 +193,20 @@ def test_data_sets_that_cannot_be_used() -> None:
         MapSource(Ragged(), 1).read(np.arange(3))
 
 
+def test_a_data_set_that_gives_lists_of_samples_alone_is_read_one_by_one() -> None:
+    class Lists(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 5
+
+        def __getitems__(self, ids: list[int]) -> list[dict[str, Any]]:
+            return [{"x": np.full(2, index, np.float32), "noise": random.random()} for index in ids]
+
+    source = open_sources(Lists(), 7)[0]
+    batch = source.read(np.array([3, 1]), np.array([10, 11]))
+    assert batch["x"].tolist() == [[3.0, 3.0], [1.0, 1.0]]
+    assert batch["noise"][1] == source.read(np.array([1]), np.array([11]))["noise"][0]
+
+
 def test_a_data_set_may_declare_what_it_is() -> None:
     class Sequences(Noisy):
         items_per_sample, unit, vocab, fingerprint = 16, "tokens", 100, "mine"

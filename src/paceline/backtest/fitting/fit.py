@@ -214,7 +214,7 @@ class FittedTable:
 
     @property
     def sources(self) -> frozenset[str]:
-        """Where its rows are from."""
+        """Where the rows are from."""
         return frozenset(case.row.source for case in self.cases)
 
 

@@ -49,7 +49,7 @@ class SaveOutcome:
 
     @property
     def has_lost_a_peer(self) -> bool:
-        """Whether it failed because a rank stopped answering: the group cannot be used again."""
+        """Whether the save failed because a rank stopped answering: the group cannot be used again."""
         return isinstance(getattr(self.error, "__cause__", None), RuntimeError)
 
 

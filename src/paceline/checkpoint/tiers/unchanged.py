@@ -61,6 +61,6 @@ class Unchanged:
         self._next = (frozenset(parts), still, name, entry)
 
     def published(self, folder: Path) -> None:
-        """Take note that it is the last checkpoint now."""
+        """Take note that this checkpoint is the last one now."""
         self.parts, self.still, self.name, self.entry = self._next
         self.folder = folder

@@ -33,7 +33,7 @@ class AlertMessage:
         return "\n".join(filter(None, (self.head(), *(line_of_alert(alert) for alert in self.alerts))))
 
     def head(self) -> str:
-        """Return which run it is of."""
+        """Return which run the message is of."""
         return f"{self.run} on {socket.gethostname()} ({self.run_dir})"
 
 

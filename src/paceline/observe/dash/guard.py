@@ -80,7 +80,7 @@ class DashGuard:
         return PageAnswer(401, "the token is needed: open the address that `paceline dash` printed")
 
     def _is_action(self, asked: PageRequest) -> bool:
-        """Return whether it is a form that may be sent: by a page of the same scheme, name and port."""
+        """Return whether a request is a form that may be sent: by a page of the same scheme, name and port."""
         host, origin = asked.headers.get("host", ""), asked.headers.get("origin", "")
         is_form = asked.method == "POST" and ACTION.fullmatch(asked.path) is not None
         return self.actions and is_form and bool(host) and origin in (f"http://{host}", f"https://{host}")
@@ -106,7 +106,7 @@ class DashGuard:
         return True
 
     def _is_token(self, given: str) -> bool:
-        """Return whether it is the token, in a time that does not tell how much of it is right."""
+        """Return whether a text is the token, in a time that does not tell how much of it is right."""
         return hmac.compare_digest(given.encode("utf-8", "replace"), self.token.encode())
 
     def _of_cookie(self, header: str) -> str:

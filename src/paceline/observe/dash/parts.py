@@ -98,7 +98,7 @@ class RunView:
 
 
 def head(view: RunView) -> str:
-    """Return what it is, how far it has come, and how long it will take."""
+    """Return what a run is, how far it has come, and how long it will take."""
     run, status = view.run, view.run.status(view.now)
     done, planned = run.steps_done, run.steps_planned
     left = seconds_left(run)
@@ -241,7 +241,7 @@ def timeline(view: RunView) -> str:
 
 
 def spent(view: RunView) -> str:
-    """Return what it has cost, beside the promise and the budget."""
+    """Return what a run has cost, beside the promise and the budget."""
     amounts = spent_so_far(view.run)
     columns = {"so far": "spent", "promised so far": "promised_so_far", "at the end": "at_end", "promised": "promised"}
     if any(each.budget is not None for each in amounts):

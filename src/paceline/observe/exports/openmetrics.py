@@ -111,6 +111,8 @@ class OpenMetricsSink:
             self._set("paceline_checkpoint_timestamp_seconds", record.time)
         elif isinstance(record, RunStarted):
             self._count("paceline_starts")
+            for name in ("paceline_faults", "paceline_recoveries"):  # what appears as 1 has not increased
+                self._samples.setdefault(name, {}).setdefault("", 0.0)
             self._set("paceline_running", 1.0)
             promised = record.forecast.get("step_seconds")
             self._set("paceline_forecast_step_seconds", promised.get("value") if isinstance(promised, dict) else None)

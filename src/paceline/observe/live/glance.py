@@ -31,7 +31,7 @@ class Glance:
     last: float | None  # when the newest record was written
 
     def status(self, now: float | None = None) -> str:
-        """Return how it ended; without an end on record `running`, or `silent`."""
+        """Return how the run ended; without an end on record `running`, or `silent`."""
         if self.ended or self.last is None:
             return self.ended or SILENT
         silent = max(SILENT_SECONDS, SILENT_STEPS * (self.step_seconds or 0.0))

@@ -41,7 +41,7 @@ class TracedSpan:
 
     @property
     def seconds(self) -> float:
-        """How long it ran."""
+        """How long the span lasted."""
         return self.end - self.begin
 
 

@@ -16,7 +16,10 @@ def host_part(seen: StepsSeen) -> BoundPart:
 
 
 def _alone(seen: StepsSeen) -> BoundPart:
-    """Return it where the host computes: what the thread that trains waits for a core, and what lies beside a step."""
+    """Return the host's part where the host itself computes.
+
+    That is what the thread that trains waits for a core, and what lies beside a step.
+    """
     # On a busy machine a rank that has a core waits for one that has none: the rank that waits longest counts.
     queued, other, between = seen.most("queued_here"), seen.most("other"), seen.most("between")
     evidence = []
@@ -34,7 +37,10 @@ def _alone(seen: StepsSeen) -> BoundPart:
 
 
 def _with_device(seen: StepsSeen) -> BoundPart:
-    """Return it where a device computes: what it had nothing to do in, and the passes in which nobody waited for it."""
+    """Return the host's part where a device computes.
+
+    That is what the device had nothing to do in, and the passes in which the host did not wait for the device.
+    """
     dry = max(0.0, seen.most("idle") - seen.most("data") - seen.most("saving") - seen.most("evaluating"))
     evidence = [f"the device had nothing to do for {format_seconds(seen.most('idle'))} between two steps"]
     if seen.knows("awaited"):

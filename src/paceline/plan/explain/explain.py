@@ -100,7 +100,9 @@ def trained_text(planned: Planned) -> str:
     what = f"{format_count(profile.trained_parameters)} of {format_count(profile.parameters)} parameters ({share:.2%})"
     how = "" if adapter.is_none else f" · {adapter.kind} of rank {adapter.rank}, alpha {adapter.alpha:g}"
     narrow = sum(block.narrow_parameters for block in profile.blocks)
+    packed = sum(block.packed_parameters for block in profile.blocks)
     rests = f", {format_count(narrow)} of them in {adapter.base_dtype}" if narrow else ""
+    rests += f", {format_count(packed)} more in four bits ({adapter.base_dtype})" if packed else ""
     return f"trains {what}{how}; the rest is frozen{rests}: no gradients, no optimizer state"
 
 

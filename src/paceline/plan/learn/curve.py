@@ -34,7 +34,7 @@ class ExpectedLoss:
 
     @property
     def text(self) -> str:
-        """It in words."""
+        """The expected loss in words."""
         return f"a loss of about {self.loss:.3g} ({self.low:.3g} to {self.high:.3g})"
 
 

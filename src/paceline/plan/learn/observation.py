@@ -75,7 +75,9 @@ def observation_from_dict(record: dict[str, Any]) -> Observation:
 
 def machine_key(cluster: Cluster) -> str:
     """Return what this machine is known by, whatever part of it a task uses; empty for machines elsewhere."""
-    if not cluster.host:
-        return ""
-    device = hashlib.sha256(cluster.device.name.encode()).hexdigest()[:8]
-    return f"{cluster.host}-{cluster.device.kind}-{device}"
+    return f"{cluster.host}-{device_key(cluster)}" if cluster.host else ""
+
+
+def device_key(cluster: Cluster) -> str:
+    """Return what machines of the cluster's device have in common, whichever they are: how their keys end."""
+    return f"{cluster.device.kind}-{hashlib.sha256(cluster.device.name.encode()).hexdigest()[:8]}"

@@ -2,6 +2,7 @@
 
 Measured seconds take the place of the model's at the micro-batch they were measured at, as one factor for every shape
 of block. Other micro-batches and layouts are priced by the same formulas as ever, times the factor of their blocks.
+What one node measured is for every node of its kind: a cluster of the catalog takes what was measured on its device.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cluster.store import cache_dir, safe_name, write_json
-from paceline.plan.learn.observation import machine_key
+from paceline.plan.learn.observation import device_key, machine_key
 from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan
 from paceline.spec.profile import BlockProfile, ModelProfile
@@ -81,17 +82,21 @@ def write_measurement(measurement: TaskMeasurement) -> Path:
 
 
 def read_measurements(task: str, cluster: Cluster) -> dict[str, TaskMeasurement]:
-    """Return what was measured of a task on as many devices as the cluster has here, by precision."""
-    machine = machine_key(cluster)
-    if not machine:
-        return {}
-    found = {}
-    for path in sorted(_folder(machine).glob(f"{task}-*-{cluster.devices_per_node}x{cluster.device.threads}.json")):
+    """Return what was measured of a task on as many devices as a node has, by precision; the newest of each.
+
+    Of this machine what it measured itself. Of a cluster of the catalog, which is elsewhere, what a machine of the same
+    device measured that shares this cache: one of its nodes.
+    """
+    machine, found = machine_key(cluster), dict[str, TaskMeasurement]()
+    folders = [_folder(machine)] if machine else _folder("any").parent.glob(f"*-{device_key(cluster)}")
+    name = f"{task}-*-{cluster.devices_per_node}x{cluster.device.threads}.json"
+    for path in sorted(path for folder in folders for path in folder.glob(name)):
         try:
             record = json.loads(path.read_text("utf-8"))
             if record.pop("schema") == SCHEMA:
                 one = TaskMeasurement(**{**record, "block_seconds": tuple(record["block_seconds"])})
-                found[one.precision] = one
+                if one.precision not in found or one.date >= found[one.precision].date:
+                    found[one.precision] = one
         except (OSError, ValueError, TypeError, KeyError):
             continue  # another version's, or nobody can read it: as if there were none
     return found

@@ -39,6 +39,12 @@ class Passes(Protocol):
         `seen` is called after the objective of each micro-batch that counts, on ranks that know its loss.
         """
 
+    def of_each(self, micro_batches: Sequence[MicroBatch], objective: Objective) -> list[Any]:
+        """Run another objective forward only; return what it returns for each micro-batch, of this rank's samples.
+
+        It is None on ranks that are not told: those of a pipeline's stages before the last. Every rank calls it.
+        """
+
     def wrap_objective(self, wrapper: Callable[[Objective], Objective]) -> None:
         """Call `wrapper(objective)` in the place of the objective from now on; a proof looks at losses there."""
 

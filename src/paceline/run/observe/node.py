@@ -68,7 +68,7 @@ class NodeSampler:
         self._thread.start()
 
     def stop(self) -> None:
-        """Have it end, and do not wait for that."""
+        """Have the sampler end, and do not wait for that."""
         self._over.set()
 
     def close(self) -> None:

@@ -77,7 +77,7 @@ class EveryStep:
         self.world.add_up(vector)
 
     def over_all(self, totals: StepTotals) -> StepTotals:
-        """Return the totals: they are of all copies."""
+        """Return the totals, which are of all copies."""
         return totals
 
     def after_update(self, step: int) -> None:

@@ -41,11 +41,11 @@ class Points:
             tell(phase, step)
 
     def tell_also(self, told: Reached) -> None:
-        """Tell somebody else from now on where this process comes to: a trace."""
+        """Tell a further listener from now on where this process comes to: a trace."""
         self._told = (*self._told, told)
 
     def tell_no_more(self, told: Reached) -> None:
-        """Tell them no more."""
+        """Tell this listener no more."""
         self._told = tuple(each for each in self._told if each != told)
 
     def starting(self, phase: str, run_dir: Path) -> None:

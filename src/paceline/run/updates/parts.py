@@ -19,7 +19,10 @@ OURS = ("params", "use", "lr_scale")  # keys of a parameter group that the optim
 
 
 class UpdatePart(Protocol):
-    """Updates some parameters; what it keeps of them is in the joined optimizer's `state`, as tensors to be saved."""
+    """Updates some parameters.
+
+    What the part keeps of each parameter is in the joined optimizer's `state`, as tensors to be saved.
+    """
 
     known: bool  # whether the state before a first update can be made
 

@@ -25,6 +25,7 @@ from paceline.run.loop.loader import BatchStream, MicroBatch, StepBatch
 from paceline.run.loop.numbers import NumbersOnTheWay
 from paceline.run.loop.passes import SequentialPasses
 from paceline.run.loop.step import Stepper
+from paceline.run.parallel.pipeline.passes import PipelinePasses
 from paceline.spec.journal.kinds import SelectionRecord
 from paceline.spec.journal.reading import read_kind
 from paceline.spec.steps.selection import LARGEST, SelectionSpec
@@ -38,6 +39,7 @@ from paceline.task.turns import objective_of
 
 APART = 0.01  # an objective's sum may be so far from that of its rows: low precision adds them up in another order
 Rows = Callable[[nn.Module, Any, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
+_Passes = SequentialPasses | PipelinePasses
 Earlier = Mapping[tuple[int, int, int], str]  # by step, position and number of candidates: which were chosen
 
 
@@ -120,13 +122,14 @@ class BatchSelection:
     def _scored(self, batch: StepBatch) -> tuple[Any, Any]:
         """Return the loss sum and the items of every candidate over all ranks, in the order of the batch."""
         passes, device = self._stepper.passes, self._stepper.world.device
-        assert isinstance(passes, SequentialPasses), "the planner closes pipelines to a selection"
+        assert isinstance(passes, _Passes)
         sums = torch.zeros(2, batch.samples, dtype=torch.float64, device=device)
         with evaluating(self._stepper.model), torch.no_grad():
             scored = passes.of_each(batch.micro_batches, functools.partial(_scores, self._rows))
             self._check(passes, batch.micro_batches[0], scored[0])
-        for micro, (losses, items) in zip(batch.micro_batches, scored, strict=True):
-            if micro.counts:
+        for micro, found in zip(batch.micro_batches, scored, strict=True):
+            if micro.counts and found is not None:  # of a pipeline the last stage knows them
+                losses, items = found
                 at = slice(micro.position - batch.position, micro.position - batch.position + len(micro.ids))
                 sums[0, at], sums[1, at] = losses.double(), items.double()
         # Ranks of one sequence add their parts of it; those of one tensor-parallel group know the same.
@@ -135,12 +138,15 @@ class BatchSelection:
         both = np.array(NumbersOnTheWay(flat).arrived()).reshape(2, -1)
         return both[0], both[1]
 
-    def _check(self, passes: SequentialPasses, micro: MicroBatch, rows: tuple[torch.Tensor, torch.Tensor]) -> None:
+    def _check(self, passes: _Passes, micro: MicroBatch, rows: tuple[torch.Tensor, torch.Tensor] | None) -> None:
         """Hold the rows' losses against the objective, once. Raises ConfigError where they are not its parts."""
         if self._is_checked:
             return
         self._is_checked = True
-        loss, items = passes.of_each([micro], passes.objective)[0]
+        (found,) = passes.of_each([micro], passes.objective)
+        if found is None or rows is None:
+            return
+        loss, items = found
         whole, parts = (float(loss), float(items)), (float(rows[0].sum()), float(rows[1].sum()))
         if any(abs(one - other) > APART * max(abs(one), abs(other)) for one, other in zip(whole, parts, strict=True)):
             raise ConfigError(

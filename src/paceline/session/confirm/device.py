@@ -26,7 +26,7 @@ LEAST, MOST = 3, 20  # rounds that are timed
 
 
 def main() -> int:
-    """Try them and return the exit code."""
+    """Try the micro-batches of the request and return the exit code."""
     end_with_parent()
     return guarded(lambda: _try(Path(sys.argv[1]), Path(sys.argv[2])))
 

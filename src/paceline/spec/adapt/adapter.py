@@ -9,6 +9,8 @@ from paceline.config.declared import Declared
 from paceline.config.fields import option
 
 KINDS = ("none", "lora", "rslora", "dora")
+NF4 = "nf4"
+NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)  # of a value: half a byte, a byte for 64 of them, four for 16,384
 INITS = ("kaiming", "gaussian", "random")
 
 
@@ -42,9 +44,9 @@ class AdapterSpec(Declared, table="task.adapter"):
     weights: str = option("", "a folder with an adapter in peft's format to start from")
     base_dtype: str = option(
         "",
-        "the dtype in which the frozen weights of adapted layers rest, such as 'bf16'; empty keeps the plan's, which is"
-        " fp32",
-        choices=("", "bf16", "fp16"),
+        "the dtype in which the frozen weights of adapted layers rest, such as 'bf16'; 'nf4' is four bits, doubly"
+        " quantised (QLoRA, arXiv:2305.14314); empty keeps the plan's, which is fp32",
+        choices=("", "bf16", "fp16", NF4),
     )
 
     @property

@@ -30,7 +30,7 @@ class HeldTime:
 
     @property
     def seconds(self) -> float:
-        """How long it is."""
+        """How long the stretch is."""
         return self.ended - self.began
 
 

@@ -75,7 +75,9 @@ class HealthSample(Record):
         Told(
             "by block: `grad_norm` (before clipping), `weight_norm`, `update_ratio` (norm of the update over that of"
             " the weights before it), `activation_rms` and `activation_max` of what the block gives, `dead_share` (of"
-            " the units behind its activation functions, those that gave nothing for any sample)"
+            " the units behind its activation functions, those that gave nothing for any sample),"
+            " `attention_max` (largest score without its sign, of the last 64 queries of each row and one head, another"
+            " one in each measurement), `logit_max` of `output` (without its sign, of the last 4 tokens of each row)"
         ),
     ]
     absent: Annotated[Table, Told("by name what was not measured, and why")]

@@ -73,7 +73,7 @@ class Piece:
     batch: int
 
     def has_begun(self, step: int, position: int) -> bool:
-        """Return whether it holds in update `step` (from 1) or before, at which so many samples are consumed."""
+        """Return whether the piece has begun by update `step` (from 1), with `position` samples consumed before."""
         return step > self.steps if self.steps is not None else position >= (self.samples or 0)
 
 

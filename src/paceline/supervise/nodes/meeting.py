@@ -19,7 +19,7 @@ NAME = "nodes.json"
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where the coordinator is: its address, node and process; and the secret by which nodes and it know each other."""
+    """Where the coordinator is (address, node, process), and the secret by which it and the nodes know each other."""
 
     host: str
     port: int

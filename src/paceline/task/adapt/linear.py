@@ -16,16 +16,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.spec.adapt.adapter import AdapterSpec
+from paceline.spec.adapt.adapter import NF4, AdapterSpec
+from paceline.task.adapt.nf4 import Packed, pack, packed_product, sizes_of
 
 A, B, MAGNITUDE = "lora_A", "lora_B", "lora_magnitude_vector"
 NAMES = (A, B, MAGNITUDE)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+VALUES, SCALES, WIDE = "weight_nf4", "weight_scales", "weight_wide"  # buffers of a weight in four bits
+PACKED = (VALUES, SCALES, WIDE)
 
 
 def is_adapter(name: str) -> bool:
     """Return whether a parameter of this name is an adapter's."""
     return name.rpartition(".")[2] in NAMES
+
+
+def is_packed(name: str) -> bool:
+    """Return whether a buffer of this name is a part of a weight in four bits."""
+    return name.rpartition(".")[2] in PACKED
 
 
 class AdaptedLinear(nn.Linear):
@@ -54,6 +62,39 @@ class AdaptedLinear(nn.Linear):
         return f"{super().extra_repr()}, {self.spec.kind} rank={self.spec.rank}"
 
 
+class PackedLinear(AdaptedLinear):
+    """An adapted layer whose frozen weight rests in four bits: buffers that no layout cuts and a checkpoint has."""
+
+    weight_nf4: Tensor
+    weight_scales: Tensor
+    weight_wide: Tensor
+
+    @property
+    def packed(self) -> Packed:
+        """The weight in four bits."""
+        return Packed((self.out_features, self.in_features), self.weight_nf4, self.weight_scales, self.weight_wide)
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """The weight as it computes, in fp32; made anew each time."""
+        return self.packed.to(torch.float32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [..., out] of x [..., in]."""
+        out = adapted_product(self, x, self.packed, self.lora_A, self.lora_B, self.lora_magnitude_vector)
+        return out if self.bias is None else out + self.bias
+
+    @torch.no_grad()
+    def pack(self, weight: Tensor) -> None:
+        """Put a whole weight [out, in] into the four bits."""
+        packed = pack(weight.to(self.weight_nf4.device))
+        for buffer, values in zip(
+            (self.weight_nf4, self.weight_scales, self.weight_wide), (packed.values, packed.scales, packed.wide),
+            strict=True,
+        ):  # fmt: skip
+            buffer.copy_(values)
+
+
 def adapted(layer: nn.Linear, spec: AdapterSpec) -> AdaptedLinear:
     """Return the same layer, now with an adapter beside its weight, without values yet."""
     layer.__class__ = AdaptedLinear
@@ -65,7 +106,23 @@ def adapted(layer: nn.Linear, spec: AdapterSpec) -> AdaptedLinear:
     layer.register_parameter(MAGNITUDE, magnitude)
     if spec.dropout:
         layer.lora_dropout = nn.Dropout(spec.dropout)
+    if spec.base_dtype == NF4:
+        return _packed(layer)
     rest_in_base_dtype(layer)
+    return layer
+
+
+def _packed(layer: AdaptedLinear) -> PackedLinear:
+    """Return the same layer with its weight in four bits; of one on the meta device they are filled later."""
+    weight = layer.weight.detach()
+    del layer._parameters["weight"]
+    layer.__class__ = PackedLinear
+    assert isinstance(layer, PackedLinear)
+    dtypes = (torch.uint8, torch.uint8, torch.int32)
+    for name, count, dtype in zip(PACKED, sizes_of((layer.out_features, layer.in_features)), dtypes, strict=True):
+        layer.register_buffer(name, torch.zeros(count, dtype=dtype, device=weight.device))
+    if not weight.is_meta:
+        layer.pack(weight)
     return layer
 
 
@@ -80,7 +137,7 @@ def rest_in_base_dtype(layer: AdaptedLinear) -> None:
 def adapted_product(
     layer: AdaptedLinear,
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | Packed,
     thin_in: Tensor,
     thin_out: Tensor,
     magnitude: Tensor | None,
@@ -92,19 +149,25 @@ def adapted_product(
     squares of the parts; what is returned is then a part of a sum.
     """
     spec = layer.spec
-    weight, thin_in, thin_out = weight.to(x.dtype), thin_in.to(x.dtype), thin_out.to(x.dtype)
+    thin_in, thin_out = thin_in.to(x.dtype), thin_out.to(x.dtype)
     if not layer.is_on:
-        return F.linear(x, weight)
+        return _product(x, weight)
     drops = spec.dropout > 0.0 and layer.lora_dropout.training
     dropped = layer.lora_dropout(x) if drops else x
     added = F.linear(F.linear(dropped, thin_in), thin_out.T) * spec.scale
-    plain = F.linear(x, weight)
+    plain = _product(x, weight)
     if magnitude is None:
         return plain + added
-    ratio = (magnitude / _norms(weight, thin_in, thin_out, spec.scale, total).to(magnitude.dtype)).to(x.dtype)
+    norms = _norms(weight.to(x.dtype), thin_in, thin_out, spec.scale, total)
+    ratio = (magnitude / norms.to(magnitude.dtype)).to(x.dtype)
     if not drops:
         return ratio * (plain + added)
-    return plain + (ratio - 1) * F.linear(dropped, weight) + ratio * added  # as peft has it: the base sees all of x
+    return plain + (ratio - 1) * _product(dropped, weight) + ratio * added  # as peft has it: the base sees all of x
+
+
+def _product(x: Tensor, weight: Tensor | Packed) -> Tensor:
+    """Return [..., out] of x [..., in] and a frozen weight, in the dtype of x."""
+    return packed_product(x, weight) if isinstance(weight, Packed) else F.linear(x, weight.to(x.dtype))
 
 
 @torch.no_grad()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from paceline.spec.adapt.adapter import AdapterSpec
-from paceline.task.adapt.linear import MAGNITUDE, A, B, is_adapter
+from paceline.task.adapt.linear import MAGNITUDE, PACKED, VALUES, A, B, is_adapter, is_packed
+from paceline.task.adapt.nf4 import Packed
 
 
 class MergedTensors(Mapping[str, Tensor]):
@@ -19,16 +21,25 @@ class MergedTensors(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         layer = name.removesuffix(".weight")
-        if is_adapter(name):
+        if is_adapter(name) or is_packed(name):
             raise KeyError(name)
         if f"{layer}.{A}" not in self._tensors:
             return self._tensors[name]
         magnitude = self._tensors[f"{layer}.{MAGNITUDE}"] if self._spec.kind == "dora" else None
         thin = (self._tensors[f"{layer}.{A}"], self._tensors[f"{layer}.{B}"])
-        return merged(self._tensors[name], *thin, self._spec.scale, magnitude)
+        return merged(self._base(layer, *thin), *thin, self._spec.scale, magnitude)
+
+    def _base(self, layer: str, thin_in: Tensor, thin_out: Tensor) -> Tensor:
+        """Return a layer's frozen weight; one in four bits as it computes."""
+        if f"{layer}.{VALUES}" not in self._tensors:
+            return self._tensors[f"{layer}.weight"]
+        values, scales, wide = (self._tensors[f"{layer}.{part}"] for part in PACKED)
+        return Packed((thin_out.shape[1], thin_in.shape[1]), values, scales, wide).to(torch.float32)
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name in self._tensors if not is_adapter(name))
+        packed = (name.replace(VALUES, "weight") for name in self._tensors if name.endswith(VALUES))
+        plain = (name for name in self._tensors if not is_adapter(name) and not is_packed(name))
+        return itertools.chain(plain, packed)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

@@ -46,7 +46,7 @@ class PreferenceLoss:
 
     @property
     def forward_passes(self) -> int:
-        """How often it calls the model; one of the calls has a backward pass."""
+        """How often the objective calls the model; one of the calls has a backward pass."""
         return 1 if self.has_copy else 2
 
     def __call__(self, model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

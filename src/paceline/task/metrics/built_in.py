@@ -118,7 +118,7 @@ class Perplexity:
         return {}
 
     def values(self, totals: Totals, loss: LossTotal) -> dict[str, float]:
-        """Return it, infinite where it is beyond double precision."""
+        """Return the perplexity, infinite where it is beyond double precision."""
         try:
             return {self.name: math.exp(loss.total / loss.weight)}
         except OverflowError:

@@ -31,7 +31,7 @@ class Metric(Protocol):
 
     @property
     def reads_outputs(self) -> bool:
-        """Whether it looks at what the model returns."""
+        """Whether the metric looks at what the model returns."""
 
     def measure(self, outputs: Any, batch: Any) -> Mapping[str, Tensor]:
         """Return vectors [n], or numbers, that add up, by names of this metric's own.

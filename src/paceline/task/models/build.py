@@ -17,7 +17,7 @@ from paceline.spec.adapt.adapter import FULL, Adaptation
 from paceline.spec.import_paths import load_object
 from paceline.spec.task import ModelSpec
 from paceline.task.adapt.fill import adapted_layers, fill_adapters
-from paceline.task.adapt.linear import NAMES, AdaptedLinear
+from paceline.task.adapt.linear import NAMES, AdaptedLinear, PackedLinear, is_packed
 from paceline.task.adapt.trained import adapt
 from paceline.task.models.decoder import Decoder
 from paceline.task.models.factory import Model, call_factory, factory_of
@@ -27,7 +27,17 @@ from paceline.task.models.huggingface.loaded import as_in_memory, embeddings_of,
 from paceline.task.models.huggingface.names import EMBEDDINGS, HEAD, PREFIX, hf_name
 from paceline.task.models.huggingface.transfer import WeightsFit, fit, lengthened
 from paceline.task.models.huggingface.weights import check_hf_config
-from paceline.task.models.init import STD, Part, drawn_part, fill, initial_part, initialise, named_parameters
+from paceline.task.models.init import (
+    STD,
+    Box,
+    Part,
+    drawn_part,
+    fill,
+    filled_tensors,
+    initial_part,
+    initialise,
+    shape_of,
+)
 from paceline.task.models.layers.absent import Absent
 from paceline.task.models.layers.batch_norm import WholeBatchNorm, adopt_synced, takes_batch_statistics
 from paceline.task.models.moe import MoEDecoder
@@ -143,13 +153,13 @@ def load_weights(
     for name, target in targets.items():
         part: Part = functools.partial(stored.part, name)
         if name in fitted.fresh:
-            part = _drawn(model, name, target.shape, seed)
+            part = _drawn(model, name, shape_of(target), seed)
         elif name in (fitted.longer or ()):
             part = lengthened(stored, name)
-        fill(target, part if dtypes is None else _rounded(part, dtypes[name]))
+        fill(target, _rounded(part, dtypes[name]) if dtypes is not None and name in dtypes else part)
 
 
-def _drawn(model: nn.Module, name: str, shape: torch.Size, seed: int) -> Part:
+def _drawn(model: nn.Module, name: str, shape: Box, seed: int) -> Part:
     """Return what draws a parameter that is not read, by its name and the seed, whatever the layout."""
     if isinstance(model, Decoder):
         own, layers = name.removeprefix(PREFIX), model.config.layers
@@ -160,14 +170,14 @@ def _drawn(model: nn.Module, name: str, shape: torch.Size, seed: int) -> Part:
 
 def check_names(
     model: nn.Module, path: str, fresh: Collection[str] = ()
-) -> tuple[dict[str, Tensor], Stored, WeightsFit]:
+) -> tuple[dict[str, Tensor | PackedLinear], Stored, WeightsFit]:
     """Return a model's tensors by the names of files, those of the files, and how they fit. Reads headers alone.
 
     Raises as `load_weights`.
     """
     stored: Stored = read_safetensors(path)
     own = {f"{name}.{part}" for name in adapted_layers(model) for part in NAMES}  # adapters have their own files
-    targets: dict[str, Tensor] = {name: weight for name, weight in named_parameters(model) if name not in own}
+    targets = {name: weight for name, weight in filled_tensors(model).items() if name not in own}
     aliases = {*_aliases(model)}
     if isinstance(model, Decoder):
         if Path(path).expanduser().is_dir():
@@ -180,11 +190,13 @@ def check_names(
     else:
         stored = as_in_memory(model, stored)
         persistent = model.state_dict(keep_vars=True)
-        targets |= {name: buffer for name, buffer in model.named_buffers() if name in persistent}
+        targets |= {
+            name: buffer for name, buffer in model.named_buffers() if name in persistent and not is_packed(name)
+        }
         embeddings = embeddings_of(model)
     aliases |= {*_of_other_stages(model, stored), *(name for name in stored if may_ignore(model, name))}
     whole = not any(isinstance(module, Absent) for module in model.modules())  # and no stage of a pipeline
-    shapes = {name: tuple(target.shape) for name, target in targets.items()}
+    shapes = {name: shape_of(target) for name, target in targets.items()}
     return targets, stored, fit(shapes, stored, aliases, path, fresh, embeddings, whole)
 
 

@@ -31,7 +31,7 @@ class Factory:
     name: str
 
     def call(self) -> Any:
-        """Return what it returns."""
+        """Return what the factory returns."""
         return self.function(**self.arguments)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from paceline.task.adapt.linear import is_adapter
+from paceline.task.adapt.linear import PackedLinear, is_adapter
 from paceline.task.models.decoder import Decoder
 
 STD = 0.02  # Radford et al. 2019 (GPT-2), as in Llama
@@ -81,12 +81,18 @@ def held_part(parameter: Tensor) -> tuple[Tensor, Box, Box]:
     return parameter, (0,) * parameter.dim(), tuple(parameter.shape)
 
 
-def fill(parameter: Tensor, part: Part) -> None:
+def fill(parameter: Tensor | PackedLinear, part: Part) -> None:
     """Copy values into a parameter, or into this rank's shard where the parameter is a DTensor.
+
+    A layer whose weight rests in four bits gets all of it: every rank holds it whole.
 
     `part` is asked for what this rank holds alone; every rank's must tell of the same tensor. Nothing is communicated.
     """
     with torch.no_grad():
+        if isinstance(parameter, PackedLinear):
+            shape = parameter.packed.shape
+            parameter.pack(part((0, 0), shape))
+            return
         local, offsets, sizes = held_part(parameter)
         if local.numel():
             local.copy_(part(offsets, sizes))
@@ -95,16 +101,32 @@ def fill(parameter: Tensor, part: Part) -> None:
 def initialise(model: Decoder, seed: int) -> None:
     """Fill every parameter of a decoder, one at a time: ordinary tensors and DTensors, whatever they held before."""
     layers = model.config.layers
-    for name, parameter in named_parameters(model):
+    for buffer in model.buffers():  # the selection biases of routers, which begin at zero
+        buffer.zero_()
+    for name, parameter in filled_tensors(model).items():
         if is_adapter(name):
             continue  # it has a rule of its own: task/adapt/fill.py
 
-        def part(offsets: Box, sizes: Box, name: str = name, shape: torch.Size = parameter.shape) -> Tensor:
+        shape = shape_of(parameter)
+
+        def part(offsets: Box, sizes: Box, name: str = name, shape: Box = shape) -> Tensor:
             return initial_part(name, shape, layers, seed, offsets, sizes)
 
         fill(parameter, part)
-    for buffer in model.buffers():  # the selection biases of routers, which begin at zero
-        buffer.zero_()
+
+
+def shape_of(filled: Tensor | PackedLinear) -> Box:
+    """Return the shape of a parameter, or of a weight in four bits."""
+    return filled.packed.shape if isinstance(filled, PackedLinear) else tuple(filled.shape)
+
+
+def filled_tensors(model: nn.Module) -> dict[str, Tensor | PackedLinear]:
+    """Return what gets initial values, by the names of the plain model: parameters, and weights in four bits."""
+    found: dict[str, Tensor | PackedLinear] = dict(named_parameters(model))
+    for name, module in model.named_modules():
+        if isinstance(module, PackedLinear):
+            found[plain_name(f"{name}.weight")] = module
+    return found
 
 
 def named_parameters(model: nn.Module, every: bool = False) -> list[tuple[str, nn.Parameter]]:
@@ -112,10 +134,10 @@ def named_parameters(model: nn.Module, every: bool = False) -> list[tuple[str, n
 
     A parameter that several modules hold comes once, or under `every` name that it has.
     """
-    wrappers = ("_orig_mod.", "_checkpoint_wrapped_module.")  # torch.compile, torch's checkpoint_wrapper
-    found = []
-    for name, parameter in model.named_parameters(remove_duplicate=not every):
-        for wrapper in wrappers:
-            name = name.replace(wrapper, "")
-        found.append((name, parameter))
-    return found
+    every_name = model.named_parameters(remove_duplicate=not every)
+    return [(plain_name(name), parameter) for name, parameter in every_name]
+
+
+def plain_name(name: str) -> str:
+    """Return a name without what wrappers put into it: torch.compile, and torch's checkpoint_wrapper."""
+    return name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "")

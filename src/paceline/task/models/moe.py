@@ -19,7 +19,7 @@ from paceline.task.models.decoder import Decoder, DecoderLayer, FeedForward
 from paceline.task.models.layers.absent import Absent
 from paceline.task.models.layers.attention import Mask
 from paceline.task.models.layers.balance import SequenceSum, before_last_label, expert_counts, sequence_balance
-from paceline.task.models.layers.loss import IGNORED
+from paceline.task.models.layers.loss import IGNORED, Labels, LabelsByRow, plain_labels
 from paceline.task.models.layers.products import by_expert, expert_products
 from paceline.task.models.sizes import DecoderConfig, MoEConfig
 from paceline.task.rules import Rules, moe_rules
@@ -206,7 +206,7 @@ class MoEDecoder(Decoder):
     def forward(  # type: ignore[override]
         self,
         tokens: Tensor,
-        labels: Tensor | None = None,
+        labels: Labels | None = None,
         positions: Tensor | None = None,
         mask: Mask | None = None,
         real: Tensor | None = None,
@@ -217,7 +217,7 @@ class MoEDecoder(Decoder):
         label. A pipeline stage before the last returns what it hands on and what it adds to the loss.
         """
         if real is None and labels is not None:
-            real = before_last_label(labels)
+            real = before_last_label(plain_labels(labels))
         x, cos, sin = self.begin(tokens, positions)
         told: dict[int, Routed] = {}
         for layer in self.layers:
@@ -230,16 +230,22 @@ class MoEDecoder(Decoder):
         out = self.finish(x, labels, tokens.shape[1])
         return out if added is None else (out[0] + added.to(out[0].dtype), out[1])
 
-    def _added_loss(self, told: dict[int, Routed], labels: Tensor) -> Tensor | None:
-        """Return what these layers' balance adds to the loss, None where it adds nothing; keep what routers did."""
-        items = (labels != IGNORED).sum(dim=1)  # [rows]
+    def _added_loss(self, told: dict[int, Routed], labels: Labels) -> Tensor | None:
+        """Return what these layers' balance adds to the loss, None where it adds nothing; keep what routers did.
+
+        Where rows have weights their balance has the same ones as their cross-entropy; what is kept has none.
+        """
+        items = (plain_labels(labels) != IGNORED).sum(dim=1)  # [rows]
         if self.over_sequence is not None:
             items = self.over_sequence(items)
         balance = {place: routed.balance * items for place, routed in told.items()}
-        self.routed = self._record(told, balance, labels.device)
+        self.routed = self._record(told, balance, items.device)
         if not told or self.config.balance != "sequence" or not self.config.balance_weight:
             return None
-        return self.config.balance_weight / self.config.routed_layers * torch.stack([*balance.values()]).sum()
+        rows = torch.stack([*balance.values()])  # [layers, rows]
+        if isinstance(labels, LabelsByRow) and labels.weights is not None:
+            rows = rows * labels.weights.to(rows)
+        return self.config.balance_weight / self.config.routed_layers * rows.sum()
 
     @torch.no_grad()
     def _record(self, told: dict[int, Routed], balance: dict[int, Tensor], device: torch.device) -> Tensor:

@@ -130,6 +130,9 @@ def stand_in(model: nn.Module, device: torch.device) -> nn.Module:
                 made[id(parameter)] = _window(module, name, parameter, generator, device)
                 vars(made[id(parameter)]).update(vars(parameter))
             module._parameters[name] = made[id(parameter)]
+        for name, buffer in module._buffers.items():  # of weights in four bits
+            if buffer is not None and buffer.is_meta:
+                module._buffers[name] = torch.zeros_like(buffer, device=device)
     return copied
 
 

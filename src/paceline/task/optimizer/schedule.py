@@ -25,7 +25,7 @@ class Course:
     rates: tuple[tuple[int, float], ...] = ()  # of a function or scheduler of the user's: some steps and their rates
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as plain data, which `Course(**data)` reads back."""
+        """Return the course as plain data, which `Course(**data)` reads back."""
         plain = dataclasses.asdict(self)
         return plain if self.rates else {name: value for name, value in plain.items() if name != "rates"}
 

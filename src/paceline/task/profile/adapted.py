@@ -15,12 +15,16 @@ from torch import nn
 
 from paceline.spec.profile import BlockProfile, ModelProfile
 from paceline.task.adapt.fill import adapted_layers
-from paceline.task.adapt.linear import AdaptedLinear
+from paceline.task.adapt.linear import DTYPES, AdaptedLinear, PackedLinear
 from paceline.task.models.chain import chain_of
 
 IDLE = (
     "nothing of '{name}' is trained, and a stage of such blocks would have nothing to update; adapters in all blocks,"
     " or `train` patterns that name some of each, open it"
+)
+PACKED = (
+    "frozen weights in four bits (task.adapter.base_dtype = 'nf4') have one scale for 64 values of a whole matrix, and"
+    " are not cut; base_dtype = 'bf16' opens it"
 )
 REST = "rest"  # of a traced profile: all that lies outside the repeated blocks
 
@@ -41,7 +45,7 @@ def adapted_profile(profile: ModelProfile, model: nn.Module, forward_passes: int
         own = {name: parameter for name, parameter in named.items() if _block_of(name, names) == block.name}
         inside = [layer for name, layer in layers.items() if _block_of(f"{name}.weight", names) == block.name]
         if profile.source == "analytic":
-            block = _with_adapters(block, inside, profile.tokens_per_sample)
+            block = _without_packed(_with_adapters(block, inside, profile.tokens_per_sample), inside)
         flows = flows or any(parameter.requires_grad for parameter in own.values())
         # What a trace has seen keep nothing, as a teacher does, has no backward pass.
         is_idle = profile.source == "traced" and not (block.saved_elements or block.saved_fp32_elements)
@@ -50,6 +54,7 @@ def adapted_profile(profile: ModelProfile, model: nn.Module, forward_passes: int
         blocks.append(dataclasses.replace(block, backward_products=block.backward_products / forward_passes))
     idle = [block.name for block in blocks if block.recomputable and block.frozen_parameters == block.parameters]
     closed = {"pp": IDLE.format(name=idle[0])} if idle else {}
+    closed |= {"tp": PACKED} if any(block.packed_parameters for block in blocks) else {}
     return dataclasses.replace(profile, blocks=tuple(blocks), closed_axes={**(profile.closed_axes or {}), **closed})
 
 
@@ -77,7 +82,8 @@ def _frozen(
     """Return a block with what of its parameters is frozen; `flows` says whether gradients pass through it."""
     own = list(own)
     matrices = [parameter for parameter in own if parameter.dim() > 1]
-    size = sum(parameter.numel() for parameter in matrices)
+    packed = [layer.in_features * layer.out_features for layer in inside if isinstance(layer, PackedLinear)]
+    size = sum(parameter.numel() for parameter in matrices) + sum(packed)
     trained = sum(parameter.numel() for parameter in matrices if parameter.requires_grad)
     kept = ("saved_elements", "saved_fp32_elements", "selective_elements", "attention_out_elements", "kv_elements")
     idle: dict[str, Any] = {} if flows else dict.fromkeys(kept, 0.0)
@@ -86,10 +92,19 @@ def _frozen(
     return dataclasses.replace(
         block,
         frozen_parameters=min(block.parameters, sum(p.numel() for p in own if not p.requires_grad)),
-        narrow_parameters=sum(layer.weight.numel() for layer in inside if layer.spec.base_dtype),
+        narrow_parameters=sum(layer.weight.numel() for layer in inside if layer.spec.base_dtype in DTYPES),
+        packed_parameters=sum(packed),
+        unpacked_elements=max(packed, default=0),
         backward_products=(1.0 if flows else 0.0) + (trained / size if size else float(flows)),
         **idle,
     )
+
+
+def _without_packed(block: BlockProfile, inside: list[AdaptedLinear]) -> BlockProfile:
+    """Return an analytic block without the weights that rest in four bits: these are no parameters."""
+    packed = sum(layer.in_features * layer.out_features for layer in inside if isinstance(layer, PackedLinear))
+    active = block.active_parameters - packed if block.active_parameters else 0
+    return dataclasses.replace(block, parameters=block.parameters - packed, active_parameters=active)
 
 
 def _with_adapters(block: BlockProfile, inside: list[AdaptedLinear], tokens: int) -> BlockProfile:

@@ -19,8 +19,6 @@ RAGGED = (
 )
 TWICE = "the objective 'dpo' calls the model twice, with adapters and without; stages of a pipeline run once"
 REFERENCED = "paceline.task.adapt.referenced:with_reference"
-SELECTED = "task.selection: a pipeline's stages score no samples apart; dp_replicate, dp_shard, tp and cp are open"
-UNROUTED = "routers would count, and learn from, the candidates that are not trained on"
 FILLED_UP = (
     "rows are filled up to the longest of their micro-batch: stages of a pipeline pass on tensors of one shape, and "
     "ranks that share a sequence cut it evenly; dp_replicate and dp_shard are open"
@@ -40,10 +38,6 @@ def close_for_task(profile: ModelProfile, task: Task, facts: DataFacts) -> Model
         whole = profile.tensor_limits is None or not profile.tensor_limits.splits_sequence
         ragged = dict.fromkeys(("pp", "cp") if whole else ("pp", "cp", "tp"), FILLED_UP)
     closed = {**ragged, **closed_by(task.optimizer), **({"pp": TWICE} if task.objective == DPO else {})}
-    if task.selection.selects:
-        if profile.experts:
-            raise ConfigError("task.selection with a model with experts", UNROUTED, "a model without experts")
-        closed["pp"] = SELECTED
     if task.optimizer.groups or task.turns:
         trained, every_name = parameter_names(task, facts)
         if task.optimizer.groups:

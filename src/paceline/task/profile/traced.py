@@ -35,9 +35,9 @@ from paceline.task.profile.closed import (
     stray_axes,
 )
 from paceline.task.profile.draws import of_no_sample, with_one_more
-from paceline.task.profile.touched import touched_axes
 from paceline.task.profile.tracing import Counts, own_bytes, trace
 from paceline.task.reading import balance_remark, tried_reading, unread_remark
+from paceline.task.touched import touched_axes
 
 REST = "rest"  # all that lies outside the repeated blocks, loss included
 REAL_COPIES = 4  # a pass for real needs the weights, perhaps a second copy of them, and activations nobody knows of yet

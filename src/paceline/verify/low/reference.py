@@ -75,7 +75,7 @@ class LowDevice:
     draws: int = DRAWS
 
     def reference(self) -> LowReference:
-        """Return what it computes when it chooses experts itself, and how near a layout must come to that."""
+        """Return what one device computes when it chooses experts itself, and how near a layout must come to that."""
         model = self._model()
         scaler = scaler_for(self.plan.precision)
         scale = scaler.scale if scaler else 1.0

@@ -98,7 +98,11 @@ def test_every_layout_measures_the_same(layout: Layout, one_device: Any) -> None
     if layout.pp > 1:
         kept = ("grad_norm", "weight_norm", "update_ratio")
         expected = {block: {name: own[name] for name in kept} for block, own in one_device.items() if kept[0] in own}
-        assert "stages" in found[0][1].absent["activation_rms"]
+        assert "stages" in found[0][1].absent["activation_rms"] and "stages" in found[0][1].absent["logit_max"]
+    axes = {"attention_max": layout.cp, "logit_max": layout.cp * layout.tp}
+    left = {block: {name: value for name, value in own.items() if axes.get(name, 1) == 1}
+            for block, own in expected.items()}  # fmt: skip
+    expected = {block: own for block, own in left.items() if own}
     assert_same(found[0][1].values, expected)
 
 
@@ -131,6 +135,38 @@ def test_numbers_are_those_of_a_plain_computation() -> None:
         assert own["weight_norm"] == pytest.approx(norm(before, block))
         assert own["update_ratio"] == pytest.approx(norm(moved, block) / norm(before, block))
     assert math.hypot(*(own.get("grad_norm", 0.0) for own in found.values.values())) == pytest.approx(stats.grad_norm)
+
+
+def eager(q: torch.Tensor, k: torch.Tensor, head: int) -> torch.Tensor:
+    """Return all causal scores of one head, one by one as a textbook has them."""
+    keys = k[:, head * k.shape[1] // q.shape[1]]
+    scores = q[:, head] @ keys.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    return torch.tril(scores)
+
+
+def test_scores_and_logits_are_those_of_a_plain_computation() -> None:
+    """The sequence has fewer tokens than the sample, so the largest score of the head is that of all its scores."""
+    task, plan, world = decoder_task(), plan_of(Layout(), precision="fp64"), join_world("cpu", threads=1)
+    built = assemble(task, plan, world, task.data, SEQ_LEN)
+    meter = built.stepper.health = HealthMeter(built.stepper, world, every=1)
+    stream = BatchStream(task.data, task.seed, plan, 0, world.device)
+    model = built.model
+    seen: dict[int, list[torch.Tensor]] = {}
+    logits: list[torch.Tensor] = []
+    for at, layer in enumerate(model.layers):
+        layer.self_attn.attend.register_forward_pre_hook(
+            lambda _m, given, at=at: seen.setdefault(at, []).append(
+                eager(*given[:2], head=(1 + names[at]) % given[0].shape[1])))  # fmt: skip
+    head = (model.embed_tokens if model.config.tied else model.lm_head).weight.detach().clone()
+    model.norm.register_forward_hook(lambda _m, _i, out: logits.append((out.detach()[:, -4:] @ head.t()).abs().amax()))
+    names = [meter.blocks.index(f"layers.{at}") for at in range(len(model.layers))]
+    stats = built.stepper.step(stream.at(0), 1e-3)
+    found = meter.take(stats.step)
+    assert found is not None
+    for at in range(len(model.layers)):
+        expected = max(float(each.detach().abs().amax()) for each in seen[at])
+        assert found.values[f"layers.{at}"]["attention_max"] == pytest.approx(expected)
+    assert found.values["output"]["logit_max"] == pytest.approx(max(map(float, logits)))
 
 
 def dead(plan: Plan) -> Any:

@@ -120,3 +120,15 @@ def test_dead_units_and_growing_activations() -> None:
         assert judge.measured(blocks()) == []
     (found,) = judge.measured(blocks(layers_1={"activation_max": 200.0}))
     assert found["detector"] == "growing activations" and found["threshold"] == pytest.approx(80.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "detector"), [("attention_max", "growing attention scores"), ("logit_max", "growing logits")]
+)
+def test_scores_and_logits_that_grow(name: str, detector: str) -> None:
+    judge = HealthJudge()
+    for _ in range(6):
+        assert judge.measured(blocks(layers_1={name: 9.0})) == []
+    assert judge.measured(blocks(layers_1={name: 80.0})) == [], "not ten times as large"
+    (found,) = judge.measured(blocks(layers_1={name: 100.0}))
+    assert (found["detector"], found["block"], found["threshold"]) == (detector, "layers_1", 90.0)

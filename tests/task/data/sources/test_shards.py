@@ -6,7 +6,9 @@ import pickle
 import random
 import struct
 import zlib
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -222,7 +224,7 @@ def test_a_folder_whose_index_or_shard_is_another_one_is_refused(tmp_path: Path)
 
 def write_megatron(prefix: Path, sequences: list[list[int]], documents: list[int], code: int = 8) -> None:
     """Write PREFIX.bin and PREFIX.idx by the layout that Megatron-LM publishes. `documents` index sequences."""
-    kind = {4: "<i4", 8: "<u2"}[code]
+    kind = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}[code]
     tokens = [np.array(each, dtype=kind).tobytes() for each in sequences]
     prefix.with_suffix(".bin").write_bytes(b"".join(tokens))
     pointers = np.cumsum([0, *map(len, tokens)])[:-1]
@@ -232,6 +234,35 @@ def write_megatron(prefix: Path, sequences: list[list[int]], documents: list[int
         + np.array([len(each) for each in sequences], dtype=np.int32).tobytes()
         + pointers.astype(np.int64).tobytes() + np.array(documents, dtype=np.int64).tobytes()
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("code", [1, 2, 3, 4, 5, 8])
+def test_megatrons_documents_may_be_of_no_or_of_several_sequences(tmp_path: Path, code: int) -> None:
+    """A document without sequences had been taken for the rest of the file."""
+    sequences = [[1, 2, 3, 9], [4, 5, 9], [], [6, 7, 8, 9]]
+    for documents in ([0, 0, 1, 4], [0, 1, 1, 3, 4], [0, 2, 4, 4], [0, 0, 0, 4]):
+        write_megatron(tmp_path / "text", sequences, documents, code)
+        given: dict[str, Any] = {"arguments": {"vocab": 100}, "seq_len": 4, "validation_fraction": 0.0}
+        windows, _ = open_sources(DataSpec(str(tmp_path / "text"), cross_documents=False, **given), 7)
+        joined = [[token for each in sequences[first:last] for token in each] for first, last in pairwise(documents)]
+        assert windows.split.offsets().tolist() == np.cumsum([0, *map(len, joined)]).tolist()
+        packed, _ = open_sources(DataSpec(str(tmp_path / "text"), rows="packed", **given), 7)
+        labels = packed.read(np.arange(packed.samples))["labels"].flatten()
+        tokens = [token for each in joined for token in each]
+        assert sorted(labels[labels >= 0].tolist()) == sorted(tokens[1:]), "every token but the first is learnt once"
+
+
+@pytest.mark.parametrize("code", [2, 3, 4, 5])
+@pytest.mark.parametrize("place", [0, 2, 4])
+def test_numbers_below_zero_are_no_tokens(tmp_path: Path, code: int, place: int) -> None:
+    """-100 would have been a label that does not count."""
+    for number in (-1, -100):
+        tokens = [1, 2, 3, 4, 5]
+        tokens[place] = number
+        write_megatron(tmp_path / "text", [tokens], [0, 1], code)
+        spec = DataSpec(str(tmp_path / "text"), arguments={"vocab": 100}, seq_len=4, validation_fraction=0.0)
+        with pytest.raises(DataError, match=f"token {number}"):
+            open_sources(spec, 7)[0].read(np.array([0]))
 
 
 @pytest.mark.parametrize("code", [4, 8])

@@ -32,7 +32,7 @@ class AlertRule:
 
     @property
     def severity(self) -> str:
-        """How grave it is, where a trouble does not say."""
+        """How grave an alert of this rule is, where a trouble does not say."""
         return RULES[self.name][0]
 
     def add(self, record: Record) -> None:

@@ -21,6 +21,7 @@ from paceline.plan.cost.model_parts import Parts
 from paceline.plan.cost.sheet import Sheet
 from paceline.plan.cost.time.compute import state_bytes
 from paceline.plan.cost.time.gathers import gathered_memory
+from paceline.spec.adapt.adapter import NF4_BYTES
 from paceline.spec.cluster import SOURCES
 from paceline.spec.optimizers import gathered_values, state_values
 
@@ -98,7 +99,7 @@ class Held:
 
     @cached_property
     def trained(self) -> Floats:
-        """Those of them that are trained."""
+        """The parameters that are trained."""
         return self.parts.trained / self.plans.tp
 
     @property
@@ -111,6 +112,20 @@ class Held:
         """Return what a formula says of frozen weights of two bytes, nothing where there are none."""
         narrow = self.parts.total("narrow_parameters")[i]
         return f", 2 B of {narrow:,.0f} frozen ones" if narrow else ""
+
+    def _packed(self) -> list[Component]:
+        """Return frozen weights in four bits, whole on every device, with the one layer that is unpacked at a time."""
+        packed = self.parts.total("packed_parameters")
+        if not np.any(packed):
+            return []
+        largest = np.max(np.where(self.parts.counts > 0, self.parts.shapes["unpacked_elements"], 0.0), axis=1)
+        unpacked = 8 + self.compute  # two fp32 values on the way, and the one that is computed with
+
+        def text(i: int) -> str:
+            return f"{NF4_BYTES:.4f} B x {packed[i]:,.0f} frozen weights + {unpacked} B x {largest[i]:,.0f} unpacked"
+
+        values = NF4_BYTES * packed + unpacked * largest
+        return [Component("weights in four bits", "weights", values, MEASURED, text, "QLoRA (Dettmers et al. 2023)")]
 
     def _trained_text(self, i: int) -> str:
         """Return the parameters with gradients and state, for a formula."""
@@ -173,6 +188,7 @@ class Held:
                 lambda i: f"{resting} x {self.parts.parameters[i]:,.0f} parameters{self.over(i)}{self._narrow_text(i)}",
                 "ZeRO (Rajbhandari et al. 2020)",
             ),
+            *self._packed(),
             self._gradients(),
             Component(
                 "optimizer state",

@@ -55,6 +55,13 @@ NEMO = replace(
 MEGATRON_BRIDGE = replace(
     NEMO, name="Megatron Bridge", spreads_experts=True, sends_once_per_node=True, hides_experts=True
 )
+# DeepSeek's own (DeepSeek-AI 2024, arXiv:2412.19437): tokens cross to a node once (section 3.2.2) while DualPipe has
+# devices compute other micro-batches, on two chunks each (3.2.1), ZeRO-1 (3.2), operands of products in fp8 by
+# blocks of 128 (3.3). Not one row of it is among the tables.
+HAI_LLM = replace(
+    MEGATRON, name="HAI-LLM", spreads_experts=True, sends_once_per_node=True, hides_experts=True,
+    fuses_attention=True, recipe="blockwise", interleaved_stages=2, classes=(1,),
+)  # fmt: skip
 # Gradients stay in bf16, and autograd adds them up; its images and install.md have FlashAttention 1.0.5. Ranks update
 # whole tensors, and broadcast them one after the other (`broadcast_params` in hybrid_zero_optim.py). Both read again.
 INTERNEVO = replace(
@@ -116,6 +123,7 @@ PROGRAMS = {
     "mist": MEGATRON,
     "internevo": INTERNEVO,
     "megascale": MEGASCALE,
+    "hai-llm": HAI_LLM,
     "nanotron": NANOTRON,
     "pytorch-fsdp1": FSDP,
     "pytorch-fsdp2": FSDP2,

@@ -42,6 +42,7 @@ def block_factors(
     return clipped
 
 
-def measured_text(measurement: TaskMeasurement) -> str:
-    """Return the formula's mention of what was measured."""
-    return f" x factors of its blocks, measured here at micro-batch {measurement.micro_batch}"
+def measured_text(measurement: TaskMeasurement, at_home: bool = True) -> str:
+    """Return the formula's mention of what was measured, on this machine or on a node of a cluster elsewhere."""
+    where = "here" if at_home else f"on {measurement.machine}"
+    return f" x factors of its blocks, measured {where} at micro-batch {measurement.micro_batch}"

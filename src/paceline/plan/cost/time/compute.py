@@ -124,7 +124,7 @@ def _recompute_text(sheet: Sheet, index: int) -> str:
 def calibration_note(sheet: Sheet) -> str:
     """Return the formula's mention of what measured seconds make of it, or nothing where there are none."""
     if sheet.measured:
-        return measured_text(sheet.measured)
+        return measured_text(sheet.measured, at_home=bool(sheet.context.cluster.host))
     rates = sheet.rates
     return f" x {rates.factor:.2f} (measured calibration step)" if rates.calibration_ratios else ""
 

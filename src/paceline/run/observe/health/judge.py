@@ -27,6 +27,17 @@ DEAD = 0.5  # of the units
 GROWN = 10.0  # times as large as the median of what was measured before
 HISTORY = 20  # measurements that are remembered of each block
 UNEVEN = 0.01  # of an even load, for the emptiest expert
+GROWING = {  # what is measured -> the detector, and what to try
+    "activation_max": (
+        "growing activations", "a lower task.optimizer.lr, weight decay, or normalisation of what the block gives",
+    ),
+    "attention_max": (
+        "growing attention scores", "normalised queries and keys (qk_norm of the model), or a lower task.optimizer.lr",
+    ),
+    "logit_max": (
+        "growing logits", "a lower task.optimizer.lr, weight decay of the head, or an objective that holds them down",
+    ),
+}  # fmt: skip
 Finding = dict[str, Any]
 
 
@@ -162,18 +173,20 @@ class HealthJudge:
         ]  # fmt: skip
 
     def _grown(self, block: str, own: Mapping[str, float]) -> list[tuple[Finding, bool]]:
-        most = own.get("activation_max")
-        if most is None or not math.isfinite(most):
-            return []
-        before = self._remember(block, "activation_max", most)[:-1]
-        if len(before) < 5:
-            return []
-        middle = statistics.median(before)
-        return [
-            finding("growing activations", block, most, GROWN * middle, most > GROWN * middle,
-                    f"the largest is {most:.3g}, and was {middle:.3g} in the median of {len(before)} measurements",
-                    "a lower task.optimizer.lr, weight decay, or normalisation of what the block gives")
-        ]  # fmt: skip
+        found = []
+        for name, (detector, advice) in GROWING.items():
+            most = own.get(name)
+            if most is None or not math.isfinite(most):
+                continue
+            before = self._remember(block, name, most)[:-1]
+            if len(before) < 5:
+                continue
+            middle = statistics.median(before)
+            found.append(finding(
+                detector, block, most, GROWN * middle, most > GROWN * middle,
+                f"the largest is {most:.3g}, and was {middle:.3g} in the median of {len(before)} measurements", advice,
+            ))  # fmt: skip
+        return found
 
     def _remember(self, block: str, what: str, value: float) -> list[float]:
         history = self._history.setdefault((block, what), deque(maxlen=HISTORY))

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from paceline.run.loop.passes import SequentialPasses
 from paceline.run.loop.step import Stepper
 from paceline.run.observe.health.activations import OTHERS, ActivationWatch
+from paceline.run.observe.health.scores import ScoreWatch
 from paceline.run.process.world import World, build_mesh
 from paceline.run.updates.optimizer import named_parameters
 
@@ -29,7 +30,6 @@ _BLOCK = re.compile(r"^(.*?\.)?\d+(?=\.)")
 OUTPUT = "output"  # of the model: its logits, where the model gives them
 IN_STAGES = "not measured over pipeline stages"
 NO_LOGITS = "the model gives no logits: it adds up the loss itself, or part by part"
-FUSED = "attention is one fused kernel, which tells nothing of its scores"
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,11 @@ class HealthMeter:
         for turn in stepper.turns:
             if isinstance(turn.passes, SequentialPasses):
                 turn.passes.watched_by = self._watch
-        self._absent = {"attention_max": FUSED}
+        self._scores = ScoreWatch(stepper.model, watched, stepper.plan, world.device, lambda: self._watch.counts)
+        self._absent = dict(self._scores.absent)
         if layout.pp > 1:
-            self._absent |= dict.fromkeys(("activation_rms", "activation_max", "dead_share"), IN_STAGES)
+            names_absent = ("activation_rms", "activation_max", "dead_share", "attention_max", "logit_max")
+            self._absent |= dict.fromkeys(names_absent, IN_STAGES)
         elif not self._watch.silent_blocks:
             self._absent["dead_share"] = OTHERS
         self._turns_of_copies = self._in_turn()
@@ -121,9 +123,11 @@ class HealthMeter:
     def begin(self, step: int) -> None:
         """Begin a step, which is measured where it is one of those that are."""
         self._watch.end()  # of a step that was broken off
+        self._scores.end()
         self._step = _Step(step) if step % self._every == 0 else None
         if self._step is not None:
             self._watch.begin()
+            self._scores.begin(step // self._every, *self._part())
 
     @property
     def is_measuring(self) -> bool:
@@ -136,6 +140,7 @@ class HealthMeter:
         assert self._step is not None
         began = time.perf_counter()
         self._watch.end()
+        self._scores.end()
         step, known = self._step, [p for p in parameters if p.grad is not None and p in self._of]
         step.correction = correction
         step.gradients = self._squares(known, [_local(p.grad) for p in known], step.gradients)
@@ -178,6 +183,7 @@ class HealthMeter:
     def take(self, step: int) -> MeasuredHealth | None:
         """Return what a step's blocks were like, None where it was not measured. Every rank calls it, each step."""
         self._watch.end()
+        self._scores.end()
         seen, self._step = self._step, None
         if seen is None or seen.number != step or seen.gradients is None or seen.updates is None:
             return None  # of a step whose update was left out nothing is known
@@ -191,8 +197,9 @@ class HealthMeter:
                           activations.flatten()])  # fmt: skip
         self._world.add_up(sums)
         most = self._watch.most() if watches else zeros
+        scores = self._scores.most() if watches else torch.zeros(len(zeros) + 1, dtype=zeros.dtype, device=zeros.device)
         dead, widths = self._dead(has)
-        most = torch.cat([most, dead])
+        most = torch.cat([most, scores, dead])
         self._maximum(most)
         values: dict[str, dict[str, float]] = {}
         if self._world.is_first:
@@ -205,9 +212,13 @@ class HealthMeter:
         if not has:
             return torch.zeros(0, dtype=torch.float64, device=self._world.device), []
         widths = [int(each) for each in self._world.maximum(self._watch.widths())]
-        mesh, tp = build_mesh(self._stepper.plan.layout, self._world), self._stepper.plan.layout.tp
-        part = mesh.get_local_rank("tp") if mesh is not None and tp > 1 else 0
+        part, tp = self._part()
         return self._watch.reached(widths, part, tp), [each * tp for each in widths]
+
+    def _part(self) -> tuple[int, int]:
+        """Return which part of heads and units this rank has, of how many."""
+        mesh, tp = build_mesh(self._stepper.plan.layout, self._world), self._stepper.plan.layout.tp
+        return (mesh.get_local_rank("tp") if mesh is not None and tp > 1 else 0), tp
 
     def _maximum(self, vector: torch.Tensor) -> None:
         if self._world.size > 1:
@@ -216,12 +227,12 @@ class HealthMeter:
     def _told(self, numbers: list[float], correction: float, widths: list[int]) -> dict[str, dict[str, float]]:
         """Return the numbers of each block by name."""
         count = len(self.blocks)
-        rows = [numbers[start : start + count] for start in range(0, 6 * count, count)]
+        rows = [numbers[start : start + count] for start in range(0, 7 * count, count)]
         copies = self._world.size // self._stepper.sync.ranks  # that make updates by themselves: their mean
-        silent = self._dead_shares(numbers[6 * count :], widths)
+        logit, silent = numbers[7 * count], self._dead_shares(numbers[7 * count + 1 :], widths)
         found: dict[str, dict[str, float]] = {}
         for at, name in enumerate(self.blocks):
-            gradient, weight, update, squares, values, most = (row[at] for row in rows)
+            gradient, weight, update, squares, values, most, score = (row[at] for row in rows)
             own: dict[str, float] = {}
             if weight > 0 or gradient != 0:  # a head that shares its weights has none of its own
                 own["grad_norm"] = math.sqrt(gradient / copies) * correction
@@ -230,6 +241,10 @@ class HealthMeter:
                 own["update_ratio"] = math.sqrt(update / weight)
             if values:
                 own |= {"activation_rms": math.sqrt(squares / values), "activation_max": most}
+            if score:
+                own["attention_max"] = score
+            if logit and name == OUTPUT:
+                own["logit_max"] = logit
             if at in silent:
                 own["dead_share"] = silent[at]
             found |= {name: own} if own else {}

@@ -36,10 +36,10 @@ class NodeSensor(Protocol):
     """Reads a part of a node. It raises nothing: what it cannot read it says."""
 
     def read(self, into: SensorReading, seconds: float) -> None:
-        """Add what it reads; `seconds` have passed since it read before."""
+        """Add what the sensor reads; `seconds` have passed since it read before."""
 
     def close(self) -> None:
-        """Let go of what it holds."""
+        """Let go of what the sensor holds."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ class RisingCounter:
     """The increase of a counter that only rises, but for wrapping at `limit` and for beginning anew."""
 
     def __init__(self, limit: float | None = None) -> None:
-        """`limit` is where it wraps to zero; None where that is not known."""
+        """`limit` is where the counter wraps to zero; None where that is not known."""
         self._limit = limit
         self._before: float | None = None
 
     def added(self, now: float, most: float = float("inf")) -> float | None:
-        """Return by how much it has risen since the last call; None at the first, and where it has begun anew.
+        """Return the counter's rise since the last call; None at the first call, and where the counter has begun anew.
 
         `most` is the most by which it can have risen: a wrap that would be more is a new beginning.
         """

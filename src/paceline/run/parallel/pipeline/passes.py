@@ -8,8 +8,8 @@ its own loss sum and starts the term's backward pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -98,15 +98,40 @@ class PipelinePasses:
     def evaluate(
         self, micro_batches: Sequence[MicroBatch], seen: Callable[[], None] | None = None
     ) -> tuple[float, float]:
-        """Run forward only; return this rank's share of the loss sum and the weight.
+        """Run forward only; return this rank's share of the loss sum and the weight."""
+        loss_total: Any = 0.0
+        weight_total: Any = 0.0
+        for number, found in self._forwarded(micro_batches):
+            if micro_batches[number].counts:
+                loss_total = loss_total + in_double(found[0])
+                weight_total = weight_total + in_double(found[1])
+                if seen is not None:
+                    seen()
+        return self._share(float(loss_total)), self._share(float(weight_total))
+
+    def of_each(self, micro_batches: Sequence[MicroBatch], objective: Objective) -> list[Any]:
+        """Run another objective forward only; return what it returns for each micro-batch, None but on the last stage.
+
+        Every rank of the pipeline calls it.
+        """
+        found: list[Any] = [None] * len(micro_batches)
+        for number, value in self._forwarded([replace(micro, objective=objective) for micro in micro_batches]):
+            found[number] = value
+        return found
+
+    @property
+    def objective(self) -> Objective:
+        """The objective, as every stage of this rank calls it."""
+        return self._stages[0].objective
+
+    def _forwarded(self, micro_batches: Sequence[MicroBatch]) -> Iterator[tuple[int, Any]]:
+        """Run forward only; yield the number of each micro-batch and what the objective returns, on the last stage.
 
         At every beat a rank runs one stage on one micro-batch (`beats`), and then gives and takes at once what the next
         beat needs: a rank that only sent, to one that only sends, would wait for ever where sends wait for receivers.
         """
         borders = self._borders_for(micro_batches)
         relays = any(border.draws for border in borders)
-        loss_total: Any = 0.0
-        weight_total: Any = 0.0
         own = beats(self._pipeline.group.rank(), len(self._ranks), len(self._stages), len(micro_batches))
         received: list[Tensor] = []
         for now, following in zip(own, [*own[1:], None], strict=True):
@@ -116,11 +141,8 @@ class PipelinePasses:
                 found = self._stages[turn].run(micro, *received) if received else self._stages[turn].run(micro, None)
                 if self._indices[turn] < stage_count(self._plan) - 1:
                     sent = [found.contiguous(), *((random_state(self._device),) if relays else ())]
-                elif micro.counts:
-                    loss_total = loss_total + in_double(found[0])
-                    weight_total = weight_total + in_double(found[1])
-                    if seen is not None:
-                        seen()
+                else:
+                    yield now[1], found
             received = []
             if following is not None and (before := self._indices[following[0]] - 1) >= 0:
                 example = borders[before].example(rows_in(micro_batches[following[1]]))
@@ -128,7 +150,6 @@ class PipelinePasses:
                 received += [torch.empty_like(random_state(self._device))] if relays else []
             self._exchange(sent, received)
         self._randomness.rest()
-        return self._share(float(loss_total)), self._share(float(weight_total))
 
     def _exchange(self, sent: list[Tensor], received: list[Tensor]) -> None:
         """Send tensors to the next rank of the pipeline and fill those that come from the rank before, together."""

@@ -130,8 +130,9 @@ class StageModule(nn.Module):
 
     def _run(self, micro: MicroBatch, hidden: Tensor | None, state: Tensor | None) -> Any:
         self._incoming, self._running, self._calls, self._state = hidden, True, 0, state
+        objective = self.objective if micro.objective is None else micro.objective
         try:
-            return self.objective(self.part, self._take_part(in_model_precision(micro.data, self._plan)))
+            return objective(self.part, self._take_part(in_model_precision(micro.data, self._plan)))
         except _Ended as ended:
             return ended.handed_on
         finally:

@@ -117,7 +117,7 @@ def hashes_path(work: Path, number: int) -> Path:
 
 
 def keep_path(work: Path, number: int) -> Path:
-    """Return where it says which of a part's documents are kept."""
+    """Return the file that says which of a part's documents are kept."""
     return work / f"{number:06}.keep.npy"
 
 

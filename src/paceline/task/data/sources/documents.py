@@ -35,7 +35,7 @@ class Document(NamedTuple):
     held_out: bool | None = None  # as its file's name says; None where a hash of its text decides
 
     def is_held_out(self, limit: int) -> bool:
-        """Return whether it is held out; `limit` is that of split values, where its file's name does not say it."""
+        """Return whether the document is held out: as its file's name says, else by its split value, below `limit`."""
         return split_value(document_hash(self.text)) < limit if self.held_out is None else self.held_out
 
 

@@ -21,7 +21,7 @@ class File:
     held_out: bool | None = None  # as its name says; None where its documents are split by their hashes
 
     def decides(self) -> tuple[object, ...]:
-        """Return what stands for its content and its use."""
+        """Return what stands for the file's content and its use."""
         plain = (self.path, self.name, self.size, self.mtime_ns)
         return plain if self.held_out is None else (*plain, self.held_out)
 

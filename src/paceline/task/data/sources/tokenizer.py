@@ -40,7 +40,7 @@ class Tokenizer(Protocol):
         ...
 
     def to_json(self) -> str:
-        """Return what `from_json` restores it from."""
+        """Return what `from_json` restores the tokenizer from."""
         ...
 
 

@@ -27,7 +27,7 @@ class Split(Protocol):
 
     @property
     def name(self) -> str:
-        """Which one it is: train or validation."""
+        """Which part of the data these tokens are: train or validation."""
         ...
 
     @property
@@ -37,12 +37,12 @@ class Split(Protocol):
 
     @property
     def documents(self) -> int:
-        """How many documents they make."""
+        """How many documents the tokens make."""
         ...
 
     @property
     def digest(self) -> str:
-        """A hash of their content."""
+        """A hash of the tokens."""
         ...
 
     def open(self) -> Any:

@@ -56,6 +56,11 @@ class LabelsByRow:
 Labels = Tensor | LabelsByRow
 
 
+def plain_labels(labels: Labels) -> Tensor:
+    """Return the labels themselves, whether or not their losses are told apart by row."""
+    return labels.labels if isinstance(labels, LabelsByRow) else labels
+
+
 def cross_entropy_sum(
     hidden: Tensor, head: Tensor, labels: Labels, logits_elements: int = LOGITS_LIMIT_ELEMENTS
 ) -> tuple[Tensor, Tensor]:

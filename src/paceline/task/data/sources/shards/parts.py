@@ -57,7 +57,7 @@ class TokenPart:
     """The tokens of one file."""
 
     def __init__(self, file: ByteFile, start: int, tokens: int, dtype: str, checksums: Checksums | None = None) -> None:
-        """They begin at byte `start` of `file`."""
+        """The tokens begin at byte `start` of `file`."""
         self.file, self.tokens, self.dtype = file, tokens, np.dtype(dtype)
         self._start, self._checksums = start, checksums
         self.is_checked = checksums is not None

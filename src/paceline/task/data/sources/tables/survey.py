@@ -32,7 +32,7 @@ class TableRow(NamedTuple):
         return json.dumps([[tuple(each) for each in self.segments], self.label]).encode("utf-8", "surrogatepass")
 
     def text(self) -> bytes:
-        """Return its text."""
+        """Return the row's text."""
         return "".join(segment.text for segment in self.segments).encode()
 
 
