@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import report_journals as journals
+from runs import wait_until
 from served import served
 
 from paceline.lock import take
@@ -44,7 +45,8 @@ def test_the_button_asks_a_running_job_for_a_trace(tmp_path: Path, monkeypatch: 
         assert answer.status == 303 and answer.headers["location"] == "/run/live#traces"
         asked = requested_trace(run)
         assert asked is not None and (asked.last, asked.first, asked.by) == (4, None, "page")
-        assert "a trace of the next 4 steps is asked for" in server.get("/run/live").body
+        # A part that was just drawn is not drawn again at once.
+        wait_until(lambda: "a trace of the next 4 steps is asked for" in server.get("/run/live").body)
 
 
 def test_without_actions_there_is_no_button_and_nothing_to_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
