@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import bz2
 import errno
+import gzip
 import io
 import json
+import lzma
 import pickle
 import struct
 import tarfile
@@ -24,6 +27,7 @@ from paceline.task.data.prepare.prepare import prepare
 from paceline.task.data.source import open_sources
 from paceline.task.data.sources import documents as module
 from paceline.task.data.sources.files import list_files
+from paceline.task.data.sources.reading import unpacked
 from paceline.task.data.storage import remote
 from paceline.task.data.storage.blocks import BlockCache
 from paceline.task.data.storage.notices import LEFT_OUT
@@ -83,14 +87,18 @@ def test_shards_of_a_storage_that_fails_are_not_damaged(tmp_path: Path, fails: F
     assert source.notices.total(LEFT_OUT) == 0  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("kind", ["txt", "jsonl", "jsonl.gz", "parquet"])
+PACKERS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
+
+
+@pytest.mark.parametrize("kind", ["txt", "jsonl", "jsonl.gz", "jsonl.bz2", "jsonl.xz", "jsonl.zst", "parquet"])
 @pytest.mark.parametrize("reader", ["corpus", "prepare"])
 def test_documents_of_a_storage_that_fails_are_not_damaged(
     tmp_path: Path, fails: Fails, kind: str, reader: str
 ) -> None:
     path = write_lines(tmp_path / f"a.{kind}")
-    if kind == "jsonl.gz":
-        path.write_bytes(module.gzip.compress(path.read_bytes()))
+    if packed := kind.partition(".")[2]:
+        pack = PACKERS.get(packed) or pytest.importorskip("pyarrow").Codec("zstd").compress
+        path.write_bytes(bytes(pack(path.read_bytes())))
     if kind == "parquet":
         arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
         parquet.write_table(arrow.table({"text": [f"document {number}" for number in range(40)]}), path)
@@ -138,7 +146,7 @@ def test_a_disk_that_fails_is_no_damage(tmp_path: Path, monkeypatch: pytest.Monk
     path = write_lines(tmp_path / f"a.{kind}")
     spec = skipping(str(path), tmp_path)
     listing = list_files(spec)
-    monkeypatch.setattr(module, "open", lambda *_: Failing(path.read_bytes()), raising=False)
+    monkeypatch.setattr(unpacked, "open", lambda *_: Failing(path.read_bytes()), raising=False)
     with pytest.raises(DataError, match="Input/output error") as caught:
         list(module.read_documents(spec, listing))
     assert not isinstance(caught.value, DamagedData)
