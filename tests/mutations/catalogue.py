@@ -19,6 +19,13 @@ MOE = 'name = "moe-2m", hidden = 16, layers = 2, heads = 2, kv_heads = 2, ffn = 
 BALANCED = f"{MOE}, balance_weight = 0.3"
 PACKED = 'rows = "packed", cross_documents = false'
 GROUPS = 'groups = [{ match = ["*down_proj*"], lr_scale = 0.25 }]'
+QUERY_NORMS = f"{DECODER.replace('llama-1m', 'qwen3-30b-a3b')}, experts = 4, top_k = 2, vocab = 257"
+LORA = '[task.adapter]\nkind = "lora"\nrank = 4\nalpha = 8\n'
+GROWING = (
+    '[task.growth]\nby = "schedule"\nlearning_rate = "sqrt"\n'
+    '[[task.growth.changes]]\nafter = "3 steps"\nbatch = "28 samples"\n'
+)
+COPIES = "dp_replicate = 2\n[plan.sync]\n"
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,7 @@ class Case:
     optimizer: str = ""
     task: str = ""
     tables: str = ""
+    plan: str = ""
 
 
 CASES = {
@@ -63,11 +71,21 @@ CASES = {
     "packed rows, shared sequences": Case("cp=2", data=PACKED),
     "noise, shared sequences": Case("cp=2", task="embedding_noise = 5.0"),
     "groups, zero 3": Case("dp_shard=2,zero=3", optimizer=GROUPS),
+    "frozen groups": Case("dp_shard=2", optimizer=GROUPS.replace(" }]", ', frozen_until = "200 steps" }]')),
     "layer rates, stages": Case("pp=2", optimizer="layer_decay = 0.7"),
     "muon, zero 3": Case("dp_shard=2,zero=3", optimizer='name = "muon"'),
     "activations on the host": Case("dp_replicate=2,offload=activations"),
     "experts, spread and tensor": Case("dp_shard=2,ep=2,tp=2", BALANCED),
     "experts, hybrid": Case("dp_replicate=2,dp_shard=2,ep=2", BALANCED),
+    "LoRA, tensor": Case("tp=2", tables=LORA),
+    "DoRA, tensor": Case("tp=2", tables=LORA.replace("lora", "dora")),
+    "query norms, tensor": Case("tp=2", QUERY_NORMS),
+    "stages, copies": Case("dp_replicate=2,pp=2"),
+    "stages, tied, shards": Case("dp_shard=2,pp=2", f"{DECODER}, tied = true"),
+    "growing batches": Case("dp_replicate=2", tables=GROWING),
+    "outer steps": Case("dp_replicate=2", plan=f'{COPIES}kind = "outer"\nevery = 2\nlr = 0.7\nmomentum = 0.9'),
+    "rounded sums": Case("dp_replicate=2", plan=f'{COPIES}wire = "bf16"'),
+    "dropout, shards": Case("dp_shard=2,zero=3", 'name = "planted_models:Dropout"'),
     "loss by the world": Case("dp_replicate=2", objective="by_world"),
     # Losses that are no sums over rows.
     "contrast": Case("dp_replicate=2", 'name = "planted_models:Halves"', "info_nce"),
@@ -98,7 +116,7 @@ CONTROLLED = (
     "copies", "zero 3", "tied", "state on the host", "dropout", "stages, dropout",
     "statistics of all", "experts", "experts, stages, bias",
     "experts, shared by three", "ring of four", "four stages", "tensor ranks of four", "zero 3, bf16", "copies, fp16",
-    "experts, tensor, bf16", "experts, bf16",
+    "experts, tensor, bf16", "experts, bf16", "frozen groups", "outer steps", "packed rows, shared sequences",
 )  # fmt: skip
 CONTROLS = [Planted("control", f"nothing, {case}", case, nothing, "", "") for case in CONTROLLED]
 

@@ -49,6 +49,7 @@ probe = false
 
 [plan]
 precision = "fp32"
+{plan}
 """
 
 
@@ -92,7 +93,7 @@ def _spec_of(bug: Planted, folder: Path) -> Path:
     spec = folder / f"{bug.case.replace(', ', '-').replace(' ', '-')}.toml"
     if not spec.exists():
         more = {name: f", {text}" if (text := getattr(case, name)) else "" for name in ("data", "optimizer")}
-        more |= {"task": case.task, "tables": case.tables, "model": case.model}
+        more |= {"task": case.task, "tables": case.tables, "plan": case.plan, "model": case.model}
         spec.write_text(SPEC.format(corpus=write_corpus(folder), cache=folder / "cache", **more))
     return spec
 

@@ -16,7 +16,7 @@ from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof
 from paceline.spec.steps.growth import BatchChange, GrowthSpec
-from paceline.spec.task import ModelSpec, OptimizerSpec, ScheduleSpec, Task
+from paceline.spec.task import GroupSpec, ModelSpec, OptimizerSpec, ScheduleSpec, Task
 from paceline.task.optimizer.schedule import learning_rate
 from paceline.units import Amount
 from paceline.verify.process.checks import CHECKS
@@ -68,6 +68,7 @@ CORRECT: dict[str, Plan] = {
     "a module object": plan_of(Layout(dp_shard=2), batch=7, precision="fp64"),
     "one device": plan_of(Layout(), batch=5, precision="fp64"),
     "growing batch": plan_of(Layout(dp_shard=2), batch=5, precision="fp64"),
+    "frozen groups": plan_of(Layout(dp_shard=2), batch=5, precision="fp64"),
 }
 
 
@@ -77,6 +78,10 @@ def correct_task(case: str) -> Task:
     changes: dict[str, Any] = {"optimizer": OptimizerSpec(lr=3e-3, eps=1e-4)}
     if case == "growing batch":
         changes["growth"] = GrowthSpec("schedule", "sqrt", (BatchChange(Amount(900, "steps"), Amount(64, "samples")),))
+    if case == "frozen groups":
+        until, after = Amount(200, "steps"), Amount(900, "steps")
+        groups = (GroupSpec(("*mlp*",), frozen_until=until), GroupSpec(("*norm*",), frozen_after=after))
+        changes["optimizer"] = OptimizerSpec(lr=3e-3, eps=1e-4, groups=groups)
     if case == "dropout":
         changes |= {"model": Dropout, "objective": "next_token"}
     elif case == "a module object":

@@ -24,7 +24,7 @@ from paceline.run.numerics.randomness.shares import SampleRows
 from paceline.run.numerics.randomness.survey import length_of, survey_all
 from paceline.spec.plan import Plan
 from paceline.spec.steps.turns import main_turn
-from paceline.spec.task import Task
+from paceline.spec.task import GroupSpec, Task
 from paceline.task.coupling import is_coupled
 from paceline.task.data.order.of_source import ids_at
 from paceline.task.data.protocol import Source
@@ -108,7 +108,8 @@ def reference_steps(
     is read whole. So is that of a model which draws random numbers and takes any number of rows: the numbers belong to
     the samples, whatever else is read.
 
-    With `rate`, the learning rate of a step, gradients are clipped as the task says. `last` is the plan whose
+    With `rate`, the learning rate of a step, gradients are clipped and groups of parameters are left as they are in
+    the steps in which the task says so; without it all parameters are trained. `last` is the plan whose
     micro-batches the last step reads, where that is another, and `sizes` are the samples of every step, where they are
     not all the plan's. With `clip_norms`, by turn, those of so many steps,
     these are the norms above which gradients are scaled down, and no further steps are run.
@@ -133,10 +134,11 @@ def reference_steps(
                     continue
                 read = micro_batches(task, cut, source, step, whole, sizes=sizes)
                 loss, weight = backward(model, turn, read, randomness, dtype, step)
+                parameters = _in_step(task.optimizer.groups, model, parameters, step) if rate else parameters
                 gradients = _only(model, parameters, weight, names)
                 limit = task.optimizer.clip_norm if turn.clip_norm is None else turn.clip_norm
                 norms = [wide(gradient).norm() for gradient in gradients.values()]
-                norm = float(torch.linalg.vector_norm(torch.stack(norms)))
+                norm = float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
                 clip_norm = limit if rate else clip_norm_of(limit, norm, step)
                 clip_norm = clip_norms[step - 1][turn.name] if clip_norms else clip_norm
                 if clip_norm:
@@ -171,6 +173,22 @@ def own_parameters(model: nn.Module, turns: Sequence[Turn]) -> list[list[nn.Para
             aliases.setdefault(weight, []).append(name)
     takes = {weight: first_match(turns, names) for weight, names in aliases.items()}
     return [[weight for weight, at in takes.items() if at == number] for number in range(len(turns))]
+
+
+def _in_step(
+    groups: Sequence[GroupSpec], model: nn.Module, parameters: list[nn.Parameter], step: int
+) -> list[nn.Parameter]:
+    """Return those of the parameters that are trained in a 1-based step."""
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        names.setdefault(weight, []).append(name)
+
+    def is_trained(weight: nn.Parameter) -> bool:
+        at = first_match(groups, names[weight])
+        until, after = (groups[at].frozen_until, groups[at].frozen_after) if at >= 0 else (None, None)
+        return not ((until is not None and step <= until.value) or (after is not None and step > after.value))
+
+    return [weight for weight in parameters if is_trained(weight)]
 
 
 def backward(

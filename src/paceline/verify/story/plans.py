@@ -10,12 +10,13 @@ from paceline.run.process.world import World
 from paceline.spec.layout import Layout, accumulation_for
 from paceline.spec.plan import Plan
 from paceline.spec.steps.growth import BatchChange, GrowthSpec
-from paceline.spec.task import ModelSpec, ScheduleSpec, Task
+from paceline.spec.task import ModelSpec, OptimizerSpec, ScheduleSpec, Task
 from paceline.task.models.sizes import is_named
 from paceline.units import Amount
 
 SAVED = 3  # the step after which the checkpoint is written
 GROWN_AFTER = 2  # steps, where the task's batch grows
+THAWED = 3  # the first step that trains a group which was left as it is, and the last of one that is left then
 WARMUP = 2  # steps
 LENGTH = 6  # steps of the run that the learning rate is planned over; the last two are never made
 LARGEST_FINAL = 0.5  # of the peak: a rate that stays where it is would hide a schedule that is lost
@@ -72,6 +73,23 @@ def story_growth(growth: GrowthSpec, plan: Plan) -> GrowthSpec:
         return GrowthSpec()
     change = BatchChange(Amount(GROWN_AFTER, "steps"), Amount(2 * plan.batch_samples + 1, "samples"))
     return GrowthSpec("schedule", growth.learning_rate, (change,))
+
+
+def story_freezing(optimizer: OptimizerSpec) -> OptimizerSpec:
+    """Return the optimizer with groups that stay as they are up to, or from, a step of the story's."""
+
+    def at_most(step: Amount | None, last: int) -> Amount | None:
+        return None if step is None else Amount(min(step.value, last), "steps")
+
+    groups = [
+        dataclasses.replace(
+            group,
+            frozen_until=at_most(group.frozen_until, THAWED - 1),
+            frozen_after=at_most(group.frozen_after, THAWED),
+        )
+        for group in optimizer.groups
+    ]
+    return dataclasses.replace(optimizer, groups=tuple(groups))
 
 
 def story_sizes(growth: GrowthSpec, plan: Plan) -> tuple[int, ...]:

@@ -40,7 +40,15 @@ from paceline.verify.reference.steps import with_own_model
 from paceline.verify.rounding.conditioning import Again, beyond_rounding, settled
 from paceline.verify.story.cause import caused
 from paceline.verify.story.held import journal_differences, restored_differences, step_differences
-from paceline.verify.story.plans import LENGTH, SAVED, Act, acts_of, story_growth, story_schedule
+from paceline.verify.story.plans import (
+    LENGTH,
+    SAVED,
+    Act,
+    acts_of,
+    story_freezing,
+    story_growth,
+    story_schedule,
+)
 from paceline.verify.story.reference import Unbroken, unbroken, unbroken_again
 from paceline.verify.twin.fold import for_twin
 
@@ -114,6 +122,7 @@ def _spec(task: Task, plan: Plan, world: World, source: Source) -> Spec:
             data=(source, held_out),
             schedule=story_schedule(task.schedule, plan),
             growth=story_growth(task.growth, plan),
+            optimizer=story_freezing(task.optimizer),
             batch_rows="fixed",
         ),
         cluster=ClusterSpec(learn=False),

@@ -115,7 +115,7 @@ class RareSource:
 
 def edges_of(vocab: int, ids: int) -> list[int]:
     """Return the ids below `ids` beside which a vocabulary is cut where ranks share it (vocabulary.py)."""
-    starts = {rank * -(-vocab // ranks) for ranks in SHARDS for rank in range(ranks + 1)}
+    starts = {min(vocab, rank * -(-vocab // ranks)) for ranks in SHARDS for rank in range(ranks + 1)}
     return sorted({edge for start in starts for edge in (start - 1, start) if 0 <= edge < ids})
 
 
