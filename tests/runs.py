@@ -197,6 +197,11 @@ def is_running(pid: int) -> bool:
         return False
 
 
+def is_forked(pid: int) -> bool:
+    """Return whether a process was forked for a test from the one that has imported torch (started/)."""
+    return "started.nursery" in Path(f"/proc/{pid}/cmdline").read_text()
+
+
 def ranks_of(supervisor: int) -> dict[int, int]:
     """Return the process of each rank that a supervisor has, started by itself or forked by its standby."""
     found = {}

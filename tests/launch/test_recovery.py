@@ -13,6 +13,7 @@ import runs
 from rounding import assert_curves_close
 from runs import (
     ending,
+    is_forked,
     is_running,
     paceline,
     ranks_of,
@@ -171,6 +172,8 @@ def test_a_stop_during_a_recovery_is_a_stop(folder: Path) -> None:
     os.kill(first[0], signal.SIGKILL)
     wait_until(lambda: len(set(ranks_of(process.pid).values()) - set(first.values())) == 2)
     second = ranks_of(process.pid)
+    threads = "a supervisor has a thread that started/popen.py does not know: each rank of each test imports torch"
+    assert all(map(is_forked, second.values())), threads
     process.send_signal(signal.SIGTERM)
     _, stderr = ending(process, 60)
     assert process.returncode in (75, 143), stderr

@@ -143,6 +143,15 @@ def test_what_came_first_decides(tmp_path: Path, code: int, error_at: float, exp
     assert blamed(outcome_of(endings, set(), tmp_path, None)) == expected
 
 
+def test_a_lost_node_is_the_cause_and_not_the_kill_of_its_rank(tmp_path: Path) -> None:
+    """On a loaded machine the looks at a rank lie seconds apart, and what is told of it falls between two of them."""
+    told = {"what": "w", "because": "b", "try": "t", "exit_code": 137, "cause": True, "rank": 1, "time": 11.0}
+    (tmp_path / "error-1.json").write_text(json.dumps(told))
+    endings = [Ending(1, -signal.SIGKILL, 10.0, 12.0), Ending(0, 1, 12.5, 12.6)]
+    outcome = outcome_of(endings, {0}, tmp_path, None)
+    assert outcome.error is not None and (outcome.error["what"], outcome.error["rank"]) == ("w", 1)
+
+
 def test_a_cut_error_is_told_as_such(tmp_path: Path) -> None:
     outcome = run(
         tmp_path,

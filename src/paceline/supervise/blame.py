@@ -51,9 +51,11 @@ def outcome_of(
     if len({ending.code for ending in own}) == 1 and len(own) == ranks and own[0].code > 0 and not told:
         return Outcome(own[0].code)  # a script that all ranks have left alike
     spoke = {error["rank"] for error in told}
+    # Whoever has told all of its error was alive until then, however far apart the looks at it are.
+    named = {error["rank"] for error in errors_told(folder, unfinished=False) if error["cause"]}
     failures: list[tuple[float, dict[str, Any] | Ending]] = [
         *((float(error["time"]), error) for error in told if error["cause"]),
-        *((_moment(each), each) for each in own if each.code < 0 or not _has_said_why(each, spoke)),
+        *((_moment(each), each) for each in own if _is_news(each, spoke, named)),
     ]
     if not failures:
         requeue = any(ending.code == Requeue.exit_code for ending in own)
@@ -71,8 +73,11 @@ def cause_is_known(endings: Sequence[Ending], folder: Path) -> bool:
     return any(error["cause"] for error in errors_told(folder))
 
 
-def _has_said_why(ending: Ending, spoke: Collection[int]) -> bool:
-    return ending.rank in spoke or ending.code == Requeue.exit_code
+def _is_news(ending: Ending, spoke: Collection[int], named: Collection[int]) -> bool:
+    """Return whether an ending is a failure of its own: that of a rank which has not told of it."""
+    if ending.code < 0:
+        return ending.rank not in named
+    return ending.rank not in spoke and ending.code != Requeue.exit_code
 
 
 def _moment(ending: Ending) -> float:
