@@ -202,13 +202,14 @@ def ranks_of(supervisor: int) -> dict[int, int]:
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            name, parent = (entry / "comm").read_text(), _parent(int(entry.name))
-            if name.startswith("rank ") and supervisor in (parent, _parent(parent)) and is_running(int(entry.name)):
+            name, parent = (entry / "comm").read_text(), parent_of(int(entry.name))
+            if name.startswith("rank ") and supervisor in (parent, parent_of(parent)) and is_running(int(entry.name)):
                 found[int(name.split()[1])] = int(entry.name)
         except (FileNotFoundError, ProcessLookupError):
             continue  # it ended meanwhile
     return found
 
 
-def _parent(pid: int) -> int:
+def parent_of(pid: int) -> int:
+    """Return the number of a process's parent."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) if pid else 0

@@ -110,10 +110,11 @@ def _anchored(anchored: dict[str, Any]) -> Iterator[str]:
     yield "## Measured small, forecast large"
     yield ""
     yield (
-        f"Of {len(series)} series of one source, program, model, chip and precision the smallest row is given and the "
-        f"rest forecast from it (`--anchor smallest`). The median series is off by {_share(anchored['median_mape'])}; "
-        f"without its anchor by {_share(anchored['unanchored_median_mape'])}. A quarter of the series are off by more "
-        f"than {_share(series[len(series) * 3 // 4]['mape'])}. Its rank correlation is "
+        f"Of {len(series)} series of one source, program, model, chip and precision the smallest row, of the fewest "
+        "devices and then the shortest sequence, is given and the rest forecast from it (`--anchor smallest`). The "
+        f"median series is off by {_share(anchored['median_mape'])}; without its anchor by "
+        f"{_share(anchored['unanchored_median_mape'])}. A quarter of the series are off by more than "
+        f"{_share(series[len(series) * 3 // 4]['mape'])}. Its rank correlation is "
         f"{anchored['median_spearman']:.2f} in the median series of three other rows or more, and choosing the fastest "
         f"by forecast among layouts of one job costs {_share(anchored['median_regret'])} in the median."
     )

@@ -9,9 +9,22 @@ import sys
 from pathlib import Path
 
 import pytest
-from runs import ending, environment, is_running, wait_until, write_spec
+from runs import (
+    ending,
+    environment,
+    is_running,
+    parent_of,
+    ranks_of,
+    records_of,
+    start,
+    wait_for_step,
+    wait_until,
+    write_corpus,
+    write_spec,
+)
 from started.popen import Warm
 
+import paceline
 from paceline.errors import Requeue
 from paceline.scratch import LEAST_SECONDS, Scratch, clear_scratch
 from paceline.supervise.early import Terminated, requeued_early, terminated
@@ -126,3 +139,32 @@ def test_what_a_killed_process_leaves_goes_with_the_next_and_what_lives_stays(
         clear_scratch(tmp_path, later + 1e6)
         assert not left.exists() and Path(name).is_dir() and foreign.is_dir()
     assert not Path(name).exists()
+
+
+def test_a_signal_to_every_process_of_a_run_is_one_stop(tmp_path: Path) -> None:
+    """As systemd and Slurm stop what they have started. The process that forks ranks is one of them."""
+    run_dir = tmp_path / "run"
+    spec = write_spec(tmp_path, run_dir, 2, "dp_shard = 2", steps=100000)
+    command = start("train", spec)
+    try:
+        wait_for_step(run_dir, 2, command)
+        ranks = ranks_of(command.pid)
+        (standby,) = {parent_of(rank) for rank in ranks.values()}
+        assert Path(f"/proc/{standby}/comm").read_text().startswith("paceline standb")
+        for process in (standby, *ranks.values(), command.pid):
+            os.kill(process, signal.SIGTERM)
+        _, stderr = ending(command, 120)
+    finally:
+        command.kill()
+    assert command.returncode == 75, stderr
+    (ended,) = records_of(run_dir, "run_ended")
+    assert ended["status"] == "requeue" and not records_of(run_dir, "fault")
+    assert not any(is_running(process) for process in (standby, *ranks.values()))
+
+
+def test_fit_that_is_stopped_before_its_first_record_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is nothing to make a report of."""
+    monkeypatch.setattr("paceline.session.fit.train", lambda spec: Requeue.exit_code)
+    task = paceline.Task(model="llama-1m", data=str(write_corpus(tmp_path)), stop="2 steps")
+    with pytest.raises(Requeue):
+        paceline.fit(task, cluster=1, run={"dir": str(tmp_path / "run")})

@@ -18,7 +18,8 @@ from runs import paceline, records_of, steps_of, wait_for_step, wait_until, writ
 from paceline.run.loop.resume import RANKS_MEMORY
 from paceline.run.survive.saving.peers import peers_of
 from paceline.supervise.lines import Lines
-from paceline.supervise.nodes.held import whole_of
+from paceline.supervise.nodes import held
+from paceline.supervise.nodes.held import PREFIX, PiecesFolder, whole_of
 from paceline.supervise.nodes.link import NodeLink, NoPeer, knock, open_to
 
 STEPS = 16
@@ -174,6 +175,26 @@ def test_a_node_that_is_lost_with_its_memory_is_restored_from_its_peers(folder: 
     assert [step["step"] for step in found] == list(range(1, len(found) + 1))
     assert [step["sample_ids"] for step in found[:STEPS]] == [step["sample_ids"] for step in expected]
     assert_curves_close([step["loss"] for step in found[:STEPS]], [step["loss"] for step in expected])
+
+
+def test_a_folder_in_memory_has_its_name_once_it_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A supervisor that starts at the same moment removes folders of this name that nobody has locked."""
+    seen: list[list[Path]] = []
+    lock = held.try_lock
+
+    def looked(descriptor: int) -> bool | None:
+        seen.append(list(tmp_path.glob(f"{PREFIX}*")))
+        return lock(descriptor)
+
+    monkeypatch.setattr(held, "RAM_DISK", tmp_path)
+    monkeypatch.setattr(held, "try_lock", looked)
+    first = PiecesFolder(0)
+    assert first.path is not None and seen == [[]]
+    second = PiecesFolder(1)
+    assert first.path.is_dir() and seen[1] == [first.path], "looked at, and left alone"
+    for folder in (first, second):
+        folder.close()
+    assert not list(tmp_path.iterdir())
 
 
 def test_copies_go_to_another_node_and_what_is_left_is_read_where_it_is() -> None:

@@ -210,6 +210,9 @@ def _fields(found: Answer, explain: bool, everything: bool) -> tuple[str, dict[s
 
 def _planned_fields(planned: Planned, listed: int) -> dict[str, Any]:
     """Return what was planned; of the search so many of the best plans and of the refusals, and how many there are."""
+    from paceline.cluster.grid.window import window_of
+    from paceline.plan.explain.hours import hours_as_data
+
     found = planned.search
     candidates = [
         {"plan": str(each.plan), **{name: getattr(each.forecast, name).value for name in LISTED_FIGURES}}
@@ -231,6 +234,7 @@ def _planned_fields(planned: Planned, listed: int) -> dict[str, Any]:
         "pareto": planned.front,
         "learnt": planned.learnt and planned.learnt.as_dict(),
         "placement": planned.placement,
+        "hours": hours_as_data(planned, window_of(planned.spec.run.when)),
         "cluster": planned.cluster,
         "facts": planned.facts,
         "parameters": planned.profile.parameters,

@@ -16,11 +16,11 @@ from paceline.report.drawn.figures import (
     promise_card,
     speed_chart,
 )
+from paceline.report.drawn.markup import esc, pill, section
 from paceline.report.format import quantity, signed_percent, utc
 from paceline.report.goodput import goodput_text
 from paceline.report.held_out.page import metrics_html
 from paceline.report.held_out.written import written_rows
-from paceline.report.sections import esc, pill, section
 from paceline.report.style import CSS
 from paceline.report.summary import Summary
 from paceline.units import format_count, format_seconds

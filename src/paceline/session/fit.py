@@ -46,7 +46,6 @@ def fit(
     """
     spec = spec_of(task, plan, cluster, overrides, run, verify, faults)
     code = train(spec)
-    summary = build_report(run_directory(spec))
     if code == Requeue.exit_code:
         because = "the run was stopped early; its checkpoint is saved"
         raise HandedBack(because) if is_prompt() else Requeue(because)
@@ -54,4 +53,4 @@ def fit(
         failure = PacelineError(f"the run in {run_directory(spec)} failed", f"exit code {code}", "see its report.html")
         failure.exit_code = code
         raise failure
-    return summary
+    return build_report(run_directory(spec))

@@ -25,11 +25,17 @@ from paceline.supervise.forked import leave, split
 from paceline.supervise.lines import Lines
 from paceline.supervise.logs.rank import into_log
 from paceline.supervise.parent import end_with_parent, ends_by, name_process
+from paceline.supervise.signals import STOP_SIGNALS
 
 
 def main() -> int:
     """Fork ranks until the supervisor is gone; in a rank, do its work and return its exit code."""
     end_with_parent(number=signal.SIGKILL)
+    # What stops all processes of a run at once (systemd, Slurm) leaves this one: the ranks it has forked still save,
+    # and only it can say how they end. It goes with its supervisor, which has kept these signals off until now.
+    for stop in STOP_SIGNALS:
+        signal.signal(stop, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     name_process("paceline standby")
     lines = Lines(socket.socket(fileno=int(sys.argv[1])))
     kind, *words = sys.argv[2:]

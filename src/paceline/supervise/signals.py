@@ -15,6 +15,17 @@ from paceline.supervise.logs.rank import let_go
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
+@contextlib.contextmanager
+def blocked_signals() -> Iterator[None]:
+    """Put stop signals to this thread off for the block; a process that is started in it has them put off until it
+    says otherwise."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class StopFlag:
     """Remembers that this process was asked to stop. A second SIGINT interrupts at once, as in any program.
 

@@ -19,6 +19,7 @@ from paceline.lock import RunLock
 from paceline.supervise.groups import collect
 from paceline.supervise.lines import Lines
 from paceline.supervise.parent import PARENT_VARIABLE
+from paceline.supervise.signals import blocked_signals
 
 
 class Lent:
@@ -55,7 +56,7 @@ class Standby:
         self._lines, self._endings, self._lock = Lines(ours), dict[int, int](), lock
         self._is_ready = False
         self.because = ""
-        with theirs:
+        with theirs, blocked_signals():
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "paceline.session.standby", str(theirs.fileno()), *work],
                 env={**NO_THREADS, **environ, PARENT_VARIABLE: str(os.getpid())}, process_group=0,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,6 +98,21 @@ def test_a_larger_micro_batch_and_a_greener_grid() -> None:
     assert region.of == "carbon" and set(region.amounts) == {"carbon_kg"} and 0.8 < region.saves < 1
     assert "CO2e" in advice_line(region)
     assert "micro_batch" not in found(summarise(journal(peak=60e9, passes=4)))
+
+
+def test_other_hours_by_the_specs_own_figures(tmp_path: Path) -> None:
+    began = datetime.datetime.fromtimestamp(BEGAN).hour
+    figures = {hour: 400.0 if hour == began else 100.0 for hour in range(24)}
+    (tmp_path / "grid.csv").write_text("hour,value\n" + "".join(f"{hour},{g}\n" for hour, g in figures.items()))
+    when = {"window": "", "hours": 8, "tariff": "", "carbon": str(tmp_path / "grid.csv")}
+    advice = found(summarise(journal(grid=400.0, when=when)))["hours"]
+    assert advice.of == "carbon" and advice.try_ == 'run.when = "greenest"' and advice.saves == pytest.approx(0.75)
+    assert "emits 400 g/kWh in the hours of the run, and 100" in advice.text
+    (tmp_path / "tariff.csv").write_text("hour,value\n" + "".join(f"{h},{g / 1000}\n" for h, g in figures.items()))
+    dear = found(summarise(journal(when={**when, "carbon": "", "tariff": str(tmp_path / "tariff.csv")})))
+    assert 0.05 < dear["hours"].saves < 0.12, "0.9 kWh an hour for $0.30 less each, of $3"
+    for none in ({**when, "window": "greenest"}, {**when, "carbon": "400"}, {**when, "carbon": "gone.csv"}):
+        assert "hours" not in found(summarise(journal(grid=400.0, when=none)))
 
 
 def test_the_largest_saving_comes_first_and_the_report_shows_it() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import signal
 import time
@@ -129,3 +130,21 @@ def test_the_plan_says_what_waiting_saves(tmp_path: Path) -> None:
     assert told.returncode == 0, told.stderr
     assert "hours    cheapest: " in told.stdout and "waiting saves $" in told.stdout
     assert "0 kg CO2e (0%)" in told.stdout
+
+
+def test_what_waiting_saves_is_there_for_machines(tmp_path: Path) -> None:
+    path = write_spec(tmp_path, tmp_path / "run")
+    always = json.loads(in_process("plan", path, "--json").stdout)
+    assert "hours" in always and always["hours"] is None
+    dear = datetime.datetime.now().hour
+    prices = [0.30 if hour in (dear, (dear + 1) % 24) else 0.10 for hour in range(24)]
+    (tmp_path / "tariff.csv").write_text("hour,value\n" + "".join(f"{h},{p}\n" for h, p in enumerate(prices)))
+    hours = ("--set=run.when.window=cheapest", f"--set=run.when.tariff={tmp_path / 'tariff.csv'}")
+    ended = in_process("plan", path, "--json", *hours)
+    assert ended.returncode == 0, ended.stderr
+    told = json.loads(ended.stdout)
+    found = told["hours"]
+    assert (found["window"], found["is_open"]) == ("cheapest", False) and found["ends"] > found["ends_at_once"]
+    assert (found["usd_per_kwh"], found["usd_per_kwh_at_once"]) == pytest.approx((0.10, 0.30))
+    assert found["usd_saved"] == pytest.approx(told["forecast"]["kwh"]["value"] * 0.20)
+    assert found["carbon_kg_saved"] is None, "nothing says what the carbon is in which hour"

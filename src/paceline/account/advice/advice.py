@@ -19,7 +19,7 @@ LEAST_SHARE = 0.01  # of a run's cost, below which nothing is advised
 class CostAdvice:
     """What to change. `saves` is the part of the run's cost that it would save, with the `amounts` that this is.
 
-    `kind` is one of `device`, `idle`, `checkpoints`, `micro_batch`, `region`; `sure` one of SURE.
+    `kind` is one of `device`, `idle`, `checkpoints`, `micro_batch`, `region`, `hours`; `sure` one of SURE.
     """
 
     kind: str

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from paceline.account.advice.advice import LEAST_SHARE, SURE, AdviceEvidence, CostAdvice
 from paceline.account.advice.checkpoints import checkpoint_interval
 from paceline.account.advice.devices import idle_devices, other_device
+from paceline.account.advice.hours import other_hours
 from paceline.account.advice.memory import micro_batch_headroom
 from paceline.account.advice.places import greener_region
 from paceline.account.timeline import held_devices
@@ -20,6 +21,7 @@ from paceline.units import format_count
 
 ADVISERS: tuple[Callable[[AdviceEvidence], CostAdvice | None], ...] = (
     idle_devices, other_device, checkpoint_interval, micro_batch_headroom, greener_region,
+    other_hours,
 )  # fmt: skip
 FEWEST_STEPS = 20  # from which on a run's figures say something
 

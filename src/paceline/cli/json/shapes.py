@@ -73,6 +73,9 @@ SHAPES: dict[str, dict[str, str]] = {
         "pareto": "plans that no other one beats in all of `over`",
         "learnt": "the finished runs that the forecast learnt from; null where there are none",
         "placement": "where ranks stand, and what each axis sends",
+        "hours": "of `run.when`: `window`, `is_open`, when that `changes`, when the run `ends` and `ends_at_once`,"
+        " tariff and carbon of a kWh in both, `usd_saved` (of electricity) and `carbon_kg_saved`; moments in seconds"
+        " since the epoch, null for what is not known; null where a run trains at any hour",
         "cluster": "the machines: every figure with `value`, `source` and `note`",
         "facts": "the data: `description`, `samples`, `items_per_sample`, `unit`, `fingerprint`",
         "parameters": "of the model, shared ones once",

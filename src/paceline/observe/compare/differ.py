@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.report.sections import shown
+from paceline.report.drawn.markup import shown
 from paceline.spec.journal.kinds import RunStarted
 
 OWN = ("spec.run.dir", "spec.task.name")  # of every run its own, and without meaning for its numbers

@@ -5,8 +5,8 @@ from __future__ import annotations
 from paceline.observe.compare.runs import RunComparison
 from paceline.report.charts import Line, line_chart
 from paceline.report.drawn.figures import figure
+from paceline.report.drawn.markup import esc, note_html, pill, section, table_html
 from paceline.report.format import quantity
-from paceline.report.sections import esc, note_html, pill, section, table_html
 from paceline.units import format_count, format_seconds
 
 MOST_DIFFERENCES = 200

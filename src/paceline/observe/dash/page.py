@@ -7,8 +7,8 @@ from urllib.parse import quote
 
 from paceline.observe.dash.parts import PARTS, STYLES
 from paceline.observe.live.glance import Glance
+from paceline.report.drawn.markup import esc, pill
 from paceline.report.format import signed_percent
-from paceline.report.sections import esc, pill
 from paceline.report.style import CSS
 from paceline.units import format_seconds
 

@@ -38,11 +38,11 @@ from paceline.report.drawn.figures import (
     promise_card,
     speed_chart,
 )
+from paceline.report.drawn.markup import esc, listing, note_html, pill, shown, table_html
 from paceline.report.format import plural, utc
 from paceline.report.goodput import goodput_of
 from paceline.report.phases import starts_of
 from paceline.report.records import Records, number, table, text
-from paceline.report.sections import esc, listing, note_html, pill, shown, table_html
 from paceline.report.series import Series, thin, trend
 from paceline.spec.journal.kinds import DecisionRecord, EvaluationRecord, RunStarted, VerifyRecord
 from paceline.units import format_count, format_seconds

@@ -6,8 +6,8 @@ from urllib.parse import parse_qsl, quote
 
 from paceline.lock import is_live
 from paceline.observe.live.run import RUNNING, LiveRun
+from paceline.report.drawn.markup import esc, note_html, table_html
 from paceline.report.format import utc
-from paceline.report.sections import esc, note_html, table_html
 from paceline.spec.journal.bound import TraceRecord
 from paceline.spec.watch.traced import STEPS, TraceRequest, ask_for_trace, requested_trace
 

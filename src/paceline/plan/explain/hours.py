@@ -6,6 +6,7 @@ import datetime
 import math
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from paceline.cluster.grid.window import RunWindow, Waiting
 from paceline.plan.planned import Planned
@@ -39,6 +40,21 @@ def priced_hours(planned: Planned, window: RunWindow, now: float | None = None) 
     now = time.time() if now is None else now
     seconds, kwh = planned.forecast.run_seconds.value, planned.forecast.kwh.value
     return HoursPriced(window.is_open(now), window.changes(now), window.waiting(now, seconds), kwh)
+
+
+def hours_as_data(planned: Planned, window: RunWindow, now: float | None = None) -> dict[str, Any] | None:
+    """Return the hours of a run as data, moments in seconds since the epoch; None where it trains at any."""
+    if not planned.spec.run.when.window:
+        return None
+    found = priced_hours(planned, window, now)
+    waiting = found.waiting
+    return {
+        "window": planned.spec.run.when.window, "is_open": found.is_open, "changes": found.changes,
+        "ends": waiting.ends, "ends_at_once": waiting.ends_at_once,
+        "usd_per_kwh": waiting.tariff, "usd_per_kwh_at_once": waiting.tariff_at_once,
+        "carbon_g_per_kwh": waiting.carbon, "carbon_g_per_kwh_at_once": waiting.carbon_at_once,
+        "usd_saved": found.usd_saved, "carbon_kg_saved": found.carbon_kg_saved,
+    }  # fmt: skip
 
 
 def hours_lines(planned: Planned, window: RunWindow, now: float | None = None) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.observe.verdict.verdict import BoundVerdict
-from paceline.report.sections import esc, listing, table_html
+from paceline.report.drawn.markup import esc, listing, table_html
 from paceline.units import format_seconds
 
 

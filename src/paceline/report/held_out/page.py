@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.report.charts import Line, line_chart
+from paceline.report.drawn.markup import listing
 from paceline.report.held_out.curves import OWN, MetricCurve
-from paceline.report.sections import listing
 
 
 def metrics_html(curves: Sequence[MetricCurve], markers: Sequence[tuple[float, str]]) -> str:

@@ -34,9 +34,11 @@ class PiecesFolder:
         self.path: Path | None = None
         if RAM_DISK.is_dir() and os.access(RAM_DISK, os.W_OK):
             _clear()
-            self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{node}-", dir=RAM_DISK))  # its user's alone
-            self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            made = Path(tempfile.mkdtemp(prefix=f".{PREFIX}{node}-", dir=RAM_DISK))  # its user's alone
+            self._lock = os.open(made / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try_lock(self._lock)
+            # Locked before others see it: a supervisor that starts at the same moment would take it for a dead one's.
+            self.path = made.rename(made.with_name(made.name.removeprefix(".")))
 
     def environ(self) -> dict[str, str]:
         """Return what the environment of the node's ranks says of the folder."""

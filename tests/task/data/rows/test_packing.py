@@ -148,3 +148,14 @@ def test_rows_are_packed_once_and_never_taken_from_a_file_that_is_not_whole(tmp_
     assert np.array_equal(healed.rows.starts, first.rows.starts) and kept.stat().st_size % 8 == 0
     assert not PackedSource(first.split, VOCAB, 16, False).rows.starts.flags.writeable
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.offsets", kept.name, "train.tokens"]
+
+
+@pytest.mark.parametrize("cross", [True, False])
+def test_rows_of_long_documents_are_laid_alike_in_both_ways(tmp_path: Path, cross: bool) -> None:
+    """Most rows are one piece of a document then, some are several, and some are not full."""
+    source = packed(tmp_path, np.random.default_rng(3).geometric(1 / 400, 300).tolist(), 160, cross)
+    assert source._is_long
+    for ids in (np.arange(source.samples), np.random.default_rng(4).integers(0, source.samples, 37), np.arange(0)):
+        for one, other in zip(source._laid_in_runs(ids), source._laid_by_place(ids), strict=True):
+            assert (one is None and other is None) or np.array_equal(one, other)
+            assert one is None or one.dtype == np.int64

@@ -27,6 +27,7 @@ from paceline.task.data.sources.documents import (
     split_value,
 )
 from paceline.task.data.sources.files import list_files
+from paceline.task.data.sources.reading import unpacked
 
 
 def read(source: Path | str, **options: Any) -> list[Document]:
@@ -218,7 +219,7 @@ def test_unreadable_files_and_folders(tmp_path: Path, monkeypatch: pytest.Monkey
 
     file = write(tmp_path / "a.txt", "x")
     with monkeypatch.context() as patch:
-        patch.setattr(module, "open", denied, raising=False)
+        patch.setattr(unpacked, "open", denied, raising=False)
         assert f"{file} cannot be read" in str(refusal(file)) and "Permission denied" in str(refusal(file))
     with monkeypatch.context() as patch:
         patch.setattr(os, "scandir", denied)

@@ -8,9 +8,9 @@ from typing import Any
 from paceline import svg
 from paceline.observe.live.run import LiveRun, slowest_of
 from paceline.report.charts import LEFT, RIGHT, WIDTH
+from paceline.report.drawn.markup import esc, note_html, pill, table_html
 from paceline.report.records import number, table, text
 from paceline.report.scale import scale_for, ticks_of
-from paceline.report.sections import esc, note_html, pill, table_html
 from paceline.spec.journal.kinds import RanksRecord
 from paceline.units import format_bytes, format_rate
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from paceline import svg
 from paceline.observe.live.run import LiveRun
 from paceline.report.charts import LEFT, RIGHT, WIDTH
+from paceline.report.drawn.markup import shown
 from paceline.report.records import number, text
 from paceline.report.scale import Scale, scale_for, ticks_of
-from paceline.report.sections import shown
 from paceline.spec.journal.bound import TraceRecord
 from paceline.spec.journal.kinds import (
     CheckpointRecord,

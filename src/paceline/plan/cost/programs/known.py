@@ -133,12 +133,22 @@ PROGRAMS = {
     "torchtitan": TORCHTITAN,
     "maxtext": MAXTEXT,
     "paxml": MAXTEXT,
+    # On the engine of another, as their own pages say.
+    "megatron-core": MEGATRON,
+    "primus": MEGATRON,
+    "gpt-neox": MEGATRON_DEEPSPEED,
+    "composer": LLM_FOUNDRY,
+    "lingua": FSDP2,
+    "olmo": FSDP,
+    "levanter": MAXTEXT,
+    "axlearn": MAXTEXT,
+    "t5x": MAXTEXT,
 }
 
 
 def program_of(name: str, sharding: str) -> tuple[Software, str]:
     """Return the conventions of a program, and what was assumed where it is not known: by how it shards its state."""
-    known = PROGRAMS.get(name.strip().lower())
+    known = PROGRAMS.get("-".join(name.lower().replace("_", " ").split()))
     if known is not None:
         return known, ""
     found = FSDP if sharding.lower().startswith(("fsdp", "hsdp")) else MEGATRON

@@ -15,7 +15,7 @@ from paceline.task.data.rows.packing import WINDOW_PIECES, Ints, PackedRows
 from paceline.task.data.sources.tokens import Split
 
 IGNORED = -100  # the label of what is no token
-LONG_TOKENS = 128  # of pieces that are as long on average, each is copied by itself
+LONG_TOKENS = 128  # of pieces that are as long on average, and mapped, each is copied by itself
 
 
 class PackedSource(SourceOfSplit):
@@ -31,7 +31,10 @@ class PackedSource(SourceOfSplit):
         self._tokens = split.open()
         # A memory map makes an object of its own of each slice; an array over it does not.
         self._mapped = self._tokens.view(np.ndarray) if isinstance(self._tokens, np.ndarray) else None
-        self.rows = self._rows_of(split, seq_len)
+        self._filling = np.zeros(seq_len, dtype=self._tokens.dtype)
+        rows = self._rows_of(split, seq_len)
+        self.rows = PackedRows(np.asarray(rows.firsts), np.asarray(rows.starts), np.asarray(rows.lengths))
+        self._is_long = self._mapped is not None and split.tokens >= LONG_TOKENS * len(self.rows.lengths)
         self.samples = len(self.rows.firsts) - 1
         if split.tokens < 2 or not self.samples:
             raise DataError(
@@ -58,6 +61,48 @@ class PackedSource(SourceOfSplit):
         import torch
 
         assert ids.size == 0 or ids.min() >= 0, "a sample id is negative"
+        tokens, labels, documents = self._laid_in_runs(ids) if self._is_long else self._laid_by_place(ids)
+        batch = {"tokens": torch.from_numpy(tokens), "labels": torch.from_numpy(labels)}
+        return batch if documents is None else {**batch, "documents": torch.from_numpy(documents)}
+
+    def _laid_in_runs(self, ids: npt.NDArray[Any]) -> tuple[Ints, Ints, Ints | None]:
+        """Return the rows, piece after piece with what fills them between: where pieces are long that is quickest.
+
+        The label of a token is the next one in the row, but for the last of a piece: that is looked up.
+        """
+        first, last = self.rows.firsts[ids], self.rows.firsts[ids + 1]
+        counts = last - first
+        ends = counts.cumsum()  # of rows, counted in pieces
+        pieces = (first - ends + counts).repeat(counts) + np.arange(counts.sum())
+        starts, lengths = self.rows.starts[pieces], self.rows.lengths[pieces]
+        assert self._mapped is not None
+        stops = starts + lengths
+        runs = [self._mapped[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+        shape = (len(ids), self.items_per_sample)
+        empty = shape[1] - np.add.reduceat(lengths, ends - counts) if len(ids) else counts
+        short = empty.nonzero()[0]
+        for row in short[::-1].tolist():  # from the last one, so that places before it stay
+            runs.insert(int(ends[row]), self._filling[: empty[row]])
+        tokens = np.concatenate(runs) if runs else self._filling[:0]
+        labels = np.empty(len(tokens), dtype=np.int64)
+        labels[:-1] = tokens[1:]
+        behind = lengths.cumsum() + (empty.cumsum() - empty).repeat(counts)  # of the end of each piece
+        labels[behind - 1] = self._mapped[stops]
+        self._leave_out(labels, behind - lengths, starts, lengths)
+        labels = labels.reshape(shape)
+        for row in short.tolist():
+            labels[row, shape[1] - empty[row] :] = IGNORED
+        tokens = tokens.astype(np.int64).reshape(shape)
+        if self.cross_documents:
+            return tokens, labels, None
+        numbers = np.insert(np.arange(1, len(lengths) + 1), ends[short], 0)  # 0 is what fills the row
+        return tokens, labels, numbers.repeat(np.insert(lengths, ends[short], empty[short])).reshape(shape)
+
+    def _leave_out(self, labels: Ints, at: Ints, starts: Ints, lengths: Ints) -> None:
+        """Have labels that do not count be -100: of pieces that stand at these places. Here all of them count."""
+
+    def _laid_by_place(self, ids: npt.NDArray[Any]) -> tuple[Ints, Ints, Ints | None]:
+        """Return the rows, all their places at once: where pieces are short that is quicker than one by one."""
         first, last = self.rows.firsts[ids], self.rows.firsts[np.asarray(ids) + 1]
         counts = last - first
         pieces = np.repeat(first - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
@@ -72,25 +117,13 @@ class PackedSource(SourceOfSplit):
         filled = np.bincount(row, lengths, len(ids)).astype(np.int64)
         for short in np.flatnonzero(filled < self.items_per_sample).tolist():
             tokens[short, filled[short] :], labels[short, filled[short] :] = 0, IGNORED
-        if self._mapped is not None and lengths.sum() >= LONG_TOKENS * len(lengths):
-            self._fill(tokens.reshape(-1), labels.reshape(-1), at, starts, lengths)
-        else:
-            places = np.repeat(at - ahead, lengths) + np.arange(lengths.sum())
-            tokens.reshape(-1)[places], labels.reshape(-1)[places] = self._gathered(starts, lengths)
-        batch = {"tokens": torch.from_numpy(tokens), "labels": torch.from_numpy(labels)}
-        if not self.cross_documents:
-            documents = np.zeros(shape, dtype=np.int64)  # 0 is what fills the row
-            places = np.repeat(at - ahead, lengths) + np.arange(lengths.sum())
-            documents.reshape(-1)[places] = np.repeat(np.arange(1, len(lengths) + 1), lengths)
-            batch["documents"] = torch.from_numpy(documents)
-        return batch
-
-    def _fill(self, tokens: Ints, labels: Ints, at: Ints, starts: Ints, lengths: Ints) -> None:
-        """Copy pieces to their places one by one: where they are long that is quicker than place by place."""
-        assert self._mapped is not None
-        for place, start, length in zip(at.tolist(), starts.tolist(), lengths.tolist(), strict=True):
-            tokens[place : place + length] = self._mapped[start : start + length]
-            labels[place : place + length] = self._mapped[start + 1 : start + 1 + length]
+        places = np.repeat(at - ahead, lengths) + np.arange(lengths.sum())
+        tokens.reshape(-1)[places], labels.reshape(-1)[places] = self._gathered(starts, lengths)
+        if self.cross_documents:
+            return tokens, labels, None
+        documents = np.zeros(shape, dtype=np.int64)  # 0 is what fills the row
+        documents.reshape(-1)[places] = np.repeat(np.arange(1, len(lengths) + 1), lengths)
+        return tokens, labels, documents
 
     def _gathered(self, starts: Ints, lengths: Ints) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Return the tokens of pieces one after the other, and those after each of them: each is read once."""

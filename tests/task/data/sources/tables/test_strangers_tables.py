@@ -138,7 +138,7 @@ def test_conversations_are_read_in_whatever_way_they_were_written(
     ("image.jsonl", lines_of([{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}]), "image_url",
      "skip"),
     ("book.xlsx", "PK", "a spreadsheet", "save it as CSV"),
-    ("rows.csv.zip", "PK", "only .gz", "unzip"),
+    ("rows.csv.zip", "PK", ".zip is not", "unzip"),
 ])  # fmt: skip
 def test_what_cannot_be_read_says_what_to_do(settled: Settle, name: str, content: Any, because: str, hint: str) -> None:
     with pytest.raises(PacelineError) as caught:

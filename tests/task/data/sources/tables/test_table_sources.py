@@ -16,6 +16,7 @@ from paceline.errors import DataError
 from paceline.spec.task import DataSpec
 from paceline.task.data.facts import data_facts
 from paceline.task.data.order.of_source import ids_at
+from paceline.task.data.rows import packed_source
 from paceline.task.data.source import open_sources
 from paceline.task.data.sources.tables.chat import TextPart, chatml, encode_segments, llama3, of_tokenizer, plain
 from paceline.task.data.sources.tables.store import open_table
@@ -91,8 +92,11 @@ def test_of_a_conversation_what_the_assistant_says_counts(template: Any) -> None
         assert given not in counted
 
 
-@pytest.mark.parametrize("rows", ["padded", "packed"])
-def test_labels_of_what_does_not_count_are_left_out_and_of_all_else_not(tmp_path: Path, rows: str) -> None:
+@pytest.mark.parametrize(("rows", "long_tokens"), [("padded", 0), ("packed", 0), ("packed", 1000)])
+def test_labels_of_what_does_not_count_are_left_out_and_of_all_else_not(
+    tmp_path: Path, rows: str, long_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_source, "LONG_TOKENS", long_tokens)
     talks = [
         [{"role": "user", "content": "q" * (at % 9)}, {"role": "assistant", "content": f"a{at}"}] for at in range(30)
     ]

@@ -75,7 +75,7 @@ class _OverFiles(SourceOfSplit):
         """Return the batch, whose tokens are of the vocabulary. Files with checksums hold what was written to them."""
         if not self._is_checked and batch["tokens"].numel():
             highest = max(int(batch["tokens"].max()), int(batch["labels"].max()))
-            if self._tokens.dtype.kind == "i" and (lowest := _lowest(batch)) < 0:
+            if self._tokens.dtype.kind == "i" and (lowest := self._lowest(batch)) < 0:
                 raise DataError(
                     f"token {lowest:,} is in the {self.split.name} data", "ids of tokens begin at 0",
                     "write the data again, without numbers that mask a loss",
@@ -88,11 +88,11 @@ class _OverFiles(SourceOfSplit):
                 )
         return batch
 
-
-def _lowest(batch: Any) -> int:
-    """Return the lowest token of a batch, and of its labels; what fills a row has no label, and is not meant."""
-    labels = batch["labels"]
-    return int(min(batch["tokens"].min(), labels[labels != NO_LABEL].min() if (labels != NO_LABEL).any() else 0))
+    def _lowest(self, batch: Any) -> int:
+        """Return the lowest token of a batch, and of its labels; what fills a packed row has none, and is not meant."""
+        labels = batch["labels"]
+        labels = labels[labels != NO_LABEL] if isinstance(self, PackedSource) else labels
+        return int(min(batch["tokens"].min(), labels.min() if len(labels) else 0))
 
 
 class ShardSource(_OverFiles, TokenSource):

@@ -152,8 +152,7 @@ class PackedDialogue(PackedSource):
     def _made_of(self) -> tuple[Any, ...]:
         return self.table, self.split, self.items_per_sample, self.cross_documents
 
-    def _fill(self, tokens: Ints, labels: Ints, at: Ints, starts: Ints, lengths: Ints) -> None:
-        super()._fill(tokens, labels, at, starts, lengths)
+    def _leave_out(self, labels: Ints, at: Ints, starts: Ints, lengths: Ints) -> None:
         for place, start, length in zip(at.tolist(), starts.tolist(), lengths.tolist(), strict=True):
             labels[place : place + length][self._counted[start + 1 : start + 1 + length] == 0] = IGNORED
 
