@@ -116,7 +116,7 @@ CONTROLLED = (
     "copies", "zero 3", "tied", "state on the host", "dropout", "stages, dropout",
     "statistics of all", "experts", "experts, stages, bias",
     "experts, shared by three", "ring of four", "four stages", "tensor ranks of four", "zero 3, bf16", "copies, fp16",
-    "experts, tensor, bf16", "experts, bf16", "frozen groups", "outer steps", "packed rows, shared sequences",
+    "experts, tensor, bf16", "experts, bf16", "packed rows, shared sequences",
 )  # fmt: skip
 CONTROLS = [Planted("control", f"nothing, {case}", case, nothing, "", "") for case in CONTROLLED]
 

@@ -83,9 +83,10 @@ def compare_copies(
 def _saved_and_loaded(built: Assembled, start: Callable[[], Assembled], world: World) -> Assembled:
     """Save what was built as a checkpoint and return another start with the checkpoint loaded. Every rank calls it."""
     with shared_folder(world, "copies") as folder:
-        save_checkpoint(folder, SAVED, _state(built), {}, keep_last=1, alone=world.size == 1)
+        root = folder / "checkpoints"
+        save_checkpoint(root, SAVED, _state(built), {}, keep_last=1, alone=world.size == 1)
         again = start()
-        load_latest(folder, _state(again), alone=world.size == 1)
+        load_latest(root, _state(again), alone=world.size == 1)
     return again
 
 
