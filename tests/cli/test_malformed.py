@@ -68,6 +68,12 @@ def misspelt(draw: st.DrawFn, word: str, known: list[str]) -> str:
     return wrong if wrong and wrong not in known else word + "_"
 
 
+def wrong_values(option: Option) -> list[str]:
+    """Return what an option refuses: a number that may be any, such as the lowest score, may be below zero."""
+    is_any = option.kind == "number" and option.minimum is None and option.above is None
+    return [value for value in WRONG[option.kind] if not (is_any and value == "-1")]
+
+
 @st.composite
 def wrong_line(draw: st.DrawFn) -> str:
     """A valid spec with one line made wrong: its key misspelt, or its value of a wrong type, range, choice or unit."""
@@ -78,7 +84,7 @@ def wrong_line(draw: st.DrawFn) -> str:
         broken = f"{misspelt(draw, name, known)} = 1"
     else:
         choices = [f'"{value}"' for value in ("nonsense", "") if option.choices and value not in option.choices]
-        broken = f"{name} = {draw(st.sampled_from(WRONG[option.kind] + choices))}"
+        broken = f"{name} = {draw(st.sampled_from(wrong_values(option) + choices))}"
     return f"[{table_name}]\n{broken}\n"
 
 
@@ -133,7 +139,15 @@ def unquoted_wrong(option: Option) -> list[str]:
     """Wrong values on the command line, where numbers and flags may be meant as text, and a text as a list of one."""
     if option.kind == "text":
         return ["nonsense"] if option.choices else ["[1]", "{ a = 1 }"]
-    return [value for value in WRONG[option.kind] if option.kind != "texts" or not value.startswith('"')]
+    return [value for value in wrong_values(option) if option.kind != "texts" or not value.startswith('"')]
+
+
+def test_every_wrong_value_of_every_option_is_refused() -> None:
+    """In a file's line, all of them: which ones the sweeps below draw is chance."""
+    for key, option in OPTIONS:
+        for value in wrong_values(option):
+            with pytest.raises(ConfigError):
+                parse_spec(f"[{'.'.join(key[:-1])}]\n{key[-1]} = {value}\n", "x.toml")
 
 
 @SWEEP

@@ -207,7 +207,7 @@ def test_a_stack_tells_the_collective() -> None:
 
 
 RANK = """
-import os, signal, sys, threading
+import ctypes, os, signal, sys, threading
 from paceline.run.survive.health.pulse import heart_here
 
 rank, heart = int(os.environ["RANK"]), heart_here()
@@ -222,6 +222,9 @@ if heart is not None:
         heart.beat("forward", step)
     if rank == 1 and sys.argv[1] == "stops":
         os.kill(os.getpid(), signal.SIGSTOP)
+    if rank == 1 and sys.argv[1] == "holds":  # the interpreter, so that no other thread of it can answer
+        while True:
+            ctypes.PyDLL(None).sleep(1000)
     if sys.argv[1] != "ends":
         heart.beat("reduce", 5) if rank == 0 else None
         waits_for_a_peer()
@@ -239,7 +242,7 @@ def run(folder: Path, what: str, health: HealthSpec) -> Outcome:
     return supervise_started(start, 2, environment(), health=health, run_dir=folder / "run")
 
 
-@pytest.mark.parametrize("what", ["stops", "hangs"])
+@pytest.mark.parametrize("what", ["stops", "hangs", "holds"])
 def test_a_supervisor_ends_a_run_that_hangs(tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "GRACE_SECONDS", 0.1)  # rank 0 hears nothing of its peer's end
     outcome = run(tmp_path, what, HealthSpec(hang_minimum="0.5 s", hang_factor=2.0))
@@ -249,10 +252,12 @@ def test_a_supervisor_ends_a_run_that_hangs(tmp_path: Path, what: str, monkeypat
     stacks = [(folder / f"rank-{rank}.txt").read_text() for rank in (0, 1)]
     flights = [json.loads((folder / f"rank-{rank}.flight.json").read_text()) for rank in (0, 1)]
     assert "this torch has none" in flights[0]["missing"], "these ranks have not imported torch"
-    assert ("did not answer" in flights[1]["missing"]) == (what == "stops")
+    assert ("did not answer" in flights[1]["missing"]) == (what == "stops") or what == "holds"
     assert "in waits_for_a_peer" in stacks[0]
     if what == "stops":
         assert "state T" in stacks[1] and "no stack" in stacks[1] and "stopped by a signal" in str(outcome.error)
+    elif what == "holds":
+        assert "no stack" not in stacks[1] and "rank.py" in stacks[1], "a signal reached it"
     else:
         assert "in waits_for_a_peer" in stacks[1] and "it is at wait (" in str(outcome.error["because"])
     assert json.dumps(outcome.error["evidence"])

@@ -83,6 +83,7 @@ class DashServer:
         refused = await asyncio.to_thread(ask_by_form, run.live, body, self.runs.form)
         if refused:
             return HTMLResponse(words_page(409, refused), 409)
+        await asyncio.to_thread(run.redraw, "traces")
         return RedirectResponse(f"/run/{_quoted(run.name)}#traces", 303)
 
     def compared(self, request: Request) -> Response:

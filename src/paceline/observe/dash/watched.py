@@ -54,6 +54,11 @@ class WatchedRun:
             view = RunView(self.live, time.time(), rank, self.name, self._form)
             return {name: self._part(name, view) for name in PARTS}
 
+    def redraw(self, name: str) -> None:
+        """Have a part drawn anew at the next look, however long that took the last time: somebody has changed it."""
+        with self._lock:
+            self._parts.pop(name, None)
+
     @property
     def rest_seconds(self) -> float:
         """How long to wait before the next look: hardly at all while there is more to read."""

@@ -23,7 +23,7 @@ from paceline.run.process.handover import take_over
 from paceline.said import say_line
 from paceline.session.closing import close_run
 from paceline.session.nodes.attendance import NOT_ELECTED, STEPPED_DOWN
-from paceline.session.ready.brief import proven_brief, say_price
+from paceline.session.ready.brief import confirm_and_price, proven_brief
 from paceline.session.replanner import Replanner
 from paceline.session.watch.alerting import alerts_beside
 from paceline.session.watch.exporting import exports_beside
@@ -110,8 +110,8 @@ def _run(spec: Spec, fleet: Fleet, lock: RunLock, say: Say, per_machine: int) ->
     if taken is not None:
         lock.continue_from(taken.number)
     planned = _planned(spec, fleet, taken, per_node, say)
-    say_price(planned, say)
-    brief = proven_brief(planned, (), say)
+    planned, decisions = confirm_and_price(planned, say)
+    brief = proven_brief(planned, decisions, say)
     policy = dataclasses.replace(spec.run.recovery, max_devices=spec.run.recovery.max_devices or most)
     replanner = Replanner(spec, say, per_node)
     with exports_beside(spec, say), alerts_beside(spec, say, supervises=True) as alerts:

@@ -20,17 +20,15 @@ Say = Callable[[str], None]
 
 
 def confirm_and_price(planned: Planned, say: Say) -> tuple[Planned, tuple[DecisionRecord, ...]]:
-    """Confirm the plan's micro-batch where the spec asks for that, say plan and price, and return what was decided."""
+    """Confirm the plan's micro-batch where the spec asks for that, say plan and price, and return what was decided.
+
+    Raises where the price is beyond the run's budget.
+    """
     planned, decisions = confirm_micro_batch(planned, say)
-    say_price(planned, say)
-    return planned, decisions
-
-
-def say_price(planned: Planned, say: Say) -> None:
-    """Say the plan and its price. Raises where the price is beyond the run's budget."""
     for line in headline_lines(planned):
         say(line)
     check_budget(planned, say)
+    return planned, decisions
 
 
 def proven_brief(planned: Planned, decisions: tuple[DecisionRecord, ...], say: Say) -> Brief:

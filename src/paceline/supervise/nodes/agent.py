@@ -164,7 +164,7 @@ class Agent:
             pulse = sight.pulse(message["ask"])
             if pulse is not None:
                 self._asked[pulse.rank] = sight.stack(pulse.rank)
-                sight.ask(pulse)
+                sight.ask(pulse, message["by_signal"])
         elif "pieces" in message:
             link.send({"pieces": self._pieces.listed()})
         elif "port" in message:

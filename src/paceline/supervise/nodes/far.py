@@ -62,7 +62,7 @@ class FarStanding:
 class FarSight:
     """The pulses of ranks on all nodes, as their supervisors tell them."""
 
-    def __init__(self, ask: Callable[[Pulse], None]) -> None:
+    def __init__(self, ask: Callable[[Pulse, bool], None]) -> None:
         self._pulses: dict[int, Pulse] = {}
         self._states: dict[int, tuple[str, float]] = {}
         self._stacks: dict[int, str] = {}
@@ -97,9 +97,9 @@ class FarSight:
         """Return for how long a rank's process has computed."""
         return self._states.get(pulse.rank, (UNKNOWN, 0.0))[1]
 
-    def ask(self, pulse: Pulse) -> None:
-        """Have a rank write its stacks."""
-        self._ask(pulse)
+    def ask(self, pulse: Pulse, by_signal: bool = False) -> None:
+        """Have a rank write its stacks; `by_signal` where its threads have not."""
+        self._ask(pulse, by_signal)
 
     def stack(self, rank: int) -> str:
         """Return the stacks that a rank has written, empty where it has not."""

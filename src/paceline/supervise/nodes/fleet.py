@@ -134,10 +134,10 @@ class Fleet:
         else:
             member.hear(message)
 
-    def _ask(self, pulse: Pulse) -> None:
+    def _ask(self, pulse: Pulse, by_signal: bool) -> None:
         far = self._ranks.get(pulse.rank)
         if far is not None and far.node in self.members:
-            self.members[far.node].link.send({"ask": pulse.rank})
+            self.members[far.node].link.send({"ask": pulse.rank, "by_signal": by_signal})
 
     # ---- machines --------------------------------------------------------------------------------------------------
 

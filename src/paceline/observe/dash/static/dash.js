@@ -34,6 +34,7 @@
     const open = [...body.querySelectorAll("details")].map((each) => each.open);
     const scrolled = [...body.querySelectorAll(".scroll, pre")].map((each) => [each.scrollLeft, each.scrollTop]);
     const chosen = new Set([...body.querySelectorAll("input:checked")].map((each) => each.value));
+    const typed = [...body.querySelectorAll("input[type=number]")].map((each) => [each.name, each.value, each.defaultValue]);
     body.innerHTML = html; // escaped by the server; no script in it would run, by the page's policy
     part.hidden = html === "";
     body.querySelectorAll("details").forEach((each, index) => (each.open = open[index] ?? each.open));
@@ -41,6 +42,10 @@
       if (scrolled[index]) [each.scrollLeft, each.scrollTop] = scrolled[index];
     });
     body.querySelectorAll("input").forEach((each) => (each.checked = chosen.has(each.value)));
+    typed.filter(([, value, first]) => value !== first).forEach(([name, value]) => {
+      const field = body.querySelector(`input[name="${name}"]`);
+      if (field) field.value = value;
+    });
   };
 
   const flush = () => [...waiting].forEach(([name, html]) => put(name, html));

@@ -3,7 +3,8 @@
 Torch records every collective of NCCL and of gloo, with its number in its group, its sizes and whether it has ended.
 The dump is a private function of torch: it is looked for under the names that it has had, and where there is none the
 answer says so. The main thread of a rank that hangs cannot answer. So a thread of the rank waits at a named pipe, in
-the folder of its supervisor, and costs nothing until somebody writes to it.
+the folder of its supervisor, and costs nothing until somebody writes to it. It also writes the stacks: while it holds
+the interpreter no other thread moves, where a handler of a signal may read frames that are just left, and end the rank.
 """
 
 from __future__ import annotations
@@ -98,11 +99,18 @@ def missing_from(told: Mapping[int, Mapping[str, Any]]) -> list[str]:
 
 
 class FlightTeller:
-    """Waits, in a thread, to be asked for this process's last collectives, and writes them."""
+    """Waits, in a thread, to be asked for this process's stacks and last collectives, and writes them."""
 
-    def __init__(self, folder: Path, rank: int, dump: Callable[[], Dump | None] = torch_dump) -> None:
-        """`dump` is called when somebody asks: torch may be imported later than this is made."""
+    def __init__(
+        self,
+        folder: Path,
+        rank: int,
+        dump: Callable[[], Dump | None] = torch_dump,
+        stacks: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`stacks` writes the stacks. `dump` is called when somebody asks: torch may be imported later than now."""
         self._folder, self._rank, self._dump, self._since_ns = folder, rank, dump, time.time_ns()
+        self._stacks = stacks
         try:
             os.mkfifo(pipe_path(folder, rank), 0o600)
         except FileExistsError:  # of an older rank of this number in the same world
@@ -125,6 +133,7 @@ class FlightTeller:
                 return
             if asked == LEAVE:
                 return
+            self._stacks()
             self._write()
 
     def _write(self) -> None:
@@ -135,9 +144,9 @@ class FlightTeller:
             unfinished.replace(path)
 
 
-def ask_flight(folder: Path, rank: int) -> None:
-    """Have a rank write its last collectives, where it waits to be asked."""
-    _say(pipe_path(folder, rank), ASK)
+def ask_flight(folder: Path, rank: int) -> bool:
+    """Have a rank write its stacks and last collectives; return whether it waits to be asked."""
+    return _say(pipe_path(folder, rank), ASK)
 
 
 def read_flight(folder: Path, rank: int) -> str:
@@ -148,15 +157,17 @@ def read_flight(folder: Path, rank: int) -> str:
         return ""
 
 
-def _say(path: Path, word: bytes) -> None:
+def _say(path: Path, word: bytes) -> bool:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
     except OSError as error:
         if error.errno not in (errno.ENXIO, errno.ENOENT):  # nobody waits there
             raise
-        return
+        return False
     try:
-        with contextlib.suppress(BrokenPipeError):
-            os.write(descriptor, word)
+        os.write(descriptor, word)
+        return True
+    except BrokenPipeError:
+        return False
     finally:
         os.close(descriptor)

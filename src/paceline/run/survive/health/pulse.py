@@ -72,9 +72,13 @@ class Heart:
         if STACK_SIGNAL is not None:
             self._stacks = stack_path(folder, rank).open("w")
             faulthandler.register(STACK_SIGNAL, self._stacks, all_threads=True)
-        self._flight = FlightTeller(folder, rank)
+        self._flight = FlightTeller(folder, rank, stacks=self._tell_stacks)
         HEAD.pack_into(self._memory, 0, os.getpid(), answers)
         self.beat("starting", 0)
+
+    def _tell_stacks(self) -> None:
+        if STACK_SIGNAL is not None:
+            faulthandler.dump_traceback(self._stacks, all_threads=True)
 
     def stop(self) -> None:
         """Tell nothing more: this process is in another world."""

@@ -25,8 +25,8 @@ class Sight(Protocol):
     def cpu_seconds(self, pulse: Pulse) -> float:
         """Return for how long a rank's process has computed."""
 
-    def ask(self, pulse: Pulse) -> None:
-        """Have a rank write its stacks."""
+    def ask(self, pulse: Pulse, by_signal: bool = False) -> None:
+        """Have a rank write its stacks; `by_signal` where its threads have not, which code may keep from running."""
 
     def stack(self, rank: int) -> str:
         """Return the stacks that a rank has written, and its last collectives (`parted`); empty where it has not."""
@@ -50,9 +50,10 @@ class NearSight:
         """Return for how long a rank's process has computed."""
         return cpu_seconds(pulse.process)
 
-    def ask(self, pulse: Pulse) -> None:
-        """Have a rank write its stacks, and its last collectives."""
-        ask_flight(self._folder, pulse.rank)
+    def ask(self, pulse: Pulse, by_signal: bool = False) -> None:
+        """Have a rank write its stacks and last collectives; by a signal where no thread of it waits to be asked."""
+        if not by_signal and ask_flight(self._folder, pulse.rank):
+            return
         if pulse.answers and STACK_SIGNAL is not None:
             with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.kill(pulse.process, STACK_SIGNAL)

@@ -73,6 +73,7 @@ class PulseWatch:
         self._seen_steps: dict[int, int] = {}
         self._looked = -float("inf")
         self._asked: float | None = None
+        self._unanswered: dict[int, str] = {}  # what ranks had written when they were asked
         self._is_told = False
 
     @staticmethod
@@ -105,8 +106,12 @@ class PulseWatch:
             self._asked = None
             return None
         if self._asked is None:
-            self._asked = now
+            self._asked, self._unanswered = now, {rank: self._sight.stack(rank) for rank in known}
             self._ask(known)
+        elif self._unanswered and now - self._asked >= STACKS_SECONDS * self._load() / 2:
+            still = [rank for rank, before in self._unanswered.items() if self._sight.stack(rank) == before]
+            self._unanswered = {}
+            self._ask({rank: known[rank] for rank in still if rank in known}, by_signal=True)
         if now - self._asked < STACKS_SECONDS * self._load():
             return None
         return self._blamed(known, behind, now)
@@ -161,11 +166,11 @@ class PulseWatch:
 
     # ---- who is to blame -------------------------------------------------------------------------------------------
 
-    def _ask(self, known: Mapping[int, Pulse]) -> None:
+    def _ask(self, known: Mapping[int, Pulse], by_signal: bool = False) -> None:
         """Have every rank write its stacks; one that is stopped cannot."""
         for pulse in known.values():
             if self._sight.state(pulse) not in STOPPED:
-                self._sight.ask(pulse)
+                self._sight.ask(pulse, by_signal)
 
     def _blamed(self, known: Mapping[int, Pulse], behind: list[Pulse], now: float) -> Suspect:
         answers = {rank: parted(self._sight.stack(rank)) for rank in known}
