@@ -145,7 +145,7 @@ def test_calls_that_are_timed_take_turns():
 def test_a_measurement_that_takes_too_long_is_killed(here):
     planned = plan_task(load_spec(here[1]))
     with pytest.raises(PacelineError, match=r"could not be measured") as error:
-        measure_task(planned, lambda line: None, limit_seconds=0.3)
+        measure_task(planned, lambda line: None, limit_seconds=0.0)
     assert "were killed" in error.value.because
 
 
