@@ -129,7 +129,7 @@ def rank_of(supervisor: int, rank: int) -> int:
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             above = parent(int(entry.name))
-            if (entry / "comm").read_text().startswith(f"rank {rank} ") and supervisor in (above, parent(above)):
+            if (entry / "comm").read_text().startswith(f"rank-{rank}-") and supervisor in (above, parent(above)):
                 return int(entry.name)
         except (FileNotFoundError, ProcessLookupError):
             continue

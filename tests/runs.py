@@ -208,8 +208,8 @@ def ranks_of(supervisor: int) -> dict[int, int]:
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             name, parent = (entry / "comm").read_text(), parent_of(int(entry.name))
-            if name.startswith("rank ") and supervisor in (parent, parent_of(parent)) and is_running(int(entry.name)):
-                found[int(name.split()[1])] = int(entry.name)
+            if name.startswith("rank-") and supervisor in (parent, parent_of(parent)) and is_running(int(entry.name)):
+                found[int(name.split("-")[1])] = int(entry.name)
         except (FileNotFoundError, ProcessLookupError):
             continue  # it ended meanwhile
     return found

@@ -31,6 +31,11 @@ def node_here(environ: Environ, place: Place) -> int:
     return place.rank // max(1, place.ranks_on_node) if told is None else told
 
 
+def peer_here(environ: Environ) -> str:
+    """Return the name of a machine of the run that is not the first one, "" where its launcher tells none."""
+    return next((name for launcher in LAUNCHERS if (name := launcher.peer(environ))), "")
+
+
 def without_place(environ: Environ) -> dict[str, str]:
     """Return the environment without this process's place, for processes that make a world of their own."""
     variables = {name for launcher in LAUNCHERS for name in launcher.variables}

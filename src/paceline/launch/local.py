@@ -24,6 +24,7 @@ LOCAL = Launcher(
     ranks_on_node=_ranks_on_node,
     rendezvous=lambda environ: environ.get(RENDEZVOUS, ""),
     node=lambda environ: None,
+    peer=lambda environ: "",
     ends_with=(signal.SIGTERM, signal.SIGINT, signal.SIGUSR1),  # those that the supervisor gets, it passes on
     prefixes=("PACELINE_",),
 )

@@ -12,22 +12,23 @@ from paceline.launch.launcher import Environ, Launcher, Ranks3
 def _ranks(environ: Environ) -> Ranks3 | None:
     """Return the ranks of a task of a step.
 
-    A shell that `srun --pty` opened is outside: its step is one task, and what is typed there starts its own ranks.
+    A step of one task is outside: it has a machine of its own, on which it starts its own ranks. The shell of
+    `srun --pty` is one, and a batch script may have inherited such a step's variables from whoever submitted it.
     """
-    if "SLURM_PROCID" not in environ or "SLURM_STEP_NUM_TASKS" not in environ or _is_terminal(environ):
+    if "SLURM_PROCID" not in environ or environ.get("SLURM_STEP_NUM_TASKS", "1") == "1":
         return None
     return int(environ["SLURM_PROCID"]), int(environ["SLURM_STEP_NUM_TASKS"]), int(environ["SLURM_LOCALID"])
 
 
-def _is_terminal(environ: Environ) -> bool:
-    """Return whether this is the terminal of `srun --pty`. A further srun with several tasks inherits the variable."""
-    return "SLURM_PTY_PORT" in environ and environ["SLURM_STEP_NUM_TASKS"] == "1"
-
-
 def _ranks_on_node(environ: Environ) -> int | None:
-    # Slurm writes "4(x2),3": four tasks on each of two nodes, three on the next.
-    tasks = environ.get("SLURM_STEP_TASKS_PER_NODE", "")
-    return int(re.split(r"[(,]", tasks)[0]) if tasks else None
+    """Return how many tasks this node has: Slurm writes "4(x2),3", four on each of two nodes and three on the next."""
+    counts = [
+        int(count)
+        for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+        for _ in range(int(times or 1))
+    ]
+    node = int(environ.get("SLURM_NODEID", "0"))
+    return counts[min(node, len(counts) - 1)] if counts else None
 
 
 def _rendezvous(environ: Environ) -> str:
@@ -52,11 +53,18 @@ def first_host(nodes: str) -> str:
     return name
 
 
+def last_host(nodes: str) -> str:
+    """Return the last host name of a Slurm node list: "login1" of "node[03-07,9],login1", "n4" of "n[1-4]"."""
+    last = re.search(r"(?:[^\[\],\s]|\[[^\[\]]*\])+$", nodes)
+    return re.sub(r"\[(?:[^\]]*[,-])?([^\],-]+)\]", r"\1", last.group()) if last else ""
+
+
 SLURM = Launcher(
     ranks=_ranks,
     ranks_on_node=_ranks_on_node,
     rendezvous=_rendezvous,
     node=lambda environ: int(environ["SLURM_NODEID"]) if "SLURM_NODEID" in environ else None,
+    peer=lambda environ: last_host(environ.get("SLURM_STEP_NODELIST", "")),
     ends_with=(signal.SIGTERM, signal.SIGUSR1),  # the latter where `--signal=USR1@SECONDS` asks for it
     prefixes=("SLURM_", "PMI_", "PMIX_", "OMPI_"),  # MPI libraries read their place from the last three
 )

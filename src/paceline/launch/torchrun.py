@@ -38,6 +38,7 @@ TORCHRUN = Launcher(
     ranks_on_node=_ranks_on_node,
     rendezvous=_rendezvous,
     node=lambda environ: int(environ["GROUP_RANK"]) if "GROUP_RANK" in environ else None,
+    peer=lambda environ: "",
     ends_with=(signal.SIGTERM,),
     variables=(
         "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE",

@@ -36,7 +36,7 @@ def main() -> int:
     for stop in STOP_SIGNALS:
         signal.signal(stop, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-    name_process("paceline standby")
+    name_process("paceline-standby")
     lines = Lines(socket.socket(fileno=int(sys.argv[1])))
     kind, *words = sys.argv[2:]
     because = prepare()
@@ -129,7 +129,7 @@ def as_script(words: list[str]) -> int:
     path = words[0]
     sys.argv = list(words)
     sys.path[0] = str(Path(path).resolve().parent)
-    name_process(f"rank {os.environ['RANK']} paceline")
+    name_process(f"rank-{os.environ['RANK']}-paceline")
     script = types.ModuleType("__main__")
     script.__dict__.update(__file__=path, __builtins__=__builtins__)
     sys.modules["__main__"] = script

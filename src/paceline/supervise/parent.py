@@ -33,7 +33,7 @@ def end_with_parent(parent: int | None = None, number: int = 0) -> None:
     the wish: the child states its own.
     """
     if "RANK" in os.environ:
-        name_process(f"rank {os.environ['RANK']} paceline")
+        name_process(f"rank-{os.environ['RANK']}-paceline")
     named = os.environ.pop(PARENT_VARIABLE, None)  # what this process starts has another parent
     expected = int(named) if parent is None and named else parent
     if expected is not None:
@@ -59,6 +59,11 @@ def _signal_at_end_of(parent: int, number: int) -> None:
 
 
 def name_process(name: str) -> None:
-    """Give this process a name of up to 15 characters, which `ps` and `top` show, where the system offers that."""
+    """Give this process a name of up to 15 characters, which `ps` and `top` show, where the system offers that.
+
+    A name has no blank and no parenthesis: Slurm's proctrack/linuxproc (22.05) takes /proc/PID/stat apart at blanks,
+    and never ends a process whose name has one.
+    """
+    assert not set(name) & set(" ()\t\n"), name
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(name[:15])

@@ -32,7 +32,7 @@ LOST, OVER = "lost", "over"
 
 def main() -> int:
     """Watch the run that the command line names until it is over, and return 0."""
-    name_process("paceline alerts")
+    name_process("paceline-alerts")
     told = json.loads(sys.stdin.readline())
     run = run_from_plain(told["run"])
     watch = watch_of(run, Path(sys.argv[1]), str(told["name"]), make_sinks(run.alerts), _say)

@@ -123,7 +123,7 @@ def next_place(world: World, generation: int, held: Brought) -> tuple[World, Gen
     following = take_generation()
     into_log()
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    name_process(f"rank {rank} paceline")
+    name_process(f"rank-{rank}-paceline")
     on_node = int(os.environ.get("LOCAL_WORLD_SIZE", size))
     place = Place(rank, size, world.local_rank, on_node, os.environ["PACELINE_RENDEZVOUS"])
     return join_next(world, place), following

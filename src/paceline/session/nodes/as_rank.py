@@ -20,7 +20,7 @@ Say = Callable[[str], None]
 
 def train_as_rank(spec: Spec, place: Place, say: Say) -> None:
     """Train as the rank of this place, to the run's end. The first rank watches over the run, and reports."""
-    name_process(f"rank {place.rank} paceline")
+    name_process(f"rank-{place.rank}-paceline")
     world, brief, lock = join_peers(spec, place)
     run_dir = run_directory(spec)
     try:

@@ -67,7 +67,7 @@ def attend_run(spec: Spec, say: Say = say_line, seat: Seat | None = None, script
     if seat is not None:
         end_with_launcher(os.environ)
     seat = seat or Seat()
-    name_process(f"paceline node {nodes.node}")
+    name_process(f"paceline-node-{nodes.node}")
     with Scratch("node") as name:
         folder = Path(name)
         path = hand_over(spec, folder)

@@ -47,7 +47,7 @@ BACK_SECONDS = 2.0  # that the nodes of a world have to come to the coordinator 
 def main() -> int:
     """Coordinate the run that the command line names, and return its exit code."""
     end_with_parent(number=signal.SIGKILL)
-    name_process("paceline coord")
+    name_process("paceline-coord")
     path, host, port, node, per_machine = sys.argv[1:]
     return coordinate(take_over(Path(path)), host, int(port), int(node), int(per_machine))
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from paceline.cluster.groups import group_specs
 from paceline.errors import ConfigError, RunInUse
-from paceline.launch.here import node_here
+from paceline.launch.here import node_here, peer_here
 from paceline.launch.launcher import Environ
 from paceline.lock import take
 from paceline.patience import Patience
@@ -26,11 +26,12 @@ from paceline.session.nodes.attendance import LOOK_SECONDS, Seat
 from paceline.spec.arguments import run_directory
 from paceline.spec.load import Spec
 from paceline.spec.survive.nodes import PORT
+from paceline.supervise.nodes.interface import address_towards, addresses_here
 from paceline.supervise.parent import NODE_VARIABLE
 from paceline.supervise.supervisor import is_supervised
 
 LOOPBACK = "127.0.0.1"
-FAR_AWAY = ("192.0.2.1", 9)  # of a network that is for documents alone: nothing is sent there
+FAR_AWAY = "192.0.2.1"  # of a network that is for documents alone: nothing is sent there
 
 
 def is_attended(spec: Spec, place: Place) -> bool:
@@ -115,20 +116,30 @@ def _has_groups() -> bool:
 def _reached(environ: Mapping[str, str], place: Place) -> str:
     """Return the address at which the processes of other machines reach rank 0's, as far as this process can tell.
 
-    A host's own name often leads to its loopback on the host itself. Only rank 0 is asked: others read where to meet.
+    A host's own name often leads to its loopback on the host itself. Then the way to another machine of the run tells,
+    or the way out, or where neither is there (a cluster that has no way out) the first interface that is no loopback.
+    Only rank 0 is asked: others read where to meet. Raises ConfigError where this machine has no such address.
     """
     host = environ.get("MASTER_ADDR") or place.rendezvous.partition("://")[2].rpartition(":")[0]
     if place.rank != 0:
         return host
     if place.world_size <= place.ranks_on_node:
         return LOOPBACK
-    found = _known(host)
-    real = [address for address in found if not ipaddress.ip_address(address.partition("%")[0]).is_loopback]
-    if real:
-        return real[0]
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(FAR_AWAY)
-        return str(probe.getsockname()[0])
+    found = [address for address in _known(host) if not _is_loopback(address)]
+    towards = peer_here(environ)
+    found += [own for far in (towards, FAR_AWAY) if far and (own := address_towards(far)) and not _is_loopback(own)]
+    found += [address for address in addresses_here() if not _is_loopback(address)]
+    if not found:
+        raise ConfigError(
+            f"this machine has no address that other machines reach: '{host}' leads to its loopback",
+            f"{place.world_size} processes were started, {place.ranks_on_node} of them here",
+            "--rendezvous HOST:PORT with an address of the machine of rank 0",
+        )
+    return found[0]
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def _known(host: str) -> list[str]:
