@@ -119,7 +119,7 @@ class BatchStream:
         finishes = self.device.type == "cuda" and isinstance(self.source, FinishesBatches)
         self.finishing: FinishesBatches | None = cast(FinishesBatches, self.source) if finishes else None
         self._ids, self._lock = StepIds(self.source, self.seed), threading.Lock()
-        self._cuts: tuple[Plan, dict[tuple[int | None, int | None], tuple[range, list[range]]]] = self.plan, {}
+        self._cuts: tuple[Plan, dict[tuple[int | None, int | None], tuple[np.ndarray, list[range]]]] = self.plan, {}
 
     def at(
         self, position: int, step: int | None = None, samples: int | None = None, micro_batch: int | None = None
@@ -162,17 +162,19 @@ class BatchStream:
         if samples is None and self.sizes is not None:
             samples = self.samples_at(position, step)
             micro_batch = micro_batch or self._at_once(position, samples)
-        rows, parts = self._cut(samples, micro_batch)
-        # Where a rank has no row, the batch's first one stands in.
-        positions = position + np.arange(rows.start, rows.stop, dtype=np.int64) if rows else np.array([position])
+        offsets, parts = self._cut(samples, micro_batch)
+        positions = offsets + position
         with self._lock:  # several threads may read several batches
             ids = self._ids.at(positions, samples or plan.batch_samples)
             self._expect(positions, samples or plan.batch_samples)
         micro_batches = tuple([self._read(ids, positions, part, step) for part in parts])
         return StepBatch(step, position, samples or plan.batch_samples, micro_batches)
 
-    def _cut(self, samples: int | None, micro_batch: int | None) -> tuple[range, list[range]]:
-        """Return this rank's rows of a batch and its micro-batches in them; most batches are as the one before."""
+    def _cut(self, samples: int | None, micro_batch: int | None) -> tuple[np.ndarray, list[range]]:
+        """Return this rank's rows of a batch, and its micro-batches in them; most batches are as the one before.
+
+        Where a rank has no row, the batch's first one stands in.
+        """
         plan = self.plan
         if self._cuts[0] is not plan:
             self._cuts = plan, {}
@@ -180,7 +182,8 @@ class BatchStream:
             rows, passes = plan.rows_of(self.data_rank, samples or 0), plan.accumulation
             if samples is not None or micro_batch is not None:
                 passes = _passes(plan, samples or plan.batch_samples, micro_batch or plan.micro_batch)
-            known = self._cuts[1][samples, micro_batch] = rows, split_rows(range(len(rows)), passes)
+            offsets = np.arange(rows.start, rows.stop, dtype=np.int64) if rows else np.zeros(1, dtype=np.int64)
+            known = self._cuts[1][samples, micro_batch] = offsets, split_rows(range(len(rows)), passes)
         return known
 
     def chosen(self, batch: StepBatch, places: np.ndarray) -> StepBatch:
@@ -208,7 +211,7 @@ class BatchStream:
         read = self.source.read if self.finishing is None else self.finishing.read_unfinished
         own, places = ids[taken], positions[taken]
         data = pinned(read(own, places), self.device)
-        return MicroBatch(data, own if counts else ids[:0], int(places[0]), counts, step, places)
+        return MicroBatch(data, own if counts else ids[:0], places.item(0), counts, step, places)
 
 
 class RepeatedBatches:

@@ -115,7 +115,8 @@ def _round_keys(keys: Words, samples: int) -> Words:
 def _shift(values: Words, others: Words, keys: Words, modulus: np.uint64) -> Words:
     """Return (values + pseudo-random function of others) modulo `modulus`, without a division."""
     moved = values + _drawn(others, keys, modulus)
-    return np.where(moved >= modulus, moved - modulus, moved)
+    found: Words = np.minimum(moved, moved - modulus)  # what lies below the modulus wraps round to a huge number
+    return found
 
 
 def _drawn(others: Words, keys: Words, modulus: np.uint64) -> Words:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from paceline.task.data.sources.tokens import Split
+from paceline.task.data.sources.tokens import Split, TokenSplit
 
 
 class SourceOfSplit:
@@ -26,3 +27,15 @@ class SourceOfSplit:
     def __reduce__(self) -> tuple[Any, ...]:
         # A process that receives the source maps the files again; the tokens themselves do not travel.
         return type(self), self._made_of()
+
+
+def watch_of(split: Split) -> Callable[[], None]:
+    """Return what raises DataError where a split's mapped tokens are no longer as they were when they were opened.
+
+    Token shards and their like hold their files themselves.
+    """
+    return split.watch().hold if isinstance(split, TokenSplit) else _nothing
+
+
+def _nothing() -> None:
+    """Hold nothing."""

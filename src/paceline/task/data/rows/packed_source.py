@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,15 @@ import numpy.typing as npt
 
 from paceline.errors import DataError
 from paceline.task.data.rows.kept_rows import FORMAT, rows_of_split
-from paceline.task.data.rows.of_split import SourceOfSplit
+from paceline.task.data.rows.of_split import SourceOfSplit, watch_of
 from paceline.task.data.rows.packing import WINDOW_PIECES, Ints, PackedRows
+from paceline.task.data.sources.shards.parts import TokenParts
 from paceline.task.data.sources.tokens import Split
 
 IGNORED = -100  # the label of what is no token
 LONG_TOKENS = 128  # of pieces that are as long on average, and mapped, each is copied by itself
+
+Piece = tuple[int, int, int, int]  # row, place in it, first token on the disk, tokens
 
 
 class PackedSource(SourceOfSplit):
@@ -28,13 +32,15 @@ class PackedSource(SourceOfSplit):
     def __init__(self, split: Split, vocab: int, seq_len: int, cross_documents: bool = True) -> None:
         """Map the split and pack its documents. Raises DataError where it does not hold two tokens."""
         super().__init__(split, vocab, seq_len, cross_documents)
-        self._tokens = split.open()
+        self._watch, self._tokens = watch_of(split), split.open()
         # A memory map makes an object of its own of each slice; an array over it does not.
         self._mapped = self._tokens.view(np.ndarray) if isinstance(self._tokens, np.ndarray) else None
         self._filling = np.zeros(seq_len, dtype=self._tokens.dtype)
         rows = self._rows_of(split, seq_len)
         self.rows = PackedRows(np.asarray(rows.firsts), np.asarray(rows.starts), np.asarray(rows.lengths))
-        self._is_long = self._mapped is not None and split.tokens >= LONG_TOKENS * len(self.rows.lengths)
+        self._runs = self._tokens.runs if isinstance(self._tokens, TokenParts) else self._mapped_runs
+        is_near = self._mapped is not None or (isinstance(self._tokens, TokenParts) and self._tokens.is_near)
+        self._is_long = is_near and split.tokens >= LONG_TOKENS * len(self.rows.lengths)
         self.samples = len(self.rows.firsts) - 1
         if split.tokens < 2 or not self.samples:
             raise DataError(
@@ -60,7 +66,8 @@ class PackedSource(SourceOfSplit):
         """
         import torch
 
-        assert ids.size == 0 or ids.min() >= 0, "a sample id is negative"
+        assert min(ids.tolist(), default=0) >= 0, "a sample id is negative"
+        self._watch()
         tokens, labels, documents = self._laid_in_runs(ids) if self._is_long else self._laid_by_place(ids)
         batch = {"tokens": torch.from_numpy(tokens), "labels": torch.from_numpy(labels)}
         return batch if documents is None else {**batch, "documents": torch.from_numpy(documents)}
@@ -68,38 +75,56 @@ class PackedSource(SourceOfSplit):
     def _laid_in_runs(self, ids: npt.NDArray[Any]) -> tuple[Ints, Ints, Ints | None]:
         """Return the rows, piece after piece with what fills them between: where pieces are long that is quickest.
 
-        The label of a token is the next one in the row, but for the last of a piece: that is looked up.
+        A row is read with the token after its end. The label of a token is then the next one in the row, but for the
+        last of a piece that has another one after it: that is looked up. Of a batch's few pieces numpy's calls would
+        take longer than the loop.
         """
-        first, last = self.rows.firsts[ids], self.rows.firsts[ids + 1]
-        counts = last - first
-        ends = counts.cumsum()  # of rows, counted in pieces
-        pieces = (first - ends + counts).repeat(counts) + np.arange(counts.sum())
-        starts, lengths = self.rows.starts[pieces], self.rows.lengths[pieces]
-        assert self._mapped is not None
-        stops = starts + lengths
-        runs = [self._mapped[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
-        shape = (len(ids), self.items_per_sample)
-        empty = shape[1] - np.add.reduceat(lengths, ends - counts) if len(ids) else counts
-        short = empty.nonzero()[0]
-        for row in short[::-1].tolist():  # from the last one, so that places before it stay
-            runs.insert(int(ends[row]), self._filling[: empty[row]])
-        tokens = np.concatenate(runs) if runs else self._filling[:0]
-        labels = np.empty(len(tokens), dtype=np.int64)
-        labels[:-1] = tokens[1:]
-        behind = lengths.cumsum() + (empty.cumsum() - empty).repeat(counts)  # of the end of each piece
-        labels[behind - 1] = self._mapped[stops]
-        self._leave_out(labels, behind - lengths, starts, lengths)
-        labels = labels.reshape(shape)
-        for row in short.tolist():
-            labels[row, shape[1] - empty[row] :] = IGNORED
-        tokens = tokens.astype(np.int64).reshape(shape)
+        seq_len, firsts = self.items_per_sample, self.rows.firsts
+        start_of, length_of = self.rows.starts.item, self.rows.lengths.item
+        begins, ends = [], []  # of runs of tokens on the disk
+        pieces: list[Piece] = []
+        inner: list[tuple[int, int, int]] = []  # row, place and token on the disk of labels within a row
+        short: list[tuple[int, int, int]] = []  # row, tokens in it, runs up to its end
+        for row, (first, last) in enumerate(zip(firsts[ids].tolist(), firsts[ids + 1].tolist(), strict=True)):
+            at = 0
+            for piece in range(first, last):
+                start, length = start_of(piece), length_of(piece)
+                pieces.append((row, at, start, length))
+                at += length
+                begins.append(start)
+                ends.append(start + length)
+                if at < seq_len:
+                    inner.append((row, at - 1, start + length))
+            if at < seq_len:
+                short.append((row, at, len(ends)))
+            else:
+                ends[-1] += 1
+        runs = self._runs(begins, ends)
+        for _, filled, end in reversed(short):  # from the last one, so that places before it stay
+            runs.insert(end, self._filling[: seq_len + 1 - filled])
+        rows = np.concatenate(runs).reshape(-1, seq_len + 1) if runs else self._filling[:0].reshape(0, seq_len + 1)
+        tokens, labels = rows[:, :-1].astype(np.int64), rows[:, 1:].astype(np.int64)
+        if inner:
+            after = self._runs([token for *_, token in inner], [token + 1 for *_, token in inner])
+            for (row, place, _), label in zip(inner, after, strict=True):
+                labels[row, place] = label.item()
+        self._leave_out(labels, pieces)
+        for row, filled, _ in short:
+            labels[row, filled:] = IGNORED
         if self.cross_documents:
             return tokens, labels, None
-        numbers = np.insert(np.arange(1, len(lengths) + 1), ends[short], 0)  # 0 is what fills the row
-        return tokens, labels, numbers.repeat(np.insert(lengths, ends[short], empty[short])).reshape(shape)
+        documents = np.zeros(tokens.shape, dtype=np.int64)  # 0 is what fills the row
+        for number, (row, place, _, length) in enumerate(pieces, start=1):
+            documents[row, place : place + length] = number
+        return tokens, labels, documents
 
-    def _leave_out(self, labels: Ints, at: Ints, starts: Ints, lengths: Ints) -> None:
-        """Have labels that do not count be -100: of pieces that stand at these places. Here all of them count."""
+    def _leave_out(self, labels: Ints, pieces: Sequence[Piece]) -> None:
+        """Have labels that do not count be -100. Here all of them count."""
+
+    def _mapped_runs(self, starts: Sequence[int], stops: Sequence[int]) -> list[npt.NDArray[Any]]:
+        mapped = self._mapped
+        assert mapped is not None
+        return [mapped[start:stop] for start, stop in zip(starts, stops, strict=True)]
 
     def _laid_by_place(self, ids: npt.NDArray[Any]) -> tuple[Ints, Ints, Ints | None]:
         """Return the rows, all their places at once: where pieces are short that is quicker than one by one."""

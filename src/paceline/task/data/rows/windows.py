@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import DataError
-from paceline.task.data.rows.of_split import SourceOfSplit
+from paceline.task.data.rows.of_split import SourceOfSplit, watch_of
 from paceline.task.data.sources.tokens import Split
 
 
@@ -41,6 +41,7 @@ class TokenSource(SourceOfSplit):
 
     def _open(self) -> None:
         """Open the split for `_rows`."""
+        self._watch = watch_of(self.split)
         tokens, seq_len = self.split.open(), self.items_per_sample
         # One row per sample, each starting where the label of the last token of the one before lies.
         self._windows = np.lib.stride_tricks.as_strided(
@@ -52,6 +53,7 @@ class TokenSource(SourceOfSplit):
 
     def _rows(self, ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return each sample's tokens and the label of the last of them: [rows, seq_len + 1]."""
+        self._watch()
         return self._windows[ids]
 
     def read(self, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> Any:
@@ -59,7 +61,7 @@ class TokenSource(SourceOfSplit):
 
         Positions do not matter.
         """
-        assert ids.size == 0 or ids.min() >= 0, "a sample id is negative"
+        assert min(ids.tolist(), default=0) >= 0, "a sample id is negative"
         return self._batch(ids, self._rows(ids))
 
     def _batch(self, ids: npt.NDArray[Any], rows: npt.NDArray[Any]) -> Any:

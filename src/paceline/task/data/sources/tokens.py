@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from paceline.task.data.sources.tokenizer import Tokens
+from paceline.task.data.storage.watch import Watch
 
 SPLITS = ("train", "validation")
 HASH_BLOCK_BYTES = 2**20
@@ -72,6 +73,10 @@ class TokenSplit:
     def open(self) -> Tokens:
         """Return the tokens, read-only and mapped: nothing is read until it is used."""
         return _mapped(Path(self.folder) / tokens_name(self.name), self.dtype, self.tokens)
+
+    def watch(self) -> Watch:
+        """Return the state of the file of tokens: whoever keeps it open holds it before each read."""
+        return Watch(str(Path(self.folder) / tokens_name(self.name)))
 
     def offsets(self) -> Tokens:
         """Return where each document starts, and the end of the last: int64 [documents + 1]."""

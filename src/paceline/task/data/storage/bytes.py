@@ -17,6 +17,7 @@ from paceline.task.data.storage.ahead import FetchesAhead
 from paceline.task.data.storage.blocks import BlockCache, Bytes
 from paceline.task.data.storage.notices import DataNotices
 from paceline.task.data.storage.remote import RemoteFile, RemoteFiles, is_remote
+from paceline.task.data.storage.watch import Watch
 
 PIECE_BYTES = 256 * 2**10  # what is kept or goes: small against the neighbours that an order of blocks reads together
 ROW_PIECES = 16  # what one request asks for at most, 4 MiB: large against a request's latency, small against a shard
@@ -47,9 +48,12 @@ class LocalBytes:
     def __init__(self, path: str) -> None:
         self.name = path
         try:
-            self.size = Path(path).stat().st_size
+            self.watch = Watch(path)
+            self.size = self.watch.size
             empty = np.zeros(0, dtype=np.uint8)  # an empty file cannot be mapped
-            self.mapped: Bytes = np.memmap(path, dtype=np.uint8, mode="r") if self.size else empty
+            whole = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray) if self.size else empty
+            self.mapped: Bytes = whole
+            self.watch.hold()  # that it is the watched file which was mapped
         except FileNotFoundError as error:
             raise DataError(
                 f"'{path}' is not there", "no such file", "check the path, or copy the data again"
@@ -60,9 +64,13 @@ class LocalBytes:
             ) from error
 
     def read(self, start: int, stop: int) -> Bytes:
-        """Return the bytes start..stop."""
+        """Return the bytes start..stop, mapped: who uses them later holds the watch again.
+
+        Raises DamagedData past the end, DataError where the file has changed since it was opened.
+        """
         if stop > self.size:
             raise cut_short(self.name, self.size, stop)
+        self.watch.hold(start, stop)
         return self.mapped[start:stop]
 
     def forget(self, start: int, stop: int) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import zlib
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,22 +25,20 @@ class Checksums:
         """The bytes start..stop of `file` are checked in blocks of `block_bytes`."""
         self._file, self._start, self._stop = file, start, stop
         self._block_bytes, self._recorded = block_bytes, recorded
-        self._sound = np.zeros(len(recorded), dtype=bool)
-        self._unseen = len(recorded)
+        self._sound, self._lock = bytearray(len(recorded)), threading.Lock()
+        self.unseen = len(recorded)  # blocks that were not read yet
 
-    def hold(self, starts: Indices, stops: Indices) -> None:
+    def hold(self, starts: Sequence[int], stops: Sequence[int]) -> None:
         """Raise DamagedData unless the bytes starts..stops, counted from the first one, are as they were written."""
-        if not self._unseen:
-            return
-        first, last = starts // self._block_bytes, (stops - 1) // self._block_bytes
-        if (last - first <= 1).all() and self._sound[first].all() and self._sound[last].all():
-            return
-        widest = int((last - first).max()) if len(first) else -1
-        for offset in range(widest + 1):
-            blocks = np.minimum(first + offset, last)
-            if not (sound := self._sound[blocks]).all():
-                for block in np.unique(blocks[~sound]).tolist():
-                    self._check(block)
+        # Of a batch's few runs, numpy's calls would take longer than these.
+        sound, size = self._sound, self._block_bytes
+        for start, stop in zip(starts, stops, strict=True):
+            if start < stop:
+                first, last = start // size, (stop - 1) // size
+                if last - first > 1 or not (sound[first] and sound[last]):
+                    for block in range(first, last + 1):
+                        if not sound[block]:
+                            self._check(block)
 
     def _check(self, block: int) -> None:
         start = self._start + block * self._block_bytes
@@ -48,9 +48,10 @@ class Checksums:
             found = zlib.crc32(np.ascontiguousarray(self._file.read(start, stop)).data)
         if found != recorded:
             raise damaged(self._file.name, start, stop, found, recorded)
-        if not self._sound[block]:
-            self._sound[block] = True
-            self._unseen = len(self._sound) - int(self._sound.sum())
+        with self._lock:  # another thread may have read it meanwhile
+            if not self._sound[block]:
+                self._sound[block] = True
+                self.unseen -= 1
 
 
 class TokenPart:
@@ -63,13 +64,20 @@ class TokenPart:
         self.is_checked = checksums is not None
         self._mapped: Tokens | None = None
         self._view: Tokens | None = None  # every window of the length that was asked for last
+        self._watch = file.watch if isinstance(file, LocalBytes) else None
         if isinstance(file, LocalBytes):
             self._mapped = as_words(file.read(start, start + tokens * self.dtype.itemsize), dtype)
 
     def read(self, start: int, stop: int) -> Tokens:
         """Return the tokens start..stop. Raises DataError where they are not as they were written."""
-        self._hold(np.array([start]), stop - start)
-        return self._raw(start, stop)
+        return self.runs([start], [stop])[0]
+
+    def runs(self, starts: Sequence[int], stops: Sequence[int]) -> list[Tokens]:
+        """Return the tokens starts..stops of each run. Raises DataError where they are not as they were written."""
+        self._hold(starts, stops)
+        if (mapped := self._mapped) is not None:
+            return [mapped[start:stop] for start, stop in zip(starts, stops, strict=True)]
+        return [self._raw(start, stop) for start, stop in zip(starts, stops, strict=True)]
 
     def gather(self, places: Indices) -> Tokens:
         """Return the tokens at these places, which lie in runs. Raises DataError where they are damaged."""
@@ -77,17 +85,15 @@ class TokenPart:
         firsts = places[np.concatenate([[0], breaks])]
         lasts = places[np.concatenate([breaks, [len(places)]]) - 1]
         if self._mapped is None:
-            return np.concatenate([self.read(a, b + 1) for a, b in zip(firsts.tolist(), lasts.tolist(), strict=True)])
-        if self._checksums is not None:
-            size = self.dtype.itemsize
-            self._checksums.hold(firsts * size, (lasts + 1) * size)
+            return np.concatenate(self.runs(firsts.tolist(), (lasts + 1).tolist()))
+        self._hold(firsts.tolist(), (lasts + 1).tolist())
         return self._mapped[places]
 
     def windows(self, starts: Indices, length: int) -> Tokens:
         """Return the `length` tokens from each start on: [starts, length]."""
-        self._hold(starts, length)
         if self._mapped is None:
-            return np.stack([self._raw(start, start + length) for start in starts.tolist()])
+            return np.stack(self.runs(starts.tolist(), (starts + length).tolist()))
+        self._hold(starts.tolist(), (starts + length).tolist())
         if self._view is None or self._view.shape[1] != length:
             size, shape = self.dtype.itemsize, (self.tokens - length + 1, length)
             self._view = np.lib.stride_tricks.as_strided(self._mapped, shape, (size, size), writeable=False)
@@ -98,15 +104,16 @@ class TokenPart:
         self.file.expect(self._start + spans * self.dtype.itemsize)
 
     def _raw(self, start: int, stop: int) -> Tokens:
-        if self._mapped is not None:
-            return self._mapped[start:stop]
         size = self.dtype.itemsize
         return as_words(self.file.read(self._start + start * size, self._start + stop * size), self.dtype.str)
 
-    def _hold(self, starts: Indices, length: int) -> None:
-        if self._checksums is not None and length:
-            first = starts * self.dtype.itemsize
-            self._checksums.hold(first, first + length * self.dtype.itemsize)
+    def _hold(self, starts: Sequence[int], stops: Sequence[int]) -> None:
+        """Raise DataError where the file has changed, or a block of these runs is not as it was written."""
+        size = self.dtype.itemsize
+        if self._watch is not None and starts:
+            self._watch.hold(self._start + size * min(starts), self._start + size * max(stops))
+        if self._checksums is not None and self._checksums.unseen:
+            self._checksums.hold([start * size for start in starts], [stop * size for stop in stops])
 
 
 class TokenParts:
@@ -115,6 +122,7 @@ class TokenParts:
     def __init__(self, parts: Sequence[TokenPart]) -> None:
         self._parts = [part for part in parts if part.tokens]
         self._begins = np.cumsum([0, *(part.tokens for part in self._parts)], dtype=np.int64)
+        self._bounds: list[int] = self._begins.tolist()
         self.dtype = max(
             (part.dtype for part in self._parts), key=lambda dtype: dtype.itemsize, default=np.dtype("<u2")
         )
@@ -138,25 +146,32 @@ class TokenParts:
             return self._gather(wanted)
         start, stop, step = wanted.indices(len(self))
         assert step == 1, "a slice without steps"
-        found = [self._parts[number].read(first, last) for number, first, last in self._spans(start, max(start, stop))]
-        if len(found) == 1:
-            return found[0]
-        return np.concatenate(found) if found else np.zeros(0, dtype=self.dtype)
+        return self.runs([start], [max(start, stop)])[0]
+
+    def runs(self, starts: Sequence[int], stops: Sequence[int]) -> list[Tokens]:
+        """Return the tokens starts..stops of each run. Raises DataError for damaged ones."""
+        if len(self._parts) == 1:
+            return self._parts[0].runs(starts, stops)
+        wanted: dict[int, tuple[list[int], list[int]]] = {}  # of each part: where runs of it begin and end
+        for start, stop in zip(starts, stops, strict=True):
+            for number, first, last in self._spans(start, stop):
+                firsts, lasts = wanted.setdefault(number, ([], []))
+                firsts.append(first)
+                lasts.append(last)
+        read = {number: iter(self._parts[number].runs(*runs)) for number, runs in wanted.items()}
+        found = []
+        for start, stop in zip(starts, stops, strict=True):
+            pieces = [next(read[number]) for number, _, _ in self._spans(start, stop)]
+            empty = pieces or [np.zeros(0, dtype=self.dtype)]
+            found.append(empty[0] if len(empty) == 1 else np.concatenate(empty))
+        return found
 
     def windows(self, starts: Indices, length: int) -> Tokens:
         """Return the `length` tokens from each start on: [starts, length]. Raises DataError for damaged ones."""
         if len(self._parts) == 1:
             return self._parts[0].windows(starts, length)
-        numbers = np.searchsorted(self._begins, starts, side="right") - 1
-        within = starts - self._begins[numbers]
-        inside = starts + length <= self._begins[numbers + 1]
-        rows = np.empty((len(starts), length), dtype=self.dtype)
-        for number in sorted(set(numbers[inside].tolist())):
-            chosen = inside & (numbers == number)
-            rows[chosen] = self._parts[number].windows(within[chosen], length)
-        for row in np.flatnonzero(~inside).tolist():
-            rows[row] = self[int(starts[row]) : int(starts[row]) + length]
-        return rows
+        rows = self.runs(starts.tolist(), (starts + length).tolist())
+        return np.concatenate(rows).reshape(-1, length) if rows else np.zeros((0, length), dtype=self.dtype)
 
     def _gather(self, places: Indices) -> Tokens:
         found = np.empty(len(places), dtype=self.dtype)
@@ -179,10 +194,10 @@ class TokenParts:
 
     def _spans(self, start: int, stop: int) -> list[tuple[int, int, int]]:
         """Return where the tokens start..stop lie: (part, first, last), without empty ones."""
-        number = int(np.searchsorted(self._begins, start, side="right")) - 1
-        spans = []
+        begins = self._bounds
+        number, spans = bisect_right(begins, start) - 1, []
         while start < stop:
-            begin, end = int(self._begins[number]), int(self._begins[number + 1])
+            begin, end = begins[number], begins[number + 1]
             last = min(stop, end)
             spans.append((number, start - begin, last - begin))
             start, number = last, number + 1

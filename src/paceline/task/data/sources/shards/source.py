@@ -114,8 +114,8 @@ class ShardSource(_OverFiles, TokenSource):
         return self._tokens.windows(self._starts(ids), self.items_per_sample + 1)
 
     def _starts(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        if ids.size and ids.max() >= self.samples:
-            raise IndexError(f"sample {ids.max():,} of {self.samples:,}")
+        if (highest := max(ids.tolist(), default=0)) >= self.samples:
+            raise IndexError(f"sample {highest:,} of {self.samples:,}")
         return np.asarray(ids, dtype=np.int64) * self.items_per_sample
 
 

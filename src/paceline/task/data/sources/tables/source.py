@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ class TableSource:
         self.samples = split.documents
         if not self.samples:
             raise DataError(f"the {split.name} data hold no row", "all rows are in the other split", "more rows")
-        self._tokens = split.open()
+        self._watch, self._tokens = split.watch().hold, split.open()
         self._starts = split.offsets()[:-1].astype(np.int64)
         self._sizes = np.diff(split.offsets()).astype(np.int64) - self._beyond()
         self.lengths = np.minimum(self._sizes, seq_len)
@@ -51,6 +52,7 @@ class TableSource:
     def _filled(self, ids: npt.NDArray[Any]) -> tuple[Ints, npt.NDArray[np.bool_], Ints]:
         """Return the rows' tokens, filled up with the table's pad; which are real; and where each stands on disk."""
         assert ids.size == 0 or ids.min() >= 0, "a sample id is negative"
+        self._watch()
         lengths = self.lengths[ids]
         width = int(lengths.max(initial=1))
         width = min(width + -width % PAD_MULTIPLE, self.seq_len)
@@ -152,9 +154,9 @@ class PackedDialogue(PackedSource):
     def _made_of(self) -> tuple[Any, ...]:
         return self.table, self.split, self.items_per_sample, self.cross_documents
 
-    def _leave_out(self, labels: Ints, at: Ints, starts: Ints, lengths: Ints) -> None:
-        for place, start, length in zip(at.tolist(), starts.tolist(), lengths.tolist(), strict=True):
-            labels[place : place + length][self._counted[start + 1 : start + 1 + length] == 0] = IGNORED
+    def _leave_out(self, labels: Ints, pieces: Sequence[Piece]) -> None:
+        for row, place, start, length in pieces:
+            labels[row, place : place + length][self._counted[start + 1 : start + 1 + length] == 0] = IGNORED
 
     def _gathered(self, starts: Ints, lengths: Ints) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         tokens, labels = super()._gathered(starts, lengths)
