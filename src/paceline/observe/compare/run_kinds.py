@@ -46,7 +46,7 @@ def same_but_for_the_seed(first: RunStarted, second: RunStarted) -> bool:
 
 
 def same_work(first: RunStarted, second: RunStarted) -> bool:
-    """Return whether two runs do the same work on the same devices: what differs but for the seed is not their doing."""
+    """Return whether two runs do the same work on the same devices, but for the seed."""
     return _parts(first, WORK) == _parts(second, WORK)
 
 

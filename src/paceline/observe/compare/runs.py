@@ -57,7 +57,7 @@ class ComparedFigure:
 
     `plus_minus` is half of a 95 % interval and `sure` how sure it is which of the two is lower, from 0.5 to 1; None
     where the noise is not known. `noise` says what it is from: `steps` of one run each, or `seeds`: several runs of a
-    kind. Steps tell nothing of how far two runs of one kind are apart, so that a run is `lower` by them and not `better`.
+    kind. Steps tell nothing of how far two runs of one kind are apart: by them a run is `lower`, and not `better`.
     """
 
     figure: str
