@@ -83,7 +83,8 @@ class Watched:
         self.load = load
         seen = AlertSeen(spec or AlertsSpec())
         rules: list[AlertRule] = [kind(seen) for kind in PLAIN if kind not in (NoStep, MemoryNear, Slow)]
-        rules += [NoStep(seen, load=lambda: self.load), Slow(seen, lambda: self.load), MemoryNear(seen, lambda: self.memory_share),
+        rules += [NoStep(seen, load=lambda: self.load), Slow(seen, lambda: self.load),
+                  MemoryNear(seen, lambda: self.memory_share),
                   DiskFull(seen, lambda: self.disk), BudgetSpent(seen, self._spending, 0.8)]  # fmt: skip
         self.rules = [rule for rule in rules if rule.name not in seen.spec.off]
         self.said: list[str] = []

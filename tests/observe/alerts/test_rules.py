@@ -286,6 +286,14 @@ def test_a_budget_at_80_and_at_100_percent(tmp_path: Path) -> None:
     assert [(each.severity, each.state) for each in again] == [("critical", "firing")]
 
 
+def test_the_end_of_the_hours_is_as_planned_and_wakes_nobody(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    end = RunEnded("requeue", 75, None, 20, 10.0, goes_on=BEGAN + 40_000.0, time=BEGAN + 10.0)
+    (fired,) = watched.take(*steady(20), end)
+    assert (fired.rule, fired.severity) == ("finished", "info") and "until its hours begin" in fired.title
+    assert watched.said == []
+
+
 @pytest.mark.parametrize(
     ("status", "severity"), [("complete", "info"), ("requeue", "warning"), ("failed", "critical"), ("stopped", "info")]
 )
