@@ -13,6 +13,7 @@ from paceline.account.advice.advice import CostAdvice
 from paceline.account.advice.advise import advice_on
 from paceline.account.left import BudgetLeft, budgets_left
 from paceline.observe.verdict.verdict import BoundVerdict
+from paceline.plan.explain.hours import day_text
 from paceline.report.bound.found import bound_of
 from paceline.report.compare import (
     Promise,
@@ -163,6 +164,8 @@ def _status(end: RunEnded | None, done: int, planned: int | None, wall_seconds: 
     steps = f"{done:,} of {plural(planned, 'step')}" if planned else plural(done, "step")
     took = f"{steps} in {format_seconds(wall_seconds)}"
     status = (end and end.status) or UNFINISHED
+    if end is not None and end.goes_on is not None:
+        return status, f"Saved until its hours begin, {day_text(end.goes_on)}: {took}."
     words = {
         "complete": f"Finished: {took}." if not planned or done >= planned else f"Finished, by early stopping: {took}.",
         "requeue": f"Stopped early with a checkpoint, to be started again: {took}.",

@@ -91,6 +91,36 @@ def test_checkpoints_that_come_too_rarely_for_how_often_it_fails() -> None:
     assert "too rarely" in advice.text and advice.sure == "measured"
 
 
+def test_the_interval_is_in_time_of_the_run_and_not_of_its_median_step() -> None:
+    """A step in ten takes 9.5 s longer: 4 steps are 5.8 s in the mean, and not the 2 s of their medians."""
+
+    def lines() -> Iterator[dict[str, Any]]:
+        late = 0.0
+        for line in journal(every=4, stall=0.5):
+            if line["kind"] == "step" and line["step"] % 10 == 0:
+                late, line["seconds"]["total"] = late + 9.5, 10.0
+            yield {**line, "time": line["time"] + late}
+
+    advice = found(summarise(lines()))["checkpoints"]
+    assert "come every 5.8" in advice.text and "too often" in advice.text
+
+
+def test_starts_that_were_killed_are_failures_too() -> None:
+    """No fault in 250 s, and one in each 8 s, are two different things for how often to save."""
+
+    def lines() -> Iterator[dict[str, Any]]:
+        begun, attempt = {}, 1  # type: ignore[var-annotated]
+        for line in journal(every=4, stall=0.5):
+            begun = begun or line
+            yield {**line, "attempt": attempt}
+            if line["kind"] == "checkpoint" and line["step"] % 12 == 0 and line["step"] < 400:
+                attempt += 1
+                yield {**begun, "attempt": attempt, "time": line["time"] + 0.1, "step": line["step"]}
+
+    assert "checkpoints" in found(summarise(journal(every=4, stall=0.5)))
+    assert "checkpoints" not in found(summarise(lines())), "each 2 s is about right where it fails each 8 s"
+
+
 def test_a_larger_micro_batch_and_a_greener_grid() -> None:
     advice = found(summarise(journal(peak=20e9, passes=4, grid=400.0)))
     assert advice["micro_batch"].try_ == "plan.micro_batch = 8"

@@ -10,7 +10,7 @@ from typing import Any
 from paceline.observe.alerts.outbox import Outbox
 from paceline.observe.alerts.rules.ending import BudgetSpent
 from paceline.observe.alerts.rules.machine import DiskFull, MemoryNear
-from paceline.observe.alerts.rules.progress import NoStep
+from paceline.observe.alerts.rules.progress import NoStep, Slow
 from paceline.observe.alerts.rules.rule import AlertRule
 from paceline.observe.alerts.rules.seen import AlertSeen
 from paceline.observe.alerts.rules.table import PLAIN
@@ -80,9 +80,11 @@ class Watched:
     def __init__(self, run_dir: Path, spec: AlertsSpec | None = None, outbox: Outbox | None = None,
                  load: float = 1.0) -> None:  # fmt: skip
         self.memory_share, self.disk, self.spent = 0.5, (50.0, 100.0), {}  # type: ignore[var-annotated]
+        self.load = load
         seen = AlertSeen(spec or AlertsSpec())
-        rules: list[AlertRule] = [kind(seen) for kind in PLAIN if kind not in (NoStep, MemoryNear)]
-        rules += [NoStep(seen, load=lambda: load), MemoryNear(seen, lambda: self.memory_share),
+        rules: list[AlertRule] = [kind(seen) for kind in PLAIN if kind not in (NoStep, MemoryNear, Slow)]
+        rules += [NoStep(seen, load=lambda: self.load), Slow(seen, lambda: self.load),
+                  MemoryNear(seen, lambda: self.memory_share),
                   DiskFull(seen, lambda: self.disk), BudgetSpent(seen, self._spending, 0.8)]  # fmt: skip
         self.rules = [rule for rule in rules if rule.name not in seen.spec.off]
         self.said: list[str] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import random
@@ -12,7 +13,8 @@ import pytest
 from observe.alerts.alert_journals import BEGAN, STEP_SECONDS, Watched, healthy, ranks, started, steady, step
 
 from paceline.observe.alerts.rules.rule import AlertRule
-from paceline.spec.journal.kinds import CheckpointRecord, FaultRecord, RecoveryRecord, RunEnded
+from paceline.spec.journal.kinds import CheckpointRecord, FaultRecord, RanksRecord, RecoveryRecord, RunEnded, RunStarted
+from paceline.spec.journal.record import Record
 from paceline.spec.journal.watching import AlertRecord, NodeSample
 from paceline.spec.watch.alerts import RULES, AlertsSpec
 from paceline.supervise.lost import RanksLost
@@ -171,6 +173,40 @@ def test_steps_that_are_slower_than_forecast(tmp_path: Path) -> None:
     assert told(over) == [("slow", "resolved")]
 
 
+def on_cpu(seconds: float, steps: int = 40) -> list[Record]:
+    """Return a start on a CPU's devices, and steps of so many seconds."""
+    begun, *rest = steady(steps, seconds)
+    assert isinstance(begun, RunStarted)
+    return [dataclasses.replace(begun, cluster={"device": {"kind": "cpu"}}), *rest]
+
+
+def test_steps_that_other_programs_make_slow_wake_nobody_until_those_are_gone(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, AlertsSpec(off=("no_step", "checkpoint_old", "memory")), load=20.0)
+    (noted,) = watched.take(*on_cpu(5.0))
+    assert (noted.rule, noted.severity, noted.evidence["programs_per_core"]) == ("slow", "info", 20.0)
+    assert watched.said == [] and "other programs" in noted.title
+    watched.load = 1.0
+    (fired,) = watched.take(step(41, BEGAN + 210.0, seconds=5.0))
+    assert (fired.rule, fired.severity) == ("slow", "warning") and len(watched.said) == 1
+
+
+@pytest.mark.parametrize(("queued", "severity"), [(4.6, "info"), (1.0, "warning")])
+def test_the_ranks_own_wait_for_a_core_tells_it_before_the_load_has_risen(
+    tmp_path: Path, queued: float, severity: str
+) -> None:
+    watched = Watched(tmp_path, AlertsSpec(off=("no_step", "checkpoint_old", "memory")))
+    waits = {"queued_here": {"min": 0.0, "median": queued / 2, "max": queued, "rank": 1}}
+    told_by_ranks = RanksRecord(5, 4, 2, "cpu", waits, time=BEGAN + 1.0)
+    begun, *steps = on_cpu(5.0)
+    (fired,) = watched.take(begun, told_by_ranks, *steps)
+    assert (fired.rule, fired.severity) == ("slow", severity)
+
+
+def test_load_is_no_excuse_for_a_gpu(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, AlertsSpec(off=("no_step", "checkpoint_old")), load=20.0)
+    assert [each.severity for each in watched.take(*steady(40, 5.0))] == ["warning"]
+
+
 def test_a_straggler_in_two_records_in_a_row(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
     watched.take(*steady(20))
@@ -248,6 +284,14 @@ def test_a_budget_at_80_and_at_100_percent(tmp_path: Path) -> None:
     watched.spent["usd"] = (101.0, 100.0, "${:,.4g}")
     again = [each for each in watched.take(after=22.0) if each.rule == "budget"]
     assert [(each.severity, each.state) for each in again] == [("critical", "firing")]
+
+
+def test_the_end_of_the_hours_is_as_planned_and_wakes_nobody(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    end = RunEnded("requeue", 75, None, 20, 10.0, goes_on=BEGAN + 40_000.0, time=BEGAN + 10.0)
+    (fired,) = watched.take(*steady(20), end)
+    assert (fired.rule, fired.severity) == ("finished", "info") and "until its hours begin" in fired.title
+    assert watched.said == []
 
 
 @pytest.mark.parametrize(

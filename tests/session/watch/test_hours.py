@@ -107,6 +107,15 @@ def test_the_step_after_the_hours_is_not_made(monkeypatch: pytest.MonkeyPatch) -
     assert looking.look() == ""
     clock.now += 1
     assert "18:00-06:00" in looking.look() and not looking.is_over
+    assert looking.goes_on() == clock.now + 12 * 3600
+
+
+def test_a_run_that_is_stopped_in_its_hours_does_not_say_that_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notices.time, "time", Clock(20))
+    for when in ({"window": "18:00-06:00"}, {}):
+        looking = Notices(RunSpec(when=when))
+        looking.enter(0.0, True, None)
+        assert looking.goes_on() is None
 
 
 def test_hours_are_a_text_or_a_table_and_their_file_stands_beside_the_spec(tmp_path: Path) -> None:

@@ -6,9 +6,10 @@ import itertools
 import statistics
 
 from paceline.account.advice.advice import AdviceEvidence, CostAdvice
+from paceline.report.phases import surviving
 from paceline.report.records import number
 from paceline.simulate.interval import daly_interval
-from paceline.spec.journal.kinds import CheckpointRecord
+from paceline.spec.journal.kinds import CheckpointRecord, RecoveryRecord, RunEnded
 from paceline.units import format_seconds
 
 APART = 1.5  # times too long or too short, from which on an interval is worth a word
@@ -20,12 +21,13 @@ def checkpoint_interval(evidence: AdviceEvidence) -> CostAdvice | None:
     saves = [each for each in evidence.records.of(CheckpointRecord) if each.tier is None]
     stalls = [cost for each in saves if (cost := number(each.cost_seconds)) is not None]
     steps = sorted({each.step for each in saves if each.step})
-    totals = evidence.records.steps.column("total")
+    counted = len(surviving(evidence.records))
     gaps = [after - before for before, after in itertools.pairwise(steps)]
-    if not gaps or not stalls or not len(totals):
+    if not gaps or not stalls or not counted:
         return None
-    step, stall = statistics.median(totals.tolist()), statistics.fmean(stalls)
-    every, faults, exposed = statistics.median(gaps) * step, evidence.goodput.faults, evidence.goodput.exposed_seconds
+    # What lies between two checkpoints is all the useful time there: rare long steps and evaluations are a part of it.
+    step, stall = evidence.goodput.useful_seconds / counted, statistics.fmean(stalls)
+    every, faults, exposed = statistics.median(gaps) * step, _interruptions(evidence), evidence.goodput.exposed_seconds
     between = exposed / faults if faults else exposed / FAULTLESS
     best = max(step, daly_interval(stall, between))
     if not step or not every or 1 / APART < best / every < APART or (not faults and best < every):
@@ -36,6 +38,17 @@ def checkpoint_interval(evidence: AdviceEvidence) -> CostAdvice | None:
     because = f"a save costs {format_seconds(stall)}, and there was {seen}; Daly's interval is {format_seconds(best)}"
     value = f'run.checkpoint_every = "{max(1, round(best / step))} steps"'
     return CostAdvice("checkpoints", text, value, "cost", saved, "measured" if faults > 1 else "likely", because)
+
+
+def _interruptions(evidence: AdviceEvidence) -> int:
+    """Return how often work was lost: faults that the run went on from, and starts that broke off and were resumed."""
+    records = evidence.records
+    recoveries = records.of(RecoveryRecord)
+    recovered, orderly = ({each.attempt for each in found} for found in (
+        recoveries, [end for end in records.of(RunEnded) if end.status != "failed"]))  # fmt: skip
+    broken = [before for before, after in itertools.pairwise(records.starts)
+              if before.attempt not in orderly and after.attempt not in recovered]  # fmt: skip
+    return len(recoveries) + len(broken)
 
 
 def _overhead(every: float, stall: float, between: float) -> float:

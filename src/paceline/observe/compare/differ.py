@@ -10,7 +10,6 @@ from paceline.report.drawn.markup import shown
 from paceline.spec.journal.kinds import RunStarted
 
 OWN = ("spec.run.dir", "spec.task.name")  # of every run its own, and without meaning for its numbers
-SEED = "spec.task.seed"
 ABSENT = "–"
 
 
@@ -47,13 +46,3 @@ def differences(starts: Sequence[RunStarted]) -> tuple[DifferentOption, ...]:
         if len(set(values)) > 1:
             found.append(DifferentOption(name, values))
     return tuple(found)
-
-
-def same_but_for_the_seed(first: RunStarted, second: RunStarted) -> bool:
-    """Return whether two runs are the same experiment: their tasks differ by nothing but the seed."""
-    tasks = []
-    for start in (first, second):
-        told = told_of(start)
-        tasks.append({name: value for name, value in told.items()
-                      if name.startswith(("spec.task.", "data.")) and name not in (*OWN, SEED)})  # fmt: skip
-    return tasks[0] == tasks[1]

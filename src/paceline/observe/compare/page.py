@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.observe.compare.runs import RunComparison
+from paceline.observe.compare.runs import ALONE, RunComparison
 from paceline.report.charts import Line, line_chart
 from paceline.report.drawn.figures import figure
 from paceline.report.drawn.markup import esc, note_html, pill, section, table_html
@@ -31,6 +31,8 @@ def _figures(found: RunComparison) -> str:
     rows = []
     for each in found.figures:
         style, word = ("good", f"{each.better} is better") if each.better else ("none", "not told from noise")
+        if each.lower and not each.better:
+            word = f"lower in {each.lower}; {ALONE}"
         if each.sure is None:
             style, word = "none", "noise not known" if each.difference else "equal"
         noise = "–" if each.plus_minus is None else f"± {each.plus_minus:.3g}"

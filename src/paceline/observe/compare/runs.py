@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from paceline.errors import ConfigError
-from paceline.observe.compare.differ import DifferentOption, differences, same_but_for_the_seed
-from paceline.observe.compare.noise import Noise, Values, between_runs, noise_of
+from paceline.observe.compare.differ import DifferentOption, differences
+from paceline.observe.compare.noise import Noise, Values, noise_of
+from paceline.observe.compare.run_kinds import RunKinds, same_but_for_the_seed, same_work, seed_of
 from paceline.observe.live.run import LiveRun
 from paceline.observe.live.series import StepValues
 from paceline.observe.live.spent import spent_so_far
@@ -24,6 +25,7 @@ MOST_RUNS, LEAST_RUNS = 20, 2
 LAST_SHARE, LEAST_LAST, MOST_LAST = 0.1, 20, 500  # of the steps that all have: losses are means over the last ones
 POINTS = 300
 STEPS, SEEDS = "steps", "seeds"
+ALONE = "another run of each may say otherwise"
 Reader = Callable[[], contextlib.AbstractContextManager[LiveRun]]
 
 
@@ -54,7 +56,8 @@ class ComparedFigure:
     """How a run differs from the first one in one figure.
 
     `plus_minus` is half of a 95 % interval and `sure` how sure it is which of the two is lower, from 0.5 to 1; None
-    where the noise is not known. `noise` says what it is from: `steps` of one run each, or `seeds`: several runs.
+    where the noise is not known. `noise` says what it is from: `steps` of one run each, or `seeds`: several runs of a
+    kind. Steps tell nothing of how far two runs of one kind are apart: by them a run is `lower`, and not `better`.
     """
 
     figure: str
@@ -65,7 +68,8 @@ class ComparedFigure:
     plus_minus: float | None
     sure: float | None
     noise: str
-    better: str  # the run whose figure is better; empty where that is not sure
+    lower: str  # the run whose figure is lower by more than the noise; empty where none is
+    better: str  # the same, where the noise is that between runs
 
     @property
     def text(self) -> str:
@@ -77,9 +81,12 @@ class ComparedFigure:
             return f"{self.run} against {self.against}: equal"
         if self.sure is None:
             return f"{words}; its noise is not known"
-        if not self.better:
+        if not self.lower:
             return f"{words}; not told from noise ({self.sure:.0%} sure of its sign)"
-        return f"{words}; {self.better} is better, {min(self.sure, 0.9999):.4g} sure"
+        sure = min(self.sure, 0.9999)
+        if not self.better:
+            return f"{words}; lower in {self.lower}, {sure:.4g} sure by its steps alone: {ALONE}"
+        return f"{words}; {self.better} is better, {sure:.4g} sure"
 
 
 @dataclass(frozen=True)
@@ -140,7 +147,7 @@ def compare_live(runs: Sequence[tuple[str, Reader]]) -> RunComparison:
             )
     common = int(min(each.values.column("step")[-1] for each in taken))
     last = min(MOST_LAST, max(LEAST_LAST, math.ceil(common * LAST_SHARE)))
-    groups = _groups([each.start for each in taken])
+    groups = _groups([each.start for each in taken], same_but_for_the_seed)
     evaluated = set.intersection(*(set(each.evaluations) for each in taken))
     held_step = max((step for step in evaluated if step <= common), default=None)
     windows = [_window(each.values, "loss", common, last) for each in taken]
@@ -149,10 +156,10 @@ def compare_live(runs: Sequence[tuple[str, Reader]]) -> RunComparison:
     figures = _figures(compared, taken, common, last)
     is_by_seed = any(figure.noise == SEEDS for figure in figures)
     note = (
-        "noise from runs that differ by their seed"
+        "noise from several runs of a kind"
         if is_by_seed
-        else "noise from the steps of single runs: what another seed would do is not in it; runs that differ by"
-        " task.seed alone would tell"
+        else "noise from the steps of single runs: what another run of the same kind would do is not in it, so none is"
+        " called better; runs that differ by task.seed alone would tell"
     )
     curves = tuple(_curves(each.values) for each in taken)
     starts = [each.start for each in taken]
@@ -192,10 +199,9 @@ def _median(values: Values) -> float | None:
     return float(np.median(finite)) if len(finite) else None
 
 
-def _groups(starts: Sequence[RunStarted]) -> list[int]:
-    """Return for each run the number of the first one that is the same but for the seed."""
-    return [next(index for index, other in enumerate(starts) if same_but_for_the_seed(other, start))
-            for start in starts]  # fmt: skip
+def _groups(starts: Sequence[RunStarted], is_same: Callable[[RunStarted, RunStarted], bool]) -> list[int]:
+    """Return for each run the number of the first one that is the same."""
+    return [next(index for index, other in enumerate(starts) if is_same(other, start)) for start in starts]
 
 
 def _window(values: StepValues, name: str, until: int, last: int) -> Values:
@@ -221,34 +227,36 @@ def _curves(values: StepValues) -> tuple[Series, Series]:
 
 def _figures(runs: Sequence[ComparedRun], taken: Sequence[_Taken], until: int, last: int) -> list[ComparedFigure]:
     found = []
+    starts = [each.start for each in taken]
+    losses = RunKinds(tuple(run.group for run in runs), tuple(seed_of(start) for start in starts))
+    # Who repeats a run with the same seed gets the same loss, and another time.
+    rest = RunKinds(tuple(_groups(starts, same_work)), tuple(map(str, range(len(starts)))))
     for index in range(1, len(runs)):
         own = [
-            _figure("training loss", "loss", runs, index, _loss_noise(taken[0], taken[index], until, last)),
-            _figure("held-out loss", "held_out", runs, index, None),
-            _figure("step seconds", "step_seconds", runs, index, _speed_noise(taken[0], taken[index]), seeds=False),
-            _figure("peak bytes", "peak_bytes", runs, index, None, seeds=False),
-            _figure("USD", "usd", runs, index, None, seeds=False),
-            _figure("kWh", "kwh", runs, index, None, seeds=False),
+            _figure("training loss", "loss", runs, index, _loss_noise(taken[0], taken[index], until, last), losses),
+            _figure("held-out loss", "held_out", runs, index, None, losses),
+            _figure("step seconds", "step_seconds", runs, index, _speed_noise(taken[0], taken[index]), rest),
+            _figure("peak bytes", "peak_bytes", runs, index, None, rest),
+            _figure("USD", "usd", runs, index, None, rest),
+            _figure("kWh", "kwh", runs, index, None, rest),
         ]
         found += [figure for figure in own if figure is not None]
     return found
 
 
 def _figure(
-    name: str, field: str, runs: Sequence[ComparedRun], index: int, noise: Noise | None, seeds: bool = True
+    name: str, field: str, runs: Sequence[ComparedRun], index: int, noise: Noise | None, kinds: RunKinds
 ) -> ComparedFigure | None:
-    first, own = getattr(runs[0], field), getattr(runs[index], field)
+    values = [getattr(run, field) for run in runs]
+    first, own = values[0], values[index]
     if first is None or own is None:
         return None
-    source, by_group = STEPS if noise else "", _by_group(runs, field)
-    if seeds and len(by_group) > 1 and runs[0].group != runs[index].group:
-        places = [list(by_group).index(runs[each].group) for each in (0, index)]
-        if (between := between_runs(list(by_group.values()), *places)) is not None:
-            means = [math.fsum(by_group[runs[each].group]) / len(by_group[runs[each].group]) for each in (0, index)]
-            first, own, noise, source = means[0], means[1], between, SEEDS
+    source = STEPS if noise else ""
+    if (told := kinds.told(values, index)) is not None:
+        (first, own, noise), source = told, SEEDS
     difference = own - first
-    sure = None if noise is None else noise.sure(difference)
     lower = runs[index].name if difference < 0 else runs[0].name
+    is_beyond = noise is not None and abs(difference) > noise.half_width
     return ComparedFigure(
         figure=name,
         run=runs[index].name,
@@ -256,18 +264,11 @@ def _figure(
         difference=difference,
         relative=difference / first if first else None,
         plus_minus=None if noise is None else noise.half_width,
-        sure=sure,
+        sure=None if noise is None else noise.sure(difference),
         noise=source,
-        better=lower if noise is not None and abs(difference) > noise.half_width else "",
+        lower=lower if is_beyond else "",
+        better=lower if is_beyond and source == SEEDS else "",
     )
-
-
-def _by_group(runs: Sequence[ComparedRun], field: str) -> dict[int, list[float]]:
-    groups: dict[int, list[float]] = {}
-    for run in runs:
-        if (value := getattr(run, field)) is not None:
-            groups.setdefault(run.group, []).append(value)
-    return groups
 
 
 def _loss_noise(first: _Taken, second: _Taken, until: int, last: int) -> Noise | None:

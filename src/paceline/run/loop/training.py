@@ -510,4 +510,5 @@ class Training(InWorld):
         self._notices.close()
         self._leave_node()
         self._points.tell(self._record)
-        self._record.ended(status, self.progress.step, time.monotonic() - self._began, error)
+        goes_on = self._notices.goes_on() if isinstance(error, Requeue) else None
+        self._record.ended(status, self.progress.step, time.monotonic() - self._began, error, goes_on)

@@ -291,8 +291,10 @@ class Recorder:
             where = f"in {each.phase} of step {each.step}" if each.phase else f"in step {each.step}"
             self.say(f"fault    {each.fault} ({each.kind}) has struck rank {each.rank} {where}, as planned")
 
-    def ended(self, status: str, step: int, seconds: float, error: BaseException | None = None) -> None:
-        """Record how this start ended. Only the first call counts.
+    def ended(
+        self, status: str, step: int, seconds: float, error: BaseException | None = None, goes_on: float | None = None
+    ) -> None:
+        """Record how this start ended, and when its hours begin again where they are over. Only the first call counts.
 
         What a peer's death brought about is left to the supervisor, where there is one: it knows the cause. Raises
         StorageError where a run that is complete has lost records of its journal.
@@ -311,7 +313,7 @@ class Recorder:
                     closing.callback(sink.close)
                 if error is not None and status == "failed":
                     self._write(FaultRecord(details["what"], details["because"], self._world.rank))
-                self._write(RunEnded(status, code, details if status == "failed" else None, step, seconds))
+                self._write(RunEnded(status, code, details if status == "failed" else None, step, seconds, goes_on))
         except StorageError as lost:
             if status == "complete" or isinstance(lost, RunInUse):
                 raise

@@ -13,11 +13,10 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from paceline.cluster.grid.window import window_of
+from paceline.cluster.grid.window import RunWindow, window_of
 from paceline.run.survive.budget import RunBudget
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.run import RunSpec
-from paceline.spec.watch.when import WhenSpec
 from paceline.units import format_seconds
 
 LOOK_SECONDS = 1.0
@@ -39,6 +38,7 @@ class Notices:
         self._run, self._began = run, time.monotonic()
         self._usd, self._usd_per_second, self._entered = 0.0, 0.0, self._began
         self._watches = False
+        self._window: RunWindow | None = None  # of the first rank's
         self._closes = math.inf  # when the hours of the run end, in seconds since the epoch
         self._ended = threading.Event()
 
@@ -53,7 +53,9 @@ class Notices:
         policy = self._run.recovery
         if is_first and not self._watches:
             self._watches = True
-            self._closes = _closing(self._run.when)
+            if self._run.when.window:
+                self._window = window_of(self._run.when)
+                self._closes = _closing(self._window)
             if policy.notice_file:
                 self._watch(lambda: _file_says(Path(policy.notice_file)), LOOK_SECONDS)
             if policy.notice_url:
@@ -84,6 +86,14 @@ class Notices:
         """Return how many steps the budgets still buy; None without one, and before the first step."""
         return self._budget.steps_left() if self._budget is not None else None
 
+    def goes_on(self) -> float | None:
+        """Return when the hours of the run begin again (seconds since the epoch); None where they are not over."""
+        now = time.time()
+        if self._window is None or self._window.is_open(now):
+            return None
+        opens = self._window.changes(now)
+        return opens if math.isfinite(opens) else None
+
     def close(self) -> None:
         """Look no further."""
         self._ended.set()
@@ -105,11 +115,9 @@ class Notices:
         threading.Thread(target=work, name="paceline-notice", daemon=True).start()
 
 
-def _closing(when: WhenSpec) -> float:
-    """Return when the hours of a run end: infinite where it trains at any, this moment where they have ended."""
-    if not when.window:
-        return math.inf
-    window, now = window_of(when), time.time()
+def _closing(window: RunWindow) -> float:
+    """Return when the hours of a run end: this moment where they have ended."""
+    now = time.time()
     return window.changes(now) if window.is_open(now) else now
 
 

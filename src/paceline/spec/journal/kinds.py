@@ -476,6 +476,10 @@ class RunEnded(Record):
     ]
     step: Annotated[int | None, Told("steps done")]
     seconds: Annotated[float | None, Told("since this start began", "s", if_any=True)] = None
+    goes_on: Annotated[
+        float | None,
+        Told("when the hours of `run.when` begin again, in seconds since the epoch", "s", if_any=True),
+    ] = None
 
 
 RECORDS: tuple[type[Record], ...] = (

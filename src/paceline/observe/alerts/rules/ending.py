@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from paceline.observe.alerts.rules.rule import AlertRule, Trouble
 from paceline.observe.alerts.rules.seen import AlertSeen
+from paceline.plan.explain.hours import day_text
 from paceline.units import format_seconds
 
 SPENT_SECONDS = 5.0  # between two looks at what is spent
@@ -62,7 +63,12 @@ class Finished(AlertRule):
         took = f", after {format_seconds(end.seconds)}" if end.seconds else ""
         error = end.error or {}
         told = f": {error['what']}" if error.get("what") else ""
-        title = f"the run {ENDS.get(end.status, end.status)} at step {end.step}{took}{told}"
+        how = ENDS.get(end.status, end.status)
+        if waits := end.status == "requeue" and end.goes_on is not None:
+            how = f"has saved until its hours begin, {day_text(end.goes_on or 0.0)},"
+        title = f"the run {how} at step {end.step}{took}{told}"
         evidence = {"status": end.status, "exit_code": end.exit_code, "step": end.step}
         severity = {"failed": "critical", "requeue": "warning"}.get(end.status, "info")
+        if waits:  # as the spec has it
+            severity = "info"
         return Trouble(title, evidence, str(error.get("try") or ""), severity)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from paceline.observe.alerts.rules.rule import AlertRule, Trouble
 from paceline.observe.alerts.rules.seen import STEPS_KEPT, AlertSeen
 from paceline.patience import programs_per_core
-from paceline.spec.journal.kinds import CheckpointRecord, FaultRecord, RunStarted, StepRecord
-from paceline.spec.journal.record import Record
+from paceline.spec.journal.kinds import CheckpointRecord, FaultRecord, RanksRecord, RunStarted, StepRecord
+from paceline.spec.journal.record import Record, number
 from paceline.units import format_seconds, parse_seconds
 
 LONG_GAPS = (
@@ -114,9 +114,25 @@ class NoStep(AlertRule):
 
 
 class Slow(AlertRule):
-    """Steps that come slower than forecast, beyond the forecast's own interval."""
+    """Steps that come slower than forecast, beyond the forecast's own interval.
+
+    On CPUs, steps that would be fast enough if no other program wanted their cores wake nobody: that is on record.
+    """
 
     name = "slow"
+
+    def __init__(self, seen: AlertSeen, load: Callable[[], float] = programs_per_core) -> None:
+        super().__init__(seen)
+        self._load = load
+        self._queued = 0.0  # seconds of a step in which the thread that trains had work and no core, as ranks told last
+
+    def add(self, record: Record) -> None:
+        """Take a record."""
+        if isinstance(record, RunStarted):
+            self._queued = 0.0
+        elif isinstance(record, RanksRecord):
+            spread = record.spreads.get("queued_here")
+            self._queued = (number(spread.get("max")) if isinstance(spread, Mapping) else None) or 0.0
 
     def look(self, now: float, firing: bool) -> Trouble | None:
         """Return how far below the forecast the rate is."""
@@ -125,11 +141,21 @@ class Slow(AlertRule):
         if not promised or len(self.seen.seconds) < STEPS_NEEDED or self.seen.ended is not None:
             return None
         median = statistics.median(self.seen.seconds)
-        missing = 1.0 - promised / median
-        if missing < self.spec.slow_share * (OVER if firing else 1.0) or median < (highest or 0.0):
+        least = self.spec.slow_share * (OVER if firing else 1.0)
+
+        def is_slow(seconds: float) -> bool:
+            return 1.0 - promised / seconds >= least and seconds >= (highest or 0.0)
+
+        if not is_slow(median):
             return None
+        missing, shared = 1.0 - promised / median, self._load() if self.seen.on_cpu else 1.0
+        own = min(median / shared, max(promised, median - self._queued)) if self.seen.on_cpu else median
         title = f"{missing:.0%} below the forecast's rate: a step takes {format_seconds(median)}"
         evidence = {"median_step_seconds": median, "forecast_step_seconds": promised, "missing": missing}
+        if not is_slow(own):
+            evidence |= {"programs_per_core": shared, "queued_seconds": self._queued}
+            title += "; other programs want its cores"
+            return Trouble(title, evidence, "fewer programs on this machine, or cores of their own for the run", "info")
         advice = "`paceline report` says what bounds a step; other programs on these devices are the usual reason"
         return Trouble(title, evidence, advice)
 
