@@ -76,7 +76,7 @@ class Nodes:
 
     def coordinator(self) -> int:
         """Return the number of the coordinator's process."""
-        (found,) = [number for number, name in self.running().items() if name == "paceline coord"]
+        (found,) = [number for number, name in self.running().items() if name == "paceline-coord"]
         return found
 
     def lose(self, number: int) -> None:

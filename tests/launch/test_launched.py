@@ -98,14 +98,14 @@ def test_a_killed_rank_is_survived_under_torchrun_and_a_killed_supervisor_restar
 ) -> None:
     begun, run_dir = started
     wait_for_step(run_dir, 5, begun.process)
-    stays = begun.running()["rank 0 paceline"]
-    os.kill(begun.running()["rank 1 paceline"], signal.SIGKILL)
+    stays = begun.running()["rank-0-paceline"]
+    os.kill(begun.running()["rank-1-paceline"], signal.SIGKILL)
     wait_until(lambda: bool(records_of(run_dir, "recovery")) or begun.process.poll() is not None)
     (recovery,) = records_of(run_dir, "recovery")
     assert (recovery["rung"], recovery["from_world"], recovery["to_world"], recovery["rank"]) == ("reform", 2, 2, 1)
-    assert begun.running()["rank 0 paceline"] == stays, "torchrun saw nothing of it"
+    assert begun.running()["rank-0-paceline"] == stays, "torchrun saw nothing of it"
     wait_for_step(run_dir, STEPS, begun.process)
-    os.kill(begun.running()["paceline node 1"], signal.SIGKILL)  # which torchrun has started, and starts again
+    os.kill(begun.running()["paceline-node-1"], signal.SIGKILL)  # which torchrun has started, and starts again
     wait_until(lambda: len(records_of(run_dir, "run_started")) == 2 or begun.process.poll() is not None)
     wait_until(lambda: steps_after_start(run_dir) >= 2 or begun.process.poll() is not None)
     begun.process.send_signal(signal.SIGTERM)
@@ -132,7 +132,7 @@ def test_ranks_that_torchrun_starts_again_meet_and_resume(started: tuple[Started
     """Without a supervisor of ours, and with torch's own store, ranks would read addresses of those that are gone."""
     begun, run_dir = started
     wait_for_step(run_dir, STEPS, begun.process)
-    os.kill(begun.running()["rank 1 paceline"], signal.SIGKILL)
+    os.kill(begun.running()["rank-1-paceline"], signal.SIGKILL)
     wait_until(lambda: len(records_of(run_dir, "run_started")) == 2 or begun.process.poll() is not None)
     wait_until(lambda: steps_after_start(run_dir) >= 2 or begun.process.poll() is not None)
     assert records_of(run_dir, "run_started")[1]["step"] >= 4, "from a checkpoint"

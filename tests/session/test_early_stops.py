@@ -150,7 +150,7 @@ def test_a_signal_to_every_process_of_a_run_is_one_stop(tmp_path: Path) -> None:
         wait_for_step(run_dir, 2, command)
         ranks = ranks_of(command.pid)
         (standby,) = {parent_of(rank) for rank in ranks.values()}
-        assert Path(f"/proc/{standby}/comm").read_text().startswith("paceline standb")
+        assert Path(f"/proc/{standby}/comm").read_text().startswith("paceline-standb")
         for process in (standby, *ranks.values(), command.pid):
             os.kill(process, signal.SIGTERM)
         _, stderr = ending(command, 120)

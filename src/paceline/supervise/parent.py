@@ -59,6 +59,10 @@ def _signal_at_end_of(parent: int, number: int) -> None:
 
 
 def name_process(name: str) -> None:
-    """Give this process a name of up to 15 characters, which `ps` and `top` show, where the system offers that."""
+    """Give this process a name of up to 15 characters, which `ps` and `top` show, where the system offers that.
+
+    Spaces become hyphens: who cuts /proc/PID/stat at its spaces counts fields behind the name wrongly. Python 3.12 to
+    3.14 do so where they look for other threads before a fork, and warned of threads that there were none of.
+    """
     with contextlib.suppress(OSError):
-        Path("/proc/self/comm").write_text(name[:15])
+        Path("/proc/self/comm").write_text(name[:15].replace(" ", "-"))
