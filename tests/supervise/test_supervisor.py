@@ -313,3 +313,21 @@ def test_a_process_that_somebody_kills_is_told_at_once_and_one_that_is_ended_her
     attend(crew, Patience(60.0), 0.1)
     assert [(lost.ranks, lost.what) for lost in told] == [((1,), "rank 1 of 2 was ended by SIGKILL")]
     assert crew.killed == {0}
+
+
+def test_the_name_of_a_process_has_no_space() -> None:
+    """Python 3.12 cuts /proc/PID/stat at spaces to count threads: each fork of "rank 0 paceline" warned of twenty."""
+    code = """
+import os, warnings
+from paceline.supervise.parent import name_process
+warnings.simplefilter("error")
+name_process("rank 0 paceline")
+child = os.fork()
+if not child:
+    os._exit(0)
+os.waitpid(child, 0)
+fields = open("/proc/self/stat").read().split()
+print(fields[1], fields[19])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=True)
+    assert done.stdout.split() == ["(rank-0-paceline)", "1"], done.stderr

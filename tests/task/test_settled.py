@@ -182,6 +182,40 @@ def test_a_folder_of_a_model_that_does_not_say_the_next_token_is_refused_for_tex
         settle(spec_of(tmp_path, name, content, f"task.model={tmp_path}", "task.objective=own:objective"))
 
 
+VISION = {"num_channels": 3, "image_size": 30}
+
+
+@pytest.mark.parametrize(("config", "what", "instead"), [
+    ({"architectures": ["ViTModel"], **VISION}, "reads images", 'architecture = "ViTForImageClassification"'),
+    ({"architectures": ["ViTForImageClassification"], **VISION}, "reads images", '"images:FOLDER"'),
+    ({"architectures": ["CLIPModel"], "text_config": {}, "vision_config": VISION, "projection_dim": 8},
+     "reads texts and images side by side", 'architecture = "CLIPForImageClassification"'),
+    ({"architectures": ["ClapModel"], "text_config": {}, "audio_config": {}}, "texts and sound", "module:factory"),
+    ({"architectures": ["Wav2Vec2ForCTC"], "vocab_size": 32}, "reads sound", "module:function"),
+    ({"architectures": ["BertModel"], "vocab_size": 61}, "says no token", 'architecture = "BertForCausalLM"'),
+])  # fmt: skip
+def test_a_folder_of_a_model_that_reads_no_text_says_what_it_is_and_what_to_write(
+    tmp_path: Path, config: dict[str, Any], what: str, instead: str
+) -> None:
+    """It was traced with tokens, and "cannot be traced" told of shapes in the depth of its forward pass."""
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    spec = spec_of(tmp_path, "a.txt", "some text\n" * 9, f"task.model=hf:{tmp_path}")
+    with pytest.raises(ConfigError, match=what) as caught:
+        settle(spec)
+    assert instead in caught.value.try_
+    settle(spec_of(tmp_path, "a.txt", "some text\n" * 9, f"task.model=hf:{tmp_path}", "task.objective=own:objective"))
+
+
+@pytest.mark.parametrize("config", [
+    {"architectures": ["LlavaForConditionalGeneration"], "text_config": {}, "vision_config": VISION},
+    {"architectures": ["JambaForCausalLM"], "mamba_d_conv": 4},
+    {"architectures": ["Mamba2ForCausalLM"], "conv_kernel": 4, "vocab_size": 61},
+])  # fmt: skip
+def test_models_that_read_texts_among_others_are_left_to_be_traced(tmp_path: Path, config: dict[str, Any]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    settle(spec_of(tmp_path, "a.txt", "some text\n" * 9, f"task.model=hf:{tmp_path}"))
+
+
 def test_another_head_is_asked_for_by_arguments(tmp_path: Path) -> None:
     """The guide's way to put a head on a folder; it was refused, since config.json alone was looked at."""
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["BertForMaskedLM"]}))

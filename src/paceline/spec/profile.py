@@ -54,6 +54,8 @@ class BlockProfile:
     narrow_parameters: int = 0  # those of the frozen ones that rest in two bytes
     packed_parameters: int = 0  # frozen weights in four bits: no parameters, and whole on every rank that has the block
     unpacked_elements: int = 0  # those of the largest layer of them, which are unpacked to compute with it
+    unpacks: float = 0.0  # how often a micro-batch unpacks each of them, in forward and backward pass
+    unpacks_again: float = 0.0  # how often more where the block is computed again
     routed_flops: float = 0.0  # those of `matmul_flops` that are products of routed experts; 0: all of them
     routed_groups: tuple[int, ...] = ()  # groups that experts stand in, and to how many of them a token goes at most
     backward_products: float = 2.0  # of the backward pass, for each product of the forward pass; frozen weights: 1

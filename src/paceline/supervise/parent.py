@@ -61,9 +61,11 @@ def _signal_at_end_of(parent: int, number: int) -> None:
 def name_process(name: str) -> None:
     """Give this process a name of up to 15 characters, which `ps` and `top` show, where the system offers that.
 
-    A name has no blank and no parenthesis: Slurm's proctrack/linuxproc (22.05) takes /proc/PID/stat apart at blanks,
-    and never ends a process whose name has one.
+    A name has no blank and no parenthesis: who cuts /proc/PID/stat at its blanks counts fields behind the name wrongly.
+    Slurm's proctrack/linuxproc (22.05) never ended such a process; Python 3.12 to 3.14 do so where they look for other
+    threads before a fork, and warned of threads that there were none of.
     """
-    assert not set(name) & set(" ()\t\n"), name
+    assert not set(name) & set(" ()	
+"), name
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(name[:15])

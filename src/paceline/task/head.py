@@ -25,6 +25,15 @@ PAD = "pad_token_id"
 MASKED_HEADS = ("ForMaskedLM", "ForPreTraining")
 OTHER_HEADS = (SEQUENCE_HEAD, "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice")
 
+IMAGE_HEADS = ("ForImageClassification", "ForObjectDetection", "ForSemanticSegmentation", "ForMaskedImageModeling",
+               "ForUniversalSegmentation", "ForInstanceSegmentation", "ForDepthEstimation", "ForVideoClassification",
+               "ForImageClassificationWithTeacher")  # fmt: skip
+SOUND_HEADS = ("ForAudioClassification", "ForAudioFrameClassification", "ForCTC", "ForXVector")
+# Entries of the config.json of models that read something else than texts, or a text and something else.
+PIXELS, SOUNDS, VOCABULARY = "num_channels", {"num_mel_bins", "feat_extract_norm"}, "vocab_size"
+TEXT_TOWER, TOWERS = "text_config", {"vision_config": "images", "audio_config": "sound"}
+WITHIN_TEXT = ("image_token_id", "image_token_index", "audio_token_id", "audio_token_index")  # it reads both as one
+
 
 def with_head(model: ModelSpec, folder: Path, table: TextTable) -> tuple[ModelSpec, str] | None:
     """Return the model with a head for a table's labels and why it is so, None where the folder's own does.
@@ -113,6 +122,9 @@ def check_next_token(task: Task) -> None:
     folder = folder_of(model.name)
     config = config_of(model, folder) if folder is not None else {}
     architecture = str((config.get("architectures") or [""])[0])
+    if found := _no_tokens(config, architecture, folder):
+        what, why, instead = found
+        raise ConfigError(f"the model in '{folder}' {what}", f"it is of the class {architecture}: {why}", instead)
     if config.get("is_encoder_decoder"):
         why = "it reads a source and writes a target, and a text is none of both"
     elif architecture.endswith(MASKED_HEADS):
@@ -126,3 +138,35 @@ def check_next_token(task: Task) -> None:
 'an objective and batches of your own (objective = "module:function", data.source = "module:factory"), or a table '
         'of texts with labels and a head for them (arguments = { architecture = "...", num_labels = 2 })',
     )  # fmt: skip
+
+
+def _no_tokens(config: dict[str, Any], architecture: str, folder: Path | None) -> tuple[str, str, str] | None:
+    """Return (what a class is, why it gets no text, what to write instead), None for one that may read texts."""
+    if architecture.endswith(OF_TOKENS):
+        return None
+    own = f'model = "hf:{folder}" with an objective and batches of your own (objective = "module:function", data.source'
+    own += ' = "module:factory"), whose keys are the arguments of its forward pass'
+    base = next((architecture.removesuffix(end) for end in (*IMAGE_HEADS, "Model") if architecture.endswith(end)), "")
+    other = next((what for entry, what in TOWERS.items() if entry in config), "")
+    if other and TEXT_TOWER in config and architecture.endswith("Model") and not set(WITHIN_TEXT) & set(config):
+        why = f"it has a tower for texts and one for {other}, learns which of them belong together, and says no token"
+        alone = f"{_images(folder, base)}; for pairs of both, " if other == "images" else ""
+        return f"reads texts and {other} side by side", why, alone + own
+    if architecture.endswith(IMAGE_HEADS) or (PIXELS in config and VOCABULARY not in config):
+        return "reads images, and the data are text", "its forward pass takes pixels", _images(folder, base)
+    if architecture.endswith(SOUND_HEADS) or SOUNDS & set(config):
+        return "reads sound, and the data are text", "its forward pass takes waves or their spectra", own
+    if architecture.endswith("Model") and not config.get("is_encoder_decoder"):
+        why = "it has no head, and returns hidden states"
+        head = f'a class of transformers with a head: arguments = {{ architecture = "{base}ForCausalLM" }}, where there'
+        head += f' is one, and fresh = ["{TOKEN_HEAD}.*"] for what the folder has no weights of; or {own}'
+        return "says no token", why, head
+    return None
+
+
+def _images(folder: Path | None, base: str) -> str:
+    """Return what a spec says of a model of this class that is to learn classes of images."""
+    return (
+        f'images in a folder for each class: data.source = "images:FOLDER", and a class with a head for them: name ='
+        f' "hf:{folder}", arguments = {{ architecture = "{base}{IMAGE_HEADS[0]}", num_labels = 2 }}'
+    )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
+import pytest
 from plan_examples import cluster, compute_terms, network_terms
 from plan_examples import plan as example_plan
 
@@ -66,3 +68,20 @@ def test_the_update_is_of_what_is_trained() -> None:
                   for spec in (AdapterSpec(), LORA))  # fmt: skip
     share = profiled(LORA).trained_parameters / profiled(AdapterSpec()).parameters
     assert abs(lora / full - share) < 1e-9
+
+
+def test_unpacking_four_bits_takes_time_for_every_micro_batch_and_for_every_pass() -> None:
+    """Twice without recompute, a third time with it, and once more for DoRA's norm; the same at any micro-batch."""
+    nf4 = dataclasses.replace(LORA, base_dtype="nf4")
+
+    def seconds(spec: AdapterSpec, **options: Any) -> float:
+        terms = compute_terms(priced(spec), example_plan(Layout(), precision="bf16", **options))
+        return sum(term.value for term in terms if term.name == "unpacking of four bits")
+
+    once = seconds(nf4, micro_batch=64) / 2
+    assert once > 0 and seconds(LORA, micro_batch=64) == 0
+    assert seconds(nf4, micro_batch=32) == pytest.approx(4 * once)
+    assert seconds(nf4, micro_batch=64, recompute="full") == pytest.approx(3 * once)
+    dora = dataclasses.replace(nf4, kind="dora")
+    assert seconds(dora, micro_batch=64) == pytest.approx(3 * once)
+    assert seconds(dataclasses.replace(dora, dropout=0.1), micro_batch=64) == pytest.approx(5 * once)

@@ -43,9 +43,14 @@ class Packed:
         inner = _eight_bits(device)[self.scales.int()]
         scales = inner * wide[:-1].repeat_interleave(SCALES)[: len(inner)] + wide[-1]
         rows, columns = self.shape
-        pairs = _pairs(device)[self.values.int()].view(-1)[: rows * columns]
-        whole = F.pad(pairs, (0, -len(pairs) % BLOCK)).view(-1, BLOCK) * scales.unsqueeze(1)
-        return whole.view(-1)[: rows * columns].view(self.shape).to(dtype)
+        count = rows * columns
+        # Both values of a byte are taken as the eight bytes that they are: fancy indexing takes them one by one.
+        pairs = _pairs(device).view(torch.int64).view(-1).index_select(0, self.values.int()).view(torch.float32)
+        pairs = pairs[:count]
+        if count % BLOCK:
+            pairs = F.pad(pairs, (0, -count % BLOCK))
+        whole = (pairs.view(-1, BLOCK) * scales.unsqueeze(1)).view(-1)
+        return whole[:count].view(self.shape).to(dtype)
 
 
 def sizes_of(shape: tuple[int, int]) -> tuple[int, int, int]:

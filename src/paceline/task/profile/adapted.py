@@ -50,7 +50,7 @@ def adapted_profile(profile: ModelProfile, model: nn.Module, forward_passes: int
         # What a trace has seen keep nothing, as a teacher does, has no backward pass.
         is_idle = profile.source == "traced" and not (block.saved_elements or block.saved_fp32_elements)
         passed = flows and not (is_idle and not any(parameter.requires_grad for parameter in own.values()))
-        block = _frozen(block, own.values(), inside, flows=passed)
+        block = _unpacked(_frozen(block, own.values(), inside, flows=passed), inside, forward_passes, flows=passed)
         blocks.append(dataclasses.replace(block, backward_products=block.backward_products / forward_passes))
     idle = [block.name for block in blocks if block.recomputable and block.frozen_parameters == block.parameters]
     closed = {"pp": IDLE.format(name=idle[0])} if idle else {}
@@ -98,6 +98,21 @@ def _frozen(
         backward_products=(1.0 if flows else 0.0) + (trained / size if size else float(flows)),
         **idle,
     )
+
+
+def _unpacked(block: BlockProfile, inside: list[AdaptedLinear], forward_passes: int, *, flows: bool) -> BlockProfile:
+    """Return a block with how often each of its weights in four bits is unpacked for a micro-batch.
+
+    Once for its product, once more for DoRA's norm, and with dropout for a second product. The other passes of an
+    objective have no adapters, and those that keep nothing have no backward pass.
+    """
+    if not block.packed_parameters:
+        return block
+    spec = inside[0].spec
+    products = 2 if spec.kind == "dora" and spec.dropout else 1
+    forward = products + (spec.kind == "dora")
+    unpacks = forward + (forward_passes - 1) + products * flows
+    return dataclasses.replace(block, unpacks=float(unpacks), unpacks_again=float(forward))
 
 
 def _without_packed(block: BlockProfile, inside: list[AdaptedLinear]) -> BlockProfile:

@@ -23,6 +23,7 @@ from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
 from paceline.spec.proof.plain import from_plain
 from paceline.spec.proof.records import CheckProof
+from paceline.supervise.standby import NO_THREADS
 from paceline.supervise.supervisor import Outcome, supervise
 from paceline.verify.process.worker import STOPPED
 
@@ -96,8 +97,9 @@ def _run(jobs: Sequence[Job], steps: int, take: Callable[[Result], None]) -> Out
         (folder / "request.json").write_text(json.dumps({"jobs": rows}))
         result = folder / "result.jsonl"
         command = [sys.executable, "-m", "paceline.verify.process.worker", str(folder / "request.json"), str(result)]
-        # The proof needs no speed and no GPU; one thread a rank keeps it light and repeatable.
-        environ = {**without_place(os.environ), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        # The proof needs no speed and no GPU; one thread a rank keeps it light and repeatable. Its process forks them,
+        # and so must have no thread beside.
+        environ = {**without_place(os.environ), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **NO_THREADS}
         with _followed(result, take):
             outcome = supervise(command, 1, environ)
         if outcome.exit_code == Requeue.exit_code:

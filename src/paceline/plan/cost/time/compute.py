@@ -19,6 +19,7 @@ from paceline.plan.cost.model_parts import AGAIN, MODES
 from paceline.plan.cost.rates import ATTENTION_PASSES, BYTES
 from paceline.plan.cost.sheet import PricedTask, Sheet
 from paceline.plan.cost.time.block_factors import measured_text
+from paceline.plan.cost.time.unpack import unpack_components
 from paceline.spec.cluster import SOURCES
 from paceline.spec.optimizers import gathered_values, state_values
 from paceline.spec.plan import SAVED_KINDS
@@ -99,7 +100,7 @@ def compute_components(sheet: Sheet) -> list[Component]:
             "forward_backward",
         ),
     ]
-    return [*found, _casts(sheet)]
+    return [*found, _casts(sheet), *unpack_components(sheet)]
 
 
 def _times(backward: float, forward: float) -> str:
