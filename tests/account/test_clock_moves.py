@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from paceline.account.ledger import ledger_of
@@ -98,6 +98,7 @@ def totals(lines: list[Record]) -> dict[str, float]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6))
+@example(84908)
 def test_device_time_is_what_passed_whatever_the_clock_showed(seed: int) -> None:
     true, told = totals(stormy(seed, has_moves=False)), totals(stormy(seed, has_moves=True))
     assert sum(told.values()) == pytest.approx(sum(true.values()), rel=0.01)

@@ -17,6 +17,8 @@ from paceline.spec.journal.record import Some, number
 
 LEAST_SECONDS = 1.0  # of a move that is noted: clocks that are kept right drift by less in days
 BACK_SECONDS = 10.0  # from which on steps that come before each other are taken for a move that nobody has noted
+OVERLAP_SECONDS = 2.0  # of two starts: a run has one at a time, so that more of it is a clock's doing
+APART_SECONDS = 1e-3  # between two starts that are brought in order: more than a moment is rounded by
 Clock = Callable[[], float]
 
 
@@ -84,7 +86,7 @@ def shifts_of(
 ) -> dict[int, float]:
     """Return by how much the moments of each start are to be shifted so that the clock that holds now tells them.
 
-    A start that ends long after the next one has begun ran by a clock that was set back between them: a run has one
+    A start that ends after the next one has begun ran by a clock that was set back between them: a run has one
     start at a time.
     """
     begun = {each.attempt or 1: each.began for each in starts if each.began is not None}
@@ -93,8 +95,8 @@ def shifts_of(
     for attempt in sorted(spans, reverse=True):
         first, last = spans[attempt]
         shift = moved.get(attempt, 0.0)
-        if last + shift > next_began + BACK_SECONDS:
-            shift = next_began - last
+        if last + shift > next_began + OVERLAP_SECONDS:
+            shift = next_began - APART_SECONDS - last
         shifts[attempt] = shift
         next_began = min(first, begun.get(attempt, first)) + shift
     return shifts

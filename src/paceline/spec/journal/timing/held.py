@@ -92,8 +92,8 @@ def held_in(run_dir: Path) -> list[HeldTime]:
         if moments := [*own, *last]:
             spans[number] = (min(moments), max(moments))
     shifts = shifts_of(starts, spans, clock.moved)
-    starts, recoveries = ([shifted(each, shifts.get(each.attempt or 1, 0.0)) for each in found]
-                          for found in (starts, recoveries))  # fmt: skip
+    starts = [shifted(each, shifts.get(each.attempt or 1, 0.0)) for each in starts]
+    recoveries = [shifted(each, shifts.get(each.attempt or 1, 0.0)) for each in recoveries]
     spans = {number: (first + shifts.get(number, 0.0), last + shifts.get(number, 0.0))
              for number, (first, last) in spans.items()}  # fmt: skip
     return held_time(starts, spans, recoveries)
