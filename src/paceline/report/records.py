@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from paceline.spec.journal.kinds import CheckpointRecord, EvaluationRecord, RunStarted, StepRecord, parse
 from paceline.spec.journal.record import Record, Some, read
 from paceline.spec.journal.steady import Step, unsteady
+from paceline.spec.journal.timing.clock import RunMoments, shifted, shifts_of
 
 SECONDS = ("total", "data", "forward_backward", "reduce", "optimizer", "other")
 COLUMNS = ("attempt", "step", "time", "position_before", "position_after", "loss", "weight", "grad_norm", "lr",
@@ -118,15 +119,15 @@ def gather(lines: Iterable[Mapping[str, Any]]) -> Records:
     others: list[Record] = []
     spans: dict[int, tuple[float, float]] = {}
     rows = array("d")
-    schema = 0
+    schema, clock = 0, RunMoments()
     for line in lines:
         attempt = int(number(line.get("attempt")) or 1)
         schema = max(schema, int(number(line.get("schema")) or 0))
-        moment = number(line.get("time"))
+        moment = clock.of(attempt, line)
         if moment is not None:
             first, last = spans.get(attempt, (moment, moment))
             spans[attempt] = (min(first, moment), max(last, moment))
-        record = parse({**line, "attempt": attempt})
+        record = parse({**line, "time": moment, "attempt": attempt})
         if isinstance(record, RunStarted):
             starts[attempt] = record
         elif isinstance(record, StepRecord):
@@ -136,4 +137,18 @@ def gather(lines: Iterable[Mapping[str, Any]]) -> Records:
             others.append(record)
     values = np.frombuffer(rows, dtype=np.float64).reshape(-1, len(COLUMNS)) if rows else np.empty((0, len(COLUMNS)))
     by_attempt = tuple(starts[attempt] for attempt in sorted(starts))
-    return Records(by_attempt, StepTable(values), tuple(others), spans, schema)
+    found = Records(by_attempt, StepTable(values), tuple(others), spans, schema)
+    shifts = shifts_of(by_attempt, spans, clock.moved)
+    return _shifted(found, shifts) if any(shifts.values()) else found
+
+
+def _shifted(found: Records, shifts: Mapping[int, float]) -> Records:
+    """Return the records with the moments of each start shifted by so many seconds."""
+    values, attempts = found.steps.values.copy(), found.steps.column("attempt")
+    for attempt, seconds in shifts.items():
+        values[attempts == attempt, COLUMNS.index("time")] += seconds
+    starts = [shifted(each, shifts.get(each.attempt or 1, 0.0)) for each in found.starts]
+    others = [shifted(each, shifts.get(each.attempt or 1, 0.0)) for each in found.others]
+    spans = {attempt: (first + shifts.get(attempt, 0.0), last + shifts.get(attempt, 0.0))
+             for attempt, (first, last) in found.spans.items()}  # fmt: skip
+    return Records(tuple(starts), StepTable(values), tuple(others), spans, found.schema)

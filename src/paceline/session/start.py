@@ -22,6 +22,7 @@ from paceline.scratch import Scratch
 from paceline.session.closing import close_run
 from paceline.session.extras import check_extras
 from paceline.session.ready.brief import confirm_and_price, proven_brief
+from paceline.session.ready.budget import used_up
 from paceline.session.survive import WORKER, survive
 from paceline.session.watch.alerting import alerts_beside
 from paceline.session.watch.exporting import exports_beside
@@ -66,7 +67,14 @@ def _train_alone(spec: Spec, run_dir: Path, say: Say, is_over: Callable[[], None
         window = window_of(spec.run.when)
         for line in hours_lines(planned, window):
             say(line)
-        outcome = in_hours(window, lambda: run_brief(spec, proven_brief(planned, decisions, say), lock, say), say)
+
+        def run() -> Outcome:
+            if because := used_up(spec.run, run_dir):  # by those that it is shared with, while it has waited
+                say(f"stop     {because}")
+                return Outcome(0 if spec.run.budget.at_end == "stop" else Requeue.exit_code)
+            return run_brief(spec, proven_brief(planned, decisions, say), lock, say)
+
+        outcome = in_hours(window, run, say)
         is_over()
         close_run(outcome, lock, Redactor(spec.run.redact), say)
     explain(outcome)

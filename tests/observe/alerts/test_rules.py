@@ -12,9 +12,20 @@ from pathlib import Path
 import pytest
 from observe.alerts.alert_journals import BEGAN, STEP_SECONDS, Watched, healthy, ranks, started, steady, step
 
+from paceline.observe.alerts import watch as watches
 from paceline.observe.alerts.rules.rule import AlertRule
-from paceline.spec.journal.kinds import CheckpointRecord, FaultRecord, RanksRecord, RecoveryRecord, RunEnded, RunStarted
+from paceline.run.record import journal as journals
+from paceline.run.record.journal import Journal
+from paceline.spec.journal.kinds import (
+    CheckpointRecord,
+    FaultRecord,
+    RanksRecord,
+    RecoveryRecord,
+    RunEnded,
+    RunStarted,
+)
 from paceline.spec.journal.record import Record
+from paceline.spec.journal.timing.clock import MovedClock
 from paceline.spec.journal.watching import AlertRecord, NodeSample
 from paceline.spec.watch.alerts import RULES, AlertsSpec
 from paceline.supervise.lost import RanksLost
@@ -305,3 +316,32 @@ def test_the_end_of_a_run(tmp_path: Path, status: str, severity: str) -> None:
     assert (fired.rule, fired.severity, fired.state) == ("finished", severity, "firing")
     assert ("it broke" in fired.title) == (status == "failed")
     assert watched.take(after=10_000.0) == [], "nothing is expected of a run that is over"
+
+
+@pytest.mark.parametrize("moved", [86400.0, -86400.0])
+def test_a_clock_that_is_set_is_neither_a_pause_nor_hides_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: float
+) -> None:
+    """The clock of the machine jumps by a day behind step 20: that is no pause, and 10 s without a step are."""
+    passed, apart = [0.0], [0.0]
+    monkeypatch.setattr(watches.time, "time", lambda: BEGAN + passed[0] + apart[0])
+    for module in (watches, journals):
+        monkeypatch.setattr(module, "MovedClock", lambda: MovedClock(watches.time.time, lambda: passed[0]))
+    watched = Watched(tmp_path, AlertsSpec(off=("checkpoint_old", "slow")))
+    writing = Journal(tmp_path)
+    for each in steady(20):
+        writing.write(dataclasses.replace(each, attempt=1))
+    passed[0] = 10.0
+    assert watched.watch.look() == []
+    apart[0] = moved
+    assert watched.watch.look() == [], "the watch has seen the clock before the run has"
+    passed[0] = 10.5
+    writing.write(step(21, BEGAN + passed[0] + moved))
+    assert watched.watch.look() == []
+    passed[0] = 19.0
+    assert watched.watch.look() == []
+    passed[0] = 21.0
+    (fired,) = watched.watch.look()
+    assert fired.rule == "no_step" and fired.evidence["silent_seconds"] == pytest.approx(10.5)
+    assert fired.time == BEGAN + 21.0 + moved
+    writing.close()

@@ -17,8 +17,8 @@ from paceline.errors import ConfigError
 from paceline.run.survive import budget as budget_module
 from paceline.run.survive.budget import RunBudget, budget_of, spent_by_all, spent_in
 from paceline.run.survive.notice import Notices
-from paceline.spec.journal.held import held_in
 from paceline.spec.journal.planned import PlannedRecord
+from paceline.spec.journal.timing.held import held_in
 from paceline.spec.run import RunSpec
 from paceline.spec.survive.budget import BudgetSpec
 
@@ -127,6 +127,24 @@ def test_a_budget_of_a_tag_counts_what_runs_with_the_same_value_have_spent(tmp_p
     assert budget.spent()["usd"] == pytest.approx(alone["usd"] * 3, rel=1e-3)
     with pytest.raises(ConfigError, match="no tag of the run"):
         RunSpec(budget=BudgetSpec(usd=1.0, shared_by="team"))
+
+
+@pytest.mark.parametrize("theirs", [0.0, 0.004, 0.1])
+def test_two_runs_at_once_stop_where_their_shared_budget_ends(monkeypatch: pytest.MonkeyPatch, theirs: float) -> None:
+    """4 devices spend 0.004 USD a second here, and others spend theirs meanwhile, which is asked now and then."""
+    clock = [0.0]
+    monkeypatch.setattr(budget_module.time, "monotonic", lambda: clock[0])
+    budget = RunBudget(BudgetSpec(usd=1.0), [], {}, CLUSTER, 4)
+    budget.share(lambda: {**spent_in(()), "usd": theirs * clock[0]})
+    asks, looks = budget.next_look_seconds(), 0
+    while not budget.look():
+        clock[0] += 0.5  # a step
+        if clock[0] >= asks:
+            budget.refresh()
+            looks, asks = looks + 1, clock[0] + budget.next_look_seconds()
+    per_second = theirs + 0.004
+    assert clock[0] + 0.5 == pytest.approx(1.0 / per_second, abs=0.51), "the step that uses it up is the last"
+    assert looks < 30, "journals of others are not read all the time"
 
 
 def test_an_amount_without_a_rate_never_ends_a_run() -> None:

@@ -16,6 +16,7 @@ from paceline.cluster.grid.window import window_of
 from paceline.errors import Requeue
 from paceline.run.survive import notice as notices
 from paceline.run.survive.notice import Notices
+from paceline.session import start
 from paceline.session.watch.hours import in_hours, refuse_outside
 from paceline.spec.load import load_spec, parse_spec
 from paceline.spec.run import RunSpec
@@ -77,6 +78,21 @@ def test_a_signal_ends_the_wait() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     assert in_hours(window_of(NIGHT), lambda: Outcome(0), print, clock, rest).exit_code == 75
+
+
+@pytest.mark.parametrize(("at_end", "code"), [("stop", 0), ("requeue", 75)])
+def test_a_budget_that_others_use_up_while_a_run_waits_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_end: str, code: int
+) -> None:
+    said: list[str] = []
+    used = "the budget of $1 is used up"
+    monkeypatch.setattr(start, "used_up", lambda run, run_dir: used)
+    monkeypatch.setattr(start, "run_brief", lambda *told: pytest.fail("it was begun again"))
+    monkeypatch.setattr(start, "close_run", lambda *told: None)
+    path = write_spec(tmp_path, tmp_path / "run")
+    path.write_text(path.read_text() + f'[run.budget]\ndevice_hours = 1000.0\nat_end = "{at_end}"\n')
+    assert start.train(load_spec(path), said.append) == code
+    assert f"stop     {used}" in said
 
 
 def closed_hours() -> str:

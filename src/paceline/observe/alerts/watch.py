@@ -17,10 +17,11 @@ from paceline.observe.alerts.rules.seen import AlertSeen
 from paceline.observe.alerts.silence import is_silenced, read_silences
 from paceline.observe.follow import Follower
 from paceline.spec.journal.beside import BesideFile, read_beside
-from paceline.spec.journal.kinds import RunEnded
+from paceline.spec.journal.kinds import ClockRecord, RunEnded, RunStarted
 from paceline.spec.journal.reading import numbered
 from paceline.spec.journal.record import Record
 from paceline.spec.journal.redact import Redactor
+from paceline.spec.journal.timing.clock import MovedClock, shifted
 from paceline.spec.journal.watching import AlertRecord
 from paceline.spec.watch.alerts import SEVERITIES, is_within, minutes_of
 from paceline.supervise.lost import RanksLost
@@ -58,6 +59,8 @@ class AlertWatch:
         is kept."""
         self._run_dir, self._name, self._seen, self._rules = run_dir, name, seen, list(rules)
         self._outbox, self._say, self._redactor = outbox, say, redactor or Redactor()
+        self._clock, self._moved = MovedClock(), 0.0  # since the watch began; rules know the clock of that moment
+        self._moved_of_run = 0.0  # the same, as far as records tell it
         self._follower = Follower(run_dir, after=max((each for each, _ in numbered(run_dir / "journal")), default=0))
         self._file = BesideFile(run_dir, NAME, group_read) if on_record else None
         self._firing: dict[str, _Active] = {}
@@ -74,7 +77,8 @@ class AlertWatch:
 
     def look(self, now: float | None = None) -> list[AlertRecord]:
         """Read what is new, and return what has fired or is over since the last look."""
-        return self.judge(self._read(), time.time() if now is None else now)
+        self._moved += self._clock.moved()
+        return self.judge(self._read(), time.time() - self._moved if now is None else now)
 
     def judge(self, records: Iterable[Record], now: float) -> list[AlertRecord]:
         """Take records, and return what has fired or is over at a moment: on record, said, and handed to the sinks."""
@@ -97,9 +101,17 @@ class AlertWatch:
 
     def _read(self) -> list[Record]:
         try:
-            return self._follower.new()
+            return [self._by_own_clock(record) for record in self._follower.new()]
         except OSError:  # a file server that is away for a moment; nothing is lost, and a later look goes on
             return []
+
+    def _by_own_clock(self, record: Record) -> Record:
+        """Return a record with its moment as the clock would have told it if nobody had set it."""
+        if isinstance(record, RunStarted):
+            self._moved_of_run = self._moved
+        elif isinstance(record, ClockRecord):
+            self._moved_of_run += record.moved or 0.0
+        return shifted(record, -self._moved_of_run)
 
     def _state_of(self, rule: AlertRule, now: float) -> AlertRecord | None:
         """Return what has changed about a rule: that it fires, more gravely than before, or no longer."""
@@ -118,19 +130,23 @@ class AlertWatch:
         return self._record(rule, trouble, severity, FIRING, now)
 
     def _record(self, rule: AlertRule, trouble: Trouble, severity: str, state: str, now: float) -> AlertRecord:
-        start = self._seen.start
+        start, shown = self._seen.start, now + self._moved
         return AlertRecord(rule.name, severity, state, trouble.title, dict(trouble.evidence), trouble.advice,
-                           self._seen.step, time=now, attempt=start.attempt if start else None)  # fmt: skip
+                           self._seen.step, time=shown, attempt=start.attempt if start else None)  # fmt: skip
 
     def _noted(self, record: AlertRecord, silences: Mapping[str, float], now: float) -> AlertRecord:
         """Put a change on record, say it, and have it sent where nothing silences it."""
         last = self._last_sent.get(record.rule)
         spec, critical = self._seen.spec, record.severity == SEVERITIES[-1]
         flaps = last is not None and now - last < spec.again and not (critical and record.state == FIRING)
-        quiet = not critical and bool(spec.quiet) and is_within(_minute_of(now), minutes_of(spec.quiet, "quiet"))
+        quiet = (
+            not critical
+            and bool(spec.quiet)
+            and is_within(_minute_of(now + self._moved), minutes_of(spec.quiet, "quiet"))
+        )
         told = record.state == FIRING or self._was_sent(record.rule)
         sends = told and not (flaps and record.state == FIRING) and not quiet
-        sends = sends and not is_silenced(silences, record.rule, now)
+        sends = sends and not is_silenced(silences, record.rule, now + self._moved)
         record = self._redactor.record(AlertRecord(**{**vars(record), "sent": sends}))
         if self._file is not None:
             self._file.write(record)
@@ -187,11 +203,11 @@ class AlertWatch:
             for rule in self._rules:
                 if isinstance(rule, RankDown):
                     rule.gone(time.time())
-            self.judge((), time.time())
+            self.judge((), time.time() - self._moved)
         if self._unrecorded_end is not None and self._seen.ended is None:
             code, error = self._unrecorded_end
-            self.judge([RunEnded("failed", code, error, self._seen.step)], time.time())
-        self._send(time.time(), at_once=True)
+            self.judge([RunEnded("failed", code, error, self._seen.step)], time.time() - self._moved)
+        self._send(time.time() - self._moved, at_once=True)
         self._outbox.close(patience_seconds)
         if self._file is not None:
             self._file.close()

@@ -31,6 +31,7 @@ from paceline.spec.journal.kinds import (
     parse,
 )
 from paceline.spec.journal.record import Record, Some, read
+from paceline.spec.journal.timing.clock import RunMoments
 
 RECENT_STEPS = 400  # that "now" is: medians, the verdict and terms are of these
 MOST_OF_A_KIND = 2000  # rare records that are kept; the counts are of all
@@ -65,6 +66,7 @@ class LiveRun:
         )
         self.undone = 0
         self.items = 0.0
+        self._clock = RunMoments()
         self.version = 0  # grows with each refresh that read something
         self.trouble = ""  # why the journal could not be read, the last time
         self._recent: deque[tuple[dict[str, Any], int]] = deque(maxlen=RECENT_STEPS)
@@ -97,8 +99,10 @@ class LiveRun:
         return any_new
 
     def _fold(self, line: dict[str, Any]) -> None:
-        kind, attempt, moment = line.get("kind"), int(number(line.get("attempt")) or 1), number(line.get("time"))
-        if moment is not None and kind not in BESIDE:
+        kind, attempt = line.get("kind"), int(number(line.get("attempt")) or 1)
+        moment = None if kind in BESIDE else self._clock.of(attempt, line)
+        if moment is not None:
+            line["time"] = moment
             first, last = self.spans.get(attempt, (moment, moment))
             self.spans[attempt] = (min(first, moment), max(last, moment))
         if kind == StepRecord.KIND:
@@ -211,8 +215,9 @@ class LiveRun:
 
     @property
     def last_moment(self) -> float | None:
-        """When the newest record was written."""
-        return max((ended for _, ended in self.spans.values()), default=None)
+        """When the newest record was written, by the clock that holds now."""
+        moved = self._clock.moved
+        return max((ended + moved.get(attempt, 0.0) for attempt, (_, ended) in self.spans.items()), default=None)
 
     @property
     def end(self) -> RunEnded | None:

@@ -8,8 +8,8 @@ from paceline.observe.live.run import LiveRun
 from paceline.plan.learn.curve import ExpectedLoss, expected_loss
 from paceline.report.records import NO_START, number, table
 from paceline.run.survive.budget import spent_in
-from paceline.spec.journal.held import held_time
 from paceline.spec.journal.kinds import RecoveryRecord
+from paceline.spec.journal.timing.held import held_time
 from paceline.spec.survive.budget import BUDGETS
 
 WORDS = {"usd": "money", "kwh": "energy", "kg_co2e": "carbon", "device_hours": "device-hours"}

@@ -22,11 +22,12 @@ from typing import Any
 from paceline.errors import StorageError
 from paceline.run.record.errand import Errand, is_remote
 from paceline.run.record.held import HeldLine, HeldLines
-from paceline.spec.journal.kinds import FaultRecord, RunEnded, RunStarted, StepRecord
+from paceline.spec.journal.kinds import ClockRecord, FaultRecord, RunEnded, RunStarted, StepRecord
 from paceline.spec.journal.line import line_of
 from paceline.spec.journal.reading import numbered, read_records, starts_of
 from paceline.spec.journal.record import Record
 from paceline.spec.journal.redact import Redactor
+from paceline.spec.journal.timing.clock import MovedClock
 from paceline.units import format_seconds
 
 RETRY_SECONDS = 1.0  # between two tries to write what waits
@@ -54,6 +55,7 @@ class Journal:
         self._since: float | None = None  # since when nothing can be written
         self._tried = 0.0
         self._most_held = 0
+        self._clock = MovedClock()
         self._fault: Callable[[], Fault | None] = lambda: None
         self._decided: Callable[[], Decided | None] = lambda: None
         self.folder = run_dir / "journal"
@@ -80,6 +82,8 @@ class Journal:
         """Append one record, or hold it until the disk takes it. Raises what the fence does."""
         if self._errand is None:
             self._look_for_others()
+        if moved := self._clock.moved():
+            self._held.add(HeldLine(ClockRecord.KIND, line_of(ClockRecord(moved)), None))
         line = line_of(record)
         if isinstance(record, RunStarted):
             self._first = line

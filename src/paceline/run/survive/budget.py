@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.spec.journal.held import HeldTime, held_by_others, held_in
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.journal.rates import AMOUNTS, rate_of
+from paceline.spec.journal.timing.held import HeldTime, held_by_others, held_in
 from paceline.spec.run import RunSpec
 from paceline.spec.survive.budget import BUDGETS, BudgetSpec
 
 DEVICE_SECONDS = "device_seconds"
+SOON_SECONDS, SHARED_SECONDS = 1.0, 20.0  # between two looks at what other runs have spent of a budget: least, most
+LOOKS_KEPT = 16  # whose answers tell how fast they spend
 ROUNDING = 1e-9  # of a limit: amounts are sums of products
 
 
@@ -78,6 +82,7 @@ class RunBudget:
         self._spec, self._before, self._began = spec, spent_in(held), time.monotonic() - passed
         self._others = spent_in(())  # by runs that the budget is shared with
         self._ask_others: Callable[[], dict[str, float]] = lambda: self._others
+        self._asked: deque[tuple[float, dict[str, float]]] = deque(maxlen=LOOKS_KEPT)  # when, and the answer
         self._looked: float | None = None  # the first moment at which a step was to begin
         # The forecast is of the cluster's own devices, which may be more than this world has.
         rates = {name: rate_of(name, forecast, cluster, None)[0] or 0.0 for name in AMOUNTS}
@@ -94,6 +99,19 @@ class RunBudget:
     def refresh(self) -> None:
         """Ask what others have spent by now. It reads their journals, so it is for a thread beside training."""
         self._others = self._ask_others()
+        self._asked.append((time.monotonic(), self._others))
+
+    def next_look_seconds(self) -> float:
+        """Return when to ask others again: soon where what is left lasts for a short time at the pace of all."""
+        now = time.monotonic()
+        left = [
+            (limit - self._amount(name, now - self._began)) / rate
+            for name, limit in self._spec.limits.items()
+            if (rate := (self._per_second[BUDGETS[name][0]] + self._others_per_second(BUDGETS[name][0]))
+                / BUDGETS[name][1])
+        ]  # fmt: skip
+        soon = min(left, default=math.inf) / 4 if len(self._asked) > 1 else 0.0
+        return min(SHARED_SECONDS, max(SOON_SECONDS, soon))
 
     def spent(self) -> dict[str, float]:
         """Return what is spent of every budget that is set, in its unit."""
@@ -142,8 +160,18 @@ class RunBudget:
         return found
 
     def _amount(self, name: str, passed: float) -> float:
+        """Return what is spent of a budget, so many seconds after this world began; others go on at their pace."""
         amount, unit, _ = BUDGETS[name]
-        return (self._before[amount] + self._others[amount] + passed * self._per_second[amount]) / unit
+        since = passed - (self._asked[-1][0] - self._began) if self._asked else 0.0
+        others = self._others[amount] + self._others_per_second(amount) * min(SHARED_SECONDS, max(0.0, since))
+        return (self._before[amount] + others + passed * self._per_second[amount]) / unit
+
+    def _others_per_second(self, amount: str) -> float:
+        """Return how fast others spend, by what they had spent at the last looks."""
+        if len(self._asked) < 2:
+            return 0.0
+        (began, first), (ended, last) = self._asked[0], self._asked[-1]
+        return max(0.0, last[amount] - first[amount]) / (ended - began) if ended > began else 0.0
 
     def _warning(self, name: str, limit: float, spent: float, step_seconds: float) -> DecisionRecord:
         amount, unit, said = BUDGETS[name]

@@ -21,7 +21,6 @@ from paceline.units import format_seconds
 
 LOOK_SECONDS = 1.0
 URL_SECONDS = 5.0  # between two questions, and for an answer
-SHARED_SECONDS = 20.0  # between two looks at what other runs have spent of a budget
 NOTHING = ("", "NONE")  # answers that announce no end
 
 
@@ -61,7 +60,9 @@ class Notices:
             if policy.notice_url:
                 self._watch(lambda: _url_says(policy.notice_url), URL_SECONDS)
             if self._run.budget.shared_by:
-                self._watch(self._ask_others, SHARED_SECONDS)
+                self._watch(
+                    self._ask_others, lambda: self._budget.next_look_seconds() if self._budget else LOOK_SECONDS
+                )
 
     def look(self) -> str:
         """Return why the run is to stop, or "". It waits for nothing, and is asked once a step."""
@@ -107,9 +108,11 @@ class Notices:
             self._budget.refresh()
         return ""
 
-    def _watch(self, ask: Callable[[], str], every_seconds: float) -> None:
+    def _watch(self, ask: Callable[[], str], every_seconds: float | Callable[[], float]) -> None:
         def work() -> None:
-            while not self.because and not self._ended.wait(every_seconds):
+            while not self.because and not self._ended.wait(
+                every_seconds() if callable(every_seconds) else every_seconds
+            ):
                 self.because = self.because or ask()
 
         threading.Thread(target=work, name="paceline-notice", daemon=True).start()

@@ -15,6 +15,7 @@ from paceline.session.replanner import with_devices
 from paceline.spec.arguments import run_directory
 from paceline.spec.journal.reading import read_tail_step
 from paceline.spec.plan import GoalSpec
+from paceline.spec.run import RunSpec
 from paceline.spec.survive.budget import BUDGETS, BudgetSpec
 from paceline.units import format_seconds
 
@@ -65,6 +66,17 @@ def check_budget(planned: Planned, say: Say) -> None:
                 text, _cheaper(planned, budget, name, ahead, left, done + steps),
             )  # fmt: skip
         say(f"budget   {text}; the forecast is {said.format(ahead)}")
+
+
+def used_up(run: RunSpec, run_dir: Path) -> str:
+    """Return which of a run's budgets is used up by now, itself and those that it is shared with counted, or ""."""
+    limits = run.budget.limits
+    spent = spent_by_all(run, run_dir) if limits else {}
+    for name, limit in limits.items():
+        amount, unit, said = BUDGETS[name]
+        if spent[amount] / unit >= limit:
+            return f"the budget of {said.format(limit)} is used up"
+    return ""
 
 
 def forecast_of(planned: Planned, name: str) -> float:

@@ -482,10 +482,20 @@ class RunEnded(Record):
     ] = None
 
 
+@dataclass(frozen=True)
+class ClockRecord(Record):
+    """The clock of the machine was set since the record before: the time between the two is not what passed."""
+
+    KIND: ClassVar[str] = "clock"
+
+    moved: Annotated[float | None, Told("how far it was set forward; back where negative", "s")]
+
+
 RECORDS: tuple[type[Record], ...] = (
     RunStarted, StepRecord, RanksRecord, VerdictRecord, TraceRecord, EvaluationRecord, WrittenRecord, LoggedRecord,
     SourcesRecord, SelectionRecord, MemoryRecord, MovedRecord, VerifyRecord, DecisionRecord, CheckpointRecord,
-    ReplayRecord, FaultRecord, RecoveryRecord, InjectedRecord, NodeSample, HealthSample, RunEnded,
+    ReplayRecord, FaultRecord, RecoveryRecord, InjectedRecord, ClockRecord, NodeSample, HealthSample,
+    RunEnded,
     AlertRecord,
 )  # fmt: skip
 BY_KIND = {kind.KIND: kind for kind in RECORDS}

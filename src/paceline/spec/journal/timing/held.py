@@ -7,13 +7,15 @@ last record, and while a fault is recovered from. Between starts it holds none.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from paceline.spec.journal.kinds import RecoveryRecord, RunStarted
+from paceline.spec.journal.kinds import ClockRecord, RecoveryRecord, RunStarted
 from paceline.spec.journal.reading import TAIL_BYTES, read_kind, records_in, starts_of
+from paceline.spec.journal.timing.clock import RunMoments, shifted, shifts_of
 
 Span = tuple[float, float]  # seconds since the epoch
 Held = TypeVar("Held")
@@ -72,12 +74,28 @@ def held_time(
 def held_in(run_dir: Path) -> list[HeldTime]:
     """Return the stretches of a run's directory, of whose journal the ends and few kinds are parsed."""
     starts, recoveries = list(read_kind(run_dir, RunStarted)), list(read_kind(run_dir, RecoveryRecord))
+    moved = {each.attempt or 1 for each in read_kind(run_dir, ClockRecord)}
     spans: dict[int, Span] = {}
+    clock = RunMoments()
     for number, path in starts_of(run_dir):
         own = [each.time for each in (*starts, *recoveries) if each.attempt == number and each.time is not None]
-        last = [line["time"] for line in records_in(path, TAIL_BYTES) if isinstance(line.get("time"), int | float)]
+        if number in moved:  # what was written before the clock was set is before all that was written after it
+            lines = list(records_in(path))
+            times = [(line, clock.of(number, line)) for line in lines]
+            kept = {line["time"]: moment for line, moment in times if line["kind"] == RecoveryRecord.KIND}
+            recoveries = [replace(each, time=kept.get(each.time, each.time)) if each.attempt == number else each
+                          for each in recoveries]  # fmt: skip
+            own = []
+        else:
+            times = [(line, line.get("time")) for line in records_in(path, TAIL_BYTES)]
+        last = [moment for _, moment in times if isinstance(moment, int | float) and math.isfinite(moment)]
         if moments := [*own, *last]:
             spans[number] = (min(moments), max(moments))
+    shifts = shifts_of(starts, spans, clock.moved)
+    starts = [shifted(each, shifts.get(each.attempt or 1, 0.0)) for each in starts]
+    recoveries = [shifted(each, shifts.get(each.attempt or 1, 0.0)) for each in recoveries]
+    spans = {number: (first + shifts.get(number, 0.0), last + shifts.get(number, 0.0))
+             for number, (first, last) in spans.items()}  # fmt: skip
     return held_time(starts, spans, recoveries)
 
 

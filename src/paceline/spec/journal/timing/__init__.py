@@ -1,0 +1,1 @@
+"""When a run held its devices, by one clock whatever became of the machine's."""
