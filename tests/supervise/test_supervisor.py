@@ -321,7 +321,7 @@ def test_the_name_of_a_process_has_no_space() -> None:
 import os, warnings
 from paceline.supervise.parent import name_process
 warnings.simplefilter("error")
-name_process("rank 0 paceline")
+name_process("rank-0-paceline")
 child = os.fork()
 if not child:
     os._exit(0)

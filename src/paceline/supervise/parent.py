@@ -65,7 +65,6 @@ def name_process(name: str) -> None:
     Slurm's proctrack/linuxproc (22.05) never ended such a process; Python 3.12 to 3.14 do so where they look for other
     threads before a fork, and warned of threads that there were none of.
     """
-    assert not set(name) & set(" ()	
-"), name
+    assert not set(name) & set(" ()\t\n"), name
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(name[:15])
