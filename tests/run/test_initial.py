@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from distributed import run_ranks
 from safetensors.torch import save_file
@@ -13,10 +14,12 @@ from tests_huggingface import Rows, causal
 from tests_shared import VOCAB, decoder_task, plan_of
 from torch import Tensor, nn
 from torch.autograd.profiler import profile
+from torch.nn.utils.parametrizations import orthogonal, weight_norm
 
 from paceline.checkpoint.fingerprint import local_part
+from paceline.errors import ConfigError
 from paceline.run.assemble import assemble
-from paceline.run.initial import start_model
+from paceline.run.initial import _check_alike, start_model
 from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.task import ModelSpec, Task
@@ -192,3 +195,35 @@ def test_buffers_ties_and_roundings_are_as_ever_and_what_reads_its_weights_is_wh
 def test_weights_that_are_views_of_one_memory_are_not_taken_for_two() -> None:
     assert build_unfilled(Offset, 0).because == ""
     assert build_unfilled(Views, 0).because == "some of its parameters are views of others"
+
+
+def turned() -> nn.Module:
+    """Return a model with orthogonal weights that are not square: torch completes them to square buffers."""
+    model = Offset()
+    orthogonal(model.blocks[0])
+    model.blocks[1] = orthogonal(nn.Linear(12, 24))
+    model.after = nn.Linear(24, 12)
+    return model
+
+
+def oblong() -> nn.Module:
+    """Return an orthogonal weight that is not square alone: nothing of it needs a value that torch asks for."""
+    return orthogonal(nn.Linear(VOCAB, 12))
+
+
+def test_what_a_parametrisation_makes_of_weights_is_not_left_out_where_they_have_no_values() -> None:
+    assert list(dict(oblong().named_buffers())) == ["parametrizations.weight.0.base"]
+    found = build_unfilled(oblong, 0)
+    assert found.model is None and found.because == (
+        "the parametrisation 'parametrizations.weight.0' computes buffers from weights"
+    )
+    assert build_unfilled(turned, 0).model is None
+    assert build_unfilled(lambda: weight_norm(nn.Linear(4, 3)), 0).because == ""
+
+
+def test_a_factory_that_builds_another_model_each_time_is_named_with_what_differs() -> None:
+    with pytest.raises(ConfigError) as refused:
+        _check_alike(turned, {"0.weight": ((7, 5), "fp32")}, {"0.weight": ((7, 6), "fp32")})
+    text = str(refused.value)
+    assert "turned" in text and "'0.weight'" in text and "(7, 5)" in text and "(7, 6)" in text
+    _check_alike(turned, {"a": 1}, {"a": 1})

@@ -11,12 +11,16 @@ import torch
 from distributed import run_ranks
 from tests_shared import SEQ_LEN, VOCAB, Dropout, decoder_task, plan_of
 
+from paceline.run.callbacks.moment import CallbackMoment
 from paceline.run.process.world import join_world
+from paceline.spec.adapt.adapter import AdapterSpec
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof
 from paceline.spec.steps.growth import BatchChange, GrowthSpec
 from paceline.spec.task import GroupSpec, ModelSpec, OptimizerSpec, ScheduleSpec, Task
+from paceline.spec.watch.evaluate import EvaluateSpec
+from paceline.spec.watch.samples import SamplesSpec
 from paceline.task.optimizer.schedule import learning_rate
 from paceline.units import Amount
 from paceline.verify.process.checks import CHECKS
@@ -28,6 +32,15 @@ def expert_task() -> Task:
     shape = {"hidden": 16, "layers": 2, "heads": 2, "kv_heads": 2, "ffn": 8, "experts": 4, "vocab": VOCAB}
     model = ModelSpec("moe-2m", **shape, balance="bias")
     return decoder_task(model=model, optimizer=OptimizerSpec(lr=3e-3, eps=1e-4))
+
+
+class Halving:
+    """A callback that halves every learning rate."""
+
+    name = "halving"
+
+    def before_step(self, moment: CallbackMoment) -> dict[str, Any]:
+        return {"lr": 0.5 * (moment.lr or 0.0)}
 
 
 # ---- plans -----------------------------------------------------------------------------------------------------------
@@ -69,6 +82,13 @@ CORRECT: dict[str, Plan] = {
     "one device": plan_of(Layout(), batch=5, precision="fp64"),
     "growing batch": plan_of(Layout(dp_shard=2), batch=5, precision="fp64"),
     "frozen groups": plan_of(Layout(dp_shard=2), batch=5, precision="fp64"),
+    "growing by samples": plan_of(Layout(dp_shard=2), batch=5, precision="fp64"),
+    "growing by noise": plan_of(Layout(dp_replicate=2), batch=9, precision="fp64"),
+    "metrics, tensor": plan_of(Layout(tp=2), batch=5, precision="fp64"),
+    "metrics, stages": plan_of(Layout(pp=2), batch=5, precision="fp64"),
+    "DoRA with dropout, noise": plan_of(Layout(dp_shard=2), batch=5, precision="fp64"),
+    "impatient": plan_of(Layout(dp_replicate=2), batch=5, precision="fp64"),
+    "callbacks, prompts": plan_of(Layout(dp_replicate=2), batch=5, precision="fp64"),
 }
 
 
@@ -78,6 +98,19 @@ def correct_task(case: str) -> Task:
     changes: dict[str, Any] = {"optimizer": OptimizerSpec(lr=3e-3, eps=1e-4)}
     if case == "growing batch":
         changes["growth"] = GrowthSpec("schedule", "sqrt", (BatchChange(Amount(900, "steps"), Amount(64, "samples")),))
+    if case == "growing by samples":
+        change = BatchChange(Amount(900, "samples"), Amount(64, "samples"))
+        changes["growth"] = GrowthSpec("schedule", "sqrt", (change,))
+    if case == "growing by noise":
+        changes["growth"] = GrowthSpec("noise", "linear", largest=Amount(64, "samples"))
+    if case.startswith("metrics"):
+        changes["evaluate"] = EvaluateSpec(metrics=("accuracy", "top_3", "f1_macro", "perplexity"))
+    if case == "impatient":  # an evaluation that is not better would end the run
+        changes["evaluate"] = EvaluateSpec(patience=1, min_delta=1e3)
+    if case == "callbacks, prompts":
+        changes |= {"callbacks": (Halving(),), "samples": SamplesSpec(prompts=("a",))}
+    if case == "DoRA with dropout, noise":
+        changes |= {"adapter": AdapterSpec("dora", rank=2, dropout=0.3), "embedding_noise": 5.0}
     if case == "frozen groups":
         until, after = Amount(200, "steps"), Amount(900, "steps")
         groups = (GroupSpec(("*mlp*",), frozen_until=until), GroupSpec(("*norm*",), frozen_after=after))

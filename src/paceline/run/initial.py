@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import gc
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -137,11 +138,8 @@ class LateModel(WholeModel):
     def _receive(self, model: nn.Module) -> None:
         assert self.world is not None and self.given is not None
         whole = _whole_state(self.given, self.seed, self.adaptation) if self.world.is_first else {}
-        if self.world.is_first and {n: (tuple(t.shape), t.dtype) for n, t in whole.items()} != self._kinds:
-            raise ConfigError(
-                f"the model factory of {type(model).__name__} builds another model each time",
-                "names, shapes or dtypes of its weights differ between two calls", "a factory that decides nothing",
-            )  # fmt: skip
+        if self.world.is_first:
+            _check_alike(self.given, {n: (tuple(t.shape), t.dtype) for n, t in whole.items()}, self._kinds)
         targets: dict[str, Tensor] = {self._names[name]: p for name, p in named_parameters(model, every=True)}
         targets |= dict(model.named_buffers())
         largest = max((math.prod(shape) * dtype.itemsize for shape, dtype in self._kinds.values()), default=0)
@@ -209,6 +207,20 @@ def _whole_state(given: Model, seed: int, adaptation: Adaptation) -> dict[str, T
     assert not gives_weights(given)
     model = build_model(given, 0, 0, seed, adaptation=adaptation)
     return {**dict(named_parameters(model)), **dict(model.named_buffers())}
+
+
+def _check_alike(given: Model, filled: Mapping[str, object], unfilled: Mapping[str, object]) -> None:
+    """Raise ConfigError where a factory makes other weights or buffers with values than without; shapes and dtypes."""
+    if filled == unfilled:
+        return
+    name = next(name for name in [*filled, *unfilled] if filled.get(name) != unfilled.get(name))
+    factory = factory_of(given)
+    there, without = (each.get(name, "not there") for each in (filled, unfilled))
+    raise ConfigError(
+        f"the factory '{factory.name if factory else type(given).__name__}' does not build the same model each time",
+        f"'{name}' is {there} in one call and {without} in one without values of weights: it is drawn, or made of them",
+        "a factory that decides nothing; or, from Python, task.model = the module itself, which is built whole",
+    )
 
 
 def _part(value: Tensor, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:

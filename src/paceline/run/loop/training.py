@@ -317,8 +317,9 @@ class Training(InWorld):
         self._record.step(stats, scaler.scale if scaler else None, ids)
         self._hook("after_step", step, stats=stats)
         last = last or self._stopped
-        if self._under.selection is not None:
-            self._record.selected(self._under.selection.take())
+        chosen = self._under.selection.take() if self._under.selection is not None else None
+        if chosen is not None:
+            self._record.selected(chosen)
         self._record.recovered(self._recovered.stepped())
         self._record.decided_now(self._stepper.guard.take() if self._stepper.guard else ())
         self._points.tell(self._record)
@@ -336,7 +337,8 @@ class Training(InWorld):
         self._record.nodes(self._samples.taken())
         self._record.decided_now([*self._under.read_decisions(), *self._notices.take()])
         if self._check_every and (is_due(step, self._first_step, self._check_every) or last):
-            numbers, apart = numbers_of(stats, scaler.scale if scaler else None), self._stepper.sync.apart_after(step)
+            numbers = numbers_of(stats, scaler.scale if scaler else None, (chosen and chosen.chosen) or "")
+            apart = self._stepper.sync.apart_after(step)
             check_agreement(self.model, numbers, step, self.world, self.brief.plan.layout, apart)
             self._record.decided_now(self._stragglers.compare(step))
             self._watch_memory(step)

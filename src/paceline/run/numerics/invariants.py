@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import struct
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -69,8 +70,11 @@ def bits_of(number: float) -> int:
     return NOT_A_NUMBER if math.isnan(number) else int.from_bytes(struct.pack("<d", number), "little")
 
 
-def numbers_of(stats: StepStats, scale: float | None) -> dict[str, float]:
-    """Return the numbers of a step that all ranks must have alike, by the name that a message gives them."""
+def numbers_of(stats: StepStats, scale: float | None, chosen: str = "") -> dict[str, float]:
+    """Return the numbers of a step that all ranks must have alike, by the name that a message gives them.
+
+    `chosen` says which of the step's candidates were trained on, where it chose among candidates.
+    """
     numbers = {
         "the gradient norm": stats.grad_norm,
         "the learning rate": stats.lr,
@@ -78,6 +82,8 @@ def numbers_of(stats: StepStats, scale: float | None) -> dict[str, float]:
         "the loss scale": 1.0 if scale is None else scale,
         "whether the step updated the weights": float(stats.updated),
     }
+    if chosen:
+        numbers["which samples were chosen"] = float(zlib.crc32(chosen.encode()))
     for name, turn in stats.turns.items():
         numbers |= {f"the loss of {name}": turn.loss, f"the gradient norm of {name}": turn.grad_norm}
         numbers[f"whether {name} updated its weights"] = float(turn.updated)

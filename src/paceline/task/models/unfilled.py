@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.utils.parametrize import ParametrizationList
 
 from paceline.errors import ConfigError
 from paceline.spec.adapt.adapter import FULL, Adaptation
@@ -66,11 +67,22 @@ def build_unfilled(given: Model, seed: int, adaptation: Adaptation = FULL) -> Un
         return Unfilled(because="its factory makes weights that are not registered as parameters of its modules")
     if any(buffer.is_meta for buffer in model.buffers()):
         return Unfilled(because="its factory computes buffers from weights")
+    if lacking := _lacking(model):
+        return Unfilled(because=f"the parametrisation '{lacking[0]}' computes buffers from weights")
     if replaced.shares or len({parameter.untyped_storage()._cdata for parameter in held}) < len(held):
         return Unfilled(because="some of its parameters are views of others")
     if drew[0] and gives_weights(given) and not_kept(model):
         return Unfilled(because=f"its factory draws random numbers, perhaps for '{not_kept(model)[0]}'")
     return Unfilled(adapt(model, adaptation))
+
+
+def _lacking(model: nn.Module) -> list[str]:
+    """Return the names of parametrisations with a buffer that is none: torch leaves them unset without a word where the
+    weight that they are made of has no values (torch/nn/utils/parametrize.py, `right_inverse`).
+    """
+    lists = [(name, each) for name, each in model.named_modules() if isinstance(each, ParametrizationList)]
+    inside = [(f"{name}.{own}", part) for name, each in lists for own, part in each.named_modules() if own]
+    return [name for name, part in inside if any(buffer is None for buffer in part._buffers.values())]
 
 
 def not_kept(model: nn.Module) -> list[str]:

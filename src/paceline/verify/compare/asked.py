@@ -12,6 +12,7 @@ from paceline.spec.plan import Plan
 from paceline.spec.task import Task
 from paceline.task.data.protocol import Source
 from paceline.verify.reference.plain_attention import attend_plainly
+from paceline.verify.reference.plain_parts import add_plainly
 from paceline.verify.reference.steps import reference_model
 from paceline.verify.rounding.conditioning import Move, Narrowest, moved_by_one_ulp
 from paceline.verify.rounding.narrow import narrowest_format
@@ -36,6 +37,7 @@ class Asked:
         """Return the reference's model with its initial weights, or with these moved."""
         dtype = MASTER_DTYPES[self.plan.precision]
         model = reference_model(self.task, self.source, self.items_per_sample, dtype)
+        add_plainly(model)
         if self.plain:
             attend_plainly(model)
         if move is not None:

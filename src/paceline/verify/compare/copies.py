@@ -33,6 +33,7 @@ from paceline.verify.reference.copies import CopiesStep, clipped_at, copies_step
 from paceline.verify.reference.steps import reference_model, with_own_model
 
 SAVED = 3  # the step after which copies are saved and loaded again: between two outer steps, where every is 2
+NUMBERS = ("weight", "loss", "grad_norm")  # of a step, over all copies
 LOST = "right until the copies were saved and loaded again: a checkpoint lacks what keeps them in step"
 
 
@@ -64,7 +65,8 @@ def compare_copies(
     for step, expected in enumerate(reference, 1):
         lr = learning_rate(task.schedule, task.optimizer.lr, step, steps, 0, 1)
         stats = built.stepper.step(stream.at((step - 1) * plan.batch_samples, step), lr)
-        found += number_differences({"loss": stats.loss}, {"loss": expected.loss}, step, world)
+        ours = {name: float(getattr(stats, name)) for name in NUMBERS}
+        found += number_differences(ours, {name: getattr(expected, name) for name in NUMBERS}, step, world)
         weights = dict(built.model.named_parameters())
         found += tensor_differences("weights", weights, expected.weights[copy], step, world, plan.layout, initial)
         if step == SAVED < steps and not isinstance(built.optimizer, JoinedOptimizer):

@@ -7,6 +7,7 @@ are sent in bf16 the copies are one model, whose gradient is the sum of what eac
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -29,9 +30,13 @@ Weights = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class CopiesStep:
-    """One step's numbers: the mean loss over all copies, and what each copy holds when the step is over."""
+    """One step's numbers: the mean loss over all copies and the items that it is over, the root of the mean square of
+    the norms of their mean gradients, and what each copy holds when the step is over.
+    """
 
     loss: float
+    weight: float
+    grad_norm: float
     weights: list[Weights]
 
 
@@ -51,15 +56,18 @@ class _Copy:
         """Return the parameters that are trained."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
-    def step(self, weight: float, clip_norm: float, lr: float) -> None:
-        """Update by the gradients divided by the weight."""
+    def step(self, weight: float, clip_norm: float, lr: float) -> float:
+        """Update by the gradients divided by the weight, and return the norm of these before they are clipped."""
         reached = [p for p in self.trained() if p.grad is not None]
         for parameter in reached:
             assert parameter.grad is not None
             parameter.grad.div_(weight)
+        norms = [torch.linalg.vector_norm(parameter.grad) for parameter in reached if parameter.grad is not None]
+        norm = float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
         if clip_norm:
             torch.nn.utils.clip_grad_norm_(reached, clip_norm)
         update(self.updates, lr)
+        return norm
 
     def held(self) -> Weights:
         """Return copies of the weights."""
@@ -103,10 +111,10 @@ def _outer_steps(copies: list[_Copy], plan: Plan, clip_norm: float, rates: list[
     shared = [p.detach().clone() for p in copies[0].trained()]
     outer = torch.optim.SGD(shared, lr=sync.lr, momentum=sync.momentum, nesterov=sync.momentum > 0)
     for step, rate in enumerate(rates, 1):
-        sums = []
+        sums, norms = [], []
         for number, copy in enumerate(copies):
             sums.append(copy.backward(step, number))
-            copy.step(sums[-1][1], clip_norm, rate)
+            norms.append(copy.step(sums[-1][1], clip_norm, rate))
         if not sync.differs_after(step):
             with torch.no_grad():
                 for weight, *held in zip(shared, *(copy.trained() for copy in copies), strict=True):
@@ -115,7 +123,8 @@ def _outer_steps(copies: list[_Copy], plan: Plan, clip_norm: float, rates: list[
                 for weight, *held in zip(shared, *(copy.trained() for copy in copies), strict=True):
                     for one in held:
                         one.copy_(weight)
-        yield CopiesStep(_mean(sums), [copy.held() for copy in copies])
+        norm = math.sqrt(sum(one**2 for one in norms) / len(norms))
+        yield CopiesStep(_mean(sums), _items(sums), norm, [copy.held() for copy in copies])
 
 
 def _rounded_steps(copies: list[_Copy], plan: Plan, clip_norm: float, rates: list[float]) -> Iterator[CopiesStep]:
@@ -131,12 +140,16 @@ def _rounded_steps(copies: list[_Copy], plan: Plan, clip_norm: float, rates: lis
                 total.add_(sent)
         for parameter, total in zip(model.trained(), totals, strict=True):
             parameter.grad = total
-        model.step(sum(weight for _, weight in sums), clip_norm, rate)
-        yield CopiesStep(_mean(sums), [model.held()] * count)
+        norm = model.step(_items(sums), clip_norm, rate)
+        yield CopiesStep(_mean(sums), _items(sums), norm, [model.held()] * count)
 
 
 def _mean(sums: list[tuple[float, float]]) -> float:
-    return sum(loss for loss, _ in sums) / sum(weight for _, weight in sums)
+    return sum(loss for loss, _ in sums) / _items(sums)
+
+
+def _items(sums: list[tuple[float, float]]) -> float:
+    return sum(weight for _, weight in sums)
 
 
 def clipped_at(task: Task, clip_norm: float) -> Task:

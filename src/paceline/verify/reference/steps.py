@@ -33,6 +33,7 @@ from paceline.task.objective import Objective
 from paceline.task.optimizer.schedule import learning_rate
 from paceline.task.turns import Turn, turns_of
 from paceline.verify.compare.difference import wide
+from paceline.verify.reference.noise_scale import NoiseScale
 from paceline.verify.reference.plain_optimizer import first_match, plain_optimizers
 from paceline.verify.reference.router import counted_choices, move_biases
 
@@ -101,6 +102,7 @@ def reference_steps(
     last: Plan | None = None,
     sizes: Sequence[int] = (),
     clip_norms: Sequence[Mapping[str, float]] = (),
+    noise: NoiseScale | None = None,
 ) -> list[ReferenceStep]:
     """Run `steps` steps of the task on one device and return their numbers.
 
@@ -112,7 +114,8 @@ def reference_steps(
     the steps in which the task says so; without it all parameters are trained. `last` is the plan whose
     micro-batches the last step reads, where that is another, and `sizes` are the samples of every step, where they are
     not all the plan's. With `clip_norms`, by turn, those of so many steps,
-    these are the norms above which gradients are scaled down, and no further steps are run.
+    these are the norms above which gradients are scaled down, and no further steps are run. `noise` measures the steps
+    and says how many samples the next one has; `sizes` are then its own, which grow.
     """
     turns = turns_of(task, source.unit)
     own = own_parameters(model, turns)
@@ -128,6 +131,11 @@ def reference_steps(
         cut = last if last is not None and step == steps else plan
         lr = rate(step) if rate else learning_rate(task.schedule, task.optimizer.lr, step, steps, 0, 1)
         done: dict[str, ReferenceTurn] = {}
+        main, small_norm = main_turn(task), 0.0
+        if noise is not None and (small := noise.small()):
+            trained = _in_step(task.optimizer.groups, model, own[main], step)
+            first = _first_of(task, plan, source, step, sizes, small)
+            small_norm = _norm_of(model, turns[main], first, trained, randomness, dtype, step)
         with counted_choices(model) as router:
             for turn, parameters, updates in zip(turns, own, optimizers, strict=True):
                 if not turn.is_due(step):
@@ -146,13 +154,15 @@ def reference_steps(
                 update(updates, lr)
                 done[turn.name] = ReferenceTurn(loss / weight, weight, norm, clip_norm, gradients)
         move_biases(model, router)
-        main = done[turns[main_turn(task)].name]
+        if noise is not None:
+            noise.after(noise.small(), small_norm, done[turns[main].name].grad_norm)
+        told = done[turns[main].name]
         results.append(
             ReferenceStep(
-                loss=main.loss,
-                weight=main.weight,
-                grad_norm=main.grad_norm,
-                clip_norm=main.clip_norm,
+                loss=told.loss,
+                weight=told.weight,
+                grad_norm=told.grad_norm,
+                clip_norm=told.clip_norm,
                 turns={name: numbers for name, numbers in done.items() if name},
                 gradients={name: grad for numbers in done.values() for name, grad in numbers.gradients.items()},
                 weights={name: p.detach().clone() for name, p in model.named_parameters()},
@@ -209,6 +219,34 @@ def backward(
         losses.append(float(loss_sum.detach()))
         weights.append(float(weight))
     return sum(losses), sum(weights)
+
+
+def _first_of(
+    task: Task, plan: Plan, source: Source, step: int, sizes: Sequence[int], small: int
+) -> list[tuple[np.ndarray, Any]]:
+    """Return (positions, data) of the first samples of a step's batch, in one piece."""
+    positions = _positions(plan, step, sizes)[:small]
+    return [(positions, source.read(_ids(task, source, positions), positions))]
+
+
+def _norm_of(
+    model: nn.Module,
+    turn: Turn,
+    read: Iterable[tuple[np.ndarray, Any]],
+    trained: Sequence[nn.Parameter],
+    randomness: SampleRandomness,
+    dtype: torch.dtype,
+    step: int,
+) -> float:
+    """Return the norm of the mean gradient of these samples, and change nothing."""
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    _, weight = backward(model, turn, read, randomness, dtype, step)
+    norms = [wide(parameter.grad).norm() for parameter in trained if parameter.grad is not None]
+    model.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        for buffer, value in buffers:
+            buffer.copy_(value)
+    return float(torch.linalg.vector_norm(torch.stack(norms))) / weight if norms else 0.0
 
 
 def _only(

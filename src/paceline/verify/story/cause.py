@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from paceline.spec.proof.records import FirstDifference
+from paceline.verify.story.evaluated import ITEMS, LOSS
 from paceline.verify.story.plans import SAVED, Act
 from paceline.verify.story.reference import IN_JOURNAL
 
@@ -46,9 +47,13 @@ def _cause(first: FirstDifference, act: Act) -> tuple[str, str] | None:
 
 
 def _evaluation(first: FirstDifference, act: Act) -> str:
+    if first.name not in (LOSS, ITEMS):
+        return f"the loss on held-out samples is right and their {first.name} is not: its sums are not all ranks'"
+    what = "the loss on" if first.name == LOSS else "the number of items of"
     layout = act.plan.layout
     degrees = {"the number of ranks": act.world.size, "the data degree": layout.data_degree, **layout.mesh_shape}
     for name, degree in degrees.items():
         if degree > 1 and any(abs(first.ratio / by - 1) < 1e-3 for by in (degree, 1 / degree)):
-            return f"the loss on held-out samples is off by {name}, {degree}"
-    return "the loss on held-out samples is not their mean: some are left out, counted twice, or averaged as equals"
+            return f"{what} held-out samples is off by {name}, {degree}"
+    is_not = "their mean" if first.name == LOSS else "theirs"
+    return f"{what} held-out samples is not {is_not}: some are left out, counted twice, or averaged as equals"

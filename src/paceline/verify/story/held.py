@@ -15,6 +15,7 @@ from paceline.run.loop.loader import StepBatch
 from paceline.run.loop.step import StepStats
 from paceline.run.loop.training import Training
 from paceline.run.process.world import World
+from paceline.run.updates.growth import WHAT
 from paceline.spec.journal.reading import read_journal
 from paceline.verify.compare.difference import (
     Difference,
@@ -24,8 +25,9 @@ from paceline.verify.compare.difference import (
     turn_differences,
 )
 from paceline.verify.reference.steps import moments_of
+from paceline.verify.story.evaluated import ITEMS, LOSS
 from paceline.verify.story.plans import SAVED, Act
-from paceline.verify.story.reference import Passed, in_the_journal
+from paceline.verify.story.reference import Passed, evaluation_differences, growth_differences, in_the_journal
 
 Tensors = dict[str, torch.Tensor]
 
@@ -71,19 +73,24 @@ def journal_differences(run_dir: Path, passed: Passed, act: Act) -> list[Differe
     world, number = act.world, passed.number
     newest: dict[str, dict[str, Any]] = {}
     if world.is_first:
-        newest = {record["kind"]: record for record in read_journal(run_dir)}
-    newest = world.share({kind: newest.get(kind, {}) for kind in ("step", "evaluation")})
+        records = list(read_journal(run_dir))
+        newest = {record["kind"]: record for record in records}
+        grown = (record["evidence"] for record in records if record.get("what") == WHAT and record.get("evidence"))
+        newest[WHAT] = next((each for each in grown if each.get("step") == number), {})
+    newest = world.share({kind: newest.get(kind, {}) for kind in ("step", "evaluation", WHAT)})
     step, evaluation = newest["step"], newest["evaluation"]
     told = {name: _number(step, name) for name in NUMBERS}
     turns = {name: SimpleNamespace(**turn) for name, turn in step.get("turns", {}).items()}
     apart = [*number_differences(told, _numbers(passed), number, world), *_turns(turns, passed, world)]
+    apart += growth_differences(newest[WHAT], passed.growth, number, world)
     found = [in_the_journal(difference) for difference in apart]
     if step.get("sample_ids") != passed.step.ids:
         found.append(Difference("samples", "ids in the journal", number, 0, 1.0, 1.0, math.nan, math.nan))
-    if not math.isnan(passed.evaluation):
-        loss = _number(evaluation, "loss") if evaluation.get("step") == number else math.nan
-        found += number_differences({"evaluation": loss}, {"evaluation": passed.evaluation}, number, world)
-    return found
+    evaluated = {LOSS: _number(evaluation, "loss"), ITEMS: _number(evaluation, "weight")}
+    evaluated |= {name: float(value) for name, value in (evaluation.get("metrics") or {}).items()}
+    if evaluation.get("step") != number:
+        evaluated = {}
+    return [*found, *evaluation_differences(evaluated, passed.evaluation, number, world)]
 
 
 def _numbers(passed: Passed) -> dict[str, float]:

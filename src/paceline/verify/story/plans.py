@@ -16,7 +16,8 @@ from paceline.units import Amount
 
 SAVED = 3  # the step after which the checkpoint is written
 GROWN_AFTER = 2  # steps, where the task's batch grows
-THAWED = 3  # the first step that trains a group which was left as it is, and the last of one that is left then
+THAWED = 3  # the first step that trains a group which was left as it is, or leaves one that was trained
+SMALLEST_RATIO = 1e-12  # of the noise scale over the batch: at any larger one it grows
 WARMUP = 2  # steps
 LENGTH = 6  # steps of the run that the learning rate is planned over; the last two are never made
 LARGEST_FINAL = 0.5  # of the peak: a rate that stays where it is would hide a schedule that is lost
@@ -64,15 +65,28 @@ def story_schedule(schedule: ScheduleSpec, plan: Plan) -> ScheduleSpec:
     )
 
 
-def story_growth(growth: GrowthSpec, plan: Plan) -> GrowthSpec:
-    """Return how the story's batch grows, where the task's does: to more than twice as much, before the checkpoint.
+def story_growth(growth: GrowthSpec, plan: Plan, items_per_sample: int = 1) -> GrowthSpec:
+    """Return how the story's batch grows, where the task's does: to about twice as much, before the checkpoint.
 
-    Growth by the noise scale is told as a schedule: what a measurement decides is a schedule once it is decided.
+    By the noise scale it is measured in every step, and grows once it was measured twice, whatever it is above zero.
+    By a schedule it grows after as many steps, which are counted in the unit in which the task counts.
     """
     if not growth.grows:
         return GrowthSpec()
-    change = BatchChange(Amount(GROWN_AFTER, "steps"), Amount(2 * plan.batch_samples + 1, "samples"))
-    return GrowthSpec("schedule", growth.learning_rate, (change,))
+    most = Amount(grown_batch(growth, plan) + (growth.by == "noise"), "samples")
+    if growth.by == "noise":
+        return GrowthSpec(
+            "noise", growth.learning_rate, largest=most, noise_ratio=SMALLEST_RATIO, measure_every=1,
+            measurements=GROWN_AFTER,
+        )  # fmt: skip
+    unit = next((change.after.unit for change in growth.changes if change.after is not None), "steps")
+    each = {"steps": 1, "samples": plan.batch_samples, "tokens": plan.batch_samples * items_per_sample}[unit]
+    return GrowthSpec("schedule", growth.learning_rate, (BatchChange(Amount(GROWN_AFTER * each, unit), most),))
+
+
+def grown_batch(growth: GrowthSpec, plan: Plan) -> int:
+    """Return the samples of a batch that has grown, of a story: the noise scale doubles it."""
+    return 2 * plan.batch_samples + (growth.by != "noise")
 
 
 def story_freezing(optimizer: OptimizerSpec) -> OptimizerSpec:
@@ -84,8 +98,9 @@ def story_freezing(optimizer: OptimizerSpec) -> OptimizerSpec:
     groups = [
         dataclasses.replace(
             group,
-            frozen_until=at_most(group.frozen_until, THAWED - 1),
-            frozen_after=at_most(group.frozen_after, THAWED),
+            # One that is trained for a while alone still is so for a step.
+            frozen_until=at_most(group.frozen_until, THAWED - 1 - (group.frozen_after is not None)),
+            frozen_after=at_most(group.frozen_after, THAWED - 1),
         )
         for group in optimizer.groups
     ]
@@ -93,8 +108,11 @@ def story_freezing(optimizer: OptimizerSpec) -> OptimizerSpec:
 
 
 def story_sizes(growth: GrowthSpec, plan: Plan) -> tuple[int, ...]:
-    """Return the samples of every step that the story makes, from the definition and not from the run's own course."""
-    grown = 2 * plan.batch_samples + 1 if growth.grows else plan.batch_samples
+    """Return the samples of every step that the story makes, from the definition and not from the run's own course.
+
+    Where the noise scale decides, one device says what it has decided.
+    """
+    grown = grown_batch(growth, plan) if growth.grows else plan.batch_samples
     return (plan.batch_samples,) * GROWN_AFTER + (grown,) * (SAVED + 1 - GROWN_AFTER)
 
 

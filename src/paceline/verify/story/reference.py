@@ -1,53 +1,39 @@
-"""What one device computes in a story: its steps without a break, and the mean loss of the held-out samples after each.
-
-Evaluation is written plainly: the samples one by one, their losses and weights added up, one division at the end.
-"""
+"""What one device computes in a story: its steps without a break, and what held-out samples give after each."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
-from torch import nn
 
-from paceline.run.numerics.precision import MASTER_DTYPES, cast_floats
 from paceline.run.process.world import World
 from paceline.spec.plan import Plan
-from paceline.spec.task import Task
-from paceline.task.data.order.permutation import sample_ids
-from paceline.task.data.protocol import Source
-from paceline.task.turns import objective_of
 from paceline.verify.compare.asked import Asked
 from paceline.verify.compare.diagnosis import Traits, traits_of
 from paceline.verify.compare.difference import Difference, number_differences
 from paceline.verify.compare.layout import is_finite
-from paceline.verify.compare.tolerance import TOLERANCES
+from paceline.verify.reference.noise_scale import Estimate, NoiseScale
 from paceline.verify.reference.steps import ReferenceStep, reference_steps
 from paceline.verify.rounding.conditioning import Again, Move, computed_again, steps_apart
+from paceline.verify.story.evaluated import Evaluated, evaluations
 from paceline.verify.story.plans import SAVED, expected_factor, expected_rate, story_sizes
 
 IN_JOURNAL = "in the journal"
-HELD_OUT_SEED = 0  # of the order in which held-out samples are taken: the same in every run
 
 
 @dataclass(frozen=True)
 class Passed:
-    """One step of the device, the learning rate that belongs to it, and the loss on held-out samples after it.
-
-    The loss is NaN where it is not a sum over samples: it then depends on which of them are read together.
-    """
+    """One step of the device, the learning rate that belongs to it, and what held-out samples give after it."""
 
     number: int
     step: ReferenceStep
     rate: float
-    evaluation: float
+    evaluation: Evaluated
     start: dict[str, torch.Tensor]  # weights before the first step
+    growth: Estimate | None = None  # where the noise scale has made the batch grow after the step
 
 
 @dataclass(frozen=True)
@@ -56,6 +42,7 @@ class Unbroken:
 
     passed: tuple[Passed, ...] = ()
     traits: Traits | None = None
+    sizes: tuple[int, ...] = ()  # samples of every step
 
     def overflows(self) -> int:
         """Return the first 1-based step whose numbers are none, 0 where all are; rank 0's is the one that counts."""
@@ -79,25 +66,66 @@ def unbroken(asked: Asked, last: Plan, samples: int, move: Move | None = None) -
     traits = traits_of(model)
     start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
-    sizes = story_sizes(task.growth, plan)
+    sizes: Sequence[int] = story_sizes(task.growth, plan)
+    noise = NoiseScale(task.growth, [plan.batch_samples]) if task.growth.by == "noise" else None
+    sizes = noise.sizes if noise is not None else sizes
 
     def rate(step: int) -> float:
         grown = expected_factor(task.growth, sizes[step - 1], sizes[0])
         return expected_rate(task.schedule, task.optimizer.lr, step) * grown
 
     given = (task, plan, asked.source, asked.items_per_sample, SAVED + 1, model)
-    steps = reference_steps(*given, rate=rate, last=last, sizes=sizes)
-    evaluations = _evaluations(task, plan, model, steps, task.data[1], samples)
+    steps = reference_steps(*given, rate=rate, last=last, sizes=sizes, noise=noise)
+    states = [{**step.buffers, **step.weights} for step in steps]
+    evaluated = evaluations(task, plan, model, states, task.data[1], samples)
     passed = [
-        Passed(number, dataclasses.replace(step, gradients={}), rate(number), loss, start)
-        for number, (step, loss) in enumerate(zip(steps, evaluations, strict=True), 1)
+        Passed(
+            number,
+            dataclasses.replace(step, gradients={}),
+            rate(number),
+            found,
+            start,
+            noise.decided.get(number) if noise is not None else None,
+        )
+        for number, (step, found) in enumerate(zip(steps, evaluated, strict=True), 1)
     ]
-    return Unbroken(tuple(passed), traits)
+    return Unbroken(tuple(passed), traits, tuple(sizes))
 
 
 def in_the_journal(difference: Difference) -> Difference:
     """Return the difference as that of a number which the journal keeps."""
     return dataclasses.replace(difference, name=f"{difference.name} {IN_JOURNAL}")
+
+
+def evaluation_differences(
+    ours: Mapping[str, float], expected: Evaluated, number: int, world: World
+) -> list[Difference]:
+    """Return how far the numbers of an evaluation, by name, are from the device's. Every rank calls it."""
+    reference = expected.numbers()
+    known = {name: ours.get(name, math.nan) for name in reference}
+    found = number_differences(known, reference, number, world)
+    return [dataclasses.replace(difference, quantity="evaluation") for difference in found]
+
+
+def growth_differences(
+    evidence: Mapping[str, float | None], expected: Estimate | None, number: int, world: World
+) -> list[Difference]:
+    """Return how far what a run measured before its batch grew is from the device's. Every rank calls it.
+
+    Both numbers are differences of others, which say how large an error is.
+    """
+    if expected is None:
+        return []  # a batch that grows where one device's does not has other samples
+    pairs = {"covariance_trace": (expected.noise, expected.noise_size),
+             "gradient_square": (expected.signal, expected.signal_size)}  # fmt: skip
+    reference = {name: value + size for name, (value, size) in pairs.items()}
+    ours = {name: _or_nan(evidence.get(name)) + size for name, (_, size) in pairs.items()}
+    found = number_differences(ours, reference, number, world)
+    return [dataclasses.replace(difference, quantity="grad_norm") for difference in found]
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else float(value)
 
 
 def unbroken_again(asked: Asked, last: Plan, samples: int) -> Again:
@@ -113,34 +141,6 @@ def _apart(ours: Sequence[Passed], known: Sequence[Passed]) -> Iterator[Differen
     alone = World(0, 1, 0, torch.device("cpu"))
     for one, other in zip(ours, known, strict=True):
         apart = steps_apart(one.step, other.step, (one.start, other.start), other.number)
-        apart += number_differences(
-            {"evaluation": one.evaluation}, {"evaluation": other.evaluation}, other.number, alone
-        )
+        apart += evaluation_differences(one.evaluation.numbers(), other.evaluation, other.number, alone)
         yield from apart
         yield from (in_the_journal(difference) for difference in apart)
-
-
-@torch.no_grad()
-def _evaluations(
-    task: Task, plan: Plan, model: nn.Module, steps: Sequence[ReferenceStep], held_out: Source, samples: int
-) -> list[float]:
-    """Return the mean loss over the first held-out samples of their order, with the weights after each step."""
-    objective = objective_of(task, held_out.unit)
-    count = min(samples, held_out.samples)
-    ids = sample_ids(HELD_OUT_SEED, np.arange(count, dtype=np.int64), held_out.samples)
-
-    def read(chosen: npt.NDArray[np.int64]) -> Any:
-        return cast_floats(held_out.read(chosen, chosen), MASTER_DTYPES[plan.precision])
-
-    singly, together = [read(ids[at : at + 1]) for at in range(count)], read(ids)
-    model.eval()
-    means = []
-    for step in steps:
-        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            tensor.copy_(step.weights[name] if name in step.weights else step.buffers[name])
-        sums = [objective(model, row) for row in singly]
-        mean = sum(float(loss) for loss, _ in sums) / sum(float(weight) for _, weight in sums)
-        loss, weight = objective(model, together)
-        apart = abs(float(loss) / float(weight) - mean)
-        means.append(mean if apart <= TOLERANCES["evaluation"]["fp32"] * abs(mean) else math.nan)
-    return means

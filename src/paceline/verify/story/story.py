@@ -28,6 +28,8 @@ from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof, FirstDifference, Rounding
 from paceline.spec.run import RunSpec
 from paceline.spec.task import Task
+from paceline.spec.watch.evaluate import EvaluateSpec
+from paceline.spec.watch.samples import SamplesSpec
 from paceline.task.data.protocol import Source
 from paceline.task.data.source import open_sources
 from paceline.units import Amount
@@ -50,7 +52,7 @@ from paceline.verify.story.plans import (
     story_schedule,
 )
 from paceline.verify.story.reference import Unbroken, unbroken, unbroken_again
-from paceline.verify.twin.fold import for_twin
+from paceline.verify.twin.fold import for_twin, shortened
 
 
 def story(
@@ -88,6 +90,7 @@ def _told(task: Task, plan: Plan, world: World, source: Source) -> tuple[CheckPr
                 return CheckProof(
                     True, plan.precision, 0, time.perf_counter() - began, {}, None, left_out=left_out
                 ), None
+            act = dataclasses.replace(act, sizes=world.share(expected.sizes))
             told: list[Difference] = []
             if act.world.size == world.size or world.is_first:
                 told = _play(act, spec, run_dir, expected)
@@ -116,14 +119,20 @@ def _spec(task: Task, plan: Plan, world: World, source: Source) -> Spec:
     held_out = open_sources(task.data, task.seed)[1]
     held_out = source if held_out is None else for_twin(held_out, task)
     batch = plan.batch_samples
+    source = shortened(source, batch + -(-batch // 2))  # an epoch ends within the second step, and another one later
     return Spec(
         task=dataclasses.replace(
             task,
             data=(source, held_out),
             schedule=story_schedule(task.schedule, plan),
-            growth=story_growth(task.growth, plan),
+            growth=story_growth(task.growth, plan, source.items_per_sample),
             optimizer=story_freezing(task.optimizer),
             batch_rows="fixed",
+            # What decides on steps, or ends a run early, would do so in the story, which one device knows nothing of;
+            # prompts and further sets are of the task's own vocabulary and length.
+            callbacks=(),
+            samples=SamplesSpec(),
+            evaluate=EvaluateSpec(metrics=task.evaluate.metrics),
         ),
         cluster=ClusterSpec(learn=False),
         run=RunSpec(

@@ -6,7 +6,8 @@ lies within one of them. So some ids of a twin are those beside a cut, and its d
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,7 @@ import torch
 
 from paceline.spec.import_paths import is_import_path
 from paceline.spec.task import DataSpec, ModelSpec, Task
-from paceline.task.data.order.of_source import order_of
+from paceline.task.data.order.of_source import FiledOrder, GlobalOrder, order_of
 from paceline.task.data.protocol import Source
 from paceline.task.data.rows.packed import STARTS
 from paceline.task.models.layers.loss import IGNORED
@@ -111,6 +112,36 @@ class RareSource:
         if STARTS in batch:
             batch[STARTS] = document_starts(batch[DOCUMENTS])
         return batch
+
+
+class ShortSource:
+    """The first samples of another source, so few that epochs end within the steps of a twin. All else is the other's.
+
+    Data are larger than what a twin reads of them, so that it would see the first epoch alone.
+    """
+
+    def __init__(self, source: Source, samples: int) -> None:
+        self._source, self.samples = source, samples
+        self.order = dataclasses.replace(_plain_order(source), samples=samples)
+        self.fingerprint = f"{source.fingerprint} up to {samples}"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what copies and pickles ask of an object that is not made yet
+            raise AttributeError(name)
+        return getattr(self._source, name)
+
+
+def shortened(source: Source, samples: int) -> Source:
+    """Return the first samples of a source; itself where it has no more, or is read in an order that knows them all."""
+    if source.samples <= samples or not isinstance(order_of(source), GlobalOrder | FiledOrder):
+        return source
+    return cast(Source, ShortSource(source, samples))
+
+
+def _plain_order(source: Source) -> GlobalOrder | FiledOrder:
+    order = order_of(source)
+    assert isinstance(order, GlobalOrder | FiledOrder)
+    return order
 
 
 def edges_of(vocab: int, ids: int) -> list[int]:

@@ -1,0 +1,108 @@
+"""What one device measures on held-out samples in a story: their mean loss, how many items it is over, and metrics.
+
+Written plainly: the samples one by one, what they give added up, one division at the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from paceline.run.numerics.precision import MASTER_DTYPES, cast_floats
+from paceline.spec.plan import Plan
+from paceline.spec.task import Task
+from paceline.task.data.order.permutation import sample_ids
+from paceline.task.data.protocol import Source
+from paceline.task.metrics.metric import LossTotal, Metric
+from paceline.task.metrics.resolve import metrics_of
+from paceline.task.metrics.rewards import RewardsOfPairs
+from paceline.task.objective import Objective, next_token, next_token_logits
+from paceline.task.turns import objective_of
+from paceline.verify.compare.tolerance import TOLERANCES
+
+HELD_OUT_SEED = 0  # of the order in which held-out samples are taken: the same in every run
+LOSS, ITEMS = "evaluation", "items"
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What the held-out samples give: the mean loss per item, how many items it is over, and metrics by name.
+
+    The loss is NaN where it is not a sum over samples: it then depends on which of them are read together, and so do
+    metrics.
+    """
+
+    loss: float
+    weight: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def numbers(self) -> dict[str, float]:
+        """Return what of it can be compared, by name: metrics that are no number are what nothing was counted of."""
+        if math.isnan(self.loss):
+            return {}
+        counted = {name: value for name, value in self.metrics.items() if math.isfinite(value)}
+        return {LOSS: self.loss, ITEMS: self.weight, **counted}
+
+
+@torch.no_grad()
+def evaluations(
+    task: Task, plan: Plan, model: nn.Module, states: Iterable[Mapping[str, torch.Tensor]], held_out: Source, few: int
+) -> list[Evaluated]:
+    """Return what the first held-out samples of their order give with the model in each state, `few` of them."""
+    objective = objective_of(task, held_out.unit)
+    metrics = metrics_of(task.evaluate, held_out, objective)
+    count = min(few, held_out.samples)
+    ids = sample_ids(HELD_OUT_SEED, np.arange(count, dtype=np.int64), held_out.samples)
+
+    def read(chosen: npt.NDArray[np.int64]) -> Any:
+        return cast_floats(held_out.read(chosen, chosen), MASTER_DTYPES[plan.precision])
+
+    singly, together = [read(ids[at : at + 1]) for at in range(count)], read(ids)
+    model.eval()
+    found = []
+    for state in states:
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            tensor.copy_(state[name])
+        one = _measured(model, objective, metrics, singly)
+        loss, weight = objective(model, together)
+        apart = abs(float(loss) / float(weight) - one.loss)
+        is_sum = apart <= TOLERANCES["evaluation"]["fp32"] * abs(one.loss)
+        found.append(one if is_sum else Evaluated(math.nan, one.weight))
+    return found
+
+
+def _measured(model: nn.Module, objective: Objective, metrics: Sequence[Metric], rows: Sequence[Any]) -> Evaluated:
+    loss_sum = weight_sum = 0.0
+    totals: list[dict[str, npt.NDArray[np.float64]]] = [{} for _ in metrics]
+    for row in rows:
+        returned: list[Any] = []
+        hook = model.register_forward_hook(lambda module, given, output, kept=returned: kept.append(output))
+        loss, weight = objective(model, row)
+        hook.remove()
+        loss_sum, weight_sum = loss_sum + float(loss), weight_sum + float(weight)
+        logits = next_token_logits(model, row) if objective is next_token and _reads(metrics) else None
+        for metric, total in zip(metrics, totals, strict=True):
+            outputs = logits if logits is not None else returned[-1] if returned else None
+            if isinstance(metric, RewardsOfPairs):
+                outputs = getattr(objective, "told")["rewards"]  # noqa: B009  # an objective is a plain callable else
+            for name, value in metric.measure(outputs, row).items():
+                vector = value.detach().double().reshape(-1).numpy()
+                total[name] = total.get(name, np.zeros_like(vector)) + vector
+    whole = LossTotal(loss_sum, weight_sum)
+    values = {
+        name: value
+        for metric, total in zip(metrics, totals, strict=True)
+        for name, value in metric.values(total, whole).items()
+    }
+    return Evaluated(loss_sum / weight_sum, weight_sum, values)
+
+
+def _reads(metrics: Sequence[Metric]) -> bool:
+    return any(metric.reads_outputs for metric in metrics)
