@@ -33,7 +33,7 @@ from paceline.spec.profile import ModelProfile
 from paceline.spec.steps.growth import course_of, whole_samples
 from paceline.spec.sync import refuse_between
 from paceline.task.profile.plain import task_key
-from paceline.units import format_bytes, format_seconds
+from paceline.units import format_bytes, format_count, format_seconds
 
 JOINT_TRIED = 64  # best plans of equal rows, whose layouts are tried with rows by speed
 
@@ -134,6 +134,7 @@ def _planned(prepared: Prepared, cluster: Cluster, remarks: tuple[str, ...], goo
             *grows,
             *_selection_remarks(prepared),
             *_offload_remarks(found.best.plan, spec.plan, cluster),
+            *_frozen_remarks(found.best.plan, spec.plan, found.candidates.context.profile),
             *_compile_remarks(found.best.plan, prepared.profile),
         ),
         learnt=learnt,
@@ -227,6 +228,14 @@ def _offload_remarks(plan: Plan, asked: PlanSpec, cluster: Cluster) -> tuple[str
     if asked.offload == "auto":
         return (f"offload = {plan.offload}: without it no plan fits",)
     return ()
+
+
+def _frozen_remarks(plan: Plan, asked: PlanSpec, profile: ModelProfile) -> tuple[str, ...]:
+    """Return why a model that only goes forward is spread, where that is the planner's choice."""
+    if plan.frozen != "spread" or asked.frozen != "auto":
+        return ()
+    held = f"{format_count(profile.forward_only_parameters)} parameters that only go forward"
+    return (f"frozen = spread: {held} rest over all data ranks; held as the trained ones, no plan is as good or fits",)
 
 
 def _compile_remarks(plan: Plan, profile: ModelProfile) -> tuple[str, ...]:

@@ -181,6 +181,8 @@ def start_model(
 
 def _spreads_weights(plan: Plan) -> bool:
     """Return whether a rank holds less than the whole model once the plan is applied."""
+    if plan.frozen == "spread" and plan.layout.devices > 1:
+        return True
     return plan.layout.is_sharded or max(plan.layout.tp, plan.layout.pp, plan.layout.ep) > 1
 
 

@@ -88,7 +88,7 @@ def _plan(given: Any) -> PlanSpec:
 
 def _constraints_of(plan: Plan) -> PlanSpec:
     """Return the constraints that only this plan keeps."""
-    same = ("zero", "micro_batch", "recompute", "recompute_save", "recompute_budget", "offload", "precision",
+    same = ("zero", "micro_batch", "recompute", "recompute_save", "recompute_budget", "offload", "frozen", "precision",
             "compile", "schedule", "virtual_stages", "cp_method", "sync")  # fmt: skip
     rest = {name: getattr(plan, name) for name in same}
     rest |= {"stages": counts_text(plan.stages), "rows": counts_text(plan.rows)}

@@ -97,13 +97,15 @@ class Layout:
 def group_of(degrees: Mapping[str, Any], axis: str) -> tuple[Any, Any]:
     """Return (size, ranks from one member to the next) of the groups along a mesh axis.
 
-    Besides the mesh's own axes there are `fsdp` (dp_shard x cp), and inside it `ep` (its inner part) and
-    `expert_shard` (the outer part, over which one part of the experts is sharded). Degrees are whole numbers, or
-    arrays of them for many layouts at once.
+    Besides the mesh's own axes there are `data` (dp_replicate x dp_shard x cp), `fsdp` (dp_shard x cp), and inside
+    `fsdp` its inner part `ep` and its outer part `expert_shard`, over which one part of the experts is sharded. Degrees
+    are whole numbers, or arrays of them for many layouts at once.
     """
     state, tp, ep = degrees["dp_shard"] * degrees["cp"], degrees["tp"], degrees["ep"]
     if axis == "fsdp":
         return state, tp
+    if axis == "data":
+        return degrees["dp_replicate"] * state, tp
     if axis == "ep":
         return ep, tp
     if axis == "expert_shard":

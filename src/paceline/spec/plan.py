@@ -16,6 +16,7 @@ PRECISIONS = ("fp32", "bf16", "fp16", "fp64")
 RECOMPUTE = ("none", "selective", "budget", "full")  # from what keeps most to what keeps least
 SAVED_KINDS = ("products", "attention")  # what selective recompute may keep
 OFFLOAD = ("none", "optimizer", "activations", "all")
+FROZEN = ("as-model", "spread")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 CP_METHODS = ("gather", "ring")
 CONFIRMED = HeldWord(-1)  # what `micro_batch = "auto"` is held as
@@ -86,6 +87,12 @@ class PlanSpec(Declared, table="plan"):
     offload: str = option(
         "auto", "what rests in host memory (auto: nothing, unless no plan fits without)", choices=("auto", *OFFLOAD)
     )
+    frozen: str = option(
+        "auto",
+        "where the weights of a frozen teacher or reference rest: as the trained model's do, or spread over all ranks "
+        "that read different samples and gathered block by block (auto: what serves the goal)",
+        choices=("auto", *FROZEN),
+    )
     precision: str = option(
         "auto", "dtype of forward and backward; weights and optimizer state stay fp32", choices=("auto", *PRECISIONS)
     )
@@ -137,6 +144,7 @@ class Plan:
     recompute_budget: float = 0.0  # of recompute = budget: the part of the repeated blocks' activation bytes kept
     recompute_blocks: tuple[str, ...] = ()  # of recompute = budget: the mode of every repeated block, in order
     offload: str = "none"  # none, optimizer, activations, all: what rests in host memory
+    frozen: str = "as-model"  # as-model, spread: where models that only go forward rest
     sync: Sync = PLAIN  # how copies stay in step
     bucket_bytes: int = 25 * 2**20  # of gradients that copies sum at a time
     state_bucket_bytes: int = 128 * 2**20  # of optimizer state in host memory that visits the device at a time
@@ -184,6 +192,8 @@ class Plan:
         if self.offload != "none":
             held = {"optimizer": "optimizer state", "activations": "activations"}
             parts.append(f"{held.get(self.offload, 'optimizer state and activations')} in host memory")
+        if self.frozen == "spread":
+            parts.append("frozen model spread")
         if not self.sync.is_plain:
             parts.append(str(self.sync))
         return " · ".join([*parts, *(["compiled"] if self.compile else [])])

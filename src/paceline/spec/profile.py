@@ -51,6 +51,7 @@ class BlockProfile:
     attention_out_elements: float = 0.0  # output of attention that selective recompute keeps; in `selective_elements`
     routed_elements: float = 0.0  # elements of a sample that are sent to experts, once for each that a token passes
     frozen_parameters: int = 0  # those that are not trained: they have no gradient and no optimizer state
+    forward_only_parameters: int = 0  # those of the frozen ones whose model has no backward pass: a teacher's
     narrow_parameters: int = 0  # those of the frozen ones that rest in two bytes
     packed_parameters: int = 0  # frozen weights in four bits: no parameters, and whole on every rank that has the block
     unpacked_elements: int = 0  # those of the largest layer of them, which are unpacked to compute with it
@@ -111,6 +112,11 @@ class ModelProfile:
     def repeated_blocks(self) -> int:
         """The number of repeated blocks: what activation checkpointing and pipeline stages are made of."""
         return sum(block.recomputable for block in self.blocks)
+
+    @property
+    def forward_only_parameters(self) -> int:
+        """The number of parameters of models that only go forward: a teacher, a reference."""
+        return sum(block.forward_only_parameters for block in self.blocks)
 
     @property
     def active_parameters(self) -> int:

@@ -8,10 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from distributed import run_ranks
-from tests_shared import SEQ_LEN, VOCAB, PaddedText, decoder_task, plan_of
+from tests_shared import SEQ_LEN, VOCAB, PaddedText, decoder_task, plan_of, run_steps
 
 from paceline.errors import ConfigError
 from paceline.run.process.world import join_world
+from paceline.run.updates.shards import local_of
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof
@@ -84,6 +85,8 @@ def test_the_teacher_is_priced_by_its_forward_pass() -> None:
     assert taught.frozen_parameters == taught.parameters and taught.backward_products == 0.0
     assert taught.matmul_flops > 0 and taught.saved_elements == 0.0
     assert blocks["student.layers.1"].backward_products == 2.0
+    teacher: Any = build_model(task().model, VOCAB, SEQ_LEN, seed=3).teacher
+    assert profile.forward_only_parameters == sum(parameter.numel() for parameter in teacher.parameters())
 
 
 def test_another_vocabulary_is_refused() -> None:
@@ -103,3 +106,38 @@ def test_distillation_equals_one_device() -> None:
     plans.append(plan_of(Layout(dp_replicate=2), precision="fp64", recompute="full"))
     for proof in run_ranks(compared, 2, plans)[0]:
         assert proof.equal, proof.first_difference
+
+
+def spread(layout: Layout, **changes: Any) -> Plan:
+    return plan_of(layout, frozen="spread", **changes)
+
+
+def test_a_spread_teacher_equals_one_device() -> None:
+    """Over all ranks that read different samples, whether the student is copied, or sharded in any ZeRO class."""
+    plans = [spread(Layout(dp_replicate=2), precision="fp64"), spread(Layout(dp_replicate=2), precision="fp32")]
+    plans += [spread(Layout(dp_shard=2), precision="fp64", zero=zero) for zero in (1, 2, 3)]
+    for proof in run_ranks(compared, 2, plans)[0]:
+        assert proof.equal, proof.first_difference
+
+
+def held(plan: Plan) -> tuple[float, float, list[float]]:
+    """Return the share of the teacher's and of the student's parameters that a rank holds, and two steps' losses."""
+    stats, built = run_steps(task(), plan, 2)
+    shares = []
+    for part in (built.model.teacher, built.model.student):
+        parameters = list(part.parameters())
+        shares.append(sum(local_of(p).numel() for p in parameters) / sum(p.numel() for p in parameters))
+    return shares[0], shares[1], [step.loss for step in stats]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_rank_holds_its_part_of_a_spread_teacher_and_all_of_a_copied_student(precision: str) -> None:
+    ((_, _, alone),) = run_ranks(held, 1, plan_of(Layout(), precision=precision))
+    for plan, teacher, student in (
+        (spread(Layout(dp_replicate=2), precision=precision), 0.5, 1.0),
+        (plan_of(Layout(dp_replicate=2), precision=precision), 1.0, 1.0),
+        (spread(Layout(dp_shard=2), precision=precision, zero=1), 0.5, 0.5),
+    ):
+        for taught, trained, losses in run_ranks(held, 2, plan):
+            assert taught == pytest.approx(teacher, abs=0.03) and trained == pytest.approx(student, abs=0.03)
+            assert losses == pytest.approx(alone, rel=1e-5 if precision == "fp32" else 3e-2)

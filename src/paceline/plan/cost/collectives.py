@@ -59,7 +59,8 @@ def collectives(sheet: Sheet) -> tuple[Collective, ...]:
     of_model = (*stream_collectives(sheet), loss_collective(sheet), *context_collectives(sheet))
     of_ranks = (expert_collective(sheet), stage_sends(sheet), copies_collective(sheet))
     of_state = (*gather_collectives(sheet), *reduce_collectives(sheet), *update_collectives(sheet))
-    return (*of_model, *of_ranks, *of_state)
+    of_frozen = (frozen_collective(sheet),) if sheet.columns.common.frozen == "spread" else ()
+    return (*of_model, *of_ranks, *of_state, *of_frozen)
 
 
 def stream_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
@@ -149,13 +150,27 @@ def gather_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
     dense, experts = _held(sheet)
     passes = np.where(third, 2 * rounds, 1)
     # The root unit stays gathered from forward to backward.
-    gathered = passes * dense - np.where(third, rounds * part.root_parameters / columns.tp, 0.0)
+    spread = columns.common.frozen == "spread"
+    root = part.root_parameters - (part.forward_only_root if spread else 0.0)
+    gathered = passes * dense - np.where(third, rounds * root / columns.tp, 0.0)
+    blocks = part.forward_only - part.forward_only_root  # that only go forward are gathered once
+    gathered = gathered - (0.0 if spread else np.where(third, rounds * blocks / columns.tp, 0.0))
     together = np.minimum(columns.state_degree, tensors(part)) if software.broadcasts_shards else _units(sheet)
-    calls = np.where(third, rounds * (2 * part.units - 1), together)
+    units = 2 * (part.units - part.forward_only_blocks) - 1 + (0 if spread else part.forward_only_blocks)
+    calls = np.where(third, rounds * units, together)
     return (
         Collective("fsdp", "all_gather", "weights", gathered * size, calls),
         Collective("expert_shard", "all_gather", "experts' weights", passes * experts * size, passes * part.routers),
     )
+
+
+def frozen_collective(sheet: Sheet) -> Collective:
+    """Return the all-gathers of a frozen model that is spread over all data ranks: once for every micro-batch."""
+    columns, part = sheet.columns, sheet.heaviest
+    rounds = columns.accumulation * (columns.common.frozen == "spread")
+    units = part.forward_only_blocks + (part.forward_only_root > 0)
+    return Collective("data", "all_gather", "frozen weights", rounds * part.forward_only * sheet.rates.element_bytes,
+                      rounds * units)  # fmt: skip
 
 
 def reduce_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
@@ -253,7 +268,8 @@ def _held(sheet: Sheet, *, trained: bool = False) -> tuple[Floats, Floats]:
     With `trained` those alone that have gradients; experts have where the dense parameters leave room for theirs.
     """
     columns, part = sheet.columns, sheet.heaviest
-    experts, held = part.total("expert_parameters"), part.trained if trained else part.parameters
+    apart = part.forward_only if columns.common.frozen == "spread" else 0.0
+    experts, held = part.total("expert_parameters"), part.trained if trained else part.parameters - apart
     experts = np.where(held >= experts, experts, 0.0)
     return (held - experts) / columns.tp, experts / columns.tp / columns.ep
 

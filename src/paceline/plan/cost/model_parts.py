@@ -179,6 +179,28 @@ class Parts:
         return self.parameters - self.total("parameters", repeated=True)
 
     @cached_property
+    def forward_only(self) -> Floats:
+        """Parameters of models that only go forward."""
+        return self.total("forward_only_parameters")
+
+    @cached_property
+    def forward_only_root(self) -> Floats:
+        """Those of them outside the repeated blocks: gathered at once."""
+        return self.forward_only - self.total("forward_only_parameters", repeated=True)
+
+    @cached_property
+    def forward_only_blocks(self) -> Floats:
+        """Repeated blocks of them."""
+        return self.number(self.shapes.repeated * (self.shapes["forward_only_parameters"] > 0))
+
+    @cached_property
+    def forward_only_gathered(self) -> Floats:
+        """Parameters of them that are whole at once where they are spread: those outside of blocks, and two blocks."""
+        inside = self.shapes["forward_only_parameters"] * self.shapes.repeated
+        largest = np.max(np.where(self.counts > 0, inside, 0.0), axis=1)
+        return np.minimum(self.forward_only, self.forward_only_root + 2 * largest)
+
+    @cached_property
     def units(self) -> Floats:
         """Units of sharding: each repeated block, and the rest."""
         return self.number(self.shapes.repeated) + (self.root_parameters > 0)

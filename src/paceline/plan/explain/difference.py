@@ -41,6 +41,7 @@ def plan_options(plan: Plan, has_experts: bool) -> tuple[str, ...]:
     options += [f"plan.rows={counts_text(plan.rows)}"] if plan.rows else []
     options += [f"plan.recompute_budget={plan.recompute_budget:g}"] if plan.recompute == "budget" else []
     options += [f"plan.offload={plan.offload}"] if plan.offload != "none" else []
+    options += [f"plan.frozen={plan.frozen}"] if plan.frozen != "as-model" else []
     options.append(f"plan.precision={plan.precision}")
     if layout.pp > 1:
         options += [f"plan.schedule={plan.schedule}", f"plan.virtual_stages={plan.virtual_stages}"]

@@ -102,6 +102,17 @@ def copies_in_step(plan: Plan, profile: ModelProfile) -> str | None:
     return None
 
 
+def spread_frozen(plan: Plan, profile: ModelProfile) -> str | None:
+    """A frozen model is spread over ranks that read different samples, where there is one."""
+    if plan.frozen != "spread":
+        return None
+    if not profile.forward_only_parameters:
+        return "frozen = spread needs a model that only goes forward: a teacher, or the copy that preferences refer to"
+    if max(plan.layout.tp, plan.layout.cp, plan.layout.pp, plan.layout.ep) > 1:
+        return "frozen = spread is proven with dp_replicate and dp_shard alone"
+    return None
+
+
 def unequal_rows(plan: Plan, profile: ModelProfile) -> str | None:
     """Ranks read unequal parts of a batch where gradients are sums over all of them in every step."""
     if plan.rows and not plan.sync.is_plain:
@@ -120,6 +131,7 @@ PLAN_REFUSALS: tuple[Limit, ...] = (
     offloaded_activations,
     offloaded_optimizer,
     copies_in_step,
+    spread_frozen,
     unequal_rows,
 )
 

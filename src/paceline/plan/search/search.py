@@ -33,7 +33,7 @@ from paceline.plan.search.space import (
 from paceline.plan.search.values import Values, goal_values, values_of
 from paceline.spec.cluster import Cluster
 from paceline.spec.forecast import Forecast
-from paceline.spec.plan import OFFLOAD, Plan, PlanSpec
+from paceline.spec.plan import FROZEN, OFFLOAD, Plan, PlanSpec
 from paceline.spec.profile import ModelProfile
 from paceline.units import format_bytes, format_rate
 
@@ -151,9 +151,47 @@ def search(
     """Return all plans of exactly `cluster.devices` devices that keep the constraints, ranked by `constraints.goal`.
 
     `goodput` is the part of the run's wall time in which it trains, for its deadline and budget; `coarse` leaves out
-    micro-batches that are no powers of two. Raises DoesNotFit where none fits, with the one that came nearest, and
-    ConfigError for constraints that contradict each other or the cluster.
+    micro-batches that are no powers of two. A model beside which another one only goes forward is searched twice, with
+    that one held as the trained one and spread over all data ranks; in a tie it is held as the trained one. Raises
+    DoesNotFit where none fits, with the one that came nearest, and ConfigError for constraints that contradict each
+    other or the cluster.
     """
+    rest = {"batch_samples": batch_samples, "steps": steps, "optimizer": optimizer, "goodput": goodput,
+            "coarse": coarse, "learnt": learnt, "measured": measured, "scored": scored}  # fmt: skip
+    tried = (constraints.frozen,)
+    if constraints.frozen == "auto":
+        tried = FROZEN if profile.forward_only_parameters and cluster.devices > 1 else FROZEN[:1]
+    found, refused = [], []
+    for frozen in tried:
+        try:
+            found.append(_search(profile, cluster, dataclasses.replace(constraints, frozen=frozen), **rest))
+        except DoesNotFit as error:
+            refused.append(error)
+    if not found:
+        raise refused[0]
+    if len(found) == 1:
+        return found[0]
+    as_model, spread = found
+    best = as_model.candidates.values.take([0]).joined(spread.candidates.values.take([0]))
+    scores = goal_values(best, constraints.goal.weights)
+    return spread if scores[1] * TIE_RATIO < scores[0] else as_model
+
+
+def _search(
+    profile: ModelProfile,
+    cluster: Cluster,
+    constraints: PlanSpec,
+    *,
+    batch_samples: int,
+    steps: int,
+    optimizer: str,
+    goodput: float,
+    coarse: bool,
+    learnt: Learnt | None,
+    measured: Mapping[str, TaskMeasurement] | None,
+    scored: int,
+) -> SearchResult:
+    """Return what `search` does, of plans that hold frozen models in one way."""
     context = PricedTask(
         profile, cluster, batch_samples, steps, optimizer, learnt=learnt, measured=measured or {}, scored=scored
     )

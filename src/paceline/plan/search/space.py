@@ -42,6 +42,7 @@ def base_plan(constraints: PlanSpec, precision: str, batch_samples: int) -> Plan
         cp_method=constraints.cp_method,
         recompute_save=tuple(kind for kind in SAVED_KINDS if kind in constraints.recompute_save),
         offload="none" if constraints.offload == "auto" else constraints.offload,
+        frozen="as-model" if constraints.frozen == "auto" else constraints.frozen,
         sync=constraints.sync,
         rows=parse_rows(constraints.rows),
     )

@@ -32,6 +32,7 @@ from paceline.run.parallel.data.sharding import (
     shard,
     sharding_units,
 )
+from paceline.run.parallel.data.spread import kept_as_they_are, spread_teachers, taught_blocks
 from paceline.run.parallel.data.whole import WholeGradients, stays_whole
 from paceline.run.parallel.expert.experts import balance_shared_sequences, spread_experts
 from paceline.run.parallel.split_check import SplitCheck
@@ -130,18 +131,23 @@ def _apply_whole(
     placed = spread_experts(model, mesh, plan.layout, alone) if mesh is not None and plan.layout.ep > 1 else None
     sharded = mesh is not None and plan.layout.is_sharded
     share_sequences(model, plan, mesh)
+    taught = taught_blocks(model) if mesh is not None and plan.frozen == "spread" else None
     whole = [p for p in model.parameters() if sharded and stays_whole(p)]
     compiled = [part for part in blocks or [model] if plan.compile and not draws_inside(part)]
     if compute != master:
         if plan.layout.pp == 1:  # of a pipeline the last stage alone returns to the objective
             widen_outputs(model, compute, master)
-        _cast(model, blocks, modes, plan, whole if sharded else None, compiled)
+        _cast(model, blocks, modes, plan, whole if sharded else kept_as_they_are(model, taught), compiled)
     for block, mode in zip(blocks, modes, strict=True):
         checkpoint_block(block, mode, plan.recompute_save, block in compiled)
     for part in compiled:
         part.forward = torch.compile(part.forward)  # inside the hooks that sharding adds
     if plan.offloads_activations:
         keep_on_host(blocks)
+    if taught is not None:
+        assert mesh is not None
+        spread_teachers(model, blocks, mesh.data_axis, compute, master)
+        blocks = [block for block in blocks if block not in taught]
     if sharded:
         assert mesh is not None
         return _shard(model, blocks, mesh, plan, placed, whole, alone, sums)

@@ -161,6 +161,11 @@ class Mesh:
         return self._groups.of(own_part(self._axes, ("dp_replicate", "fsdp"), dist.get_rank()))
 
     @cached_property
+    def data_axis(self) -> DeviceMesh:
+        """The mesh of one axis of these ranks: `data`."""
+        return DeviceMesh.from_group(self.data, self._device, mesh_dim_names=("data",))
+
+    @cached_property
     def copy(self) -> dist.ProcessGroup:
         """The ranks that hold this rank's copy of the model."""
         return self._groups.of(own_part(self._axes, ("pp", "fsdp", "tp"), dist.get_rank()))

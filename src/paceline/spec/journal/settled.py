@@ -20,7 +20,8 @@ MICRO_BATCH = "micro_batch"  # the `what` of decisions on it
 def conditions_of(plan: Plan) -> dict[str, Any]:
     """Return what a decision on the micro-batch holds for: another layout has a memory of its own."""
     return {"layout": str(plan.layout), "batch_samples": plan.batch_samples, "precision": plan.precision,
-            "recompute": plan.recompute, "offload": plan.offload}  # fmt: skip
+            "recompute": plan.recompute, "offload": plan.offload,
+            **({"frozen": plan.frozen} if plan.frozen != "as-model" else {})}  # fmt: skip
 
 
 def settled_micro_batch(run_dir: Path, plan: Plan) -> int | None:

@@ -2,9 +2,9 @@
 
     loss of a token = (1 - w) * cross-entropy + w * T^2 * KL(teacher / T || student / T) + v * mean squared difference
 
-of the hidden states of blocks that stand at the same part of both models. Both are one module, so the teacher is copied
-or sharded as the student is, priced with it, and proven with it. Checkpoints hold the student alone: the teacher is
-made, or read, anew by every start.
+of the hidden states of blocks that stand at the same part of both models. Both are one module, so the teacher is priced
+with the student, and proven with it; it rests as the student does, or spread over all data ranks. Checkpoints hold the
+student alone: the teacher is made, or read, anew by every start.
 """
 
 from __future__ import annotations
@@ -19,24 +19,12 @@ from torch import Tensor, nn
 
 from paceline.errors import ConfigError
 from paceline.spec.task import ModelSpec
+from paceline.task.adapt.teacher import Teacher, logits_of
 from paceline.task.models.blocks import find_blocks
 from paceline.task.models.build import build_model
 
 STUDENT, TEACHER = "student.", "teacher."
 IGNORED = -100
-
-
-class Teacher(nn.Module):
-    """A frozen model. A class of its own: two models of one class side by side would be taken for repeated blocks."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model.requires_grad_(False).eval()
-
-    @torch.no_grad()
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return the model's logits, of which nothing is kept."""
-        return logits_of(self.model, tokens)
 
 
 class Distilled(nn.Module):
@@ -129,13 +117,6 @@ def student_of(model: ModelSpec) -> ModelSpec | None:
     """Return the student of a model that `distilled` makes, None for other models."""
     path = f"{distilled.__module__}:{distilled.__name__}"
     return ModelSpec(**model.arguments["student"]) if model.name == path else None
-
-
-def logits_of(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Return a model's logits, which it returns itself or as `.logits`."""
-    found = model(tokens)
-    logits: Tensor = getattr(found, "logits", found)
-    return logits
 
 
 def _paired(student: nn.Module, teacher: nn.Module) -> list[tuple[nn.Module, nn.Module]]:

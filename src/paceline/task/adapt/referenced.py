@@ -1,8 +1,8 @@
 """A model beside a frozen copy of what it was at the start: what preference pairs are held against.
 
 Where all of a model is trained there is no frozen base left to be its reference, so there is a second copy. Both are
-one module: the copy is copied or sharded as the model is, priced with it, and proven with it. Checkpoints hold the
-trained model alone: the copy is made, or read, anew by every start.
+one module: the copy is priced with the model, and proven with it; it rests as the model does, or is spread. Checkpoints
+hold the trained model alone: the copy is made, or read, anew by every start.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.spec.task import ModelSpec
-from paceline.task.adapt.distill import Teacher, kept_alone, logits_of
+from paceline.task.adapt.distill import kept_alone
+from paceline.task.adapt.teacher import Teacher, logits_of
 from paceline.task.models.build import build_model
 
 TRAINED, REFERENCE = "model.", "reference."

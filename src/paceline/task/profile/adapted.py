@@ -16,6 +16,7 @@ from torch import nn
 from paceline.spec.profile import BlockProfile, ModelProfile
 from paceline.task.adapt.fill import adapted_layers
 from paceline.task.adapt.linear import DTYPES, AdaptedLinear, PackedLinear
+from paceline.task.adapt.teacher import teachers_of
 from paceline.task.models.chain import chain_of
 
 IDLE = (
@@ -40,6 +41,7 @@ def adapted_profile(profile: ModelProfile, model: nn.Module, forward_passes: int
         return profile
     names = [block.name for block in profile.blocks]
     layers = adapted_layers(model)
+    taught = {id(parameter) for teacher in teachers_of(model) for parameter in teacher.parameters()}
     blocks, flows = [], _trains(named, names, _early(model, names)) if REST in names else False
     for block in profile.blocks:
         own = {name: parameter for name, parameter in named.items() if _block_of(name, names) == block.name}
@@ -51,7 +53,9 @@ def adapted_profile(profile: ModelProfile, model: nn.Module, forward_passes: int
         is_idle = profile.source == "traced" and not (block.saved_elements or block.saved_fp32_elements)
         passed = flows and not (is_idle and not any(parameter.requires_grad for parameter in own.values()))
         block = _unpacked(_frozen(block, own.values(), inside, flows=passed), inside, forward_passes, flows=passed)
-        blocks.append(dataclasses.replace(block, backward_products=block.backward_products / forward_passes))
+        alone = sum(parameter.numel() for parameter in own.values() if id(parameter) in taught)
+        passes = block.backward_products / forward_passes
+        blocks.append(dataclasses.replace(block, backward_products=passes, forward_only_parameters=alone))
     idle = [block.name for block in blocks if block.recomputable and block.frozen_parameters == block.parameters]
     closed = {"pp": IDLE.format(name=idle[0])} if idle else {}
     closed |= {"tp": PACKED} if any(block.packed_parameters for block in blocks) else {}

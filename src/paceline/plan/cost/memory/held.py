@@ -108,10 +108,17 @@ class Held:
         spared = (self.size - 2) * self.parts.total("narrow_parameters")
         return spared / self.plans.tp / self.plans.state_degree
 
-    def _narrow_text(self, i: int) -> str:
-        """Return what a formula says of frozen weights of two bytes, nothing where there are none."""
-        narrow = self.parts.total("narrow_parameters")[i]
-        return f", 2 B of {narrow:,.0f} frozen ones" if narrow else ""
+    @property
+    def _spread(self) -> Floats:
+        """Parameters that are spread over all data ranks, whatever the others are."""
+        is_spread = self.plans.common.frozen == "spread"
+        return self.parts.forward_only if is_spread else np.zeros(len(self.plans))
+
+    def _rest_text(self, i: int) -> str:
+        """Return what a formula says of frozen weights that are spread, or of two bytes; nothing without any."""
+        spread, narrow = self._spread[i], self.parts.total("narrow_parameters")[i]
+        text = f", {spread:,.0f} of them / {self.plans.data_degree[i]} data ranks" if spread else ""
+        return text + (f", 2 B of {narrow:,.0f} frozen ones" if narrow else "")
 
     def _packed(self) -> list[Component]:
         """Return frozen weights in four bits, whole on every device, with the one layer that is unpacked at a time."""
@@ -173,6 +180,7 @@ class Held:
         size, values, software = self.size, state_values(context.optimizer), context.software
         state = size * self.trained / self.plans.state_degree
         weights, resting = size * self.parameters / self.plans.state_degree - self._narrowed, f"{size} B"
+        weights = weights - size * self._spread * (1 / self.plans.state_degree - 1 / self.plans.data_degree)
         if software.master_weights:
             weights = self.compute * self.local_parameters / np.where(self.plans.zero == 3, self.plans.state_degree, 1)
             values, resting = values + 1, f"{self.compute} B"
@@ -185,7 +193,7 @@ class Held:
                 "weights",
                 weights,
                 MEASURED,
-                lambda i: f"{resting} x {self.parts.parameters[i]:,.0f} parameters{self.over(i)}{self._narrow_text(i)}",
+                lambda i: f"{resting} x {self.parts.parameters[i]:,.0f} parameters{self.over(i)}{self._rest_text(i)}",
                 "ZeRO (Rajbhandari et al. 2020)",
             ),
             *self._packed(),
@@ -282,12 +290,13 @@ class Held:
         spared = np.zeros(len(plans))
         if self.sheet.mixed is not None:
             spared = self.sheet.over_modes(in_modes(parts.shapes["parameters"], "none")) / plans.tp
-        own = self.parameters - narrow
+        own = self.parameters - narrow - self._spread
         one_unit = np.minimum(flying * own, np.minimum(own, root + largest) + flying * spared)
         cast = np.where(no_recompute, flying * own, one_unit) if size < 4 else np.zeros(len(plans))
         gathered = self.local_parameters
         third = plans.zero == 3
-        sharded = np.where(third, np.minimum(gathered, root + 2 * largest), gathered)
+        alone = np.where(self._spread > 0, parts.forward_only_gathered, 0.0)
+        sharded = np.where(third, np.minimum(gathered, root + 2 * largest), gathered - self._spread + alone)
         if self.sheet.context.software.master_weights:  # they rest in the compute dtype
             cast, sharded = np.zeros(len(plans)), np.where(third & (plans.state_degree > 1), sharded, 0.0)
 
@@ -295,6 +304,8 @@ class Held:
             if plans.is_sharded[i]:
                 what = "(root + 2 largest blocks)" if third[i] else "parameters"
                 return f"{size} B x {what}{self.here(i)}, gathered{'' if third[i] else ' for the step'}"
+            if alone[i]:
+                return f"{size} B x {alone[i]:,.0f} frozen parameters gathered at once, and the others cast"
             if not values[i]:
                 return "none: computes on the weights themselves"
             if no_recompute[i]:
@@ -303,7 +314,7 @@ class Held:
             blocks = " + blocks without recompute" if spared[i] else ""
             return f"{size} B x (root + largest block{blocks}){self.here(i)}, cast again"
 
-        values = size * np.where(plans.is_sharded, sharded, cast)
+        values = size * np.where(plans.is_sharded, sharded, cast + alone)
         return Component("weight copies", "buffers", values, MEASURED, text, "FSDP2's gathered and cast weights")
 
     def _activations(self) -> Component:

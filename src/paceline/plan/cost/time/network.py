@@ -13,6 +13,7 @@ import numpy as np
 
 from paceline.plan.cost.collectives import (
     copies_collective,
+    frozen_collective,
     gather_collectives,
     gradient_bytes,
     reduce_collectives,
@@ -94,9 +95,11 @@ def network_components(sheet: Sheet, forward_backward_seconds: Floats) -> list[C
         return hidden if overlaps else f"not overlapped{' (CPU)' if on_cpu else ''}"
 
     shards, reduces = columns.state_degree > 1, columns.dp_replicate > 1
+    frozen = [_frozen_gathering(sheet)] if columns.common.frozen == "spread" else []
     outer = [_outer_step(sheet)] if columns.common.sync.has_outer_step else []
     return [
         *outer,
+        *frozen,
         Component(
             "parameter gathering",
             "sync",
@@ -118,6 +121,27 @@ def network_components(sheet: Sheet, forward_backward_seconds: Floats) -> list[C
             "reduce",
         ),
     ]
+
+
+def _frozen_gathering(sheet: Sheet) -> Component:
+    """Return what gathering a spread frozen model adds: all of it on a CPU, else what its own blocks do not hide."""
+    columns, part, group, moved = sheet.columns, sheet.heaviest, sheet.ring("data"), frozen_collective(sheet)
+    seconds = seconds_of(group, moved) + 2 * moved.buffer_bytes / sheet.rates.memory_rate
+    added = seconds
+    if sheet.context.software.overlaps and sheet.rates.device.kind != "cpu":
+        passes = np.where(sheet.context.shapes["forward_only_parameters"] > 0, sheet.context.shapes.repeated, 0.0)
+        own = (sheet.product_seconds + sheet.moving_seconds) * sheet.factors * passes
+        busy = columns.device_samples * np.einsum("rs,rs->r", part.counts, own) * sheet.context.constants.overlap
+        ends = 1 / np.maximum(1, part.forward_only_blocks)
+        added = seconds * ends + np.maximum(0.0, seconds * (1 - ends) - busy)
+
+    def text(i: int) -> str:
+        what = f"{part.forward_only[i]:,.0f} parameters x {sheet.rates.element_bytes} B"
+        return f"{columns.accumulation[i]} micro-batches x all-gather of {what} over {group.size[i]} data ranks"
+
+    some = np.asarray(group.size > 1)
+    return Component("frozen model gathering", "sync", np.where(some, added, 0.0), group.source, text, RING, some,
+                     "forward_backward")  # fmt: skip
 
 
 def _outer_step(sheet: Sheet) -> Component:

@@ -5,13 +5,15 @@ and the stacked `mlp.experts.gate_up_proj`, where ours has a dimension of gate a
 files, of every version, expert 3 has
 
 - in Mixtral's `block_sparse_moe.experts.3.w1.weight` (gate), `.w3.weight` (up) and `.w2.weight` (down);
-- in Qwen3's and DeepSeek's `mlp.experts.3.gate_proj.weight`, `.up_proj.weight` and `.down_proj.weight`.
+- in Qwen3's and DeepSeek's `mlp.experts.3.gate_proj.weight`, `.up_proj.weight` and `.down_proj.weight`;
+- in Jamba's and LFM2's `feed_forward.experts.3`, by the second and by the first of these names.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.errors import ConfigError
@@ -20,13 +22,38 @@ from paceline.task.models.shape import MoEConfig
 if TYPE_CHECKING:
     from torch import Tensor
 
-_STACKED = re.compile(r"(.*\.)mlp\.experts\.(gate_up_proj|down_proj)$")
-_SINGLE = re.compile(r"(.*\.)(block_sparse_moe|mlp)\.experts\.(\d+)\.(w[123]|gate_proj|up_proj|down_proj)\.weight$")
-IN_MIXTRAL, IN_QWEN3 = "block_sparse_moe", "mlp"  # the folder of an expert in files
-_PARTS = {
-    IN_MIXTRAL: {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)},
-    IN_QWEN3: {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)},
-}
+_STACKED = re.compile(r"(.*\.)(mlp|feed_forward)\.experts\.(gate_up_proj|down_proj)$")
+_SINGLE = re.compile(
+    r"(.*\.)(block_sparse_moe|mlp|feed_forward)\.experts\.(\d+)\.(w[123]|gate_proj|up_proj|down_proj)\.weight$"
+)
+_RENAMED = {"block_sparse_moe": "mlp"}  # modules of files that are others in memory
+_SHORT = {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)}
+_LONG = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+
+
+@dataclass(frozen=True)
+class Inside:
+    """How files name experts one by one: by the module they lie in, and whether their matrices are w1, w2 and w3."""
+
+    module: str
+    is_short: bool
+
+    @property
+    def in_memory(self) -> str:
+        """The module that they lie in, in memory."""
+        return _RENAMED.get(self.module, self.module)
+
+    def parts(self, stacked: str) -> tuple[str, ...]:
+        """Return the matrices of one expert that a stacked tensor of this kind holds."""
+        return (_SHORT if self.is_short else _LONG)[stacked]
+
+
+IN_MIXTRAL, IN_QWEN3 = Inside("block_sparse_moe", True), Inside("mlp", False)
+
+
+def has_single(names: Iterable[str]) -> bool:
+    """Return whether files hold experts one by one."""
+    return any(_SINGLE.match(name) for name in names)
 
 
 class Stored(Protocol):
@@ -52,23 +79,23 @@ def joined(name: str, tensor: Tensor) -> Tensor:
 
 
 class SplitExperts(Mapping[str, "Tensor"]):
-    """A state of ours under the names of Mixtral's or Qwen3's files: stacked experts one by one, Mixtral's renamed.
+    """A state of ours under the names of files that hold experts one by one: stacked ones apart, Mixtral's renamed.
 
     The state may be lazy: one stacked tensor is held at a time. Gates and ups may be joined in it, as in transformers.
     """
 
-    def __init__(self, state: Mapping[str, Tensor], experts: int, inside: str) -> None:
+    def __init__(self, state: Mapping[str, Tensor], experts: int, inside: Inside) -> None:
         self._state = state
         self._places: dict[str, tuple[str, int, int]] = {}  # file's name -> (ours, expert or -1, which of its parts)
         self._held: tuple[str, Tensor] | None = None
         for name in state:
             stacked = _STACKED.match(name)
             if stacked is None:
-                self._places[name.replace(".mlp.", f".{inside}.")] = (name, -1, 0)
+                self._places[name.replace(f".{inside.in_memory}.", f".{inside.module}.")] = (name, -1, 0)
                 continue
             for index in range(experts):
-                for place, part in enumerate(_PARTS[inside][stacked[2]]):
-                    self._places[f"{stacked[1]}{inside}.experts.{index}.{part}.weight"] = (name, index, place)
+                for place, part in enumerate(inside.parts(stacked[3])):
+                    self._places[f"{stacked[1]}{inside.module}.experts.{index}.{part}.weight"] = (name, index, place)
 
     def __getitem__(self, name: str) -> Tensor:
         ours, expert, place = self._places[name]
@@ -99,9 +126,9 @@ class StackedExperts(Mapping[str, "Tensor"]):
             if single is None:
                 self._names[name.replace(".block_sparse_moe.", ".mlp.")] = name
                 continue
-            self._inside = single[2]
+            self._inside = Inside(single[2], single[4].startswith("w"))
             kind = "down_proj" if single[4] in ("w2", "down_proj") else "gate_up_proj"
-            stacked = f"{single[1]}mlp.experts.{kind}"
+            stacked = f"{single[1]}{self._inside.in_memory}.experts.{kind}"
             self._experts[stacked] = max(self._experts.get(stacked, 0), int(single[3]) + 1)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -162,8 +189,8 @@ class StackedExperts(Mapping[str, "Tensor"]):
     def _parts(self, name: str, index: int) -> list[str]:
         stacked = _STACKED.match(name)
         assert stacked is not None
-        parts = _PARTS[self._inside][stacked[2]]
-        return [f"{stacked[1]}{self._inside}.experts.{index}.{part}.weight" for part in parts]
+        parts = self._inside.parts(stacked[3])
+        return [f"{stacked[1]}{self._inside.module}.experts.{index}.{part}.weight" for part in parts]
 
 
 class JoinedExperts(StackedExperts):

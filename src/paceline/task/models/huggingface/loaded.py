@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
-from paceline.task.models.huggingface.experts import IN_MIXTRAL, IN_QWEN3, JoinedExperts, Stored
+from paceline.task.models.huggingface.experts import IN_MIXTRAL, IN_QWEN3, Inside, JoinedExperts, Stored, has_single
 from paceline.task.models.huggingface.names import COMPUTED
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ def as_in_memory(model: nn.Module, stored: Stored) -> Stored:
     written (BERT's LayerNorm.gamma, GPT-NeoX's embed_out) are taken for those of now.
     """
     wanted = {*(name for name, _ in model.named_parameters(remove_duplicate=False)), *model.state_dict(keep_vars=True)}
-    stacked = any(name.endswith("mlp.experts.gate_up_proj") and name not in stored for name in wanted)
-    if stacked:
+    stacked = any(name.endswith(".experts.gate_up_proj") and name not in stored for name in wanted)
+    if stacked and has_single(stored):
         stored = JoinedExperts(stored)
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     stored = _by_names_of_now(model, stored, wanted, prefix)
@@ -147,8 +147,11 @@ def _changes_of(model: Any) -> list[Any]:
     return [change for change in changes if isinstance(change, WeightRenaming)]
 
 
-def experts_in_files(model: Any) -> str:
-    """Return how files of a model name experts that stand alone in them, "" where they are stacked there too."""
+def experts_in_files(model: Any, stacked: str) -> Inside | None:
+    """Return how files of a model name experts that stand alone in them, None where they are stacked there too.
+
+    `stacked` is the name of a stacked tensor of the model.
+    """
     try:
         from transformers.conversion_mapping import get_model_conversion_mapping
     except ImportError:
@@ -160,5 +163,7 @@ def experts_in_files(model: Any) -> str:
         if "experts.*." in source
     ]
     if not sources:
-        return ""
-    return IN_MIXTRAL if any(".w1." in source for source in sources) else IN_QWEN3
+        return None
+    is_short = any(".w1." in source for source in sources)
+    module = stacked.rpartition(".experts.")[0].rpartition(".")[2]
+    return IN_MIXTRAL if is_short and module == IN_MIXTRAL.in_memory else Inside(module, is_short)

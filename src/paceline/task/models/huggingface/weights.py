@@ -96,8 +96,10 @@ def their_state(state: Mapping[str, Tensor], model: ModelSpec) -> Mapping[str, T
 
     with torch.device("meta"):
         theirs = build_theirs(road_of(model.name), **model.arguments)
-    stacked = next((name for name in state if name.endswith("mlp.experts.down_proj")), None)
-    inside = experts_in_files(theirs) if stacked is not None else ""
+    stacked = next(
+        (name for name in state if name.endswith(("mlp.experts.down_proj", "feed_forward.experts.down_proj"))), None
+    )
+    inside = experts_in_files(theirs, stacked) if stacked is not None else None
     if stacked is not None and inside:
         state = SplitExperts(state, state[stacked].shape[0], inside)
     return Renamed(state, {file: name for name, file in names_in_files(theirs, list(state)).items()})
