@@ -146,7 +146,11 @@ def test_a_vocabulary_that_is_not_stated_is_padded_as_for_its_tensor_ranks() -> 
      ("NVIDIA H100-SXM5-80GB", "h100-sxm"), ("NVIDIA Blackwell GPU (B200-SXM-180GB)", "b200"), ("4090", "rtx-4090"),
      ("A100 (not stated in file)", "a100-80"), ("L4-24GB", "l4"), ("MI300X", "mi300x"),
      ("A800-80GB", "a800"), ("A30", None), ("dev", None), ("TPUv4", "tpu-v4"),
-     ("TPU v5 lite", "tpu-v5e"), ("RTX4090", "rtx-4090"), ("H100 80GB HBM3", "h100-sxm"), ("Gaudi2", "gaudi2"),
+     ("TPU v5 lite", "tpu-v5e"), ("RTX4090", "rtx-4090"), ("Trainium", "trn1"), ("Trainium2", "trn2"),
+     ("TPU7x", "tpu-v7x"),
+     ("NVIDIA RTX 6000 Ada", "rtx-6000-ada"), ("RTX PRO 6000", "rtx-pro-6000"), ("RTX 5090", "rtx-5090"),
+     ("A10G", "a10g"),
+     ("Intel Max 1550", "max-1550"), ("H100 80GB HBM3", "h100-sxm"), ("Gaudi2", "gaudi2"),
      ("A100-PCIE-40GB", "a100-pcie-40"), ("TPU-v4", "tpu-v4"), ("Trillium", "tpu-v6e")],
 )  # fmt: skip
 def test_accelerators_are_found_under_the_names_that_tables_use(name: str, entry: str | None) -> None:

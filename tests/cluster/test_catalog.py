@@ -65,6 +65,14 @@ PRINTED = {
     "tpu-v5e": (16, 819, 197, None, None),
     "tpu-v5p": (95, 2765, 459, None, None),
     "tpu-v6e": (32, 1638, 918, None, None),
+    "rtx-5090": (32, 1792, 209.5, 104.8, 575),
+    "rtx-6000-ada": (48, 960, 364.2, 91.1, 300),
+    "rtx-pro-6000": (96, 1792, 503.8, 125, 600),
+    "a10g": (24, 600, 70, 35, 300),
+    "max-1550": (64, 1638.4, 419.5, 26, 300),
+    "trn1": (32, 880, 190, 47.5, None),
+    "trn2": (96, 2900, 655, 181, None),
+    "tpu-v7x": (192, 7380, 2307, None, None),
 }
 # What the rates follow from, as the manufacturers' architecture papers have it: multiprocessors or compute units, dense
 # bf16 (fp16) operations of one in a clock, GHz of the boost clock; bits of the memory bus, Gbit/s of one of its pins.
@@ -84,6 +92,10 @@ ARCHITECTURE = {
     "mi250": (104, 1024, 1.7, 4096, 3.2),
     "mi250x": (110, 1024, 1.7, 4096, 3.2),
     "mi300x": (304, 2048, 2.1, 8192, 5.2),
+    "rtx-5090": (170, 512, 2.407, 512, 28),
+    "rtx-6000-ada": (142, 1024, 2.505, 384, 20),
+    "rtx-pro-6000": (188, 1024, 2.617, 512, 28),
+    "a10g": (80, 512, 1.71, 384, 12.5),
 }
 # GiB that PyTorch's out-of-memory messages state as the device's total capacity, in public issues.
 REPORTED = {"a100-80": 79.14, "a100-40": 39.50, "t4": 14.75, "rtx-4090": 23.65}
@@ -107,6 +119,9 @@ LINKS = {
     "hlb-gaudi3": (525, 75),
     "tpu-v5e-pod": (200, 3.125),
     "tpu-v6e-pod": (400, 12.5),
+    "tpu-v7x-pod": (600, 12.5),
+    "trn1-32xlarge": (192, 6.25),
+    "trn2-48xlarge": (512, 25),
 }
 OWN = """
 [nodes.lab]

@@ -124,6 +124,7 @@ class Device:
     # Measured points `((sequence, FLOP/s), ...)` of causal attention, forward and backward; empty: not measured.
     attention_flops: dict[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
     sustained_share: float | None = None  # part of a published peak that wide products sustain; None: as fitted
+    rated_watts: float | None = None  # that a published device may draw; None: not known
     threads: int = 0  # threads of a CPU device; 0 for accelerators
     core_share: float = 1.0  # part of a core that a thread has while all devices compute, where they take turns
     optimizer_bytes_per_second: Figure | None = None  # rate of the fused update; None: the memory's

@@ -27,6 +27,7 @@ from paceline.backtest.table import MeasuredTable, read_table
 from paceline.errors import DataError
 from paceline.plan.cost.columns import Floats
 from paceline.plan.cost.constants import BY_FAMILY, FAMILIES, Constants, FittedOn, constants_text, family_of
+from paceline.plan.cost.power_limit import pooled
 
 Item = TypeVar("Item")
 FITTED = ("operand_traffic", "unfused_moves", "unfused_launches", "memory_share", "launch_seconds", "node_link_share",
@@ -130,11 +131,18 @@ class Fitting:
 
     @cached_property
     def constants(self) -> Constants:
-        """The constants at the least loss over all tables, those of allocators and intervals aside."""
+        """The constants of all tables, those of allocators and intervals aside."""
+        return _pooled(self._optimum, self.parts)
+
+    @cached_property
+    def _optimum(self) -> Constants:
+        """The constants at the least loss over all tables, before generations tell of each other."""
         return descend(self.names, self.start, [part.missed for part in self.parts])
 
     def without(self, left_out: Collection[FittedTable]) -> Constants:
         """Return the constants fitted without some tables; what no other table tells of stays where fits start.
+
+        The share of a generation that no other table has is what the other generations say of it.
 
         By the slopes at the full fit: a table's absence moves the constants little, so the others' misses are taken to
         change in proportion, and the loss is minimised by weighing rows anew until it rests.
@@ -144,16 +152,16 @@ class Fitting:
             return self.constants
         if not others:
             return self.start
-        found = nearby(self.names, self.start, self.constants, [self._slopes[place] for place in others])
-        return with_values(self.constants, self.names, found)
+        found = nearby(self.names, self.start, self._optimum, [self._slopes[place] for place in others])
+        return _pooled(with_values(self._optimum, self.names, found), [self.parts[place] for place in others])
 
     @cached_property
     def _slopes(self) -> list[tuple[Floats, Floats]]:
         """What every table misses at the full fit, and how that changes with each constant's logarithm."""
-        at = logarithms(self.constants, self.names)
-        here = [part.missed(self.constants) for part in self.parts]
+        at = logarithms(self._optimum, self.names)
+        here = [part.missed(self._optimum) for part in self.parts]
         moved = [
-            [part.missed(with_values(self.constants, self.names, at + STEP * row)) for part in self.parts]
+            [part.missed(with_values(self._optimum, self.names, at + STEP * row)) for part in self.parts]
             for row in np.eye(len(at))
         ]
         return [
@@ -190,6 +198,14 @@ class Fitting:
             if part.generations and part.generations <= known:
                 found.append(Residuals(part.file, part.missed(self.without([part]))))
         return found
+
+
+def _pooled(constants: Constants, parts: Sequence[FittedTable]) -> Constants:
+    """Return constants whose shares of generations are drawn together, by how many sources tell of each."""
+    told = {family: {source for part in parts if family in part.generations for source in part.sources}
+            for family in constants.share}  # fmt: skip
+    shares = pooled(constants.share, {family: len(sources) for family, sources in told.items()})
+    return replace(constants, share={family: rounded(share) for family, share in shares.items()})
 
 
 def seen_in(parts: Sequence[FittedTable]) -> FittedOn:

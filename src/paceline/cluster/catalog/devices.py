@@ -80,6 +80,7 @@ def published_device(entry: Accelerator) -> Device:
         launch_seconds=CUDA_LAUNCH_SECONDS,
         runtime_bytes=CUDA_RUNTIME_BYTES,
         sustained_share=entry.sustained_share,
+        rated_watts=entry.watts,
     )
 
 

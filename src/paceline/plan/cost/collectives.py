@@ -118,7 +118,8 @@ def expert_collective(sheet: Sheet) -> Collective:
         routed = routed / columns.tp
     moved = columns.device_samples * routed * sheet.rates.element_bytes
     if software.sends_once_per_node:
-        moved = moved * _copies_share(sheet, sheet.ring("ep").nodes)
+        ring = sheet.ring("ep")  # inside of one node a token goes once to each device (DeepEP's `is_token_in_rank`)
+        moved = moved * _copies_share(sheet, np.where(ring.nodes > 1, ring.nodes, ring.size))
     return Collective("ep", "all_to_all", "routed tokens", passes * moved, passes * columns.accumulation * part.routers)
 
 
@@ -288,7 +289,7 @@ def _units(sheet: Sheet) -> Floats:
 
 
 def _copies_share(sheet: Sheet, nodes: Ints) -> Floats:
-    """Return how many nodes a token's k experts lie on, for each expert: N (1 - (1 - 1/N)^k) / k of N nodes.
+    """Return how many nodes (or devices) a token's k experts lie on, for each: N (1 - (1 - 1/N)^k) / k of N nodes.
 
     Where a token goes to g of G groups of experts, N is the nodes that these stand on: N (1 - C(G - G/N, g) / C(G, g)).
     Example: 8 experts on 8 nodes lie on 5.3 of them, and on 3.6 where they are of 4 of 8 groups, a group to a node
@@ -306,5 +307,5 @@ def _copies_share(sheet: Sheet, nodes: Ints) -> Floats:
 def _nodes_of_groups(nodes: Ints, groups: int, most: int) -> Floats:
     """Return how many nodes `most` of so many groups of experts stand on, of groups dealt out evenly over nodes."""
     missed = [math.comb(max(0, groups - -(-groups // count)), most) / math.comb(groups, most) for count in nodes]
-    found: Floats = np.maximum(1.0, np.minimum(nodes, groups) * (1 - np.array(missed)))
+    found: Floats = np.maximum(1.0, nodes * (1 - np.array(missed)))
     return found

@@ -13,6 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
+from paceline.plan.cost import power_limit
 from paceline.plan.cost.columns import Floats
 from paceline.plan.cost.constants import Constants, read_constants
 from paceline.spec.cluster import FUSED_ADAMW_BYTES, SOURCES, CalibrationStep, Device, Figure
@@ -63,10 +64,10 @@ class Rates:
         """FLOP/s that large products sustain; NaN where unknown."""
         return self.peak * (self.sustained_share if self.is_published else 1.0)
 
-    @property
+    @cached_property
     def sustained_share(self) -> float:
-        """The part of a published peak that large products sustain: as stated, else as fitted for its generation."""
-        return self.device.sustained_share or self.constants.share_of(self.device.name)
+        """The part of a published peak that large products sustain: as stated, else as its power allows."""
+        return power_limit.sustained_share(self.device, self.constants)
 
     def product_seconds_per_flop(self, width: Floats, rows: Floats, split: Floats) -> Floats:
         """Return the seconds of a FLOP in products of `rows` rows whose two widths' geometric mean is `width`.

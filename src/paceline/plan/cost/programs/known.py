@@ -136,6 +136,7 @@ PROGRAMS = {
     # On the engine of another, as their own pages say.
     "megatron-core": MEGATRON,
     "primus": MEGATRON,
+    "neuronx-distributed": MEGATRON,  # tensor and pipeline ranks as Megatron-LM has them, ZeRO-1
     "gpt-neox": MEGATRON_DEEPSPEED,
     "composer": LLM_FOUNDRY,
     "lingua": FSDP2,
