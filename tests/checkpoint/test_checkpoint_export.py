@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from paceline.checkpoint import consolidate, full_tensors, save_checkpoint, shards
-from paceline.checkpoint.shards import DTYPES, TensorToWrite, write_shard
+from paceline.checkpoint.shards import DTYPES, TensorToWrite, write_plain
 from paceline.errors import StorageError
 
 
@@ -65,7 +65,7 @@ def test_a_shard_is_a_plain_file_whatever_the_size_of_pieces(tmp_path: Path, mon
         TensorToWrite(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), lambda tensor=tensor: tensor)
         for name, tensor in tensors.items()
     ]
-    written = write_shard(tmp_path / "file", entries)
+    written = write_plain(tmp_path / "file", entries, {})
     content = (tmp_path / "file").read_bytes()
     assert written.bytes == len(content)
     loaded = load_file(tmp_path / "file")

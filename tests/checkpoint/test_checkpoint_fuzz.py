@@ -20,13 +20,15 @@ import pytest
 from checkpoint_samples import check_equal, laid_out, save_sample, write_document, write_listed
 from distributed import run_ranks
 
-from paceline.checkpoint import load_latest, manifest, save_checkpoint
+from paceline.checkpoint import load_latest, manifest, read_manifest, save_checkpoint
+from paceline.checkpoint.files import pieces
 from paceline.checkpoint.manifest import MANIFEST_NAME
 from paceline.checkpoint.tiers.unchanged import Unchanged
 from paceline.errors import ConfigError, StorageError
 
 BLOCK = 1000
-DEEP = {"files": range(4), "lists": range(4, 7), "linked": range(7, 10)}  # blocks of 10,000 damages in all
+# Blocks of damages: 10,000 of files with plain digests, and more of such with digests of pieces.
+DEEP = {"files": range(4), "lists": range(4, 7), "linked": range(7, 10), "pieces": range(10, 12)}
 VALUES = (None, True, -1, 0, 1, 7, 2**31, 2**63, 10**30, 1.5, "", "x", "../../etc/passwd", "shard-00000-of-00002.json",
           "float32", "int8", [], [0], [[0]], {}, {"dtype": "float32"})  # fmt: skip
 CODE = ("pickle.find_class", "os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "exec", "marshal.loads")
@@ -162,7 +164,10 @@ def _fuzzed(root: str, seed: int, count: int) -> Counter[str]:
 
 
 def _saved(root: str, kind: str) -> None:
-    """Save as `kind` says: plainly, with lists of files as more than 64 ranks have them, or with linked files."""
+    """Save as `kind` says: plainly, with lists of files as more than 64 ranks have them, or with linked files.
+
+    Or with digests of pieces, as files above 4 MiB have.
+    """
     if kind == "linked":
         state, known = laid_out("shard"), Unchanged()
         for step in range(1, 4):
@@ -171,6 +176,7 @@ def _saved(root: str, kind: str) -> None:
         return
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(manifest, "INLINE_RANKS", 2 if kind == "lists" else 64)
+        patch.setattr(pieces, "PIECE_BYTES", manifest.PIECES.start if kind == "pieces" else pieces.PIECE_BYTES)
         save_sample(Path(root), 1, "shard")
 
 
@@ -179,13 +185,15 @@ def _fuzz(root: Path, kind: str, seed: int, count: int) -> None:
     names = [path.name for path in root.glob("step-*/*")]
     assert any(name.startswith("files-") for name in names) == (kind == "lists")
     assert any("unchanged" in name for name in names) == (kind == "linked")
+    (path,) = root.iterdir()
+    assert any(entry.piece_bytes for entry in read_manifest(path).files.values()) == (kind == "pieces")
     (found,) = run_ranks(_fuzzed, 1, str(root), seed, count, timeout_seconds=600)
     assert found["refused"] > count / 2 and found["restored"] > count / 100, found
     print(f"{kind}: {found['refused']} of {count} damages refused, {found['restored']} restored exactly")
 
 
-@pytest.mark.parametrize(("kind", "count"), [("files", 200), ("lists", 100), ("linked", 100)])
-def test_four_hundred_damages_are_refused_or_change_nothing(tmp_path: Path, kind: str, count: int) -> None:
+@pytest.mark.parametrize(("kind", "count"), [("files", 200), ("lists", 100), ("linked", 100), ("pieces", 100)])
+def test_five_hundred_damages_are_refused_or_change_nothing(tmp_path: Path, kind: str, count: int) -> None:
     _fuzz(tmp_path, kind, 0, count)
 
 

@@ -16,7 +16,8 @@ from paceline.checkpoint import save as saving
 from paceline.errors import StorageError
 
 CALLS = ((Path, "open"), (Path, "rename"), (Path, "mkdir"), (Path, "unlink"), (Path, "iterdir"), (Path, "stat"),
-         (os, "open"), (os, "fsync"), (os, "fdatasync"), (os, "link"), (os, "unlink"), (os, "rmdir"))  # fmt: skip
+         (os, "open"), (os, "fsync"), (os, "fdatasync"), (os, "link"), (os, "unlink"), (os, "rmdir"),
+         (os, "pwrite"), (os, "preadv"))  # fmt: skip
 
 
 class Storage:

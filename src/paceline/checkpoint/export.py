@@ -12,7 +12,7 @@ import torch
 from paceline.checkpoint.folder import verify_checkpoint
 from paceline.checkpoint.index import TensorEntry, read_index
 from paceline.checkpoint.manifest import FileEntry, read_manifest
-from paceline.checkpoint.shards import ShardReader, TensorToWrite, write_shard
+from paceline.checkpoint.shards import ShardReader, TensorToWrite, write_plain
 from paceline.checkpoint.state import MODEL
 from paceline.durable import publish
 from paceline.errors import StorageError
@@ -61,7 +61,7 @@ def consolidate(path: Path, out: Path, prefix: str = MODEL, *, verify: bool = Tr
         raise StorageError(f"{path} holds no '{prefix}' tensors", "nothing to write", "choose another checkpoint")
     unfinished = out.with_name(f".partial-{out.name}-{os.getpid()}")
     try:
-        written = write_shard(unfinished, entries, {"format": "pt"})
+        written = write_plain(unfinished, entries, {"format": "pt"})
         publish(unfinished, out)
     except OSError as error:
         raise StorageError(f"cannot write {out}", str(error), "free space or choose another place") from error

@@ -14,20 +14,17 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
-import hashlib
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
+from paceline.checkpoint.files.reading import verify_files
 from paceline.checkpoint.index import read_index
-from paceline.checkpoint.manifest import FileEntry, Manifest, read_manifest
+from paceline.checkpoint.manifest import Manifest, read_manifest
 from paceline.checkpoint.tiers.retention import Retention
 from paceline.durable import sync_folder
 from paceline.errors import StorageError
@@ -108,29 +105,6 @@ def verify_checkpoint(path: Path) -> Manifest:
     verify_files(path, manifest.files)
     read_index(path, manifest)
     return manifest
-
-
-def verify_files(path: Path, files: Mapping[str, FileEntry]) -> None:
-    """Raise StorageError naming the first of the files in `path` whose content is not what was written.
-
-    As many are read at once as this process computes with threads: one core hashes more slowly than a disk reads.
-    """
-    if not files:
-        return
-    with ThreadPoolExecutor(min(len(files), torch.get_num_threads()), "verify") as readers:
-        for _ in readers.map(lambda name: _verify(path / name, files[name]), files):
-            pass
-
-
-def _verify(path: Path, entry: FileEntry) -> None:
-    try:
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise StorageError(f"cannot read {path}", str(error), "use an earlier checkpoint") from error
-    if digest != entry.sha256:
-        because = "its sha256 is not the manifest's, so its content changed after it was written"
-        raise StorageError(f"{path} is damaged", because, "use an earlier checkpoint")
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 
 from paceline.checkpoint.boxes import overlap
+from paceline.checkpoint.files.reading import verify_files
 from paceline.checkpoint.fingerprint import Parts, local_part, parts_held, whole_fingerprints, within
-from paceline.checkpoint.folder import check_lengths, verify_files
+from paceline.checkpoint.folder import check_lengths
 from paceline.checkpoint.index import Chunks, IndexReader, TensorKind
 from paceline.checkpoint.manifest import Manifest, read_manifest
 from paceline.checkpoint.ranks import Ranks

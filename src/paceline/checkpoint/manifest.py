@@ -17,6 +17,9 @@ Above INLINE_RANKS ranks that saved, files are listed in `files-00000.json` and 
 there are lists: a rank that loads reads the list or two that it needs, and nothing of the size of the world. That is
 version 3. Its manifest lists the table and the lists alone, and says `"ranks_in_a_list": 128`.
 
+A long file's digest is that of its pieces' digests (files/pieces.py); its entry then says `"piece_bytes": 4194304`. A
+checkpoint with such a file is of version 4, with lists or without.
+
 What is read is never trusted: anything wrong is a StorageError.
 """
 
@@ -38,7 +41,9 @@ TABLE_NAME = "tensors.json"
 FORMAT = "paceline-checkpoint"
 VERSION = 2
 VERSION_OF_LISTS = 3
-READABLE = (1, VERSION, VERSION_OF_LISTS)
+VERSION_OF_PIECES = 4
+READABLE = (1, VERSION, VERSION_OF_LISTS, VERSION_OF_PIECES)
+PIECES = range(2**8, 2**30 + 1)  # the lengths of pieces that are read
 INLINE_RANKS = 64  # of a world whose files the manifest itself lists
 
 _FILE_NAME = re.compile(r"shard-([0-9]{5,})-of-([0-9]{5,})(\.(safetensors|json)|-unchanged\.safetensors)")
@@ -48,10 +53,11 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One file of a checkpoint: its length and digest."""
+    """One file of a checkpoint: its length and digest, which is of its pieces' digests where these have a length."""
 
     bytes: int
     sha256: str
+    piece_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -176,6 +182,7 @@ def encode_manifest(manifest: Manifest) -> dict[str, bytes]:
     """
     version, files, more = VERSION, dict(manifest.files), {}
     lists: dict[str, bytes] = {}
+    in_pieces = any(entry.piece_bytes for entry in files.values())
     if manifest.world_size > INLINE_RANKS:
         ranks = math.isqrt(manifest.world_size - 1) + 1
         version, more = VERSION_OF_LISTS, {"ranks_in_a_list": ranks}
@@ -185,6 +192,7 @@ def encode_manifest(manifest: Manifest) -> dict[str, bytes]:
             listed = _plain({name: files.pop(name) for name in names})
             lists[list_name(number)] = json.dumps(listed, separators=(",", ":")).encode()
         files |= {name: FileEntry(len(held), hashlib.sha256(held).hexdigest()) for name, held in lists.items()}
+    version = VERSION_OF_PIECES if in_pieces else version
     body = {
         "step": manifest.step, "sequence": manifest.sequence, "created": manifest.created,
         "world_size": manifest.world_size, **more, "files": _plain(files), "extra": manifest.extra,
@@ -194,7 +202,10 @@ def encode_manifest(manifest: Manifest) -> dict[str, bytes]:
 
 
 def _plain(files: Mapping[str, FileEntry]) -> dict[str, Any]:
-    return {name: vars(entry) for name, entry in files.items()}
+    return {
+        name: {key: value for key, value in vars(entry).items() if key != "piece_bytes" or value}
+        for name, entry in files.items()
+    }
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -213,7 +224,7 @@ def _decode(document: Any, path: Path) -> Manifest:
     if document.get("sha256") != digest(body):
         raise Refused("its content does not match its digest: it was altered or damaged")
     files: Mapping[str, FileEntry] = {name: _file(name, entry) for name, entry in typed(body, "files", dict).items()}
-    if document["version"] == VERSION_OF_LISTS:
+    if document["version"] == VERSION_OF_LISTS or "ranks_in_a_list" in body:
         ranks, world_size = count(body, "ranks_in_a_list"), count(body, "world_size")
         if not 0 < ranks <= world_size:
             raise Refused(f"{ranks} ranks in a list, of {world_size}")
@@ -234,4 +245,7 @@ def _file(name: str, entry: Any) -> FileEntry:
     sha256 = typed(entry, "sha256", str)
     if not _DIGEST.fullmatch(sha256):
         raise Refused(f"{name}: its sha256 is not one")
-    return FileEntry(count(entry, "bytes"), sha256)
+    piece_bytes = count(entry, "piece_bytes") if "piece_bytes" in entry else 0
+    if piece_bytes and piece_bytes not in PIECES:
+        raise Refused(f"{name}: pieces of {piece_bytes} bytes")
+    return FileEntry(count(entry, "bytes"), sha256, piece_bytes)

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.checkpoint import folder
+from paceline.checkpoint.files.reading import verify_files
 from paceline.checkpoint.index import IndexReader, encode_kinds, encode_part
 from paceline.checkpoint.manifest import (
     TABLE_NAME,
@@ -36,7 +37,7 @@ from paceline.checkpoint.manifest import (
 )
 from paceline.checkpoint.ranks import Ranks
 from paceline.checkpoint.save_plan import KeptPlan, SavePlan
-from paceline.checkpoint.shards import Chunk, TensorToWrite, check_shard, write_file, write_shard
+from paceline.checkpoint.shards import Chunk, TensorToWrite, write_file, write_shard
 from paceline.checkpoint.snapshot import Part, Snapshot, take_snapshot
 from paceline.checkpoint.tiers.newest import next_sequence
 from paceline.checkpoint.tiers.retention import Retention
@@ -44,7 +45,7 @@ from paceline.checkpoint.tiers.unchanged import Unchanged
 from paceline.checkpoint.untrusted import content, refusal
 from paceline.errors import StorageError
 
-ROW = struct.Struct("<q32s")  # of a file: its length and its digest
+ROW = struct.Struct("<qq32s")  # of a file: its length, that of its pieces, and its digest
 
 
 @dataclass(frozen=True)
@@ -231,24 +232,17 @@ def _write_share(
     shard, index, kept = files_of(rank, plan.size)
     files = {}
     if entries:
-        files[shard] = _written(unfinished / shard, entries)
+        files[shard] = write_shard(unfinished / shard, entries)
     if own:
         linked = unchanged.link(frozenset(own_parts), unfinished / kept)
-        files[kept] = linked or _written(unfinished / kept, own)
+        files[kept] = linked or write_shard(unfinished / kept, own)
     unchanged.wrote(taken.values, frozenset(own_parts), kept, files.get(kept))
     if chunks:
         files[index] = write_file(unfinished / index, encode_part(chunks))
         with refusal(unfinished, index):
             content(unfinished / index)  # no more than a load accepts
-        folder.verify_files(unfinished, {index: files[index]})
+        verify_files(unfinished, {index: files[index]})
     return files
-
-
-def _written(path: Path, entries: Sequence[TensorToWrite]) -> FileEntry:
-    """Write a shard and read it back."""
-    entry = write_shard(path, entries)
-    check_shard(path, entries)
-    return entry
 
 
 def _entry(part: Part, values: torch.Tensor) -> TensorToWrite:
@@ -256,17 +250,17 @@ def _entry(part: Part, values: torch.Tensor) -> TensorToWrite:
 
 
 def _row(entry: FileEntry | None) -> bytes:
-    """Return a file as 40 bytes that travel, its length and its digest: zeros for one that is not there."""
-    return ROW.pack(entry.bytes, bytes.fromhex(entry.sha256)) if entry else bytes(ROW.size)
+    """Return a file as 48 bytes that travel: zeros for one that is not there."""
+    return ROW.pack(entry.bytes, entry.piece_bytes, bytes.fromhex(entry.sha256)) if entry else bytes(ROW.size)
 
 
 def _collect(written: Written, plan: SavePlan, fingerprints: Mapping[str, str], rows: Sequence[bytes]) -> None:
     """Note the files of all ranks and write the table of tensors. Called on rank 0."""
     assert written.partial is not None
     for rank, row in enumerate(rows):
-        for name, (length, digest) in zip(files_of(rank, plan.size), ROW.iter_unpack(row), strict=True):
+        for name, (length, piece_bytes, digest) in zip(files_of(rank, plan.size), ROW.iter_unpack(row), strict=True):
             if length:
-                written.files[name] = FileEntry(length, digest.hex())
+                written.files[name] = FileEntry(length, digest.hex(), piece_bytes)
     kinds = {name: replace(kind, fingerprint=fingerprints.get(name, "")) for name, kind in plan.kinds.items()}
     kinds = {name: kind if math.prod(kind.shape) else replace(kind, fingerprint="") for name, kind in kinds.items()}
     written.files[TABLE_NAME] = write_file(written.partial.folder / TABLE_NAME, encode_kinds(kinds))
@@ -285,7 +279,7 @@ def _finish(
     for name, held in encode_manifest(manifest).items():
         write_file(unfinished / name, held)
     read = read_manifest(unfinished)
-    folder.verify_files(unfinished, {name: read.files[name] for name in read.lists})
+    verify_files(unfinished, {name: read.files[name] for name in read.lists})
     IndexReader(unfinished, read)
     if fence is not None:
         fence()

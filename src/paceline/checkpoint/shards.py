@@ -1,6 +1,6 @@
 """Safetensors files, read slice by slice and written piece by piece.
 
-Of a tensor on a device no more than PIECE_BYTES are on the host at once while it is written.
+Of a tensor on a device no more than a few PIECE_BYTES are on the host at once while it is written.
 
 The format (https://huggingface.co/docs/safetensors): 8 bytes with the header's length, little endian; a JSON header
 {name: {"dtype", "shape", "data_offsets": [begin, end]}}, padded with spaces to a multiple of 8; then the data,
@@ -14,16 +14,16 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
+from paceline.checkpoint.files.pieces import write_in_pieces
+from paceline.checkpoint.files.threads import Hands
 from paceline.checkpoint.manifest import FileEntry
 from paceline.errors import StorageError
 
@@ -38,9 +38,8 @@ DTYPES = {
 }  # fmt: skip
 
 IN_PARTS = ("complex128",)
-PIECE_BYTES = 64 * 2**20
+PIECE_BYTES = 32 * 2**20
 OVERLAP_BYTES = 2**20  # below, handing a piece to the hashing thread costs more than it saves
-READ_BYTES = 2**20  # read back at a time: it stays in the cache
 
 
 @dataclass(frozen=True)
@@ -78,57 +77,35 @@ def stored_shape(dtype: str, shape: Sequence[int]) -> tuple[int, ...]:
     return (*shape, 2) if dtype in IN_PARTS else tuple(shape)
 
 
-def write_shard(path: Path, entries: Sequence[TensorToWrite], metadata: dict[str, str] | None = None) -> FileEntry:
-    """Write a new safetensors file, flushed to disk, and return its length and digest.
+def write_shard(path: Path, entries: Sequence[TensorToWrite]) -> FileEntry:
+    """Write a shard of a checkpoint, read it back, have the disk take it, and return its length and digest.
 
-    The digest is computed by a second thread from the very bytes that are written, and a third one has the disk take
-    what is there meanwhile. Raises OSError.
+    Raises OSError, and StorageError where what is read is not what was written.
     """
     ordered = _in_order(entries)
-    header = _header(ordered, metadata)
-    digest = hashlib.sha256(header)
-    with path.open("xb") as file, ThreadPoolExecutor(2, "shard") as beside:
-        flushed: Future[None] | None = None
-        file.write(header)
-        for piece in _pieces_of(ordered):
+    return write_in_pieces(path, chain([memoryview(_header(ordered, None))], _pieces_of(ordered)))
+
+
+def write_plain(path: Path, entries: Sequence[TensorToWrite], metadata: dict[str, str]) -> FileEntry:
+    """Write a safetensors file for others to read, flushed to disk; return its length and the sha256 of its bytes.
+
+    No more of the tensors is in memory than the one whose turn it is. A second thread hashes the very bytes that are
+    written. Raises OSError.
+    """
+    ordered = _in_order(entries)
+    digest = hashlib.sha256()
+    with path.open("xb") as file, Hands(1, "digest") as hashing:
+        for piece in chain([memoryview(_header(ordered, metadata))], _pieces_of(ordered)):
             if len(piece) < OVERLAP_BYTES:
                 digest.update(piece)
                 file.write(piece)
                 continue
-            hashed = beside.submit(digest.update, piece)
+            hashed = hashing.submit(digest.update, piece)
             file.write(piece)
-            if flushed is None or flushed.done():
-                flushed = beside.submit(os.fdatasync, file.fileno())
             hashed.result()
         file.flush()
-        if flushed is not None:
-            flushed.result()
         os.fsync(file.fileno())
         return FileEntry(file.tell(), digest.hexdigest())
-
-
-def check_shard(path: Path, entries: Sequence[TensorToWrite], metadata: dict[str, str] | None = None) -> None:
-    """Read a file of `write_shard` back and raise StorageError unless it holds the same bytes."""
-    ordered = _in_order(entries)
-    buffer = np.empty(READ_BYTES, dtype=np.uint8)
-    try:
-        with path.open("rb") as file:
-            for piece in chain([memoryview(_header(ordered, metadata))], _pieces_of(ordered)):
-                written = np.frombuffer(piece, dtype=np.uint8)
-                for at in range(0, len(written), READ_BYTES):
-                    part = written[at : at + READ_BYTES]
-                    read = buffer[: len(part)]
-                    if file.readinto(read.data) != len(part) or not np.array_equal(read, part):
-                        raise _not_as_written(path)
-            if file.read(1):
-                raise _not_as_written(path)
-    except OSError as error:
-        raise StorageError(f"cannot read {path}", str(error), "use an earlier checkpoint") from error
-
-
-def _not_as_written(path: Path) -> StorageError:
-    because = "what is read back is not what was written a moment ago"
-    return StorageError(f"{path} is damaged", because, "use an earlier checkpoint, and look at this storage")
 
 
 def write_file(path: Path, content: bytes) -> FileEntry:

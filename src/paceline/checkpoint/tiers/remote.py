@@ -6,7 +6,6 @@ checkpoint before it is used.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.checkpoint.files.reading import PiecesDigest
 from paceline.checkpoint.folder import create_partial, verify_checkpoint
 from paceline.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
 from paceline.checkpoint.tiers.newest import next_sequence
@@ -55,7 +55,7 @@ class RemoteStore:
             self._files.makedirs(target, exist_ok=True)
             for name, entry in manifest.files.items():
                 self._files.put_file(str(folder / name), f"{target}/{name}")
-                if self._digest(f"{target}/{name}") != (entry.bytes, entry.sha256):
+                if self._digest(f"{target}/{name}", entry.piece_bytes) != (entry.bytes, entry.sha256):
                     raise StorageError(f"{self.url} did not take {folder.name}", f"{name} reads back otherwise")
             self._files.put_file(str(folder / MANIFEST_NAME), f"{target}/{MANIFEST_NAME}")
             if self._files.cat_file(f"{target}/{MANIFEST_NAME}") != (folder / MANIFEST_NAME).read_bytes():
@@ -131,9 +131,9 @@ class RemoteStore:
             self._files.rm(f"{self._root}/{name}", recursive=True)
         return tuple(doomed)
 
-    def _digest(self, path: str) -> tuple[int, str]:
+    def _digest(self, path: str, piece_bytes: int) -> tuple[int, str]:
         """Return length and digest of what the storage gives for a file."""
-        digest, length = hashlib.sha256(), 0
+        digest, length = PiecesDigest(piece_bytes), 0
         with self._files.open(path, "rb") as file:
             while piece := file.read(PIECE_BYTES):
                 digest.update(piece)

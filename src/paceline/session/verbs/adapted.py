@@ -46,7 +46,7 @@ def merged_tensors(task: Task, tensors: Mapping[str, Tensor]) -> Mapping[str, Te
 
 def write_whole(tensors: Mapping[str, Tensor], out: Path) -> None:
     """Write tensors to one file, one at a time in memory."""
-    from paceline.checkpoint.shards import TensorToWrite, dtype_name, write_shard
+    from paceline.checkpoint.shards import TensorToWrite, dtype_name, write_plain
     from paceline.durable import publish
 
     entries = []
@@ -55,7 +55,7 @@ def write_whole(tensors: Mapping[str, Tensor], out: Path) -> None:
         entries.append(TensorToWrite(name, dtype_name(tensor.dtype), tuple(tensor.shape), load))
     part = out.with_name(out.name + ".part")
     try:
-        write_shard(part, entries, {"format": "pt"})
+        write_plain(part, entries, {"format": "pt"})
         publish(part, out)
     except OSError as error:
         raise StorageError(f"cannot write {out}", str(error), "free space or choose another place") from error

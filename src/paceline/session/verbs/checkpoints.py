@@ -194,7 +194,7 @@ def convert(source: Path, out: Path, to: str, step: int | None = None) -> Conver
 
 def _from_distributed(source: Path, out: Path) -> Converted:
     from paceline.checkpoint.foreign.distcp import DistributedTensors
-    from paceline.checkpoint.shards import DTYPES, TensorToWrite, dtype_name, write_shard
+    from paceline.checkpoint.shards import DTYPES, TensorToWrite, dtype_name, write_plain
 
     tensors = DistributedTensors(source)
     kinds = {name: tensors.kind(name) for name in tensors}
@@ -209,7 +209,7 @@ def _from_distributed(source: Path, out: Path) -> Converted:
         raise StorageError(f"{source} holds no tensors", "there is nothing to write", "another checkpoint")
     try:
         out.mkdir(parents=True, exist_ok=True)
-        write_shard(out / "model.safetensors", entries, {"format": "pt"})
+        write_plain(out / "model.safetensors", entries, {"format": "pt"})
     except OSError as error:
         raise StorageError(f"cannot write {out}", str(error), "a folder with room to write") from error
     return Converted(source, out, (out / "model.safetensors",), tensors.others, WARNING)

@@ -1,0 +1,196 @@
+"""Files in pieces: written, read back and hashed by several threads; what a disk says once is not lost."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoint_samples import write_document
+
+from paceline.checkpoint import load_checkpoint, read_manifest, save_checkpoint, verify_checkpoint
+from paceline.checkpoint.files import pieces
+from paceline.checkpoint.files.reading import PiecesDigest
+from paceline.checkpoint.manifest import MANIFEST_NAME
+from paceline.errors import StorageError
+
+SHARD, PIECE = "shard-00000-of-00001.safetensors", 2**12
+HANGS = """
+import os, sys, threading
+from pathlib import Path
+
+import torch
+
+from paceline.checkpoint.beside.flight import SaveInFlight, SaveTo
+from paceline.checkpoint.beside.stage import HostStage
+
+reached = threading.Event()
+
+
+def hang(*given):
+    reached.set()
+    threading.Event().wait()
+
+
+setattr(os, sys.argv[2], hang)
+staged = HostStage().take(1, {"weight": torch.zeros(6 * 2**20)}, {})
+flight = SaveInFlight([SaveTo(Path(sys.argv[1]), 1)], staged, None, 0.1)
+reached.wait()
+assert not flight.wait()
+flight.abandon(0.1)
+print("ends")
+"""
+
+
+def state() -> dict[str, torch.Tensor]:
+    """Return tensors of odd lengths, so that pieces hold parts of several and begin anywhere in one."""
+    sizes = {"large": 5001, "odd": 1, "small": 7, "empty": 0, "middle": 1024}
+    values = {name: torch.arange(size, dtype=torch.float32) for name, size in sizes.items()}
+    return values | {"bytes": torch.arange(4999).to(torch.uint8), "zero": torch.tensor(-0.0)}
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "PIECE_BYTES", PIECE)
+
+
+def saved(root: Path, step: int = 1) -> Path:
+    return save_checkpoint(root, step, state(), {"step": step}, keep_last=9).path
+
+
+def check_loads(path: Path) -> None:
+    """Assert that the checkpoint holds `state()`, bit for bit."""
+    blank = {name: torch.full_like(tensor, 1) for name, tensor in state().items()}
+    load_checkpoint(path, blank)
+    assert all(torch.equal(blank[name], tensor) for name, tensor in state().items())
+
+
+@pytest.mark.usefixtures("small")
+def test_the_digest_is_that_of_the_pieces_digests(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    content, entry = (path / SHARD).read_bytes(), read_manifest(path).files[SHARD]
+    assert len(content) > 3 * PIECE and (entry.bytes, entry.piece_bytes) == (len(content), PIECE)
+    of_pieces = [hashlib.sha256(content[at : at + PIECE]).digest() for at in range(0, len(content), PIECE)]
+    assert entry.sha256 == hashlib.sha256(b"".join(of_pieces)).hexdigest()
+    assert json.loads((path / MANIFEST_NAME).read_text())["version"] == 4
+    check_loads(path)
+    for step in (1, 1000, PIECE, PIECE + 1, len(content)):  # as a remote storage gives it
+        digest = PiecesDigest(PIECE)
+        for at in range(0, len(content), step):
+            digest.update(content[at : at + step])
+        assert digest.hexdigest() == entry.sha256, step
+
+
+def test_a_file_of_one_piece_has_a_plain_digest_that_earlier_releases_read(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    document = json.loads((path / MANIFEST_NAME).read_text())
+    assert document["version"] == 2 and set(document["body"]["files"][SHARD]) == {"bytes", "sha256"}
+    assert document["body"]["files"][SHARD]["sha256"] == hashlib.sha256((path / SHARD).read_bytes()).hexdigest()
+
+
+@pytest.mark.usefixtures("small")
+def test_a_long_file_with_a_plain_digest_loads_as_earlier_releases_wrote_it(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    body = json.loads((path / MANIFEST_NAME).read_text())["body"]
+    for name, entry in body["files"].items():
+        body["files"][name] = {
+            "bytes": entry["bytes"], "sha256": hashlib.sha256((path / name).read_bytes()).hexdigest()
+        }  # fmt: skip
+    write_document(path, 2, body)
+    check_loads(path)
+    with (path / SHARD).open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\x55")
+    with pytest.raises(StorageError, match=f"{SHARD} is damaged"):
+        verify_checkpoint(path)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_changed_byte_in_any_piece_is_found(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    content = (path / SHARD).read_bytes()
+    for at in [*range(0, len(content), PIECE // 2), len(content) - 1]:
+        (path / SHARD).write_bytes(content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :])
+        with pytest.raises(StorageError, match=f"{SHARD} is damaged"):
+            verify_checkpoint(path)
+    swapped = content[PIECE : 2 * PIECE] + content[:PIECE] + content[2 * PIECE :]
+    (path / SHARD).write_bytes(swapped)
+    with pytest.raises(StorageError, match=f"{SHARD} is damaged"):
+        verify_checkpoint(path)
+    (path / SHARD).write_bytes(content)
+    check_loads(path)
+
+
+@pytest.mark.parametrize("length", [0, 1, 2**8 - 1, 2**31])
+@pytest.mark.usefixtures("small")
+def test_pieces_of_a_length_that_no_release_writes_are_refused(tmp_path: Path, length: int) -> None:
+    path = saved(tmp_path)
+    body = json.loads((path / MANIFEST_NAME).read_text())["body"]
+    body["files"][SHARD]["piece_bytes"] = length
+    write_document(path, 4, body)
+    with pytest.raises(StorageError, match="is damaged" if length == 0 else f"pieces of {length} bytes"):
+        verify_checkpoint(path)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_system_that_writes_and_reads_a_part_of_what_it_is_asked_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pwrite, preadv = os.pwrite, os.preadv
+    monkeypatch.setattr(os, "pwrite", lambda file, content, at: pwrite(file, content[:1001], at))
+    monkeypatch.setattr(os, "preadv", lambda file, into, at: preadv(file, [into[0][:999]], at))
+    check_loads(saved(tmp_path))
+
+
+@pytest.mark.parametrize("place", [0, PIECE, 3 * PIECE + 5, -1])
+@pytest.mark.usefixtures("small")
+def test_what_a_disk_takes_otherwise_than_it_is_given_is_not_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: int
+) -> None:
+    first, pwrite = saved(tmp_path), os.pwrite
+    wrong = place % (first / SHARD).stat().st_size
+
+    def write(file: int, content: Any, at: int) -> int:
+        if at <= wrong < at + len(content):
+            content = bytearray(content)
+            content[wrong - at] ^= 1
+        return pwrite(file, content, at)
+
+    monkeypatch.setattr(os, "pwrite", write)
+    with pytest.raises(StorageError, match=f"{SHARD} is damaged"):
+        save_checkpoint(tmp_path, 2, state(), {}, keep_last=1)
+    assert [found.name for found in tmp_path.iterdir()] == [first.name]
+    check_loads(first)
+
+
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_an_error_that_a_disk_tells_once_fails_the_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    """The kernel tells a descriptor of a failed write once: by the flush that comes first, and not by the last one."""
+    calls = [0]
+
+    def told_once(descriptor: int) -> None:
+        calls[0] += 1
+        if calls[0] == call:
+            raise OSError(errno.EIO, "as a test wants")
+
+    monkeypatch.setattr(os, "fdatasync", told_once)
+    large = {str(number): torch.zeros(2**20) for number in range(30)}
+    with pytest.raises(StorageError, match="as a test wants"):
+        save_checkpoint(tmp_path, 1, large, {}, keep_last=1)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("call", ["fdatasync", "fsync"])
+def test_a_process_ends_though_its_storage_never_answers(tmp_path: Path, call: str) -> None:
+    words = [sys.executable, "-c", HANGS, str(tmp_path), call]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=200, check=False)
+    assert (done.returncode, done.stdout) == (0, "ends\n"), done.stderr
