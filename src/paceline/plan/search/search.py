@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -156,15 +157,17 @@ def search(
     DoesNotFit where none fits, with the one that came nearest, and ConfigError for constraints that contradict each
     other or the cluster.
     """
-    rest = {"batch_samples": batch_samples, "steps": steps, "optimizer": optimizer, "goodput": goodput,
-            "coarse": coarse, "learnt": learnt, "measured": measured, "scored": scored}  # fmt: skip
-    tried = (constraints.frozen,)
+    search_once = functools.partial(
+        _search, profile, cluster, batch_samples=batch_samples, steps=steps, optimizer=optimizer, goodput=goodput,
+        coarse=coarse, learnt=learnt, measured=measured, scored=scored,
+    )  # fmt: skip
+    tried: tuple[str, ...] = (constraints.frozen,)
     if constraints.frozen == "auto":
         tried = FROZEN if profile.forward_only_parameters and cluster.devices > 1 else FROZEN[:1]
     found, refused = [], []
     for frozen in tried:
         try:
-            found.append(_search(profile, cluster, dataclasses.replace(constraints, frozen=frozen), **rest))
+            found.append(search_once(dataclasses.replace(constraints, frozen=frozen)))
         except DoesNotFit as error:
             refused.append(error)
     if not found:
