@@ -156,7 +156,7 @@ def test_a_step_of_a_real_slurm_is_stopped_by_its_signal_and_goes_on(tmp_path: P
     ) as step:
         wait_for_step(tmp_path / "run", 3, step)
         subprocess.run(["scancel", "--signal=USR1", f"--name={job}"], check=True)
-        said, _ = ending(step)
+        said, _ = ending(step, 120)
     assert step.returncode == 75, said
     saved = records_of(tmp_path / "run", "run_ended")[-1]["step"]
     again = run_patiently(words, env=environment())
