@@ -13,7 +13,7 @@ from started.popen import Warm
 
 from paceline.cluster.here.prepare import device_index
 from paceline.errors import ConfigError
-from paceline.launch.here import LAUNCHERS, place_here, without_place
+from paceline.launch.here import LAUNCHERS, node_here, place_here, without_place
 from paceline.launch.slurm import first_host
 from paceline.run.process.place import Place
 from paceline.run.process.world import join_world
@@ -40,6 +40,16 @@ def test_whoever_is_asked_first_counts() -> None:
     assert place_here({**SRUN, **LOCAL}) == Place(1, 3, 1, 3, "file:///x")
     assert place_here({**SRUN, **TORCHRUN}) == Place(5, 8, 1, 4, "env://")
     assert place_here({**SRUN, "RANK": "1", "WORLD_SIZE": "6"}) == Place(1, 6, 1, 3, "tcp://n1:22345")
+
+
+def test_workers_of_ray_train_are_ranks_of_torch() -> None:
+    """Their variables are those of torchrun but for the machine's number (Ray 2.60, ray/train/torch/config.py)."""
+    worker = {"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": "1",
+              "MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "4711"}  # fmt: skip
+    place = place_here(worker)
+    assert place == Place(2, 3, 0, 1, "env://")
+    assert node_here(worker, place) == 1, "two workers on the first machine, one on the second"
+    assert without_place(worker) == {}
 
 
 def test_processes_of_their_own_see_nothing_of_a_place() -> None:

@@ -1,12 +1,28 @@
-"""Slurm as it is: what its tasks are told, and a whole job where Slurm is installed (tests/slurm.py)."""
+"""Slurm as it is: what its tasks are told, and a whole job where Slurm is installed."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from runs import (
+    ending,
+    environment,
+    is_running,
+    records_of,
+    run_patiently,
+    steps_of,
+    wait_for_step,
+    wait_until,
+    write_spec,
+)
 
 from paceline.errors import ConfigError
 from paceline.launch.here import peer_here, place_here
@@ -93,3 +109,57 @@ def test_hosts_are_known_or_refused() -> None:
     with pytest.raises(ConfigError, match="is not known here"):
         launched._known(NOWHERE)
     assert socket.gethostname()
+
+
+ORPHAN = """
+import os, signal, subprocess, sys, time
+code = (
+    "import os, signal, sys; from paceline.supervise.parent import end_with_step;"
+    "end_with_step({'SLURM_TASK_PID': str(os.getpid() if sys.argv[1] == 'task' else os.getppid())});"
+    "print(os.getpid(), flush=True); signal.pause()"
+)
+task = subprocess.Popen([sys.executable, "-c", code, sys.argv[1]], stdout=subprocess.PIPE, text=True)
+print(task.stdout.readline().strip(), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(("what", "ends"), [("task", True), ("child of a task", False)])
+def test_a_task_ends_with_the_slurmstepd_that_started_it(what: str, ends: bool) -> None:
+    """Its job could not end it any more: seen under Slurm 22.05, where it trained on after `scancel`."""
+    ended = run_patiently([sys.executable, "-c", ORPHAN, what])
+    task = int(ended.stdout)
+    try:
+        if ends:
+            wait_until(lambda: not is_running(task))
+        assert is_running(task) is not ends
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(task, signal.SIGKILL)
+
+
+def has_slurm() -> bool:
+    """Return whether a Slurm takes jobs here."""
+    if not all(map(shutil.which, ("srun", "sinfo", "squeue", "scancel"))):
+        return False
+    nodes = subprocess.run(["sinfo", "--noheader", "--format=%T"], capture_output=True, text=True, check=False)
+    return any(state in nodes.stdout for state in ("idle", "mixed"))
+
+
+@pytest.mark.skipif(not has_slurm(), reason="no Slurm takes jobs here (sinfo): srun is tried by its variables alone")
+def test_a_step_of_a_real_slurm_is_stopped_by_its_signal_and_goes_on(tmp_path: Path) -> None:
+    """USR1, as `--signal=USR1@120` sends it, saves and ends with 75; the same srun goes on to the end."""
+    spec, job = write_spec(tmp_path, tmp_path / "run", 0, steps=60), f"paceline-{tmp_path.name}"
+    words = ["srun", f"--job-name={job}", "--ntasks=2", sys.executable, "-m", "paceline", "train", str(spec)]
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment()
+    ) as step:
+        wait_for_step(tmp_path / "run", 3, step)
+        subprocess.run(["scancel", "--signal=USR1", f"--name={job}"], check=True)
+        said, _ = ending(step, 120)
+    assert step.returncode == 75, said
+    saved = records_of(tmp_path / "run", "run_ended")[-1]["step"]
+    again = run_patiently(words, env=environment())
+    assert again.returncode == 0, again.stderr
+    assert records_of(tmp_path / "run", "run_started")[-1]["step"] == saved
+    assert [step["step"] for step in steps_of(tmp_path / "run")] == list(range(1, 61))

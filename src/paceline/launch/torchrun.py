@@ -1,4 +1,4 @@
-"""Ranks that torchrun started, or anything else that speaks torch's variables."""
+"""Ranks that torchrun started, or anything else that speaks torch's variables, as Ray Train does."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import signal
 
 from paceline.launch.launcher import Environ, Launcher, Ranks3
 from paceline.run.process.place import KEPT_STORE
+
+NODE_NUMBERS = ("GROUP_RANK", "NODE_RANK")  # torchrun's, and Ray Train's (2.60, ray/train/torch/config.py)
 
 
 def ranks_of(environ: Environ) -> Ranks3 | None:
@@ -37,11 +39,11 @@ TORCHRUN = Launcher(
     ranks=ranks_of,
     ranks_on_node=_ranks_on_node,
     rendezvous=_rendezvous,
-    node=lambda environ: int(environ["GROUP_RANK"]) if "GROUP_RANK" in environ else None,
+    node=lambda environ: next((int(environ[name]) for name in NODE_NUMBERS if name in environ), None),
     peer=lambda environ: "",
     ends_with=(signal.SIGTERM,),
     variables=(
-        "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
+        "RANK", "LOCAL_RANK", *NODE_NUMBERS, "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
         "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
     ),
     prefixes=("TORCHELASTIC_",),

@@ -33,6 +33,7 @@ from paceline.spec.load import Spec
 from paceline.supervise.blame import Outcome
 from paceline.supervise.early import requeued_early
 from paceline.supervise.logs.tee import kept_here
+from paceline.supervise.parent import end_with_step
 from paceline.supervise.supervisor import explain
 from paceline.supervise.trace_signal import traced_by_signal
 
@@ -47,6 +48,7 @@ def train(spec: Spec, say: Say = say_line) -> int:
     directory, and a PacelineError for what is wrong before training starts; what goes wrong later is explained on
     stderr and in the report.
     """
+    end_with_step(os.environ)
     check_extras(spec.run)
     run_dir = run_directory(spec)
     check_writable(run_dir)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
@@ -18,6 +19,7 @@ from paceline.supervise.again.generations import Generations
 from paceline.supervise.again.machines import OneMachine
 from paceline.supervise.blame import Outcome
 from paceline.supervise.logs.pump import pump_of
+from paceline.supervise.parent import end_with_step
 from paceline.supervise.standby import Standby
 from paceline.supervise.starting import Starter
 from paceline.supervise.supervisor import starter
@@ -36,6 +38,7 @@ def survive(
             "only `paceline train` has a supervisor on each of several nodes",
             "paceline train, or torchrun or srun around the script",
         )
+    end_with_step(os.environ)
     policy = spec.run.recovery
     with alerts_beside(spec, say, supervises=True) as alerts:
         generations = Generations(

@@ -13,6 +13,7 @@ from pathlib import Path
 PARENT_VARIABLE = "PACELINE_PARENT"
 NODE_VARIABLE = "PACELINE_NODE"  # the number of the node that a rank runs on, where a run has several
 AGENT_VARIABLE = "TORCHELASTIC_RUN_ID"  # set by torchrun's agent for what it starts
+TASK_VARIABLE = "SLURM_TASK_PID"  # set by slurmstepd: the number of the process that it has started
 PR_SET_PDEATHSIG = 1
 
 
@@ -44,9 +45,20 @@ def end_with_launcher(environ: Mapping[str, str]) -> None:
     """Have this process asked to stop when torchrun's agent dies that started it: it saves, and ends with 75.
 
     Nobody would hear how the run ends, and an agent that somebody starts again would meet it in the run's directory.
-    srun ends its tasks itself; what else sets torch's variables may well be gone before the run is over.
+    What else sets torch's variables may well be gone before the run is over. For srun `end_with_step` is enough.
     """
     if AGENT_VARIABLE in environ:
+        _signal_at_end_of(os.getppid(), signal.SIGTERM)
+    end_with_step(environ)
+
+
+def end_with_step(environ: Mapping[str, str]) -> None:
+    """Have this process asked to stop when Slurm's slurmstepd dies that started it.
+
+    Slurm ends what a slurmstepd has started through that slurmstepd alone: without it this process would train on when
+    its job is over (Slurm 22.05). A process that such a task has started in turn is left alone.
+    """
+    if environ.get(TASK_VARIABLE) == str(os.getpid()):
         _signal_at_end_of(os.getppid(), signal.SIGTERM)
 
 

@@ -29,7 +29,7 @@ from paceline.supervise.groups import collect
 from paceline.supervise.nodes.agent import Agent
 from paceline.supervise.nodes.link import NodeLink, NoPeer, knock
 from paceline.supervise.nodes.meeting import find_meeting
-from paceline.supervise.parent import PARENT_VARIABLE, end_with_launcher, name_process
+from paceline.supervise.parent import PARENT_VARIABLE, end_with_launcher, end_with_step, name_process
 from paceline.supervise.signals import forward_signals
 
 Say = Callable[[str], None]
@@ -64,8 +64,7 @@ def attend_run(spec: Spec, say: Say = say_line, seat: Seat | None = None, script
     """
     nodes = spec.run.nodes
     nodes.check()
-    if seat is not None:
-        end_with_launcher(os.environ)
+    (end_with_launcher if seat is not None else end_with_step)(os.environ)
     seat = seat or Seat()
     name_process(f"paceline-node-{nodes.node}")
     with Scratch("node") as name:
