@@ -5,7 +5,6 @@ Where torch is already here, or the task holds Python objects that cannot travel
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import json
 import os
@@ -24,6 +23,7 @@ from paceline.spec.data.mix import mix_of
 from paceline.spec.profile import ModelProfile
 from paceline.spec.steps.turns import objectives_named
 from paceline.spec.task import DataSpec, ModelSpec, Task, TurnSpec
+from paceline.task.models.copied import copied
 from paceline.task.profile.plain import pack_profile, unpack_profile
 from paceline.task.profile.turns import together
 
@@ -81,7 +81,7 @@ def trace_here(task: Task) -> ModelProfile:
     def real() -> nn.Module:
         if not isinstance(model, nn.Module):
             return built("cpu")
-        own = copy.deepcopy(model)
+        own = copied(model)
         return own if task.adaptation.is_full else build_model(own, 0, 0, task.seed, adaptation=task.adaptation)
 
     try:
