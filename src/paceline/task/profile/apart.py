@@ -23,7 +23,6 @@ from paceline.spec.data.mix import mix_of
 from paceline.spec.profile import ModelProfile
 from paceline.spec.steps.turns import objectives_named
 from paceline.spec.task import DataSpec, ModelSpec, Task, TurnSpec
-from paceline.task.models.copied import copied
 from paceline.task.profile.plain import pack_profile, unpack_profile
 from paceline.task.profile.turns import together
 
@@ -63,6 +62,7 @@ def trace_here(task: Task) -> ModelProfile:
     from paceline.task.data.order.budget import lengths_of
     from paceline.task.data.source import open_sources
     from paceline.task.models.build import build_model
+    from paceline.task.models.copied import copied
     from paceline.task.profile.adapted import adapted_profile
     from paceline.task.profile.traced import profile_module
     from paceline.task.turns import turns_of
