@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from paceline.errors import ConfigError
 from paceline.spec.adapt.adapter import FULL, Adaptation
@@ -19,6 +19,7 @@ from paceline.spec.task import ModelSpec
 from paceline.task.adapt.fill import adapted_layers, fill_adapters
 from paceline.task.adapt.linear import NAMES, AdaptedLinear, PackedLinear, is_packed
 from paceline.task.adapt.trained import adapt
+from paceline.task.models.copied import copied
 from paceline.task.models.decoder import Decoder
 from paceline.task.models.factory import Model, call_factory, factory_of
 from paceline.task.models.huggingface.experts import StackedExperts, Stored
@@ -64,6 +65,7 @@ def build_model(
     for whatever in this is the user's to mend.
     """
     built = _built(model, data_vocab, seq_len, seed, device, read=read)
+    _refuse_tensors(built)
     if adaptation.is_full:
         return adapt(built, adaptation)
     has_adapters = any(isinstance(module, AdaptedLinear) for module in built.modules())  # it is given, and trained on
@@ -73,10 +75,27 @@ def build_model(
     return built
 
 
+def _refuse_tensors(model: nn.Module) -> None:
+    """Raise ConfigError for a parameter or buffer that ranks cannot share and checkpoints cannot keep."""
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if is_lazy(tensor):
+            raise ConfigError(
+                f"'{name}' of the model has no shape yet",
+                "a lazy module knows its shape when it is first called, and a plan is made before",
+                "a module with its widths, or a factory that calls the model once before it returns it",
+            )
+        if tensor.layout != torch.strided:
+            raise ConfigError(
+                f"'{name}' of the model is a tensor of layout {tensor.layout}",
+                "ranks share, and checkpoints keep, dense tensors alone",
+                "its indices and its values as two buffers, of which the forward pass makes the matrix",
+            )
+
+
 def _built(model: Model, data_vocab: int, seq_len: int, seed: int, device: str, *, read: bool) -> nn.Module:
     """Return the module that a task's `model` names, all of it as it trains without adapters."""
     if isinstance(model, nn.Module):
-        return start_training(adopt_synced(model if device != "meta" else copy.deepcopy(model).to("meta")))
+        return start_training(adopt_synced(model if device != "meta" else copied(model).to("meta")))
     if isinstance(model, ModelSpec) and not is_factory(model.name):
         return _named(model, data_vocab, seq_len, seed, device)
     factory = factory_of(model)

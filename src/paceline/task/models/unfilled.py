@@ -7,7 +7,6 @@ weight exists at a time. Buffers are made as the factory makes them.
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 import weakref
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from paceline.spec.adapt.adapter import FULL, Adaptation
 from paceline.task.adapt.trained import adapt
 from paceline.task.models.blocks import find_blocks
 from paceline.task.models.build import start_training
+from paceline.task.models.copied import copied
 from paceline.task.models.factory import Factory, Model, call_factory, factory_of, gives_weights
 from paceline.task.models.layers.batch_norm import adopt_synced
 
@@ -133,10 +133,10 @@ def stand_in(model: nn.Module, device: torch.device) -> nn.Module:
     Element [i, j] of a matrix is number 3 i + j of its pool, so that no two rows are the same, rows are not columns,
     and a matrix takes the memory of a few rows; the matrices of experts, that of one of them. The same on every rank.
     """
-    copied = copy.deepcopy(model)
+    stands_in = copied(model)
     generator = torch.Generator().manual_seed(0)
     made: dict[int, nn.Parameter] = {}
-    for module in copied.modules():
+    for module in stands_in.modules():
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
             if id(parameter) not in made and id(parameter) not in {id(one) for one in made.values()}:
                 made[id(parameter)] = _window(module, name, parameter, generator, device)
@@ -145,7 +145,7 @@ def stand_in(model: nn.Module, device: torch.device) -> nn.Module:
         for name, buffer in module._buffers.items():  # of weights in four bits
             if buffer is not None and buffer.is_meta:
                 module._buffers[name] = torch.zeros_like(buffer, device=device)
-    return copied
+    return stands_in
 
 
 def _window(

@@ -5,7 +5,6 @@ Where torch is already here, or the task holds Python objects that cannot travel
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import json
 import os
@@ -63,6 +62,7 @@ def trace_here(task: Task) -> ModelProfile:
     from paceline.task.data.order.budget import lengths_of
     from paceline.task.data.source import open_sources
     from paceline.task.models.build import build_model
+    from paceline.task.models.copied import copied
     from paceline.task.profile.adapted import adapted_profile
     from paceline.task.profile.traced import profile_module
     from paceline.task.turns import turns_of
@@ -81,7 +81,7 @@ def trace_here(task: Task) -> ModelProfile:
     def real() -> nn.Module:
         if not isinstance(model, nn.Module):
             return built("cpu")
-        own = copy.deepcopy(model)
+        own = copied(model)
         return own if task.adaptation.is_full else build_model(own, 0, 0, task.seed, adaptation=task.adaptation)
 
     try:

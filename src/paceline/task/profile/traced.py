@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -21,6 +20,7 @@ from paceline.task.declared import expert_axis, is_routed, tensor_axis
 from paceline.task.models.blocks import find_blocks
 from paceline.task.models.build import has_batch_statistics
 from paceline.task.models.chain import chain_of
+from paceline.task.models.copied import copied
 from paceline.task.models.huggingface.interface import is_transformers, why_unshared
 from paceline.task.models.layers.attention import can_share_sequences
 from paceline.task.models.layers.batch_norm import sees_whole_batch
@@ -205,7 +205,7 @@ def _trace(
         because = f"it asks for values ({_said(errors[0])}) and would need about {needed / 2**30:.0f} GiB to run here"
         return _estimated(model, blocks, experts, items, because)
     try:
-        return traced(build() if build else copy.deepcopy(model).to("cpu"), fake=False)
+        return traced(build() if build else copied(model).to("cpu"), fake=False)
     except Exception as error:
         if torch.cuda.is_available():  # it may need a GPU's kernels; training there will tell
             return _estimated(model, blocks, experts, items, f"its forward pass failed on the CPU ({_said(error)})")

@@ -7,7 +7,6 @@ no bf16 (FFT, complex views) run in the weights' own dtype, and a model that ask
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -22,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
+from paceline.task.models.copied import copied
 from paceline.task.profile.drawing import belongs_to_samples
 from paceline.task.profile.draws import RandomCall, beside_torch, draw_of
 
@@ -97,7 +97,7 @@ def fake_copy(model: nn.Module, mode: FakeTensorMode, compute: torch.dtype | Non
             copies[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
         for buffer in model.buffers():  # neither FSDP2 nor a cast unit changes a buffer's dtype
             copies[id(buffer)] = torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu")
-    return copy.deepcopy(model, copies)  # deepcopy takes what its memo already has
+    return copied(model, copies)
 
 
 def _fake_input(leaf: Any, mode: FakeTensorMode, compute: torch.dtype | None) -> Any:

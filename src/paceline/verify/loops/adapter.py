@@ -34,6 +34,7 @@ from paceline.run.process.world import World
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import LoopProof
+from paceline.task.models.copied import copied
 from paceline.verify.compare.diagnosis import traits_of
 from paceline.verify.compare.difference import Difference, number_differences, tensor_differences
 from paceline.verify.compare.layout import first_difference
@@ -210,7 +211,7 @@ def _layout(weights: Mapping[str, nn.Parameter], world: World) -> Layout:
 def _single(model: nn.Module, plain: nn.Module | None) -> nn.Module:
     """Return the module for the reference, on the CPU."""
     if plain is not None:
-        return copy.deepcopy(plain).to("cpu", dtype=next(iter(model.parameters())).dtype).train(model.training)
+        return copied(plain).to("cpu", dtype=next(iter(model.parameters())).dtype).train(model.training)
     inner: nn.Module = model
     while wrapped := [child for name, child in inner.named_children() if f"{name}." in PREFIXES]:
         (inner,) = wrapped

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_map
 
+from paceline.task.models.copied import copied
 from paceline.verify.compare.difference import Difference, wide
 from paceline.verify.loops.mistakes import MicroBatches, sampled
 from paceline.verify.reference.steps import ReferenceStep
@@ -40,7 +40,7 @@ class LoopReference:
     def step(self, batches: Batches) -> tuple[ReferenceStep, MicroBatches]:
         """Return the numbers of a step on all parts' micro-batches, and what each of these gave."""
         if self._optimizer is None or not self._starts:
-            self._starts.append(copy.deepcopy(self.module))
+            self._starts.append(copied(self.module))
         self._batches.append(batches)
         return self._step(self.module, self._update, batches)
 
@@ -54,7 +54,7 @@ class LoopReference:
         module = start = update = None
         for batches in self._batches[:made]:
             if module is None or self._optimizer is None:
-                module = copy.deepcopy(next(starts))
+                module = copied(next(starts))
                 if move is not None:
                     moved_by_one_ulp(module, *move)
                 start, update = weights_of(module), self._updates(module)
@@ -63,7 +63,7 @@ class LoopReference:
         return found
 
     def _narrowest(self) -> Narrowest:
-        module = copy.deepcopy(self._starts[0])
+        module = copied(self._starts[0])
         seen = NarrowSeen(module, next(module.parameters()).dtype)
         with seen.during():
             self._objective(module, _on_cpu(self._batches[0][0][0]))

@@ -6,7 +6,6 @@ run, and nothing else: no loader, no sharding, no accumulation scheme, no loss s
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ from paceline.task.coupling import is_coupled
 from paceline.task.data.order.of_source import ids_at
 from paceline.task.data.protocol import Source
 from paceline.task.models.build import build_model
+from paceline.task.models.copied import copied
 from paceline.task.objective import Objective
 from paceline.task.optimizer.schedule import learning_rate
 from paceline.task.turns import Turn, turns_of
@@ -75,7 +75,7 @@ def reference_model(task: Task, source: Source, items_per_sample: int, dtype: to
 
 def with_own_model(task: Task) -> Task:
     """Return the task with a copy of its model where that is an object, which is laid out and trained in place."""
-    return dataclasses.replace(task, model=copy.deepcopy(task.model)) if isinstance(task.model, nn.Module) else task
+    return dataclasses.replace(task, model=copied(task.model)) if isinstance(task.model, nn.Module) else task
 
 
 def reference_randomness(
