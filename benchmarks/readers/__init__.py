@@ -52,6 +52,7 @@ class Reader:
 READERS = {
     "memory map and permutation": Reader("torch_loaders", "memory_map"),
     "Paceline": Reader("ours", "windows"),
+    "Paceline, read ahead": Reader("ours", "windows_while_busy"),
     "Paceline, read ahead by a thread": Reader("ours", "windows_ahead"),
     "Paceline, order of two levels": Reader("ours", "windows_of_blocks"),
     "Paceline, packed rows": Reader("ours", "packed", of_windows=False),

@@ -42,11 +42,22 @@ def _read(source: Any) -> Batches:
 
 
 def _read_ahead(source: Any) -> Batches:
-    ahead, position = ReadAhead(stream_of(source).at, prepare=lambda: None), 0
+    """Read each batch in a thread while the one before is used, however short reads are."""
+    return _ahead(ReadAhead(stream_of(source).at, prepare=lambda: None))
+
+
+def _read_while_busy(source: Any) -> Batches:
+    """Read each batch once the step before is begun: what DepthRule chooses beside a device for reads this short."""
+    return _ahead(ReadAhead(stream_of(source).at))
+
+
+def _ahead(ahead: ReadAhead[Any]) -> Batches:
+    position = 0
     while True:
         batch = ahead.take(position)
         position += ROWS
         ahead.begin(position)
+        ahead.read_begun()
         yield batch.micro_batches[0].data
 
 
@@ -58,6 +69,11 @@ def windows(folder: Path) -> Batches:
 def windows_ahead(folder: Path) -> Batches:
     """The same, each batch begun in a thread while the one before is used."""
     return _read_ahead(TokenSource(split_of(folder), VOCAB, SEQ_LEN))
+
+
+def windows_while_busy(folder: Path) -> Batches:
+    """The same, each batch read once the step before is begun."""
+    return _read_while_busy(TokenSource(split_of(folder), VOCAB, SEQ_LEN))
 
 
 def windows_of_blocks(folder: Path) -> Batches:
@@ -82,5 +98,5 @@ def shards(folder: Path) -> Batches:
 
 
 def shards_ahead(folder: Path) -> Batches:
-    """The same, each batch begun in a thread."""
-    return _read_ahead(of_shards(str(folder / "shards")))
+    """The same, each batch read once the step before is begun."""
+    return _read_while_busy(of_shards(str(folder / "shards")))

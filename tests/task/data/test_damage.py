@@ -168,18 +168,22 @@ def test_a_damaged_page_of_a_table_is_damage(tmp_path: Path) -> None:
     assert "a.parquet is not a readable Parquet file" in damaged.first
 
 
-def test_an_image_that_is_cut_off_after_it_was_listed_is_damage(tmp_path: Path) -> None:
+def test_an_image_that_is_cut_off_is_damage_and_one_that_changes_under_the_run_is_not(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     for number in range(2):
         (tmp_path / "images" / str(number)).mkdir(parents=True)
         image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8)).save(tmp_path / "images" / str(number) / "a.png")
     spec = skipping(f"images:{tmp_path / 'images'}", tmp_path, image_size=8, validation_fraction=0.0)
-    source, _ = open_sources(spec, 7)
     path = tmp_path / "images" / "0" / "a.png"
-    path.write_bytes(path.read_bytes()[:20])
+    path.write_bytes(path.read_bytes()[:40])
+    source, _ = open_sources(spec, 7)
     assert source.read(np.arange(2))["labels"].tolist() == [-100, 1]
+    path.write_bytes(path.read_bytes()[:20])
+    with pytest.raises(DataError, match="was cut while it was read") as caught:
+        source.read(np.arange(2))
+    assert not isinstance(caught.value, DamagedData), "another start would leave out what this one has trained on"
     path.unlink()
-    with pytest.raises(DataError, match="is not there"):
+    with pytest.raises(DataError, match="went away"):
         pickle.loads(pickle.dumps(source)).read(np.arange(2))  # which opens the files again
 
 

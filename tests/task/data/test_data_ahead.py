@@ -181,3 +181,12 @@ def test_one_batch_at_a_time_is_sent_to_the_device() -> None:
     assert told == ["send 1", "receive 101", "send 2"], "the device holds one batch ahead, the host the others"
     assert ahead.take(2) == 102 and ahead.take(3) == 103
     assert told[3:] == ["receive 102", "send 3", "receive 103"]
+
+
+def test_reads_shorter_than_a_thread_takes_to_wake_are_left_to_the_thread_that_trains() -> None:
+    rule = DepthRule(10**9, on_device=True, bytes_of=lambda item: 1)
+    assert seen(rule, 40e-6, 0.0, 10e-3) == 0, "it reads while the device computes"
+    assert "waking a thread costs more" in rule.news()[-1].because
+    for read in [40e-6] * 7 + [5e-3]:
+        rule.seen(1, ReadTimes(read, 0.0, 10e-3, False))
+    assert rule.depth == 1, "one of eight reads was long: a thread hides the next"

@@ -14,7 +14,9 @@ from paceline.units import format_bytes, format_seconds
 
 MOST_AHEAD = 16  # batches: more hides no longer pauses, and holds what may never be trained on
 WINDOW = 8  # reads and steps that a change is of
+LOOK_EVERY = 4  # steps: medians cost as much as a read of a few rows
 WORTH_A_THREAD = 0.05  # of a step: reads that wait less than this are left to the thread that trains
+SHORT_READ = 150e-6  # seconds: a thread that hands a batch over takes as much of the cores (benchmarks/results/data.md)
 WAITS = 0.5  # of a read: less waiting than this, and a thread would only take the cores that compute
 
 
@@ -36,8 +38,9 @@ class DepthRule:
     """Looks at reads and steps, and changes `depth` where it is not what they call for. It changes what is read when,
     never what: samples are pure functions of their position.
 
-    As many batches are asked for as steps pass in the longest read. Where a device computes, one at least is. On a CPU,
-    whose cores all compute, none is as long as reads compute too: what a thread can hide there is their waiting.
+    As many batches are asked for as steps pass in the longest read. Where a device computes, one at least is, but for
+    reads so short that waking a thread costs more: the thread that trains reads those while the device computes. On a
+    CPU, whose cores all compute, none is as long as reads compute too: what a thread can hide there is their waiting.
     """
 
     def __init__(self, most_bytes: int, on_device: bool, bytes_of: Callable[[Any], int]) -> None:
@@ -45,7 +48,7 @@ class DepthRule:
         self.depth = self._least = 1 if on_device else 0
         self._most_bytes, self._on_device, self._bytes_of = most_bytes, on_device, bytes_of
         self._times: deque[ReadTimes] = deque(maxlen=WINDOW)
-        self._batch_bytes = 0
+        self._batch_bytes, self._looks = 0, 0
         self._news: list[DecisionRecord] = []
 
     def seen(self, item: Any, times: ReadTimes) -> None:
@@ -53,8 +56,10 @@ class DepthRule:
         if times.step is None:
             return
         self._times.append(times)
-        if len(self._times) < WINDOW:
+        self._looks += 1
+        if len(self._times) < WINDOW or self._looks < LOOK_EVERY:
             return
+        self._looks = 0
         self._batch_bytes = max(self._batch_bytes, self._bytes_of(item))
         wanted, allowed = self._wanted(), self._allowed()
         chosen = min(wanted, allowed)
@@ -70,6 +75,8 @@ class DepthRule:
     def _wanted(self) -> int:
         step = statistics.median(times.step or 0.0 for times in self._times)
         longest = max(times.read for times in self._times)
+        if self._on_device and longest < SHORT_READ:
+            return 0
         if not self._on_device:
             waited = statistics.median(times.waited for times in self._times)
             read = statistics.median(times.read for times in self._times)
@@ -86,6 +93,8 @@ class DepthRule:
         because = f"reads take up to {format_seconds(read)}, steps {format_seconds(step)}"
         if allowed < wanted:
             because += f"; {wanted} would not fit into {format_bytes(self._most_bytes)} (run.read_ahead_limit)"
+        elif not chosen and self._on_device:
+            because += "; waking a thread costs more, and the thread that trains reads while the device computes"
         elif not chosen:
             because += "; reads compute more than they wait, and the cores compute already"
         evidence = {

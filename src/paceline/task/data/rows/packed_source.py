@@ -29,6 +29,8 @@ class PackedSource(SourceOfSplit):
     document each token is of, and what fills the row is one of its own.
     """
 
+    leaves_out = False  # whether labels of tokens are left out
+
     def __init__(self, split: Split, vocab: int, seq_len: int, cross_documents: bool = True) -> None:
         """Map the split and pack its documents. Raises DataError where it does not hold two tokens."""
         super().__init__(split, vocab, seq_len, cross_documents)
@@ -41,6 +43,7 @@ class PackedSource(SourceOfSplit):
         self._runs = self._tokens.runs if isinstance(self._tokens, TokenParts) else self._mapped_runs
         is_near = self._mapped is not None or (isinstance(self._tokens, TokenParts) and self._tokens.is_near)
         self._is_long = is_near and split.tokens >= LONG_TOKENS * len(self.rows.lengths)
+        self._looks_at_pieces = not cross_documents or self.leaves_out
         self.samples = len(self.rows.firsts) - 1
         if split.tokens < 2 or not self.samples:
             raise DataError(
@@ -81,33 +84,37 @@ class PackedSource(SourceOfSplit):
         """
         seq_len, firsts = self.items_per_sample, self.rows.firsts
         start_of, length_of = self.rows.starts.item, self.rows.lengths.item
-        begins, ends = [], []  # of runs of tokens on the disk
+        begins, ends = list[int](), list[int]()  # of runs of tokens on the disk
         pieces: list[Piece] = []
-        inner: list[tuple[int, int, int]] = []  # row, place and token on the disk of labels within a row
+        rows_of_inner, places, after = list[int](), list[int](), list[int]()  # of labels within a row; where they lie
         short: list[tuple[int, int, int]] = []  # row, tokens in it, runs up to its end
         for row, (first, last) in enumerate(zip(firsts[ids].tolist(), firsts[ids + 1].tolist(), strict=True)):
             at = 0
             for piece in range(first, last):
                 start, length = start_of(piece), length_of(piece)
-                pieces.append((row, at, start, length))
+                stop = start + length
+                if self._looks_at_pieces:
+                    pieces.append((row, at, start, length))
                 at += length
                 begins.append(start)
-                ends.append(start + length)
-                if at < seq_len:
-                    inner.append((row, at - 1, start + length))
+                if at == seq_len:
+                    ends.append(stop + 1)
+                else:
+                    ends.append(stop)
+                    rows_of_inner.append(row)
+                    places.append(at - 1)
+                    after.append(stop)
             if at < seq_len:
                 short.append((row, at, len(ends)))
-            else:
-                ends[-1] += 1
         runs = self._runs(begins, ends)
         for _, filled, end in reversed(short):  # from the last one, so that places before it stay
             runs.insert(end, self._filling[: seq_len + 1 - filled])
         rows = np.concatenate(runs).reshape(-1, seq_len + 1) if runs else self._filling[:0].reshape(0, seq_len + 1)
         tokens, labels = rows[:, :-1].astype(np.int64), rows[:, 1:].astype(np.int64)
-        if inner:
-            after = self._runs([token for *_, token in inner], [token + 1 for *_, token in inner])
-            for (row, place, _), label in zip(inner, after, strict=True):
-                labels[row, place] = label.item()
+        if after:
+            labels[rows_of_inner, places] = (
+                self._tokens[np.array(after)] if self._mapped is None else self._mapped[after]
+            )
         self._leave_out(labels, pieces)
         for row, filled, _ in short:
             labels[row, filled:] = IGNORED

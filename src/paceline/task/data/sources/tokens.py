@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from paceline.errors import DataError
 from paceline.task.data.sources.tokenizer import Tokens
 from paceline.task.data.storage.watch import Watch
 
@@ -76,7 +77,13 @@ class TokenSplit:
 
     def watch(self) -> Watch:
         """Return the state of the file of tokens: whoever keeps it open holds it before each read."""
-        return Watch(str(Path(self.folder) / tokens_name(self.name)))
+        path = Path(self.folder) / tokens_name(self.name)
+        try:
+            return Watch(str(path))
+        except OSError as error:
+            raise DataError(
+                f"'{path}' cannot be read", error.strerror or str(error), "start again: its folder is made anew"
+            ) from error
 
     def offsets(self) -> Tokens:
         """Return where each document starts, and the end of the last: int64 [documents + 1]."""
@@ -156,6 +163,14 @@ class TokenWriter:
 
 
 def _mapped(path: Path, dtype: str, count: int) -> Tokens:
+    """Return a file's numbers, mapped. Raises DataError where it is not there, or is too short for them."""
     if count == 0:  # an empty file cannot be mapped
         return np.zeros(0, dtype=dtype)
-    return np.memmap(path, dtype=dtype, mode="r", shape=(count,))
+    try:
+        return np.memmap(path, dtype=dtype, mode="r", shape=(count,))
+    except (OSError, ValueError) as error:
+        because = error.strerror or str(error) if isinstance(error, OSError) else (
+            f"it has {path.stat().st_size:,} bytes, and {count * np.dtype(dtype).itemsize:,} belong to it")  # fmt: skip
+        raise DataError(
+            f"'{path}' cannot be read", because, "remove its folder from the cache: it is made again at the next start"
+        ) from error

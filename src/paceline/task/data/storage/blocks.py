@@ -56,7 +56,10 @@ class BlockCache:
         process fetches for a folder, no other does. Raises what `fetch` raises, and StorageError.
         """
         with self._lock:
-            found = {key: piece for key in keys if (piece := self._mapped.get(key)) is not None}
+            known = {key: piece for key in keys if (piece := self._mapped.get(key)) is not None}
+            found = {key: piece for key, piece in known.items() if _is_whole(self._path(key), piece)}
+            for key in known.keys() - found.keys():  # its pages are gone: to touch one would end the process
+                self._mapped_bytes -= len(self._mapped.pop(key))
             for key in found:
                 self._mapped.move_to_end(key)
         if len(found) < len(keys):
@@ -190,6 +193,14 @@ def _runs_without(keys: Sequence[str], found: dict[str, Bytes]) -> list[tuple[in
             first = runs.pop()[0] if runs and runs[-1][1] == place else place
             runs.append((first, place + 1))
     return runs
+
+
+def _is_whole(path: Path, piece: Bytes) -> bool:
+    """Return whether a mapped piece has all its pages still. One that was removed has: its name alone is gone."""
+    try:
+        return path.stat().st_size == len(piece) + HASH_BYTES
+    except FileNotFoundError:
+        return True
 
 
 def _hash(piece: Bytes) -> bytes:

@@ -17,7 +17,7 @@ from paceline.task.data.storage.ahead import FetchesAhead
 from paceline.task.data.storage.blocks import BlockCache, Bytes
 from paceline.task.data.storage.notices import DataNotices
 from paceline.task.data.storage.remote import RemoteFile, RemoteFiles, is_remote
-from paceline.task.data.storage.watch import Watch
+from paceline.task.data.storage.watch import State, Watch
 
 PIECE_BYTES = 256 * 2**10  # what is kept or goes: small against the neighbours that an order of blocks reads together
 ROW_PIECES = 16  # what one request asks for at most, 4 MiB: large against a request's latency, small against a shard
@@ -45,15 +45,22 @@ class ByteFile(Protocol):
 class LocalBytes:
     """A local file, mapped: nothing is read until it is used."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, state: State | None = None) -> None:
+        """Map a file, which is in `state` where that is given.
+
+        Raises DataError where it is not there, cannot be read, or is in another state.
+        """
         self.name = path
         try:
-            self.watch = Watch(path)
+            self.watch = Watch(path, state)
             self.size = self.watch.size
+            self.watch.hold()
             empty = np.zeros(0, dtype=np.uint8)  # an empty file cannot be mapped
             whole = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray) if self.size else empty
             self.mapped: Bytes = whole
             self.watch.hold()  # that it is the watched file which was mapped
+        except ValueError as error:  # of numpy: the file is shorter by now
+            raise cut_short(path, Path(path).stat().st_size, self.size) from error
         except FileNotFoundError as error:
             raise DataError(
                 f"'{path}' is not there", "no such file", "check the path, or copy the data again"
@@ -81,7 +88,7 @@ class LocalBytes:
         """Begin nothing."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LocalBytes, (self.name,)
+        return LocalBytes, (self.name, self.watch.state)
 
 
 class CachedBytes:
@@ -185,13 +192,20 @@ class Storage:
     notices: DataNotices = field(default_factory=DataNotices)
     ahead: FetchesAhead = field(default_factory=FetchesAhead)
 
-    def open(self, path: str) -> ByteFile:
-        """Return a file, of a path or a URL. Raises DataError where it is not there."""
+    def open(self, path: str, state: State | None = None) -> ByteFile:
+        """Return a file, of a path or a URL; a local one is in `state` where that is given.
+
+        Raises DataError where it is not there.
+        """
         if not is_remote(path):
-            return LocalBytes(path)
+            return LocalBytes(path, state)
         files = RemoteFiles(path, self.notices)
         cache = BlockCache(self.cache_dir / "blocks", self.cache_bytes, self.notices)
         return CachedBytes(files, files.file(), cache, self.ahead)
+
+    def state(self, path: str) -> State:
+        """Return the state of a local file. Raises DataError where it is not there."""
+        return LocalBytes(path).watch.state
 
     def read_all(self, path: str) -> bytes:
         """Return a small file whole, as it is now. Raises DataError."""

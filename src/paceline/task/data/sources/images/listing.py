@@ -14,6 +14,7 @@ from paceline.task.data.sources.listing import SPLIT_NAMES, Skipped
 from paceline.task.data.sources.named import IMAGE_SUFFIXES
 from paceline.task.data.storage.bytes import ByteFile, Storage
 from paceline.task.data.storage.remote import is_remote
+from paceline.task.data.storage.watch import State, state_of
 
 MOST_CLASSES = 2**20  # a number above it is an id or a time, and no class
 
@@ -37,6 +38,7 @@ class ImageListing:
     files: tuple[str, ...]
     entries: tuple[ImageEntry, ...]
     classes: tuple[str, ...]
+    states: tuple[State | None, ...] = ()  # of the files when they were listed; None of remote ones
     skipped: tuple[Skipped, ...] = ()  # what of a folder is not read
 
 
@@ -79,15 +81,16 @@ def _of_folder(root: Path) -> ImageListing:
         raise DataError(f"'{root}' holds nothing to train on", f"its folders are {', '.join(splits)}", "a folder train")
     level = 1 if splits else 0
     classes = tuple(sorted({name.parts[level] for name in kept}))
+    states = tuple(state_of((root / name).stat()) for name in kept)
     entries = tuple(
-        ImageEntry(str(name), number, 0, (root / name).stat().st_size, classes.index(name.parts[level]),
+        ImageEntry(str(name), number, 0, states[number].size, classes.index(name.parts[level]),
                    held_out.get(name.parts[0]))
         for number, name in enumerate(kept)
     )  # fmt: skip
     left = {f"{NOT_READ}: of another kind": others,
             f"{NOT_READ} for a test": [str(name) for name in names if splits.get(name.parts[0]) == "test"]}  # fmt: skip
     skipped = skipped_files({why: files for why, files in left.items() if files}, odd)
-    return ImageListing(tuple(str(root / name) for name in kept), entries, classes, skipped)
+    return ImageListing(tuple(str(root / name) for name in kept), entries, classes, states, skipped)
 
 
 def _splits(names: list[Path]) -> dict[str, str]:
@@ -100,9 +103,11 @@ def _of_tars(paths: list[str], storage: Storage) -> ImageListing:
     """Return the images of tar files. An image's class is the number in the file beside it that ends in `.cls`, or,
     where there are no such files, the name of its folder."""
     found: list[tuple[str, int, int, int, str]] = []
+    states: list[State | None] = []
     odd: dict[str, list[str]] = {}
     without, by_number = "", False
     for number, path in enumerate(paths):
+        states.append(None if is_remote(path) else storage.state(path))
         members = _members(path, storage, odd)
         classes = {_stem(member.name): member for member in members if member.name.lower().endswith(".cls")}
         file = storage.open(path)
@@ -131,7 +136,7 @@ def _of_tars(paths: list[str], storage: Storage) -> ImageListing:
     ordered = tuple(map(str, range(max(map(int, labels)) + 1))) if numbered else tuple(sorted(labels))
     places = {label: at for at, label in enumerate(ordered)}
     entries = tuple(ImageEntry(*each[:-1], places[str(int(each[-1])) if numbered else each[-1]]) for each in found)
-    return ImageListing(tuple(paths), entries, ordered, skipped_files({}, odd))
+    return ImageListing(tuple(paths), entries, ordered, tuple(states), skipped_files({}, odd))
 
 
 def _members(path: str, storage: Storage, odd: dict[str, list[str]]) -> list[tarfile.TarInfo]:

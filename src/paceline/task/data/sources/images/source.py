@@ -152,7 +152,8 @@ class ImageSource:
     def _file(self, number: int) -> ByteFile:
         with self._lock:
             if (known := self._open.get(number)) is None:
-                known = self._open[number] = self.storage.open(self.listing.files[number])
+                state = self.listing.states[number] if self.listing.states else None
+                known = self._open[number] = self.storage.open(self.listing.files[number], state)
                 if len(self._open) > OPEN_FILES:
                     self._open.popitem(last=False)
             return known

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from paceline.errors import DataError
 from paceline.task.data.rows.kept_rows import labels_that_count, rows_of_split
-from paceline.task.data.rows.packed_source import IGNORED, PackedSource
+from paceline.task.data.rows.packed_source import IGNORED, PackedSource, Piece
 from paceline.task.data.rows.packing import Ints, PackedRows
 from paceline.task.data.sources.tables.store import TextTable
 from paceline.task.data.sources.tokens import Split, TokenSplit
@@ -131,6 +131,8 @@ class PaddedDialogue(TableSource):
 
 class PackedDialogue(PackedSource):
     """Prompts and conversations packed into rows as documents are; labels of what does not count are -100."""
+
+    leaves_out = True
 
     def __init__(self, table: TextTable, split: TokenSplit, seq_len: int, cross_documents: bool = False) -> None:
         """Raises DataError where the split does not hold two tokens."""
