@@ -206,6 +206,16 @@ def test_a_folder_of_a_model_that_reads_no_text_says_what_it_is_and_what_to_writ
     settle(spec_of(tmp_path, "a.txt", "some text\n" * 9, f"task.model=hf:{tmp_path}", "task.objective=own:objective"))
 
 
+def test_a_folder_of_a_model_of_images_is_left_to_data_that_are_images(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["ViTForImageClassification"], **VISION}))
+    for name in ("black", "white"):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        (tmp_path / "pictures" / name / "0.png").write_bytes(b"")
+    model = f"task.model=hf:{tmp_path}"
+    for source in (f"images:{tmp_path / 'pictures'}", str(tmp_path / "pictures"), "own:images"):
+        settle(spec_of(tmp_path, "a.txt", "some text", model, f"task.data.source={source}"))
+
+
 @pytest.mark.parametrize("config", [
     {"architectures": ["LlavaForConditionalGeneration"], "text_config": {}, "vision_config": VISION},
     {"architectures": ["JambaForCausalLM"], "mamba_d_conv": 4},

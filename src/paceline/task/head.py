@@ -114,15 +114,18 @@ def config_of(model: ModelSpec, folder: Path) -> dict[str, Any]:
     return {**found, **changes, **named}
 
 
-def check_next_token(task: Task) -> None:
-    """Raise ConfigError for a folder of Hugging Face whose model is not made to say the next token of a text."""
+def check_next_token(task: Task, *, of_text: bool) -> None:
+    """Raise ConfigError for a folder of Hugging Face whose model is not made to say the next token of a text.
+
+    `of_text` says whether the data are known to be texts.
+    """
     model = task.model
     if not isinstance(model, ModelSpec) or task.objective not in ("auto", "next_token") or task.turns:
         return
     folder = folder_of(model.name)
     config = config_of(model, folder) if folder is not None else {}
     architecture = str((config.get("architectures") or [""])[0])
-    if found := _no_tokens(config, architecture, folder):
+    if of_text and (found := _no_tokens(config, architecture, folder)):
         what, why, instead = found
         raise ConfigError(f"the model in '{folder}' {what}", f"it is of the class {architecture}: {why}", instead)
     if config.get("is_encoder_decoder"):

@@ -60,7 +60,7 @@ def settle(spec: Spec, say: Say | None = None) -> Settled:
     decided = _Decided(task)
     if task.data.mix or not _settle_source(decided):
         _refuse_labels(task)
-        check_next_token(task)
+        check_next_token(task, of_text=_is_text(task.data))
         return Settled(spec)
     _settle_labels_asked(decided)
     table = open_table(decided.data, say)
@@ -69,7 +69,7 @@ def settle(spec: Spec, say: Say | None = None) -> Settled:
         _settle_model(decided, table)
         _settle_batch(decided)
     else:
-        check_next_token(decided.task)
+        check_next_token(decided.task, of_text=True)
         if table.columns.kind != "text":
             _settle_rows(decided)
     if not decided.records:
@@ -258,14 +258,18 @@ def _settle_rows(decided: _Decided) -> None:
         decided.data_option("rows", "padded", "one in a row, which any causal model takes")
 
 
+def _is_text(data: DataSpec) -> bool:
+    """Return whether data are texts, or tokens of texts, and nothing beside them."""
+    if data.collate or data.source == "digits" or data.mix:
+        return False
+    return kind_of_source(data.source)[0] in ("text", "hf", "shards", "megatron")
+
+
 def _refuse_labels(task: Task) -> None:
     """Raise ConfigError where an objective of labels would get the bytes of a text."""
     data = task.data
     assert isinstance(data, DataSpec)
-    if task.objective not in LABEL_OBJECTIVES or data.collate or data.source == "digits" or data.mix:
-        return
-    kind = kind_of_source(data.source)[0]
-    if kind in ("text", "hf", "shards", "megatron"):
+    if task.objective in LABEL_OBJECTIVES and _is_text(data):
         raise ConfigError(
             f"task.objective = '{task.objective}' with data that have no labels",
             f"'{inner_path(data.source)}' is text: its tokens would be taken for classes",

@@ -213,11 +213,12 @@ def compared(asked: list[tuple[Plan, str]]) -> list[CheckProof]:
 ZERO_1, ZERO_3 = (plan_of(Layout(dp_shard=2), precision="fp64", zero=zero) for zero in (1, 3))
 COPIES = plan_of(Layout(dp_replicate=2), precision="fp64", recompute="full")
 TENSOR = plan_of(Layout(tp=2), precision="fp64")
+SPREAD = plan_of(Layout(dp_replicate=2), precision="fp64", frozen="spread")
 
 
 @pytest.mark.parametrize(
     "asked",
-    [[(ZERO_1, "lora"), (ZERO_3, "dora"), (ZERO_3, "copy"), (COPIES, "copy")],
+    [[(ZERO_1, "lora"), (ZERO_3, "dora"), (ZERO_3, "copy"), (COPIES, "copy"), (SPREAD, "copy")],
      [(TENSOR, "lora"), (TENSOR, "dora"), (COPIES, "dora")]],
     ids=("data", "tensor"),
 )  # fmt: skip
