@@ -36,7 +36,7 @@ precision over the same rows. Where a table holds tuned settings only, it is har
 Three things that these figures do not say. The formulas were written by people who have seen all of these tables, so a
 new one may be worse: on 13 tables that nobody here had seen, an earlier version was off by 49 % in the median table.
 What a table leaves open (a ZeRO class, recompute, a micro-batch, stages per device) is taken to be the fastest that
-fits. The last round of changes (2026-11-23) was made without a look at two tables, chosen by the hash of their names:
+fits. An earlier round of changes (2026-11-23) was made without a look at two tables, chosen by the hash of their names:
 megatron_core_h100 went from 6.8 % to 6.2 % and torchtitan from 11.5 % to 11.1 %. And energy of whole runs that is
 published as hours times watts confirms the hours, not the watts.
 """

@@ -184,6 +184,11 @@ def test_intervals_widen_with_what_no_table_had() -> None:
     assert chip.wide == pytest.approx(math.hypot(0.4, CHIP * Z95 / Z80))
     other = time_widths(constants, "NVIDIA A100", "bf16", "Paceline", 256)  # two doublings beyond
     assert other.narrow == pytest.approx(math.hypot(0.2, PROGRAM, 0.04))
+    lone = replace(constants, seen=replace(seen, once=("ampere",)))
+    once = time_widths(lone, "NVIDIA A100", "bf16", "Megatron-LM", 64)
+    assert once.narrow == pytest.approx(math.hypot(0.2, CHIP * math.sqrt(0.5))), "one source is half of what is to know"
+    assert once.because == "this program measured, this chip's generation by one source"
+    assert time_widths(lone, "NVIDIA H100", "bf16", "Megatron-LM", 64) == chip
 
 
 def anchored_row(devices: int, measured: float, computes: float, waits: float) -> Scored:

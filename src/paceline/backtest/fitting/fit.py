@@ -202,10 +202,15 @@ class Fitting:
 
 def _pooled(constants: Constants, parts: Sequence[FittedTable]) -> Constants:
     """Return constants whose shares of generations are drawn together, by how many sources tell of each."""
-    told = {family: {source for part in parts if family in part.generations for source in part.sources}
-            for family in constants.share}  # fmt: skip
-    shares = pooled(constants.share, {family: len(sources) for family, sources in told.items()})
+    shares = pooled(constants.share, _sources(parts))
     return replace(constants, share={family: rounded(share) for family, share in shares.items()})
+
+
+def _sources(parts: Sequence[FittedTable]) -> dict[str, int]:
+    """Return how many sources measured each generation."""
+    told = {family: {source for part in parts if family in part.generations for source in part.sources}
+            for family in FAMILIES}  # fmt: skip
+    return {family: len(sources) for family, sources in told.items() if sources}
 
 
 def seen_in(parts: Sequence[FittedTable]) -> FittedOn:
@@ -216,6 +221,7 @@ def seen_in(parts: Sequence[FittedTable]) -> FittedOn:
         precisions=tuple(sorted({case.plans[0].precision for case in cases})),
         programs=tuple(sorted({software_of(case).name for case in cases})),
         devices=max((case.cluster.devices for case in cases), default=1),
+        once=tuple(family for family, sources in sorted(_sources(parts).items()) if sources == 1),
     )
 
 

@@ -33,6 +33,7 @@ class FittedOn:
     precisions: tuple[str, ...]
     programs: tuple[str, ...]
     devices: int  # the most of a row
+    once: tuple[str, ...] = ()  # families that a single source measured
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def family_of(device_name: str) -> str:
 
 
 def _seen(record: dict[str, Any]) -> FittedOn:
-    named = {name: tuple(record[name]) for name in ("families", "precisions", "programs")}
+    named = {name: tuple(record.get(name, ())) for name in ("families", "precisions", "programs", "once")}
     return FittedOn(**named, devices=record["devices"])
 
 

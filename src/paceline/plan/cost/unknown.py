@@ -17,7 +17,12 @@ from paceline.spec.forecast import Z80, Z95
 # precisions: chosen so that intervals of tables whose source is left out hold what they say; the development tables are
 # among those, so they were looked at.
 CHIP, PRECISION, PROGRAM = 0.30, 0.08, 0.05
+# Of a generation that a single source measured: sources of one differ as much as generations do (power_limit.pooled),
+# so half of the variance is left.
+ONE_SOURCE = CHIP * math.sqrt(1 / 2)
 PER_DOUBLING = 0.02  # beyond the largest number of devices that was fitted
+
+ONCE = "one source"  # what is known of a chip whose generation was measured once
 
 
 @dataclass(frozen=True)
@@ -37,8 +42,11 @@ def time_widths(constants: Constants, device: str, precision: str, program: str,
     seen, found = constants.seen, [(constants.time_80, "")]
     if seen is None:
         return Widths(constants.time_80, constants.time_95, "")
-    if family_of(device) not in seen.families:
+    family = family_of(device)
+    if family not in seen.families:
         found.append((CHIP, "chip"))
+    elif family in seen.once:
+        found.append((ONE_SOURCE, ONCE))
     if precision not in seen.precisions:
         found.append((PRECISION, "precision"))
     if program not in seen.programs:
@@ -51,7 +59,9 @@ def time_widths(constants: Constants, device: str, precision: str, program: str,
 
 
 def _words(unknown: list[str]) -> str:
-    known = [f"this {what}" for what in ("chip", "program") if what not in unknown]
+    by_one, unknown = ONCE in unknown, [what for what in unknown if what != ONCE]
+    known = [f"this {what}" for what in ("chip", "program") if what not in unknown and not (by_one and what == "chip")]
     never = [f"this {what}" for what in unknown]
     words = [f"{' and '.join(known)} measured"] if known else []
+    words += ["this chip's generation by one source"] if by_one else []
     return ", ".join([*words, *([f"{' and '.join(never)} never"] if never else [])])
