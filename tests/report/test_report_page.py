@@ -194,6 +194,14 @@ def test_scales_show_every_value(values: list[float], zero: bool, log: bool) -> 
     assert 1 <= len(ticks_of(scale)) <= 14
 
 
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("values", [[1e305, 1.7e308], [-1.7e308, -1e305], [1e300], [-1e300], [-1e300, 1e300]])
+def test_values_beyond_all_measure_have_a_scale(values: list[float], log: bool) -> None:
+    scale = scale_for(values, 0.0, 100.0, log=log)
+    assert scale.low < scale.high and all(math.isfinite(tick) for tick in ticks_of(scale))
+    assert all(0.0 <= scale(value) <= 100.0 for value in values)
+
+
 def test_ticks_are_round() -> None:
     assert linear_ticks(0, 10) == [0, 2, 4, 6, 8, 10]
     assert linear_ticks(1.31, 6.2) == pytest.approx([2, 3, 4, 5, 6])

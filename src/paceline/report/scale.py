@@ -58,7 +58,7 @@ def scale_for(
 
     Values beyond LIMIT, of a run that diverged, sit at its edge. Logarithms are taken only of positive values.
     """
-    low, high = (max(min(values), -LIMIT), min(max(values), LIMIT)) if values else (0.0, 1.0)
+    low, high = (min(max(edge, -LIMIT), LIMIT) for edge in ((min(values), max(values)) if values else (0.0, 1.0)))
     if log and low > 0:
         low, high = max(low, 1 / LIMIT), max(high, 1 / LIMIT)
         if high < low * 1.01:

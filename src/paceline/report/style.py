@@ -12,7 +12,7 @@ CSS = """
 --none:#a0a9b4;--none-bg:#272c33;
 --c0:#6c9df0;--c1:#3fb8a3;--c2:#e7a84e;--c3:#a98bea;--c4:#e07ea8;--c5:#a3bb52;--c6:#8d97a4;--c7:#c98c61}}
 *{box-sizing:border-box}
-body{margin:0;background:var(--bg);color:var(--ink);
+body{margin:0;background:var(--bg);color:var(--ink);overflow-wrap:anywhere;
 font:15px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;
 font-variant-numeric:tabular-nums;-webkit-text-size-adjust:100%}
 main{max-width:60rem;margin:0 auto;padding:2.5rem 1.5rem 4rem}
@@ -37,6 +37,7 @@ p{margin:.4rem 0;max-width:44rem}
 .alert b{color:var(--bad)}.alert dl{margin:.4rem 0 0}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:.2rem 1.1rem;margin:.6rem 0}
 dt{color:var(--soft)}dd{margin:0;overflow-wrap:anywhere}
+table{overflow-wrap:normal}
 figure{margin:.8rem 0 1.2rem}
 .scroll{overflow-x:auto;-webkit-overflow-scrolling:touch}
 table{border-collapse:collapse;width:100%;font-size:.89rem;margin:.6rem 0}

@@ -55,6 +55,28 @@ def test_a_live_run_in_a_browser(tmp_path: Path) -> None:
     print(f"first chart after {painted:.2f} s")
 
 
+def test_odd_journals_fit_a_phone_and_complain_of_nothing(tmp_path: Path) -> None:
+    """A name as long as a file may have, steps beyond all numbers, a clock in 1970, nothing at all."""
+    records = journals.complete()[:40]
+    odd = {
+        "x" * 200: records,
+        "beyond": [{**each, "step": 1e305 * each["step"]} if each["kind"] == "step" else each for each in records],
+        "diverged": [{**each, "loss": 1e305} if each["kind"] == "step" else each for each in records],
+        "in-1970": [{**each, "time": each["time"] % 86400} for each in records],
+        "plan": [{**records[0], "plan_text": "y" * 2000}, *records[1:]],
+    }
+    for name, lines in odd.items():
+        journals.write(tmp_path / "runs" / name, lines)
+    (tmp_path / "runs" / "empty" / "journal").mkdir(parents=True)
+    with served(tmp_path / "runs") as server, browser(tmp_path / "profile") as tab:
+        tab.call("Emulation.setDeviceMetricsOverride", width=375, height=800, deviceScaleFactor=1, mobile=True)
+        for path in ("", *(f"run/{name}" for name in (*odd, "empty"))):
+            tab.open(f"{server.address.url}{path}")
+            tab.wait("document.readyState === 'complete' && document.querySelector('#page')")
+            assert tab.ask("document.documentElement.scrollWidth") <= 375, f"{path[:20]} is wider than a phone"
+        assert tab.complaints == []
+
+
 def test_a_browser_may_ask_for_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LiveRun, "status", lambda run, now=None: RUNNING)
     run = journals.write(tmp_path / "live", journals.complete()[:60])

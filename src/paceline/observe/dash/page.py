@@ -41,6 +41,7 @@ svg .end.c4{fill:var(--c4)}svg .end.c5{fill:var(--c5)}svg .end.c6{fill:var(--c6)
 @media (prefers-reduced-motion:no-preference){.changed .big{transition:color .2s}}
 """
 )
+MOST_PLAN = 200  # letters of a plan in the table of all runs
 SKIP = '<a class="skip" href="#page">to the content</a>'
 
 
@@ -101,7 +102,7 @@ def runs_table(glances: Mapping[str, Glance], now: float) -> str:
             f'<td>{pill(STYLES.get(status, "none"), status)}</td><td class="n">{esc(step + of)}</td>'
             f'<td class="n">{"–" if glance.loss is None else f"{glance.loss:.4f}"}</td>'
             f'<td class="n">{"–" if took is None else esc(format_seconds(took))}</td><td class="n">{esc(against)}</td>'
-            f'<td class="n">{esc(ago)}</td><td>{esc(glance.plan)}</td></tr>'
+            f'<td class="n">{esc(ago)}</td><td>{esc(glance.plan[:MOST_PLAN])}</td></tr>'
         )
     names = ("", "run", "task", "status", "steps", "loss", "step", "against forecast", "last record", "plan")
     head = "".join(f'<th scope="col"{" class=n" if 4 <= index <= 8 else ""}>{name}</th>'
