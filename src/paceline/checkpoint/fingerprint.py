@@ -104,7 +104,7 @@ def _words(local: torch.Tensor) -> torch.Tensor:
     """Return the bits of a tensor as integers, with a last dimension for the words of an element."""
     shape = local.shape
     if local.is_complex():
-        local = torch.view_as_real(local.resolve_conj())
+        local = torch.view_as_real(local.resolve_conj().resolve_neg())
     flat = local.contiguous().reshape(-1)
     return flat.view(WORDS[flat.element_size()]).view(*shape, -1)
 

@@ -107,9 +107,9 @@ def verify_checkpoint(path: Path) -> Manifest:
     return manifest
 
 
-@dataclass(frozen=True)
+@dataclass
 class Partial:
-    """A save under way: its folder, and the descriptor whose lock says that the saving process lives."""
+    """A save under way: its folder, and the descriptor whose lock says that the saving process lives; -1 after it."""
 
     folder: Path
     lock: int
@@ -117,7 +117,7 @@ class Partial:
     def discard(self) -> None:
         """Remove the folder as far as possible and let go of the lock; what stays is cleared by a later save."""
         shutil.rmtree(self.folder, ignore_errors=True)
-        _let_go(self.folder, self.lock)
+        self._let_go()
 
     def publish(self, step: int) -> Path:
         """Rename the folder to its final name, make the name durable, and return it.
@@ -136,8 +136,14 @@ class Partial:
                     raise
                 attempt += 1
         sync_folder(root)
-        _let_go(self.folder, self.lock)
+        self._let_go()
         return target
+
+    def _let_go(self) -> None:
+        """Let go of the lock once: an interrupt may come in between, and by then another file may have its number."""
+        lock, self.lock = self.lock, -1
+        if lock >= 0:
+            _let_go(self.folder, lock)
 
 
 def create_partial(root: Path, step: int) -> Partial:
@@ -202,9 +208,12 @@ def remove_old(root: Path, retention: Retention, newest: Path) -> tuple[list[str
 
 
 def _remove(folder: Path) -> None:
-    """Delete a folder that another process may be deleting too."""
+    """Delete a folder that another process may be deleting too; of a link to one, the link alone."""
     with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(folder)
+        if folder.is_symlink():
+            folder.unlink()
+        else:
+            shutil.rmtree(folder)
 
 
 def _let_go(folder: Path, lock: int) -> None:

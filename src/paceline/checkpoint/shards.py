@@ -80,10 +80,28 @@ def stored_shape(dtype: str, shape: Sequence[int]) -> tuple[int, ...]:
 def write_shard(path: Path, entries: Sequence[TensorToWrite]) -> FileEntry:
     """Write a shard of a checkpoint, read it back, have the disk take it, and return its length and digest.
 
-    Raises OSError, and StorageError where what is read is not what was written.
+    Raises OSError, and StorageError where what is read is not what was written, or a load could not read it.
     """
     ordered = _in_order(entries)
-    return write_in_pieces(path, chain([memoryview(_header(ordered, None))], _pieces_of(ordered)))
+    entry = write_in_pieces(path, chain([memoryview(_header(ordered, None))], _pieces_of(ordered)))
+    _check_readable(path, ordered)
+    return entry
+
+
+def _check_readable(path: Path, entries: Sequence[TensorToWrite]) -> None:
+    """Raise StorageError where a load would not find every tensor in a shard: safetensors reserves some names."""
+    try:
+        with safe_open(path, framework="pt") as opened:
+            for entry in entries:
+                stored = opened.get_slice(entry.key)
+                if tuple(stored.get_shape()) != stored_shape(entry.dtype, entry.shape):
+                    raise SafetensorError(f"'{entry.key}' has another shape there")
+    except (SafetensorError, UnicodeError) as error:
+        raise StorageError(
+            f"{path} holds every byte and cannot be read by safetensors",
+            str(error),
+            "give tensors names of plain text other than '__metadata__', and fewer of them to a rank",
+        ) from error
 
 
 def write_plain(path: Path, entries: Sequence[TensorToWrite], metadata: dict[str, str]) -> FileEntry:
@@ -147,7 +165,7 @@ def _pieces(entry: TensorToWrite) -> Iterator[memoryview]:
     assert dtype_name(tensor.dtype) == entry.dtype, f"{entry.key}: {tensor.dtype} is not {entry.dtype}"
     assert tuple(tensor.shape) == entry.shape, f"{entry.key}: {tuple(tensor.shape)} is not {entry.shape}"
     if tensor.is_complex():
-        tensor = torch.view_as_real(tensor.resolve_conj())
+        tensor = torch.view_as_real(tensor.resolve_conj().resolve_neg())
     if not tensor.is_contiguous():
         tensor = tensor.cpu().contiguous()  # on the host, where a second copy is cheaper than on the device
     flat = tensor.reshape(-1).view(torch.uint8)
