@@ -30,7 +30,8 @@ from paceline.units import parse_amount
         ("plan.gradient-checkpointing=true", "plan.recompute"),
         ("task.adapter.r=8", "task.adapter.rank"),
         ("task.adapter.kind=qlora", 'base_dtype = "nf4"'),
-        ("plan.precision=bfloat16", '"bf16"'),
+        ("plan.precision=bfloat16", "'bf16'"),
+        ("plan.goal=cheapest", "'money'"),
     ],
 )
 def test_the_word_of_another_tool_is_answered_by_its_meaning(written: str, told: str) -> None:
@@ -90,4 +91,4 @@ def test_the_unit_of_another_tool(text: str, unit: str) -> None:
 def test_a_choice_that_is_empty_text_is_seen() -> None:
     with pytest.raises(ConfigError) as caught:
         parse_spec("", "x.toml", ["task.adapter.base_dtype=int4"])
-    assert 'one of: "", ' in caught.value.because and '"nf4"' in caught.value.try_
+    assert 'one of: "", ' in caught.value.because and "'nf4'" in caught.value.try_

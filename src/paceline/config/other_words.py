@@ -69,6 +69,7 @@ _VALUES: dict[str, str] = {
     "alllinear": "nothing: without task.adapter.targets every linear layer of the repeated blocks has an adapter",
     "float16": '"fp16"', "half": '"fp16"', "float32": '"fp32"', "float": '"fp32"', "float64": '"fp64"',
     "double": '"fp64"', "bfloat16": '"bf16"', "mixed": '"bf16"', "bf16mixed": '"bf16"', "16mixed": '"fp16"',
+    "cheapest": "money", "cost": "money", "price": "money", "fastest": "time", "speed": "time", "throughput": "time",
     "int4": '"nf4"', "4bit": '"nf4"',
 }  # fmt: skip
 
@@ -95,8 +96,10 @@ def choice_meant(word: str, choices: Iterable[str]) -> str:
     """Return what to write for a choice that there is not. A meaning counts where the choices have it."""
     known = [choice for choice in choices if choice]
     said = _VALUES.get(_plain(word))
-    if said and (said.strip('"') in known or "=" in said):
-        return f"did you mean {said}?" if "=" not in said else said
+    if said and "=" in said:
+        return said
+    if said and said.strip('"') in known:
+        return f"did you mean '{said.strip(chr(34))}'?"
     return suggestion(word, known)
 
 
