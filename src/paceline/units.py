@@ -66,6 +66,12 @@ _EXAMPLES = {
 }
 
 
+_OTHER_WORDS = {  # of other tools, for the units of an amount
+    "iterations": "steps", "iters": "steps", "its": "steps", "updates": "steps", "batches": "steps",
+    "examples": "samples", "rows": "samples", "sequences": "samples", "images": "samples",
+}  # fmt: skip
+
+
 def parse_amount(text: str, units: tuple[str, ...] = AMOUNT_UNITS) -> Amount:
     """Return the Amount that `text` names, such as "300 steps" or "128 Ki tokens".
 
@@ -75,7 +81,10 @@ def parse_amount(text: str, units: tuple[str, ...] = AMOUNT_UNITS) -> Amount:
     prefix, _, unit = rest.rpartition(" ")
     written, unit = unit, unit if unit.endswith("s") or not unit else unit + "s"
     if unit not in units:
+        meant = _OTHER_WORDS.get(unit.lower(), "")
         near = suggestion(unit, units) if unit else f"add a unit, {suggestion('', units)}"
+        if meant in units:
+            near = f"did you mean '{meant}'?"
         raise ConfigError(f"'{text}' is not an amount in {', '.join(units)}", f"unit '{written or '(none)'}'", near)
     if prefix not in PREFIXES:
         raise ConfigError(f"'{text}' is not an amount", f"unknown prefix '{prefix}'", suggestion(prefix, PREFIXES))
@@ -123,12 +132,15 @@ def format_seconds(seconds: float) -> str:
     """Return a duration for people: "61 µs", "1.92 s", "9m 40s", "3d 4h"."""
     if not math.isfinite(seconds):
         return "unknown"
-    if seconds < 1e-3:
+    shown = _three_figures(seconds)
+    if abs(shown) < 1e-3:
         return f"{seconds * 1e6:.0f} µs"
-    if seconds < 1:
+    if abs(shown) < 1:
         return f"{seconds * 1e3:.3g} ms"
-    if seconds < 60:
+    if abs(shown) < 60:
         return f"{seconds:.3g} s"
+    if seconds < 0:
+        return f"-{format_seconds(-seconds)}"
     whole = round(seconds)
     if whole < 3600:
         return f"{whole // 60}m {whole % 60:02d}s"
@@ -139,15 +151,26 @@ def format_seconds(seconds: float) -> str:
 
 def format_count(count: float) -> str:
     """Return a count for people with a decimal prefix: "67.2 k", "11.3 M", "405 B"."""
-    for unit, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(count) >= scale:
-            return f"{count / scale:.3g} {unit}"
-    return f"{count:.3g}"
+    return _prefixed(count, (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)))
 
 
 def format_rate(per_second: float, unit: str) -> str:
     """Return a rate for people with a decimal prefix: "121 GFLOP/s", "2.9 GB/s"."""
-    for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(per_second) >= scale:
-            return f"{per_second / scale:.3g} {prefix}{unit}/s"
-    return f"{per_second:.3g} {unit}/s"
+    shown = _prefixed(per_second, (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)))
+    return f"{shown}{unit}/s" if " " in shown else f"{shown} {unit}/s"
+
+
+def _prefixed(value: float, prefixes: tuple[tuple[str, float], ...]) -> str:
+    """Return three figures with the prefix that fits them as they are rounded: 999,900 is "1 M" and not "1e+03 k"."""
+    if not math.isfinite(value):
+        return f"{value:.3g}"
+    shown = _three_figures(value)
+    for prefix, scale in prefixes:
+        if abs(shown) >= scale:
+            figures = shown / scale
+            return f"{figures:.3g} {prefix}" if abs(figures) < 1e3 else f"{figures:,.0f} {prefix}"
+    return f"{value:.3g}"
+
+
+def _three_figures(value: float) -> float:
+    return float(f"{value:.3g}")

@@ -95,3 +95,10 @@ def test_what_is_not_a_file_is_refused(tmp_path: Path) -> None:
         read_document(tmp_path / "latn.toml")
     with pytest.raises(ConfigError, match=r"latin.toml:2"):
         read_document(tmp_path / "latin.toml")
+
+
+def test_a_link_to_nothing_is_named_as_such(tmp_path: Path) -> None:
+    """The error asked "did you mean 'x.toml'?", of x.toml itself."""
+    (tmp_path / "x.toml").symlink_to("gone.toml")
+    with pytest.raises(ConfigError, match=r"it is a link to gone\.toml, which is not there"):
+        read_document(tmp_path / "x.toml")

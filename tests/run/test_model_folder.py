@@ -109,6 +109,23 @@ def test_a_model_has_moved_as_far_on_every_layout(tmp_path: Path, family: str, l
         assert of_blocks == pytest.approx(blocks, rel=1e-3)
 
 
+def distances_of_adapted(name: str, train: tuple[str, ...]) -> list[str] | None:
+    """Return the blocks that are told to have moved, beside adapters on a base that rests in bf16."""
+    adapter = {"kind": "lora", "rank": 2, "base_dtype": "bf16"}
+    task = decoder_task(model=ModelSpec(name=name), adapter=adapter, train=train)
+    world = join_world("cpu", threads=1)
+    _, built = run_steps(task, plan_of(Layout()), 1, world)
+    found = moved(built.model, task, world, 1)
+    return list(found.blocks) if isinstance(found, MovedRecord) else None
+
+
+def test_a_frozen_base_does_not_move(tmp_path: Path) -> None:
+    """What `base_dtype` rounds is no movement, and "0.00 % from the starting weights" says nothing of adapters."""
+    name = str(write_model(tmp_path / "m", "Llama"))
+    assert run_ranks(distances_of_adapted, 1, name, ()) == [None]
+    assert run_ranks(distances_of_adapted, 1, name, ("norm",)) == [["norm"]]
+
+
 def write_spec(folder: Path, model: str, devices: int = 1, plan: str = "") -> Path:
     text = SPEC.format(model=model, corpus=write_corpus(folder), cache=folder / "cache", devices=devices, plan=plan,
                        run=folder / "run")  # fmt: skip

@@ -1,5 +1,7 @@
 """Batches are exact or refused; steps are rounded up."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from paceline.errors import ConfigError
 from paceline.spec.amounts import batch_samples, in_steps, total_steps
 from paceline.spec.task import Task
-from paceline.units import Amount
+from paceline.units import Amount, format_count, format_rate, format_seconds
 
 
 def test_batch_in_tokens_and_samples() -> None:
@@ -55,3 +57,15 @@ def test_a_tenth_is_a_tenth() -> None:
 def test_epochs_need_the_size_of_the_data() -> None:
     with pytest.raises(ConfigError, match="not known"):
         total_steps(Task(stop=Amount(1, "epochs")), 16, 256, 0)
+
+
+def test_figures_have_the_prefix_that_fits_them_as_they_are_rounded() -> None:
+    """A step of 999.6 ms was printed as "1e+03 ms"."""
+    assert [format_seconds(each) for each in (0.9996, 59.97, 0.0009996, 3599.7, -5.0, -90.0)] == [
+        "1 s", "1m 00s", "1 ms", "1h 00m", "-5 s", "-1m 30s",
+    ]  # fmt: skip
+    assert [format_count(each) for each in (999.6, 999_900, 1.5e15, 999.4)] == ["1 k", "1 M", "1,500 T", "999"]
+    assert [format_rate(each, "B") for each in (999_900, 12.0, math.inf)] == ["1 MB/s", "12 B/s", "inf B/s"]
+    for tenths in range(-60, 200):
+        value = 9.996 * 10 ** (tenths / 10)
+        assert not any("e+" in shown for shown in (format_seconds(value), format_count(value), format_rate(value, "B")))

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
+from paceline.config.other_words import said_elsewhere
 from paceline.errors import ConfigError, suggestion
 
 EXIT_CODES = {
@@ -70,10 +71,21 @@ class Parser(argparse.ArgumentParser):
             known = [name for name in self._option_string_actions if name.startswith("--")]
             name = word.partition("=")[0]
             longer = [option for option in known if option.startswith(name)]  # options are not abbreviated
-            fix = f"did you mean '{longer[0]}'?" if longer else suggestion(name, known)
+            said = said_elsewhere(name) if "--set" in known else None
+            fix = f"did you mean '{longer[0]}'?" if longer else _option_near(name, known)
+            if said and not longer:
+                fix = f"in the spec, or by --set: {said}" if "=" in said else said
             raise ConfigError(f"unknown option '{name}'", f"`{self.prog}` has no such option", fix)
         because = f"`{self.prog}` takes no further argument"
         raise ConfigError(f"unexpected argument '{word}'", because, f"{self.prog} --help; quote values with spaces")
+
+
+def _option_near(name: str, known: list[str]) -> str:
+    """Return what to write for an option: dashes, which all options have, make no two of them alike."""
+    told = suggestion(name.lstrip("-"), [option.lstrip("-") for option in known])
+    if told.startswith("did you mean '"):
+        return told.replace("'", "'--", 1)
+    return f"one of: {', '.join(known)}"
 
 
 def whole(text: str) -> int:

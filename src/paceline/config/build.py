@@ -10,10 +10,11 @@ from typing import Any
 
 from paceline.config.declared import from_file
 from paceline.config.document import Key, TomlDocument
+from paceline.config.other_words import option_meant
 from paceline.config.problems import Problems
 from paceline.config.shape import Option, Table
 from paceline.config.values import check_free, convert, literal, toml_key, wrong_type
-from paceline.errors import ConfigError, suggestion
+from paceline.errors import ConfigError
 
 DEFAULT = "default"
 
@@ -285,5 +286,5 @@ def _unknown(table: Table, key: Key, source: _Source) -> ConfigError:
     return ConfigError(
         f"{source.where(key)}: unknown key '{dotted(key)}'",
         f"[{dotted(key[:-1])}] has no such option" if key[:-1] else "a spec has no such table",
-        f"did you mean '{elsewhere[0]}'?" if elsewhere else suggestion(key[-1], table.members),
+        option_meant(key[-1], table.members, elsewhere),
     )

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 from paceline.config.declared import told_at_caller
 from paceline.config.given import settled
 from paceline.config.shape import Option
-from paceline.errors import ConfigError, suggestion
+from paceline.errors import ConfigError, PacelineError, suggestion
+from paceline.uncaught import end_with_code
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -54,13 +56,23 @@ def checked_call(**declared: Option) -> Callable[[Callable[P, R]], Callable[P, R
                             with problems.noting():
                                 bound.arguments[key] = settled(option, key, bound.arguments[key])
                 if not problems:
-                    with problems.noting():
+                    with problems.noting(), _of_a_script():
                         return function(*bound.args, **bound.kwargs)
             raise AssertionError("what was noted has been raised")
 
         return call
 
     return decorate
+
+
+@contextmanager
+def _of_a_script() -> Iterator[None]:
+    """Have an error of ours that nobody catches, whatever its kind, end the script with its exit code."""
+    try:
+        yield
+    except PacelineError:
+        end_with_code()
+        raise
 
 
 def _bound(

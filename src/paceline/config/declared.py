@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from paceline.config.given import settled
+from paceline.config.other_words import option_meant
 from paceline.config.problems import Problems
 from paceline.config.shape import Table, table_of
 from paceline.config.values import literal
-from paceline.errors import ConfigError, suggestion
+from paceline.errors import ConfigError
 from paceline.uncaught import end_with_code
 
 _FROM_FILE: ContextVar[bool] = ContextVar("_FROM_FILE", default=False)
@@ -128,7 +129,7 @@ def _key(cls: type[Declared], name: str) -> str:
 
 def _unknown(cls: type[Declared], name: str, fields: list[str]) -> ConfigError:
     return ConfigError(
-        f"unknown option '{_key(cls, name)}'", f"{cls.__name__} has no '{name}'", suggestion(name, fields)
+        f"unknown option '{_key(cls, name)}'", f"{cls.__name__} has no '{name}'", option_meant(name, fields)
     )
 
 

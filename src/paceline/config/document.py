@@ -97,6 +97,9 @@ def _read_text(path: str | Path) -> str:
         with file.open("rb") as stream:
             raw = stream.read(MAX_BYTES + 1)
     except FileNotFoundError as error:
+        if file.is_symlink():
+            because = f"it is a link to {file.readlink()}, which is not there"
+            raise ConfigError(f"there is no file '{path}'", because, "mend the link") from error
         raise ConfigError(f"there is no file '{path}'", "a spec file was expected there", _near(file)) from error
     except IsADirectoryError as error:
         raise ConfigError(f"'{path}' is a folder", "a spec file was expected there", _near(file / "?")) from error

@@ -7,8 +7,9 @@ import math
 import re
 from typing import Any
 
+from paceline.config.other_words import choice_meant
 from paceline.config.shape import Option
-from paceline.errors import ConfigError, suggestion
+from paceline.errors import ConfigError
 from paceline.units import Amount, Seconds, parse_amount, parse_bytes, parse_seconds
 
 _UNIT = {"amount": "steps", "duration": "s"}  # what a bare number most likely means
@@ -115,8 +116,9 @@ def _text(option: Option, key: str, value: Any) -> str:
     is_path = bool(option.objects) and ":" in value  # an import path in the place of an object
     if option.choices and value not in option.choices and not is_path:
         raise ConfigError(
-            f"{key} = {literal(value)} is not a choice", f"it takes one of: {', '.join(option.choices)}",
-            suggestion(value, option.choices),
+            f"{key} = {literal(value)} is not a choice",
+            f"it takes one of: {', '.join(choice or literal(choice) for choice in option.choices)}",
+            choice_meant(value, option.choices),
         )  # fmt: skip
     if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
         raise ConfigError(

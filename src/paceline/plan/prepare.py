@@ -13,7 +13,7 @@ from paceline.spec.load import Spec
 from paceline.spec.model_folder import FRESH
 from paceline.spec.steps.growth import course_of
 from paceline.spec.task import ModelSpec, Task
-from paceline.task.data.facts import data_facts
+from paceline.task.data.facts import DataFacts, data_facts
 from paceline.task.profile.of_task import profile_task
 from paceline.task.settled import settle
 
@@ -26,6 +26,7 @@ def prepare_task(spec: Spec, *, say: Callable[[str], None] | None = None) -> Pre
     settled = settle(spec, say)
     spec, task = settled.spec, settled.spec.task
     facts = data_facts(task.data, say)
+    refuse_unmeasured(spec, facts)
     profile = profile_task(_without_weights(task) if has_checkpoint(run_directory(spec)) else task, facts)
     # Where rows are filled up to the longest, tokens make as many samples as the longest would.
     items = facts.longest if task.batch_rows == "by_length" and facts.longest else facts.items_per_sample
@@ -40,6 +41,25 @@ def prepare_task(spec: Spec, *, say: Callable[[str], None] | None = None) -> Pre
             f'task.stop = "{facts.end // read(batch)} steps", later limits, or a source without one',
         )
     return Prepared(spec, facts, profile, batch, steps, settled.decisions)
+
+
+def refuse_unmeasured(spec: Spec, facts: DataFacts) -> None:
+    """Raise ConfigError where an option looks at held-out data and there are none: it would have no effect, unsaid."""
+    if facts.validation_samples or spec.task.evaluate.sets:
+        return
+    asked, measured = spec.task.evaluate, spec.task.evaluate.metrics
+    wanted = {
+        "task.evaluate.patience": asked.patience,
+        "run.checkpoints.save_best": spec.run.checkpoints.save_best,
+        "task.evaluate.metrics": ", ".join(str(getattr(each, "__name__", each)) for each in measured),
+    }
+    if found := [f"{name} = {str(value).lower()}" for name, value in wanted.items() if value]:
+        raise ConfigError(
+            f"no data are held out, and {' and '.join(found)} would have no effect",
+            "evaluations are made on held-out data",
+            "a pair of data sets (train, validation), task.evaluate.sets, or of text, tables and images more of them or"
+            " another task.data.validation_fraction",
+        )
 
 
 def _without_weights(task: Task) -> Task:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Callable
@@ -37,6 +38,7 @@ from paceline.supervise.parent import end_with_step
 from paceline.supervise.supervisor import explain
 from paceline.supervise.trace_signal import traced_by_signal
 
+FULL = (errno.ENOSPC, errno.EDQUOT)  # the storage, or what of it is this user's
 MOST_PROBE_SECONDS = 90.0  # that a run waits for a probe, by the clock
 Say = Callable[[str], None]
 
@@ -105,9 +107,12 @@ def check_writable(run_dir: Path) -> None:
         with tempfile.TemporaryFile(dir=run_dir) as probe:
             probe.write(b"0" * 4096)
     except OSError as error:
-        raise StorageError(
-            f"cannot write to the run's directory {run_dir}", str(error), "free space or choose another run.dir"
-        ) from error
+        what = f"cannot write to the run's directory {run_dir}"
+        if isinstance(error, FileExistsError | NotADirectoryError):
+            raise StorageError(what, f"{error.filename} is a file, and no folder", "another run.dir") from error
+        because = f"{error.strerror} ({error.filename or run_dir})"
+        fix = "free space or choose another run.dir" if error.errno in FULL else "a run.dir where you may write"
+        raise StorageError(what, because, fix) from error
 
 
 def run_brief(spec: Spec, brief: Brief, lock: RunLock, say: Say) -> Outcome:

@@ -134,6 +134,6 @@ def _mapped(data: DataSpec, key: str, rank: int) -> Corpus:
         raise DataError(
             f"rank {rank} does not find the tokenised documents of '{data.source}'",
             "the first rank of its node has them in a cache that this rank does not see",
-            'name a folder that all ranks of a node share: cache_dir = "/path"',
+            'name a folder that all ranks of a node share: task.data.cache_dir = "/path"',
         )
     return corpus

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Generator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from paceline.errors import ConfigError, Requeue, StorageError
 from paceline.run.callbacks.callbacks import CallbackDecisions, moment_of
@@ -131,12 +131,7 @@ class Training(InWorld):
             self._left(left_at(sys._getframe().f_back))
             raise
         except BaseException as error:
-            told = self._told(error)
-            self.failed(told)
-            self._let_peers_go(told)
-            if told is error:
-                raise
-            raise told from error
+            self._fail(error)
         finally:
             self._tracer.close()
             self._stop.release()
@@ -193,12 +188,7 @@ class Training(InWorld):
                     )
                 return self._until(batch.step, batch)
             except BaseException as error:
-                told = self._told(error)
-                self.failed(told)
-                self._let_peers_go(told)
-                if told is error:
-                    raise
-                raise told from error
+                self._fail(error)
 
     def _until(self, wanted: int, batch: StepBatch) -> StepStats:
         """Make the steps up to one, in further worlds where peers are lost, and return what it did.
@@ -491,6 +481,15 @@ class Training(InWorld):
     def _measure_memory(self) -> None:
         components, peak = spent_on(self.model, self.optimizer, self._meter, self.world.maximum)
         self._record.memory(self.progress.step, components, peak)
+
+    def _fail(self, error: BaseException) -> NoReturn:
+        """Record an error of this rank, let its peers go, and raise the error as the run tells it."""
+        told = self._told(error)
+        self.failed(told)
+        self._let_peers_go(told)
+        if told is error:
+            raise error
+        raise told from error
 
     def failed(self, error: BaseException) -> None:
         """Record that the run ends with an error, after a save under way; a dead peer is not waited for."""

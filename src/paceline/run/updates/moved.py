@@ -44,12 +44,13 @@ class _Sums:
 def moved(model: nn.Module, task: Task, world: World, step: int) -> MovedRecord | str | None:
     """Return how far the model is from its starting weights; None where it has none, or in words why it is not known.
 
-    Every rank calls it.
+    Beside adapters only those starting weights count that are trained too: the frozen base cannot move, what its
+    `base_dtype` rounds is no movement, and it may be large. Every rank calls it.
     """
     if not isinstance(task.model, ModelSpec) or not task.model.starts_from:
         return None
     began = time.perf_counter()
-    sums, fresh, because = _of_rank(model, task.model)
+    sums, fresh, because = _of_rank(model, task.model, trained_only=task.adapter is not None)
     if refused := next((each for each in world.gather(because) if each), ""):
         return str(refused)
     names = world.union(sums)
@@ -67,7 +68,9 @@ def moved(model: nn.Module, task: Task, world: World, step: int) -> MovedRecord 
     return _record(whole, sizes, len(world.union(fresh)), step, time.perf_counter() - began)
 
 
-def _of_rank(model: nn.Module, spec: ModelSpec) -> tuple[dict[str, tuple[_Sums, int]], list[str], str]:
+def _of_rank(
+    model: nn.Module, spec: ModelSpec, trained_only: bool
+) -> tuple[dict[str, tuple[_Sums, int]], list[str], str]:
     """Return the sums of this rank's parts by name, with the size of each whole tensor; fresh names; why not."""
     try:
         targets, stored, fitted = check_names(model, spec.starts_from, spec.fresh)
@@ -75,7 +78,7 @@ def _of_rank(model: nn.Module, spec: ModelSpec) -> tuple[dict[str, tuple[_Sums, 
         sums = {
             name: (_sums(stored, name, target), math.prod(target.shape))
             for name, target in targets.items()
-            if name not in fresh and isinstance(target, nn.Parameter)
+            if name not in fresh and isinstance(target, nn.Parameter) and (target.requires_grad or not trained_only)
         }
         return sums, sorted(fresh), ""
     except PacelineError as error:  # the files may be gone since

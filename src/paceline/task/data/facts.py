@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.spec.import_paths import is_import_path, scheme_of
 from paceline.spec.task import DataSpec
 from paceline.task.data.order.of_source import order_of
 from paceline.task.data.protocol import Source
@@ -19,6 +20,10 @@ from paceline.task.data.sources.tables.store import TextTable, open_table
 from paceline.task.data.sources.tables.tell import shown_lines, table_card, table_description, table_notes
 from paceline.units import format_count
 
+NO_VALIDATION_PART = (
+    "none of it is held out: the data set has no validation part (a pair of train and validation, or"
+    " task.evaluate.sets)"
+)
 UNEVEN = 2.0  # times more or less than was asked for, from which on it is told what is held out
 
 
@@ -69,9 +74,18 @@ def data_facts(data: Any, say: Say | None = None) -> DataFacts:
     else:
         name = data.source if isinstance(data, DataSpec) else _name_of(train)
         description = f"{train.samples:,} samples of {name}"
+    shown = (NO_VALIDATION_PART,) if validation is None and _is_own(data) else ()
     skipped = getattr(getattr(train, "listing", None), "skipped", ())
     notes = (f"files: {', '.join(map(str, skipped))}",) if skipped else ()
-    return _facts(train, validation, 0, documents, description, notes)
+    facts = _facts(train, validation, 0, documents, description, notes)
+    return dataclasses.replace(facts, shown=shown)
+
+
+def _is_own(data: Any) -> bool:
+    """Return whether the data are a data set of the user's own, given as an object or named by its import path."""
+    if not isinstance(data, DataSpec) or not isinstance(data.source, str):
+        return True
+    return not scheme_of(data.source)[0] and is_import_path(data.source)
 
 
 def _token_facts(data: DataSpec, tokens: TokenSet) -> DataFacts:

@@ -31,7 +31,7 @@ def written_to(root: Path) -> Iterator[None]:
         raise StorageError(
             f"the token cache in {root} cannot be written",
             f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}{free}",
-            'name a folder with room: cache_dir = "/path"',
+            'name a folder with room: task.data.cache_dir = "/path"',
         ) from error
 
 

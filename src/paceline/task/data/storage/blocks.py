@@ -178,7 +178,7 @@ class BlockCache:
         except OSError as error:
             raise StorageError(
                 f"the block cache in {self.root} cannot be written", f"{error.strerror or error}",
-                'name a folder with room: cache_dir = "/path", or lower task.data.cache_limit',
+                'name a folder with room: task.data.cache_dir = "/path", or lower task.data.cache_limit',
             ) from error  # fmt: skip
 
     def __reduce__(self) -> tuple[Any, ...]:

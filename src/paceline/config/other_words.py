@@ -1,0 +1,112 @@
+"""The words that other tools have for options of a spec, and what a spec calls them.
+
+A word that is near in its letters is often far in its meaning ("gpus" is no "groups"), so an error names the option
+that is meant, by its meaning.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from paceline.errors import suggestion
+
+# What is written -> how it is said here: an option with an example of its value. Words are without "_" and "-".
+_OPTIONS: dict[str, str] = {
+    option_word: said
+    for words, said in (
+        ("batchsize globalbatchsize trainbatchsize bs", 'task.global_batch = "64 samples", of all devices together'),
+        ("perdevicetrainbatchsize perdevicebatchsize microbatchsize trainmicrobatchsizepergpu",
+         "plan.micro_batch = 8, or nothing: the planner chooses it"),
+        ("gradientaccumulation gradientaccumulationsteps accumulategradbatches accumulation",
+         "nothing: it follows from task.global_batch and the plan's micro-batch"),
+        ("epoch epochs numepochs maxepochs numtrainepochs", 'task.stop = "3 epochs"'),
+        ("steps maxsteps numsteps trainsteps iterations maxiters", 'task.stop = "300 steps"'),
+        ("learningrate lr", "task.optimizer.lr = 3e-4"),
+        ("lrscheduler lrschedulertype scheduler", 'task.schedule.kind = "cosine"'),
+        ("warmup warmupsteps warmupratio", 'task.schedule.warmup = "100 steps"'),
+        ("wd decay", "task.optimizer.weight_decay = 0.1"),
+        ("maxgradnorm gradclip gradientclipping gradientclipval clipgradnorm", "task.optimizer.clip_norm = 1.0"),
+        ("optim", 'task.optimizer.name = "adamw"'),
+        ("dataset datapath datasetname trainfile traindata", 'task.data.source = "my.csv"'),
+        ("maxlength maxseqlength maxseqlen blocksize contextlength sequencelength", "task.data.seq_len = 512"),
+        ("numworkers workers dataloadernumworkers", "nothing: batches are read ahead by themselves"),
+        ("bf16 fp16 fp32 amp mixedprecision dtype torchdtype", 'plan.precision = "bf16"'),
+        ("gradientcheckpointing activationcheckpointing checkpointing", 'plan.recompute = "full"'),
+        ("torchcompile", "plan.compile = true"),
+        ("gpus gpu numgpus ngpus nprocpernode numprocesses worldsize ndevices", "cluster.devices = 8"),
+        ("accelerator", 'cluster.device = "h100-sxm"'),
+        ("zerostage deepspeed fsdp shardingstrategy", "plan.dp_shard = 8 with plan.zero = 3"),
+        ("ddp", "plan.dp_replicate = 8"),
+        ("tensorparallel tensorparallelsize tpsize tensormodelparallelsize", "plan.tp = 2"),
+        ("pipelineparallel pipelineparallelsize ppsize pipelinemodelparallelsize", "plan.pp = 2"),
+        ("contextparallel contextparallelsize cpsize sequenceparallel", "plan.cp = 2"),
+        ("expertparallel expertparallelsize epsize", "plan.ep = 2"),
+        ("outputdir outdir logdir savedir rundir workdir", 'run.dir = "runs/mine"'),
+        ("savesteps saveevery saveinterval checkpointinterval", 'run.checkpoint_every = "100 steps"'),
+        ("evalsteps evalevery evalinterval evaluationstrategy evalstrategy", 'run.evaluate_every = "50 steps"'),
+        ("logsteps loggingsteps logevery loginterval", 'run.log_every = "10 steps"'),
+        ("savetotallimit", "run.keep_last = 3"),
+        ("reportto", "run.exports, such as run.exports.wandb = true"),
+        ("earlystopping earlystoppingpatience", "task.evaluate.patience = 3"),
+        ("maxtime timeout walltime timelimit", 'run.time_limit = "2 h"'),
+        ("resume resumefromcheckpoint ckptpath", "nothing: the same command goes on from the newest checkpoint"),
+        ("lora peft", 'task.adapter = { kind = "lora", rank = 16 }'),
+        ("lorar lorarank r", "task.adapter.rank = 16"),
+        ("loraalpha", "task.adapter.alpha = 32"),
+        ("loradropout", "task.adapter.dropout = 0.05"),
+        ("targetmodules loratargetmodules", 'task.adapter.targets = ["q_proj", "v_proj"]'),
+        ("loadin4bit", 'task.adapter.base_dtype = "nf4"'),
+        ("labelcolumn labelcolumnname", 'task.data.label_field = "label"'),
+        ("textcolumn textcolumnname datasettextfield", 'task.data.text_field = "text"'),
+    )
+    for option_word in words.split()
+}  # fmt: skip
+
+# Values of other tools -> what is meant here, beside the choices of the option that they were given to.
+_VALUES: dict[str, str] = {
+    "qlora": 'task.adapter = { kind = "lora", base_dtype = "nf4" }',
+    "alllinear": "nothing: without task.adapter.targets every linear layer of the repeated blocks has an adapter",
+    "float16": '"fp16"', "half": '"fp16"', "float32": '"fp32"', "float": '"fp32"', "float64": '"fp64"',
+    "double": '"fp64"', "bfloat16": '"bf16"', "mixed": '"bf16"', "bf16mixed": '"bf16"', "16mixed": '"fp16"',
+    "cheapest": "money", "cost": "money", "price": "money", "fastest": "time", "speed": "time", "throughput": "time",
+    "int4": '"nf4"', "4bit": '"nf4"',
+}  # fmt: skip
+
+
+def option_meant(word: str, near: Iterable[str], elsewhere: Iterable[str] = ()) -> str:
+    """Return what to write for an option that there is not: "did you mean 'x'?", or the names that there are.
+
+    `elsewhere` are the whole names of options that are called so in another table.
+    """
+    near, written = list(near), _plain(word)
+    if not any(_plain(name) == written for name in near) and (said := _OPTIONS.get(written)):
+        return said
+    for name in elsewhere:
+        return f"did you mean '{name}'?"
+    return suggestion(word, near)
+
+
+def said_elsewhere(word: str) -> str | None:
+    """Return how a spec says an option of another tool, such as `batch_size` or `--batch-size`; None of other words."""
+    return _OPTIONS.get(_plain(word))
+
+
+def choice_meant(word: str, choices: Iterable[str]) -> str:
+    """Return what to write for a choice that there is not. A meaning counts where the choices have it."""
+    known = [choice for choice in choices if choice]
+    said = _VALUES.get(_plain(word))
+    if said and "=" in said:
+        return said
+    if said and said.strip('"') in known:
+        return f"did you mean '{said.strip(chr(34))}'?"
+    return suggestion(word, known)
+
+
+def value_meant(word: str) -> str | None:
+    """Return what a value of another tool is here; None of other words."""
+    return _VALUES.get(_plain(word))
+
+
+def _plain(word: str) -> str:
+    return re.sub(r"[-_.]", "", word).lower()

@@ -1,0 +1,94 @@
+"""An error names the option that is meant, by its meaning, also where a newcomer has the word of another tool."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+import pytest
+
+import paceline
+from paceline.cli.parser import Parser
+from paceline.config.other_words import _OPTIONS, _VALUES, option_meant
+from paceline.errors import ConfigError
+from paceline.spec.load import parse_spec
+from paceline.units import parse_amount
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("task.batch_size=8", "task.global_batch"),  # 'batch_rows' is nearest in letters
+        ("task.epochs=3", "task.stop"),
+        ("task.learning_rate=0.1", "task.optimizer.lr"),  # 'task.growth.learning_rate' is another thing
+        ("run.output_dir=x", "run.dir"),  # 'group_read'
+        ("run.save_steps=5", "run.checkpoint_every"),  # 'alerts'
+        ("cluster.gpus=8", "cluster.devices"),  # 'groups'
+        ("cluster.gpu=8", "cluster.devices"),  # 'pue'
+        ("task.data.num_workers=4", "nothing"),  # 'document_tokens'
+        ("task.data.max_length=4", "task.data.seq_len"),  # 'max_bytes'
+        ("plan.gradient-checkpointing=true", "plan.recompute"),
+        ("task.adapter.r=8", "task.adapter.rank"),
+        ("task.adapter.kind=qlora", 'base_dtype = "nf4"'),
+        ("plan.precision=bfloat16", "'bf16'"),
+        ("plan.goal=cheapest", "'money'"),
+    ],
+)
+def test_the_word_of_another_tool_is_answered_by_its_meaning(written: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_spec("", "x.toml", [written])
+    assert told in caught.value.try_
+
+
+def test_what_is_near_in_letters_and_what_is_called_so_elsewhere_stay() -> None:
+    for written, told in [
+        ("task.optimizer.weigth_decay=1", "weight_decay"),
+        ("run.seed=3", "task.seed"),
+        ("task.warmup=3", "task.schedule.warmup"),
+        ("run.wandb=true", "run.exports.wandb"),
+    ]:
+        with pytest.raises(ConfigError) as caught:
+            parse_spec("", "x.toml", [written])
+        assert told in caught.value.try_, caught.value
+
+
+def test_in_python_and_on_the_command_line_too() -> None:
+    with pytest.raises(ConfigError, match="global_batch"):
+        paceline.Task(batch_size=8)  # type: ignore[call-arg]
+    parser = Parser(prog="paceline plan")
+    parser.add_argument("--set")
+    parser.add_argument("--all", action="store_true")
+    with pytest.raises(ConfigError, match=r"--set: task\.global_batch"):
+        parser.read(["--batch-size", "8"])
+    with pytest.raises(ConfigError) as caught:
+        parser.read(["--lors"])  # '--all' has the dashes of every option, and no more
+    assert "did you mean" not in caught.value.try_
+    with pytest.raises(ConfigError, match=r"did you mean '--all'"):
+        parser.read(["--alll"])
+
+
+def test_every_answer_is_a_line_that_a_spec_takes() -> None:
+    checked = 0
+    for said in {*_OPTIONS.values(), *_VALUES.values()}:
+        for line in re.findall(r"(?:task|plan|cluster|run)\.[\w.]+ = (?:\{.*?\}|\[.*?\]|\"[^\"]*\"|[\w.-]+)", said):
+            tomllib.loads(line)
+            parse_spec("", "x.toml", [line.replace(" = ", "=", 1)])
+            checked += 1
+    assert checked > 30
+
+
+def test_an_option_of_this_table_is_never_answered_by_one_of_another() -> None:
+    assert "warmup" in option_meant("warm_up", ["warmup", "kind"])
+
+
+@pytest.mark.parametrize(("text", "unit"), [("10 iterations", "steps"), ("8 rows", "samples"), ("3 epoc", "epochs")])
+def test_the_unit_of_another_tool(text: str, unit: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_amount(text)
+    assert unit in caught.value.try_
+
+
+def test_a_choice_that_is_empty_text_is_seen() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_spec("", "x.toml", ["task.adapter.base_dtype=int4"])
+    assert 'one of: "", ' in caught.value.because and "'nf4'" in caught.value.try_
