@@ -55,8 +55,8 @@ srun paceline train spec.toml
 if [ $? -eq 75 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
 ```
 
-`srun` is needed: that signal goes to what `srun` started, and at the limit itself Slurm ends the script. `srun` ends with
-the highest code of its tasks, so with 137 where one was killed and the run went on
+`srun` is needed: that signal goes to what `srun` started, and at the limit itself Slurm ends the script. `srun` ends
+with the highest code of its tasks, so with 137 where one was killed and the run went on
 ([a script that heeds it](../guide/training.md#stopping-and-going-on)).
 """
 
