@@ -7,8 +7,8 @@ from foreign_catalogue import ODD_PROGRAMS, Foreign
 from foreign_held import look
 from write_foreign import verdict
 
-# What a row comes to, where that is not "same": the proof says "not equal"; it draws numbers of its own, and is the same
-# as on one device; an error that says what to do; a refusal before it trains.
+# What a row comes to, where that is not "same": the proof says "not equal"; it draws numbers of its own, the same as
+# on one device; an error that says what to do; a refusal before it trains.
 VERDICTS = {
     **dict.fromkeys(("spectral norm by hooks", "curriculum", "remembers", "in turn", "by rows"), "told"),
     **dict.fromkeys(("dropout computed again", "numpy noise", "Python's chance"), "random"),
