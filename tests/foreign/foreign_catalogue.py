@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import models_huggingface
+import models_odd
 import models_own
 import models_strange
 import models_stranger
 import models_unusual
 
 UNUSUAL, HF, DATA = "models_unusual:", "models_huggingface:", "foreign_data:"
-MODULES = (models_own, models_unusual, models_strange, models_stranger)
+MODULES = (models_own, models_unusual, models_strange, models_stranger, models_odd)
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,38 @@ OWN_MODELS = (
     _own("slow copy", "frozen weights that follow in forward", "Bootstrap", "vectors", "dissimilarity"),
     _own("masked autoencoder", "chance hides patches", "MaskedAutoencoder", "images", "of_hidden", random=True),
     _own("drop path", "blocks left out by row", "DropPath", "vectors", random=True),
+)  # fmt: skip
+
+# Programs beside the table, held by test_odd_programs.py: parts of torch that few use.
+ODD_PROGRAMS = (
+    _own("sequence first", "torch's attention, samples in the second dimension", "SequenceFirst", "next_tokens",
+         "next_token"),
+    _own("nested tensors", "torch's encoder with padding", "Unpadded", "masked_tokens", "unhidden"),
+    _own("bags", "means of embeddings of one flat list", "Bags", "next_tokens", "next_token"),
+    _own("odd layers", "InstanceNorm, PReLU, Bilinear, Conv3d", "Zoo", "vectors"),
+    _own("sparse buffer", "a sparse matrix mixes features", "SparseGraph", "vectors"),
+    _own("lists of weights", "ParameterList, ParameterDict, one none, one twice", "Kept", "vectors"),
+    _own("ensemble", "`vmap` over stacked weights", "Ensemble", "vectors"),
+    _own("inner steps", "`torch.func.grad` for every row", "Learner", "vectors"),
+    _own("implicit layer", "a Function that calls autograd in its backward pass", "Implicit", "vectors"),
+    _own("dropout computed again", "checkpointing inside of the model", "DropsAgain", "vectors", random=True),
+    _own("symmetric weight", "a parametrisation, cached", "symmetric", "vectors"),
+    _own("weight norm by hooks", "torch.nn.utils.weight_norm", "hooked_weight_norm", "vectors"),
+    _own("spectral norm by hooks", "torch.nn.utils.spectral_norm", "hooked_spectral_norm", "vectors"),
+    _own("pruned", "masks before each forward pass", "pruned", "vectors"),
+    _own("curriculum", "shapes by the number of calls", "Curriculum", "vectors"),
+    _own("remembers", "earlier rows in a list of Python's", "Remembers", "vectors"),
+    _own("in turn", "a branch by the number of calls", "InTurn", "vectors"),
+    _own("by rows", "divides by the number of rows", "ByRows", "vectors"),
+    _own("numpy noise", "noise of numpy's generator", "NumpyNoise", "vectors", random=True),
+    _own("Python's chance", "a block left out by `random.random()`", "PythonChance", "vectors", random=True),
+    _own("in place", "inputs are changed", "InPlace", "vectors"),
+    _own("hook on sums", "`register_post_accumulate_grad_hook`", "scaled_when_there", "vectors"),
+    _own("hook on hidden states", "a gradient is halved on its way", "Rescaled", "vectors"),
+    _own("compiled part", "`torch.compile` of one layer", "Compiled", "vectors"),
+    _own("named tuple", "arguments by name alone, a tuple of names", "Tuples", "vectors", "of_tuples"),
+    _own("penalty for each row", "all weights in the objective", "Classifier", "vectors", "with_penalty"),
+    _own("one penalty", "the same, however many rows there are", "Classifier", "vectors", "with_one_penalty"),
 )  # fmt: skip
 
 HF_MODELS = (

@@ -18,11 +18,19 @@ def test_plain_layers_close_nothing() -> None:
     assert touched_axes(model()) == {}
 
 
-@pytest.mark.parametrize("hook", ["register_hook", "register_post_accumulate_grad_hook"])
-def test_a_hook_on_a_gradient_closes_the_axes_that_replace_its_parameter(hook: str) -> None:
+REPLACED = {"dp_shard", "cp", "tp"}
+
+
+@pytest.mark.parametrize("hook, closed", [
+    ("register_hook", REPLACED),
+    # It runs for every micro-batch, and before the gradients of copies are added up: halving what is there is another
+    # step then.
+    ("register_post_accumulate_grad_hook", {*REPLACED, "dp_replicate", "pp", "accumulation"}),
+])  # fmt: skip
+def test_a_hook_on_a_gradient_closes_the_axes_that_lose_it_or_run_it_too_often(hook: str, closed: set[str]) -> None:
     own = model()
     getattr(own[1].weight, hook)(lambda found: None)
-    assert set(touched_axes(own)) == {"dp_shard", "cp", "tp"}
+    assert set(touched_axes(own)) == closed
     assert all("1.weight" in because for because in touched_axes(own).values())
 
 

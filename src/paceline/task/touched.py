@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import nn
 
 from paceline.errors import ConfigError
-from paceline.task.profile.closed import hooked_axes, renormed_axes
+from paceline.task.profile.closed import hooked_axes, renormed_axes, summed_axes
 
-HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")  # of a tensor, as torch keeps them
+HOOKS, SUMMED = "_backward_hooks", "_post_accumulate_grad_hooks"  # of a tensor, as torch keeps them
 
 
 def touched_axes(model: nn.Module) -> dict[str, str]:
@@ -17,9 +17,11 @@ def touched_axes(model: nn.Module) -> dict[str, str]:
     """
     closed: dict[str, str] = {}
     for name, parameter in model.named_parameters():
-        if any(getattr(parameter, hooks, None) for hooks in HOOKS):
-            closed |= hooked_axes(name)
+        if getattr(parameter, SUMMED, None):
+            closed = summed_axes(name)
             break
+        if getattr(parameter, HOOKS, None) and not closed:
+            closed = hooked_axes(name)
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
             if module.sparse:

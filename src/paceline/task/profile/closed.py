@@ -57,6 +57,10 @@ _HOOKED = (
     "a hook on the gradient of {name} would be lost: ranks hold parts of the weight, in parameters of their own;"
     " dp_replicate keeps it, and an autograd function in the forward pass works on every axis"
 )
+_SUMMED = (
+    "a hook of {name} runs when its gradient is added up (register_post_accumulate_grad_hook), which would be {part};"
+    " register_hook, where it does the same to each part of a sum, or an autograd function in the forward pass opens it"
+)
 _RENORMED = (
     "{name} shortens rows of its weight in place as they are looked up (max_norm), which {part}; without max_norm, and"
     " with the rows shortened after they are looked up, every axis is open"
@@ -66,6 +70,13 @@ _RENORMED = (
 def hooked_axes(name: str) -> dict[str, str]:
     """Return what is closed to a model of which a parameter has a hook on its gradient."""
     return dict.fromkeys(("dp_shard", "cp", "tp"), _HOOKED.format(name=name))
+
+
+def summed_axes(name: str) -> dict[str, str]:
+    """Return what is closed to a model of which a parameter has a hook that runs once its gradient is added up."""
+    copies = _SUMMED.format(name=name, part="before the gradients of copies are")
+    often = _SUMMED.format(name=name, part="once for every micro-batch")
+    return {**hooked_axes(name), "dp_replicate": copies, "pp": often, "accumulation": often}
 
 
 def renormed_axes(name: str) -> dict[str, str]:

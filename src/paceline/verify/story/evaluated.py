@@ -64,14 +64,14 @@ def evaluations(
     def read(chosen: npt.NDArray[np.int64]) -> Any:
         return cast_floats(held_out.read(chosen, chosen), MASTER_DTYPES[plan.precision])
 
-    singly, together = [read(ids[at : at + 1]) for at in range(count)], read(ids)
     model.eval()
     found = []
     for state in states:
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             tensor.copy_(state[name])
-        one = _measured(model, objective, metrics, singly)
-        loss, weight = objective(model, together)
+        # Read anew each time: a program may change its inputs in place.
+        one = _measured(model, objective, metrics, [read(ids[at : at + 1]) for at in range(count)])
+        loss, weight = objective(model, read(ids))
         apart = abs(float(loss) / float(weight) - one.loss)
         is_sum = apart <= TOLERANCES["evaluation"]["fp32"] * abs(one.loss)
         found.append(one if is_sum else Evaluated(math.nan, one.weight))

@@ -1,0 +1,110 @@
+"""Mistakes outside of a step that the story named "equal" as long as its twin had no such thing: each is seen."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from distributed import run_ranks
+from tests_shared import SEQ_LEN, decoder_task, plan_of
+
+from paceline.run.evaluate.measured import Sums
+from paceline.run.loop import step as step_module
+from paceline.run.loop.passes import SequentialPasses
+from paceline.run.process.world import join_world
+from paceline.run.updates.growth import BatchGrowth
+from paceline.spec.layout import Layout
+from paceline.spec.proof.records import CheckProof
+from paceline.spec.steps.growth import BatchChange, GrowthSpec, Piece
+from paceline.spec.task import GroupSpec, OptimizerSpec, Task
+from paceline.spec.watch.evaluate import EvaluateSpec
+from paceline.task.data.order import many
+from paceline.units import Amount
+from paceline.verify.process.checks import CHECKS
+
+Patch = pytest.MonkeyPatch
+RATE, COPIES = OptimizerSpec(lr=3e-3, eps=1e-4), Layout(dp_replicate=2)
+
+
+def grows_late(patch: Patch) -> None:
+    """Batches that grow by samples do so after twice as many."""
+    begun = Piece.has_begun
+    patch.setattr(Piece, "has_begun", lambda self, step, position: begun(self, step, position // 2))
+
+
+def measures_another_norm(patch: Patch) -> None:
+    """The noise scale is that of a small batch whose norm is a tenth larger."""
+    measured = BatchGrowth.measured
+    patch.setattr(BatchGrowth, "measured", lambda self, *given: measured(self, *given[:-1], 1.1 * given[-1]))
+
+
+def counts_the_first_rank(patch: Patch) -> None:
+    """Metrics are those of the first rank's samples."""
+    over = Sums.over
+    patch.setattr(Sums, "over", lambda self, world, counts: over(self, world, counts and world.is_first))
+
+
+def counts_every_tensor_rank(patch: Patch) -> None:
+    """The held-out loss and its items are counted by every rank that has them: their ratio is right."""
+    evaluate = SequentialPasses.evaluate
+    patch.setattr(SequentialPasses, "evaluate", lambda self, *given: [2 * each for each in evaluate(self, *given)])
+
+
+def comes_again(patch: Patch) -> None:
+    """The second epoch has the order of the first."""
+    ids_at = many.ids_at
+    patch.setattr(many, "ids_at", lambda source, seed, at: ids_at(source, seed, at % source.samples))
+
+
+def never_freezes(patch: Patch) -> None:
+    """Groups of which training is to end are trained on until the run starts again."""
+    frozen = step_module.frozen_groups
+    patch.setattr(step_module, "frozen_groups", lambda groups, step: frozen(groups, step) if step > 3 else frozenset())
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A mistake, the task and layout that have what it is in, and what the story must name."""
+
+    plant: Callable[[Patch], None]
+    quantity: str
+    name: str  # a part of it
+    step: int
+    task: dict[str, Any]
+    layout: Layout = COPIES
+
+
+SAMPLES = GrowthSpec("schedule", "sqrt", (BatchChange(Amount(900, "samples"), Amount(64, "samples")),))
+LATE = (GroupSpec(("*norm*",), frozen_after=Amount(900, "steps")),)
+ALL = (
+    Seen(grows_late, "samples", "", 3, {"growth": SAMPLES}),
+    Seen(measures_another_norm, "grad_norm", "covariance_trace", 2,
+         {"growth": GrowthSpec("noise", "linear", largest=Amount(64, "samples"))}),
+    Seen(counts_the_first_rank, "evaluation", "f1_macro", 1, {"evaluate": EvaluateSpec(metrics=("f1_macro",))}),
+    Seen(counts_every_tensor_rank, "evaluation", "items", 1, {}, Layout(tp=2)),
+    Seen(comes_again, "samples", "", 2, {}),
+    Seen(never_freezes, "grad_norm", "", 3, {"optimizer": dataclasses.replace(RATE, groups=LATE)}),
+)  # fmt: skip
+
+
+def told(cases: tuple[Seen, ...]) -> list[CheckProof]:
+    """Return what the story says of each mistake, in the ranks that are running."""
+    world, found = join_world("cpu", threads=1), []
+    for case in cases:
+        task: Task = decoder_task(**{"optimizer": RATE, **case.task})
+        with Patch.context() as patch:
+            case.plant(patch)
+            plan = plan_of(case.layout, batch=9, precision="fp64")
+            found.append(CHECKS["story"](task, plan, world, task.data, SEQ_LEN, 3))
+    return found
+
+
+def test_each_is_seen_and_named() -> None:
+    for case, proof in zip(ALL, run_ranks(told, 2, ALL)[0], strict=True):
+        first = proof.first_difference
+        assert first is not None, case.plant.__name__
+        assert (first.quantity, first.step) == (case.quantity, case.step), (case.plant.__name__, first)
+        assert case.name in first.name, (case.plant.__name__, first)
