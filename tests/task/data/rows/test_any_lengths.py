@@ -6,6 +6,7 @@ or one that is longer than all others together; tokens are those at the edges of
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ def as_split(folder: Path, documents: list[np.ndarray]) -> TokenSplit:
 def as_shards(folder: Path, documents: list[np.ndarray], cuts: list[int], **options: Any) -> Any:
     """Return the source of the same documents in shards that end after `cuts` documents."""
     written, bounds = [], sorted({0, len(documents), *(cut % (len(documents) + 1) for cut in cuts)})
-    for number, (first, last) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+    for number, (first, last) in enumerate(itertools.pairwise(bounds)):
         with ShardWriter(folder / f"{number}.shard", 2, END) as shard:
             shard.add(documents[first:last])
         written.append(shard.result())
