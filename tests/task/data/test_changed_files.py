@@ -136,7 +136,7 @@ def replaced(path: Path) -> None:
     beside.replace(path)
 
 
-CHANGES = {
+CHANGES: dict[str, Callable[[Path], None]] = {
     "was cut while": cut, "was cut while it": empty, "changed while": written_to, "changed while it": grown,
     "was replaced while": replaced, "went away while": Path.unlink,
 }  # fmt: skip

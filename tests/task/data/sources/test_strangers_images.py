@@ -220,19 +220,38 @@ def test_an_image_of_a_tar_without_a_class_is_told(
     assert because in caught.value.because
 
 
-def test_a_tar_that_breaks_off_anywhere_is_told(tmp_path: Path) -> None:
+def test_a_tar_that_breaks_off_within_a_file_is_refused(tmp_path: Path) -> None:
     """The library takes what is not a whole header for the end, and the labels beside images were lost."""
     path = tar_of(tmp_path / "a.tar", {"a/0.png": None, "a/0.cls": b"3", "b/1.png": None, "b/1.cls": b"0"})
     with tarfile.open(path) as tar:
-        (last,) = tar.getmembers()[-1:]
-    whole, end = path.read_bytes(), last.offset_data + tarfile.BLOCKSIZE
+        ends = [member.offset_data + -(-member.size // 512) * 512 for member in tar.getmembers()]
+    whole = path.read_bytes()
     assert tar_source(path).read(np.arange(2))["labels"].tolist() == [3, 0]
-    for cut in [*range(0, end, 128), *(start + 1 for start in range(0, end, 512))]:
-        path.write_bytes(whole[:cut])
-        with pytest.raises(DataError, match=NO_WHOLE_TAR):
-            tar_source(path)
+    for cut in [*range(0, ends[-1], 128), *(start + 1 for start in range(0, ends[-1], 512))]:
+        if cut not in ends:
+            path.write_bytes(whole[:cut])
+            with pytest.raises(DataError, match=NO_WHOLE_TAR):
+                tar_source(path)
     path.write_bytes(whole[:1024] + b"x" * 512 + whole[1536:])  # a header of it is damaged
     with pytest.raises(DataError, match=NO_WHOLE_TAR):
+        tar_source(path)
+
+
+def test_a_tar_without_its_end_is_read_up_to_its_last_whole_file_and_told(tmp_path: Path) -> None:
+    """As GNU tar reads it. One that broke off between two files looks the same: the note says what to look for."""
+    path = tar_of(tmp_path / "a.tar", {"a/0.png": None, "a/0.cls": b"3", "b/1.png": None, "b/1.cls": b"0"})
+    with tarfile.open(path) as tar:
+        ends = [member.offset_data + -(-member.size // 512) * 512 for member in tar.getmembers()]
+    whole = path.read_bytes()
+    assert tar_source(path).listing.skipped == ()
+    for end, labels in ((ends[-1], [3, 0]), (ends[1], [3]), (ends[-1] + 512, [3, 0])):
+        path.write_bytes(whole[:end])
+        source = tar_source(path)
+        assert source.read(np.arange(source.samples))["labels"].tolist() == labels
+        told = "".join(map(str, source.listing.skipped))
+        assert ("without the blocks of zeros at its end" in told and str(path) in told) == (end in ends)
+    path.write_bytes(whole[: ends[2]])  # the class of its last image is lost
+    with pytest.raises(DataError, match=r"b/1.png has no class"):
         tar_source(path)
 
 

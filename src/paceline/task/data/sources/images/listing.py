@@ -104,11 +104,12 @@ def _of_tars(paths: list[str], storage: Storage) -> ImageListing:
     where there are no such files, the name of its folder."""
     found: list[tuple[str, int, int, int, str]] = []
     states: list[State | None] = []
+    ends_early: list[str] = []
     odd: dict[str, list[str]] = {}
     without, by_number = "", False
     for number, path in enumerate(paths):
         states.append(None if is_remote(path) else storage.state(path))
-        members = _members(path, storage, odd)
+        members = _members(path, storage, odd, ends_early)
         classes = {_stem(member.name): member for member in members if member.name.lower().endswith(".cls")}
         file = storage.open(path)
         for member in members:
@@ -131,18 +132,20 @@ def _of_tars(paths: list[str], storage: Storage) -> ImageListing:
         )
     if not found:
         raise DataError(f"{paths[0]} holds no images", f"images end in {' '.join(IMAGE_SUFFIXES)}", "check the path")
+    left = {"without the blocks of zeros at its end, read up to the last whole file": ends_early} if ends_early else {}
     labels = {each[-1] for each in found}
     numbered = all(label.isdecimal() for label in labels)
     ordered = tuple(map(str, range(max(map(int, labels)) + 1))) if numbered else tuple(sorted(labels))
     places = {label: at for at, label in enumerate(ordered)}
     entries = tuple(ImageEntry(*each[:-1], places[str(int(each[-1])) if numbered else each[-1]]) for each in found)
-    return ImageListing(tuple(paths), entries, ordered, tuple(states), skipped_files({}, odd))
+    return ImageListing(tuple(paths), entries, ordered, tuple(states), skipped_files(left, odd))
 
 
-def _members(path: str, storage: Storage, odd: dict[str, list[str]]) -> list[tarfile.TarInfo]:
-    """Return the files of a tar file but hidden ones. Raises DataError where it is none, or cut short.
+def _members(path: str, storage: Storage, odd: dict[str, list[str]], ends_early: list[str]) -> list[tarfile.TarInfo]:
+    """Return the files of a tar file but hidden ones. Raises DataError where it is none, or cut within a file.
 
-    Names of links to images are added to `odd`, and of what other programs hide beside them.
+    Names of links to images are added to `odd`, and of what other programs hide beside them; the path to `ends_early`
+    where no block of zeros says that the last file is the last one.
     """
     file = storage.open(path)
     try:
@@ -152,7 +155,9 @@ def _members(path: str, storage: Storage, odd: dict[str, list[str]]) -> list[tar
         raise DataError(f"{path} is not a tar file", str(error), "write or copy it again, unpacked") from error
     # The library takes a header that is damaged or half there for the end, which are blocks of zeros.
     last = bytes(file.read(min(end, file.size), min(end + tarfile.BLOCKSIZE, file.size)))
-    if len(last) < tarfile.BLOCKSIZE or last.strip(b"\0"):
+    if end == file.size and entries:  # the last file is whole, with what fills its block: GNU tar reads it too
+        ends_early.append(path)
+    elif len(last) < tarfile.BLOCKSIZE or last.strip(b"\0"):
         raise DataError(
             f"{path} is cut short or damaged", f"neither a file nor the end of all begins at its byte {end:,}",
             "write or copy it again",
