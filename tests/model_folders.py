@@ -28,6 +28,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "Qwen3Moe": {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
     "Gemma": {"head_dim": 8},
+    "Jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1,
+              "num_experts": 2, "num_experts_per_tok": 1, "mamba_d_state": 4, "mamba_dt_rank": 4,
+              "use_mamba_kernels": False},
+    "Lfm2Moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_dense_layers": 1,
+                "layer_types": ["conv", "full_attention"]},
     "GPT2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
              "attn_pdrop": 0.0, "num_key_value_heads": None},
 }  # fmt: skip
@@ -44,7 +49,7 @@ def write_model(folder: Path, family: str, shards: str = "5GB", **changes: Any) 
             for name, parameter in model.named_parameters():  # as they are drawn, norms are ones and biases zeros
                 if parameter.dim() == 1:
                     parameter.add_(torch.randn_like(parameter) * 0.2)
-                assert "weight" in name or "bias" in name or "proj" in name
+                assert "weight" in name or "bias" in name or "proj" in name or "A_log" in name or name.endswith(".D")
     model.save_pretrained(folder, max_shard_size=shards)
     return folder
 

@@ -13,6 +13,7 @@ from paceline.plan.cost.memory.usable import HEADROOM
 from paceline.plan.cost.pricing import price
 from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.feasible.refusals import refusal
+from paceline.plan.placement.traffic import axis_traffic
 from paceline.plan.search.search import SearchResult, search
 from paceline.spec.layout import Layout
 from paceline.spec.plan import PlanSpec
@@ -73,6 +74,20 @@ def test_the_planner_spreads_a_teacher_where_its_copies_do_not_fit() -> None:
     chosen = found(tight, memory_risk=0.5).best.plan
     assert chosen.frozen == "spread" and "frozen model spread" in str(chosen)
     assert found(64e9, frozen="spread").best.plan.frozen == "spread", "where it is asked for"
+
+
+def test_a_placement_counts_what_a_spread_teacher_sends() -> None:
+    """It ended in a KeyError: the group of all data ranks is no axis of the mesh."""
+    for layout in (Layout(dp_replicate=2), Layout(dp_shard=2)):
+        context = PricedTask(taught(), cluster(2), 8, 10)
+        plans = [example_plan(layout, micro_batch=4, batch=8, frozen=how, zero=1) for how in ("as-model", "spread")]
+        (before,), (after,) = (axis_traffic(context, plan) for plan in plans)
+        assert after.axis == before.axis == ("dp_replicate" if layout.dp_replicate > 1 else "dp_shard")
+        gathered = 4 * LAYERS * EACH / 2
+        moved = after.bytes_per_step - before.bytes_per_step
+        # ZeRO-1 gathers the teacher once a step either way.
+        assert moved == pytest.approx(gathered if layout.dp_replicate > 1 else 0.0, abs=1.0)
+        assert "frozen weights" in after.text
 
 
 def test_what_cannot_be_spread_is_refused_with_the_reason() -> None:

@@ -18,10 +18,13 @@ from paceline.spec.load import parse_spec
 from paceline.spec.task import DataSpec, ModelSpec, Task
 from paceline.task.models.build import build_model
 from paceline.task.models.decoder import Decoder
+from paceline.task.models.huggingface.files import read_safetensors
+from paceline.task.models.huggingface.loaded import as_in_memory
 from paceline.task.models.huggingface.names import decoder_shapes, hf_name
 from paceline.task.models.huggingface.road import road_of
 from paceline.task.models.huggingface.start import fit_texts, starting_weights
 from paceline.task.models.huggingface.transfer import fit_decoder
+from paceline.task.models.huggingface.weights import their_state
 from paceline.task.models.sizes import NAMED_SIZES, resolve_decoder
 
 SEQ = 32  # more than the original positions of the scaled Llama
@@ -279,3 +282,17 @@ def test_a_fresh_part_of_the_decoder_is_told_by_name(tmp_path: Path) -> None:
     assert changed == {"lm_head.weight", *(f"layers.1.mlp.{part}_proj.weight" for part in ("gate", "up", "down"))}
     (text,) = fit_texts(spec)
     assert text.startswith("starts fresh: model.layers.1.mlp.gate_proj.weight, ")
+
+
+@pytest.mark.parametrize("family", ["Jamba", "Lfm2Moe"])
+def test_experts_in_another_module_are_read_and_written(tmp_path: Path, family: str) -> None:
+    """Files hold them one by one in `feed_forward`: they were missing and unexpected at once."""
+    folder = write_model(tmp_path, family)
+    model = loaded(folder)
+    files, held = read_safetensors(folder), as_in_memory(model, read_safetensors(folder))
+    state = {name: value for name, value in model.state_dict().items() if name in held}
+    stacked = [name for name in state if name.endswith("feed_forward.experts.gate_up_proj")]
+    assert stacked and all(torch.equal(held[name], value) for name, value in state.items())
+    written = their_state(state, ModelSpec(name=f"hf:{folder}"))
+    assert set(written) == set(files)
+    assert all(torch.equal(written[name], files[name]) for name in files)

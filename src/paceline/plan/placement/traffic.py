@@ -30,12 +30,14 @@ def axis_traffic(context: PricedTask, plan: Plan) -> tuple[AxisTraffic, ...]:
     `dp_shard` stands for all devices that share one copy's state, those of `cp` included.
     """
     sheet = context.sheet(plan)
+    # A ring over all data ranks goes through the links of its outer axis, the slower ones.
+    stands_for = {**STANDS_FOR, "data": "dp_replicate" if plan.layout.dp_replicate > 1 else "dp_shard"}
     sent: dict[str, list[tuple[float, str]]] = {axis: [] for axis in AXES}
     for one in collectives(sheet):
         size, _ = plan.layout.group(one.axis)
         if size > 1:
             wire = float(wire_share(one.kind, size) * one.buffer_bytes[0])
-            sent[STANDS_FOR.get(one.axis, one.axis)].append((wire, _told(one)))
+            sent[stands_for.get(one.axis, one.axis)].append((wire, _told(one)))
     degrees = {axis: plan.layout.group(axis)[0] for axis in AXES} | {"dp_shard": plan.layout.state_degree}
     return tuple(
         AxisTraffic(axis, sum(wire for wire, _ in parts), ", ".join(text for wire, text in parts if wire))
