@@ -4,7 +4,8 @@
 
 The same run is made with checkpoints beside training and with training waiting for them. The disk's own rate is that of
 as many bytes, written to the same folder in one piece and flushed, and read again; it is measured in the same minutes.
-A file that was just written is read from memory: the load is of that kind too.
+A file that was just written is read from memory: both loads are measured, that one and one from the disk, for which the
+system is asked to forget the files (`posix_fadvise`). Rounds of the disk and of Paceline take turns.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -59,48 +60,56 @@ def train(options: argparse.Namespace, run_dir: Path, asynchronous: str) -> dict
     }
 
 
-def seconds_of(work: Callable[[], object]) -> float:
-    """Return the median time of a few calls."""
-    taken = []
-    for _ in range(ROUNDS):
-        began = time.perf_counter()
-        work()
-        taken.append(time.perf_counter() - began)
-    return statistics.median(taken)
+def write_raw(path: Path, size: int) -> None:
+    """Write so many bytes into one file, and have the disk take them."""
+    piece = os.urandom(PIECE_BYTES)
+    path.unlink(missing_ok=True)
+    with path.open("wb", buffering=0) as file:
+        for begin in range(0, size, PIECE_BYTES):
+            file.write(piece[: size - begin])
+        os.fsync(file.fileno())
 
 
-def disk_rates(folder: Path, size: int) -> tuple[float, float]:
-    """Return bytes per second written and flushed, and read, in pieces of one file of that size."""
-    path, piece = folder / "raw", os.urandom(PIECE_BYTES)
-
-    def write() -> None:
-        with path.open("wb") as file:
-            for begin in range(0, size, PIECE_BYTES):
-                file.write(piece[: size - begin])
-            file.flush()
-            os.fsync(file.fileno())
-
-    def read() -> None:
-        buffer = bytearray(PIECE_BYTES)
-        with path.open("rb", buffering=0) as file:
-            while file.readinto(buffer):
-                pass
-
-    written, read_in = seconds_of(write), seconds_of(read)
-    path.unlink()
-    return size / written, size / read_in
+def read_raw(path: Path) -> None:
+    """Read a file from its beginning to its end."""
+    buffer = bytearray(PIECE_BYTES)
+    with path.open("rb", buffering=0) as file:
+        while file.readinto(buffer):
+            pass
 
 
-def own_rates(run_dir: Path) -> tuple[float, float]:
-    """Return bytes per second of a save and of a load of the newest checkpoint's state, by one process."""
+def forget(paths: Iterable[Path]) -> None:
+    """Have the system drop the files' content from its memory."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def rates(run_dir: Path) -> dict[str, float]:
+    """Return bytes per second of the disk, and of a save and loads of the newest checkpoint's state by one process."""
     newest = list_checkpoints(run_dir / "checkpoints").complete[0]
     index = read_index(newest.path, newest.manifest)
     state = {name: torch.empty(entry.shape, dtype=getattr(torch, entry.dtype)) for name, entry in index.items()}
-    size = newest.manifest.total_bytes
-    loaded = seconds_of(lambda: load_checkpoint(newest.path, state))
-    root = run_dir / "again"
-    saved = seconds_of(lambda: save_checkpoint(root, 1, state, {}, keep_last=1))
-    return size / saved, size / loaded
+    size, raw, root = newest.manifest.total_bytes, run_dir / "raw", run_dir / "again"
+    load_checkpoint(newest.path, state)
+    work: dict[str, Callable[[], object]] = {
+        "disk_write": lambda: write_raw(raw, size),
+        "save": lambda: save_checkpoint(root, 1, state, {}, keep_last=1),
+        "memory_read": lambda: read_raw(raw),
+        "load_memory": lambda: load_checkpoint(newest.path, state),
+        "disk_read": lambda: read_raw(raw),
+        "load": lambda: load_checkpoint(newest.path, state),
+    }
+    taken: dict[str, list[float]] = {name: [] for name in work}
+    for _ in range(ROUNDS):
+        for name, call in work.items():
+            if name in ("disk_read", "load"):
+                forget([raw, *newest.path.iterdir()])
+            began = time.perf_counter()
+            call()
+            taken[name].append(time.perf_counter() - began)
+    return {name: size / statistics.median(seconds) for name, seconds in taken.items()}
 
 
 def main() -> None:
@@ -120,10 +129,9 @@ def main() -> None:
         options.model, options.devices, options.samples, options.steps, options.every = "llama-1m", 1, 2, 6, 2
     with tempfile.TemporaryDirectory(prefix="checkpoint-stall-", dir=options.dir) as folder:
         runs = {name: train(options, Path(folder, name), name) for name in ("on", "off")}
-        written, read = disk_rates(Path(folder), int(runs["on"]["bytes"]))
-        saved, loaded = own_rates(Path(folder, "on"))
+        measured = rates(Path(folder, "on"))
     result: dict[str, Any] = {"machine": machine(), "model": options.model, "devices": options.devices, "runs": runs}
-    result["rates"] = {"disk_write": written, "save": saved, "disk_read": read, "load": loaded}
+    result["rates"] = measured
     print(f"{options.model} on {options.devices} processes, {runs['on']['bytes'] / 1e6:.0f} MB a checkpoint\n")
     print("| checkpoints | step | stall | stall over step | whole save |\n|---|---|---|---|---|")
     for name, title in (("on", "beside training"), ("off", "training waits")):
@@ -132,9 +140,8 @@ def main() -> None:
         print(f"| {title} | {one['step_seconds']:.3f} s | {one['stall_seconds'] * 1e3:.1f} ms | {ratio:.1%} |"
               f" {one['save_seconds']:.3f} s |")  # fmt: skip
     print("\n| one process | MB/s | over the disk's own |\n|---|---|---|")
-    for name, of in (("save", "disk_write"), ("load", "disk_read")):
-        rates = result["rates"]
-        print(f"| {name} | {rates[name] / 1e6:.0f} | {rates[name] / rates[of]:.0%} |")
+    for name, of in (("save", "disk_write"), ("load", "disk_read"), ("load_memory", "memory_read")):
+        print(f"| {name.replace('_', ' from ')} | {measured[name] / 1e6:.0f} | {measured[name] / measured[of]:.0%} |")
     for path in [options.json, RESULTS / "checkpoint_stall.json" if options.save else None]:
         if path:
             path.write_text(json.dumps(result, indent=1) + "\n")

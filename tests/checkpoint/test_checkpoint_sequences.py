@@ -86,11 +86,11 @@ class Story:
         patched.setattr(owner, name, broken)
 
     def damage(self) -> None:
-        """Flip a bit of the newest checkpoint where an older one is there to go on from."""
-        complete = list_checkpoints(self.root).complete
-        if len(complete) < 2:
+        """Flip a bit of the newest sound checkpoint where an older sound one is there to go on from."""
+        readable = self.readable()
+        if len(readable) < 2:
             return
-        path = complete[0].path
+        path = readable[0][1]
         file = self.draw.choice([found for found in sorted(path.iterdir()) if "unchanged" not in found.name])
         content = bytearray(file.read_bytes())
         content[self.draw.randrange(len(content))] ^= 1 << self.draw.randrange(8)
