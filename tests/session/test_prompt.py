@@ -9,6 +9,11 @@ from pathlib import Path
 import pytest
 from runs import environment, records_of, run_patiently
 
+import paceline
+from paceline.errors import ConfigError
+from paceline.session import begin
+from paceline.session.verbs.given import spec_of
+
 TYPED = """
 import os, signal
 import paceline
@@ -52,3 +57,13 @@ def test_a_prompt_outlives_ctrl_c_and_goes_on(tmp_path: Path, prompt: list[str])
     assert [record["step"] for record in records_of(tmp_path / "run", "step")] == [1, 2, 3, 4, 5, 6]
     ends = [record["status"] for record in records_of(tmp_path / "run", "run_ended")]
     assert ends == ["requeue", "complete", "complete"]
+
+
+def test_a_run_over_several_devices_is_refused_before_its_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proof of a plan that no prompt can start took a minute before the error came."""
+    monkeypatch.setattr(begin, "_brief", lambda *given: pytest.fail("it was proven first"))
+    data = paceline.DataSpec("stdlib", seq_len=16, max_bytes=100_000)
+    task = paceline.Task(model="llama-1m", data=data, global_batch="4 samples", stop="2 steps")
+    spec = spec_of(task, {"dp_replicate": 2}, {"device": "cpu", "devices": 2, "probe": False}, ())
+    with pytest.raises(ConfigError, match="cannot start from a notebook"):
+        begin.planned_brief(spec, say=lambda line: None, is_script=False)

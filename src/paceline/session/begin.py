@@ -23,11 +23,12 @@ from paceline.supervise.parent import end_with_launcher
 Say = Callable[[str], None]
 
 
-def planned_brief(spec: Spec, say: Say = say_line, first_only: bool = False) -> Brief:
+def planned_brief(spec: Spec, say: Say = say_line, first_only: bool = False, is_script: bool = True) -> Brief:
     """Plan, say so, prove, and return the brief.
 
     With `first_only`, raise ConfigError for a plan of several devices: another run was made in this process, which
-    would be made again in each of the new ones.
+    would be made again in each of the new ones. So it is where the process is no script (`is_script`), which cannot be
+    started again. Both are said before the proof, which may take a minute.
     """
     planned = plan_task(spec, say=say)
     devices = planned.plan.layout.devices
@@ -36,6 +37,12 @@ def planned_brief(spec: Spec, say: Say = say_line, first_only: bool = False) -> 
             f"a Run over {devices} devices cannot follow one on a single device in the same script",
             "the script is started again once per device, and would begin with the first Run again",
             "paceline.fit(task, ...), which starts processes of its own, or a script for each",
+        )
+    if devices > 1 and not is_script:
+        raise ConfigError(
+            f"a Run over {devices} devices cannot start from a notebook, a prompt or another's child",
+            "its loop would have to run in every process, and only a script can be started again",
+            "paceline.fit(task, ...), which starts processes of its own, or cluster=1",
         )
     return _brief(planned, say)
 

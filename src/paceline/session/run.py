@@ -102,7 +102,7 @@ class Run(Training):
         run_dir, brief, lock = run_directory(spec), take_brief(), None
         if brief is None and place is None:
             lock = take(run_dir)
-            brief = planned_brief(spec, first_only=not first)
+            brief = planned_brief(spec, first_only=not first, is_script=is_script())
             if brief.plan.layout.devices > 1:
                 start_script_again(brief, spec, lock)
         elif brief is None and place is not None:
@@ -216,12 +216,6 @@ def attend_script(spec: Spec, place: Place, say: Callable[[str], None] = print) 
 
 def start_script_again(brief: Brief, spec: Spec, lock: RunLock) -> None:
     """Start the running script once per device, wait for the processes and exit as they did. Does not return."""
-    if not is_script():
-        raise ConfigError(
-            f"a Run over {brief.plan.layout.devices} devices cannot start from a notebook, a prompt or another's child",
-            "its loop would have to run in every process, and only a script can be started again",
-            "paceline.fit(task, ...), which starts processes of its own, or cluster=1",
-        )
     with brief.file() as path:
         outcome = survive(sys.orig_argv[1:], spec, brief, {**os.environ, BRIEF_VARIABLE: path}, lock)
     if outcome.error is not None and not lock.is_lost:

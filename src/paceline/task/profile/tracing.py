@@ -7,14 +7,16 @@ no bf16 (FFT, complex views) run in the weights' own dtype, and a model that ask
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -71,7 +73,7 @@ def trace(
     if compute is None or not fake:
         compute = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     recorder = _Recorder([replica.get_submodule(name) for name, _ in blocks], replica, example, compute)
-    context: AbstractContextManager = mode if fake else nullcontext()
+    context: AbstractContextManager = quiet(mode) if fake else nullcontext()
     with torch.random.fork_rng(), context:
         with recorder.operators(), torch.no_grad(), beside_torch(recorder.counts[-1].strays):
             objective(replica, example)
@@ -80,6 +82,22 @@ def trace(
         with recorder.saved_tensors(), torch.enable_grad():
             objective(replica, example)
     return recorder.counts
+
+
+@contextmanager
+def quiet(mode: FakeTensorMode) -> Iterator[None]:
+    """Run on fake tensors. What a model raises there is told by who looks, not by torch's log, which has tracebacks."""
+    log = logging.getLogger(fake_tensor.__name__)
+
+    def unsaid(record: logging.LogRecord) -> bool:
+        return False
+
+    log.addFilter(unsaid)
+    try:
+        with mode:
+            yield
+    finally:
+        log.removeFilter(unsaid)
 
 
 def own_bytes(model: nn.Module) -> int:

@@ -19,7 +19,7 @@ from paceline.errors import ConfigError
 from paceline.task.declared import is_routed
 from paceline.task.models.huggingface.interface import FEW, is_transformers
 from paceline.task.models.layers.loss import Labels, cross_entropy_sum
-from paceline.task.profile.tracing import fake_copy
+from paceline.task.profile.tracing import fake_copy, quiet
 
 LIMIT = "paceline_logits_elements"  # attribute of a model whose head may compute the loss: logits that exist at a time
 
@@ -99,7 +99,7 @@ def _returns_its_heads_output(model: nn.Module) -> bool:
         module.forward = lambda hidden, *args, **kwargs: torch.zeros_like(hidden)
     tokens = torch.zeros(1, FEW, dtype=torch.long)
     try:
-        with mode, torch.no_grad():
+        with quiet(mode), torch.no_grad():
             output = replica(tokens, use_cache=False)
     except Exception:  # whatever a model raises on tensors without values
         return False

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from paceline.task.declared import is_routed
 from paceline.task.models.blocks import find_blocks
-from paceline.task.profile.tracing import COMPUTE_DTYPE, fake_copy
+from paceline.task.profile.tracing import COMPUTE_DTYPE, fake_copy, quiet
 
 POSITIONS = "position_ids"
 LOOK = "paceline_look"  # the name of the attention that only looks
@@ -100,7 +100,7 @@ def _look(model: nn.Module, seq: int) -> _Seen:
     replica: Any = fake_copy(model, mode, COMPUTE_DTYPE)
     tokens = torch.zeros(1, min(seq, FEW), dtype=torch.long)
     try:
-        with _looking(replica, seen, seq), mode, torch.no_grad():
+        with _looking(replica, seen, seq), quiet(mode), torch.no_grad():
             # With a mask, transformers does not ask the positions for the borders of packed documents.
             replica(tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
     except Exception as error:  # whatever a model raises on tensors without values
