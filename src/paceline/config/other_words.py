@@ -79,10 +79,11 @@ def option_meant(word: str, near: Iterable[str], elsewhere: Iterable[str] = ()) 
 
     `elsewhere` are the whole names of options that are called so in another table.
     """
-    near, written = list(near), _plain(word)
-    if not any(_plain(name) == written for name in near) and (said := _OPTIONS.get(written)):
+    near, elsewhere, written = list(near), list(elsewhere), _plain(word)
+    said = "" if any(_plain(name) == written for name in near) else _OPTIONS.get(written, "")
+    if said and not any(name in said for name in elsewhere):
         return said
-    for name in elsewhere:
+    for name in sorted(elsewhere, key=lambda name: name not in said):
         return f"did you mean '{name}'?"
     return suggestion(word, near)
 
