@@ -5,6 +5,7 @@ Decimal prefixes (k, M, G, T) are powers of 1,000; binary ones (Ki, Mi, Gi, Ti) 
 
 from __future__ import annotations
 
+import itertools
 import math
 import numbers
 import re
@@ -19,6 +20,7 @@ SECONDS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "second": 1.0, "seconds": 1.0, "m":
            "days": 86400.0}  # fmt: skip
 AMOUNT_UNITS = ("steps", "samples", "tokens", "epochs")
 
+_PARTS = re.compile(r"\s*([0-9][0-9_,]*(?:\.[0-9]*)?)\s*([a-z]+)\s*")
 _NUMBER = re.compile(r"^\s*([0-9][0-9_,]*(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+)\s*(.*?)\s*$")
 
 
@@ -97,7 +99,10 @@ def parse_amount(text: str, units: tuple[str, ...] = AMOUNT_UNITS) -> Amount:
 
 
 def parse_seconds(text: str) -> Seconds:
-    """Return the seconds in a duration such as "2 h" or "90 s"."""
+    """Return the seconds in a duration such as "2 h" or "90 s", or as durations are printed: "1h 30m"."""
+    parts = [match.groups() for match in _PARTS.finditer(text)]
+    if len(parts) > 1 and _PARTS.sub("", text) == "" and _falls([unit for _, unit in parts]):
+        return Seconds(sum(parse_seconds(f"{number} {unit}") for number, unit in parts))
     value, unit = _split(text, "a duration")
     if unit not in SECONDS:
         raise ConfigError(f"'{text}' is not a duration", f"unit '{unit or '(none)'}'", _EXAMPLES["a duration"])
@@ -105,6 +110,12 @@ def parse_seconds(text: str) -> Seconds:
     if not math.isfinite(seconds):
         raise ConfigError(f"'{text}' is not a duration", "the number is not finite", _EXAMPLES["a duration"])
     return Seconds(seconds)
+
+
+def _falls(units: list[str]) -> bool:
+    """Return whether each unit of time is known and shorter than the one before: hours, then minutes."""
+    lengths = [SECONDS.get(unit, 0.0) for unit in units]
+    return min(lengths) > 0 and all(after < before for before, after in itertools.pairwise(lengths))
 
 
 def parse_bytes(text: str) -> int:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from paceline.errors import ConfigError
 from paceline.spec.amounts import batch_samples, in_steps, total_steps
 from paceline.spec.task import Task
-from paceline.units import Amount, format_count, format_rate, format_seconds
+from paceline.units import Amount, format_count, format_rate, format_seconds, parse_seconds
 
 
 def test_batch_in_tokens_and_samples() -> None:
@@ -69,3 +69,22 @@ def test_figures_have_the_prefix_that_fits_them_as_they_are_rounded() -> None:
     for tenths in range(-60, 200):
         value = 9.996 * 10 ** (tenths / 10)
         assert not any("e+" in shown for shown in (format_seconds(value), format_count(value), format_rate(value, "B")))
+
+
+@given(st.integers(60, 10**8))
+def test_a_duration_is_read_as_it_is_printed(seconds: int) -> None:
+    """ "1h 30m" was printed, and refused."""
+    shown = format_seconds(seconds)
+    step = {"s": 1, "m": 60, "h": 3600}[shown[-1]]
+    assert abs(parse_seconds(shown) - seconds) < step
+    assert parse_seconds(shown.replace(" ", "")) == parse_seconds(shown)
+
+
+@pytest.mark.parametrize("text", ["1m 30h", "1h 30", "1h 30m!", "1h-30m", "1h 30 parsecs", "1h 1h", "1 2 h", ""])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not a duration"):
+        parse_seconds(text)
+
+
+def test_durations_of_several_units() -> None:
+    assert parse_seconds("2 h 15 min") == 8100 and parse_seconds("1d12h") == 129_600 and parse_seconds("1.5h") == 5400

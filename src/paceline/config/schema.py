@@ -65,7 +65,7 @@ def _value(option: Option) -> dict[str, Any]:
         "flag": {"type": "boolean"},
         "free": {"type": "object"},
         "tables": {"type": "array", "items": _table(option.item) if option.item else {}},
-        "duration": {"type": "string", "pattern": _pattern(list(SECONDS))},
+        "duration": {"type": "string", "pattern": _pattern(list(SECONDS), repeats="+")},
         "amount": {"type": "string", "pattern": _pattern(_amount_units(option))},
     }
     if option.words:
@@ -79,5 +79,5 @@ def _amount_units(option: Option) -> list[str]:
     return [f"{prefix} {unit}".strip() for prefix in PREFIXES for unit in spelled]
 
 
-def _pattern(units: list[str]) -> str:
-    return f"^{_NUMBER}({'|'.join(units)})\\s*$"  # units are letters and spaces: nothing to escape
+def _pattern(units: list[str], repeats: str = "") -> str:
+    return f"^({_NUMBER}({'|'.join(units)})\\s*){repeats}$"  # units are letters and spaces: nothing to escape
