@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from distributed import run_ranks
 from tests_shared import SEQ_LEN, VOCAB, PaddedText, decoder_task, plan_of, run_steps
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, VerificationFailed
+from paceline.run.numerics.invariants import check_agreement
 from paceline.run.process.world import join_world
 from paceline.run.updates.shards import local_of
 from paceline.spec.layout import Layout
@@ -141,3 +142,24 @@ def test_a_rank_holds_its_part_of_a_spread_teacher_and_all_of_a_copied_student(p
         for taught, trained, losses in run_ranks(held, 2, plan):
             assert taught == pytest.approx(teacher, abs=0.03) and trained == pytest.approx(student, abs=0.03)
             assert losses == pytest.approx(alone, rel=1e-5 if precision == "fp32" else 3e-2)
+
+
+def agreed(plan: Plan, odd: str) -> None:
+    """Train two steps, move one value of one rank's part of a parameter, and check what ranks must hold alike."""
+    world = join_world("cpu", threads=1)
+    stats, built = run_steps(task(), plan, 2, world)
+    if odd and world.rank == 1:
+        with torch.no_grad():
+            local_of(built.model.get_parameter(odd)).view(-1)[0] += 0.5
+    check_agreement(built.model, {"the loss": stats[-1].loss}, 2, world, plan.layout)
+
+
+@pytest.mark.parametrize("layout", [Layout(dp_replicate=2), Layout(dp_replicate=2, dp_shard=2)], ids=str)
+def test_parts_of_a_spread_teacher_are_no_copies(layout: Layout) -> None:
+    """The first run with a spread teacher was stopped after its first step: its parts were compared as copies."""
+    assert run_ranks(agreed, layout.devices, spread(layout), "") == [None] * layout.devices
+
+
+def test_copies_beside_a_spread_teacher_are_compared_as_before() -> None:
+    with pytest.raises(VerificationFailed, match=r"no longer agree on student\.norm"):
+        run_ranks(agreed, 2, spread(Layout(dp_replicate=2)), "student.norm.weight")

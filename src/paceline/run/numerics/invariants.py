@@ -32,6 +32,7 @@ from paceline.spec.layout import Layout
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 WIDTH = 4096
 BUFFER = ("buffer",)  # stands in the place of a parameter's part
+DATA = {"data": ("dp_replicate", "fsdp")}  # the axes that one axis of a mesh of its own stands for
 DENSE, EXPERT = ("dp_replicate", "fsdp", "tp"), ("dp_replicate", "expert_shard", "ep", "tp")  # axes of a stage's ranks
 FIRST_STEPS = 10  # of a process, each of which is checked: most divergences are there from the start
 NOT_A_NUMBER = -1  # in place of the bits of any NaN
@@ -169,7 +170,8 @@ def _split_along(parameter: nn.Parameter) -> frozenset[str]:
     if not isinstance(parameter, DTensor):
         return frozenset()
     names = parameter.device_mesh.mesh_dim_names or ()
-    return frozenset(n for n, place in zip(names, parameter.placements, strict=True) if not place.is_replicate())
+    along = [name for name, place in zip(names, parameter.placements, strict=True) if not place.is_replicate()]
+    return frozenset(axis for name in along for axis in DATA.get(name, (name,)))
 
 
 def _copied_along(split: frozenset[str]) -> set[str]:
