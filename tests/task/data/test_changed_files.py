@@ -24,7 +24,7 @@ from paceline.spec.task import DataSpec
 from paceline.task.data.prepare.prepare import prepare
 from paceline.task.data.source import open_sources
 from paceline.task.data.sources.shards.megatron import HEAD, MAGIC
-from paceline.task.data.storage.watch import Watch
+from paceline.task.data.storage.watch import WatchedFile
 
 Opened = tuple[Any, Path]  # a source, and the file that it reads
 
@@ -193,7 +193,7 @@ def test_a_piece_of_the_block_cache_that_is_cut_is_fetched_again(tmp_path: Path)
 def test_what_a_watch_says(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(bytes(100))
-    watch = Watch(str(path))
+    watch = WatchedFile(str(path))
     watch.hold(0, 100)
     cut(path)
     with pytest.raises(DataError) as caught:

@@ -15,7 +15,7 @@ PART = 8  # of the batch, that the small one is
 
 
 @dataclass(frozen=True)
-class Estimate:
+class NoiseEstimate:
     """What a batch has grown by: means of S and of the signal, each with the size of what was subtracted to get it."""
 
     noise: float
@@ -30,7 +30,7 @@ class NoiseScale:
 
     growth: GrowthSpec
     sizes: list[int]
-    decided: dict[int, Estimate] = field(default_factory=dict)
+    decided: dict[int, NoiseEstimate] = field(default_factory=dict)
     _pairs: list[tuple[float, float, int, int]] = field(default_factory=list)  # g, G, b, B
 
     def small(self) -> int:
@@ -54,12 +54,12 @@ class NoiseScale:
                 following, self._pairs = min(2 * samples, int(largest.value)), []
         self.sizes.append(following)
 
-    def _estimate(self) -> Estimate:
+    def _estimate(self) -> NoiseEstimate:
         count = len(self._pairs)
         inverse = [1 / b - 1 / samples for _, _, b, samples in self._pairs]
         rest = [samples - b for _, _, b, samples in self._pairs]
         each = list(zip(self._pairs, inverse, rest, strict=True))
-        return Estimate(
+        return NoiseEstimate(
             noise=sum((g - whole) / by for (g, whole, _, _), by, _ in each) / count,
             signal=sum((samples * whole - b * g) / left for (g, whole, b, samples), _, left in each) / count,
             noise_size=sum((g + whole) / by for (g, whole, _, _), by, _ in each) / count,

@@ -15,7 +15,7 @@ from paceline.verify.compare.asked import Asked
 from paceline.verify.compare.diagnosis import Traits, traits_of
 from paceline.verify.compare.difference import Difference, number_differences
 from paceline.verify.compare.layout import is_finite
-from paceline.verify.reference.noise_scale import Estimate, NoiseScale
+from paceline.verify.reference.noise_scale import NoiseEstimate, NoiseScale
 from paceline.verify.reference.steps import ReferenceStep, reference_steps
 from paceline.verify.rounding.conditioning import Again, Move, computed_again, steps_apart
 from paceline.verify.story.evaluated import Evaluated, evaluations
@@ -33,7 +33,7 @@ class Passed:
     rate: float
     evaluation: Evaluated
     start: dict[str, torch.Tensor]  # weights before the first step
-    growth: Estimate | None = None  # where the noise scale has made the batch grow after the step
+    growth: NoiseEstimate | None = None  # where the noise scale has made the batch grow after the step
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def evaluation_differences(
 
 
 def growth_differences(
-    evidence: Mapping[str, float | None], expected: Estimate | None, number: int, world: World
+    evidence: Mapping[str, float | None], expected: NoiseEstimate | None, number: int, world: World
 ) -> list[Difference]:
     """Return how far what a run measured before its batch grew is from the device's. Every rank calls it.
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from paceline.errors import DataError
 from paceline.task.data.sources.tokenizer import Tokens
-from paceline.task.data.storage.watch import Watch
+from paceline.task.data.storage.watch import WatchedFile
 
 SPLITS = ("train", "validation")
 HASH_BLOCK_BYTES = 2**20
@@ -75,11 +75,11 @@ class TokenSplit:
         """Return the tokens, read-only and mapped: nothing is read until it is used."""
         return _mapped(Path(self.folder) / tokens_name(self.name), self.dtype, self.tokens)
 
-    def watch(self) -> Watch:
+    def watch(self) -> WatchedFile:
         """Return the state of the file of tokens: whoever keeps it open holds it before each read."""
         path = Path(self.folder) / tokens_name(self.name)
         try:
-            return Watch(str(path))
+            return WatchedFile(str(path))
         except OSError as error:
             raise DataError(
                 f"'{path}' cannot be read", error.strerror or str(error), "start again: its folder is made anew"

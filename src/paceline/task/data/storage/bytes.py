@@ -17,7 +17,7 @@ from paceline.task.data.storage.ahead import FetchesAhead
 from paceline.task.data.storage.blocks import BlockCache, Bytes
 from paceline.task.data.storage.notices import DataNotices
 from paceline.task.data.storage.remote import RemoteFile, RemoteFiles, is_remote
-from paceline.task.data.storage.watch import State, Watch
+from paceline.task.data.storage.watch import State, WatchedFile
 
 PIECE_BYTES = 256 * 2**10  # what is kept or goes: small against the neighbours that an order of blocks reads together
 ROW_PIECES = 16  # what one request asks for at most, 4 MiB: large against a request's latency, small against a shard
@@ -52,7 +52,7 @@ class LocalBytes:
         """
         self.name = path
         try:
-            self.watch = Watch(path, state)
+            self.watch = WatchedFile(path, state)
             self.size = self.watch.size
             self.watch.hold()
             empty = np.zeros(0, dtype=np.uint8)  # an empty file cannot be mapped

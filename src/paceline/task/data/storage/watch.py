@@ -24,7 +24,7 @@ class State(NamedTuple):
     changed_ns: int
 
 
-class Watch:
+class WatchedFile:
     """The state of a file as it was when the watch began."""
 
     __slots__ = ("name", "size", "state")
