@@ -118,7 +118,8 @@ code = (
     "end_with_step({'SLURM_TASK_PID': str(os.getpid() if sys.argv[1] == 'task' else os.getppid())});"
     "print(os.getpid(), flush=True); signal.pause()"
 )
-task = subprocess.Popen([sys.executable, "-c", code, sys.argv[1]], stdout=subprocess.PIPE, text=True)
+quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+task = subprocess.Popen([sys.executable, "-c", code, sys.argv[1]], text=True, **quiet)
 print(task.stdout.readline().strip(), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
