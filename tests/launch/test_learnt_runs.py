@@ -96,16 +96,18 @@ def test_the_tasks_own_blocks_are_measured_and_used(here):
     _, spec, _ = here
     planned = plan_task(load_spec(spec))
     said = []
-    found = measure_task(planned, said.append, seconds=0.1)
+    # Where a pass of so small a task took less than its blocks by themselves, the machine was busy: it is measured again.
+    for _ in range(6):
+        found = measure_task(planned, said.append, seconds=0.1)
+        if found.rest_seconds > 0:
+            break
     assert found.blocks == 2 and len(found.block_seconds) == 1 and found.update_parameters == planned.profile.parameters
     # 6 operations per parameter and token (Kaplan et al. 2020, section 2.1), at a rate that a CPU can have.
     (block,) = {b.parameters for b in planned.profile.blocks if b.recomputable}
     tokens = planned.plan.micro_batch * planned.profile.tokens_per_sample
     beside = planned.profile.parameters - 2 * block
     assert 1e6 < 6 * block * tokens / found.block_seconds[0] < 1e13
-    # What the whole step takes beyond its blocks is lost where repeats of a busy machine differ by more than that.
-    assert found.rest_seconds > 0 or found.spread > 0.5
-    assert not found.rest_seconds or 1e6 < 6 * beside * tokens / found.rest_seconds < 1e13
+    assert found.rest_seconds > 0 and 1e6 < 6 * beside * tokens / found.rest_seconds < 1e13
     assert read_measurements(task_key(planned.profile, "adamw"), planned.cluster) == {"fp32": found}
     again = plan_task(load_spec(spec))
     terms = {term.name: term for term in again.forecast.time}

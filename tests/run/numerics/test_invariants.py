@@ -149,6 +149,20 @@ def test_a_rank_that_skips_alone_is_named(odd: str) -> None:
         run_ranks(skipped, 2, odd)
 
 
+def chose(odd: bool) -> None:
+    """Check a step of two copies, one of which says that it has chosen other candidates."""
+    world, layout = join_world("cpu", threads=1), Layout(dp_replicate=2)
+    stats, built = run_steps(decoder_task(), plan_of(layout), 1, world)
+    chosen = "a0" if odd and world.rank == 1 else "60"
+    check_agreement(built.model, numbers_of(stats[-1], None, chosen), 1, world, layout)
+
+
+def test_ranks_that_chose_other_candidates_are_named() -> None:
+    assert run_ranks(chose, 2, False) == [None, None]
+    with pytest.raises(VerificationFailed, match="ranks 0 and 1 no longer agree on which samples were chosen"):
+        run_ranks(chose, 2, True)
+
+
 def test_bits_tell_what_equality_does_not() -> None:
     assert bits_of(0.0) != bits_of(-0.0) and bits_of(math.nan) == bits_of(-math.nan) == bits_of(float("nan"))
     assert bits_of(1.0) != bits_of(math.nextafter(1.0, 2.0)) and bits_of(math.inf) != bits_of(-math.inf)

@@ -119,6 +119,8 @@ def test_a_spread_teacher_equals_one_device() -> None:
     plans += [spread(Layout(dp_shard=2), precision="fp64", zero=zero) for zero in (1, 2, 3)]
     for proof in run_ranks(compared, 2, plans)[0]:
         assert proof.equal, proof.first_difference
+    (proof,) = run_ranks(compared, 4, [spread(Layout(dp_replicate=2, dp_shard=2), precision="fp64")])[0]
+    assert proof.equal, proof.first_difference
 
 
 def held(plan: Plan) -> tuple[float, float, list[float]]:

@@ -17,6 +17,7 @@ from paceline.run.process.sockets import noted, shut_connections
 from paceline.spec.layout import Layout
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+DATA_AXES = ("dp_replicate", "fsdp")  # which the one axis `data` of a mesh of its own stands for
 
 Part = tuple[int, ...]  # the ranks of one group
 
@@ -158,7 +159,7 @@ class Mesh:
     def data(self) -> dist.ProcessGroup:
         """The ranks that read different rows of one batch, in the order of the rows."""
         assert self.layout.cp == 1, "ranks that share sequences read the same rows"
-        return self._groups.of(own_part(self._axes, ("dp_replicate", "fsdp"), dist.get_rank()))
+        return self._groups.of(own_part(self._axes, DATA_AXES, dist.get_rank()))
 
     @cached_property
     def data_axis(self) -> DeviceMesh:

@@ -132,9 +132,10 @@ def reference_steps(
         lr = rate(step) if rate else learning_rate(task.schedule, task.optimizer.lr, step, steps, 0, 1)
         done: dict[str, ReferenceTurn] = {}
         main, small_norm = main_turn(task), 0.0
-        if noise is not None and (small := noise.small()):
+        if noise is not None and noise.small():
             trained = _in_step(task.optimizer.groups, model, own[main], step)
-            first = _first_of(task, plan, source, step, sizes, small)
+            positions = _positions(plan, step, sizes)[: noise.small()]
+            first = [(positions, source.read(_ids(task, source, positions), positions))]
             small_norm = _norm_of(model, turns[main], first, trained, randomness, dtype, step)
         with counted_choices(model) as router:
             for turn, parameters, updates in zip(turns, own, optimizers, strict=True):
@@ -145,8 +146,7 @@ def reference_steps(
                 parameters = _in_step(task.optimizer.groups, model, parameters, step) if rate else parameters
                 gradients = _only(model, parameters, weight, names)
                 limit = task.optimizer.clip_norm if turn.clip_norm is None else turn.clip_norm
-                norms = [wide(gradient).norm() for gradient in gradients.values()]
-                norm = float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+                norm = _norm(gradients.values())
                 clip_norm = limit if rate else clip_norm_of(limit, norm, step)
                 clip_norm = clip_norms[step - 1][turn.name] if clip_norms else clip_norm
                 if clip_norm:
@@ -221,14 +221,6 @@ def backward(
     return sum(losses), sum(weights)
 
 
-def _first_of(
-    task: Task, plan: Plan, source: Source, step: int, sizes: Sequence[int], small: int
-) -> list[tuple[np.ndarray, Any]]:
-    """Return (positions, data) of the first samples of a step's batch, in one piece."""
-    positions = _positions(plan, step, sizes)[:small]
-    return [(positions, source.read(_ids(task, source, positions), positions))]
-
-
 def _norm_of(
     model: nn.Module,
     turn: Turn,
@@ -241,12 +233,18 @@ def _norm_of(
     """Return the norm of the mean gradient of these samples, and change nothing."""
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     _, weight = backward(model, turn, read, randomness, dtype, step)
-    norms = [wide(parameter.grad).norm() for parameter in trained if parameter.grad is not None]
+    norm = _norm(parameter.grad for parameter in trained if parameter.grad is not None)
     model.zero_grad(set_to_none=True)
     with torch.no_grad():
         for buffer, value in buffers:
             buffer.copy_(value)
-    return float(torch.linalg.vector_norm(torch.stack(norms))) / weight if norms else 0.0
+    return norm / weight
+
+
+def _norm(gradients: Iterable[torch.Tensor]) -> float:
+    """Return the norm of all gradients together."""
+    norms = [wide(gradient).norm() for gradient in gradients]
+    return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
 
 
 def _only(
