@@ -96,7 +96,7 @@ def test_the_tasks_own_blocks_are_measured_and_used(here):
     _, spec, _ = here
     planned = plan_task(load_spec(spec))
     said = []
-    # Where a pass of so small a task took less than its blocks by themselves, the machine was busy: it is measured again.
+    # Where so small a pass took less than its blocks by themselves, the machine was busy: it is measured again.
     for _ in range(6):
         found = measure_task(planned, said.append, seconds=0.1)
         if found.rest_seconds > 0:
