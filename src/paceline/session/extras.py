@@ -23,10 +23,6 @@ def check_extras(run: RunSpec) -> None:
             import_module("fsspec")
         except ImportError as error:
             raise MissingExtra("fsspec", "remote", "run.checkpoints.remote") from error
-    if run.alerts.enabled:
-        make_sinks(run.alerts)
-        if any(sink.kind == "apprise" for sink in run.alerts.sinks):
-            need_apprise()
     if run.tensorboard:
         try:
             import_module("tensorboard.summary.writer.event_file_writer")
@@ -34,6 +30,10 @@ def check_extras(run: RunSpec) -> None:
             raise MissingExtra("tensorboard", "tensorboard", "run.tensorboard = true") from error
     if name := missing_export(run.exports):
         raise MissingExtra(name, name, f"run.exports.{name}")
+    if run.alerts.enabled:
+        make_sinks(run.alerts)
+        if any(sink.kind == "apprise" for sink in run.alerts.sinks):
+            need_apprise()
 
 
 def missing_export(exports: ExportsSpec) -> str:
