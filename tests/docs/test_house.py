@@ -77,7 +77,6 @@ def test_a_word_stands_in_the_glossary_once() -> None:
 def test_a_public_class_name_means_one_thing() -> None:
     places: dict[str, list[str]] = {}
     for path in sorted(SOURCE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
+        for name in re.findall(r"^ *class ([A-Za-z]\w*)[(:]", path.read_text(encoding="utf-8"), re.M):
+            places.setdefault(name, []).append(str(path.relative_to(SOURCE)))
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
