@@ -129,6 +129,7 @@ def _planned(prepared: Prepared, cluster: Cluster, remarks: tuple[str, ...], goo
         batch_samples=prepared.batch_samples,
         steps=prepared.steps,
         remarks=(
+            *spec.remarks,
             *remarks,
             *_notes(prepared),
             *grows,

@@ -75,7 +75,11 @@ def model_lines(planned: Planned) -> list[str]:
 def without_effect_lines(planned: Planned) -> list[str]:
     """Return what of the model, the batch or a price has no effect, without what `--explain` notes beside it."""
     cluster = planned.spec.cluster
-    remarks = [*planned.profile.remarks, *spot_remarks(cluster, planned.cluster, load_catalog(cluster.catalog))]
+    remarks = [
+        *planned.spec.remarks,
+        *planned.profile.remarks,
+        *spot_remarks(cluster, planned.cluster, load_catalog(cluster.catalog)),
+    ]
     return [line for remark in remarks for line in wrap("note     ", remark)]
 
 
