@@ -12,6 +12,10 @@ from paceline.spec.reliability import ReliabilitySpec
 SOURCES = ("measured", "published", "assumed", "unknown")
 # That a fused AdamW update in fp32 moves for each parameter: it reads w, g, m and v, and writes w, m and v.
 FUSED_ADAMW_BYTES = 7 * 4
+HERE = ("auto", "cpu", "cuda")  # devices of this machine
+# What speaks of one kind of device, and holds for the one that it was stated beside alone.
+OF_ONE_DEVICE = ("devices_per_node", "node", "figures", "price_usd_per_device_hour", "watts_per_device",
+                 "memory_per_device")  # fmt: skip
 
 
 @dataclass(frozen=True)
