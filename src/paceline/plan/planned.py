@@ -24,6 +24,7 @@ from paceline.plan.risk.sensitivity import sensitivity
 from paceline.plan.risk.switch import Sensitivity
 from paceline.plan.search.front import Front, front_plans
 from paceline.plan.search.search import SearchResult, search
+from paceline.plan.unused import unused_options
 from paceline.simulate.expected import Expected, expected_run
 from paceline.spec.cluster import Cluster
 from paceline.spec.forecast import Forecast
@@ -143,6 +144,7 @@ def _planned(prepared: Prepared, cluster: Cluster, remarks: tuple[str, ...], goo
             *_offload_remarks(found.best.plan, spec.plan, cluster),
             *_frozen_remarks(found.best.plan, spec.plan, found.candidates.context.profile),
             *_compile_remarks(found.best.plan, prepared.profile),
+            *unused_options(found.best.plan, spec.plan),
         ),
         learnt=learnt,
         settled=prepared.settled,
