@@ -76,9 +76,9 @@ def test_a_cold_epoch_fetches_little_more_than_the_shards(
     """A cache of two windows is what the order of two levels promises to need."""
     (tmp_path / "shards").mkdir()
     size = write_shards(tmp_path / "shards", sizes)
-    memory = fsspec.filesystem("memory")
+    memory, url = fsspec.filesystem("memory"), f"cold-{windows}-{len(sizes)}"
     for path in (tmp_path / "shards").iterdir():
-        memory.pipe(f"/cold-{windows}-{len(sizes)}/{path.name}", path.read_bytes())
+        memory.pipe(f"/{url}/{path.name}", path.read_bytes())
     read_an_epoch(
         f"memory://cold-{windows}-{len(sizes)}", cache_dir=str(tmp_path / "cache"), cache_limit=windows * WINDOW_BYTES
     )
