@@ -99,7 +99,7 @@ def plans_of(
     What is open is open jointly: every class of sharding with every recompute, micro-batch and interleaving that the
     program has.
     """
-    recompute = _recompute(row.recompute, marks)
+    recompute = _recompute(row.recompute, program_of(row.program, row.zero_stage)[0].recomputes, marks)
     if not recompute:
         return [], "recompute of some layers only"
     precision, micro_batches = precision_of(row.precision, marks), _micro_batches(row, batch, degrees["dp"], marks)
@@ -220,15 +220,17 @@ def _chunks(layers: int, pp: int) -> list[int]:
     return [chunks for chunks in range(2, -(-layers // pp) + 1) if -layers % (pp * chunks) <= ENDS] or [2]
 
 
-def _recompute(text: str, marks: list[str]) -> list[tuple[str, float]]:
+def _recompute(text: str, usual: Sequence[str], marks: list[str]) -> list[tuple[str, float]]:
     """Return the modes of recompute that a row may have run, each with its budget; [] for a mode that no plan has.
 
-    Where a table states none, some of the layers may be computed again: `--recompute-num-layers` of Megatron-LM, named
-    policies of MaxText.
+    Where a table states none, it is one of the program's `usual` ones, or some of the layers may be computed again:
+    `--recompute-num-layers` of Megatron-LM, named policies of MaxText.
     """
     plain = text.lower()
     if not plain:
         marks.append("recompute: the best that fits")
+        if usual:
+            return [(mode, 0.0) for mode in usual]
         return [("none", 0.0), ("selective", 0.0), ("full", 0.0), *(("budget", part) for part in BUDGETS)]
     if plain.startswith("mixed"):
         return []
