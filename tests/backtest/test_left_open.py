@@ -46,7 +46,9 @@ def test_a_program_that_can_interleave_may_have_done_so_where_no_schedule_is_nam
 
 def test_the_first_and_the_last_stage_may_have_a_layer_fewer() -> None:
     # 126 layers of Llama 3 405B over 16 devices: 32 stages of 4 and 64 of 2, each with two layers fewer at the ends.
-    assert schedules("megatron-lm", 16, 126) == [("1f1b", 1), ("interleaved", 2), ("interleaved", 4)]
+    # And 128 of one, where the ends have no layer.
+    several = [("interleaved", chunks) for chunks in (2, 4, 8)]
+    assert schedules("megatron-lm", 16, 126) == [("1f1b", 1), *several]
     assert schedules("torchtitan", 8, 126, "Interleaved1F1B") == [("interleaved", 2)], "what torchtitan has by default"
 
 
@@ -79,6 +81,27 @@ def test_megatrons_reduce_scatters_wait_after_gradients_of_weights_where_ranks_s
         # A layer has two gathers and two sums in each pass, and two gathers more: of six gathers two, of four sums two.
         beside = seconds_of(sheet.ring("tp"), gather) / 3 + seconds_of(sheet.ring("tp"), scatter) / 2
         assert tensor.values == pytest.approx(whole - beside * hidden, rel=0.05)
+
+
+def test_stages_of_one_layer_leave_the_embedding_and_the_head_stages_of_their_own() -> None:
+    # Llama 3 405B (arXiv:2407.21783, table 4): 126 layers over 16 devices of eight stages, 8,192 H100, batches of 2,048
+    # sequences, 430 TFLOP/s by 6 FLOPs a parameter that is multiplied and attention whole: 12.0 s.
+    row = replace(
+        NEMOTRON, model="llama3-405b", arch="llama", layers=126, hidden=16384, ffn_hidden=53248, heads=128, kv_heads=8,
+        vocab=128256, seq_len=8192, n_devices=8192, pp=16, vpp=8, dp=64, zero_stage="2", micro_batch=1,
+        global_batch=2048, recompute="none", measured_step_s=12.0,
+    )  # fmt: skip
+    case, reason = Reader().case(row)
+    assert case is not None, reason
+    (plan,) = case.plans
+    assert (plan.stages[0], plan.stages[-1], set(plan.stages[1:-1])) == (0, 0, {1}) and len(plan.stages) == 128
+    context, _ = contexts_of([case], read_constants())[0]
+    parts = context.sheet(plan).rows.parts.counts.sum(axis=1)
+    assert parts.max() == 9, "a rank in the middle has eight layers, an end seven with two more blocks at most"
+    (priced,) = price_cases([case])
+    assert isinstance(priced, Priced) and priced.step_seconds.value == pytest.approx(12.0, rel=0.10)
+    assert Reader().case(replace(row, layers=125))[0] is None, "three layers are missing"
+    assert Reader().case(replace(row, layers=15, vpp=None, pp_schedule="1f1b"))[0] is None
 
 
 @pytest.mark.parametrize(
