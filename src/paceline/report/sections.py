@@ -215,12 +215,15 @@ def cluster(found: Mapping[str, Any]) -> str:
             words = "unknown" if known is None else figure(name, known)
             note = note_html(shown(value.get("note")))
             rows.append((esc(title.replace("_", " ")), esc(words), tag(shown(value.get("source"))) + note))
+    listed = device.get("assumed_rates")
+    assumed = {shown(name) for name in listed} if isinstance(listed, list) else set()
     for key, source in (("matmul_flops", shown(device.get("matmul_source"))), ("peak_flops", "published")):
         for precision, points in table(device.get(key)).items():
             best = number(points) if key == "peak_flops" else _best_rate(points)
             if best is not None:
                 word = "dense peak" if key == "peak_flops" else "matrix products"
-                rows.append((esc(f"{word}, {precision}"), esc(format_rate(best, "FLOP")), tag(source)))
+                known = "assumed" if source == "published" and f"peak_flops.{precision}" in assumed else source
+                rows.append((esc(f"{word}, {precision}"), esc(format_rate(best, "FLOP")), tag(known)))
     about = [
         (name.replace("_", " "), shown(found.get(name))) for name in ("devices", "devices_per_node", "host", "date")
     ]

@@ -156,7 +156,7 @@ def cluster_text(planned: Planned) -> str:
         latency = format_seconds(link.latency_seconds.value)
         parts.append(f"{_rate(link.bytes_per_second.value, 'B')}, {latency} between {between}")
     known = {"measured": "probed", "published": "published figures", "assumed": "assumed: `paceline probe` measures it"}
-    return f"{' · '.join(parts)} ({known.get(device.matmul_source, 'unknown figures')})"
+    return f"{' · '.join(parts)} ({known.get(device.rate_source(precision), 'unknown figures')})"
 
 
 def price_text(planned: Planned) -> str:
@@ -212,7 +212,9 @@ def _sure_of(planned: Planned) -> str:
     rates = Rates(cluster.device, precision)
     if not rates.is_published or planned.learnt is not None:
         return ""
-    because = time_widths(rates.constants, cluster.device.name, precision, PACELINE.name, cluster.devices).because
+    device = cluster.device
+    widths = time_widths(rates.constants, device.name, precision, PACELINE.name, cluster.devices, device.assumed_rates)
+    because = widths.because
     return f" ({because})" if because else ""
 
 

@@ -270,7 +270,8 @@ def choose_precision(context: PricedTask, asked: str) -> tuple[str, str]:
     widest = max(context.profile.shapes, key=lambda block: block.matmul_flops, default=None)
     width = widest.matmul_width if widest and widest.matmul_flops else 256
     fp32, bf16 = (context.rates(precision).product_rate(width) for precision in ("fp32", "bf16"))
-    source = context.cluster.device.matmul_source
+    device = context.cluster.device
+    source = device.rate_source("bf16") if "bf16" in device.matmul_flops else device.matmul_source
     if math.isfinite(bf16) and not bf16 <= fp32:
         rates = f"{format_rate(bf16, 'FLOP')} against {format_rate(fp32, 'FLOP')} in fp32"
         return "bf16", f"bf16: {rates} at width {width} ({source})"
