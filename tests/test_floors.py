@@ -1,7 +1,8 @@
 """The house keeps its floors: what each room may import, checked from the code's own imports.
 
 A room is a module or a package; its floor is stated once, in FLOORS. Imports may go sideways and down, never up, and
-no two modules may need each other: imports inside functions, those for types alone and modules loaded by name count.
+no two modules may need each other: imports inside functions, those for types alone, and modules that are loaded or
+started by name count.
 """
 
 from __future__ import annotations
@@ -81,6 +82,7 @@ class Import:
     of: str
     line: int
     at_module_level: bool  # False inside functions, and where it is for types alone
+    starts: bool = False  # whether the module is only named, as that of which a process of its own is started
 
 
 def module_name(path: Path) -> str:
@@ -118,6 +120,8 @@ def imports_of(module: str) -> list[Import]:
             elif isinstance(child, ast.Call) and ast.unparse(child.func).endswith("import_module"):
                 named = [argument.value for argument in child.args if isinstance(argument, ast.Constant)]
                 found.extend(Import(name, child.lineno, at_module_level) for name in named if isinstance(name, str))
+            elif isinstance(child, ast.Constant) and child.value in SOURCES and child.value != "paceline":
+                found.append(Import(child.value, child.lineno, False, starts=True))
             inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
             visit(child, at_module_level and not inside)
 
@@ -154,9 +158,18 @@ def test_imports_never_go_up(module: str) -> None:
 
 def test_modules_do_not_need_each_other() -> None:
     # A package's __init__ runs before its modules; where it is not empty, they must not need it back.
-    needs = {module: {found.of for found in IMPORTS[module] if ours(found.of)} - {module} for module in SOURCES}
+    needs = {module: {found.of for found in imports if ours(found.of) and not found.starts} - {module}
+             for module, imports in IMPORTS.items()}  # fmt: skip
     order = list(graphlib.TopologicalSorter(needs).static_order())  # raises CycleError, naming the cycle
     assert set(order) >= set(SOURCES)
+
+
+def test_a_module_that_starts_a_process_is_not_needed_by_the_module_of_that_process() -> None:
+    """Through others a process may come back to who started it: it goes through the package from the top."""
+    started = {(module, found.of) for module, imports in IMPORTS.items() for found in imports if found.starts}
+    assert len(started) > 8
+    assert {(module, of) for module, of in started
+            if module != of and module in {found.of for found in IMPORTS[of]}} == set()  # fmt: skip
 
 
 @pytest.mark.parametrize("room", TORCH_FREE)

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from paceline.spec.cluster import Cluster, Figure, Link
 from paceline.units import format_rate
@@ -13,9 +14,10 @@ from paceline.units import format_rate
 
 @dataclass(frozen=True)
 class Varied:
-    """A figure that can be varied: its name, its value in words at a factor, and the cluster at a factor."""
+    """A figure that can be varied: its name, what it bounds, and by a factor its value in words and the cluster."""
 
     name: str
+    bounds: Literal["communication", "compute"]
     text: Callable[[float], str]
     cluster: Callable[[float], Cluster]
 
@@ -29,6 +31,7 @@ def varied_figures(cluster: Cluster, precision: str) -> tuple[Varied, ...]:
             found.append(
                 Varied(
                     name,
+                    "communication",
                     lambda factor, rate=rate: f"{rate * 8 * factor / 1e9:,.0f} Gb/s",  # type: ignore[misc]
                     lambda factor, place=place: with_link(cluster, place, factor),  # type: ignore[misc]
                 )
@@ -38,6 +41,7 @@ def varied_figures(cluster: Cluster, precision: str) -> tuple[Varied, ...]:
         found.append(
             Varied(
                 "memory bandwidth",
+                "compute",
                 lambda factor: format_rate(memory * factor, "B"),
                 lambda factor: with_memory_rate(cluster, factor),
             )
@@ -47,6 +51,7 @@ def varied_figures(cluster: Cluster, precision: str) -> tuple[Varied, ...]:
         found.append(
             Varied(
                 "matrix products",
+                "compute",
                 lambda factor: format_rate(peak * factor, "FLOP"),
                 lambda factor: with_product_rate(cluster, factor),
             )

@@ -104,10 +104,5 @@ def choice_meant(word: str, choices: Iterable[str]) -> str:
     return suggestion(word, known)
 
 
-def value_meant(word: str) -> str | None:
-    """Return what a value of another tool is here; None of other words."""
-    return _VALUES.get(_plain(word))
-
-
 def _plain(word: str) -> str:
     return re.sub(r"[-_.]", "", word).lower()

@@ -26,6 +26,7 @@ from paceline.supervise.supervisor import starter
 
 Say = Callable[[str], None]
 WORKER = "paceline.launch.worker"
+STANDBY = "paceline.session.standby"
 
 
 def survive(
@@ -64,7 +65,7 @@ def starter_of(
     if policy.standby:
         work, because = forkable(words)
         unbuffered = {"PYTHONUNBUFFERED": "1"} if words[:1] == ["-u"] else {}
-        standby = Standby(work, {**environ, **unbuffered}, lock) if work else None
+        standby = Standby(STANDBY, work, {**environ, **unbuffered}, lock) if work else None
     logs = pump_of(run_directory(spec), spec.run)
     return Starter(starter([sys.executable, *words], environ, lock), standby, say, because, logs)
 

@@ -1,7 +1,7 @@
 """Standby: a process that has imported torch, asked to fork ranks. Each starts in milliseconds, also to replace one.
 
-The process is `python -m paceline.session.standby` (there it is told what it does). Here is the side of the supervisor,
-which imports no torch. Both talk over a pair of sockets, a line of JSON each.
+The process runs a module that the caller names (session/standby.py says what it does). Here is the side of the
+supervisor, which imports no torch. Both talk over a pair of sockets, a line of JSON each.
 """
 
 from __future__ import annotations
@@ -50,15 +50,17 @@ NO_THREADS = {"OPENBLAS_NUM_THREADS": "1"}
 class Standby:
     """The supervisor's hold on a process that forks ranks. `because` says why there is none, where there is none."""
 
-    def __init__(self, work: Sequence[str], environ: Mapping[str, str], lock: RunLock | None = None) -> None:
-        """Begin to prepare it. `work` is what each rank does, as session/standby.py takes it."""
+    def __init__(
+        self, module: str, work: Sequence[str], environ: Mapping[str, str], lock: RunLock | None = None
+    ) -> None:
+        """Start the module as a process. `work` is what each rank does, in words that the module takes."""
         ours, theirs = socket.socketpair()
         self._lines, self._endings, self._lock = Lines(ours), dict[int, int](), lock
         self._is_ready = False
         self.because = ""
         with theirs, blocked_signals():
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "paceline.session.standby", str(theirs.fileno()), *work],
+                [sys.executable, "-m", module, str(theirs.fileno()), *work],
                 env={**NO_THREADS, **environ, PARENT_VARIABLE: str(os.getpid())}, process_group=0,
                 pass_fds=(theirs.fileno(), *((lock.descriptor,) if lock else ())),
             )  # fmt: skip

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.spec.forecast import Z95
+
 DRAWS = 600
 LEAST_STEPS = 12  # fewer tell nothing of their noise
 SEED = 20140111  # of the draws: the same runs compare equally each time
-Z95 = 1.959964
 Values = NDArray[np.float64]
 
 

@@ -29,7 +29,6 @@ SINKS: dict[str, OpenExport] = {
     "mlflow": MlflowSink, "trackio": open_trackio, "wandb": open_wandb, "openmetrics": OpenMetricsSink,
 }  # fmt: skip
 REST_SECONDS = 60.0  # that sinks have for the rest when the run is over
-LOCK_SECONDS = 0.5
 
 
 def deliver_until(

@@ -28,12 +28,6 @@ def expected_usd(planned: Planned) -> float:
     return expected.usd if math.isfinite(expected.goodput) else planned.forecast.usd.value
 
 
-def expected_seconds(planned: Planned) -> float:
-    """Return how long the run takes as it is expected; NaN where that is unknown."""
-    expected = planned.expected
-    return expected.wall_seconds.value if math.isfinite(expected.goodput) else planned.forecast.run_seconds.value
-
-
 def bought_text(planned: Planned, usd: float) -> str:
     """Return what an amount of money buys of the task's items: "$5,000 buys 4.4 B tokens"; "" without a price."""
     items, price = planned.steps * planned.batch_samples * planned.facts.items_per_sample, expected_usd(planned)

@@ -100,6 +100,5 @@ def _figures(context: PricedTask, plan: Plan) -> Iterator[_Changed]:
     for varied in varied_figures(cluster, plan.precision):
         other = calibrated_as(varied.cluster(TIMES), cluster.device)
         priced = _priced(dataclasses.replace(context, cluster=other), [plan])[0]
-        cause = "communication" if varied.name.startswith("links") else "compute"
         text = f"{varied.name} {TIMES:g} times as fast ({varied.text(TIMES)})"
-        yield _Changed(**vars(priced), cause=cause, text=text, fits=True)
+        yield _Changed(**vars(priced), cause=varied.bounds, text=text, fits=True)

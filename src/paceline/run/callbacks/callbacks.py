@@ -161,11 +161,6 @@ def _told(said: Sequence[tuple[str, Any]]) -> str:
     return ", ".join(parts) or "nothing was decided"
 
 
-def no_callbacks() -> Callbacks:
-    """Return the callbacks of a task that has none."""
-    return Callbacks(())
-
-
 def moment_of(world: World, step: int, steps: int, position: int, built: Any, **more: Any) -> CallbackMoment:
     """Return the moment of a run that has been assembled."""
     return CallbackMoment(step, steps, position, built.model, built.optimizer, world, **more)

@@ -28,13 +28,12 @@ from paceline.spec.load import Spec
 from paceline.supervise.groups import collect
 from paceline.supervise.nodes.agent import Agent
 from paceline.supervise.nodes.link import NodeLink, NoPeer, knock
-from paceline.supervise.nodes.meeting import find_meeting
+from paceline.supervise.nodes.meeting import NOT_ELECTED, STEPPED_DOWN, find_meeting
 from paceline.supervise.parent import PARENT_VARIABLE, end_with_launcher, end_with_step, name_process
 from paceline.supervise.signals import forward_signals
 
 Say = Callable[[str], None]
 COORDINATOR = "paceline.session.nodes.coordinate"
-NOT_ELECTED, STEPPED_DOWN = 77, 78  # a coordinator's exit codes: another has the lock; it lost the most of its nodes
 LOOK_SECONDS = 0.02
 BACK_SECONDS = 5.0
 

@@ -22,7 +22,6 @@ from paceline.plan.planned import Planned, plan_task
 from paceline.run.process.handover import take_over
 from paceline.said import say_line
 from paceline.session.closing import close_run
-from paceline.session.nodes.attendance import NOT_ELECTED, STEPPED_DOWN
 from paceline.session.ready.brief import confirm_and_price, proven_brief
 from paceline.session.replanner import Replanner
 from paceline.session.watch.alerting import alerts_beside
@@ -34,7 +33,7 @@ from paceline.spec.load import Spec
 from paceline.supervise.again.generations import Generations, TakenOver
 from paceline.supervise.blame import Outcome
 from paceline.supervise.nodes.fleet import Fleet
-from paceline.supervise.nodes.meeting import announce
+from paceline.supervise.nodes.meeting import NOT_ELECTED, STEPPED_DOWN, announce
 from paceline.supervise.parent import end_with_parent, name_process
 from paceline.supervise.supervisor import explain
 

@@ -73,10 +73,6 @@ class Adaptation:
         """Whether all of the model is trained as it is."""
         return self.adapter.is_none and not self.train
 
-    def for_proof(self) -> Adaptation:
-        """Return the same with thin matrices that are both drawn: with one of zeros, the other has no gradient."""
-        return self if self.adapter.is_none else replace(self, adapter=proof_adapter(self.adapter))
-
 
 def proof_adapter(adapter: AdapterSpec) -> AdapterSpec:
     """Return an adapter with both matrices drawn, and none read: a proof's model is small."""

@@ -15,6 +15,7 @@ from paceline.durable import publish
 from paceline.errors import StorageError
 
 NAME = "nodes.json"
+NOT_ELECTED, STEPPED_DOWN = 77, 78  # a coordinator's exit codes: another has the lock; it lost the most of its nodes
 
 
 @dataclass(frozen=True)
