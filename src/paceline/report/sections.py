@@ -222,8 +222,8 @@ def cluster(found: Mapping[str, Any]) -> str:
             best = number(points) if key == "peak_flops" else _best_rate(points)
             if best is not None:
                 word = "dense peak" if key == "peak_flops" else "matrix products"
-                known = "assumed" if source == "published" and f"peak_flops.{precision}" in assumed else source
-                rows.append((esc(f"{word}, {precision}"), esc(format_rate(best, "FLOP")), tag(known)))
+                standing = "assumed" if source == "published" and f"peak_flops.{precision}" in assumed else source
+                rows.append((esc(f"{word}, {precision}"), esc(format_rate(best, "FLOP")), tag(standing)))
     about = [
         (name.replace("_", " "), shown(found.get(name))) for name in ("devices", "devices_per_node", "host", "date")
     ]
