@@ -19,8 +19,8 @@ from paceline.spec.sync import Sync
 from paceline.spec.task import OptimizerSpec, Task
 from paceline.task.data.order.permutation import sample_ids
 from paceline.task.objective import next_token
+from paceline.verify.reference.passes import reference_model
 from paceline.verify.reference.plain_optimizer import plain_optimizers
-from paceline.verify.reference.steps import reference_model
 
 BATCH = 12  # rows, of which two copies read six each
 SGD = OptimizerSpec(name="sgd", lr=0.3, clip_norm=0.0)

@@ -11,9 +11,9 @@ from paceline.run.numerics.precision import MASTER_DTYPES
 from paceline.spec.plan import Plan
 from paceline.spec.task import Task
 from paceline.task.data.protocol import Source
+from paceline.verify.reference.passes import reference_model
 from paceline.verify.reference.plain_attention import attend_plainly
 from paceline.verify.reference.plain_parts import add_plainly
-from paceline.verify.reference.steps import reference_model
 from paceline.verify.rounding.conditioning import Move, Narrowest, moved_by_one_ulp
 from paceline.verify.rounding.narrow import narrowest_format
 

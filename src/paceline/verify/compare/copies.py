@@ -30,7 +30,7 @@ from paceline.verify.compare.layout import first_difference
 from paceline.verify.compare.tolerance import QUANTITIES, larger, tolerance
 from paceline.verify.process.shared_folder import shared_folder
 from paceline.verify.reference.copies import CopiesStep, clipped_at, copies_steps, first_norm
-from paceline.verify.reference.steps import reference_model, with_own_model
+from paceline.verify.reference.passes import reference_model, with_own_model
 
 SAVED = 3  # the step after which copies are saved and loaded again: between two outer steps, where every is 2
 NUMBERS = ("weight", "loss", "grad_norm")  # of a step, over all copies

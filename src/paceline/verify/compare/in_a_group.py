@@ -27,7 +27,7 @@ from paceline.task.data.protocol import Source
 from paceline.task.turns import turns_of
 from paceline.verify.compare.difference import wide
 from paceline.verify.compare.tolerance import tolerance
-from paceline.verify.reference.steps import backward, micro_batches, reference_model, reference_randomness
+from paceline.verify.reference.passes import backward, micro_batches, reference_model, reference_randomness
 
 FAMILY = "process group"
 LIKELY = (

@@ -38,7 +38,8 @@ from paceline.verify.compare.difference import (
     turn_differences,
 )
 from paceline.verify.compare.tolerance import QUANTITIES, larger
-from paceline.verify.reference.steps import ReferenceStep, reference_steps, with_own_model
+from paceline.verify.reference.passes import with_own_model
+from paceline.verify.reference.steps import ReferenceStep, reference_steps
 from paceline.verify.rounding.conditioning import Again, Move, beyond_rounding, computed_again, settled, steps_apart
 
 

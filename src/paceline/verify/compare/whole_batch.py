@@ -32,7 +32,7 @@ from paceline.verify.compare.asked import Asked
 from paceline.verify.compare.diagnosis import LISTED
 from paceline.verify.compare.difference import Difference, wide
 from paceline.verify.compare.tolerance import FLOOR, tolerance
-from paceline.verify.reference.steps import reference_randomness
+from paceline.verify.reference.passes import reference_randomness
 from paceline.verify.rounding.conditioning import Move, beyond_rounding, computed_again, settled
 
 QUANTITY = "whole batch"

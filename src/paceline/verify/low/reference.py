@@ -26,7 +26,7 @@ from paceline.verify.compare.difference import number_differences, tensor_differ
 from paceline.verify.compare.tolerance import tolerance
 from paceline.verify.low.choices import Choices, HandedChoices, Misrouted, misrouted, routed_blocks
 from paceline.verify.low.update import MASTER, Numbers, one_update
-from paceline.verify.reference.steps import own_parameters, reference_model
+from paceline.verify.reference.passes import own_parameters, reference_model
 from paceline.verify.rounding.conditioning import DRAWS, MARGIN, moved_by_one_ulp
 
 HEADROOM = 8.0  # of the loss scale: ranks that add up in another order may overflow a little earlier

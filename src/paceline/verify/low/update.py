@@ -34,9 +34,9 @@ from paceline.task.turns import Turn, turns_of
 from paceline.verify.compare.difference import wide
 from paceline.verify.low.choices import HandedChoices, score_bits
 from paceline.verify.low.wire import bits_of_values
+from paceline.verify.reference.passes import micro_batches, own_parameters, reference_randomness
 from paceline.verify.reference.plain_optimizer import plain_optimizers
 from paceline.verify.reference.router import counted_choices
-from paceline.verify.reference.steps import micro_batches, own_parameters, reference_randomness
 
 MASTER = torch.float32  # what weights, gradients and sums are in, whatever the run's own tables say
 PER_WEIGHT = ("gradients", "weights", "stored", "sum_bits")

@@ -22,8 +22,8 @@ from paceline.spec.task import Task
 from paceline.task.data.protocol import Source
 from paceline.task.optimizer.schedule import learning_rate
 from paceline.task.turns import turns_of
+from paceline.verify.reference.passes import backward, micro_batches, reference_model, reference_randomness, update
 from paceline.verify.reference.plain_optimizer import plain_optimizers
-from paceline.verify.reference.steps import backward, micro_batches, reference_model, reference_randomness, update
 
 Weights = dict[str, torch.Tensor]
 

@@ -19,7 +19,7 @@ from paceline.spec.task import Task
 from paceline.task.coupling import is_coupled
 from paceline.task.data.protocol import Source
 from paceline.task.turns import turns_of
-from paceline.verify.reference.steps import micro_batches, reference_randomness
+from paceline.verify.reference.passes import micro_batches, reference_randomness
 from paceline.verify.rounding.conditioning import Narrowest
 
 CASTS = ("to", "float", "half", "bfloat16", "type", "type_as", "double")

@@ -26,7 +26,7 @@ from paceline.verify.compare.difference import (
     tensor_differences,
     turn_differences,
 )
-from paceline.verify.reference.steps import moments_of
+from paceline.verify.reference.passes import moments_of
 from paceline.verify.story.evaluated import ITEMS, LOSS
 from paceline.verify.story.plans import CANDIDATES, CHOSEN, SAVED, Act
 from paceline.verify.story.reference import Passed, evaluation_differences, growth_differences, in_the_journal

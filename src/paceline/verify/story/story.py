@@ -38,7 +38,7 @@ from paceline.verify.compare.difference import Difference
 from paceline.verify.compare.layout import first_difference, overflow
 from paceline.verify.compare.tolerance import larger
 from paceline.verify.process.shared_folder import shared_folder
-from paceline.verify.reference.steps import with_own_model
+from paceline.verify.reference.passes import with_own_model
 from paceline.verify.rounding.conditioning import Again, beyond_rounding, settled
 from paceline.verify.story.cause import caused
 from paceline.verify.story.held import journal_differences, restored_differences, step_differences
