@@ -1,12 +1,14 @@
 """What samples of text cost to read: Paceline's sources beside a memory map, torch's loaders and other libraries.
 
     python benchmarks/data.py [--quick] [--tokens 100000000] [--rounds 3] [--json OUT] [--save]
-        [--python datasets=PATH] [--python litdata=PATH] [--python grain=PATH] [--python mosaicml-streaming=PATH]
+        [--only PACKAGE ...] [--python datasets=PATH] [--python litdata=PATH] [--python grain=PATH]
+        [--python mosaicml-streaming=PATH]
 
 Each reader reads the same tokens in a process of its own, in batches of rows with their labels (int64), in a new order
 each epoch; readers take turns. A library that needs an environment of its own is given its Python: make a virtual
 environment, install `benchmarks/readers/requirements/PACKAGE.txt` into it, and name its interpreter. A library that is
-not there is said to be not installed.
+not there is said to be not installed. With `--only` (`none` for readers that need no package) the other readers' rows,
+and the tables below, come from the file that `--json` names, so that a long run can be made in parts.
 
 CPU is that of all processes of a reader for a row: it does not see what else the machine does. The baseline is a memory
 map and a permutation that numpy draws for each epoch. Then: seconds from opening the source to its first batch, what
@@ -25,6 +27,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +53,7 @@ MANY_SAMPLES = 10**8
 BATCH, RANKS = 64, 8
 BASELINE = "memory map and permutation"
 SHARD_TOKENS = 2**25
+MOST_SECONDS = 300  # of one reader in one round, or of writing its files
 MEASURE = Path(__file__).parent / "readers" / "measure.py"
 
 
@@ -75,12 +79,19 @@ def write_corpus(folder: Path, tokens: int) -> None:
     write_index(folder / "shards", ShardIndex("bytes", VOCAB, VOCAB - 1, splits, {}))
 
 
-def measured(name: str, folder: Path, batches: int, pythons: dict[str, str]) -> dict[str, Any]:
+def measured(
+    name: str, folder: Path, batches: int, pythons: dict[str, str], counts_near: bool = False
+) -> dict[str, Any]:
     """Return what one reader took, in a fresh process; `missing` or `failed` where it cannot be measured."""
     python = pythons.get(READERS[name].package, sys.executable)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf")}
-    command = [python, str(MEASURE), name, str(folder), str(batches)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    command = [python, str(MEASURE), name, str(folder), str(batches), *(["near"] if counts_near else [])]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=environment, check=False, timeout=MOST_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return {"failed": f"did not end within {MOST_SECONDS} s"}
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
         error = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
@@ -88,11 +99,11 @@ def measured(name: str, folder: Path, batches: int, pythons: dict[str, str]) -> 
     return dict(json.loads(lines[-1]))
 
 
-def prepare(folder: Path, pythons: dict[str, str]) -> dict[str, str]:
+def prepare(folder: Path, pythons: dict[str, str], names: Sequence[str]) -> dict[str, str]:
     """Let each library write its format; return why not, of those that cannot."""
     refused = {}
-    for package in {reader.package for reader in READERS.values() if reader.writes}:
-        name = next(name for name, reader in READERS.items() if reader.package == package)
+    for package in dict.fromkeys(READERS[name].package for name in names if READERS[name].writes):
+        name = next(name for name in names if READERS[name].package == package)
         found = measured(name, folder, 0, pythons)
         if "missing" in found:
             refused[package] = "not installed"
@@ -101,22 +112,28 @@ def prepare(folder: Path, pythons: dict[str, str]) -> dict[str, str]:
     return refused
 
 
-def read_by_all(folder: Path, rounds: int, batches: int, pythons: dict[str, str]) -> dict[str, Any]:
-    """Return what each reader took: medians over rounds, or why it was not measured."""
-    refused = prepare(folder, pythons)
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in READERS if READERS[name].package not in refused}
-    for _ in range(rounds):
+def read_by(names: Sequence[str], folder: Path, rounds: int, batches: int, pythons: dict[str, str]) -> dict[str, Any]:
+    """Return what each reader took: medians over rounds, or why it was not measured. The baseline is among them.
+
+    Neighbours are counted in the first round: their order is the same in all.
+    """
+    refused = prepare(folder, pythons, names)
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in names if READERS[name].package not in refused}
+    for number in range(rounds):
         for name, results in found.items():
             if not any("failed" in result or "missing" in result for result in results):
-                results.append(measured(name, folder, batches, pythons))
+                results.append(measured(name, folder, batches, pythons, counts_near=number == 0))
     rows: dict[str, Any] = {}
     for name, reader in READERS.items():
+        if name not in names:
+            continue
         if reader.package in refused:
             rows[name] = {"not_measured": refused[reader.package]}
         elif "missing" in found[name][-1] or "failed" in found[name][-1]:
             rows[name] = {"not_measured": found[name][-1].get("failed", "not installed")}
         else:
-            rows[name] = {key: statistics.median(each[key] for each in found[name]) for key in found[name][0]}
+            keys = found[name][0]
+            rows[name] = {key: statistics.median(each[key] for each in found[name] if key in each) for key in keys}
             base = [each["cpu"] for each in found[BASELINE]]
             over = [each["cpu"] / cpu for each, cpu in zip(found[name], base, strict=True)]
             rows[name]["over_memory_map"] = statistics.median(over)
@@ -162,24 +179,39 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batches", type=int, default=4000)
     parser.add_argument("--python", action="append", default=[], metavar="PACKAGE=PATH")
+    parser.add_argument("--only", action="append", default=[], metavar="PACKAGE")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--save", action="store_true")
     chosen = parser.parse_args()
     pythons = dict(each.split("=", 1) for each in chosen.python)
-    if unknown := set(pythons) - {reader.package for reader in READERS.values()}:
+    packages = {reader.package for reader in READERS.values()}
+    if unknown := (set(pythons) | set(chosen.only)) - packages - {"none"}:
         parser.error(f"no reader needs {', '.join(unknown)}")
     many, max_bytes = MANY_SAMPLES, 20_000_000
     if chosen.quick:
         chosen.tokens, chosen.rounds, chosen.batches, many, max_bytes = 2_000_000, 1, 200, 10**6, 300_000
-    with tempfile.TemporaryDirectory(prefix="data-") as name:
-        folder = Path(name)
+    names = [
+        name for name, reader in READERS.items()
+        if name == BASELINE or not chosen.only or (reader.package or "none") in chosen.only
+    ]  # fmt: skip
+    before = json.loads(chosen.json.read_text()) if chosen.only and chosen.json and chosen.json.exists() else {}
+    with tempfile.TemporaryDirectory(prefix="data-") as folder_name:
+        folder = Path(folder_name)
         write_corpus(folder, chosen.tokens)
-        report = {
-            "machine": machine(), "tokens": chosen.tokens, "rows": ROWS, "seq_len": SEQ_LEN,
-            "cold": cold_reads(folder), "resume": resumes(folder, many), "resume_samples": many,
+        about = {"tokens": chosen.tokens, "rows": ROWS, "seq_len": SEQ_LEN, "resume_samples": many}
+        if before and {key: before[key] for key in about} != about:
+            parser.error(f"{chosen.json} is of another size")
+        report = before or {
+            "cold": cold_reads(folder), "resume": resumes(folder, many), "readers": {},
             "batches": batches_of_documents(folder / "cache", max_bytes),
-            "readers": read_by_all(folder, chosen.rounds, chosen.batches, pythons),
         }  # fmt: skip
+        rows = {**report["readers"], **read_by(names, folder, chosen.rounds, chosen.batches, pythons)}
+        report = {
+            "machine": machine(),
+            **about,
+            **report,
+            "readers": {name: rows[name] for name in READERS if name in rows},
+        }
     print(page(report))
     if chosen.json:
         chosen.json.write_text(json.dumps(report, indent=1) + "\n")

@@ -1,7 +1,8 @@
-"""One reader, measured in a process of its own: `python measure.py NAME FOLDER BATCHES` prints a line of JSON.
+"""One reader, measured in a process of its own: `python measure.py NAME FOLDER BATCHES [NEAR]` prints a line of JSON.
 
 CPU seconds are those of the process and of all processes below it; memory is what is theirs alone, or shared among
-them, and not a file's. Importing a library is not counted. With BATCHES of 0 its files are written instead.
+them, and not a file's. Importing a library is not counted. With BATCHES of 0 its files are written instead. A slow
+reader reads fewer batches: as many as it reads in MOST_SECONDS. Neighbours are counted where NEAR is given.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from readers import READERS, ROWS, SEQ_LEN, Batches, windows
 
 NAMED = 4  # tokens that name a window: 60 bits of a random corpus
 MOST_NAMED = 4096  # batches whose rows are looked up
+LOOK_EVERY = 64  # batches between two looks at the clock
+MOST_SECONDS = 6.0  # of reading that is measured; a third as long before it
 
 
 def processes() -> Iterator[int]:
@@ -89,6 +92,16 @@ def near_pairs(batches: Batches, folder: Path, distance: int, group: int) -> flo
     return float(pairs / (group * (group - 1) / 2 * near))
 
 
+def read_some(stream: Batches, most: int, seconds: float) -> int:
+    """Read so many batches, or fewer where that takes longer; return how many."""
+    ends = time.perf_counter() + seconds
+    for number in range(most):
+        next(stream)
+        if number % LOOK_EVERY == LOOK_EVERY - 1 and time.perf_counter() > ends:
+            return number + 1
+    return most
+
+
 def main() -> None:
     """Measure, or write."""
     name, folder, count = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
@@ -109,15 +122,13 @@ def main() -> None:
     first = time.perf_counter() - began
     assert batch["tokens"].shape == batch["labels"].shape == (ROWS, SEQ_LEN)
     assert torch.equal(batch["tokens"][:, 1:], batch["labels"][:, :-1]) or not reader.of_windows
-    for _ in range(count // 4):  # pages and caches are warm then
-        next(stream)
+    read_some(stream, count // 4, MOST_SECONDS / 3)  # pages and caches are warm then
     before, began = cpu_seconds(), time.perf_counter()
-    for _ in range(count):
-        next(stream)
+    count = read_some(stream, count, MOST_SECONDS)
     wall, cpu = time.perf_counter() - began, cpu_seconds() - before
     result = {"cpu": cpu / count / ROWS, "wall": wall / count / ROWS, "first": first,
               "memory": memory_bytes() - memory}  # fmt: skip
-    if reader.of_windows:
+    if reader.of_windows and sys.argv[4:]:
         result["near"] = near_pairs(stream, folder, distance=8, group=64)
     print(json.dumps(result), flush=True)
     for process in multiprocessing.active_children():

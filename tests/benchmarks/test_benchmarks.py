@@ -223,7 +223,7 @@ def test_reading_samples_of_text(tmp_path: Path) -> None:
     assert all(row["waste"] < 0.01 for kind, row in result["batches"].items() if kind.startswith("packed"))
     assert set(result["resume"]) == {"plain", "packed", "bucketed", "mixed"}
     assert all(row["amplification"] >= 1 for row in result["cold"].values())
-    assert printed.count("| Paceline") == 6
+    assert printed.count("| Paceline") == 7
     absent = [row["not_measured"] for row in result["readers"].values() if "not_measured" in row]
     assert all(why == "not installed" for why in absent), "a reader that fails is no reader that is absent"
 

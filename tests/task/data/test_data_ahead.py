@@ -13,6 +13,7 @@ from tests_shared import PaddedText, plan_of
 from paceline.errors import DataError
 from paceline.run.loop.loader import BatchStream, StepBatch
 from paceline.spec.layout import Layout
+from paceline.task.data import ahead as module
 from paceline.task.data.ahead import ReadAhead, may_read_in_a_thread
 from paceline.task.data.depth import DepthRule, ReadTimes
 from paceline.task.data.rows.packed import SaysStarts
@@ -88,6 +89,36 @@ def test_without_a_thread_this_one_reads_when_it_has_time() -> None:
     assert ahead.take(6) == 36 and reads == [3, 4, 5, 6]
     ahead.read_begun()
     assert reads == [3, 4, 5, 6], "nothing was begun"
+
+
+@pytest.mark.parametrize(("short", "looks"), [(float("inf"), 2), (0.0, 10)])
+def test_clocks_that_cost_as_much_as_a_short_read_are_left_alone(
+    monkeypatch: pytest.MonkeyPatch, short: float, looks: int
+) -> None:
+    """After a short read only its time is taken; after a long one also whether its thread waited."""
+    looked: list[int] = []
+    monkeypatch.setattr(module, "SHORT_READ", short)
+    monkeypatch.setattr(module, "_times_waited", lambda: looked.append(1) or len(looked))
+    ahead = ReadAhead(lambda position: position)
+    for position in range(5):
+        assert ahead.take(position) == position
+        ahead.begin(position + 1)
+    assert len(looked) == looks and ahead.tell()["read"] > 0
+
+
+def test_an_error_of_what_this_thread_read_early_is_raised_once_it_is_taken() -> None:
+    def read(position: int) -> int:
+        if position == 2:
+            raise DataError("row 2 cannot be read", "the disk is gone", "another disk")
+        return position
+
+    ahead = ReadAhead(read, send=lambda item: item + 100)
+    ahead.begin(2)
+    ahead.read_begun()
+    ahead.read_begun()
+    with pytest.raises(DataError, match="row 2 cannot be read"):
+        ahead.take(2)
+    assert ahead.take(3) == 103 and ahead.tell()["ready"] == 0.5
 
 
 def test_who_may_be_read_in_a_thread() -> None:

@@ -8,16 +8,15 @@ import time
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from paceline.task.data.depth import DepthRule, ReadTimes
+from paceline.task.data.depth import SHORT_READ, DepthRule, ReadTimes
 
 THREAD_NAME = "paceline-read"
 Item = TypeVar("Item")
 
 
-@dataclass(frozen=True)
-class _Read(Generic[Item]):
+class _Read(NamedTuple, Generic[Item]):
     """What was read, and what that took: `waited` of `seconds` the thread did not run."""
 
     item: Item
@@ -25,12 +24,28 @@ class _Read(Generic[Item]):
     waited: float
 
 
-@dataclass
+@dataclass(slots=True)
 class _Asked(Generic[Item]):
-    """What was asked for ahead: being read, read, or on its way to the device."""
+    """What was asked for ahead: being read by a thread, read or failed in this one, or on its way to the device."""
 
     coming: Future[_Read[Item]] | None = None
+    read: _Read[Item] | None = None
+    error: Exception | None = None
     sent: Item | None = None
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the result is there."""
+        return self.read is not None or (self.coming is not None and _is_read(self.coming))
+
+    def result(self) -> _Read[Item]:
+        """Return what was read, once it is. Raises what the read raised."""
+        if self.error is not None:
+            raise self.error
+        if self.read is not None:
+            return self.read
+        assert self.coming is not None, "nobody reads it"
+        return self.coming.result()
 
 
 class ReadAhead(Generic[Item]):
@@ -54,7 +69,7 @@ class ReadAhead(Generic[Item]):
         self._send, self._receive = send, receive
         self._asked: dict[Hashable, _Asked[Item]] = {}  # by arguments, in the order of asking
         self._threads: ThreadPoolExecutor | None = None
-        self._workers = 0
+        self._workers, self._was_short = 0, False
         self._taken_at: float | None = None  # when the last result was given away
         self.read_seconds = self.ready = self.takes = 0.0  # sums since `tell`: of reads, of results that were there
 
@@ -76,14 +91,13 @@ class ReadAhead(Generic[Item]):
         if not self._asked:
             return
         arguments, asked = next(iter(self._asked.items()))
-        if asked.coming is None:
-            asked.coming = Future()
+        if asked.coming is None and asked.read is None and asked.error is None:
             try:
-                asked.coming.set_result(self._timed(*arguments))  # type: ignore[misc]
+                asked.read = self._timed(*arguments)  # type: ignore[misc]
             except Exception as error:  # a user's data set may raise anything; it is raised where it is taken
-                asked.coming.set_exception(error)
-        if self._send is not None and asked.sent is None and _is_read(asked.coming):
-            asked.sent = self._send(asked.coming.result().item)
+                asked.error = error
+        if self._send is not None and asked.sent is None and asked.is_read:
+            asked.sent = self._send(asked.result().item)
 
     def take(self, *arguments: Any) -> Item:
         """Return the result of a call: of one begun, where it is among them, or of a new one."""
@@ -96,13 +110,13 @@ class ReadAhead(Generic[Item]):
             self._drop(self._asked.pop(next(iter(self._asked))))
         self.begin(*arguments)
         asked = self._asked.pop(arguments)
-        self.ready += asked.coming is not None and asked.coming.done()
+        in_thread, begun = asked.coming is not None, asked.read is not None or asked.error is not None
+        self.ready += begun or (asked.coming is not None and asked.coming.done())
         self.takes += 1
-        read = self._timed(*arguments) if asked.coming is None else asked.coming.result()
+        read = asked.result() if in_thread or begun else self._timed(*arguments)
         self.read_seconds += read.seconds
         item = asked.sent if asked.sent is not None else read.item if self._send is None else self._send(read.item)
         if self._rule is not None:
-            in_thread = asked.coming is not None
             self._rule.seen(read.item, ReadTimes(read.seconds, read.waited, step_seconds, in_thread))
         self._taken_at = time.perf_counter()
         return item if self._receive is None else self._receive(item)
@@ -133,11 +147,21 @@ class ReadAhead(Generic[Item]):
             asked.coming.exception()
 
     def _timed(self, *arguments: Any) -> _Read[Item]:
-        """Read, and measure. A source's own threads may compute while this one waits: no core is idle then."""
+        """Read, and measure. A source's own threads may compute while this one waits: no core is idle then.
+
+        After a read as short as the clocks take to look at, only the time is taken: no thread would hide its waiting.
+        """
+        began = time.perf_counter()
+        if self._was_short:
+            item = self._read(*arguments)
+            seconds = time.perf_counter() - began
+            self._was_short = seconds < SHORT_READ
+            return _Read(item, seconds, 0.0)
         clock = time.thread_time if self._is_reader() else time.process_time
-        began, ran, switches = time.perf_counter(), clock(), _times_waited()
+        ran, switches = clock(), _times_waited()
         item = self._read(*arguments)
         seconds, ran = time.perf_counter() - began, clock() - ran
+        self._was_short = seconds < SHORT_READ
         # Who never gave up its core by itself was only kept from it: the machine is busy, and nothing was waited for.
         waited = max(0.0, seconds - ran) if _times_waited() > switches else 0.0
         return _Read(item, seconds, waited)
