@@ -58,7 +58,7 @@ class Reader:
 
     def __init__(self) -> None:
         self.machines = Machines()
-        self._splits: dict[tuple[str, TransformerShape, int], tuple[int, ...]] = {}
+        self._splits: dict[tuple[str, TransformerShape, int, int], tuple[int, ...]] = {}
 
     def case(self, row: StepRow) -> tuple[Case | None, str]:
         """Return the row's case, or None with the reason for which it cannot be scored."""
