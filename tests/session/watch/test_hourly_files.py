@@ -52,7 +52,7 @@ def test_a_run_stops_when_its_hour_ends_and_goes_on_in_the_next_each_sample_once
     second = records_of(run_dir, "run_started")[-1]
     wait_until(lambda: records_of(run_dir, "step")[-1]["step"] >= second["step"] + 5 or process.poll() is not None)
     process.send_signal(signal.SIGTERM)
-    stdout, stderr = ending(process)
+    stdout, stderr = ending(process, 120)
     assert process.returncode == 75, stderr
     assert "waiting without devices" in stdout, stdout
 
