@@ -11,7 +11,7 @@ from paceline.errors import Requeue
 from paceline.patience import Patience
 from paceline.run.survive.health.watch import PulseWatch
 from paceline.supervise.blame import Ending
-from paceline.supervise.groups import POLL_SECONDS, Process, ending_of, kill_group, signal_process
+from paceline.supervise.groups import POLL_SECONDS, Far, Process, ending_of, kill_group, signal_process
 from paceline.supervise.lost import RanksLost, TellLost, told_to_nobody
 from paceline.supervise.signals import STOP_SIGNALS
 
@@ -44,7 +44,7 @@ class Crew:
             if code is not None:
                 self.endings[rank] = Ending(rank, code, self._looked, now)
                 if self._is_lost(rank, code):
-                    self.tell(_lost(rank, len(self.processes), code, self._looked))
+                    self.tell(_lost(rank, len(self.processes), process, code, self._looked))
         self._looked = now
 
     def _is_lost(self, rank: int, code: int) -> bool:
@@ -121,6 +121,8 @@ def attend(
         time.sleep(POLL_SECONDS)  # a wait for several processes at once, not a synchronisation
 
 
-def _lost(rank: int, ranks: int, code: int, since: float) -> RanksLost:
+def _lost(rank: int, ranks: int, process: Process, code: int, since: float) -> RanksLost:
+    if isinstance(process, Far) and process.lost_with:
+        return RanksLost((rank,), f"{process.lost_with}, with rank {rank} of {ranks}", "", since)
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"has ended with code {code}"
     return RanksLost((rank,), f"rank {rank} of {ranks} {how}", "", since)

@@ -35,6 +35,7 @@ class Far(Process, Protocol):
     """A process on another machine: who is there does to it what is asked for."""
 
     is_near: bool
+    lost_with: str  # what is the matter with its machine, where that is lost
 
     def signal(self, number: int, group: bool) -> None: ...
 

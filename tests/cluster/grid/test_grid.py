@@ -7,6 +7,7 @@ import http.server
 import json
 import math
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -134,3 +135,21 @@ def test_a_service_is_asked_with_an_account_and_told_without_its_secret(service:
     with pytest.raises(ConfigError, match="does not answer") as refused:
         watttime_figures("watttime:ELSEWHERE", account, service)
     assert "pa55word" not in str(refused.value)
+
+
+@pytest.mark.parametrize("day", ["2026-03-29", "2026-10-25"])
+def test_the_hours_of_a_day_on_which_the_clock_is_changed_are_those_of_the_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, day: str
+) -> None:
+    """In Berlin the clock is put forward on the first of these days, from 2:00 to 3:00, and back on the other."""
+    path = tmp_path / "carbon.csv"
+    path.write_text("".join(f"{hour},{40 if hour % 2 == 0 else 400}\n" for hour in range(24)))
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        window = window_of(WhenSpec("greenest", hours=11, carbon=str(path)))
+        noon = datetime.datetime.fromisoformat(f"{day}T12:30").timestamp()
+        assert window.is_open(noon) and not window.is_open(noon + 3600) and window.is_open(noon + 2 * 3600)
+    finally:
+        monkeypatch.undo()
+        time.tzset()

@@ -14,13 +14,14 @@ import pytest
 from runs import ending, paceline, ranks_of, records_of, start, wait_for_step, write_spec
 
 from paceline.errors import ConfigError
+from paceline.patience import programs_per_core
 from paceline.run.survive import budget as budget_module
 from paceline.run.survive.budget import RunBudget, budget_of, spent_by_all, spent_in
 from paceline.run.survive.notice import Notices
 from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.journal.timing.held import held_in
 from paceline.spec.run import RunSpec
-from paceline.spec.survive.budget import BudgetSpec
+from paceline.spec.survive.budget import BUDGETS, BudgetSpec
 
 START = 1_772_323_200.0
 CLUSTER = {"price_usd_per_device_hour": {"value": 3.6}, "watts_per_device": {"value": 1000.0},
@@ -147,6 +148,67 @@ def test_two_runs_at_once_stop_where_their_shared_budget_ends(monkeypatch: pytes
     assert looks < 30, "journals of others are not read all the time"
 
 
+@pytest.mark.parametrize("first", [1.0, 3.0, 20.0])
+@pytest.mark.parametrize("limit", [25.0, 30.0, 47.5])
+def test_a_slow_first_step_does_not_end_a_run_early(
+    monkeypatch: pytest.MonkeyPatch, first: float, limit: float
+) -> None:
+    """The first step of a start is the slowest by far; those after it take a second, and one of eight two."""
+    clock = [0.0]
+    monkeypatch.setattr(budget_module.time, "monotonic", lambda: clock[0])
+    budget, steps, took = RunBudget(BudgetSpec(device_hours=limit / 3600), [], {}, CLUSTER, 1), 0, 0.0
+    while not budget.look():
+        took = first if steps == 0 else 2.0 if steps % 8 == 0 else 1.0
+        clock[0], steps = clock[0] + took, steps + 1
+    paid = clock[0] + (2.0 if steps % 8 == 0 else 1.0)
+    assert abs(paid - limit) <= 2.0, "within the longest of the steps after the first"
+
+
+BUDGETS_OF_A_SECOND = {  # option -> what makes a second of one device cost a thousandth of the unit, and the options
+    "usd": ["cluster.price_usd_per_device_hour=3.6"],
+    "kwh": ["cluster.watts_per_device=3600"],
+    "kg_co2e": ["cluster.watts_per_device=3600", "run.when.carbon=1000"],
+    "device_hours": [],
+}
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", BUDGETS_OF_A_SECOND)
+def test_a_budget_in_every_unit_ends_within_a_step_over_all_starts_a_kill_between(tmp_path: Path, name: str) -> None:
+    """A run of one device is killed midway and started again: both starts count, and the end is at the limit.
+
+    A second costs a thousandth of a unit, or 1/3600 device-hours.
+    """
+    run_dir, unit = tmp_path / "run", 1 / 3600 if name == "device_hours" else 1e-3
+    spec = write_spec(tmp_path, run_dir, steps=100_000)
+    seconds = 8.0 * max(1.0, programs_per_core())  # a start alone takes seconds where programs wait for a core
+    options = [*BUDGETS_OF_A_SECOND[name], f"run.budget.{name}={seconds * unit}", "run.budget.forecast=tell",
+               "run.checkpoint_every=5 steps"]  # fmt: skip
+    words = [word for option in options for word in ("--set", option)]
+    killed = start("train", spec, *words)
+    wait_for_step(run_dir, 20, killed)
+    os.killpg(killed.pid, signal.SIGKILL) if os.getpgid(killed.pid) == killed.pid else killed.kill()
+    ending(killed, 60)
+    before = spent_in(held_in(run_dir))["device_seconds"]
+    assert 0 < before < seconds
+    done = paceline("train", spec, *words)
+    assert done.returncode == 0, done.stderr
+    (end,) = records_of(run_dir, "run_ended")
+    assert (end["status"], end["exit_code"]) == ("stopped", 0)
+    steps = records_of(run_dir, "step")
+    held = held_in(run_dir)
+    assert len(held) == 2, "both starts"
+    paid = spent_in([*held[:-1], replace(held[-1], ended=steps[-1]["time"])])
+    amount, of_unit, _ = BUDGETS[name]
+    longest = max(step["seconds"]["total"] for step in steps) + max(
+        after["time"] - before["time"] for before, after in itertools.pairwise(steps) if after["attempt"] == 2
+        and before["attempt"] == 2
+    )  # fmt: skip
+    assert abs(paid[amount] / of_unit / unit - seconds) < longest, (paid, seconds)
+    again = paceline("train", spec, *words)
+    assert again.returncode == 2 and "is used up" in again.stderr
+
+
 def test_an_amount_without_a_rate_never_ends_a_run() -> None:
     budget = RunBudget(BudgetSpec(usd=1e-9, device_hours=1000.0), [], {}, {}, 1)
     assert budget.look() == "" and budget.spent()["usd"] == 0.0
@@ -156,7 +218,8 @@ def test_a_run_ends_within_a_step_of_its_budget_with_a_checkpoint_and_is_not_beg
     """The price makes a second of both ranks cost a dollar, so the budget is a number of seconds."""
     run_dir = tmp_path / "run"
     spec = write_spec(tmp_path, run_dir, 2, "dp_replicate = 2", steps=100_000)
-    budget = ["cluster.price_usd_per_device_hour=1800", "run.budget.usd=4", "run.budget.forecast=tell"]
+    usd = 4.0 * max(1.0, programs_per_core())  # a start alone takes seconds where programs wait for a core
+    budget = ["cluster.price_usd_per_device_hour=1800", f"run.budget.usd={usd}", "run.budget.forecast=tell"]
     options = [word for option in budget for word in ("--set", option)]
     done = paceline("train", spec, *options)
     assert done.returncode == 0, done.stderr
@@ -172,10 +235,12 @@ def test_a_run_ends_within_a_step_of_its_budget_with_a_checkpoint_and_is_not_beg
     paid = spent_in([replace(held[0], ended=last["time"])])["usd"]
     moments = [step["time"] for step in records_of(run_dir, "step")]
     longest = max(after - before for before, after in itertools.pairwise(moments))  # of a step, with what lies between
-    assert 4.0 - longest < paid < 4.0 + longest
+    assert usd - longest < paid < usd + longest
     again = paceline("train", spec, *options)
-    assert again.returncode == 2 and "the budget of $4 is used up" in again.stderr
-    refused = paceline("train", spec, *options, "--set", "run.budget.usd=100", "--set", "run.budget.forecast=refuse")
+    assert again.returncode == 2 and f"the budget of ${usd:,.4g} is used up" in again.stderr
+    refused = paceline(
+        "train", spec, *options, "--set", f"run.budget.usd={usd * 25}", "--set", "run.budget.forecast=refuse"
+    )
     assert refused.returncode == 3 and "is beyond the budget" in refused.stderr and "task.stop" in refused.stderr
 
 

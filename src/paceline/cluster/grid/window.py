@@ -7,7 +7,7 @@ import functools
 import math
 from dataclasses import dataclass
 
-from paceline.cluster.grid.figures import HOUR_SECONDS, FixedFigure, GridFigures, mean_of, read_figures
+from paceline.cluster.grid.figures import FixedFigure, GridFigures, mean_of, read_figures
 from paceline.cluster.grid.watttime import PREFIX, watttime_figures
 from paceline.spec.watch.alerts import is_within, minutes_of
 from paceline.spec.watch.when import CHEAPEST, GREENEST, WhenSpec
@@ -72,8 +72,10 @@ class RunWindow:
         """Return the best hours of a day, the earlier of equal ones; all where one is unknown."""
         if day not in self._days:
             assert self._figures is not None
-            began = datetime.datetime.combine(day, datetime.time()).timestamp()
-            values = {hour: self._figures.at(began + hour * HOUR_SECONDS) for hour in range(24)}
+            began = {hour: datetime.datetime.combine(day, datetime.time(hour)).timestamp() for hour in range(24)}
+            # A day on which the clock is put forward lacks an hour.
+            values = {hour: self._figures.at(moment) for hour, moment in began.items()
+                      if datetime.datetime.fromtimestamp(moment).hour == hour}  # fmt: skip
             known = not any(math.isnan(value) for value in values.values())
             best = sorted(values, key=lambda hour: (values[hour], hour))[: self.spec.hours] if known else range(24)
             self._days[day] = frozenset(best)

@@ -22,13 +22,18 @@ OF_A_MOMENT = ("disk", "memory", "budget")  # rules that look at what is now: a 
 
 
 def watch_of(
-    run: RunSpec, run_dir: Path, name: str, sinks: Sequence[NamedSink], say: Callable[[str], None]
+    run: RunSpec,
+    run_dir: Path,
+    name: str,
+    sinks: Sequence[NamedSink],
+    say: Callable[[str], None],
+    goes_on: bool = False,
 ) -> AlertWatch:
-    """Return the watch over a run's directory; it does not look yet."""
+    """Return the watch over a run's directory; it does not look yet. With `goes_on` it replaces a lost one."""
     seen = AlertSeen(run.alerts)
     rules = make_rules(seen, run_dir, spending_of(run, run_dir), run.budget.warn_at)
     return AlertWatch(run_dir, name, seen, rules, Outbox(sinks, say), say=say, redactor=Redactor(run.redact),
-                      group_read=run.group_read)  # fmt: skip
+                      group_read=run.group_read, goes_on=goes_on)  # fmt: skip
 
 
 def replayed(run: RunSpec, run_dir: Path, name: str) -> list[AlertRecord]:

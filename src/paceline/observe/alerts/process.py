@@ -11,6 +11,7 @@ import os
 import queue
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,15 @@ from paceline.config.problems import Problems
 from paceline.observe.alerts.beside import watch_of
 from paceline.observe.alerts.sinks.make import make_sinks
 from paceline.observe.alerts.watch import LOOK_SECONDS, AlertWatch
+from paceline.patience import Patience
 from paceline.said import say_line
 from paceline.spec.run import RunSpec
 from paceline.supervise.lost import RanksLost
+from paceline.supervise.nodes.meeting import Meeting, find_meeting
 from paceline.supervise.parent import name_process
 
 SINK_SECONDS = 90.0  # that the sinks have after the run's end: nobody waits for this process
+TAKEN_OVER_SECONDS = 30.0  # at least, that another node has to take a lost coordinator's place
 LOST, OVER = "lost", "over"
 
 
@@ -35,12 +39,28 @@ def main() -> int:
     name_process("paceline-alerts")
     told = json.loads(sys.stdin.readline())
     run = run_from_plain(told["run"])
-    watch = watch_of(run, Path(sys.argv[1]), str(told["name"]), make_sinks(run.alerts), _say)
+    run_dir = Path(sys.argv[1])
+    before = find_meeting(run_dir)
+    watch = watch_of(run, run_dir, str(told["name"]), make_sinks(run.alerts), _say, bool(told["goes_on"]))
     watch.watch()
     if not _followed(watch, int(told["parent"])):
+        watch.pause()
+        if run.nodes.count > 1 and _is_taken_over(run_dir, before, max(TAKEN_OVER_SECONDS, 3 * run.nodes.lost_after)):
+            watch.hand_over(SINK_SECONDS)
+            return 0
         watch.gone()
     watch.close(SINK_SECONDS)
     return 0
+
+
+def _is_taken_over(run_dir: Path, before: Meeting | None, seconds: float) -> bool:
+    """Return whether another node coordinates the run within so many seconds: it watches the run, and tells of it."""
+    patience = Patience(seconds)
+    while not patience.is_over:
+        if find_meeting(run_dir) not in (before, None):
+            return True
+        time.sleep(LOOK_SECONDS)  # for a node to be elected
+    return False
 
 
 def run_from_plain(values: Mapping[str, Any]) -> RunSpec:

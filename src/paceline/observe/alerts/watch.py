@@ -54,14 +54,16 @@ class AlertWatch:
         redactor: Redactor | None = None,
         group_read: bool = False,
         on_record: bool = True,
+        goes_on: bool = False,
     ) -> None:
         """`name` is the run's; records of starts before this moment are passed over. Without `on_record` nothing of it
-        is kept."""
+        is kept. With `goes_on` the newest start is read too: another watch over it was lost, and this one goes on."""
         self._run_dir, self._name, self._seen, self._rules = run_dir, name, seen, list(rules)
         self._outbox, self._say, self._redactor = outbox, say, redactor or Redactor()
         self._clock, self._moved = MovedClock(), 0.0  # since the watch began; rules know the clock of that moment
         self._moved_of_run = 0.0  # the same, as far as records tell it
-        self._follower = Follower(run_dir, after=max((each for each, _ in numbered(run_dir / "journal")), default=0))
+        newest = max((each for each, _ in numbered(run_dir / "journal")), default=0)
+        self._follower, self._goes_on = Follower(run_dir, after=newest - goes_on), goes_on
         self._file = BesideFile(run_dir, NAME, group_read) if on_record else None
         self._firing: dict[str, _Active] = {}
         self._last_sent: dict[str, float] = {}
@@ -82,21 +84,34 @@ class AlertWatch:
 
     def judge(self, records: Iterable[Record], now: float) -> list[AlertRecord]:
         """Take records, and return what has fired or is over at a moment: on record, said, and handed to the sinks."""
+        with self._lock:
+            lost, self._lost = self._lost, []
+        left, found = list(records), []
+        for down in sorted(lost, key=lambda each: each.time):  # what came after it may be that the run goes on
+            later = [each for each in left if each.time is not None and each.time > down.time]
+            self._take([each for each in left if each.time is None or each.time <= down.time])
+            left = later
+            for rule in self._rules:
+                if isinstance(rule, RankDown):
+                    rule.tell(down)
+            found += self._changes(now)
+        self._take(left)
+        found += self._changes(now)
+        self._send(now)
+        return found
+
+    def _take(self, records: Iterable[Record]) -> None:
         for each in records:
             self._seen.add(each)
             for rule in self._rules:
                 rule.add(each)
-        with self._lock:
-            lost, self._lost = self._lost, []
-        for rule in self._rules:
-            if isinstance(rule, RankDown):
-                for down in lost:
-                    rule.tell(down)
+
+    def _changes(self, now: float) -> list[AlertRecord]:
+        """Return what has fired or is over, on record."""
         found = [record for rule in self._rules if (record := self._state_of(rule, now)) is not None]
         silences = read_silences(self._run_dir) if found else {}
         for index, record in enumerate(found):
             found[index] = self._noted(record, silences, now)
-        self._send(now)
         return found
 
     def _read(self) -> list[Record]:
@@ -173,8 +188,15 @@ class AlertWatch:
     # ---- beside a run ----------------------------------------------------------------------------------------------
 
     def watch(self) -> None:
-        """Look again and again, in a thread. What an earlier watch has left firing is over: this is another start."""
-        self._end_earlier()
+        """Look again and again, in a thread.
+
+        What an earlier watch has left firing is over where this is another start, else it fires on, and is not told
+        again.
+        """
+        if self._goes_on:
+            self._take_earlier()
+        else:
+            self._end_earlier()
         self._thread = threading.Thread(target=self._rounds, name="paceline-alerts", daemon=True)
         self._thread.start()
 
@@ -192,12 +214,21 @@ class AlertWatch:
         """Take that the run's process is gone: that is no trouble where its end is on record. Judged at `close`."""
         self._is_gone = True
 
-    def close(self, patience_seconds: float) -> None:
-        """Look a last time, send what waits, and wait so long for the sinks."""
+    def pause(self) -> None:
+        """Look no further until `close`, or for good: somebody else may watch the run now."""
         self._is_closed = True
         self._wake.set()
         if self._thread is not None:
             self._thread.join()
+
+    def hand_over(self, patience_seconds: float) -> None:
+        """Send what waits, and end: somebody else watches the run."""
+        self.pause()
+        self._finish(patience_seconds)
+
+    def close(self, patience_seconds: float) -> None:
+        """Look a last time, send what waits, and wait so long for the sinks."""
+        self.pause()
         self.look()
         if self._is_gone:
             for rule in self._rules:
@@ -207,6 +238,9 @@ class AlertWatch:
         if self._unrecorded_end is not None and self._seen.ended is None:
             code, error = self._unrecorded_end
             self.judge([RunEnded("failed", code, error, self._seen.step)], time.time() - self._moved)
+        self._finish(patience_seconds)
+
+    def _finish(self, patience_seconds: float) -> None:
         self._send(time.time() - self._moved, at_once=True)
         self._outbox.close(patience_seconds)
         if self._file is not None:
@@ -217,6 +251,16 @@ class AlertWatch:
             self.look()
             self._wake.wait(LOOK_SECONDS)
             self._wake.clear()
+
+    def _take_earlier(self) -> None:
+        for record in firing_in(read_beside(self._run_dir, AlertRecord, NAME)):
+            if record.rule == "finished":
+                continue
+            moment = record.time if record.sent else None
+            trouble = Trouble(record.title, record.evidence or {}, record.advice)
+            self._firing[record.rule] = _Active(trouble, record.severity, moment)
+            if moment is not None:
+                self._last_sent[record.rule] = moment
 
     def _end_earlier(self) -> None:
         for record in firing_in(read_beside(self._run_dir, AlertRecord, NAME)):

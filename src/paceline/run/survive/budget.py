@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +21,7 @@ from paceline.spec.survive.budget import BUDGETS, BudgetSpec
 DEVICE_SECONDS = "device_seconds"
 SOON_SECONDS, SHARED_SECONDS = 1.0, 20.0  # between two looks at what other runs have spent of a budget: least, most
 LOOKS_KEPT = 16  # whose answers tell how fast they spend
+STEPS_KEPT = 33  # whose length tells that of the next
 ROUNDING = 1e-9  # of a limit: amounts are sums of products
 
 
@@ -87,7 +90,8 @@ class RunBudget:
         # The forecast is of the cluster's own devices, which may be more than this world has.
         rates = {name: rate_of(name, forecast, cluster, None)[0] or 0.0 for name in AMOUNTS}
         self._per_second = {name: rate * devices for name, rate in {**rates, DEVICE_SECONDS: 1.0}.items()}
-        self._steps, self._step_seconds = 0, 0.0  # made in this world, and what one took
+        self._steps, self._step_seconds = 0, 0.0  # made in this world, and what one took with all that lay between
+        self._began_steps: deque[float] = deque(maxlen=STEPS_KEPT)  # the moments at which the last ones began
         self._told: set[str] = set()
         self._decisions: list[DecisionRecord] = []
 
@@ -127,15 +131,26 @@ class RunBudget:
         passed, because = now - self._began, ""
         self._looked = now if self._looked is None else self._looked
         self._step_seconds = step_seconds = (now - self._looked) / self._steps if self._steps else 0.0
+        self._began_steps.append(now)
+        next_seconds = self._next_seconds()
         for name, limit in self._spec.limits.items():
             spent, said = self._amount(name, passed), BUDGETS[name][2]
-            if self._amount(name, passed + step_seconds) >= limit * (1 - ROUNDING):
+            if self._amount(name, passed + next_seconds) >= limit * (1 - ROUNDING):
                 because = because or f"the budget of {said.format(limit)} is used up"
             elif spent >= self._spec.warn_at * limit and name not in self._told:
                 self._told.add(name)
                 self._decisions.append(self._warning(name, limit, spent, step_seconds))
         self._steps += 1
         return because
+
+    def _next_seconds(self) -> float:
+        """Return what the step that begins will take, as the last ones did: 0 while the first is all that is known.
+
+        The first step of a world is far slower than those after it.
+        """
+        took = [after - before for before, after in itertools.pairwise(self._began_steps)]
+        usual = took[1:] if self._steps == len(took) else took
+        return statistics.median(usual) if usual else 0.0
 
     def steps_left(self) -> float | None:
         """Return how many steps what is left buys at the pace so far, by the budget that is used up first."""

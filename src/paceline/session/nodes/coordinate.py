@@ -113,7 +113,7 @@ def _run(spec: Spec, fleet: Fleet, lock: RunLock, say: Say, per_machine: int) ->
     brief = proven_brief(planned, decisions, say)
     policy = dataclasses.replace(spec.run.recovery, max_devices=spec.run.recovery.max_devices or most)
     replanner = Replanner(spec, say, per_node)
-    with exports_beside(spec, say), alerts_beside(spec, say, supervises=True) as alerts:
+    with exports_beside(spec, say), alerts_beside(spec, say, supervises=True, goes_on=taken is not None) as alerts:
         generations = Generations(
             fleet, brief, lock, policy, say, Redactor(spec.run.redact), replanner, spec.run.health, alerts.tell
         )

@@ -40,24 +40,24 @@ class RunAlerts(Protocol):
         """The run is over, with this outcome where it is known."""
 
 
-def begin_alerts(spec: Spec, say: Say, supervises: bool) -> RunAlerts:
+def begin_alerts(spec: Spec, say: Say, supervises: bool, goes_on: bool = False) -> RunAlerts:
     """Return the watch over a run that begins now.
 
     A run that trains in this very process has one where its alerts are sent anywhere: else only `supervises`, which has
-    time to look.
+    time to look. With `goes_on` the watch over this start was lost with another node, and this one takes its place.
     """
     alerts = spec.run.alerts
     if alerts.enabled and alerts.sinks:
-        return _BesideProcess(spec, say)
+        return _BesideProcess(spec, say, goes_on)
     if alerts.enabled and supervises:
-        return _InThread(spec, say)
+        return _InThread(spec, say, goes_on)
     return _NoAlerts()
 
 
 @contextmanager
-def alerts_beside(spec: Spec, say: Say, supervises: bool) -> Iterator[_Told]:
+def alerts_beside(spec: Spec, say: Say, supervises: bool, goes_on: bool = False) -> Iterator[_Told]:
     """Yield what is told of the run while it is watched; what it has as `outcome` at the end is told last."""
-    told = _Told(begin_alerts(spec, say, supervises))
+    told = _Told(begin_alerts(spec, say, supervises, goes_on))
     try:
         yield told
     finally:
@@ -82,8 +82,8 @@ class _NoAlerts:
 
 
 class _InThread:
-    def __init__(self, spec: Spec, say: Say) -> None:
-        self._watch: AlertWatch = watch_of(spec.run, run_directory(spec), name_of(spec), (), say)
+    def __init__(self, spec: Spec, say: Say, goes_on: bool) -> None:
+        self._watch: AlertWatch = watch_of(spec.run, run_directory(spec), name_of(spec), (), say, goes_on)
         self._watch.watch()
 
     def tell(self, lost: RanksLost) -> None:
@@ -96,14 +96,14 @@ class _InThread:
 
 
 class _BesideProcess:
-    def __init__(self, spec: Spec, say: Say) -> None:
+    def __init__(self, spec: Spec, say: Say, goes_on: bool) -> None:
         words = [sys.executable, "-m", MODULE, str(run_directory(spec))]
         # In a session of its own: what ends the run's processes leaves it alone.
         self._process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
             start_new_session=True, env=environment_beside(),
         )  # fmt: skip
-        self._put({"run": run_to_plain(spec.run), "name": name_of(spec), "parent": os.getpid()})
+        self._put({"run": run_to_plain(spec.run), "name": name_of(spec), "parent": os.getpid(), "goes_on": goes_on})
         self._said = threading.Thread(target=self._say_on, args=(say,), name="paceline-alerts", daemon=True)
         self._said.start()
 

@@ -39,7 +39,7 @@ from paceline.supervise.blame import Ending, Outcome, cause_is_known, outcome_of
 from paceline.supervise.control import ABORT_NAME, CALL_NAME
 from paceline.supervise.crew import Crew, attend
 from paceline.supervise.groups import Process, collect
-from paceline.supervise.lost import TellLost, told_to_nobody
+from paceline.supervise.lost import RanksLost, TellLost, told_to_nobody
 from paceline.supervise.memory_kills import memory_kills
 from paceline.supervise.nodes.held import HeldPieces
 from paceline.supervise.signals import forward_signals
@@ -67,6 +67,7 @@ class TakenOver:
     standing: Mapping[int, Stander]
     processes: Mapping[int, Process]
     since: float  # the moment of the loss, in seconds since the epoch
+    nodes: tuple[int, ...] = ()  # of that world, which are lost with it
 
 
 class Generations:
@@ -150,6 +151,7 @@ class Generations:
         self._crew, self._plan = Crew(processes), taken.plan
         moments = {"fault": taken.since, "noticed": taken.since, "ended": time.time()}
         fallen = Fallen(Outcome(0), moments, False, taken.standing, "the coordinator was lost")
+        self._tell(_lost_with(taken, fallen.called))
         following = self._after(Generation(taken.number, to_world=taken.plan.layout.devices), fallen)
         if following is not None:
             self._say(f"recover  generation {following.number} by {following.rung} ({fallen.called})")
@@ -284,6 +286,13 @@ class Generations:
         names = (self._lock.run_dir / "checkpoints").glob("step-*")
         steps = [int(name) for path in names if (name := path.name.partition("-")[2].partition(".")[0]).isdigit()]
         return found if found is not None and found.step >= max(steps, default=0) else None
+
+
+def _lost_with(taken: TakenOver, what: str) -> RanksLost:
+    """Return what is told of a coordinator that was lost, with its node and that node's ranks where they are too."""
+    ranks = tuple(sorted(rank for rank in taken.processes if rank not in taken.standing))
+    names = f"{'s' if len(taken.nodes) > 1 else ''} {', '.join(map(str, taken.nodes))}"
+    return RanksLost(ranks, f"{what}{f' with node{names}' if taken.nodes else ''}", "", taken.since)
 
 
 def _moments(endings: list[Ending]) -> dict[str, float]:

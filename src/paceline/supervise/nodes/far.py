@@ -28,6 +28,7 @@ class FarRank:
         self.returncode: int | None = None
         self.code: int | None = None  # how it ended
         self.is_collected = False
+        self.lost_with = ""  # what is the matter with its node, where that is lost
         self._send, self._poll = send, poll
 
     def poll(self) -> int | None:

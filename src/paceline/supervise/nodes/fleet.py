@@ -116,6 +116,8 @@ class Fleet:
             # Its ranks are not seen to end: they were well when it was heard last, which was before any of them fails.
             moment = member.link.heard_at - SEEN_SECONDS
             leave_error(self._world, min(lost), died.as_dict(), cause=True, moment=moment)
+        for far in member.processes.values():
+            far.lost_with = far.lost_with or f"node {member.number} ({member.host}) is lost"
         member.lost()
         left = [number for number in self._in_world if number in self.members]
         if self._in_world and 2 * len(left) < len(self._in_world):
@@ -300,7 +302,9 @@ class Fleet:
             standing |= {rank: FarStanding(rank, step) for rank, step in member.standing.items()}
         for rank in range(plan.layout.devices):
             self._ranks.setdefault(rank, _gone(self.poll))
-        return TakenOver(newest, plan, standing, dict(self._ranks), min(was[number]["since"] for number in known))
+        since = min(was[number]["since"] for number in known)
+        away = {node for number in known for node in was[number].get("members", ())} - set(known)
+        return TakenOver(newest, plan, standing, dict(self._ranks), since, tuple(sorted(away)))
 
     def held(self, ranks: int) -> HeldPieces | None:
         """Return what the nodes hold in memory between them, for the ranks of the next world."""
