@@ -1,6 +1,7 @@
 """What a user types and waits for, the first time: a model fine-tuned, a classifier, a loop of one's own.
 
     python benchmarks/first_hour.py [--tasks finetune,loop] [--rounds 3] [--quick] [--json OUT] [--save]
+    python benchmarks/first_hour.py --join JSON ... [--save]
 
 Every contender of a task is a script, or a spec file, in `first_hour_tasks/`, as its own guide would write it: all
 train the same model on the same data with AdamW at the same constant rate for as many steps of as many rows. Told of
@@ -182,6 +183,15 @@ def compete(names: list[str], rounds: int, folder: Path) -> tuple[list[dict[str,
     return rows, left
 
 
+def joined(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return results of different tasks, measured one after the other, as one. Raises ValueError for unlike ones."""
+    first = results[0]
+    if any((each["machine"], each["rounds"]) != (first["machine"], first["rounds"]) for each in results):
+        raise ValueError("only results of one machine and day, of as many rounds, belong on one page")
+    rows = sorted((row for each in results for row in each["rows"]), key=lambda row: NAMES.index(row["task"]))
+    return {**first, "rows": rows, "left_out": [line for each in results for line in each["left_out"]]}
+
+
 def main(arguments: list[str]) -> int:
     """Measure, print the table and write what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -190,16 +200,20 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="one round")
     parser.add_argument("--json", metavar="OUT", help="also write the result as JSON")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/first_hour.md and .json")
+    parser.add_argument("--join", nargs="+", metavar="JSON", help="measure nothing; put these results together")
     options = parser.parse_args(arguments)
     names = options.tasks.split(",")
     if unknown := set(names) - set(NAMES):
         parser.error(f"--tasks: unknown {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
     rounds = 1 if options.quick else options.rounds
-    with tempfile.TemporaryDirectory(prefix="first-hour-") as name:
-        rows, left = compete(names, rounds, Path(name))
-    facts = machine()
-    result = {"machine": facts, "rounds": rounds, "rows": rows, "left_out": left}
-    lines = document(rows, left, rounds, facts, arguments)
+    if options.join:
+        result = joined([json.loads(Path(path).read_text("utf-8")) for path in options.join])
+        arguments = ["--tasks", "TASK", "--rounds", str(result["rounds"]), "--json", "OUT"]
+    else:
+        with tempfile.TemporaryDirectory(prefix="first-hour-") as name:
+            rows, left = compete(names, rounds, Path(name))
+        result = {"machine": machine(), "rounds": rounds, "rows": rows, "left_out": left}
+    lines = document(result["rows"], result["left_out"], result["rounds"], result["machine"], arguments)
     print("\n".join(lines[6:]))
     if options.json:
         Path(options.json).write_text(json.dumps(result, indent=2) + "\n")

@@ -47,8 +47,21 @@ def test_a_convolutional_network() -> None:
     # Input of the convolution, its output (for the norm) and the relu's output.
     assert block.saved_elements == pytest.approx(3 * 8 * 64, rel=0.05)
     assert block.selective_elements == 2 * 8 * 64
-    assert block.attention_flops == 0
+    assert block.attention_flops == 0 and profile.grouped == ()
     assert block.open_axes == ("dp_replicate", "dp_shard")
+
+
+def test_blocks_with_convolutions_in_groups_are_named() -> None:
+    class Depthwise(Residual):
+        def __init__(self) -> None:
+            super().__init__(8)
+            self.conv = nn.Conv2d(8, 8, 3, padding=1, groups=8)
+
+    model = nn.Sequential(nn.Conv2d(1, 8, 1), Depthwise(), Depthwise(), Pool(), nn.Linear(8, 10))
+    assert profile_module(model, IMAGES, classification).grouped == ("1", "2")
+    turned = nn.ConvTranspose2d(8, 8, 2, groups=2)
+    model = nn.Sequential(nn.Conv2d(1, 8, 1), Residual(8), Residual(8), turned, Pool(), nn.Linear(8, 10))
+    assert profile_module(model, IMAGES, classification).grouped == (REST,)
 
 
 def test_tracing_leaves_the_model_alone() -> None:

@@ -92,6 +92,7 @@ class ModelProfile:
     note: str = ""  # what a reader of the forecast must know of the profile
     remarks: tuple[str, ...] = ()  # what of the model or the batch has no effect
     drawing: tuple[str, ...] = ()  # the blocks that draw random numbers, by name
+    grouped: tuple[str, ...] = ()  # the blocks with convolutions in groups, by name
 
     @cached_property
     def parameters(self) -> int:

@@ -11,7 +11,7 @@ from plan_examples import plan as example_plan
 
 from paceline.plan.cost.memory.held import memory_components
 from paceline.plan.cost.sheet import PricedTask
-from paceline.spec.adapt.adapter import Adaptation, AdapterSpec
+from paceline.spec.adapt.adapter import NF4_BYTES, Adaptation, AdapterSpec
 from paceline.spec.layout import Layout
 from paceline.spec.profile import ModelProfile
 from paceline.spec.task import ModelSpec
@@ -19,6 +19,7 @@ from paceline.task.models.build import build_model
 from paceline.task.models.sizes import resolve_decoder
 from paceline.task.profile.adapted import adapted_profile
 from paceline.task.profile.decoder import profile_decoder
+from paceline.units import format_bytes
 
 VOCAB, SEQ = 61, 16
 MODEL = ModelSpec("llama-1m", hidden=32, layers=3, heads=4, kv_heads=2, ffn=48, vocab=VOCAB, tied=False)
@@ -85,3 +86,15 @@ def test_unpacking_four_bits_takes_time_for_every_micro_batch_and_for_every_pass
     dora = dataclasses.replace(nf4, kind="dora")
     assert seconds(dora, micro_batch=64) == pytest.approx(3 * once)
     assert seconds(dataclasses.replace(dora, dropout=0.1), micro_batch=64) == pytest.approx(5 * once)
+
+
+def test_whole_four_bits_say_what_shards_would_save_and_take() -> None:
+    nf4 = dataclasses.replace(LORA, base_dtype="nf4")
+
+    def said(layout: Layout) -> str:
+        terms = compute_terms(priced(nf4), example_plan(layout, precision="bf16"))
+        return next(term.formula for term in terms if term.name == "unpacking of four bits")
+
+    saved = format_bytes(NF4_BYTES * 3 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48) / 2)
+    assert f"shards over 2 would save {saved} a device, and gathering them take " in said(Layout(dp_shard=2))
+    assert "shards" not in said(Layout(dp_replicate=2))

@@ -153,6 +153,15 @@ def test_precision_follows_the_measured_rates():
     assert found(precision="fp16").best.plan.precision == "fp16"
 
 
+def test_convolutions_in_groups_compute_in_fp32_on_a_cpu():
+    """Depthwise convolutions of a ConvNeXt made a step three times as long in the bf16 that products are faster in."""
+    model = dataclasses.replace(profile(), grouped=("stages.0",))
+    chosen = found(model=model)
+    assert chosen.best.plan.precision == "fp32" and "stages.0 has convolutions in groups" in chosen.precision_because
+    assert found(model=model, precision="bf16").best.plan.precision == "bf16", "a spec may still ask for it"
+    assert found(model=model, where=cluster(kind="cuda")).best.plan.precision == "bf16", "an accelerator has kernels"
+
+
 def test_unknown_figures_still_give_a_plan_and_are_unknown():
     unknown = Figure(math.nan, "unknown")
     base = cluster(2)

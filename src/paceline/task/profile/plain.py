@@ -34,7 +34,7 @@ def unpack_profile(record: dict[str, Any]) -> ModelProfile:
     limits = record.get("tensor_limits")
     limits = limits and TensorLimits(**{**limits, "widths": tuple(limits["widths"])})
     rest = {name: value for name, value in record.items() if name != "chain"}
-    texts = {name: tuple(record.get(name, ())) for name in ("remarks", "drawing")}
+    texts = {name: tuple(record.get(name, ())) for name in ("remarks", "drawing", "grouped")}
     return ModelProfile(**{**rest, "blocks": blocks, "tensor_limits": limits, **texts})
 
 

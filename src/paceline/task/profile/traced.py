@@ -111,6 +111,7 @@ def profile_module(
         tensor_limits=limits,
         remarks=(*unread_remark(objective, () if note else unread), *balance_remark(model, objective)),
         drawing=tuple(name for (name, _), count in zip(blocks, counts, strict=False) if count.draws or count.strays),
+        grouped=tuple(name for (name, _), count in zip([*blocks, (REST, model)], counts, strict=True) if count.grouped),
     )
 
 

@@ -46,6 +46,7 @@ class Counts:
     input_elements: float = 0.0
     largest_elements: float = 0.0  # read and written by the block's largest operator
     operators: int = 0
+    grouped: int = 0  # convolutions whose channels are in groups
     log_width: float = 0.0  # sum over products of FLOPs * log(width)
     strays: list[str] = field(default_factory=list)  # operators whose random numbers belong to no sample
     draws: list[RandomCall] = field(default_factory=list, repr=False)  # calls of those whose numbers can belong to some
@@ -232,6 +233,7 @@ class _OperatorMode(TorchDispatchMode):
             flops = self._formulas[func.overloadpacket](*args, **kwargs, out_val=result)
             counts.matmul_flops += flops
             counts.log_width += flops * math.log(_width(name, inputs))
+            counts.grouped += _given(func, args, kwargs).get("groups", 1) > 1
         else:
             counts.moved_elements += touched
             return result
@@ -242,10 +244,14 @@ class _OperatorMode(TorchDispatchMode):
 def _attention_flops(func: Any, args: tuple, kwargs: dict[str, Any]) -> float:
     """Return 2 FLOPs per product of query and key, and of weight and value; half of them where it is causal."""
     query, key, value = args[:3]  # [rows, heads, seq, head_dim]
-    given = {argument.name: given for argument, given in zip(func._schema.arguments, args, strict=False)} | kwargs
     rows, heads, seq, width = query.shape
     flops = 2.0 * rows * heads * seq * key.shape[2] * (width + value.shape[3])
-    return flops / 2 if given.get("is_causal") else flops
+    return flops / 2 if _given(func, args, kwargs).get("is_causal") else flops
+
+
+def _given(func: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return an operator's arguments by name, without those that it was left to choose."""
+    return {argument.name: given for argument, given in zip(func._schema.arguments, args, strict=False)} | kwargs
 
 
 def _width(name: str, inputs: list[Tensor]) -> float:

@@ -28,9 +28,12 @@ def together(profiles: Sequence[ModelProfile], every: Sequence[int]) -> ModelPro
     closed = {axis: why for profile in profiles for axis, why in (profile.closed_axes or {}).items()}
     notes = dict.fromkeys([*(profile.note for profile in profiles if profile.note), NOTE.format(turns=len(profiles))])
     source = next((profile.source for profile in profiles if profile.source == "estimated"), first.source)
-    drawing = tuple(dict.fromkeys(name for profile in profiles for name in profile.drawing))
+    drawing, grouped = (
+        tuple(dict.fromkeys(name for profile in profiles for name in getattr(profile, field)))
+        for field in ("drawing", "grouped")
+    )
     return dataclasses.replace(
-        first, blocks=blocks, closed_axes=closed, note="; ".join(notes), source=source, drawing=drawing
+        first, blocks=blocks, closed_axes=closed, note="; ".join(notes), source=source, drawing=drawing, grouped=grouped
     )
 
 
