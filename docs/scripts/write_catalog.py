@@ -19,8 +19,10 @@ NOTE = "<!-- Written by docs/scripts/write_catalog.py from the catalog; edit tha
 HEAD = """
 What is published of accelerators, of the systems they come in, of prices and of electricity. `cluster.device` takes an
 accelerator's name, `cluster.node` a node type's. A dash is unknown: what nobody prints is never guessed. Everything can
-be replaced: [money, energy and carbon](../guide/money-energy-carbon.md) tells how. Google's TPUs are there for planning
-and for holding forecasts against published runs; nothing here runs on them.
+be replaced: [money, energy and carbon](../guide/money-energy-carbon.md) tells how. What no document was read for is
+named as assumed beside its source: it is tagged so in every plan, and intervals are wider where a forecast rests on
+such a rate. Google's TPUs are there for planning and for holding forecasts against published runs; nothing here runs
+on them.
 """
 ACCELERATORS = """
 ## Accelerators
@@ -91,6 +93,10 @@ def _number(value: float | None, scale: float = 1.0) -> str:
     return "–" if value is None else f"{value / scale:,.5g}"
 
 
+def _assumed(names: Sequence[str]) -> str:
+    return f" **Assumed: {', '.join(name.replace('peak_flops.', '') for name in names)}**" if names else ""
+
+
 def _accelerators(catalog: Catalog) -> list[str]:
     head = ["name", "accelerator", *PRECISIONS, "memory", "bandwidth", "power", "node types", "source"]
     rows = [
@@ -102,7 +108,7 @@ def _accelerators(catalog: Catalog) -> list[str]:
             _number(entry.memory_bytes_per_second, 1e9),
             _number(entry.watts) + (f" ({entry.watts_note})" if entry.watts_note else ""),
             ", ".join(f"`{name}`" for name in entry.nodes),
-            entry.source,
+            entry.source + _assumed(entry.assumed),
         ]
         for entry in catalog.accelerators.values()
     ]
@@ -120,7 +126,7 @@ def _nodes(catalog: Catalog) -> list[str]:
             _number(node.fabric_bytes_per_second, 1e9),
             _number(node.network_bytes_per_second, 1e9),
             f"{node.rails or '–'}",
-            node.source,
+            node.source + _assumed(node.assumed),
         ]
         for node in catalog.nodes.values()
     ]

@@ -9,6 +9,7 @@ import itertools
 import math
 import numbers
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.errors import ConfigError, suggestion
@@ -18,6 +19,8 @@ PREFIXES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "
 SECONDS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "second": 1.0, "seconds": 1.0, "m": 60.0, "min": 60.0, "minute": 60.0,
            "minutes": 60.0, "h": 3600.0, "hour": 3600.0, "hours": 3600.0, "d": 86400.0, "day": 86400.0,
            "days": 86400.0}  # fmt: skip
+MOST_IN_A_UNIT = 10_000  # of values that are compared in one unit
+COUNTED_IN_SECONDS = 600.0  # durations that are compared, the longest of which is shorter
 AMOUNT_UNITS = ("steps", "samples", "tokens", "epochs")
 
 _PARTS = re.compile(r"\s*([0-9][0-9_,]*(?:\.[0-9]*)?)\s*([a-z]+)\s*")
@@ -158,6 +161,62 @@ def format_seconds(seconds: float) -> str:
     if whole < 86400:
         return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
     return f"{whole // 86400}d {whole % 86400 // 3600:02d}h"
+
+
+def format_sizes(*counts: float) -> tuple[str, ...]:
+    """Return sizes that are compared, all in one unit: "174.1 GiB" and "75.1 GiB"."""
+    unit, scale = _shared(counts, (("B", 1, 0.0), ("KiB", 2**10, 1.0), ("MiB", 2**20, 1.0), ("GiB", 2**30, 0.1),
+                                   ("TiB", 2**40, 0.1)))  # fmt: skip
+    if unit == "B":
+        return tuple(f"{count:,.0f} B" if math.isfinite(count) else "unknown" for count in counts)
+    return tuple(f"{_size(count / scale)} {unit}" if math.isfinite(count) else "unknown" for count in counts)
+
+
+def format_durations(*seconds: float) -> tuple[str, ...]:
+    """Return durations that are compared, in one unit up to ten minutes: "950 ms" and "1,200 ms"; then as alone."""
+    longest = max((abs(each) for each in seconds if math.isfinite(each)), default=0.0)
+    if longest >= COUNTED_IN_SECONDS:
+        return tuple(format_seconds(each) for each in seconds)
+    unit, scale = _shared(seconds, (("µs", 1e-6, 0.0), ("ms", 1e-3, 1.0), ("s", 1.0, 1.0)))
+    return tuple(f"{_figures(each / scale)} {unit}" if math.isfinite(each) else "unknown" for each in seconds)
+
+
+def format_carbon(*grams: float) -> tuple[str, ...]:
+    """Return amounts of carbon that are compared, all in one unit: "2.25 kg CO2e" and "0.95 kg CO2e"."""
+    unit, scale = _shared(grams, (("g", 1.0, 0.0), ("kg", 1e3, 1.0), ("t", 1e6, 1.0)))
+    return tuple(f"{_figures(each / scale)} {unit} CO2e" if math.isfinite(each) else "unknown" for each in grams)
+
+
+def format_energy(*kwh: float) -> tuple[str, ...]:
+    """Return amounts of energy that are compared, all in one unit: "85.1 Wh" and "120 Wh"."""
+    unit, scale = _shared(kwh, (("Wh", 1e-3, 0.0), ("kWh", 1.0, 0.1)))
+    return tuple(f"{_figures(each / scale)} {unit}" if math.isfinite(each) else "unknown" for each in kwh)
+
+
+def _shared(values: Sequence[float], scales: Sequence[tuple[str, float, float]]) -> tuple[str, float]:
+    """Return the unit, and its scale, of values that are compared.
+
+    `scales` are units, each with its scale and from how much of it on a value alone has it. Of the units that one of
+    the values has alone, and those between, the smallest is taken in which the largest value is below 10,000.
+    """
+    known = [abs(value) for value in values if math.isfinite(value) and value]
+    if not known:
+        return scales[0][:2]
+    first, last = (max(place for place, (_, scale, least) in enumerate(scales) if value >= scale * least)
+                   for value in (min(known), max(known)))  # fmt: skip
+    fitting = [each for each in scales[first:last] if _three_figures(max(known) / each[1]) < MOST_IN_A_UNIT]
+    return (fitting or scales[last:])[0][:2]
+
+
+def _size(value: float) -> str:
+    if 0 < abs(value) < 0.095:
+        return f"{value:.2g}"
+    return f"{value:,.2f}" if abs(value) < 10 else f"{value:,.1f}"
+
+
+def _figures(value: float) -> str:
+    """Return three figures, and whole numbers from a thousand on."""
+    return f"{value:,.0f}" if abs(_three_figures(value)) >= 1000 else f"{value:.3g}"
 
 
 def format_count(count: float) -> str:

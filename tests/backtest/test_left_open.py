@@ -11,12 +11,15 @@ from backtest_examples import LLAMA, case_of
 
 from paceline.backtest.anchor import anchor_smallest
 from paceline.backtest.layout import schedules_of
-from paceline.backtest.price import Interval, Priced, TermSeconds, price_cases
+from paceline.backtest.price import Interval, Priced, TermSeconds, contexts_of, price_cases
+from paceline.backtest.rows import Reader
 from paceline.backtest.schema import StepRow
 from paceline.backtest.score import Scored
 from paceline.backtest.shape import shape_of
 from paceline.cluster.resolve import resolve_cluster
+from paceline.plan.cost.collectives import loss_collective, stream_collectives
 from paceline.plan.cost.constants import read_constants
+from paceline.plan.cost.time.axes import axis_components, seconds_of
 from paceline.plan.cost.time.compute import SELECTIVE_SECONDS_PER_OPERATOR
 from paceline.plan.cost.time.ring import ring
 from paceline.spec.cluster import ClusterSpec
@@ -43,8 +46,62 @@ def test_a_program_that_can_interleave_may_have_done_so_where_no_schedule_is_nam
 
 def test_the_first_and_the_last_stage_may_have_a_layer_fewer() -> None:
     # 126 layers of Llama 3 405B over 16 devices: 32 stages of 4 and 64 of 2, each with two layers fewer at the ends.
-    assert schedules("megatron-lm", 16, 126) == [("1f1b", 1), ("interleaved", 2), ("interleaved", 4)]
+    # And 128 of one, where the ends have no layer.
+    several = [("interleaved", chunks) for chunks in (2, 4, 8)]
+    assert schedules("megatron-lm", 16, 126) == [("1f1b", 1), *several]
     assert schedules("torchtitan", 8, 126, "Interleaved1F1B") == [("interleaved", 2)], "what torchtitan has by default"
+
+
+def test_pax_computes_something_again_and_its_own_attention_is_not_fused() -> None:
+    # Its 5B on 256 A100, 8 sequences each, with and without layers of Transformer Engine.
+    row = replace(
+        NEMOTRON, program="paxml", model="gpt-5b", layers=24, hidden=4096, ffn_hidden=16384, heads=32, kv_heads=32,
+        vocab=50304, seq_len=2048, accelerator="A100-80GB", n_devices=256, tp=1, pp=1, dp=256, zero_stage="fsdp3",
+        micro_batch=8, global_batch=2048, pp_schedule="",
+    )  # fmt: skip
+    case, _ = Reader().case(row)
+    assert case is not None and {plan.recompute for plan in case.plans} == {"selective", "full"}
+    plain, engine = (shape_of(replace(row, precision=precision))[0] for precision in ("bf16", "te-bf16"))
+    assert plain is not None and engine is not None
+    assert (plain.flash, plain.dropout, engine.flash) == (False, False, True)
+    # Scores in 2 bytes, 8 x 32 x 2048 x 2048 of them, 24 layers: written, read and written by softmax, read; in
+    # backward as much twice, and once more in recompute. At 2 TB/s at least 24 x 2.1e9 x 16 / 2e12 = 0.41 s a step.
+    (first, second) = price_cases([case, Reader().case(replace(row, precision="te-bf16"))[0]])  # type: ignore[list-item]
+    assert isinstance(first, Priced) and isinstance(second, Priced)
+    assert 0.41 < first.step_seconds.value - second.step_seconds.value < 3 * 0.41
+
+
+def test_megatrons_reduce_scatters_wait_after_gradients_of_weights_where_ranks_share_the_sequence() -> None:
+    shared, apart = (case_of(program="megatron-lm", tp=2, dp=4, sp=sp, zero_stage="1") for sp in (1, 0))
+    for case, hidden in ((shared, True), (apart, False)):
+        sheet = contexts_of([case], read_constants())[0][0].sheet(*case.plans)
+        (tensor,) = [column for column in axis_components(sheet) if column.name == "tensor communication"]
+        gather, scatter = stream_collectives(sheet)
+        whole = sum(seconds_of(sheet.ring("tp"), each) for each in (gather, scatter, loss_collective(sheet)))
+        # A layer has two gathers and two sums in each pass, and two gathers more: of six gathers two, of four sums two.
+        beside = seconds_of(sheet.ring("tp"), gather) / 3 + seconds_of(sheet.ring("tp"), scatter) / 2
+        assert tensor.values == pytest.approx(whole - beside * hidden, rel=0.05)
+
+
+def test_stages_of_one_layer_leave_the_embedding_and_the_head_stages_of_their_own() -> None:
+    # Llama 3 405B (arXiv:2407.21783, table 4): 126 layers over 16 devices of eight stages, 8,192 H100, batches of 2,048
+    # sequences, 430 TFLOP/s by 6 FLOPs a parameter that is multiplied and attention whole: 12.0 s.
+    row = replace(
+        NEMOTRON, model="llama3-405b", arch="llama", layers=126, hidden=16384, ffn_hidden=53248, heads=128, kv_heads=8,
+        vocab=128256, seq_len=8192, n_devices=8192, pp=16, vpp=8, dp=64, zero_stage="2", micro_batch=1,
+        global_batch=2048, recompute="none", measured_step_s=12.0,
+    )  # fmt: skip
+    case, reason = Reader().case(row)
+    assert case is not None, reason
+    (plan,) = case.plans
+    assert (plan.stages[0], plan.stages[-1], set(plan.stages[1:-1])) == (0, 0, {1}) and len(plan.stages) == 128
+    context, _ = contexts_of([case], read_constants())[0]
+    parts = context.sheet(plan).rows.parts.counts.sum(axis=1)
+    assert parts.max() == 9, "a rank in the middle has eight layers, an end seven with two more blocks at most"
+    (priced,) = price_cases([case])
+    assert isinstance(priced, Priced) and priced.step_seconds.value == pytest.approx(12.0, rel=0.10)
+    assert Reader().case(replace(row, layers=125))[0] is None, "three layers are missing"
+    assert Reader().case(replace(row, layers=15, vpp=None, pp_schedule="1f1b"))[0] is None
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The catalog against figures printed by the manufacturers, against itself, and with a file of the user's own."""
 
 import math
+import re
 import runpy
 from pathlib import Path
 
@@ -19,9 +20,13 @@ from paceline.cluster.catalog.devices import (
 )
 from paceline.cluster.catalog.file import PRECISIONS, load_catalog
 from paceline.cluster.catalog.power import power_model
+from paceline.cluster.override import with_tf32
 from paceline.cluster.resolve import resolve_cluster
 from paceline.config.document import read_document
 from paceline.errors import ConfigError
+from paceline.plan.cost.intervals import TIME_ERROR
+from paceline.plan.cost.rates import Rates
+from paceline.plan.cost.unknown import PEAK, time_widths
 from paceline.spec.cluster import ClusterSpec
 
 # name: memory GB, bandwidth GB/s, dense bf16 (fp16 where there is none) and fp32 TFLOP/s, watts, as on the data sheets
@@ -71,7 +76,7 @@ PRINTED = {
     "a10g": (24, 600, 70, 35, 300),
     "max-1550": (64, 1638.4, 419.5, 26, 300),
     "trn1": (32, 880, 190, 47.5, None),
-    "trn2": (96, 2900, 655, 181, None),
+    "trn2": (96, 2900, 667, 181, None),
     "tpu-v7x": (192, 7380, 2307, None, None),
 }
 # What the rates follow from, as the manufacturers' architecture papers have it: multiprocessors or compute units, dense
@@ -98,7 +103,8 @@ ARCHITECTURE = {
     "a10g": (80, 512, 1.71, 384, 12.5),
 }
 # GiB that PyTorch's out-of-memory messages state as the device's total capacity, in public issues.
-REPORTED = {"a100-80": 79.14, "a100-40": 39.50, "t4": 14.75, "rtx-4090": 23.65}
+REPORTED = {"a100-80": 79.14, "a100-40": 39.50, "t4": 14.75, "rtx-4090": 23.65, "v100-sxm2": 31.74, "l4": 22.03,
+            "h200": 139.80, "rtx-3090": 23.70, "rtx-5090": 31.37}  # fmt: skip
 # GB/s in one direction: fabric per device, and a device's share of the adapters (None: no standard network)
 LINKS = {
     "dgx-1v": (150, 6.25),
@@ -198,6 +204,61 @@ def test_fabrics_are_per_device_and_in_one_direction(name):
     assert node.network_bytes_per_second == (network and network * 1e9)
 
 
+# What a source says of figures that nobody read a document for, in the catalog's own words.
+UNREAD = re.compile(r"from memory|not read|unread|assumed|guess")
+
+
+def test_what_no_document_was_read_for_is_assumed():
+    catalog = load_catalog()
+    for entry in (*catalog.accelerators.values(), *catalog.nodes.values()):
+        assert bool(UNREAD.search(entry.source)) <= bool(entry.assumed), entry.name
+    for entry in catalog.accelerators.values():
+        assert (entry.sustained_share is None) == ("sustained_share" not in entry.assumed), entry.name
+        for name in entry.assumed:
+            assert name.startswith("peak_flops.") or getattr(entry, name) is not None, (entry.name, name)
+    assert not any(UNREAD.search(price.source) for price in catalog.prices)
+
+
+def test_assumed_figures_are_tagged_so_wherever_they_stand():
+    card, part, chip = (published_device(find_entry(name)) for name in ("rtx-5090", "h100-sxm", "tpu-v4"))
+    assert {name: card.rate_source(name) for name in ("fp32", "bf16", "fp4", "fp64")} == {
+        "fp32": "published", "bf16": "assumed", "fp4": "published", "fp64": "unknown"}  # fmt: skip
+    assert (part.rate_source("bf16"), part.memory_bytes.source) == ("published", "assumed")
+    assert chip.rate_source("bf16") == "assumed" and chip.memory_bytes.source == "published"
+    assert (
+        "assumed)" in published_watts(find_entry("a10g")).note
+        and "published)" in published_watts(find_entry("a10")).note
+    )
+    near, far = published_links(find_entry("trn2"))
+    assert near.bytes_per_second.source == far.bytes_per_second.source == "assumed"
+    assert published_links(find_entry("max-1550"))[0].bytes_per_second.source == "assumed"
+
+
+def test_stated_rates_are_not_assumed_and_tf32_takes_its_own_with_it():
+    cluster, _ = resolve_cluster(ClusterSpec("rtx-5090", figures={"peak_flops": {"bf16": 209.5e12}}))
+    assert cluster.device.rate_source("bf16") == "published" and cluster.device.rate_source("fp8") == "assumed"
+    assert with_tf32(cluster).device.rate_source("fp32") == "assumed"
+    share, _ = resolve_cluster(ClusterSpec("tpu-v4", figures={"sustained_share": 0.8}))
+    assert share.device.rate_source("bf16") == "published"
+
+
+def test_an_assumed_peak_prices_as_a_published_one_and_is_less_sure(tmp_path):
+    found = {}
+    for name, added in (("read", ""), ("unread", 'assumed = ["peak_flops", "memory_bytes_per_second"]\n')):
+        path = tmp_path / f"{name}.toml"
+        path.write_text(OWN.replace("watts = 400\n", f"watts = 400\n{added}"))
+        device = resolve_cluster(ClusterSpec("x1", 4, catalog=str(path)))[0].device
+        rates = Rates(device, "bf16")
+        widths = time_widths(rates.constants, device.name, "bf16", "Paceline", 4, device.assumed_rates)
+        found[name] = rates, widths
+    (read, sure), (unread, unsure) = found["read"], found["unread"]
+    assert (read.large_product_rate, read.memory_rate) == (unread.large_product_rate, unread.memory_rate)
+    assert (read.product_source, unread.product_source) == ("published", "assumed")
+    assert unsure.narrow == pytest.approx(math.hypot(sure.narrow, PEAK)) and "read nowhere" in unsure.because
+    beyond = math.log(1 + TIME_ERROR["assumed"]) ** 2 - math.log(1 + TIME_ERROR["published"]) ** 2
+    assert abs(math.sqrt(beyond) - PEAK) < 0.005
+
+
 def test_every_node_type_is_used_and_says_where_it_is_from():
     catalog = load_catalog()
     assert {name for entry in catalog.accelerators.values() for name in entry.nodes} == set(catalog.nodes)
@@ -213,7 +274,7 @@ def test_prices_have_dates_and_an_accelerator():
 
 
 def test_devices_tag_their_figures():
-    device = published_device(find_entry("h100-sxm"))
+    device = published_device(find_entry("h200"))
     assert device.matmul_flops["bf16"] == ((0, 989.4e12),) and device.matmul_source == "published"
     assert device.memory_bytes.source == "published" and device.launch_seconds.source == "assumed"
 
@@ -289,6 +350,8 @@ WRONG = {
     "out of range": (OWN.replace("memory_bytes = 48e9", "memory_bytes = 0"), "out of range"),
     "an unknown precision": (OWN.replace("bf16", "bf61"), "bf61 is not a precision"),
     "a negative rate": (OWN.replace("500e12", "-1"), "peak_flops.bf16 = -1"),
+    "an assumed figure that is none": (OWN.replace("watts = 400", 'assumed = ["wats"]'), "own.toml:16: assumed names"),
+    "an assumed rate that is none": (OWN.replace("watts = 400", 'assumed = ["peak_flops.fp8"]'), "peak_flops.fp8"),
     "an unknown node type": (OWN.replace('nodes = ["lab"]', 'nodes = ["lap"]'), "no node type 'lap'"),
     "no node type": (OWN.replace('nodes = ["lab"]', "nodes = []"), "no node type ''"),
     "a price of nothing": (OWN.replace('accelerator = "x1"', 'accelerator = "x2"'), "prices\\[1\\] is of 'x2'"),

@@ -54,7 +54,6 @@ FOOT = """
 | in a loss scale that a restart loses | the story runs in fp32 or fp64 | a resumed run against an unbroken one, above |
 | in the objective, the model or the data themselves | layout and reference share them | the reader of the loss |
 | of random numbers that belong to no sample | every cut draws others | told as not compared |
-| in the choice among candidates (`task.selection`) | twins train on all | `train`: ranks that chose other samples |
 | in further sets of held-out samples | the story evaluates one set | nothing before the run |
 | in a new plan between two steps of one process | the story resumes instead | `train`: copies that drift apart |
 """

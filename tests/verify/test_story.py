@@ -49,7 +49,7 @@ class Halving:
 @pytest.mark.parametrize("kind", ["constant", "cosine", "linear", "wsd"])
 def test_the_expected_rate_is_another_at_every_step_and_the_schedules_own(kind: str) -> None:
     plan = plan_of(Layout(), batch=7)
-    schedule = story_schedule(ScheduleSpec(kind=kind, final=0.2), plan)
+    schedule = story_schedule(ScheduleSpec(kind=kind, final=0.2), plan.batch_samples)
     rates = [expected_rate(schedule, 3e-3, step) for step in range(1, LENGTH + 1)]
     assert len(set(rates)) == LENGTH
     for step, rate in enumerate(rates, 1):

@@ -9,16 +9,19 @@ from typing import Any
 
 import pytest
 from distributed import run_ranks
-from tests_shared import SEQ_LEN, decoder_task, plan_of
+from tests_shared import SEQ_LEN, Dropout, decoder_task, plan_of
 
 from paceline.run.evaluate.measured import Sums
 from paceline.run.loop import step as step_module
 from paceline.run.loop.passes import SequentialPasses
 from paceline.run.process.world import join_world
+from paceline.run.updates import selection as selecting
 from paceline.run.updates.growth import BatchGrowth
+from paceline.run.updates.selection import BatchSelection
 from paceline.spec.layout import Layout
 from paceline.spec.proof.records import CheckProof
 from paceline.spec.steps.growth import BatchChange, GrowthSpec, Piece
+from paceline.spec.steps.selection import SelectionSpec
 from paceline.spec.task import GroupSpec, OptimizerSpec, Task
 from paceline.spec.watch.evaluate import EvaluateSpec
 from paceline.task.data.order import many
@@ -65,6 +68,36 @@ def never_freezes(patch: Patch) -> None:
     patch.setattr(step_module, "frozen_groups", lambda groups, step: frozen(groups, step) if step > 3 else frozenset())
 
 
+def weights_nothing(patch: Patch) -> None:
+    """What is drawn of candidates counts as if all had been trained on."""
+    weighted = BatchSelection._weighted
+    patch.setattr(
+        BatchSelection, "_weighted", lambda self, micro, batch, weights: weighted(self, micro, batch, weights**0)
+    )
+
+
+def weighs_by_chances(patch: Patch) -> None:
+    """Weights forget that the step divides by the items of what is trained on, and not of all candidates."""
+    weighted, total = BatchSelection._weighted, 9  # samples of the batch
+
+    def scaled(self: Any, micro: Any, batch: Any, weights: Any) -> Any:
+        return weighted(self, micro, batch, weights * total / weights.sum())
+
+    patch.setattr(BatchSelection, "_weighted", scaled)
+
+
+def draws_evenly(patch: Patch) -> None:
+    """Every candidate has the same chance, whatever its loss."""
+    chances = selecting.chosen.chances
+    patch.setattr(selecting.chosen, "chances", lambda losses, count, even: chances(losses, count, 1.0))
+
+
+def takes_the_smallest(patch: Patch) -> None:
+    """Those of the smallest loss are trained on."""
+    largest = selecting.chosen.largest
+    patch.setattr(selecting.chosen, "largest", lambda scores, count: largest(-scores, count))
+
+
 @dataclass(frozen=True)
 class Seen:
     """A mistake, the task and layout that have what it is in, and what the story must name."""
@@ -78,6 +111,7 @@ class Seen:
 
 
 SAMPLES = GrowthSpec("schedule", "sqrt", (BatchChange(Amount(900, "samples"), Amount(64, "samples")),))
+BY_LOSS = SelectionSpec("loss", 3)
 LATE = (GroupSpec(("*norm*",), frozen_after=Amount(900, "steps")),)
 ALL = (
     Seen(grows_late, "samples", "", 3, {"growth": SAMPLES}),
@@ -86,6 +120,10 @@ ALL = (
     Seen(counts_the_first_rank, "evaluation", "f1_macro", 1, {"evaluate": EvaluateSpec(metrics=("f1_macro",))}),
     Seen(counts_every_tensor_rank, "evaluation", "items", 1, {}, Layout(tp=2)),
     Seen(comes_again, "samples", "", 2, {}),
+    Seen(weights_nothing, "loss", "loss", 1, {"selection": BY_LOSS}),
+    Seen(weighs_by_chances, "loss", "loss", 1, {"selection": BY_LOSS}),
+    Seen(draws_evenly, "samples", "chosen candidates", 1, {"selection": BY_LOSS}),
+    Seen(takes_the_smallest, "samples", "chosen candidates", 1, {"selection": SelectionSpec("largest", 2)}),
     Seen(never_freezes, "grad_norm", "", 3, {"optimizer": dataclasses.replace(RATE, groups=LATE)}),
 )  # fmt: skip
 
@@ -102,9 +140,35 @@ def told(cases: tuple[Seen, ...]) -> list[CheckProof]:
     return found
 
 
-def test_each_is_seen_and_named() -> None:
-    for case, proof in zip(ALL, run_ranks(told, 2, ALL)[0], strict=True):
+@pytest.mark.parametrize(
+    "cases", [ALL[1:4], pytest.param((ALL[0], *ALL[4:]), marks=pytest.mark.deep)], ids=["first", "others"]
+)
+def test_each_is_seen_and_named(cases: tuple[Seen, ...]) -> None:
+    for case, proof in zip(cases, run_ranks(told, 2, cases)[0], strict=True):
         first = proof.first_difference
         assert first is not None, case.plant.__name__
         assert (first.quantity, first.step) == (case.quantity, case.step), (case.plant.__name__, first)
         assert case.name in first.name, (case.plant.__name__, first)
+
+
+SELECTING = [
+    ({"selection": BY_LOSS}, Layout(dp_replicate=2)),
+    ({"selection": SelectionSpec("largest", 2)}, Layout(dp_shard=2)),
+    ({"selection": BY_LOSS}, Layout(tp=2)),
+    ({"selection": BY_LOSS}, Layout(pp=2)),
+    ({"selection": BY_LOSS}, Layout(cp=2)),
+    ({"selection": BY_LOSS, "model": Dropout}, Layout(dp_replicate=2)),
+]
+
+
+def stories(cases: list[tuple[dict[str, Any], Layout]]) -> list[CheckProof]:
+    """Return the stories of tasks, without a mistake."""
+    world = join_world("cpu", threads=1)
+    tasks = [decoder_task(**{"optimizer": RATE, **changes}) for changes, _ in cases]
+    plans = [plan_of(layout, batch=9, precision="fp64") for _, layout in cases]
+    return [CHECKS["story"](task, plan, world, task.data, SEQ_LEN, 3) for task, plan in zip(tasks, plans, strict=True)]
+
+
+def test_a_selecting_task_without_a_mistake_is_equal() -> None:
+    for (_, layout), proof in zip(SELECTING, run_ranks(stories, 2, SELECTING)[0], strict=True):
+        assert proof.equal and not proof.left_out, (layout, proof.first_difference, proof.left_out)

@@ -9,20 +9,26 @@ devices then.
 from __future__ import annotations
 
 import datetime
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from paceline.account.measured import measured_rate
 from paceline.account.prices import PriceBook
 from paceline.account.timeline import SpentTime, stretches
+from paceline.cluster.grid.figures import GridFigures, mean_of, read_figures
+from paceline.cluster.grid.watttime import PREFIX
+from paceline.errors import ConfigError
 from paceline.report.records import gather, number, table, text
 from paceline.spec.journal.kinds import RunStarted
 from paceline.spec.journal.rates import AMOUNTS, rate_of
 from paceline.spec.journal.watching import NodeSample
 
 OWN_BOOK = "price book"
+OWN_HOURS = "by the carbon that run.when states"
 
 
 @dataclass(frozen=True)
@@ -112,11 +118,13 @@ def _rates(
     if book.power.pue is not None and kwh is not None:
         kwh *= book.power.pue / building
         of_kwh = f"{of_kwh}, building by the {OWN_BOOK}"
-    intensity = book.carbon_g_per_kwh(began, ended)
+    intensity, of_intensity = book.carbon_g_per_kwh(began, ended), OWN_BOOK
+    if intensity is None:
+        intensity, of_intensity = _stated_carbon(start, began, ended), OWN_HOURS
     if intensity is None and grams is not None and kwh is not None and (before := own["kwh"][0]):
         grams *= kwh / before
     elif intensity is not None:
-        grams, of_grams = (None if kwh is None else kwh * intensity), OWN_BOOK
+        grams, of_grams = (None if kwh is None else kwh * intensity), of_intensity
     priced = book.usd_per_hour(device, price_class, began)
     if not math.isnan(priced):
         usd, of_usd = priced / 3600, OWN_BOOK
@@ -125,6 +133,30 @@ def _rates(
         usd, of_usd = (usd or 0.0) + kwh * tariff, f"{of_usd}, and electricity" if usd else "electricity"
     rates, how = {"usd": usd, "kwh": kwh, "carbon_g": grams}, {"usd": of_usd, "kwh": of_kwh, "carbon_g": of_grams}
     return rates, {name: origin for name, origin in how.items() if rates[name] is not None}
+
+
+def _stated_carbon(start: RunStarted, began: float, ended: float) -> float | None:
+    """Return the mean carbon of a stretch of time by the run's own `run.when`, in g/kWh.
+
+    None where it states none or the cluster's table states one, where its file is not here, and for a service's
+    forecast, which is not asked again: there the forecast's rate holds.
+    """
+    carbon = text(table(table(start.spec.get("run")).get("when")).get("carbon"))
+    if not carbon or carbon.startswith(PREFIX) or number(table(start.spec.get("cluster")).get("carbon_g_per_kwh")):
+        return None
+    try:
+        path = Path(carbon)
+        figures = _figures(carbon, path.stat().st_mtime_ns if path.is_file() else 0)
+    except ConfigError:
+        return None
+    found = mean_of(figures, began, ended)
+    return None if math.isnan(found) else found
+
+
+@functools.lru_cache(maxsize=16)
+def _figures(carbon: str, changed: int) -> GridFigures:
+    """Return the figures of an option, read once for all stretches; `changed` tells a file that was written since."""
+    return read_figures(carbon, "run.when.carbon")
 
 
 def _tags(start: RunStarted) -> dict[str, str]:

@@ -9,7 +9,7 @@ WORDS = {"usd": "money", "kwh": "energy", "carbon_g": "carbon"}
 MISSING = {
     "usd": "money of some starts, which the sum lacks: set cluster.price_usd_per_device_hour, or give --prices",
     "kwh": "energy of some starts, which the sum lacks: set cluster.watts_per_device",
-    "carbon_kg": "carbon of some starts, which the sum lacks: set cluster.region",
+    "carbon_kg": "carbon of some starts, which the sum lacks: set cluster.region, or run.when.carbon",
 }
 HEADS = ("device-hours", "USD", "kWh", "kg CO2e", *KINDS)
 

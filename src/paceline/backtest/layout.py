@@ -27,7 +27,9 @@ from paceline.spec.profile import ModelProfile
 DEFAULT_BATCH_TOKENS = 2**20  # of a step, where a table states neither a batch nor what it is made of
 PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "fp8": "fp8", "fp4": "fp4"}
 LARGEST_MICRO_BATCH = 64
-ENDS = 2  # layers fewer that a pipeline may have than even stages: the first and the last hold embedding and head too
+# Layers fewer that a pipeline may have than even stages: the first and the last hold embedding and head too, and stages
+# of one layer hold nothing else there (Llama Team 2024, arXiv:2407.21783, section 3.3.2).
+ENDS = 2
 BUDGETS = (0.25, 0.5, 0.75)  # of what a device keeps without recompute
 Schedule = tuple[str, int, tuple[int, ...]]  # name, stages per device, layers of each stage
 
@@ -73,14 +75,17 @@ def batch_of(row: StepRow, dp: int, marks: list[str]) -> int:
     return samples
 
 
-def stages_of(by_cost: bool, profile: ModelProfile, count: int) -> tuple[int, ...]:
+def stages_of(by_cost: bool, profile: ModelProfile, count: int, ends: int = 0) -> tuple[int, ...]:
     """Return the layers of each of so many stages, () with too few layers or one stage.
 
-    Frameworks deal out layers evenly where they can, whatever embedding and head cost; a few split `by_cost`.
+    Frameworks deal out layers evenly where they can, whatever embedding and head cost; a few split `by_cost`. Where up
+    to `ends` layers are missing, the last stage is the head's, and the first the embedding's.
     """
     layers = profile.repeated_blocks
-    if count == 1 or layers < count:
+    if count == 1 or layers + ends < count:
         return ()
+    if layers < count:
+        return (*((0,) if layers + 1 < count else ()), *(1,) * layers, 0)
     if layers % count or by_cost:
         return split_by_cost(profile, count)
     return (layers // count,) * count
@@ -99,7 +104,7 @@ def plans_of(
     What is open is open jointly: every class of sharding with every recompute, micro-batch and interleaving that the
     program has.
     """
-    recompute = _recompute(row.recompute, marks)
+    recompute = _recompute(row.recompute, program_of(row.program, row.zero_stage)[0].recomputes, marks)
     if not recompute:
         return [], "recompute of some layers only"
     precision, micro_batches = precision_of(row.precision, marks), _micro_batches(row, batch, degrees["dp"], marks)
@@ -210,7 +215,7 @@ def schedules_of(row: StepRow, pp: int, layers: int, marks: list[str]) -> list[t
         return [("interleaved", chunks) for chunks in several]
     if program.interleaves:
         marks.append("schedule: the best that fits")
-        return [("1f1b", 1), *(("interleaved", chunks) for chunks in several if layers >= pp * chunks)]
+        return [("1f1b", 1), *(("interleaved", chunks) for chunks in several if layers + ENDS >= pp * chunks)]
     marks.append("1F1B assumed")
     return [("1f1b", 1)]
 
@@ -220,15 +225,17 @@ def _chunks(layers: int, pp: int) -> list[int]:
     return [chunks for chunks in range(2, -(-layers // pp) + 1) if -layers % (pp * chunks) <= ENDS] or [2]
 
 
-def _recompute(text: str, marks: list[str]) -> list[tuple[str, float]]:
+def _recompute(text: str, usual: Sequence[str], marks: list[str]) -> list[tuple[str, float]]:
     """Return the modes of recompute that a row may have run, each with its budget; [] for a mode that no plan has.
 
-    Where a table states none, some of the layers may be computed again: `--recompute-num-layers` of Megatron-LM, named
-    policies of MaxText.
+    Where a table states none, it is one of the program's `usual` ones, or some of the layers may be computed again:
+    `--recompute-num-layers` of Megatron-LM, named policies of MaxText.
     """
     plain = text.lower()
     if not plain:
         marks.append("recompute: the best that fits")
+        if usual:
+            return [(mode, 0.0) for mode in usual]
         return [("none", 0.0), ("selective", 0.0), ("full", 0.0), *(("budget", part) for part in BUDGETS)]
     if plain.startswith("mixed"):
         return []

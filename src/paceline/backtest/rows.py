@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from paceline.backtest.layout import batch_of, degrees_of, plans_of, precision_of, schedules_of, stages_of
+from paceline.backtest.layout import ENDS, batch_of, degrees_of, plans_of, precision_of, schedules_of, stages_of
 from paceline.backtest.machine import Machines
 from paceline.backtest.row_measurement import memory_kind, not_training, step_seconds, time_excluded
 from paceline.backtest.schema import StepRow
@@ -58,7 +58,7 @@ class Reader:
 
     def __init__(self) -> None:
         self.machines = Machines()
-        self._splits: dict[tuple[str, TransformerShape, int], tuple[int, ...]] = {}
+        self._splits: dict[tuple[str, TransformerShape, int, int], tuple[int, ...]] = {}
 
     def case(self, row: StepRow) -> tuple[Case | None, str]:
         """Return the row's case, or None with the reason for which it cannot be scored."""
@@ -86,7 +86,7 @@ class Reader:
         batch = batch_of(row, degrees["dp"], marks)
         schedules = []
         for name, chunks in schedules_of(row, degrees["pp"], shape.layers, marks):
-            stages, reason = self._stages(row, shape, degrees["pp"] * chunks)
+            stages, reason = self._stages(row, shape, degrees["pp"] * chunks, ENDS if chunks > 1 else 0)
             if not reason:
                 schedules.append((name, chunks, stages))
         if not schedules:
@@ -96,12 +96,12 @@ class Reader:
             return None, reason
         return self._measured(row, shape, cluster, tuple(plans), marks)
 
-    def _stages(self, row: StepRow, shape: TransformerShape, count: int) -> tuple[tuple[int, ...], str]:
+    def _stages(self, row: StepRow, shape: TransformerShape, count: int, ends: int) -> tuple[tuple[int, ...], str]:
         """Return the layers of each pipeline stage, () without a pipeline; the reason where there are too few."""
-        key = (row.program, shape, count)
+        key = (row.program, shape, count, ends)
         if key not in self._splits:
             by_cost = program_of(row.program, row.zero_stage)[0].splits_by_cost
-            self._splits[key] = stages_of(by_cost, shape.profile(), count)
+            self._splits[key] = stages_of(by_cost, shape.profile(), count, ends)
         stages = self._splits[key]
         return stages, "fewer layers than pipeline stages" if count > 1 and not stages else ""
 

@@ -132,12 +132,13 @@ def _with_kernels(shape: TransformerShape, row: StepRow, marks: list[str]) -> Tr
     if not kernel:
         program, assumed = program_of(row.program, row.zero_stage)
         younger = family_of(row.accelerator) in ("hopper", "blackwell") or shape.kv_heads < shape.heads
-        unfused = row.arch == "gpt" and not (program.fuses_attention or assumed or younger)
+        engine = re.search(r"\bte\b", row.precision.lower())  # layers of Transformer Engine, whose attention is fused
+        unfused = row.arch == "gpt" and not (program.fuses_attention or assumed or younger or engine)
         marks.append(f"{'unfused' if unfused else 'fused'} attention assumed")
     program, _ = program_of(row.program, row.zero_stage)
     if not program.selective_is_attention:
         shape = replace(shape, selective_products=program.selective_products)
-    return replace(shape, flash=not unfused, dropout=unfused and row.arch == "gpt")
+    return replace(shape, flash=not unfused, dropout=unfused and row.arch == "gpt" and program.drops_attention)
 
 
 def _with_experts(shape: TransformerShape, row: StepRow, flags: dict[str, str], marks: list[str]) -> TransformerShape:

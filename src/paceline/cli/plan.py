@@ -179,11 +179,13 @@ def _headline(found: Planned) -> list[str]:
 
 def _compared(found: Comparison, spec: Spec) -> list[str]:
     """Return clusters side by side as a table, and what it weighs."""
-    from paceline.plan.explain.compare_clusters import comparison_rows
+    from paceline.plan.explain.compare_clusters import comparison_rows, stated_text
 
+    stated = stated_text(spec.cluster) if {row.device for row in found.rows} - {spec.cluster.device} else ""
     counted = "failures counted in" if found.with_failures else "failures not counted"
     front = f"front: no other is better in all of {', '.join(found.front)}"
-    return [*table_lines(comparison_rows(found)), f"* best by {spec.plan.goal}; {front}; {counted}"]
+    best = f"* best by {spec.plan.goal}; {front}; {counted}"
+    return [*table_lines(comparison_rows(found)), best, *([f"note     {stated}"] if stated else [])]
 
 
 def _fields(found: Answer, explain: bool, everything: bool) -> tuple[str, dict[str, Any]]:

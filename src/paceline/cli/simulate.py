@@ -147,15 +147,15 @@ def _tell(say: Say, found: Simulation) -> None:
 
 def _tell_held(say: Say, held: SideBySide) -> None:
     """Print a run beside its simulation."""
-    from paceline.units import format_seconds
+    from paceline.units import format_durations, format_seconds
 
     measured, simulated, costs = held.measured, held.simulated, held.costs
     wall, share = simulated.wall, simulated.goodput
     goodput = measured.useful_seconds / measured.exposed_seconds
-    low, high = format_seconds(wall.p10), format_seconds(wall.p90)
+    took, mean, low, high = format_durations(measured.exposed_seconds, wall.mean, wall.p10, wall.p90)
     rows: list[tuple[str, ...]] = [
         ("", "measured", "simulated (p10 to p90)"),
-        ("wall time", format_seconds(measured.exposed_seconds), f"{format_seconds(wall.mean)} ({low} to {high})"),
+        ("wall time", took, f"{mean} ({low} to {high})"),
         ("goodput", f"{goodput:.1%}", f"{share.mean:.1%} ({share.p10:.1%} to {share.p90:.1%})"),
     ]
     say("")
@@ -175,7 +175,7 @@ def _head(looks: bool) -> tuple[str, ...]:
 def _row(result: PolicyResult, looks: bool) -> tuple[str, ...]:
     from paceline.plan.explain.explain import money_text
     from paceline.simulate.policy import duration_text
-    from paceline.units import format_seconds
+    from paceline.units import format_durations, format_seconds
 
     policy, summary = result.policy, result.summary
     wall = summary.wall_seconds
@@ -184,7 +184,7 @@ def _row(result: PolicyResult, looks: bool) -> tuple[str, ...]:
     elif summary.finished < summary.runs:
         end = f"{summary.runs - summary.finished} of {summary.runs} never"
     else:
-        end = f"{format_seconds(wall.mean)} ({format_seconds(wall.p10)} to {format_seconds(wall.p90)})"
+        end = "{} ({} to {})".format(*format_durations(wall.mean, wall.p10, wall.p90))
     every = duration_text(policy.every)
     if policy.cycle.copies > 1:
         every += f", copies {duration_text(policy.cycle.block)}"

@@ -52,7 +52,7 @@ def group_specs(spec: ClusterSpec) -> dict[str, ClusterSpec]:
 
 
 @functools.cache
-def _table() -> shape.Table:
+def _table() -> shape.ShapedTable:
     return shape.table_of(ClusterSpec, "cluster")
 
 

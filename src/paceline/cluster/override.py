@@ -44,7 +44,11 @@ def with_tf32(cluster: Cluster) -> Cluster:
     peaks = (
         {**device.peak_flops, "fp32": device.peak_flops["tf32"]} if "tf32" in device.peak_flops else device.peak_flops
     )
-    return dataclasses.replace(cluster, device=dataclasses.replace(device, matmul_flops=points, peak_flops=peaks))
+    assumed = tuple(name for name in device.assumed_rates if name != "peak_flops.fp32")
+    if "peak_flops.tf32" in assumed:
+        assumed = (*assumed, "peak_flops.fp32")
+    device = dataclasses.replace(device, matmul_flops=points, peak_flops=peaks, assumed_rates=assumed)
+    return dataclasses.replace(cluster, device=device)
 
 
 def _stated(value: float) -> Figure:
@@ -67,7 +71,8 @@ def _with_figures(cluster: Cluster, figures: dict[str, Any]) -> Cluster:
             cluster = dataclasses.replace(cluster, waiting_watts_per_device=_stated(number))
         else:
             changes: dict[str, Any] = {name: number if name == "sustained_share" else _stated(number)}
-            cluster = dataclasses.replace(cluster, device=dataclasses.replace(cluster.device, **changes))
+            device = _without_assumed(cluster.device, {name})
+            cluster = dataclasses.replace(cluster, device=dataclasses.replace(device, **changes))
     return cluster
 
 
@@ -93,12 +98,19 @@ def _with_peaks(device: Device, rates: Any) -> Device:
     if unknown:
         raise ConfigError(f"cluster.figures.peak_flops.{unknown[0]} is not a precision",
                           f"rates stand under {', '.join(PRECISIONS)}", suggestion(unknown[0], PRECISIONS))  # fmt: skip
+    device = _without_assumed(device, {f"peak_flops.{precision}" for precision in stated})
     peaks = {**device.peak_flops, **stated}
     if device.matmul_source == "measured":
         return dataclasses.replace(device, peak_flops=peaks)
     points = {**device.matmul_flops, **{precision: ((0, rate),) for precision, rate in stated.items()}}
     source = "published" if device.matmul_source == "unknown" else device.matmul_source
     return dataclasses.replace(device, peak_flops=peaks, matmul_flops=points, matmul_source=source)
+
+
+def _without_assumed(device: Device, stated: set[str]) -> Device:
+    """Return the device with the stated rates no longer assumed."""
+    kept = tuple(name for name in device.assumed_rates if name not in stated)
+    return dataclasses.replace(device, assumed_rates=kept)
 
 
 def _positive(name: str, value: Any) -> float:

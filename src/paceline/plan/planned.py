@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from paceline.cluster.grid.carbon import changes_by_hour, with_carbon
 from paceline.cluster.override import with_tf32
 from paceline.cluster.resolve import resolve_cluster
 from paceline.errors import DoesNotFit
@@ -23,6 +24,7 @@ from paceline.plan.risk.sensitivity import sensitivity
 from paceline.plan.risk.switch import Sensitivity
 from paceline.plan.search.front import Front, front_plans
 from paceline.plan.search.search import SearchResult, search
+from paceline.plan.unused import unused_options
 from paceline.simulate.expected import Expected, expected_run
 from paceline.spec.cluster import Cluster
 from paceline.spec.forecast import Forecast
@@ -87,7 +89,12 @@ def plan_prepared(prepared: Prepared, cluster: Cluster, remarks: tuple[str, ...]
     """
     refuse_between(prepared.spec.plan.sync, {"task.stop": prepared.steps})
     cluster = with_tf32(cluster) if prepared.spec.run.tf32 else cluster
+    asked, when = prepared.spec.cluster, prepared.spec.run.when
+    cluster = with_carbon(cluster, asked, when)
     planned = _planned(prepared, cluster, remarks, goodput=1.0)
+    if changes_by_hour(asked, when):  # which hours they are is known with the length of the run
+        cluster = with_carbon(cluster, asked, when, planned.forecast.run_seconds.value)
+        planned = _planned(prepared, cluster, remarks, goodput=1.0)
     constraints = prepared.spec.plan
     if constraints.deadline is None and constraints.budget_usd is None:
         return planned
@@ -129,6 +136,7 @@ def _planned(prepared: Prepared, cluster: Cluster, remarks: tuple[str, ...], goo
         batch_samples=prepared.batch_samples,
         steps=prepared.steps,
         remarks=(
+            *spec.remarks,
             *remarks,
             *_notes(prepared),
             *grows,
@@ -136,6 +144,7 @@ def _planned(prepared: Prepared, cluster: Cluster, remarks: tuple[str, ...], goo
             *_offload_remarks(found.best.plan, spec.plan, cluster),
             *_frozen_remarks(found.best.plan, spec.plan, found.candidates.context.profile),
             *_compile_remarks(found.best.plan, prepared.profile),
+            *unused_options(found.best.plan, spec.plan),
         ),
         learnt=learnt,
         settled=prepared.settled,

@@ -76,8 +76,11 @@ def _mode(run_dir: Path) -> int:
     return stat.S_IMODE(starts_of(run_dir)[-1][1].stat().st_mode) & 0o644
 
 
-def report_lines(summary: Summary) -> list[str]:
-    """Return the closing lines of a run: where the report is, forecast against measured in percent, the verdict."""
+def report_lines(summary: Summary, told: bool = False) -> list[str]:
+    """Return the closing lines of a run: where the report is, forecast against measured in percent, the verdict.
+
+    `told` says that whoever reads them has just watched the run: what was said of its health meanwhile is left out.
+    """
     compared = [
         f"{word} {signed_percent(promise.error, digits)}"
         for word, name, digits in (("time", "step time", 1), ("memory", "memory", 1), ("energy", "energy", 0))
@@ -91,7 +94,7 @@ def report_lines(summary: Summary) -> list[str]:
         lines.append(f"verdict  {summary.bound.text}{advice}")
     if summary.nodes and ("°C" in summary.nodes or "kWh" in summary.nodes):
         lines.append(f"seen     {summary.nodes}")
-    lines += [f"health   {line}" for line in summary.health]
+    lines += [f"health   {line}" for line in summary.health if not told]
     proof = summary.verification
     if proof and proof.get("verdict") == "ill-conditioned":
         lines.append(f"verify   {proof['text']}")

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from paceline.units import format_bytes, format_rate, format_seconds
+from paceline.units import (
+    format_bytes,
+    format_carbon,
+    format_durations,
+    format_energy,
+    format_rate,
+    format_seconds,
+    format_sizes,
+)
 
 UNKNOWN = "unknown"
 
@@ -57,6 +66,16 @@ def quantity(value: float | None, unit: str) -> str:
     if unit == "g":
         return f"{value / 1000:.3g} kg CO2e" if value >= 1000 else f"{value:.3g} g CO2e"
     return f"{value:,.3g} {unit}".strip() if abs(value) < 1000 else f"{value:,.0f} {unit}".strip()
+
+
+def quantities(values: Sequence[float | None], unit: str) -> tuple[str, ...]:
+    """Return values that are compared, all in one unit where it has several; see `quantity`."""
+    shared = {"s": format_durations, "B": format_sizes, "g": format_carbon, "kWh": format_energy}.get(unit)
+    known = [value for value in values if value is not None]
+    if shared is None or len(known) < 2:
+        return tuple(quantity(value, unit) for value in values)
+    told = iter(shared(*known))
+    return tuple(UNKNOWN if value is None else next(told) for value in values)
 
 
 def utc(moment: float | None) -> str:

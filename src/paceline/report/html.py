@@ -17,7 +17,7 @@ from paceline.report.drawn.figures import (
     speed_chart,
 )
 from paceline.report.drawn.markup import esc, pill, section
-from paceline.report.format import quantity, signed_percent, utc
+from paceline.report.format import quantities, signed_percent, utc
 from paceline.report.goodput import goodput_text
 from paceline.report.held_out.page import metrics_html
 from paceline.report.held_out.written import written_rows
@@ -115,8 +115,8 @@ def _speed(summary: Summary) -> str:
     mfu = "unknown" if speed.mfu is None else f"{speed.mfu:.1%}"
     promised = "" if speed.mfu_forecast is None else f", forecast {speed.mfu_forecast:.1%}"
     rows = [
-        ("step time", f"{quantity(speed.median_seconds, 's')} median, {quantity(speed.p5_seconds, 's')} to "
-                      f"{quantity(speed.p95_seconds, 's')} (5th to 95th percentile)"),
+        ("step time", "{} median, {} to {} (5th to 95th percentile)".format(
+            *quantities((speed.median_seconds, speed.p5_seconds, speed.p95_seconds), "s"))),
         ("throughput", f"{middle} {unit} median, {slow} to {fast}"),
         ("model FLOP utilisation", f"{mfu}{promised} ({speed.mfu_convention})"),
     ]  # fmt: skip

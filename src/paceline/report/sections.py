@@ -9,7 +9,7 @@ from typing import Any
 from paceline.config.values import toml, toml_key
 from paceline.report.compare import Promise, TermGroup
 from paceline.report.drawn.markup import difference, esc, known, listing, note_html, pill, shown, table_html, tag
-from paceline.report.format import figure, quantity, utc
+from paceline.report.format import figure, quantities, utc
 from paceline.report.records import number, table
 from paceline.report.summary import Event, Summary
 from paceline.units import format_bytes, format_count, format_rate, format_seconds
@@ -28,9 +28,10 @@ def groups_table(groups: Sequence[TermGroup], unit: str, total: Promise) -> str:
         return ""
     rows = []
     for group in groups:
+        ahead, measured = quantities((group.forecast, group.measured), unit)
         rows.append(
-            f'<tr class="group"><td>{esc(group.name)}</td><td class="n">{esc(known(group.forecast, unit))}</td>'
-            f'<td class="n">{esc(known(group.measured, unit))}</td>'
+            f'<tr class="group"><td>{esc(group.name)}</td><td class="n">{esc(ahead)}</td>'
+            f'<td class="n">{esc(measured)}</td>'
             f'<td class="n">{esc(difference(group.error))}</td><td>{note_html(group.note)}</td></tr>'
         )
         rows += [
@@ -38,9 +39,10 @@ def groups_table(groups: Sequence[TermGroup], unit: str, total: Promise) -> str:
             f"<td></td><td>{esc(term.formula)} {tag(term.source)}</td></tr>"
             for term in group.terms
         ]
+    ahead, measured = quantities((total.forecast, total.measured), unit)
     rows.append(
-        f'<tr class="total"><td>{esc(total.name)}</td><td class="n">{esc(known(total.forecast, unit))}</td>'
-        f'<td class="n">{esc(known(total.measured, unit))}</td><td class="n">{esc(difference(total.error))}</td>'
+        f'<tr class="total"><td>{esc(total.name)}</td><td class="n">{esc(ahead)}</td>'
+        f'<td class="n">{esc(measured)}</td><td class="n">{esc(difference(total.error))}</td>'
         f"<td>{esc(interval_words(total))}</td></tr>"
     )
     head = '<th scope="col">term</th>' + "".join(
@@ -56,7 +58,7 @@ def interval_words(promise: Promise) -> str:
     """Return "80 % interval 1.8 s to 2.0 s", or nothing where there is none."""
     if promise.low is None or promise.high is None:
         return ""
-    return f"80 % interval {quantity(promise.low, promise.unit)} to {quantity(promise.high, promise.unit)}"
+    return "80 % interval {} to {}".format(*quantities((promise.low, promise.high), promise.unit))
 
 
 def error_block(summary: Summary) -> str:
@@ -213,12 +215,15 @@ def cluster(found: Mapping[str, Any]) -> str:
             words = "unknown" if known is None else figure(name, known)
             note = note_html(shown(value.get("note")))
             rows.append((esc(title.replace("_", " ")), esc(words), tag(shown(value.get("source"))) + note))
+    listed = device.get("assumed_rates")
+    assumed = {shown(name) for name in listed} if isinstance(listed, list) else set()
     for key, source in (("matmul_flops", shown(device.get("matmul_source"))), ("peak_flops", "published")):
         for precision, points in table(device.get(key)).items():
             best = number(points) if key == "peak_flops" else _best_rate(points)
             if best is not None:
                 word = "dense peak" if key == "peak_flops" else "matrix products"
-                rows.append((esc(f"{word}, {precision}"), esc(format_rate(best, "FLOP")), tag(source)))
+                standing = "assumed" if source == "published" and f"peak_flops.{precision}" in assumed else source
+                rows.append((esc(f"{word}, {precision}"), esc(format_rate(best, "FLOP")), tag(standing)))
     about = [
         (name.replace("_", " "), shown(found.get(name))) for name in ("devices", "devices_per_node", "host", "date")
     ]

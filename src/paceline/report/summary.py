@@ -25,7 +25,7 @@ from paceline.report.compare import (
     time_groups,
 )
 from paceline.report.curves import Losses, Speed, losses_of, series_of, speed_of
-from paceline.report.format import plural, quantity, signed_percent
+from paceline.report.format import plural, quantities, signed_percent
 from paceline.report.goodput import MeasuredGoodput, goodput_of
 from paceline.report.held_out.curves import MetricCurve, metrics_of_records
 from paceline.report.held_out.written import WrittenTexts, written_of
@@ -144,7 +144,7 @@ class Summary:
         lines = [self.status_text, *([self.bound.text] if self.bound else [])]
         lines += [self.error["what"]] if self.error else []
         rows = [
-            (p.name, quantity(p.forecast, p.unit), quantity(p.measured, p.unit), signed_percent(p.error), p.verdict)
+            (p.name, *quantities((p.forecast, p.measured), p.unit), signed_percent(p.error), p.verdict)
             for p in self.promises
         ]
         head = ("", "forecast", "measured", "off by", "of its 80 % interval")

@@ -35,5 +35,5 @@ def say_report(run_dir: Path, say: Say) -> None:
     """Write the report and say what is in it. A run that failed before its first record has nothing to report."""
     with contextlib.suppress(StorageError, ConfigError):
         write_report(run_dir)
-        for line in report_lines(build_report(run_dir)):
+        for line in report_lines(build_report(run_dir), told=True):
             say(line)

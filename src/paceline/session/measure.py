@@ -37,7 +37,7 @@ from paceline.spec.task import ModelSpec
 from paceline.supervise.supervisor import supervise
 from paceline.task.models.sizes import is_named
 from paceline.task.profile.plain import task_key
-from paceline.units import format_bytes
+from paceline.units import format_sizes
 
 SECONDS = 6.0  # of timing; with the import of torch and the building of the model some 15
 LIMIT_SECONDS = 180.0
@@ -110,7 +110,7 @@ def _check_fit(planned: Planned, profile: ModelProfile, plan: Any) -> None:
     )
     usable = usable_bytes(planned.cluster)
     if peak.high > usable:
-        because = f"it needs up to {format_bytes(peak.high)} of {format_bytes(usable)} on one device, unsharded"
+        because = "it needs up to {} of {} on one device, unsharded".format(*format_sizes(peak.high, usable))
         raise DoesNotFit("the model is too large to be measured", because, "plan without --measure")
 
 

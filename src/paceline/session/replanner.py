@@ -17,7 +17,7 @@ from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.plan import PlanSpec
 from paceline.supervise.again.elastic import Replanned
-from paceline.units import format_seconds
+from paceline.units import format_durations
 
 Say = Callable[[str], None]
 WITH_LAYOUT = ("zero", "micro_batch", "rows", "stages", "virtual_stages")  # constraints that a layout's own follow from
@@ -55,8 +55,8 @@ class Replanner:
             "usd": planned.forecast.usd.value,
             "proof": proven.record.text if proven.record else "none",
         }
-        because = f"{devices} device(s) are there; a step takes {format_seconds(after)} by forecast, where it took "
-        because += format_seconds(before)
+        takes, took = format_durations(after, before)
+        because = f"{devices} device(s) are there; a step takes {takes} by forecast, where it took {took}"
         because += "; the layout that the spec asks for needs another number" if is_relaxed else ""
         decision = DecisionRecord("replan", str(now.plan.layout), str(planned.plan.layout), because, evidence)
         return Replanned(make_brief(planned, proven.record, (*proven.decisions, decision)), decision)

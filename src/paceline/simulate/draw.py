@@ -10,7 +10,7 @@ from paceline.simulate.policy import duration_text
 from paceline.simulate.schedules.timeline import Timeline
 from paceline.simulate.sweep import IntervalSweep
 from paceline.spec.forecast import Z95
-from paceline.units import format_seconds
+from paceline.units import format_durations, format_seconds
 
 WIDTH, LEFT, RIGHT, ROW, GAP = 960, 70, 16, 26, 4
 STYLE = (
@@ -37,7 +37,7 @@ def timelines_svg(timelines: Sequence[Timeline]) -> str:
             for done in row:
                 later = " late" if done.stage >= len(timeline.rows) else ""
                 tip = f"{dict(KINDS)[done.kind]} of micro-batch {done.micro} in stage {done.stage}"
-                tip += f", {format_seconds(done.begin)} to {format_seconds(done.end)}"
+                tip += ", {} to {}".format(*format_durations(done.begin, done.end))
                 width = (done.end - done.begin) * scale
                 parts.append(_box(LEFT + done.begin * scale, top, width, done.kind + later, tip))
                 if width >= 12:

@@ -12,6 +12,10 @@ from paceline.spec.reliability import ReliabilitySpec
 SOURCES = ("measured", "published", "assumed", "unknown")
 # That a fused AdamW update in fp32 moves for each parameter: it reads w, g, m and v, and writes w, m and v.
 FUSED_ADAMW_BYTES = 7 * 4
+HERE = ("auto", "cpu", "cuda")  # devices of this machine
+# What speaks of one kind of device, and holds for the one that it was stated beside alone.
+OF_ONE_DEVICE = ("devices_per_node", "node", "figures", "price_usd_per_device_hour", "watts_per_device",
+                 "memory_per_device")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,7 @@ class Device:
     memory_bytes: Figure
     memory_bytes_per_second: Figure
     matmul_flops: dict[str, tuple[tuple[int, float], ...]]
-    matmul_source: str
+    matmul_source: str  # "published": rates are parts of published peaks, those of `assumed_rates` aside
     peak_flops: dict[str, float]  # published dense peak per precision, for MFU; empty means unknown
     launch_seconds: Figure  # host time to start one operator
     runtime_bytes: Figure  # what a process holds before any tensor of ours
@@ -129,6 +133,17 @@ class Device:
     core_share: float = 1.0  # part of a core that a thread has while all devices compute, where they take turns
     optimizer_bytes_per_second: Figure | None = None  # rate of the fused update; None: the memory's
     calibration: tuple[CalibrationStep, ...] = ()  # measured training steps; empty: not probed
+    # Of a published device, what no document was read for: "peak_flops.bf16" and the like, "sustained_share".
+    assumed_rates: tuple[str, ...] = ()
+
+    def rate_source(self, precision: str) -> str:
+        """Return how the rate of products in a precision is known; "unknown" where there is none."""
+        if precision not in self.matmul_flops:
+            return "unknown"
+        guessed = self.matmul_source == "published" and {f"peak_flops.{precision}", "sustained_share"} & {
+            *self.assumed_rates
+        }
+        return "assumed" if guessed else self.matmul_source
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from paceline.config.problems import Problems
 from paceline.config.values import literal
 from paceline.errors import ConfigError
 from paceline.spec.amounts import batch_samples
-from paceline.spec.cluster import ClusterSpec
+from paceline.spec.cluster import HERE, OF_ONE_DEVICE, ClusterSpec
 from paceline.spec.data.rules import check_data
 from paceline.spec.import_paths import is_import_path, make_importable, names_object, scheme_of
 from paceline.spec.model_folder import FRESH, THEIRS, folder_of
@@ -76,10 +76,11 @@ class Spec(SpecTables):
 
     provenance: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
     path: Path | None = dataclasses.field(default=None, compare=False)
+    remarks: tuple[str, ...] = dataclasses.field(default=(), compare=False)  # of values that were left out, and why
 
 
 @functools.cache
-def table() -> shape.Table:
+def table() -> shape.ShapedTable:
     """Return the shape of a spec: every table and option with its rules and documentation."""
     return shape.table_of(SpecTables, "spec")
 
@@ -106,7 +107,27 @@ def _from_document(document: TomlDocument, overrides: Sequence[str | Override], 
         with problems.noting():
             parsed = build.parse_override(override) if isinstance(override, str) else override
             layers.append(build.override_layer(table(), parsed, problems))
-    return _finish(build.overlay(layers), path, problems)
+    layers[0], remarks = _of_this_device(layers[0], build.overlay(layers))
+    return dataclasses.replace(_finish(build.overlay(layers), path, problems), remarks=remarks)
+
+
+def _of_this_device(file: build.GivenLayer, whole: build.GivenLayer) -> tuple[build.GivenLayer, tuple[str, ...]]:
+    """Return a file's values without those of its device where the command line names another, and what to say of it.
+
+    What the command line itself states of the device stays.
+    """
+    key = ("cluster", "device")
+    before, after = (str(each[key].value) if key in each else ClusterSpec.device for each in (file, whole))
+    if before == after or (before in HERE and after in HERE):
+        return file, ()
+    stated = [key for key in file if key[0] == "cluster" and len(key) > 1 and key[1] in OF_ONE_DEVICE
+              and whole.get(key) is file[key]]  # fmt: skip
+    remarks = [
+        f"{build.dotted(key)} = {literal(file[key].value)} ({file[key].origin}) was stated beside device = "
+        f"'{before}', and is left out for '{after}': --set {build.dotted(key)}=... states it for that one"
+        for key in stated
+    ]
+    return {key: entry for key, entry in file.items() if key not in stated}, tuple(remarks)
 
 
 def spec_to_dict(spec: SpecTables) -> dict[str, Any]:
@@ -153,7 +174,7 @@ def _origin(spec: Spec, key: str) -> str:
     return spec.provenance.get(key) or caller() or "python"
 
 
-def _finish(layer: build.Layer, path: Path | None, problems: Problems | None = None) -> Spec:
+def _finish(layer: build.GivenLayer, path: Path | None, problems: Problems | None = None) -> Spec:
     folders = [path.parent.resolve()] if path else []
     make_importable([*folders, Path.cwd()])
     layer = {key: _located_path(build.dotted(key), entry, folders) for key, entry in layer.items()}

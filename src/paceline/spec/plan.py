@@ -60,7 +60,8 @@ class PlanSpec(Declared, table="plan"):
     ep: int = option(0, "devices that share one layer's experts (0: planner's choice)", minimum=0)
     zero: int = option(
         0,
-        "ZeRO memory class of dp_shard: 1 shards optimizer state, 2 also gradients, 3 also weights (0: any)",
+        "ZeRO memory class of dp_shard: 1 shards optimizer state, 2 also gradients, 3 also weights; asks for a layout "
+        "that shards, where the devices and the other axes leave one (0: any)",
         minimum=0,
         maximum=3,
     )
@@ -99,7 +100,9 @@ class PlanSpec(Declared, table="plan"):
     compile: bool = option(False, "compile each block with torch.compile, but those that draw random numbers")
     schedule: str = option("auto", "order in which a pipeline runs micro-batches", choices=("auto", *SCHEDULES))
     virtual_stages: int = option(0, "pipeline stages per device (0: 2 where interleaved, else 1)", minimum=0)
-    stages: str = option("", 'blocks of each pipeline stage, such as "3+2" (empty: split by cost)')
+    stages: str = option(
+        "", 'blocks of each pipeline stage, such as "3+2"; asks for a pipeline, where one can be had (empty: by cost)'
+    )
     cp_method: str = option(
         "gather", "how keys reach the ranks that share a sequence: all at once, or in a ring", choices=CP_METHODS
     )

@@ -259,6 +259,10 @@ def test_inputs_that_are_not_kept_whole_are_gathered_once_more() -> None:
     gathers = on_device[1] - on_device[0]
     room = read_constants().overlap * 64 * 4 * 2e9 / 4 / 1e11  # products of one pass
     assert on_device[2] == pytest.approx(on_device[1] - min(gathers, room))
+    # Half of the eight collectives are reduce-scatters, half of those sum up inputs' gradients: as much as the gathers.
+    both = dataclasses.replace(hidden, hides_input_sums=True)
+    assert seconds(both, chosen, "cuda")["tensor communication"] == pytest.approx(on_device[2] - min(gathers, room))
+    assert seconds(both, chosen)["tensor communication"] == shown
 
 
 def test_gradients_that_autograd_adds_up_are_read_and_written_in_their_own_width() -> None:

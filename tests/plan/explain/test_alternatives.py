@@ -51,9 +51,9 @@ def test_the_terms_are_those_that_differ_most() -> None:
 def test_a_side_that_does_not_fit_names_what_came_nearest() -> None:
     result = found(1.6e8)
     told = {alternative.choice: alternative for alternative in alternatives(result) if alternative.plan is None}
+    large = [refusal for refusal in result.refused if "needs up to" in refusal.because]
     assert told
     for choice, alternative in told.items():
-        large = [refusal for refusal in result.refused if "needs up to" in refusal.because]
         nearest = next(refusal for refusal in large if has(choice, refusal.plan) != has(choice, result.best.plan))
         assert alternative.because == f"{nearest.plan} {nearest.because}"
 

@@ -135,3 +135,47 @@ def test_one_cluster_has_its_front_in_json_and_as_a_picture(
     assert styles.count("chosen") == 1 and styles.count("front") <= len(front) and "some" in styles
     assert main(["plan", *sets, *short[:4]]) == 0
     assert "budget $10,000,000: $" in capsys.readouterr().out
+
+
+def spec_of_h100(tmp_path: Path) -> Path:
+    path = tmp_path / "spec.toml"
+    (tmp_path / "prose.txt").write_text("A paceline is a line of riders who share the work. " * 20000)
+    path.write_text(
+        'task.model = "llama-1b"\ntask.data.source = "prose.txt"\ntask.data.seq_len = 2048\n'
+        'task.global_batch = "64 samples"\ntask.stop = "2000 steps"\n'
+        '[cluster]\ndevice = "h100-sxm"\ndevices = 8\nprice_usd_per_device_hour = 77.5\n'
+        "figures = { network_bytes_per_second = 1e9 }\n"
+    )
+    return path
+
+
+def test_a_price_that_was_stated_beside_another_device_does_not_stay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(spec_of_h100(tmp_path))
+    assert main(["plan", path, "--device", "a100-80", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    price = found["cluster"]["price_usd_per_device_hour"]
+    assert price["value"] < 10 and price["note"] != "from the spec"
+    (told,) = [remark for remark in found["remarks"] if "price_usd_per_device_hour" in remark]
+    assert "spec.toml:9" in told and "'h100-sxm'" in told and "'a100-80'" in told
+    assert main(["plan", path, "--device", "a100-80"]) == 0
+    assert "77.5" in capsys.readouterr().out, "that it is left out is said without --explain too"
+    assert main(["plan", path, "--device", "a100-80,h100-sxm"]) == 0
+    assert "cluster.price_usd_per_device_hour" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "stated", [(), ("cluster.device=h100-sxm",), ("cluster.device=a100-80", "cluster.price_usd_per_device_hour=77.5")]
+)
+def test_a_price_stays_for_its_own_device_and_where_it_is_stated_for_the_other(
+    tmp_path: Path, stated: tuple[str, ...]
+) -> None:
+    assert load_spec(spec_of_h100(tmp_path), stated).cluster.price_usd_per_device_hour == 77.5
+
+
+def test_devices_of_this_machine_keep_what_is_stated_of_them(tmp_path: Path) -> None:
+    path = tmp_path / "here.toml"
+    path.write_text("[cluster]\nprice_usd_per_device_hour = 0.05\n")
+    found = load_spec(path, ["cluster.device=cpu"])
+    assert (found.cluster.price_usd_per_device_hour, found.remarks) == (0.05, ())

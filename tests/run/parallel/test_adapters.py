@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from distributed import run_ranks
-from tests_shared import SEQ_LEN, decoder_task, plan_of, run_steps
+from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of, run_steps
 from torch.distributed.tensor import DTensor
 
 from paceline.run.parallel import tensor
@@ -77,6 +77,14 @@ def test_adapters_in_a_pipeline_equal_one_device() -> None:
 )
 def test_dropout_of_an_adapter_is_that_of_its_samples(layout: Layout) -> None:
     assert_all_equal([adapted(DROPPED)], plan_of(layout, precision="fp64"))
+
+
+@pytest.mark.parametrize("kind", ["lora", pytest.param("dora", marks=pytest.mark.deep)])
+def test_dropout_of_wide_layers_is_not_that_of_narrow_ones(kind: str) -> None:
+    """Half of what the down projection reads is as wide as all of what the others read."""
+    model = ModelSpec("llama-1m", hidden=32, layers=2, heads=4, kv_heads=2, ffn=64, vocab=VOCAB)
+    dropped = dataclasses.replace(DROPPED, kind=kind)
+    assert_all_equal([adapted(dropped, model=model)], plan_of(Layout(tp=2), precision="fp64"))
 
 
 def losses_and_grads(task: Task, plan: Plan) -> tuple[list[float], set[str], set[str]]:

@@ -62,6 +62,19 @@ def told(folder: Path, stories: list[Story], timeout: float = 120) -> dict[str, 
     return {story.name: [line for line in lines if line.story == story.name] for story in stories}
 
 
+class Told:
+    """How the starts of each story ended, by its name; deep ones are told when one of them is first asked for."""
+
+    def __init__(self, folder: Path, stories: list[Story], deep: list[Story], timeout: float) -> None:
+        self._folder, self._deep, self._timeout = folder, deep, timeout
+        self._found = told(folder, stories, timeout)
+
+    def __getitem__(self, name: str) -> list[Start]:
+        if name not in self._found:
+            self._found |= told(self._folder, self._deep, self._timeout)
+        return self._found[name]
+
+
 def main(folder: Path) -> None:
     """Make the runs."""
     import warm  # noqa: F401 (what ranks share)

@@ -259,6 +259,8 @@ def test_a_piece_that_is_not_what_the_shard_says_is_fetched_again(tmp_path: Path
     good = open_sources(far, 7)[0].read(np.arange(20))["tokens"]
     for block in (tmp_path / "cache" / "blocks").glob("*/*.block"):  # a sound piece of wrong bytes
         content = bytearray(block.read_bytes()[:-HASH_BYTES])
+        if len(content) <= 200:
+            continue  # a header, which is a piece of its own
         content[200] ^= 255
         import hashlib
 

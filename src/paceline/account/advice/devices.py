@@ -8,7 +8,7 @@ from paceline.account.advice.advice import AdviceEvidence, CostAdvice
 from paceline.cluster.catalog.devices import published_price, read_catalog
 from paceline.cluster.catalog.file import Accelerator
 from paceline.observe.verdict.verdict import COMPUTE
-from paceline.units import format_bytes
+from paceline.units import format_sizes
 
 ROOM = 1.25  # times the peak that a smaller device must have of memory
 SMALLER = 0.75  # of the own memory, that another device has at most to be called smaller
@@ -54,8 +54,9 @@ def other_device(evidence: AdviceEvidence) -> CostAdvice | None:
     saves, other, times = best
     smaller = "a smaller device" if other.memory_bytes < SMALLER * own.memory_bytes else "another device"
     text = f"{smaller} would do: {other.title}, for {times:.2f} times as long"
+    used, there = format_sizes(max(peaks), own.memory_bytes)
     because = (
-        f"at most {format_bytes(max(peaks))} of {format_bytes(own.memory_bytes)} are in use; computing scaled by the"
+        f"at most {used} of {there} are in use; computing scaled by the"
         f" published {precision} peaks; ${published_price(other).value:g} for ${price:g} an hour"
     )
     return CostAdvice(

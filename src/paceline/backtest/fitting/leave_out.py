@@ -83,7 +83,9 @@ def _missed(steps: Sequence[Scored], constants: Constants) -> Residuals:
     for item in timed(steps):
         cluster, plan = item.case.cluster, item.priced.plan
         error = math.log(1 + (item.time_error or 0.0))
-        unknown = time_widths(bare, cluster.device.name, plan.precision, item.priced.program, cluster.devices).narrow
+        device, program = cluster.device, item.priced.program
+        widths = time_widths(bare, device.name, plan.precision, program, cluster.devices, device.assumed_rates)
+        unknown = widths.narrow
         found.append(math.sqrt(max(0.0, error**2 - unknown**2)))
     values: Floats = np.array(found, dtype=np.float64)
     return Residuals(str(steps[0].case.row.file) if steps else "", values)

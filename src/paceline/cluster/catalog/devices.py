@@ -69,17 +69,23 @@ def match_driver_name(reported: str, catalog: Catalog | None = None) -> Accelera
 
 def published_device(entry: Accelerator) -> Device:
     """Return the Device of a catalog entry, every figure published or assumed."""
+
+    def figure(name: str, value: float) -> Figure:
+        return Figure(value, "assumed" if name in entry.assumed else "published", entry.source)
+
+    rates = tuple(name for name in entry.assumed if name == "sustained_share" or name.startswith("peak_flops."))
     return Device(
         name=entry.title,
         kind="cuda",
-        memory_bytes=Figure(entry.memory_bytes, "published", entry.source),
-        memory_bytes_per_second=Figure(entry.memory_bytes_per_second, "published", entry.source),
+        memory_bytes=figure("memory_bytes", entry.memory_bytes),
+        memory_bytes_per_second=figure("memory_bytes_per_second", entry.memory_bytes_per_second),
         matmul_flops={precision: ((0, rate),) for precision, rate in entry.peak_flops.items()},
         matmul_source="published",
         peak_flops=dict(entry.peak_flops),
         launch_seconds=CUDA_LAUNCH_SECONDS,
         runtime_bytes=CUDA_RUNTIME_BYTES,
         sustained_share=entry.sustained_share,
+        assumed_rates=rates,
         rated_watts=entry.watts,
     )
 
@@ -89,12 +95,14 @@ def published_links(entry: Accelerator, node: NodeType | None = None) -> tuple[L
     node = node or entry.node
     rate = node.network_bytes_per_second
     if rate is not None:
-        network = Figure(rate, "published", f"{node.title}: {node.source}; for {node.devices} devices")
+        known = "assumed" if "adapter_bytes_per_second" in node.assumed else "published"
+        network = Figure(rate, known, f"{node.title}: {node.source}; for {node.devices} devices")
     else:
         host = node.devices_per_host or node.devices
         shared = f"a {NETWORK_BYTES_PER_SECOND * 8 / 1e9:g} Gb/s adapter shared by the {host} devices of a host"
         network = Figure(NETWORK_BYTES_PER_SECOND / host, "assumed", shared)
-    inside = Link("node", NODE_LATENCY_SECONDS, Figure(node.fabric_bytes_per_second, "published", node.fabric))
+    known = "assumed" if "fabric_bytes_per_second" in node.assumed else "published"
+    inside = Link("node", NODE_LATENCY_SECONDS, Figure(node.fabric_bytes_per_second, known, node.fabric))
     return inside, Link("network", NETWORK_LATENCY_SECONDS, network)
 
 
@@ -104,7 +112,8 @@ def published_watts(entry: Accelerator, busy: float = 1.0) -> Figure:
         return Figure(math.nan, "unknown", f"no power of {entry.title} is published: set cluster.watts_per_device")
     ratio = power_model().over_tdp(busy)
     what = entry.watts_note or "thermal design power"
-    note = f"{entry.watts:g} W ({what}, published) x {ratio:.3f} for a node that {'computes' if busy else 'waits'}"
+    known = "assumed" if "watts" in entry.assumed else "published"
+    note = f"{entry.watts:g} W ({what}, {known}) x {ratio:.3f} for a node that {'computes' if busy else 'waits'}"
     return Figure(entry.watts * ratio, "assumed", f"{note}, fitted on MLPerf power logs")
 
 

@@ -37,6 +37,7 @@ class NodeType:
     adapters: int = option(0, "network adapters; 0: no standard network", minimum=0)
     adapter_bytes_per_second: float = option(0.0, "per adapter, one direction", minimum=0.0)
     rails: int = option(0, "separate planes that the adapters lead into; 0: unknown", minimum=0)
+    assumed: tuple[str, ...] = option((), "figures that no document was read for: of NODE_FIGURES")
     source: str = option("", "where the figures are printed")
 
     def joined(self, devices: int, devices_per_node: int) -> int:
@@ -100,6 +101,7 @@ class Accelerator:
         above=0.0,
         maximum=1.0,
     )
+    assumed: tuple[str, ...] = option((), "figures that no document was read for: of FIGURES, or peak_flops.bf16")
     source: str = option("", "where the figures are printed")
     node_types: tuple[NodeType, ...] = option((), "the node types themselves")
 
@@ -128,6 +130,9 @@ REQUIRED = {
     "nodes": ("title", "devices", "fabric", "fabric_bytes_per_second", "source"),
     "prices": ("accelerator", "class", "usd_per_device_hour", "what", "date", "source"),
 }
+# What `assumed` may name: figures that were written down from memory, or chosen. peak_flops is that of every precision.
+FIGURES = ("memory_bytes", "memory_bytes_per_second", "peak_flops", "sustained_share", "watts")
+NODE_FIGURES = ("fabric_bytes_per_second", "adapter_bytes_per_second")
 RENAMED = {"class": "price_class"}  # `class` is no name in Python
 INTERNAL = ("name", "node_types")
 
@@ -159,6 +164,7 @@ def _joined(known: Catalog, document: TomlDocument) -> Catalog:
     nodes = dict(known.nodes)
     for name, values in _tables(document, "nodes"):
         nodes[name] = _typed(NodeType, "nodes", values, document, ("nodes", name), name=name)
+        _check_assumed(nodes[name].assumed, NODE_FIGURES, document, ("nodes", name))
     accelerators = dict(known.accelerators)
     for name, values in _tables(document, "accelerators"):
         entry = _typed(Accelerator, "accelerators", values, document, ("accelerators", name), name=name)
@@ -178,7 +184,7 @@ def _tables(document: TomlDocument, kind: str) -> list[tuple[str, Any]]:
 
 
 @functools.cache
-def _table_of(cls: type) -> shape.Table:
+def _table_of(cls: type) -> shape.ShapedTable:
     return shape.table_of(cls)
 
 
@@ -226,7 +232,19 @@ def _completed(entry: Accelerator, nodes: Mapping[str, NodeType], document: Toml
         raise ConfigError(f"{document.where((*prefix, 'nodes'))}: there is no node type '{name}'",
                           f"{entry.name} comes in nodes of the catalog or of this file",
                           f"[nodes.{name or 'my-node'}], or {suggestion(name, nodes)}")  # fmt: skip
-    return replace(entry, node_types=tuple(nodes[name] for name in entry.nodes))
+    rates = tuple(f"peak_flops.{precision}" for precision in entry.peak_flops)
+    _check_assumed(entry.assumed, (*FIGURES, *rates), document, prefix)
+    assumed = [each for name in entry.assumed for each in (rates if name == "peak_flops" else (name,))]
+    return replace(entry, assumed=tuple(assumed), node_types=tuple(nodes[name] for name in entry.nodes))
+
+
+def _check_assumed(assumed: tuple[str, ...], known: tuple[str, ...], document: TomlDocument, prefix: Key) -> None:
+    """Raise ConfigError for an assumed figure that the entry cannot have."""
+    unknown = [name for name in assumed if name not in known]
+    if unknown:
+        raise ConfigError(f"{document.where((*prefix, 'assumed'))}: assumed names '{unknown[0]}'",
+                          f"{'.'.join(map(toml_key, prefix))} has no such figure",
+                          suggestion(unknown[0], known))  # fmt: skip
 
 
 def _prices(document: TomlDocument, accelerators: Mapping[str, Accelerator]) -> tuple[ListPrice, ...]:

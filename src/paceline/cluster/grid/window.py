@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import math
 from dataclasses import dataclass
 
@@ -83,9 +84,15 @@ def window_of(spec: WhenSpec) -> RunWindow:
     """Return the window of a spec, its files read. Raises ConfigError for figures that cannot be had."""
     tariff = read_figures(spec.tariff, "run.when.tariff") if spec.tariff else UNKNOWN
     if spec.carbon.startswith(PREFIX):
-        return RunWindow(spec, tariff, watttime_figures(spec.carbon))
+        return RunWindow(spec, tariff, _asked_once(spec.carbon))
     carbon = read_figures(spec.carbon, "run.when.carbon") if spec.carbon else UNKNOWN
     return RunWindow(spec, tariff, carbon)
+
+
+@functools.cache
+def _asked_once(text: str) -> GridFigures:
+    """Return a service's forecast, which a process asks for once: a plan looks at it more often than that."""
+    return watttime_figures(text)
 
 
 def _over(figures: GridFigures, parts: list[tuple[float, float]]) -> float:

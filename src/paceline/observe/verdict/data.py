@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.observe.verdict.part import BoundPart, share_of
 from paceline.observe.verdict.seen import StepsSeen
-from paceline.units import format_seconds
+from paceline.units import format_durations, format_seconds
 
 KIND = "data"
 
@@ -19,7 +19,7 @@ def data_part(seen: StepsSeen) -> BoundPart:
     waited = seen.most("data")
     if seen.knows("idle"):
         waited = min(waited, seen.most("idle")) + seen.most("held")
-    evidence = [f"a step of {format_seconds(seen.step_seconds)} waits {format_seconds(waited)} for its batch"]
+    evidence = ["a step of {} waits {} for its batch".format(*format_durations(seen.step_seconds, waited))]
     if seen.ranks > 1 and seen.whole:
         evidence.append(f"rank {seen.spreads['data'].rank} waits longest" if seen.knows("data") else "")
     if seen.knows("ready"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.observe.verdict.part import BoundPart, share_of
 from paceline.observe.verdict.seen import RankSpread, StepsSeen
-from paceline.units import format_seconds
+from paceline.units import format_durations
 
 KIND = "straggler"
 
@@ -27,8 +27,8 @@ def straggler_part(seen: StepsSeen) -> BoundPart | None:
     else:
         return None
     usual = others(slow, seen.ranks)
-    evidence = [f"rank {slow.rank} computes {format_seconds(slow.most)} of a step, the others "
-                f"{format_seconds(usual)} in the median"]  # fmt: skip
+    most, others_take = format_durations(slow.most, usual)
+    evidence = [f"rank {slow.rank} computes {most} of a step, the others {others_take} in the median"]
     if usual > 0:
         evidence.append(f"that is {slow.most / usual:.1f} times as long")
     advice = (

@@ -31,7 +31,8 @@ def published_widths(sheet: Sheet) -> Widths:
     """Return how wide the intervals of step times on the sheet's published device are, and why."""
     context = sheet.context
     cluster, program = context.cluster, context.software.name
-    return time_widths(context.constants, cluster.device.name, sheet.columns.precision, program, cluster.devices)
+    device, precision = cluster.device, sheet.columns.precision
+    return time_widths(context.constants, device.name, precision, program, cluster.devices, device.assumed_rates)
 
 
 def time_estimate(

@@ -66,10 +66,11 @@ class Shapes:
     def split(self, sizes: tuple[int, ...], ranks: int, modes: tuple[str, ...] = ()) -> Stages:
         """Return the different parts of `ranks` pipeline ranks: stage i has `sizes[i]` blocks, on rank i mod ranks.
 
-        What comes before the repeated blocks belongs to the first stage, what comes after them to the last. `modes` are
-        the modes of recompute of the repeated blocks, where they are settled.
+        What comes before the repeated blocks belongs to the first stage, what comes after them to the last; these two
+        may have no block else. `modes` are the modes of recompute of the repeated blocks, where they are settled.
         """
-        cuts = [0, *(self.repeated_at[taken] for taken in itertools.accumulate(sizes[:-1])), len(self.profile.blocks)]
+        begins = (*self.repeated_at, self.repeated_at[-1] + 1) if self.repeated_at else ()
+        cuts = [0, *(begins[taken] for taken in itertools.accumulate(sizes[:-1])), len(self.profile.blocks)]
         pieces = np.diff(self._before[cuts], axis=0)
         counts = pieces.reshape(-1, ranks, pieces.shape[1]).sum(axis=0)
         tied = np.zeros(ranks)

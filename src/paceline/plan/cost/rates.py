@@ -98,7 +98,7 @@ class Rates:
     @cached_property
     def product_source(self) -> str:
         """How the rate of products is known."""
-        return self.device.matmul_source if self.precision in self.device.matmul_flops else "unknown"
+        return self.device.rate_source(self.precision)
 
     @cached_property
     def attention_source(self) -> str:
@@ -109,7 +109,8 @@ class Rates:
     def memory_rate(self) -> float:
         """Bytes per second that memory-bound operators reach."""
         figure = self.device.memory_bytes_per_second
-        return figure.value * (self.constants.memory_share if figure.source == "published" else 1.0)
+        is_printed = figure.source == "published" or (figure.source == "assumed" and self.is_published)
+        return figure.value * (self.constants.memory_share if is_printed else 1.0)
 
     @property
     def memory_source(self) -> str:

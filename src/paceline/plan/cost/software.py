@@ -28,6 +28,7 @@ class Software:
     recipe: str = ""  # of fp8, a name of plan/cost/programs/low.py
     keeps_gathered: bool = True  # whether inputs gathered over tp are kept for backward, instead of gathered again
     hides_second_gather: bool = False  # whether those come while gradients of inputs are computed
+    hides_input_sums: bool = False  # whether sums of inputs' gradients run while gradients of weights are computed
     first_flash: bool = False  # whether fused attention is that of before FlashAttention-2
     hides_context: bool = False  # whether keys of other ranks arrive while attention computes on those that are there
     gradient_bytes: int = 4  # of a gradient that is kept and summed up
@@ -50,6 +51,8 @@ class Software:
     reduces_once: bool = False  # whether ZeRO-2 sums up a step's micro-batches before it reduces
     splits_by_cost: bool = False  # whether pipeline stages are split by cost, where layers are dealt out evenly else
     fuses_attention: bool = True  # whether attention of GPT shapes is fused unless it is asked to be otherwise
+    drops_attention: bool = True  # whether attention that is not fused drops scores out, as GPT shapes of its time did
+    recomputes: tuple[str, ...] = ()  # modes of recompute that it may run where a table does not say; (): any
     classes: tuple[int, ...] = ()  # ZeRO classes that it may run where a table does not say; 0: whole copies
 
 

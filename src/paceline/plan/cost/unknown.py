@@ -7,6 +7,7 @@ that other tables have. What no table had adds to them, in quadrature of logarit
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.plan.cost.constants import Constants, family_of
@@ -20,9 +21,13 @@ CHIP, PRECISION, PROGRAM = 0.30, 0.08, 0.05
 # Of a generation that a single source measured: sources of one differ as much as generations do (power_limit.pooled),
 # so half of the variance is left.
 ONE_SOURCE = CHIP * math.sqrt(1 / 2)
+# Of a peak that no document was read for: what the model's error of assumed figures has beyond that of published ones
+# (intervals.TIME_ERROR), in quadrature of logarithms.
+PEAK = 0.36
 PER_DOUBLING = 0.02  # beyond the largest number of devices that was fitted
 
 ONCE = "one source"  # what is known of a chip whose generation was measured once
+READ_NOWHERE = "peak"
 
 
 @dataclass(frozen=True)
@@ -34,8 +39,12 @@ class Widths:
     because: str
 
 
-def time_widths(constants: Constants, device: str, precision: str, program: str, devices: int) -> Widths:
-    """Return how wide the intervals of a published device's step time are.
+def time_widths(
+    constants: Constants, device: str, precision: str, program: str, devices: int, assumed: Sequence[str] = ()
+) -> Widths:
+    """Return how wide the intervals of a published device's step time are, with what of its rates is `assumed`.
+
+    A share of the peak that is assumed was chosen after one source at most.
 
     Example: with 0.20 of the fit, a chip of no fitted generation has sqrt(0.20^2 + 0.30^2) = 0.36.
     """
@@ -45,8 +54,10 @@ def time_widths(constants: Constants, device: str, precision: str, program: str,
     family = family_of(device)
     if family not in seen.families:
         found.append((CHIP, "chip"))
-    elif family in seen.once:
+    elif family in seen.once or "sustained_share" in assumed:
         found.append((ONE_SOURCE, ONCE))
+    if f"peak_flops.{precision}" in assumed:
+        found.append((PEAK, READ_NOWHERE))
     if precision not in seen.precisions:
         found.append((PRECISION, "precision"))
     if program not in seen.programs:
@@ -59,9 +70,11 @@ def time_widths(constants: Constants, device: str, precision: str, program: str,
 
 
 def _words(unknown: list[str]) -> str:
-    by_one, unknown = ONCE in unknown, [what for what in unknown if what != ONCE]
+    by_one, unread = ONCE in unknown, READ_NOWHERE in unknown
+    unknown = [what for what in unknown if what not in (ONCE, READ_NOWHERE)]
     known = [f"this {what}" for what in ("chip", "program") if what not in unknown and not (by_one and what == "chip")]
     never = [f"this {what}" for what in unknown]
     words = [f"{' and '.join(known)} measured"] if known else []
     words += ["this chip's generation by one source"] if by_one else []
+    words += ["this chip's peak read nowhere"] if unread else []
     return ", ".join([*words, *([f"{' and '.join(never)} never"] if never else [])])

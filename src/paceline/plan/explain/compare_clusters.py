@@ -18,15 +18,10 @@ from paceline.plan.planned import Planned, plan_prepared
 from paceline.plan.prepare import prepare_task
 from paceline.plan.search.limits import chance_within
 from paceline.plan.search.pareto import pareto_front
-from paceline.spec.cluster import ClusterSpec
+from paceline.spec.cluster import HERE, OF_ONE_DEVICE, ClusterSpec
 from paceline.spec.load import Spec
 from paceline.spec.plan import QUANTITIES
 from paceline.units import format_seconds
-
-HERE = ("auto", "cpu", "cuda")
-# What speaks of one kind of device, and holds for the spec's own alone.
-OF_ONE_DEVICE = ("devices_per_node", "node", "figures", "price_usd_per_device_hour", "watts_per_device",
-                 "memory_per_device")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -112,6 +107,13 @@ def cluster_spec(cluster: ClusterSpec, device: str, devices: int) -> ClusterSpec
     fresh = ClusterSpec()
     kept = {name: getattr(fresh, name) for name in OF_ONE_DEVICE}
     return dataclasses.replace(cluster, **kept, device=device, devices=devices)
+
+
+def stated_text(cluster: ClusterSpec) -> str:
+    """Return which options of a spec's cluster hold for its own kind of device alone, or ""."""
+    fresh = ClusterSpec()
+    stated = [f"cluster.{name}" for name in OF_ONE_DEVICE if getattr(cluster, name) != getattr(fresh, name)]
+    return f"{', '.join(stated)} of the spec: for device = '{cluster.device}' alone" if stated else ""
 
 
 def _because(error: PacelineError) -> str:

@@ -35,7 +35,15 @@ from paceline.spec.steps.growth import course_of
 from paceline.spec.steps.selection import LOSS
 from paceline.spec.task import ModelSpec
 from paceline.task.models.huggingface.start import start_lines
-from paceline.units import format_bytes, format_count, format_rate, format_seconds
+from paceline.units import (
+    format_bytes,
+    format_carbon,
+    format_count,
+    format_durations,
+    format_rate,
+    format_seconds,
+    format_sizes,
+)
 
 LEARNT = 12  # runs that it learnt from that `--explain` prints
 LISTED = 200  # candidates that `--explain` prints; the rest is counted
@@ -75,7 +83,11 @@ def model_lines(planned: Planned) -> list[str]:
 def without_effect_lines(planned: Planned) -> list[str]:
     """Return what of the model, the batch or a price has no effect, without what `--explain` notes beside it."""
     cluster = planned.spec.cluster
-    remarks = [*planned.profile.remarks, *spot_remarks(cluster, planned.cluster, load_catalog(cluster.catalog))]
+    remarks = [
+        *planned.spec.remarks,
+        *planned.profile.remarks,
+        *spot_remarks(cluster, planned.cluster, load_catalog(cluster.catalog)),
+    ]
     return [line for remark in remarks for line in wrap("note     ", remark)]
 
 
@@ -144,7 +156,7 @@ def cluster_text(planned: Planned) -> str:
         latency = format_seconds(link.latency_seconds.value)
         parts.append(f"{_rate(link.bytes_per_second.value, 'B')}, {latency} between {between}")
     known = {"measured": "probed", "published": "published figures", "assumed": "assumed: `paceline probe` measures it"}
-    return f"{' · '.join(parts)} ({known.get(device.matmul_source, 'unknown figures')})"
+    return f"{' · '.join(parts)} ({known.get(device.rate_source(precision), 'unknown figures')})"
 
 
 def price_text(planned: Planned) -> str:
@@ -176,17 +188,17 @@ def bill_text(term: BillTerm) -> str:
     """Return money, energy or carbon in one line: the value, both intervals, the formula and its source."""
     if not math.isfinite(term.value):
         return f"unknown: {term.formula}"
-    show = {"USD": money_text, "kWh": energy_text, "g": carbon_text}[term.unit]
-    sure = f"80 %: {show(term.low)} to {show(term.high)}; 95 %: {show(term.low95)} to {show(term.high95)}"
-    return f"{show(term.value)} ({sure}); {term.formula} [{term.source}]"
+    values = (term.value, term.low, term.high, term.low95, term.high95)
+    show = {"USD": money_text, "kWh": energy_text}
+    value, low, high, low95, high95 = format_carbon(*values) if term.unit == "g" else map(show[term.unit], values)
+    return f"{value} (80 %: {low} to {high}; 95 %: {low95} to {high95}); {term.formula} [{term.source}]"
 
 
 def carbon_text(grams: float) -> str:
     """Return an amount of carbon; "carbon unknown" where it is."""
     if not math.isfinite(grams):
         return "carbon unknown"
-    scale, unit = next(pair for pair in ((1e6, "t"), (1e3, "kg"), (1.0, "g")) if grams >= pair[0] or pair[1] == "g")
-    return f"{grams / scale:,.3g} {unit} CO2e"
+    return format_carbon(grams)[0]
 
 
 def energy_text(kwh: float) -> str:
@@ -200,7 +212,9 @@ def _sure_of(planned: Planned) -> str:
     rates = Rates(cluster.device, precision)
     if not rates.is_published or planned.learnt is not None:
         return ""
-    because = time_widths(rates.constants, cluster.device.name, precision, PACELINE.name, cluster.devices).because
+    device = cluster.device
+    widths = time_widths(rates.constants, device.name, precision, PACELINE.name, cluster.devices, device.assumed_rates)
+    because = widths.because
     return f" ({because})" if because else ""
 
 
@@ -317,9 +331,10 @@ def _intervals(planned: Planned) -> list[str]:
         )
     if planned.learnt is not None:
         how = "what the runs that it learnt from leave open"
+    (fast, slow), (least, most) = format_durations(step.low, step.high), format_sizes(peak.low, peak.high)
     text = (
-        f"time {format_seconds(step.low)} to {format_seconds(step.high)}: {how}. "
-        f"Memory {format_bytes(peak.low)} to {format_bytes(peak.high)}. "
+        f"time {fast} to {slow}: {how}. "
+        f"Memory {least} to {most}. "
         f"A plan fits where the high end leaves {HEADROOM:.0%} of a device's memory free."
     )
     lines = wrap("80 % intervals: ", text, 2)

@@ -15,7 +15,7 @@ from paceline.plan.explain.lines import WIDTH
 from paceline.plan.explain.money import bought_text, money_text
 from paceline.plan.planned import Planned
 from paceline.spec.forecast import Term
-from paceline.units import format_bytes, format_count, format_seconds
+from paceline.units import format_bytes, format_count, format_durations, format_seconds, format_sizes
 
 LINES = 50  # of a screen that all of it fits, the headline included
 NOTES, TERMS, PLANS, REASONS = 2, 4, 3, 2  # of each that are shown
@@ -85,8 +85,9 @@ def _run(planned: Planned) -> list[str]:
         f"the run: {forecast.steps:,} steps, {format_seconds(forecast.run_seconds.value)} of training · "
         f"{format_count(forecast.tokens_per_second)} {unit}/s{mfu}",
         f"  {money_text(forecast.usd.value)} · {energy_text(forecast.kwh.value)}{bought}",
-        f"  80 % intervals: a step {format_seconds(step.low)} to {format_seconds(step.high)}, "
-        f"memory {format_bytes(peak.low)} to {format_bytes(peak.high)}",
+        "  80 % intervals: a step {} to {}, memory {} to {}".format(
+            *format_durations(step.low, step.high), *format_sizes(peak.low, peak.high)
+        ),
         clipped(f"  under failures: {expected_text(planned).removeprefix('expected: ')}"),
     ]
 

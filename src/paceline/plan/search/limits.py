@@ -13,7 +13,7 @@ from paceline.plan.risk.chance import normal_tail
 from paceline.plan.search.values import Values
 from paceline.spec.cluster import Cluster
 from paceline.spec.forecast import Z80, Estimate, Forecast
-from paceline.units import format_seconds
+from paceline.units import format_durations, format_seconds
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,8 @@ class Limits:
         losses = f" (goodput {self.goodput:.1%})" if self.goodput < 1 else ""
         seconds, usd = forecast.run_seconds.value / self.goodput, forecast.usd.value / self.goodput
         if self.deadline is not None and not seconds <= self.deadline:
-            broken.append(f"takes {format_seconds(seconds)}{losses}: the deadline is {format_seconds(self.deadline)}")
+            takes, most = format_durations(seconds, self.deadline)
+            broken.append(f"takes {takes}{losses}: the deadline is {most}")
         if self.budget_usd is not None and not usd <= self.budget_usd:
             broken.append(f"costs ${usd:,.0f}{losses}: the budget is ${self.budget_usd:,.0f}")
         return ", and ".join(broken)

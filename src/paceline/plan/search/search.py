@@ -36,7 +36,7 @@ from paceline.spec.cluster import Cluster
 from paceline.spec.forecast import Forecast
 from paceline.spec.plan import FROZEN, OFFLOAD, Plan, PlanSpec
 from paceline.spec.profile import ModelProfile
-from paceline.units import format_bytes, format_rate
+from paceline.units import format_bytes, format_rate, format_sizes
 
 TIE_RATIO = 1.02  # values this close to the best are a tie: forecasts cannot tell them apart
 BUDGETED = 64  # of the best plans that recompute, on which memory budgets are tried
@@ -270,7 +270,8 @@ def choose_precision(context: PricedTask, asked: str) -> tuple[str, str]:
     widest = max(context.profile.shapes, key=lambda block: block.matmul_flops, default=None)
     width = widest.matmul_width if widest and widest.matmul_flops else 256
     fp32, bf16 = (context.rates(precision).product_rate(width) for precision in ("fp32", "bf16"))
-    source = context.cluster.device.matmul_source
+    device = context.cluster.device
+    source = device.rate_source("bf16") if "bf16" in device.matmul_flops else device.matmul_source
     if math.isfinite(bf16) and not bf16 <= fp32:
         rates = f"{format_rate(bf16, 'FLOP')} against {format_rate(fp32, 'FLOP')} in fp32"
         return "bf16", f"bf16: {rates} at width {width} ({source})"
@@ -293,11 +294,9 @@ def memory_refusal(context: PricedTask, columns: Columns, risk: float = PlanSpec
         return ""
     largest = sorted(memory, key=lambda term: -term.value)[:2]
     parts = ", ".join(f"{term.name} {format_bytes(term.value)}" for term in largest)
+    needs, there = format_sizes(most, usable)
     sure = "" if risk == PlanSpec.memory_risk else f" with a chance of {1 - risk:.0%}"
-    return (
-        f"needs up to {format_bytes(most)}{sure} of {format_bytes(usable)} usable per device "
-        f"({HEADROOM:.0%} headroom kept); {parts}"
-    )
+    return f"needs up to {needs}{sure} of {there} usable per device ({HEADROOM:.0%} headroom kept); {parts}"
 
 
 def _order(columns: Columns, value: Floats, peaks: Floats) -> Ints:

@@ -85,7 +85,28 @@ def allowed_layouts(context: PricedTask, constraints: PlanSpec, base: Plan, refu
         wanted |= {axis: [1] for axis in MODEL_AXES if axis in closed}
         if not any(True for _ in layouts_over(devices, wanted)):
             raise _contradiction(constraints, devices)
-    return _sound(context, layouts, base, refused)
+    return _asked_for(_sound(context, layouts, base, refused), constraints, base, refused)
+
+
+def _asked_for(layouts: list[Layout], constraints: PlanSpec, base: Plan, refused: list[Refusal]) -> list[Layout]:
+    """Return the layouts that an option which asks for an axis has a use for; all of them where none has.
+
+    Others are refused, once for each option: a class of shards asks for shards, blocks of stages for a pipeline.
+    """
+    asks = (
+        ("zero", constraints.zero, lambda layout: layout.state_degree > 1, "state that is sharded"),
+        ("stages", constraints.stages, lambda layout: layout.pp > 1, "a pipeline"),
+    )
+    for name, value, uses, what in asks:
+        kept = [layout for layout in layouts if uses(layout)] if value else []
+        if kept:
+            other = next((layout for layout in layouts if not uses(layout)), None)
+            if other is not None:
+                refused.append(
+                    Refusal(dataclasses.replace(base, layout=other), f"plan.{name} = {value} asks for {what}")
+                )
+            layouts = kept
+    return layouts
 
 
 def _has_experts(context: PricedTask) -> bool:

@@ -21,7 +21,7 @@ from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
 from paceline.spec.journal.settled import conditions_of
 from paceline.spec.survive.phases import TOLD
-from paceline.units import format_bytes
+from paceline.units import format_bytes, format_sizes
 
 # What torch's allocators say: the one of a CPU raises a RuntimeError (c10/core/impl/alloc_cpu.cpp).
 SAYS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory", "CUDA out of memory",
@@ -166,12 +166,12 @@ def _because(
     if math.isfinite(free):
         parts.append(f"{format_bytes(free)} were free of {limit}")
     each = ", ".join(
-        f"{name.replace('_', ' ')} {format_bytes(value)}"
-        + (f" (planned {format_bytes(planned[name])})" if name in planned else "")
+        f"{name.replace('_', ' ')} "
+        + ("{} (planned {})".format(*format_sizes(value, planned[name])) if name in planned else format_bytes(value))
         for name, value in actual.items()
     )
-    total = f" of {format_bytes(sum(planned.values()))} planned" if planned else ""
-    parts.append(f"in use were {format_bytes(used)}{total}: {each}")
+    whole = "{} of {} planned".format(*format_sizes(used, sum(planned.values()))) if planned else format_bytes(used)
+    parts.append(f"in use were {whole}: {each}")
     if largest:
         parts.append("the largest tensors: " + ", ".join(f"{each} {format_bytes(each.bytes)}" for each in largest))
     return "; ".join(parts)

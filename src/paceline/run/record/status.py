@@ -17,7 +17,7 @@ from paceline.spec.journal.bound import VerdictRecord
 from paceline.spec.journal.kinds import EvaluationRecord, StepRecord, WrittenRecord
 from paceline.spec.journal.record import Record
 from paceline.spec.journal.watching import NodeSample, device_line
-from paceline.units import format_count, format_seconds
+from paceline.units import format_count, format_durations, format_seconds
 
 REFIT = 1.1  # times as many losses, after which a curve is fitted anew
 BARS = "▁▂▃▄▅▆▇"
@@ -100,7 +100,7 @@ class StatusLine:
         parts = [f"step {step:>{len(str(brief.steps)) + 1}}/{brief.steps}", f"loss {', '.join(losses)}"]
         if self._brief.redraws or is_shown(self._stream):
             parts.append(sparkline(self._losses))
-        parts.append(f"{format_seconds(seconds)} (forecast {format_seconds(brief.step_seconds)})")
+        parts.append("{} (forecast {})".format(*format_durations(seconds, brief.step_seconds)))
         parts.append(f"{format_count(rate)} {'tok' if brief.unit == 'tokens' else 'samples'}/s")
         if math.isfinite(brief.peak_flops):
             parts.append(f"mfu {brief.model_flops_per_step / seconds / brief.peak_flops:.0%} ({OWN})")

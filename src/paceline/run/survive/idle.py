@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 from paceline.errors import HandedBack, Requeue
 from paceline.supervise.signals import StopFlag
-from paceline.units import format_seconds
+from paceline.units import format_durations
 
 LOOKS = 20  # at the clock in one limit
 LONGEST_LOOK_SECONDS = 5.0
@@ -73,9 +73,8 @@ class IdleWatch:
             idle_seconds = self._clock() - self._since
             if idle_seconds < self.limit_seconds:
                 return False
-            self._because = f"no step for {format_seconds(idle_seconds)}, and run.idle_limit is " + format_seconds(
-                self.limit_seconds
-            )
+            idle, limit = format_durations(idle_seconds, self.limit_seconds)
+            self._because = f"no step for {idle}, and run.idle_limit is {limit}"
             end(self._because)
             if not self._is_prompt:
                 self._stop.raise_in_main(Requeue(self._because))

@@ -31,7 +31,7 @@ from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.settled import MICRO_BATCH, conditions_of, settled_micro_batch
 from paceline.supervise.blame import Outcome
 from paceline.supervise.supervisor import supervise
-from paceline.units import format_bytes, format_seconds
+from paceline.units import format_bytes, format_seconds, format_sizes
 
 SECONDS = 4.0  # of timing; starting the processes comes on top
 LIMIT_SECONDS = 600.0
@@ -71,7 +71,7 @@ def confirm_micro_batch(planned: Planned, say: Say) -> tuple[Planned, tuple[Deci
         raise DoesNotFit(
             f"no micro-batch of {before} fits",
             "; ".join(f"{size}: {why}" for size, why in tries.failed.items())
-            or f"the smallest takes {format_bytes(tries.made[0].peak_bytes)} of {format_bytes(known)} usable",
+            or "the smallest takes {} of {} usable".format(*format_sizes(tries.made[0].peak_bytes, known)),
             'more devices, shorter samples, or plan.recompute = "full"',
         )
     best = taken(fits)

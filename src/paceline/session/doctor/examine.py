@@ -16,7 +16,7 @@ from pathlib import Path
 from paceline.cluster.machine import available_memory_bytes, read_machine, visible_gpus
 from paceline.cluster.store import cache_dir
 from paceline.session.doctor.finding import NOTE, OK, WRONG, Examination, Finding
-from paceline.units import format_bytes
+from paceline.units import format_bytes, format_sizes
 from paceline.version import __version__
 
 LEAST_FILES = 1024  # open files of a process: a rank keeps its corpus, checkpoints and connections open
@@ -102,7 +102,7 @@ def _machine() -> list[Finding]:
     if busy > machine.cores:
         fix = "wait, or expect slower steps and forecasts that are off"
         found.append(Finding("load", NOTE, f"{busy:.1f} processes want the {machine.cores} core(s)", fix))
-    told = f"{format_bytes(free)} free of {format_bytes(machine.memory_bytes)}"
+    told = "{} free of {}".format(*format_sizes(free, machine.memory_bytes))
     small = free < LEAST_MEMORY_BYTES
     fix = f"at least {format_bytes(LEAST_MEMORY_BYTES)} for a small model" if small else ""
     return [*found, Finding("memory", NOTE if small else OK, told, fix)]

@@ -25,7 +25,7 @@ Say = Callable[[str], None]
 UNKNOWN = {
     "usd": "cluster.price_usd_per_device_hour",
     "kwh": "cluster.watts_per_device",
-    "kg_co2e": "cluster.region, or cluster.carbon_g_per_kwh",
+    "kg_co2e": "cluster.region, cluster.carbon_g_per_kwh or run.when.carbon",
 }
 GOALS = {"usd": "money", "kwh": "energy", "kg_co2e": "carbon", "device_hours": "money"}
 

@@ -20,7 +20,7 @@ from paceline.spec.journal.reading import read_records
 from paceline.spec.load import Spec
 from paceline.spec.survive.recovery import RecoverySpec
 from paceline.spec.watch.exports import ExportsSpec
-from paceline.units import Amount, format_seconds
+from paceline.units import Amount, format_durations, format_seconds
 
 WARM_UP = 2  # steps that count to neither half
 LEAST_GAIN = 1.05  # times as fast without the loader: less than this is said to be nothing
@@ -49,9 +49,9 @@ class LoaderBench:
             if self.times >= LEAST_GAIN
             else "no faster: the loader keeps up"
         )
+        took, waited = format_durations(self.reading_seconds, self.data_seconds)
         found = [
-            f"steps    {format_seconds(self.reading_seconds)} as they are, of which {format_seconds(self.data_seconds)}"
-            f" wait for data (medians of {self.steps})",
+            f"steps    {took} as they are, of which {waited} wait for data (medians of {self.steps})",
             f"cached   {format_seconds(self.repeated_seconds)} on batches that were read before, {without}",
         ]
         if self.bound:

@@ -36,6 +36,23 @@ def is_packed(name: str) -> bool:
     return name.rpartition(".")[2] in PACKED
 
 
+class AdapterDropout(nn.Dropout):
+    """Dropout before the thin matrices of an adapter, whose random numbers are those of samples on every layout.
+
+    Layers that a tensor axis splits are called by other code than whole ones. The random numbers are drawn in this
+    module's own forward pass, which is the same in both, and layers of other widths have places of their own.
+    """
+
+    def __init__(self, p: float, width: int) -> None:
+        """`width` is the number of input features of the whole layer."""
+        super().__init__(p)
+        self.drawing_place = width
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [..., in] of x [..., in]."""
+        return F.dropout(x, self.p, self.training)
+
+
 class AdaptedLinear(nn.Linear):
     """A frozen linear layer with an adapter; `adapted` makes it of a plain one, which stays the same object."""
 
@@ -44,7 +61,7 @@ class AdaptedLinear(nn.Linear):
     lora_A: nn.Parameter  # [rank, in]
     lora_B: nn.Parameter  # [rank, out]
     lora_magnitude_vector: nn.Parameter | None  # [out], of DoRA
-    lora_dropout: nn.Dropout  # where the adapter has any: a module, whose random numbers are those of samples
+    lora_dropout: AdapterDropout  # where the adapter has any
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [..., out] of x [..., in]."""
@@ -105,7 +122,7 @@ def adapted(layer: nn.Linear, spec: AdapterSpec) -> AdaptedLinear:
     magnitude = nn.Parameter(layer.weight.detach().new_empty(layer.out_features)) if spec.kind == "dora" else None
     layer.register_parameter(MAGNITUDE, magnitude)
     if spec.dropout:
-        layer.lora_dropout = nn.Dropout(spec.dropout)
+        layer.lora_dropout = AdapterDropout(spec.dropout, layer.in_features)
     if spec.base_dtype == NF4:
         return _packed(layer)
     rest_in_base_dtype(layer)

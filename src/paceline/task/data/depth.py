@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.spec.journal.kinds import DecisionRecord
-from paceline.units import format_bytes, format_seconds
+from paceline.units import format_bytes, format_durations
 
 MOST_AHEAD = 16  # batches: more hides no longer pauses, and holds what may never be trained on
 WINDOW = 8  # reads and steps that a change is of
@@ -90,7 +90,7 @@ class DepthRule:
     def _change(self, chosen: int, wanted: int, allowed: int) -> None:
         step = statistics.median(times.step or 0.0 for times in self._times)
         read = max(times.read for times in self._times)
-        because = f"reads take up to {format_seconds(read)}, steps {format_seconds(step)}"
+        because = "reads take up to {}, steps {}".format(*format_durations(read, step))
         if allowed < wanted:
             because += f"; {wanted} would not fit into {format_bytes(self._most_bytes)} (run.read_ahead_limit)"
         elif not chosen and self._on_device:

@@ -7,6 +7,7 @@ run, and nothing else: no loader, no sharding, no accumulation scheme, no loss s
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from paceline.spec.plan import Plan
 from paceline.spec.steps.turns import main_turn
 from paceline.spec.task import GroupSpec, Task
 from paceline.task.coupling import is_coupled
+from paceline.task.data.order.chosen import ONE, start_of
 from paceline.task.data.order.of_source import ids_at
 from paceline.task.data.protocol import Source
 from paceline.task.models.build import build_model
@@ -35,6 +37,7 @@ from paceline.task.turns import Turn, turns_of
 from paceline.verify.compare.difference import wide
 from paceline.verify.reference.noise_scale import NoiseScale
 from paceline.verify.reference.plain_optimizer import first_match, plain_optimizers
+from paceline.verify.reference.plain_selection import Selected, selected
 from paceline.verify.reference.router import counted_choices, move_biases
 
 
@@ -61,9 +64,10 @@ class ReferenceStep:
     gradients: dict[str, torch.Tensor]
     weights: dict[str, torch.Tensor]
     buffers: dict[str, torch.Tensor]
-    ids: list[int]
+    ids: list[int]  # of all samples that the step read
     router: dict[str, torch.Tensor]  # tokens per expert, by router; empty for a model without experts
     moments: dict[str, torch.Tensor]  # the optimizer's state after the update, by `PARAMETER.KEY`
+    selected: Selected | None = None  # where a step trains on some of what it read
 
 
 def reference_model(task: Task, source: Source, items_per_sample: int, dtype: torch.dtype) -> nn.Module:
@@ -103,6 +107,7 @@ def reference_steps(
     sizes: Sequence[int] = (),
     clip_norms: Sequence[Mapping[str, float]] = (),
     noise: NoiseScale | None = None,
+    selects: bool = False,
 ) -> list[ReferenceStep]:
     """Run `steps` steps of the task on one device and return their numbers.
 
@@ -115,7 +120,8 @@ def reference_steps(
     micro-batches the last step reads, where that is another, and `sizes` are the samples of every step, where they are
     not all the plan's. With `clip_norms`, by turn, those of so many steps,
     these are the norms above which gradients are scaled down, and no further steps are run. `noise` measures the steps
-    and says how many samples the next one has; `sizes` are then its own, which grow.
+    and says how many samples the next one has; `sizes` are then its own, which grow. With `selects` a step trains on
+    those of its samples that the task selects, one after the other.
     """
     turns = turns_of(task, source.unit)
     own = own_parameters(model, turns)
@@ -137,12 +143,18 @@ def reference_steps(
             positions = _positions(plan, step, sizes)[: noise.small()]
             first = [(positions, source.read(_ids(task, source, positions), positions))]
             small_norm = _norm_of(model, turns[main], first, trained, randomness, dtype, step)
+        read_at = _positions(plan, step, sizes)
+        chosen = _selected(task, plan, source, model, turns[main], read_at, dtype) if selects else None
         with counted_choices(model) as router:
             for turn, parameters, updates in zip(turns, own, optimizers, strict=True):
                 if not turn.is_due(step):
                     continue
                 read = micro_batches(task, cut, source, step, whole, sizes=sizes)
-                loss, weight = backward(model, turn, read, randomness, dtype, step)
+                if chosen is not None:
+                    each = read_at[list(chosen.places)].reshape(-1, 1)
+                    read = ((at, source.read(_ids(task, source, at), at)) for at in each)
+                factors = chosen.weights if chosen is not None else ()
+                loss, weight = backward(model, turn, read, randomness, dtype, step, factors)
                 parameters = _in_step(task.optimizer.groups, model, parameters, step) if rate else parameters
                 gradients = _only(model, parameters, weight, names)
                 limit = task.optimizer.clip_norm if turn.clip_norm is None else turn.clip_norm
@@ -167,9 +179,10 @@ def reference_steps(
                 gradients={name: grad for numbers in done.values() for name, grad in numbers.gradients.items()},
                 weights={name: p.detach().clone() for name, p in model.named_parameters()},
                 buffers={name: b.detach().clone() for name, b in model.named_buffers()},
-                ids=_ids(task, source, _positions(plan, step, sizes)).tolist(),
+                ids=_ids(task, source, read_at).tolist(),
                 router=router,
                 moments=moments_of(model, *(optimizer for updates in optimizers for optimizer, _ in updates)),
+                selected=chosen,
             )
         )
     return results
@@ -208,17 +221,36 @@ def backward(
     randomness: SampleRandomness,
     dtype: torch.dtype,
     step: int,
+    factors: Sequence[float] = (),
 ) -> tuple[float, float]:
-    """Run an objective forward and backward on a whole step; return the sums of losses and weights."""
+    """Run an objective forward and backward on a whole step; return the sums of losses and weights.
+
+    The loss of each of the parts that are read counts as many times as `factors` say, where there are any.
+    """
     model.zero_grad(set_to_none=True)
     losses, weights = [], []
-    for positions, data in read:
+    for number, (positions, data) in enumerate(read):
         with randomness.during(SampleRows(positions, turn.draws_as(step), length_of(data))):
             loss_sum, weight = turn.objective(model, cast_floats(data, dtype))
+        loss_sum = loss_sum * factors[number] if factors else loss_sum
         loss_sum.backward()
         losses.append(float(loss_sum.detach()))
         weights.append(float(weight))
     return sum(losses), sum(weights)
+
+
+def _selected(
+    task: Task, plan: Plan, source: Source, model: nn.Module, turn: Turn, positions: np.ndarray, dtype: torch.dtype
+) -> Selected:
+    """Return which of the samples at these positions the task trains on, at the weights of the moment."""
+
+    def score(at: np.ndarray) -> tuple[float, float]:
+        loss, weight = turn.objective(model, cast_floats(source.read(_ids(task, source, at), at), dtype))
+        return float(loss), float(weight)
+
+    scores = [functools.partial(score, at) for at in positions.reshape(-1, 1)]
+    start = start_of(task.seed, int(positions[0])) / ONE
+    return selected(task.selection, plan.batch_samples, start, model, scores)
 
 
 def _norm_of(

@@ -6,7 +6,7 @@ import dataclasses
 
 from paceline.spec.proof.records import FirstDifference
 from paceline.verify.story.evaluated import ITEMS, LOSS
-from paceline.verify.story.plans import SAVED, Act
+from paceline.verify.story.plans import CHOSEN, SAVED, Act
 from paceline.verify.story.reference import IN_JOURNAL
 
 STATE = ("weights", "buffers", "moments")
@@ -30,6 +30,10 @@ def _cause(first: FirstDifference, act: Act) -> tuple[str, str] | None:
         return "record", "the journal does not say what the run did"
     if quantity == "evaluation":
         return "evaluation", _evaluation(first, act)
+    if act.selects and first.name == CHOSEN:
+        return "selection", "other candidates are trained on than those that their losses draw"
+    if act.selects and quantity == "loss":
+        return "selection", f"{first.likely}; or candidates are scored, or weighted, otherwise than by their losses"
     if quantity == "position":
         return "resume state", "the run does not go on at the sample and step that come next"
     if quantity == "lr":

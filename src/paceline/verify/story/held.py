@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +17,8 @@ from paceline.run.loop.step import StepStats
 from paceline.run.loop.training import Training
 from paceline.run.process.world import World
 from paceline.run.updates.growth import WHAT
-from paceline.spec.journal.reading import read_journal
+from paceline.spec.journal.kinds import SelectionRecord
+from paceline.spec.journal.reading import read_journal, read_kind
 from paceline.verify.compare.difference import (
     Difference,
     number_differences,
@@ -26,7 +28,7 @@ from paceline.verify.compare.difference import (
 )
 from paceline.verify.reference.steps import moments_of
 from paceline.verify.story.evaluated import ITEMS, LOSS
-from paceline.verify.story.plans import SAVED, Act
+from paceline.verify.story.plans import CANDIDATES, CHOSEN, SAVED, Act
 from paceline.verify.story.reference import Passed, evaluation_differences, growth_differences, in_the_journal
 
 Tensors = dict[str, torch.Tensor]
@@ -46,7 +48,7 @@ def restored_differences(training: Training, saved: Passed, act: Act) -> list[Di
 
 
 def step_differences(
-    training: Training, batch: StepBatch, stats: StepStats, passed: Passed, act: Act
+    training: Training, batch: StepBatch, stats: StepStats, passed: Passed, act: Act, run_dir: Path
 ) -> list[Difference]:
     """Return how far a step that the run has just made is from the device's, in order of cause."""
     layout, world, number = act.plan.layout, act.world, passed.number
@@ -56,9 +58,35 @@ def step_differences(
     told = {name: float(getattr(stats, name)) for name in NUMBERS}
     return [
         sample_differences(read, passed.step.ids, first, number, world, layout),
+        *_selection(run_dir, passed, world),
         *number_differences(told, _numbers(passed), number, world),
         *_turns(stats.turns, passed, world),
         *_state_differences(training, passed, act),
+    ]
+
+
+def _selection(run_dir: Path, passed: Passed, world: World) -> list[Difference]:
+    """Return how far the run's choice among the samples that it read is from the device's, by its own record of it.
+
+    Of the places that either chose it is the part that the other did not.
+    """
+    chosen, number = passed.step.selected, passed.number
+    if chosen is None:
+        return []
+    records = read_kind(run_dir, SelectionRecord) if world.is_first else []
+    told = world.share(next(((r.chosen, r.loss) for r in records if r.step == number), None))
+    mask, loss = told or ("0", None)
+    bits = f"{int(mask, 16):0{4 * len(mask)}b}"
+    ours, theirs = {at for at, bit in enumerate(bits) if bit == "1"}, set(chosen.places)
+    apart = sorted(ours ^ theirs)
+    first = float(apart[0]) if apart else 0.0
+    share, ratio = len(apart) / len(ours | theirs), len(ours) / len(theirs)
+    mean = number_differences(
+        {CANDIDATES: math.nan if loss is None else loss}, {CANDIDATES: chosen.loss}, number, world
+    )
+    return [
+        Difference("samples", CHOSEN, number, 0, share, ratio, first, first),
+        *(dataclasses.replace(each, quantity="loss") for each in mean),
     ]
 
 

@@ -20,6 +20,7 @@ THAWED = 3  # the first step that trains a group which was left as it is, or lea
 SMALLEST_RATIO = 1e-12  # of the noise scale over the batch: at any larger one it grows
 WARMUP = 2  # steps
 LENGTH = 6  # steps of the run that the learning rate is planned over; the last two are never made
+CANDIDATES, CHOSEN = "loss of all candidates", "chosen candidates"  # what of a selection is compared
 LARGEST_FINAL = 0.5  # of the peak: a rate that stays where it is would hide a schedule that is lost
 
 
@@ -31,6 +32,7 @@ class Act:
     world: World
     begins: int
     sizes: tuple[int, ...]  # samples of every step of the run
+    selects: bool = False  # whether a step trains on some of the samples that it reads
     resumed: str = ""  # such as "after a resume as dp_replicate=2"; empty for the start that saves
 
     def position(self, step: int) -> int:
@@ -45,21 +47,28 @@ class Act:
 
 def acts_of(task: Task, plan: Plan, world: World) -> list[Act]:
     """Return the starts of the run, in order: under the plan, on another layout of its ranks, on one device alone."""
-    other, sizes = other_layout(task, plan), story_sizes(task.growth, plan)
-    acts = [Act(plan, world, 1, sizes), Act(other, world, SAVED + 1, sizes, f"after a resume as {other.layout}")]
+    other, sizes = other_layout(task, plan), story_sizes(task, plan)
+    chooses = task.selection.selects
+    acts = [
+        Act(plan, world, 1, sizes, chooses),
+        Act(other, world, SAVED + 1, sizes, chooses, f"after a resume as {other.layout}"),
+    ]
     if world.size > 1:
         single = World(0, 1, world.local_rank, world.device)
-        acts.append(Act(alone(plan), single, SAVED + 1, sizes, "after a resume on one device"))
+        acts.append(Act(alone(plan), single, SAVED + 1, sizes, chooses, "after a resume on one device"))
     return acts
 
 
-def story_schedule(schedule: ScheduleSpec, plan: Plan) -> ScheduleSpec:
-    """Return the task's schedule over the story: another rate at every step, and lengths that need converting."""
+def story_schedule(schedule: ScheduleSpec, samples: int) -> ScheduleSpec:
+    """Return the task's schedule over the story: another rate at every step, and lengths that need converting.
+
+    `samples` are what a step reads.
+    """
     return dataclasses.replace(
         schedule,
         kind="linear" if schedule.kind == "constant" or schedule.is_own else schedule.kind,
-        warmup=Amount(WARMUP * plan.batch_samples, "samples"),
-        decay=Amount((LENGTH - WARMUP) * plan.batch_samples, "samples"),
+        warmup=Amount(WARMUP * samples, "samples"),
+        decay=Amount((LENGTH - WARMUP) * samples, "samples"),
         final=min(schedule.final, LARGEST_FINAL),
         arguments={},
     )
@@ -107,13 +116,14 @@ def story_freezing(optimizer: OptimizerSpec) -> OptimizerSpec:
     return dataclasses.replace(optimizer, groups=tuple(groups))
 
 
-def story_sizes(growth: GrowthSpec, plan: Plan) -> tuple[int, ...]:
-    """Return the samples of every step that the story makes, from the definition and not from the run's own course.
+def story_sizes(task: Task, plan: Plan) -> tuple[int, ...]:
+    """Return what every step of the story reads, in samples, from the definition and not from the run's own course.
 
-    Where the noise scale decides, one device says what it has decided.
+    Where the noise scale decides, one device says what it has decided. A batch does not grow where a task selects.
     """
-    grown = grown_batch(growth, plan) if growth.grows else plan.batch_samples
-    return (plan.batch_samples,) * GROWN_AFTER + (grown,) * (SAVED + 1 - GROWN_AFTER)
+    read = task.selection.candidates_of(plan.batch_samples)
+    grown = grown_batch(task.growth, plan) if task.growth.grows else read
+    return (read,) * GROWN_AFTER + (grown,) * (SAVED + 1 - GROWN_AFTER)
 
 
 def expected_factor(growth: GrowthSpec, samples: int, first: int) -> float:

@@ -66,7 +66,7 @@ def unbroken(asked: Asked, last: Plan, samples: int, move: Move | None = None) -
     traits = traits_of(model)
     start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
-    sizes: Sequence[int] = story_sizes(task.growth, plan)
+    sizes: Sequence[int] = story_sizes(task, plan)
     noise = NoiseScale(task.growth, [plan.batch_samples]) if task.growth.by == "noise" else None
     sizes = noise.sizes if noise is not None else sizes
 
@@ -75,7 +75,7 @@ def unbroken(asked: Asked, last: Plan, samples: int, move: Move | None = None) -
         return expected_rate(task.schedule, task.optimizer.lr, step) * grown
 
     given = (task, plan, asked.source, asked.items_per_sample, SAVED + 1, model)
-    steps = reference_steps(*given, rate=rate, last=last, sizes=sizes, noise=noise)
+    steps = reference_steps(*given, rate=rate, last=last, sizes=sizes, noise=noise, selects=task.selection.selects)
     states = [{**step.buffers, **step.weights} for step in steps]
     evaluated = evaluations(task, plan, model, states, task.data[1], samples)
     passed = [

@@ -118,13 +118,15 @@ def _spec(task: Task, plan: Plan, world: World, source: Source) -> Spec:
     """
     held_out = open_sources(task.data, task.seed)[1]
     held_out = source if held_out is None else for_twin(held_out, task)
-    batch = plan.batch_samples
-    source = shortened(source, batch + -(-batch // 2))  # an epoch ends within the second step, and another one later
+    selection, read = task.selection, task.selection.candidates_of(plan.batch_samples)
+    # An epoch ends within the second step, and another one later. Candidates of a step are not the same sample twice:
+    # of equal losses rounding would say which is the larger one.
+    source = shortened(source, 2 * read if selection.selects else read + -(-read // 2))
     return Spec(
         task=dataclasses.replace(
             task,
             data=(source, held_out),
-            schedule=story_schedule(task.schedule, plan),
+            schedule=story_schedule(task.schedule, read),
             growth=story_growth(task.growth, plan, source.items_per_sample),
             optimizer=story_freezing(task.optimizer),
             batch_rows="fixed",
@@ -136,8 +138,8 @@ def _spec(task: Task, plan: Plan, world: World, source: Source) -> Spec:
         ),
         cluster=ClusterSpec(learn=False),
         run=RunSpec(
-            checkpoint_every=Amount(SAVED * batch, "samples"),
-            evaluate_every=Amount(batch, "samples"),
+            checkpoint_every=Amount(SAVED * read, "samples"),
+            evaluate_every=Amount(read, "samples"),
             evaluate_samples=2 * world.size + 1,
             check_every=Amount(1, "steps"),
             record_samples=True,
@@ -181,6 +183,6 @@ def _play(act: Act, spec: Spec, run_dir: Path, expected: Unbroken) -> list[Diffe
                 raise KeyboardInterrupt from stop
             except NumericalStop:
                 return [*found, overflow(passed.step, step)]
-            found += step_differences(training, batch, stats, passed, act)
+            found += step_differences(training, batch, stats, passed, act, run_dir)
             found += journal_differences(run_dir, passed, act)
     return found

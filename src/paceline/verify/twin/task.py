@@ -18,7 +18,6 @@ from paceline.spec.adapt.adapter import proof_adapter
 from paceline.spec.layout import Layout, accumulation_for, largest_part, rows_of
 from paceline.spec.model_folder import FRESH
 from paceline.spec.plan import Plan
-from paceline.spec.steps.selection import SelectionSpec
 from paceline.spec.sync import PLAIN
 from paceline.spec.task import DataSpec, ModelSpec, OptimizerSpec, ScheduleSpec, Task
 from paceline.task.models.sizes import DecoderConfig, MoEConfig, is_named, resolve_decoder
@@ -27,6 +26,7 @@ from paceline.verify.twin.layout import twin_layout
 LARGEST_MICRO_BATCH = 4  # rows of the twin's batch that a rank has at most, where the batch stays in one piece
 HEAD_DIMS = ((16, 8), (64, 4), (10_000, 2))  # (up to so many heads, width of each)
 LAYERS = 3
+MOST_CANDIDATES = 3  # for each sample that is trained on
 SEQ_LEN = 24
 LARGEST_EXPERTS = 8
 LARGEST_VOCAB = 521  # a prime: uneven over every number of shards; ids of more are folded into it (fold.py)
@@ -82,7 +82,8 @@ def twin_task(
         small["model"], small["train"] = model, _of_depth(task.train, model.layers)
         targets = _of_depth(task.adapter.targets, model.layers)
         task = dataclasses.replace(task, adapter=dataclasses.replace(task.adapter, targets=targets))
-    small["selection"] = SelectionSpec()  # what is proven is the step, whichever samples it is given
+    few = min(task.selection.candidates, MOST_CANDIDATES)
+    small["selection"] = dataclasses.replace(task.selection, candidates=few)  # the story alone chooses among them
     # Every objective has its turn in one of two steps at least, and not in all where it does not.
     small["adapter"] = proof_adapter(task.adapter)
     small["turns"] = tuple(dataclasses.replace(turn, every=min(2, turn.every)) for turn in task.turns)

@@ -28,6 +28,7 @@ MEGATRON = Software(
     routes_parts=True,
     keeps_gathered=False,  # saves the shard and gathers again in backward: core/tensor_parallel/layers.py
     hides_second_gather=True,  # the same function: `async_op=True`, before the gradient of the input
+    hides_input_sums=True,  # and of the reduce-scatter of that gradient, before the gradient of the weight
     overlaps_with_te=True,
     hides_sends=True,  # `--no-overlap-p2p-communication` turns it off
     recipe="delayed",  # `--fp8-recipe` of Transformer Engine
@@ -74,6 +75,8 @@ INTERNEVO = replace(
 MEGATRON_DEEPSPEED = replace(
     MEGATRON,
     name="Megatron-DeepSpeed",
+    hides_second_gather=False,
+    hides_input_sums=False,
     overlaps=False,
     hides_sends=False,
     fuses_gradient_sums=False,
@@ -112,6 +115,11 @@ TORCHTITAN = Software(
 FSDP2 = Software("PyTorch FSDP2", classes=(3,), splits_root=True, fuses_compiled=True, logit_share=EAGER_LOGITS)
 # XLA gathers every weight by itself, in the compute dtype, and reduces its gradient in it.
 MAXTEXT = Software("MaxText", reduce_bytes=2, classes=(3,), splits_root=True, recipe="delayed")
+# Layers of Pax are repeated, and repeated layers compute something again: `CHECKPOINT_POLICY` is SAVE_NOTHING in
+# tasks/lm/model_params.py, and SAVE_DOT_WITH_NO_BATCH_DIM, which keeps products with weights alone, in its 5B
+# (contrib/gpu/scripts_gpu/configs.py, read 2026-11-23). Its own attention is einsums; no dropout is set there but of
+# inputs.
+PAXML = replace(MAXTEXT, name="PaxML", fuses_attention=False, drops_attention=False, recomputes=("selective", "full"))
 
 # What a table's `program` column may hold.
 PROGRAMS = {
@@ -132,7 +140,7 @@ PROGRAMS = {
     "llm-foundry": LLM_FOUNDRY,
     "torchtitan": TORCHTITAN,
     "maxtext": MAXTEXT,
-    "paxml": MAXTEXT,
+    "paxml": PAXML,
     # On the engine of another, as their own pages say.
     "megatron-core": MEGATRON,
     "primus": MEGATRON,

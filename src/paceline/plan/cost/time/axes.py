@@ -62,7 +62,7 @@ def seconds_of(group: Rings, collective: Collective) -> Floats:
 def _tensor(sheet: Sheet) -> Component:
     columns, part, group, stream = sheet.columns, sheet.slowest, sheet.ring("tp"), sheet.stream_bytes
     gather, scatter = stream_collectives(sheet)
-    seconds = seconds_of(group, gather) + seconds_of(group, scatter) - _beside_input_gradients(sheet, gather)
+    seconds = seconds_of(group, gather) + seconds_of(group, scatter) - _beside_gradients(sheet, gather, scatter)
     if sheet.context.software.hides_tensor:  # of as many pieces as ranks, all but one run beside a product
         seconds = seconds / columns.tp
     seconds = seconds + seconds_of(group, loss_collective(sheet))
@@ -75,18 +75,23 @@ def _tensor(sheet: Sheet) -> Component:
     return Component("tensor communication", "collectives", seconds, group.source, text, RING, columns.tp > 1, "reduce")
 
 
-def _beside_input_gradients(sheet: Sheet, gather: Collective) -> Floats:
-    """Return the seconds per step of second gathers that computing hides: each comes while inputs' gradients are made.
+def _beside_gradients(sheet: Sheet, gather: Collective, scatter: Collective) -> Floats:
+    """Return the seconds per step of collectives of a backward pass that its products hide.
 
-    Those need no input, so the gather is started first; on a CPU nothing runs beside another.
+    A second gather of an input comes while the input's gradient is made, which does not need it; that gradient is then
+    summed up over the ranks while the weight's is made. On a CPU nothing runs beside another.
     """
-    columns, second = sheet.columns, second_gathers(sheet)
-    if sheet.rates.device.kind == "cpu" or not sheet.context.software.hides_second_gather:
-        return np.zeros(len(columns))
-    share = columns.accumulation * second / np.maximum(gather.calls, 1)
+    columns, software = sheet.columns, sheet.context.software
+    calls = columns.accumulation * second_gathers(sheet)
+    found = np.zeros(len(columns))
+    if sheet.rates.device.kind == "cpu":
+        return found
     products = np.einsum("rs,rs->r", sheet.slowest.counts, sheet.product_seconds * sheet.factors)
-    room = columns.device_samples / columns.cp * products
-    found: Floats = np.minimum(share * seconds_of(sheet.ring("tp"), gather), sheet.context.constants.overlap * room)
+    room = sheet.context.constants.overlap * columns.device_samples / columns.cp * products
+    for hides, collective in ((software.hides_second_gather, gather), (software.hides_input_sums, scatter)):
+        if hides:
+            share = calls / np.maximum(collective.calls, 1)
+            found = found + np.minimum(share * seconds_of(sheet.ring("tp"), collective), room)
     return found
 
 

@@ -299,7 +299,8 @@ def matrix_peak(context: PricedTask, precision: str) -> tuple[float, str]:
     """Return the FLOP/s that model FLOPs utilisation divides by, and what it is called; NaN where unknown."""
     device = context.cluster.device
     if precision in device.peak_flops:
-        return device.peak_flops[precision], "of published dense peak"
+        known = "assumed" if f"peak_flops.{precision}" in device.assumed_rates else "published"
+        return device.peak_flops[precision], f"of {known} dense peak"
     if device.matmul_source == "measured" and precision in device.matmul_flops:
         return max(rate for _, rate in device.matmul_flops[precision]), "of measured matrix peak"
     return float("nan"), "peak unknown"

@@ -12,6 +12,7 @@ from torch import nn
 Site = tuple[tuple[CodeType, int], ...]  # where a program draws: code and place in it, from the inside out
 
 DEPTH = 8
+OWN_PLACE = "drawing_place"  # an attribute of a module: one number for all places of its forward pass, see below
 _SILENT = ("torch.nn.modules.dropout",)  # modules that are their caller's tool: where they are called says more
 _SKIPPED = ("torch.nn.modules.module", "contextlib")
 CHECKPOINT = "torch.utils.checkpoint"
@@ -25,7 +26,9 @@ _ENDS = (CHECKPOINT, "paceline.run.", "paceline.verify.")  # callers of a progra
 def site_of_caller(module_of: Callable[[Any], object] = lambda found: None) -> Site:
     """Return where the program draws: its frames up to the module's forward pass that it is in.
 
-    That module, or None where the program draws outside of any in what it runs again, goes to `module_of`.
+    That module, or None where the program draws outside of any in what it runs again, goes to `module_of`. Modules of
+    one class that draw tensors of different widths are told apart by an attribute of theirs, `drawing_place`: a rank's
+    part of a wide tensor may be as wide as another one.
     """
     frame: Any = sys._getframe(1)
     found: list[tuple[CodeType, int]] = []
@@ -40,6 +43,8 @@ def site_of_caller(module_of: Callable[[Any], object] = lambda found: None) -> S
             found.append((frame.f_code, frame.f_lasti))
             if frame.f_code.co_name == "forward" and isinstance(owner := frame.f_locals.get("self"), nn.Module):
                 module_of(owner)
+                if (place := getattr(owner, OWN_PLACE, None)) is not None:
+                    found[-1] = (frame.f_code, int(place))
                 if name not in _SILENT:
                     break
         frame = frame.f_back

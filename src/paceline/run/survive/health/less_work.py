@@ -20,7 +20,7 @@ from paceline.run.loop.under_plan import UnderPlan
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.plan import Plan, counts_text
 from paceline.spec.survive.health import HealthSpec
-from paceline.units import format_seconds
+from paceline.units import format_durations
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,8 @@ class LessWork:
     def _record(self, step: int, before: tuple[int, ...], change: Recut, why: str, cost: float) -> DecisionRecord:
         now, plan = before or rows_of_ranks(self._base), change.plan
         is_base = plan is self._base
-        because = f"{why}; a step computes for {format_seconds(change.seconds)} by forecast, and "
-        because += f"{format_seconds(change.now_seconds)} as it is"
+        ahead, as_is = format_durations(change.seconds, change.now_seconds)
+        because = f"{why}; a step computes for {ahead} by forecast, and {as_is} as it is"
         rows = rows_of_ranks(plan)
         evidence = {
             "step": step,
@@ -149,5 +149,5 @@ class LessWork:
         measured = max(sum(told[rank][0] for told in self._window) / count for rank in range(len(self._window[0])))
         because = f"{counts_text(rows_of_ranks(change.plan))} of each batch, held against the forecast"
         evidence = {"step": step, "computing_seconds": {"forecast": change.seconds, "measured": measured}}
-        before, after = (format_seconds(seconds) for seconds in (change.seconds, measured))
+        before, after = format_durations(change.seconds, measured)
         return [DecisionRecord("rows", f"{before} forecast", f"a step computes for {after}", because, evidence)]

@@ -10,7 +10,7 @@ import torch
 from paceline.checkpoint.beside.stage import bytes_to_stage
 from paceline.cluster.machine import available_memory_bytes
 from paceline.run.process.world import World
-from paceline.units import format_bytes
+from paceline.units import format_sizes
 
 SPARE = 2  # so many times the room that a copy takes must be free for one that nobody asked for
 
@@ -23,5 +23,5 @@ def why_not_beside(tensors: Mapping[str, torch.Tensor], world: World) -> str:
     short = [each for each in world.gather((needed, free)) if SPARE * each[0] > each[1]]
     if not short:
         return ""
-    size, room = (format_bytes(number) for number in short[0])
+    size, room = format_sizes(*short[0])
     return f"the copies of a machine's ranks take {size} of host memory, of which {room} are free"

@@ -28,7 +28,7 @@ from paceline.run.survive.saving.pace import SavingPace
 from paceline.run.survive.saving.remote_copies import RemoteCopies
 from paceline.run.survive.saving.tiers import DISK, MEMORY, Tier, Tiers
 from paceline.spec.plan import Plan
-from paceline.units import format_seconds
+from paceline.units import format_durations, format_seconds
 
 ABANDON_SECONDS = 2.0  # for a thread that has lost its peers to end
 PRESSURE_SECONDS = 0.01  # a shorter wait for the save before is none
@@ -281,12 +281,13 @@ class CheckpointKeeper:
         if waited > PRESSURE_SECONDS and not self._is_pressed:
             self._is_pressed = True
             seconds = max((outcome.seconds for outcome in flight.outcomes), default=0.0)
+            took, waits = format_durations(seconds, waited)
             self._record.decided(
                 "checkpoint",
                 f"step {flight.step} beside training",
                 f"step {step} waits",
-                f"the save of step {flight.step} took {format_seconds(seconds)}, and that of step {step} was due:"
-                f" training waited {format_seconds(waited)}, and will again, since one save is under way at a time",
+                f"the save of step {flight.step} took {took}, and that of step {step} was due:"
+                f" training waited {waits}, and will again, since one save is under way at a time",
                 {"write_seconds": seconds, "waited_seconds": waited},
             )
 

@@ -27,7 +27,7 @@ from paceline.cluster.machine import available_memory_bytes
 from paceline.durable import publish
 from paceline.errors import StorageError
 from paceline.run.process.world import World
-from paceline.units import format_bytes
+from paceline.units import format_sizes
 
 RAM_DISK = Path("/dev/shm")
 NAME = "memory-tier.json"  # in the run's directory
@@ -145,5 +145,6 @@ def why_no_memory_tier(tensors: Mapping[str, torch.Tensor], world: World) -> str
         return f"there is no {RAM_DISK}"
     free = min(available_memory_bytes(), shutil.disk_usage(RAM_DISK).free)
     if world.share(free) < HELD * size:
-        return f"{HELD} checkpoints of up to {format_bytes(size)} do not fit into {format_bytes(free)} of free memory"
+        told, room = format_sizes(size, free)
+        return f"{HELD} checkpoints of up to {told} do not fit into {room} of free memory"
     return ""

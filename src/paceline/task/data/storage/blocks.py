@@ -32,7 +32,7 @@ Bytes = npt.NDArray[np.uint8]
 
 HASH_BYTES = 16
 ROOM_SHARE = 0.9  # what is kept of a full cache, so that not every further piece makes room
-MAPPED = 4096  # pieces that a process keeps mapped
+MAPPED = 8192  # pieces that a process keeps mapped
 
 
 class BlockCache:
@@ -76,8 +76,12 @@ class BlockCache:
         return [found[key] for key in keys]
 
     def has(self, key: str) -> bool:
-        """Return whether the piece is on the disk, sound or not."""
-        return key in self._mapped or self._path(key).exists()
+        """Return whether the piece is there, sound or not. Who asks will use it: others go before it."""
+        with self._lock:
+            if key in self._mapped:
+                self._mapped.move_to_end(key)
+                return True
+        return self._path(key).exists()
 
     def forget(self, key: str) -> None:
         """Remove a piece, which is not what its key stands for."""

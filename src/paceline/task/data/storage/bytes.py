@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,8 +20,8 @@ from paceline.task.data.storage.notices import DataNotices
 from paceline.task.data.storage.remote import RemoteFile, RemoteFiles, is_remote
 from paceline.task.data.storage.watch import State, WatchedFile
 
-PIECE_BYTES = 256 * 2**10  # what is kept or goes: small against the neighbours that an order of blocks reads together
-ROW_PIECES = 16  # what one request asks for at most, 4 MiB: large against a request's latency, small against a shard
+PIECE_BYTES = 128 * 2**10  # what is kept or goes: small against the neighbours that an order of blocks reads together
+ROW_PIECES = 32  # what one request asks for at most, 4 MiB: large against a request's latency, small against a shard
 
 
 class ByteFile(Protocol):
@@ -101,10 +102,13 @@ class CachedBytes:
         cache: BlockCache,
         ahead: FetchesAhead | None = None,
         piece_bytes: int = PIECE_BYTES,
+        head_bytes: int = 0,
     ) -> None:
+        """Cut the file into pieces; the first `head_bytes` are one of their own, and pieces count from their end."""
         self.name, self.size, self.version = file.url, file.size, file.version
         self._files, self._file, self._cache, self._piece_bytes = files, file, cache, piece_bytes
         self._ahead = ahead or FetchesAhead()
+        self._head_bytes, self._shift = head_bytes, -head_bytes % piece_bytes
         self._stretches: dict[int, str] = {}  # keys that were asked for
 
     def read(self, start: int, stop: int) -> Bytes:
@@ -118,8 +122,8 @@ class CachedBytes:
             self._ahead.wait([self._key(number) for number in row])
             pieces += self._get(row)
         numbers = self._numbers(start, stop)
-        pieces[-1] = pieces[-1][: stop - numbers[-1] * self._piece_bytes]
-        pieces[0] = pieces[0][start - numbers[0] * self._piece_bytes :]
+        pieces[-1] = pieces[-1][: stop - self._begin(numbers[-1])]
+        pieces[0] = pieces[0][start - self._begin(numbers[0]) :]
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def forget(self, start: int, stop: int) -> bool:
@@ -131,7 +135,7 @@ class CachedBytes:
     def expect(self, spans: npt.NDArray[np.int64]) -> None:
         """Begin to fetch the pieces of these bytes, the first ones of them first, and their neighbours with them."""
         spans = spans[spans[:, 1] > spans[:, 0]]
-        first, last = spans[:, 0] // self._piece_bytes, (spans[:, 1] - 1) // self._piece_bytes
+        first, last = self._number(spans[:, 0]), self._number(spans[:, 1] - 1)
         widest = int((last - first).max(initial=-1)) + 1
         numbers = np.minimum(first[:, None] + np.arange(widest), last[:, None]).reshape(-1)
         rows: dict[int, list[int]] = {}
@@ -147,25 +151,33 @@ class CachedBytes:
         """Return pieces that lie in a row, from the cache or by one request for each run that it lacks."""
 
         def fetch(first: int, stop: int) -> list[bytes]:
-            begin, size = row[first] * self._piece_bytes, self._piece_bytes
-            content = self._files.read(self._file.url, begin, min(self.size, row[stop - 1] * size + size))
-            return [content[at : at + size] for at in range(0, len(content), size)]
+            begins = [self._begin(number) for number in (*row[first:stop], row[stop - 1] + 1)]
+            content = self._files.read(self._file.url, begins[0], min(self.size, begins[-1]))
+            return [content[at - begins[0] : to - begins[0]] for at, to in itertools.pairwise(begins)]
 
         return self._cache.get_row([self._key(number) for number in row], fetch)
 
     def _numbers(self, start: int, stop: int) -> range:
-        return range(start // self._piece_bytes, -(-stop // self._piece_bytes))
+        return range(self._number(start), self._number(stop - 1) + 1)
+
+    def _number(self, place: Any) -> Any:
+        """Return the number of the piece that holds a byte, or those of an array of bytes."""
+        return (place + self._shift) // self._piece_bytes
+
+    def _begin(self, number: int) -> int:
+        """Return where a piece begins."""
+        return max(0, number * self._piece_bytes - self._shift)
 
     def _key(self, number: int) -> str:
         """Return a piece's key. Those of one stretch of the file begin alike: they are in one folder of the cache."""
         stretch, place = divmod(number, ROW_PIECES)
         if (known := self._stretches.get(stretch)) is None:
-            what = f"{self.name} {self.size} {self.version} {self._piece_bytes} {stretch}"
+            what = f"{self.name} {self.size} {self.version} {self._piece_bytes} {self._head_bytes} {stretch}"
             known = self._stretches[stretch] = hashlib.blake2b(what.encode(), digest_size=16).hexdigest()
-        return f"{known}{place:x}"
+        return f"{known}{place:02x}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self._file, self._cache, self._ahead, self._piece_bytes)
+        return _again, (self._file, self._cache, self._ahead, self._piece_bytes, self._head_bytes)
 
 
 def _rows(numbers: Sequence[int]) -> list[list[int]]:
@@ -179,8 +191,8 @@ def _rows(numbers: Sequence[int]) -> list[list[int]]:
     return rows
 
 
-def _again(file: RemoteFile, cache: BlockCache, ahead: FetchesAhead, piece_bytes: int) -> CachedBytes:
-    return CachedBytes(RemoteFiles(file.url, cache.notices), file, cache, ahead, piece_bytes)
+def _again(file: RemoteFile, cache: BlockCache, ahead: FetchesAhead, piece_bytes: int, head_bytes: int) -> CachedBytes:
+    return CachedBytes(RemoteFiles(file.url, cache.notices), file, cache, ahead, piece_bytes, head_bytes)
 
 
 @dataclass(frozen=True)
@@ -192,16 +204,22 @@ class Storage:
     notices: DataNotices = field(default_factory=DataNotices)
     ahead: FetchesAhead = field(default_factory=FetchesAhead)
 
-    def open(self, path: str, state: State | None = None) -> ByteFile:
+    @cached_property
+    def cache(self) -> BlockCache:
+        """The pieces of all remote files: one for all of them, so that its limit is that of all together."""
+        return BlockCache(self.cache_dir / "blocks", self.cache_bytes, self.notices)
+
+    def open(self, path: str, state: State | None = None, head_bytes: int = 0) -> ByteFile:
         """Return a file, of a path or a URL; a local one is in `state` where that is given.
+
+        The pieces of a remote one count from the end of its first `head_bytes`: where its samples begin.
 
         Raises DataError where it is not there.
         """
         if not is_remote(path):
             return LocalBytes(path, state)
         files = RemoteFiles(path, self.notices)
-        cache = BlockCache(self.cache_dir / "blocks", self.cache_bytes, self.notices)
-        return CachedBytes(files, files.file(), cache, self.ahead)
+        return CachedBytes(files, files.file(), self.cache, self.ahead, head_bytes=head_bytes)
 
     def state(self, path: str) -> State:
         """Return the state of a local file. Raises DataError where it is not there."""

@@ -1,0 +1,22 @@
+"""What stands out of training is told once: when it does, and not again by the lines that close the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from runs import in_process, write_spec
+
+
+def test_what_stood_out_of_training_is_not_repeated_at_the_end_of_the_run(tmp_path: Path) -> None:
+    """A rate that moves weights by more than their norm stands out in the third step that is measured."""
+    run_dir = tmp_path / "run"
+    spec = write_spec(tmp_path, run_dir, steps=6)
+    done = in_process("train", spec, "--set=task.optimizer.lr=3", "--set=run.observe.health_every=1 steps")
+    assert done.returncode == 0, done.stderr
+    told = [line for line in done.stdout.splitlines() if line.startswith("health ")]
+    assert any("large update" in line for line in told)
+    assert len(told) == len(set(told)), "each is told once"
+    closing = done.stdout[done.stdout.index("report  ") :]
+    assert "health " not in closing
+    asked = in_process("report", run_dir)
+    assert "health   large update" in asked.stdout, "whoever asks for the report is told"
