@@ -238,7 +238,7 @@ def _completed(entry: Accelerator, nodes: Mapping[str, NodeType], document: Toml
     return replace(entry, assumed=tuple(assumed), node_types=tuple(nodes[name] for name in entry.nodes))
 
 
-def _check_assumed(assumed: tuple[str, ...], known: tuple[str, ...], document: TomlDocument, prefix: Key) -> None:
+def _check_assumed(assumed: tuple[str, ...], known: tuple[str, ...], document: TomlDocument, prefix: KeyPath) -> None:
     """Raise ConfigError for an assumed figure that the entry cannot have."""
     unknown = [name for name in assumed if name not in known]
     if unknown:
