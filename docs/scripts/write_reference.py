@@ -13,7 +13,7 @@ from pathlib import Path
 from paceline.cli.json.shapes import ALWAYS, BARE, ERROR, SHAPES
 from paceline.cli.main import VERBS
 from paceline.cli.parser import EXIT_CODES, Parser, add_common_arguments
-from paceline.config.shape import Option, Table
+from paceline.config.shape import Option, ShapedTable
 from paceline.config.values import UNSET, literal, plain
 from paceline.spec.load import table
 from paceline.spec.survive.contract import CLAUSES
@@ -167,12 +167,12 @@ def spec_page() -> str:
     """Return the reference of all options of spec files."""
     lines = [NOTE, "", "# Spec options", *SPEC_HEAD.split("\n")]
     for name, member in table().members.items():
-        assert isinstance(member, Table)
+        assert isinstance(member, ShapedTable)
         lines += _table_lines(name, member)
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _table_lines(key: str, spec: Table) -> Iterator[str]:
+def _table_lines(key: str, spec: ShapedTable) -> Iterator[str]:
     yield from (f"## `[{key}]`", "", f"{spec.doc[0].upper()}{spec.doc[1:].rstrip('.')}.", "")
     if spec.shorthand:
         parent, _, name = key.rpartition(".")
@@ -183,7 +183,7 @@ def _table_lines(key: str, spec: Table) -> Iterator[str]:
             yield f"| `{option.name}` | {cell(takes(option))} | {cell(default(option))} | {cell(option.doc)} |"
     yield ""
     for name, member in spec.members.items():
-        if isinstance(member, Table):
+        if isinstance(member, ShapedTable):
             yield from _table_lines(f"{key}.{name}", member)
         elif member.item is not None:
             yield from _table_lines(f"[{key.strip('[]')}.{name}]", member.item)

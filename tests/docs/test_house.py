@@ -13,6 +13,7 @@ HOUSE = (ROOT / "docs" / "house.md").read_text(encoding="utf-8")
 GLOSSARY = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 QUESTIONS = CONTRIBUTING.partition("## Where is")[2].partition("## ")[0]
+TYPE_NAME = re.compile(r"[A-Z]\w*[a-z]\w*")
 PATH = re.compile(r"`([\w./-]+(?:/|\.py))`")
 
 
@@ -74,9 +75,26 @@ def test_a_word_stands_in_the_glossary_once() -> None:
     assert [word for word, count in Counter(words).items() if count > 1] == []
 
 
-def test_a_public_class_name_means_one_thing() -> None:
-    places: dict[str, list[str]] = {}
+def meanings(path: Path) -> list[tuple[str, str]]:
+    """Return the public names of a file's classes, each with its place, and of its types, each with what it stands for.
+
+    A type variable means nothing outside of its file. The same type under the same name in two files is one thing.
+    """
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found = [(node.name, str(path.relative_to(SOURCE))) for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            stands_for = re.sub(r"\b(npt|torch|np)\.", "", ast.unparse(node.value))
+            if TYPE_NAME.fullmatch(node.targets[0].id) and not stands_for.startswith("TypeVar("):
+                found.append((node.targets[0].id, stands_for))
+    return [(name, meaning) for name, meaning in found if not name.startswith("_")]
+
+
+def test_a_public_name_of_a_class_or_type_means_one_thing() -> None:
+    of: dict[str, list[str]] = {}
     for path in sorted(SOURCE.rglob("*.py")):
-        for name in re.findall(r"^ *class ([A-Za-z]\w*)[(:]", path.read_text(encoding="utf-8"), re.M):
-            places.setdefault(name, []).append(str(path.relative_to(SOURCE)))
-    assert {name: files for name, files in places.items() if len(files) > 1} == {}
+        for name, meaning in meanings(path):
+            if meaning not in of.setdefault(name, []) or meaning.endswith(".py"):
+                of[name].append(meaning)
+    assert len(of) > 900
+    assert {name: found for name, found in of.items() if len(found) > 1} == {}

@@ -15,7 +15,7 @@ from runs import environment, run_patiently
 
 import paceline
 from paceline.config.declared import Declared, declared_table
-from paceline.config.shape import Option, Table
+from paceline.config.shape import Option, ShapedTable
 from paceline.errors import ConfigError, ConfigErrors, PacelineError
 from paceline.session.verbs.given import spec_of
 from paceline.spec.load import parse_spec, table
@@ -122,9 +122,9 @@ TABLES = (paceline.Task, paceline.ModelSpec, paceline.DataSpec, paceline.Optimiz
           paceline.GroupSpec, paceline.TurnSpec, paceline.ClusterSpec, paceline.PlanSpec, paceline.RunSpec)  # fmt: skip
 
 
-def wrong_value(member: Option | Table, draw: random.Random) -> Any:
+def wrong_value(member: Option | ShapedTable, draw: random.Random) -> Any:
     """Return a value that the option cannot hold, by its kind and its rules."""
-    if isinstance(member, Table):
+    if isinstance(member, ShapedTable):
         return draw.choice([7, None, True, 1.5, iter(()), {"no_such_option": 1}, {3: 4}, b"x"])
     wrong = list(WRONG[member.kind])
     wrong += [f"{member.default}x"] if member.choices else []
@@ -190,10 +190,10 @@ def test_no_misuse_is_silent_or_starts_a_process(count: int, monkeypatch: pytest
 
 
 def test_every_table_of_a_spec_keeps_its_declarations_in_python() -> None:
-    def tables(of: Table, key: str) -> Iterator[tuple[str, Any]]:
+    def tables(of: ShapedTable, key: str) -> Iterator[tuple[str, Any]]:
         yield key, of.cls
         for name, member in of.members.items():
-            inner = member if isinstance(member, Table) else member.item
+            inner = member if isinstance(member, ShapedTable) else member.item
             if inner is not None:
                 yield from tables(inner, f"{key}.{name}".strip("."))
 

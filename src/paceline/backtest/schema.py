@@ -145,10 +145,10 @@ class WholeRunRow(Origin):
     notes: str = ""
 
 
-Row = StepRow | CollectiveRow | PowerRow | LayerRow | WholeRunRow
+AnyRow = StepRow | CollectiveRow | PowerRow | LayerRow | WholeRunRow
 
 # Kind of table -> (its rows, columns that only it has, by which it is known).
-KINDS: dict[str, tuple[type[Row], tuple[str, ...]]] = {
+KINDS: dict[str, tuple[type[AnyRow], tuple[str, ...]]] = {
     "steps": (StepRow, ("model", "accelerator", "n_devices", "seq_len")),
     "collectives": (CollectiveRow, ("collective", "busbw_gb_s")),
     "power": (PowerRow, ("node_steady_w_per_device",)),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.backtest.schema import KINDS, Origin, Row
+from paceline.backtest.schema import KINDS, AnyRow, Origin
 from paceline.errors import DataError, MissingExtra, suggestion
 
 SUFFIXES = (".csv", ".jsonl", ".parquet")
@@ -24,7 +24,7 @@ class MeasuredTable:
 
     file: str
     kind: str
-    rows: tuple[Row, ...]
+    rows: tuple[AnyRow, ...]
     ignored_columns: tuple[str, ...]
 
 
@@ -116,7 +116,7 @@ def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
         raise DataError(f"{path} cannot be read", str(error), "a Parquet file") from error
 
 
-def _row(row_type: type[Row], types: dict[str, str], file: str, line: int, cells: dict[str, Any]) -> Row:
+def _row(row_type: type[AnyRow], types: dict[str, str], file: str, line: int, cells: dict[str, Any]) -> AnyRow:
     values: dict[str, Any] = {}
     problems = []
     for name, kind in types.items():

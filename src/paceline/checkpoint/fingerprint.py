@@ -25,16 +25,16 @@ PIECE_WORDS = 2**18  # read at a time, so that the 64-bit products stay in the c
 ROW_WORDS = 2**12  # of a row of several dimensions: the longer it is, the more weights are made for fewer rows
 SHORT_ROW_WORDS = 64
 
-Parts = dict[str, dict[Box, int]]
+PartSums = dict[str, dict[Box, int]]
 
 
-def parts_held(tensors: Mapping[str, torch.Tensor]) -> Parts:
+def parts_held(tensors: Mapping[str, torch.Tensor]) -> PartSums:
     """Return the sums of the parts that this rank holds, by tensor and place."""
     weights = PlaceWeights()
     return {name: dict(_part(tensor.detach(), weights)) for name, tensor in tensors.items()}
 
 
-def whole_fingerprints(of_ranks: Iterable[Parts], shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
+def whole_fingerprints(of_ranks: Iterable[PartSums], shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
     """Return the fingerprint of every tensor that the parts of all ranks make whole, as 16 hexadecimal digits.
 
     A part that several ranks hold counts once. The fingerprint is empty where copies of a part differ: no value is then

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from paceline.checkpoint.boxes import overlap
 from paceline.checkpoint.files.reading import verify_files
-from paceline.checkpoint.fingerprint import Parts, local_part, parts_held, whole_fingerprints, within
+from paceline.checkpoint.fingerprint import PartSums, local_part, parts_held, whole_fingerprints, within
 from paceline.checkpoint.folder import check_lengths
 from paceline.checkpoint.index import Chunks, IndexReader, TensorKind
 from paceline.checkpoint.manifest import Manifest, read_manifest
@@ -140,7 +140,7 @@ def _check_values(path: Path, tensors: Mapping[str, torch.Tensor], kinds: Kinds,
     if ranks.size > 1 and _sums_agree(here, kinds, ranks):
         return
 
-    def compare(held: list[Parts]) -> list[None]:
+    def compare(held: list[PartSums]) -> list[None]:
         found = whole_fingerprints(held, {name: kind.shape for name, kind in kinds.items()})
         wrong = [name for name, value in found.items() if kinds[name].fingerprint not in ("", value)]
         if wrong:
@@ -156,7 +156,7 @@ def _check_values(path: Path, tensors: Mapping[str, torch.Tensor], kinds: Kinds,
     ranks.settle(f"{path} was not loaded", lambda: here, compare)
 
 
-def _sums_agree(here: Parts, kinds: Kinds, ranks: Ranks) -> bool:
+def _sums_agree(here: PartSums, kinds: Kinds, ranks: Ranks) -> bool:
     """Return whether the sums of all that ranks hold are those of whole copies of what was saved."""
     checked = {name: math.prod(kind.shape) for name, kind in sorted(kinds.items()) if kind.fingerprint}
     values = [sum(here.get(name, {}).values()) % 2**64 for name in checked]

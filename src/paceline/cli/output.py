@@ -16,8 +16,8 @@ from paceline.cli.json.shapes import FORMAT
 from paceline.units import Amount
 
 Say = Callable[[str], None]
-Check = Callable[[str, set[str]], None]
-CHECKS: list[Check] = []  # what is told the shape and the keys of every object; a test's, and none of a user's
+CheckShape = Callable[[str, set[str]], None]
+CHECKS: list[CheckShape] = []  # what is told the shape and the keys of every object; a test's, and none of a user's
 _CODES = {"bold": "1", "dim": "2", "red": "31"}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.cluster.resolve import resolve_cluster
 from paceline.config import build, shape
-from paceline.config.document import Key
+from paceline.config.document import KeyPath
 from paceline.config.values import toml_key
 from paceline.errors import ConfigError
 from paceline.spec.cluster import Cluster, ClusterSpec
@@ -52,7 +52,7 @@ def group_specs(spec: ClusterSpec) -> dict[str, ClusterSpec]:
 
 
 @functools.cache
-def _table() -> shape.Table:
+def _table() -> shape.ShapedTable:
     return shape.table_of(ClusterSpec, "cluster")
 
 
@@ -70,7 +70,7 @@ def _group_spec(spec: ClusterSpec, name: str, values: Any) -> ClusterSpec:
         raise ConfigError(f"{place} lacks {' and '.join(missing)}", "a group states its devices",
                           f'device = "h100-sxm", devices = 8 in [{place}]')  # fmt: skip
 
-    def where(key: Key) -> str:
+    def where(key: KeyPath) -> str:
         return ".".join([place, *key[:1]])
 
     layer = build.mapping_layer(_table(), values, where)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.config.declared import from_file
-from paceline.config.document import Key, TomlDocument
+from paceline.config.document import KeyPath, TomlDocument
 from paceline.config.other_words import option_meant
 from paceline.config.problems import Problems
-from paceline.config.shape import Option, Table
+from paceline.config.shape import Option, ShapedTable
 from paceline.config.values import check_free, convert, literal, toml_key, wrong_type
 from paceline.errors import ConfigError
 
@@ -36,34 +36,34 @@ class Override:
     origin: str = "--set"
 
 
-Layer = dict[Key, GivenValue]
+GivenLayer = dict[KeyPath, GivenValue]
 
 
 @dataclass(frozen=True)
 class _Source:
-    root: Table
-    where: Callable[[Key], str]
+    root: ShapedTable
+    where: Callable[[KeyPath], str]
     problems: Problems
 
 
-def dotted(key: Key) -> str:
+def dotted(key: KeyPath) -> str:
     """Return the key as it is written: "task.optimizer.lr"."""
     return ".".join(toml_key(part) for part in key)
 
 
-def document_layer(table: Table, document: TomlDocument, problems: Problems | None = None) -> Layer:
+def document_layer(table: ShapedTable, document: TomlDocument, problems: Problems | None = None) -> GivenLayer:
     """Return a file's values. Raises ConfigError with file and line of every key that no table has."""
     return mapping_layer(table, document.values, document.where, problems)
 
 
 def mapping_layer(
-    table: Table, values: Mapping[str, Any], where: Callable[[Key], str], problems: Problems | None = None
-) -> Layer:
+    table: ShapedTable, values: Mapping[str, Any], where: Callable[[KeyPath], str], problems: Problems | None = None
+) -> GivenLayer:
     """Return nested values as a flat layer; `where` tells the origin of a key.
 
     What is wrong is added to `problems`, or raised, all of it, where there are none.
     """
-    layer: Layer = {}
+    layer: GivenLayer = {}
     found = Problems() if problems is None else problems
     with found.noting():
         _flatten(table, values, _Source(table, where, found), (), layer)
@@ -72,7 +72,7 @@ def mapping_layer(
     return layer
 
 
-def override_layer(table: Table, override: Override, problems: Problems | None = None) -> Layer:
+def override_layer(table: ShapedTable, override: Override, problems: Problems | None = None) -> GivenLayer:
     """Return the one value (or the inline table) of an override as a layer."""
     where = override.origin
     parts = tuple(part.strip() for part in override.key.split("."))
@@ -98,9 +98,9 @@ def parse_override(text: str) -> Override:
     return Override(key.strip(), value)
 
 
-def overlay(layers: Iterable[Layer]) -> Layer:
+def overlay(layers: Iterable[GivenLayer]) -> GivenLayer:
     """Return one layer in which later values replace earlier ones, also where one is a table and the other is not."""
-    merged: Layer = {}
+    merged: GivenLayer = {}
     for layer in layers:
         for key, entry in layer.items():
             for other in [other for other in merged if _clash(key, other)]:
@@ -109,7 +109,7 @@ def overlay(layers: Iterable[Layer]) -> Layer:
     return merged
 
 
-def build(table: Table, layer: Layer, problems: Problems | None = None) -> tuple[Any, dict[str, str]]:
+def build(table: ShapedTable, layer: GivenLayer, problems: Problems | None = None) -> tuple[Any, dict[str, str]]:
     """Return the table's dataclass with the layer's values, and the origin of every option by dotted key.
 
     Raises ConfigError, with the origin of each value, for wrong types, choices, ranges and units, and for `problems`
@@ -131,13 +131,13 @@ class _Built:
     problems: Problems
 
 
-def _build(table: Table, layer: Layer, prefix: Key, found: _Built) -> Any:
+def _build(table: ShapedTable, layer: GivenLayer, prefix: KeyPath, found: _Built) -> Any:
     """Return the table's dataclass; None where something in it is wrong, which is in `found`."""
     arguments: dict[str, Any] = {}
     origins, problems, before = found.origins, found.problems, len(found.problems)
     for name, member in table.members.items():
         key = (*prefix, name)
-        if isinstance(member, Table):
+        if isinstance(member, ShapedTable):
             arguments[name] = _build(member, layer, key, found)
         elif member.kind == "free":
             given = {other: entry for other, entry in layer.items() if other[: len(key)] == key}
@@ -162,12 +162,12 @@ def _build(table: Table, layer: Layer, prefix: Key, found: _Built) -> Any:
     return None
 
 
-def _origin_of(layer: Layer, prefix: Key) -> str:
+def _origin_of(layer: GivenLayer, prefix: KeyPath) -> str:
     """Return where the first of a table's values stands; "" where it has none."""
     return next((entry.origin for key, entry in layer.items() if prefix and key[: len(prefix)] == prefix), "")
 
 
-def _items(member: Option, entry: GivenValue, key: Key, problems: Problems) -> Iterator[Any]:
+def _items(member: Option, entry: GivenValue, key: KeyPath, problems: Problems) -> Iterator[Any]:
     """Yield the dataclasses of a list of tables. Raises ConfigError, with the origin, for what is none."""
     assert member.item is not None
     if not isinstance(entry.value, list | tuple):
@@ -175,7 +175,7 @@ def _items(member: Option, entry: GivenValue, key: Key, problems: Problems) -> I
             raise wrong_type(member, dotted(key), entry.value)
     for number, values in enumerate(entry.value, 1):
         at = (*key, str(number))
-        layer: Layer = {}
+        layer: GivenLayer = {}
         if not isinstance(values, Mapping):
             what = f"{entry.origin}: {dotted(at)} = {literal(values)} is not a table"
             raise ConfigError(what, f"it holds options: {', '.join(member.item.members)}", f"[[{dotted(key)}]]")
@@ -201,7 +201,7 @@ def _located(origin: str) -> Iterator[None]:
         raise ConfigError(f"{origin}: {error.what}", error.because, error.try_) from error
 
 
-def _flatten(table: Table, values: Any, source: _Source, prefix: Key, layer: Layer) -> None:
+def _flatten(table: ShapedTable, values: Any, source: _Source, prefix: KeyPath, layer: GivenLayer) -> None:
     if not isinstance(values, Mapping):
         name = dotted(prefix)
         example = f"[{name}] with options {', '.join(table.members)}"
@@ -213,7 +213,7 @@ def _flatten(table: Table, values: Any, source: _Source, prefix: Key, layer: Lay
         member = table.members.get(name)
         if member is None:
             source.problems.add(_unknown(table, key, source))
-        elif isinstance(member, Table):
+        elif isinstance(member, ShapedTable):
             short = bool(member.shorthand) and isinstance(value, str)
             with source.problems.noting():
                 _flatten(member, {member.shorthand: value} if short else value, source, key, layer)
@@ -227,7 +227,7 @@ def _flatten(table: Table, values: Any, source: _Source, prefix: Key, layer: Lay
             layer[key] = GivenValue(value, source.where(key))
 
 
-def _flatten_free(values: Mapping[str, Any], source: _Source, prefix: Key, layer: Layer) -> None:
+def _flatten_free(values: Mapping[str, Any], source: _Source, prefix: KeyPath, layer: GivenLayer) -> None:
     for name, value in values.items():
         key = (*prefix, name)
         if isinstance(value, Mapping) and value:
@@ -236,7 +236,7 @@ def _flatten_free(values: Mapping[str, Any], source: _Source, prefix: Key, layer
             layer[key] = GivenValue(value, source.where(key))
 
 
-def _nest(entries: Mapping[Key, GivenValue], prefix: Key) -> dict[str, Any]:
+def _nest(entries: Mapping[KeyPath, GivenValue], prefix: KeyPath) -> dict[str, Any]:
     nested: dict[str, Any] = {}
     for key, entry in entries.items():
         *parents, last = key[len(prefix) :]
@@ -247,21 +247,21 @@ def _nest(entries: Mapping[Key, GivenValue], prefix: Key) -> dict[str, Any]:
     return nested
 
 
-def _clash(key: Key, other: Key) -> bool:
+def _clash(key: KeyPath, other: KeyPath) -> bool:
     shared = min(len(key), len(other))
     return key[:shared] == other[:shared]
 
 
-def _member(table: Table, key: Key) -> Option | Table | None:
-    member: Option | Table | None = table
+def _member(table: ShapedTable, key: KeyPath) -> Option | ShapedTable | None:
+    member: Option | ShapedTable | None = table
     for part in key:
-        member = member.members.get(part) if isinstance(member, Table) else None
-    if isinstance(member, Table) and member.shorthand:
+        member = member.members.get(part) if isinstance(member, ShapedTable) else None
+    if isinstance(member, ShapedTable) and member.shorthand:
         return member.members[member.shorthand]
     return member
 
 
-def _typed(member: Option | Table | None, text: str, where: str) -> Any:
+def _typed(member: Option | ShapedTable | None, text: str, where: str) -> Any:
     """Return the value of command-line text: TOML, or text without quotes where the option takes text."""
     try:
         values = tomllib.loads(f"value = {text}")
@@ -280,7 +280,7 @@ def _typed(member: Option | Table | None, text: str, where: str) -> Any:
     return value
 
 
-def _unknown(table: Table, key: Key, source: _Source) -> ConfigError:
+def _unknown(table: ShapedTable, key: KeyPath, source: _Source) -> ConfigError:
     """Return the error for a key that the table lacks, with a key of that name elsewhere, or the nearest one here."""
     elsewhere = [dotted(other) for other in source.root.every_key() if other[-1] == key[-1]]
     return ConfigError(

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, cast
 from paceline.config.given import settled
 from paceline.config.other_words import option_meant
 from paceline.config.problems import Problems
-from paceline.config.shape import Table, table_of
+from paceline.config.shape import ShapedTable, table_of
 from paceline.config.values import literal
 from paceline.errors import ConfigError
 from paceline.uncaught import end_with_code
@@ -28,7 +28,7 @@ _BETWEEN = ("dataclasses", "functools", "contextlib", "copy")  # modules that st
 
 
 @functools.cache
-def declared_table(cls: type) -> Table:
+def declared_table(cls: type) -> ShapedTable:
     """Return the table that a dataclass declares, read once."""
     return table_of(cls)
 

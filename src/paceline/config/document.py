@@ -14,7 +14,7 @@ from typing import Any
 
 from paceline.errors import ConfigError, suggestion
 
-Key = tuple[str, ...]
+KeyPath = tuple[str, ...]
 MAX_BYTES = 1 << 20  # a spec is a page of text; more is some other file given by mistake
 
 # Strings, comments, line ends and punctuation; anything else is part of a key or of a plain value.
@@ -31,9 +31,9 @@ class TomlDocument:
 
     name: str
     values: Mapping[str, Any]
-    lines: Mapping[Key, int]
+    lines: Mapping[KeyPath, int]
 
-    def where(self, key: Key) -> str:
+    def where(self, key: KeyPath) -> str:
         """Return "file:line" of the key, or of the nearest table around it that has a line of its own."""
         while key and key not in self.lines:
             key = key[:-1]
@@ -59,10 +59,10 @@ def parse_document(text: str, name: str) -> TomlDocument:
     return TomlDocument(name, values, key_lines(text))
 
 
-def key_lines(text: str) -> dict[Key, int]:
+def key_lines(text: str) -> dict[KeyPath, int]:
     """Return the 1-based line of every key and table header in valid TOML text."""
-    lines: dict[Key, int] = {}
-    table: Key = ()
+    lines: dict[KeyPath, int] = {}
+    table: KeyPath = ()
     key, depth, in_value, line = "", 0, False, 1
     for token in _TOKEN.findall(text + "\n"):
         if token == "\n" and depth == 0:
@@ -81,7 +81,7 @@ def key_lines(text: str) -> dict[Key, int]:
     return lines
 
 
-def _parts(key: str) -> Key:
+def _parts(key: str) -> KeyPath:
     """Return the parts of a dotted key, quotes resolved by the TOML parser itself."""
     parts: list[str] = []
     nested: Any = tomllib.loads(f"{key} = 0")

@@ -9,18 +9,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.config.fields import HeldWord
-from paceline.config.shape import Option, Table
+from paceline.config.shape import Option, ShapedTable
 from paceline.config.values import check_free, convert, duration, kind_of, literal, plain, wrong_type
 from paceline.errors import ConfigError
 from paceline.units import Amount, Seconds
 
 
-def settled(member: Option | Table, key: str, value: Any) -> Any:
+def settled(member: Option | ShapedTable, key: str, value: Any) -> Any:
     """Return what a dataclass holds for a value of Python. Raises ConfigError, naming the key, for what breaks a rule.
 
     A table is taken as its dataclass, a dict of its options, or, where it has a main option, that option's text.
     """
-    if isinstance(member, Table):
+    if isinstance(member, ShapedTable):
         return _table(member, key, value)
     if member.kind == "tables":
         return _tables(member, key, value)
@@ -48,7 +48,7 @@ def _is_default(option: Option, value: Any) -> bool:
     return type(value) is float and value == option.default
 
 
-def _table(table: Table, key: str, value: Any) -> Any:
+def _table(table: ShapedTable, key: str, value: Any) -> Any:
     if isinstance(value, table.cls):
         return value
     if isinstance(value, Mapping):
@@ -99,12 +99,12 @@ def _check_keys(key: str, values: Mapping[Any, Any]) -> None:
             check_free(f"{key}.{name}", value)
 
 
-def _object(member: Option | Table, key: str, value: Any) -> Any:
+def _object(member: Option | ShapedTable, key: str, value: Any) -> Any:
     """Return an object of the user's. Raises ConfigError where it is nothing that the option can use."""
     fits = any(all(hasattr(value, name) for name in names.split()) for names in member.objects)
     if fits and not isinstance(value, bytes | bytearray):
         return value
-    also = [f"text, {member.cls.__name__}(...)"] if isinstance(member, Table) else ["text"]
+    also = [f"text, {member.cls.__name__}(...)"] if isinstance(member, ShapedTable) else ["text"]
     if isinstance(member, Option) and member.kind == "object":
         also = []
     wanted = ", or ".join(dict.fromkeys([*also, *member.objects.values()]))

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from paceline.config.build import dotted
-from paceline.config.document import Key
-from paceline.config.shape import Option, Table
+from paceline.config.document import KeyPath
+from paceline.config.shape import Option, ShapedTable
 from paceline.config.values import plain, toml, toml_key
 
 
-def to_plain(table: Table, instance: Any) -> dict[str, Any]:
+def to_plain(table: ShapedTable, instance: Any) -> dict[str, Any]:
     """Return the dataclass as nested plain data that JSON can hold and `mapping_layer` reads back.
 
     An object of the user's (a module, a data set, a function) becomes its import path, `package.module:name`.
@@ -20,7 +20,7 @@ def to_plain(table: Table, instance: Any) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, member in table.members.items():
         value = getattr(instance, name)
-        if isinstance(member, Table):
+        if isinstance(member, ShapedTable):
             values[name] = to_plain(member, value) if isinstance(value, member.cls) else object_path(value)
         elif member.item is not None:
             values[name] = [to_plain(member.item, item) for item in value]
@@ -41,12 +41,12 @@ def object_path(value: Any) -> str:
     return f"{named.__module__}:{named.__qualname__}"
 
 
-def flat_values(table: Table, instance: Any) -> Iterator[tuple[str, Any]]:
+def flat_values(table: ShapedTable, instance: Any) -> Iterator[tuple[str, Any]]:
     """Yield (dotted key, plain value) of every option, and of every key of the user's own tables."""
     yield from _walk(to_plain(table, instance), ())
 
 
-def _walk(values: Mapping[str, Any], prefix: Key) -> Iterator[tuple[str, Any]]:
+def _walk(values: Mapping[str, Any], prefix: KeyPath) -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
             yield from _walk(value, (*prefix, name))
@@ -54,7 +54,7 @@ def _walk(values: Mapping[str, Any], prefix: Key) -> Iterator[tuple[str, Any]]:
             yield dotted((*prefix, name)), value
 
 
-def dump_toml(table: Table, instance: Any, comment: Callable[[str, Option], str] | None = None) -> str:
+def dump_toml(table: ShapedTable, instance: Any, comment: Callable[[str, Option], str] | None = None) -> str:
     """Return the whole spec as TOML text that reads back as an equal spec.
 
     `comment(dotted key, option)` may add a comment to each line. Unset options are left out where that is their
@@ -66,14 +66,18 @@ def dump_toml(table: Table, instance: Any, comment: Callable[[str, Option], str]
 
 
 def _dump(
-    table: Table, values: Mapping[str, Any], prefix: Key, lines: list[str], comment: Callable[[str, Option], str]
+    table: ShapedTable,
+    values: Mapping[str, Any],
+    prefix: KeyPath,
+    lines: list[str],
+    comment: Callable[[str, Option], str],
 ) -> None:
-    nested: list[tuple[Table, Key, Mapping[str, Any]]] = []
+    nested: list[tuple[ShapedTable, KeyPath, Mapping[str, Any]]] = []
     for name, member in table.members.items():
         key, value = (*prefix, name), values[name]
-        if isinstance(member, Table) and isinstance(value, Mapping):
+        if isinstance(member, ShapedTable) and isinstance(value, Mapping):
             nested.append((member, key, value))
-        elif isinstance(member, Table):
+        elif isinstance(member, ShapedTable):
             lines.append(f"{toml_key(name)} = {toml(value)}")
         elif value is not None or member.default is not None:
             note = comment(dotted(key), member)

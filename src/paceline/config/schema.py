@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.config.shape import Option, Table
+from paceline.config.shape import Option, ShapedTable
 from paceline.config.values import UNSET, plain
 from paceline.units import PREFIXES, SECONDS
 
@@ -12,23 +12,23 @@ DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _NUMBER = r"\s*([0-9][0-9_,]*(\.[0-9]*)?([eE][+-]?[0-9]+)?|\.[0-9]+)\s*"
 
 
-def json_schema(table: Table, title: str) -> dict[str, Any]:
+def json_schema(table: ShapedTable, title: str) -> dict[str, Any]:
     """Return the schema of a spec whose root is the table."""
     return {"$schema": DRAFT, "title": title, **_table(table)}
 
 
-def _table(table: Table) -> dict[str, Any]:
+def _table(table: ShapedTable) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "object", "additionalProperties": False}
     if table.doc:
         schema["description"] = table.doc
     schema["properties"] = {
-        name: _shorthand(member) if isinstance(member, Table) else _option(member)
+        name: _shorthand(member) if isinstance(member, ShapedTable) else _option(member)
         for name, member in table.members.items()
     }
     return schema
 
 
-def _shorthand(table: Table) -> dict[str, Any]:
+def _shorthand(table: ShapedTable) -> dict[str, Any]:
     if not table.shorthand:
         return _table(table)
     main = table.members[table.shorthand]

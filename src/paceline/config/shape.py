@@ -37,26 +37,26 @@ class Option:
     above: float | None = None
     maximum: float | None = None
     units: tuple[str, ...] = AMOUNT_UNITS
-    item: Table | None = None
+    item: ShapedTable | None = None
     words: Mapping[str, HeldWord] = dataclasses.field(default_factory=dict)
     objects: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Table:
+class ShapedTable:
     """A dataclass as a table. Where `shorthand` is set, a string in the table's place is the value of that option."""
 
     name: str
     cls: type
     doc: str
-    members: dict[str, Option | Table]
+    members: dict[str, Option | ShapedTable]
     shorthand: str = ""
     objects: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def options(self, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Option]]:
         """Yield every option below this table with its full key, in the order of declaration."""
         for name, member in self.members.items():
-            if isinstance(member, Table):
+            if isinstance(member, ShapedTable):
                 yield from member.options((*prefix, name))
             else:
                 yield (*prefix, name), member
@@ -65,13 +65,13 @@ class Table:
         """Yield the full key of every option and table below this table."""
         for name, member in self.members.items():
             yield (*prefix, name)
-            if isinstance(member, Table):
+            if isinstance(member, ShapedTable):
                 yield from member.every_key((*prefix, name))
 
 
 def table_of(
     cls: type, name: str = "", doc: str = "", shorthand: bool = False, objects: Mapping[str, str] | None = None
-) -> Table:
+) -> ShapedTable:
     """Return the table that a dataclass declares.
 
     A field whose type is a dataclass is a sub-table. So is a field typed Any whose default is made by a dataclass:
@@ -79,7 +79,7 @@ def table_of(
     Any other field typed Any takes the type of its default.
     """
     hints = typing.get_type_hints(cls)
-    members: dict[str, Option | Table] = {}
+    members: dict[str, Option | ShapedTable] = {}
     for field in dataclasses.fields(cls):
         if "doc" not in field.metadata:  # no option: what a spec knows of itself
             continue
@@ -91,7 +91,7 @@ def table_of(
         else:
             members[field.name] = _option(field, hint, optional)
     doc = doc or (cls.__doc__ or "").split("\n")[0]
-    return Table(name, cls, doc, members, next(iter(members)) if shorthand else "", objects or {})
+    return ShapedTable(name, cls, doc, members, next(iter(members)) if shorthand else "", objects or {})
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:

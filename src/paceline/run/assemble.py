@@ -15,7 +15,7 @@ from paceline.errors import ConfigError
 from paceline.run.initial import DrawnModel, WholeModel, start_model
 from paceline.run.loop.first_look import FirstLook
 from paceline.run.loop.loader import BatchStream
-from paceline.run.loop.passes import Objective, Passes, SequentialPasses
+from paceline.run.loop.passes import AnyObjective, Passes, SequentialPasses
 from paceline.run.loop.remarks import remarks_on
 from paceline.run.loop.routing import RouterWatch, watch_routing
 from paceline.run.loop.step import Stepper
@@ -123,7 +123,7 @@ def _turns(task: Task, plan: Plan, world: World, source: Source) -> tuple[Turn, 
     return turns
 
 
-def _set_precision(started: WholeModel, plan: Plan, objective: Objective) -> list[str]:
+def _set_precision(started: WholeModel, plan: Plan, objective: AnyObjective) -> list[str]:
     """Keep weights in the plan's dtype; return what is said of those that are rounded."""
     dtype = MASTER_DTYPES[plan.precision]
     remarks = remarks_on(started.model, objective, dtype)
@@ -147,7 +147,7 @@ class _Looked:
     """What is known of the program before the plan is applied: its turns, its random numbers, its part of a batch."""
 
     turns: tuple[Turn, ...]
-    objective: Objective  # the main turn's
+    objective: AnyObjective  # the main turn's
     coupled: bool  # whether a loss is over the rows of all ranks
     randomness: SampleRandomness
     take_part: Any

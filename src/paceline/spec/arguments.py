@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config.declared import declared_table, from_file, told_at_caller
-from paceline.config.shape import Option, Table
+from paceline.config.shape import Option, ShapedTable
 from paceline.config.values import kind_of, literal
 from paceline.errors import ConfigError
 from paceline.spec.cluster import ClusterSpec
@@ -131,7 +131,7 @@ def plan_spec(text: str) -> PlanSpec:
         return PlanSpec()
     known = {".".join(key): option for key, option in declared_table(PlanSpec).options()}
     shorthands = {f"{name}": f"{name}.{member.shorthand}" for name, member in declared_table(PlanSpec).members.items()
-                  if isinstance(member, Table) and member.shorthand}  # fmt: skip
+                  if isinstance(member, ShapedTable) and member.shorthand}  # fmt: skip
     found: dict[str, Any] = {}
     for part in re.split(r"\s*,\s*|\s+(?=[\w.]+\s*=)", text.strip()):  # as options have them, as layouts are printed
         name, _, value = (piece.strip() for piece in part.partition("="))

@@ -58,7 +58,7 @@ BUILT_IN = {
 
 
 @dataclass(frozen=True)
-class Tables(Declared):
+class SpecTables(Declared):
     """The tables of a spec file."""
 
     task: Task = option(factory=Task, doc="what to learn")
@@ -68,7 +68,7 @@ class Tables(Declared):
 
 
 @dataclass(frozen=True)
-class Spec(Tables):
+class Spec(SpecTables):
     """The four tables, the origin of every value by dotted key, and the file they came from.
 
     An origin is "default", "examples/x.toml:12", or the command-line option that set the value ("--set").
@@ -80,9 +80,9 @@ class Spec(Tables):
 
 
 @functools.cache
-def table() -> shape.Table:
+def table() -> shape.ShapedTable:
     """Return the shape of a spec: every table and option with its rules and documentation."""
-    return shape.table_of(Tables, "spec")
+    return shape.table_of(SpecTables, "spec")
 
 
 def load_spec(path: str | Path | None, overrides: Sequence[str | Override] = ()) -> Spec:
@@ -111,7 +111,7 @@ def _from_document(document: TomlDocument, overrides: Sequence[str | Override], 
     return dataclasses.replace(_finish(build.overlay(layers), path, problems), remarks=remarks)
 
 
-def _of_this_device(file: build.Layer, whole: build.Layer) -> tuple[build.Layer, tuple[str, ...]]:
+def _of_this_device(file: build.GivenLayer, whole: build.GivenLayer) -> tuple[build.GivenLayer, tuple[str, ...]]:
     """Return a file's values without those of its device where the command line names another, and what to say of it.
 
     What the command line itself states of the device stays.
@@ -130,7 +130,7 @@ def _of_this_device(file: build.Layer, whole: build.Layer) -> tuple[build.Layer,
     return {key: entry for key, entry in file.items() if key not in stated}, tuple(remarks)
 
 
-def spec_to_dict(spec: Tables) -> dict[str, Any]:
+def spec_to_dict(spec: SpecTables) -> dict[str, Any]:
     """Return the four tables as plain data for JSON, and the spec file as "path". Objects become import paths."""
     path = spec.path if isinstance(spec, Spec) else None
     return {**plain.to_plain(table(), spec), **({"path": str(path.resolve())} if path else {})}
@@ -146,12 +146,12 @@ def spec_from_dict(values: Mapping[str, Any], path: Path | None = None, origin: 
     return _finish(build.mapping_layer(table(), tables, lambda key: origin), path)
 
 
-def dump_toml(spec: Tables, comments: bool = False) -> str:
+def dump_toml(spec: SpecTables, comments: bool = False) -> str:
     """Return the whole spec, defaults included, as TOML that loads as an equal spec; with comments, each documented."""
     return plain.dump_toml(table(), spec, (lambda key, member: member.doc) if comments else None)
 
 
-def spec_values(spec: Tables) -> list[tuple[str, Any]]:
+def spec_values(spec: SpecTables) -> list[tuple[str, Any]]:
     """Return (dotted key, value as a file would hold it) of every option."""
     return list(plain.flat_values(table(), spec))
 
@@ -174,7 +174,7 @@ def _origin(spec: Spec, key: str) -> str:
     return spec.provenance.get(key) or caller() or "python"
 
 
-def _finish(layer: build.Layer, path: Path | None, problems: Problems | None = None) -> Spec:
+def _finish(layer: build.GivenLayer, path: Path | None, problems: Problems | None = None) -> Spec:
     folders = [path.parent.resolve()] if path else []
     make_importable([*folders, Path.cwd()])
     layer = {key: _located_path(build.dotted(key), entry, folders) for key, entry in layer.items()}
@@ -184,7 +184,7 @@ def _finish(layer: build.Layer, path: Path | None, problems: Problems | None = N
             layer[key] = dataclasses.replace(entry, value=located)
     tables, provenance = build.build(table(), layer, problems)
     with from_file():
-        spec = Spec(**{field.name: getattr(tables, field.name) for field in dataclasses.fields(Tables)},
+        spec = Spec(**{field.name: getattr(tables, field.name) for field in dataclasses.fields(SpecTables)},
                     provenance=provenance, path=path)  # fmt: skip
     check(spec)
     return spec

@@ -9,7 +9,7 @@ from paceline.spec.journal.kinds import DecisionRecord
 from paceline.supervise.groups import Process
 from paceline.supervise.logs.pump import LogPump
 from paceline.supervise.standby import Standby
-from paceline.supervise.supervisor import Start
+from paceline.supervise.supervisor import StartsRank
 
 
 class Starter:
@@ -17,7 +17,7 @@ class Starter:
 
     def __init__(
         self,
-        cold: Start,
+        cold: StartsRank,
         standby: Standby | None,
         say: Callable[[str], None],
         because: str = "",

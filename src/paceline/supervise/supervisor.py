@@ -32,7 +32,7 @@ from paceline.supervise.signals import ForwardingFlag, forward_signals
 GRACE_SECONDS = 15.0
 ERROR_FOLDER = "PACELINE_ERRORS"
 
-Start = Callable[[dict[str, str]], Process]  # given what the environment of the process has besides
+StartsRank = Callable[[dict[str, str]], Process]  # given what the environment of the process has besides
 
 
 def supervise(
@@ -52,7 +52,7 @@ def supervise(
     return outcome
 
 
-def starter(command: Sequence[str], environ: Mapping[str, str], lock: RunLock | None = None) -> Start:
+def starter(command: Sequence[str], environ: Mapping[str, str], lock: RunLock | None = None) -> StartsRank:
     """Return what starts the command for a rank.
 
     The ranks share the lock of the run's directory, so that it lives as long as any of them.
@@ -70,7 +70,7 @@ def starter(command: Sequence[str], environ: Mapping[str, str], lock: RunLock | 
 
 
 def supervise_started(
-    start: Start,
+    start: StartsRank,
     ranks: int,
     environ: Mapping[str, str],
     limit_seconds: float = math.inf,
@@ -86,7 +86,7 @@ def supervise_started(
 
 
 def _supervised(
-    start: Start,
+    start: StartsRank,
     ranks: int,
     environ: Mapping[str, str],
     limit_seconds: float,

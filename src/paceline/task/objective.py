@@ -23,7 +23,7 @@ from paceline.task.data.rows.packed import STARTS
 from paceline.task.models.decoder import Decoder
 from paceline.task.models.huggingface.head import chunked_loss
 from paceline.task.models.layers.documents import document_mask, document_positions
-from paceline.task.models.layers.loss import Labels, LabelsByRow
+from paceline.task.models.layers.loss import LabelsByRow, LossLabels
 from paceline.task.models.layers.packed import PackedDocuments, takes_packed
 from paceline.task.models.layers.vocabulary import spread_logits_cross_entropy, spread_logits_cross_entropy_sum
 
@@ -239,7 +239,7 @@ def _of_own_rows(own: Any, model: nn.Module, batch: Any, weights: Tensor | None)
     return (losses, counted) if weights is None else ((losses * weights.to(losses)).sum(), counted.sum())
 
 
-def _summed_cross_entropy(logits: Tensor, labels: Labels) -> tuple[Tensor, Tensor]:
+def _summed_cross_entropy(logits: Tensor, labels: LossLabels) -> tuple[Tensor, Tensor]:
     """Return cross-entropy [..., classes] against [...], summed in fp32 at least, and the count of labels."""
     if isinstance(labels, LabelsByRow) and isinstance(logits, DTensor):
         return labels.combined(spread_logits_cross_entropy(logits, labels.labels)), labels.counted()

@@ -14,7 +14,7 @@ from importlib import resources
 from typing import Any
 
 from paceline.config import build, shape
-from paceline.config.document import Key, TomlDocument, read_document
+from paceline.config.document import KeyPath, TomlDocument, read_document
 from paceline.config.fields import option
 from paceline.config.values import literal, toml_key
 from paceline.errors import ConfigError, suggestion
@@ -184,14 +184,14 @@ def _tables(document: TomlDocument, kind: str) -> list[tuple[str, Any]]:
 
 
 @functools.cache
-def _table_of(cls: type) -> shape.Table:
+def _table_of(cls: type) -> shape.ShapedTable:
     return shape.table_of(cls)
 
 
-def _typed(cls: type, kind: str, values: Any, document: TomlDocument, prefix: Key, **given: Any) -> Any:
+def _typed(cls: type, kind: str, values: Any, document: TomlDocument, prefix: KeyPath, **given: Any) -> Any:
     """Return the dataclass of one table's values. Raises ConfigError with the place of what is wrong."""
 
-    def where(key: Key) -> str:
+    def where(key: KeyPath) -> str:
         return document.where((*prefix, *key)) if kind != "prices" else f"{document.name}: prices[{prefix[-1]}]"
 
     place = ".".join(toml_key(part) for part in prefix)
@@ -238,7 +238,7 @@ def _completed(entry: Accelerator, nodes: Mapping[str, NodeType], document: Toml
     return replace(entry, assumed=tuple(assumed), node_types=tuple(nodes[name] for name in entry.nodes))
 
 
-def _check_assumed(assumed: tuple[str, ...], known: tuple[str, ...], document: TomlDocument, prefix: Key) -> None:
+def _check_assumed(assumed: tuple[str, ...], known: tuple[str, ...], document: TomlDocument, prefix: KeyPath) -> None:
     """Raise ConfigError for an assumed figure that the entry cannot have."""
     unknown = [name for name in assumed if name not in known]
     if unknown:

@@ -19,7 +19,7 @@ from paceline.spec.forecast import Z95
 DRAWS = 600
 LEAST_STEPS = 12  # fewer tell nothing of their noise
 SEED = 20140111  # of the draws: the same runs compare equally each time
-Values = NDArray[np.float64]
+Sampled = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,15 @@ def t95(freedom: float) -> float:
     return z + terms + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384 / v**3
 
 
-def detrended(values: Values) -> Values:
+def detrended(values: Sampled) -> Sampled:
     """Return the values less the straight line through them."""
     x = np.arange(len(values), dtype=np.float64) - (len(values) - 1) / 2
     slope = float(x @ values) / float(x @ x)
-    left: Values = values - values.mean() - slope * x
+    left: Sampled = values - values.mean() - slope * x
     return left
 
 
-def block_length(noise: Values) -> int:
+def block_length(noise: Sampled) -> int:
     """Return how many neighbours are drawn together."""
     n, power = len(noise), float(noise @ noise)
     if power <= 0:
@@ -69,7 +69,7 @@ def block_length(noise: Values) -> int:
     return max(1, min(n // 4, math.ceil(length)))
 
 
-def noise_of(values: Values, of: Callable[[Values], Values] = lambda drawn: drawn.mean(axis=1)) -> Noise | None:
+def noise_of(values: Sampled, of: Callable[[Sampled], Sampled] = lambda drawn: drawn.mean(axis=1)) -> Noise | None:
     """Return the noise of a statistic of values in order, the mean by default; None of too few.
 
     `of` takes rows of draws and gives one figure a row.

@@ -12,7 +12,7 @@ import numpy as np
 
 from paceline.errors import ConfigError
 from paceline.observe.compare.differ import DifferentOption, differences
-from paceline.observe.compare.noise import Noise, Values, noise_of
+from paceline.observe.compare.noise import Noise, Sampled, noise_of
 from paceline.observe.compare.run_kinds import RunKinds, same_but_for_the_seed, same_work, seed_of
 from paceline.observe.live.run import LiveRun
 from paceline.observe.live.series import StepValues
@@ -26,7 +26,7 @@ LAST_SHARE, LEAST_LAST, MOST_LAST = 0.1, 20, 500  # of the steps that all have: 
 POINTS = 300
 STEPS, SEEDS = "steps", "seeds"
 ALONE = "another run of each may say otherwise"
-Reader = Callable[[], contextlib.AbstractContextManager[LiveRun]]
+OpensRun = Callable[[], contextlib.AbstractContextManager[LiveRun]]
 
 
 @dataclass(frozen=True)
@@ -128,11 +128,11 @@ def compare_runs(paths: Sequence[Path]) -> RunComparison:
     return compare_live([(name, _reader(run)) for name, run in zip(called, live, strict=True)])
 
 
-def _reader(run: LiveRun) -> Reader:
+def _reader(run: LiveRun) -> OpensRun:
     return lambda: contextlib.nullcontext(run)
 
 
-def compare_live(runs: Sequence[tuple[str, Reader]]) -> RunComparison:
+def compare_live(runs: Sequence[tuple[str, OpensRun]]) -> RunComparison:
     """Return the comparison of runs that are read while they may go on. Raises ConfigError for less than two."""
     if not LEAST_RUNS <= len(runs) <= MOST_RUNS:
         raise ConfigError(f"{len(runs)} runs to compare", f"it takes {LEAST_RUNS} to {MOST_RUNS}", "name others")
@@ -194,7 +194,7 @@ def _take(name: str, run: LiveRun) -> _Taken:
     return _Taken(name, own, run.reference, values, {step: loss for step, loss in known.items() if loss is not None})
 
 
-def _median(values: Values) -> float | None:
+def _median(values: Sampled) -> float | None:
     finite = values[np.isfinite(values)]
     return float(np.median(finite)) if len(finite) else None
 
@@ -204,12 +204,12 @@ def _groups(starts: Sequence[RunStarted], is_same: Callable[[RunStarted, RunStar
     return [next(index for index, other in enumerate(starts) if is_same(other, start)) for start in starts]
 
 
-def _window(values: StepValues, name: str, until: int, last: int) -> Values:
+def _window(values: StepValues, name: str, until: int, last: int) -> Sampled:
     steps = values.column("step")
     return values.column(name)[(steps > until - last) & (steps <= until)]
 
 
-def _with(run: ComparedRun, group: int, window: Values, held_out: float | None) -> ComparedRun:
+def _with(run: ComparedRun, group: int, window: Sampled, held_out: float | None) -> ComparedRun:
     finite = window[np.isfinite(window)]
     loss = float(finite.mean()) if len(finite) else None
     return replace(run, loss=loss, held_out=held_out, group=group)

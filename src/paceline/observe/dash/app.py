@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 BEAT_SECONDS = 10.0  # without news: a comment is sent, which finds out who has left
 RUNS_SECONDS = 1.0  # between two looks at all runs
 MOST_STREAMS = 64
-Parts = Callable[[], Mapping[str, tuple[str, str]]]  # name -> (html, digest)
+PageParts = Callable[[], Mapping[str, tuple[str, str]]]  # name -> (html, digest)
 
 
 class DashServer:
@@ -125,14 +125,14 @@ class DashServer:
 
         return self._stream(request, parts, lambda: RUNS_SECONDS)
 
-    def _stream(self, request: Request, parts: Parts, rest: Callable[[], float]) -> Response:
+    def _stream(self, request: Request, parts: PageParts, rest: Callable[[], float]) -> Response:
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
         if self._streams >= MOST_STREAMS:
             return Response("too many pages are open", 503)
         return StreamingResponse(self._events(request, parts, rest), media_type="text/event-stream")
 
-    async def _events(self, request: Request, parts: Parts, rest: Callable[[], float]) -> AsyncIterator[str]:
+    async def _events(self, request: Request, parts: PageParts, rest: Callable[[], float]) -> AsyncIterator[str]:
         self._streams += 1
         sent: dict[str, str] = {}
         beat = time.monotonic()

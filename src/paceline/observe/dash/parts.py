@@ -351,10 +351,10 @@ def logs(view: RunView) -> str:
     return f'<nav class="ranks" aria-label="ranks">{links}</nav><pre tabindex="0">{esc(lines)}</pre>{cut}'
 
 
-Part = Callable[[RunView], str]
+PagePart = Callable[[RunView], str]
 
 # Name on the page -> title and part, in order. A part that says nothing is left out.
-PARTS: dict[str, tuple[str, Part]] = {
+PARTS: dict[str, tuple[str, PagePart]] = {
     "head": ("", head),
     "alerts": ("Alerts", alerts),
     "cards": ("", cards),

@@ -10,7 +10,7 @@ import numpy as np
 from paceline.spec.profile import BlockProfile, ModelProfile
 
 ROUNDING = 1 + 1e-9
-Limits = list[tuple[list[float], float]]  # costs of every link, and the largest sum of a part
+StageLimits = list[tuple[list[float], float]]  # costs of every link, and the largest sum of a part
 
 
 def split_by_cost(profile: ModelProfile, stages: int) -> tuple[int, ...]:
@@ -42,7 +42,7 @@ def split_by_cost(profile: ModelProfile, stages: int) -> tuple[int, ...]:
     return _even([(flops, most_flops), (parameters, most_parameters)], stages)
 
 
-def _smallest(costs: Sequence[float], stages: int, limits_with: Callable[[float], Limits]) -> float:
+def _smallest(costs: Sequence[float], stages: int, limits_with: Callable[[float], StageLimits]) -> float:
     """Return the smallest largest sum with which `stages` parts are enough, to within rounding."""
     low, high = max(max(costs), sum(costs) / stages) * ROUNDING, sum(costs) * ROUNDING
     if _fewest(limits_with(low))[0] <= stages:
@@ -53,7 +53,7 @@ def _smallest(costs: Sequence[float], stages: int, limits_with: Callable[[float]
     return high
 
 
-def _fewest(limits: Limits) -> list[int]:
+def _fewest(limits: StageLimits) -> list[int]:
     """Return, for every link, how few parts hold it and all later ones within all limits; more than there are: none."""
     count = len(limits[0][0])
     ends, fewest = _reach(limits), [0] * (count + 1)
@@ -62,7 +62,7 @@ def _fewest(limits: Limits) -> list[int]:
     return fewest
 
 
-def _reach(limits: Limits) -> list[int]:
+def _reach(limits: StageLimits) -> list[int]:
     """Return for every link where a part that starts there must end at the latest."""
     ends = []
     for costs, limit in limits:
@@ -72,7 +72,7 @@ def _reach(limits: Limits) -> list[int]:
     return nearest
 
 
-def _even(limits: Limits, stages: int) -> tuple[int, ...]:
+def _even(limits: StageLimits, stages: int) -> tuple[int, ...]:
     """Return sizes of `stages` parts within the limits, each as near to an even share of what is left as they allow."""
     count = len(limits[0][0])
     ends, fewest = _reach(limits), _fewest(limits)

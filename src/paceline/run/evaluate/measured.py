@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from paceline.errors import ConfigError
 from paceline.run.loop.loader import MicroBatch
-from paceline.run.loop.passes import Objective
+from paceline.run.loop.passes import AnyObjective
 from paceline.run.loop.step import Stepper
 from paceline.run.process.world import World
 from paceline.task.adapt.preference import REWARDS
@@ -40,7 +40,7 @@ class PassedBatch:
 class _Watching:
     """An objective that notes its batch, and what the model returns where the objective calls it last."""
 
-    objective: Objective
+    objective: AnyObjective
     seen: PassedBatch
 
     def __call__(self, model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
@@ -62,7 +62,7 @@ class _Watching:
 class _LogitsAlone:
     """Stands in the place of the objective of language models, and notes the logits."""
 
-    objective: Objective
+    objective: AnyObjective
     seen: PassedBatch
 
     def __call__(self, model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
@@ -158,7 +158,7 @@ def pass_logits(stepper: Stepper, batches: Sequence[MicroBatch], then: Callable[
         passes.wrap_objective(_unwrapped)
 
 
-def _unwrapped(objective: Any) -> Objective:
+def _unwrapped(objective: Any) -> AnyObjective:
     """Return the objective that was wrapped."""
-    found: Objective = objective.objective
+    found: AnyObjective = objective.objective
     return found

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from paceline.run.loop.loader import MicroBatch
-from paceline.run.loop.passes import Objective, in_model_precision
+from paceline.run.loop.passes import AnyObjective, in_model_precision
 from paceline.run.loop.remarks import look_remark
 from paceline.run.numerics.randomness.mode import SampleRandomness
 from paceline.run.numerics.randomness.survey import survey_all
@@ -30,7 +30,7 @@ class FirstLook:
     def __init__(
         self,
         model: nn.Module,
-        objectives: Sequence[Objective],
+        objectives: Sequence[AnyObjective],
         main: int,
         example: MicroBatch,
         plan: Plan,
@@ -46,7 +46,7 @@ class FirstLook:
         self.remarks = [*unread_remark(objectives[main], self.survey.unread), *look_remark(self.survey)]
 
     def checked(
-        self, objective: Objective, take_part: Any, mesh: Mesh | None, randomness: SampleRandomness
+        self, objective: AnyObjective, take_part: Any, mesh: Mesh | None, randomness: SampleRandomness
     ) -> SplitCheck | None:
         """Return what split layers are to be held against, where the plan splits them by the model's own rules.
 

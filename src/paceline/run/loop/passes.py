@@ -22,7 +22,7 @@ from paceline.run.parallel.entry import call
 from paceline.spec.plan import Plan
 from paceline.task.coupling import without_own_rows
 
-Objective = Callable[[nn.Module, Any], tuple[torch.Tensor, Any]]
+AnyObjective = Callable[[nn.Module, Any], tuple[torch.Tensor, Any]]
 
 
 class Passes(Protocol):
@@ -39,13 +39,13 @@ class Passes(Protocol):
         `seen` is called after the objective of each micro-batch that counts, on ranks that know its loss.
         """
 
-    def of_each(self, micro_batches: Sequence[MicroBatch], objective: Objective) -> list[Any]:
+    def of_each(self, micro_batches: Sequence[MicroBatch], objective: AnyObjective) -> list[Any]:
         """Run another objective forward only; return what it returns for each micro-batch, of this rank's samples.
 
         It is None on ranks that are not told: those of a pipeline's stages before the last. Every rank calls it.
         """
 
-    def wrap_objective(self, wrapper: Callable[[Objective], Objective]) -> None:
+    def wrap_objective(self, wrapper: Callable[[AnyObjective], AnyObjective]) -> None:
         """Call `wrapper(objective)` in the place of the objective from now on; a proof looks at losses there."""
 
 
@@ -60,14 +60,14 @@ class SequentialPasses:
     """One micro-batch after the other, each forward and then backward, on a model that is whole on every rank."""
 
     model: nn.Module
-    objective: Objective
+    objective: AnyObjective
     gradients: Gradients
     plan: Plan
     randomness: SampleRandomness
     # Takes this rank's part of a batch along the sequence, where ranks share sequences.
     take_part: Callable[[Any], Any] = lambda data: data
     # Calls the objective on (model, data); a sharded model must be entered.
-    call: Callable[[Objective, nn.Module, Any], Any] = call
+    call: Callable[[AnyObjective, nn.Module, Any], Any] = call
     # Called after the forward pass of each micro-batch that counts: routers are watched here.
     after_forward: Callable[[nn.Module], None] | None = None
     # The number by which random numbers of a step are told apart: a step of several objectives has one for each.
@@ -109,7 +109,7 @@ class SequentialPasses:
         self.randomness.rest()
         return self._share(float(loss_total)), self._share(float(weight_total))
 
-    def of_each(self, micro_batches: Sequence[MicroBatch], objective: Objective) -> list[Any]:
+    def of_each(self, micro_batches: Sequence[MicroBatch], objective: AnyObjective) -> list[Any]:
         """Run another objective forward only; return what it returns for each micro-batch, of this rank's samples."""
         found = []
         for micro in micro_batches:
@@ -118,7 +118,7 @@ class SequentialPasses:
         self.randomness.rest()
         return found
 
-    def wrap_objective(self, wrapper: Callable[[Objective], Objective]) -> None:
+    def wrap_objective(self, wrapper: Callable[[AnyObjective], AnyObjective]) -> None:
         """Call `wrapper(objective)` in the place of the objective from now on."""
         self.objective = wrapper(self.objective)
 

@@ -62,6 +62,8 @@ def data_faults(source: Any, world: World, reads_first: bool) -> list[tuple[str,
     Every rank calls it. Of ranks that read the same rows those that `reads_first` say which were left out.
     """
     mine = [each for each in notices_of(source) if reads_first or each.what != LEFT_OUT]
+    if not world.maximum([float(len(mine))])[0]:
+        return []
     together: Counter[tuple[str, str]] = Counter()
     for notices in world.gather(mine):
         for what, because, times in notices:

@@ -24,7 +24,7 @@ from paceline.errors import NumericalStop
 from paceline.run.loop.clock import PhaseClock
 from paceline.run.loop.loader import StepBatch
 from paceline.run.loop.numbers import NumbersOnTheWay, one_vector
-from paceline.run.loop.passes import Objective, Passes
+from paceline.run.loop.passes import AnyObjective, Passes
 from paceline.run.loop.routing import RouterStats, RouterWatch
 from paceline.run.loop.turns import StepTurn
 from paceline.run.memory.offload_state import OffloadedUpdate
@@ -150,7 +150,7 @@ class Stepper:
         """The passes of the objective that is evaluated."""
         return self.turns[self.main].passes
 
-    def wrap_objectives(self, wrapper: Callable[[Objective], Objective]) -> None:
+    def wrap_objectives(self, wrapper: Callable[[AnyObjective], AnyObjective]) -> None:
         """Call `wrapper(objective)` in the place of every objective from now on; a proof looks at losses there."""
         for turn in self.turns:
             turn.passes.wrap_objective(wrapper)

@@ -35,7 +35,7 @@ BUFFER = ("buffer",)  # stands in the place of a parameter's part
 DENSE, EXPERT = ("dp_replicate", "fsdp", "tp"), ("dp_replicate", "expert_shard", "ep", "tp")  # axes of a stage's ranks
 FIRST_STEPS = 10  # of a process, each of which is checked: most divergences are there from the start
 NOT_A_NUMBER = -1  # in place of the bits of any NaN
-Held = dict[tuple[Any, ...], int]
+HeldSums = dict[tuple[Any, ...], int]
 
 
 def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
@@ -90,7 +90,7 @@ def numbers_of(stats: StepStats, scale: float | None, chosen: str = "") -> dict[
     return numbers
 
 
-def held_by(model: nn.Module, numbers: Mapping[str, float], apart: int | None = None) -> Held:
+def held_by(model: nn.Module, numbers: Mapping[str, float], apart: int | None = None) -> HeldSums:
     """Return fingerprints of what this rank holds, by (name, part): ranks with the same key must have the same one.
 
     `apart` is the number of the rank's copy where copies hold weights of their own.
@@ -109,9 +109,9 @@ def held_by(model: nn.Module, numbers: Mapping[str, float], apart: int | None = 
     return {("", name): bits_of(value) for name, value in numbers.items()} | _on_host(found)
 
 
-def _on_host(found: Mapping[tuple[Any, ...], torch.Tensor]) -> Held:
+def _on_host(found: Mapping[tuple[Any, ...], torch.Tensor]) -> HeldSums:
     """Return fingerprints as numbers, with one wait for each device."""
-    held: Held = {}
+    held: HeldSums = {}
     for device in {value.device for value in found.values()}:
         keys = [key for key, value in found.items() if value.device == device]
         held |= zip(keys, torch.stack([found[key] for key in keys]).tolist(), strict=True)
@@ -140,7 +140,7 @@ def check_agreement(
         _name_the_first(world.gather(held), step)
 
 
-def _copies_differ(model: nn.Module, held: Held, mesh: Mesh, device: torch.device, own: frozenset[str]) -> bool:
+def _copies_differ(model: nn.Module, held: HeldSums, mesh: Mesh, device: torch.device, own: frozenset[str]) -> bool:
     """Return whether this rank sees copies of something that it holds differ, weights along the axes `own` left out.
 
     Every rank calls it.
@@ -157,7 +157,7 @@ def _copies_differ(model: nn.Module, held: Held, mesh: Mesh, device: torch.devic
     largest, smallest = extremes[0].tolist(), (~extremes[1]).tolist()
     differ = largest != smallest
     if mesh.layout.pp > 1:  # stages hold other things, but for tied weights: what they share is seen by name
-        known: Held = {}
+        known: HeldSums = {}
         stages: list[Any] = [None] * mesh.layout.pp
         dist.all_gather_object(stages, dict(zip(keys, largest, strict=True)), group=mesh.get_group("pp"))
         differ |= any(known.setdefault(key, value) != value for stage in stages for key, value in stage.items())
@@ -182,7 +182,7 @@ def _signed(bits: int) -> int:
     return bits - 2**64 if bits >= 2**63 else bits
 
 
-def _name_the_first(of_ranks: list[Held], step: int) -> None:
+def _name_the_first(of_ranks: list[HeldSums], step: int) -> None:
     """Raise VerificationFailed for the first thing that ranks hold differently."""
     first: dict[tuple[Any, ...], tuple[int, int]] = {}
     for rank, held in enumerate(of_ranks):

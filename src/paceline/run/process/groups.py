@@ -19,7 +19,7 @@ from paceline.spec.layout import Layout
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 DATA_AXES = ("dp_replicate", "fsdp")  # which the one axis `data` of a mesh of its own stands for
 
-Part = tuple[int, ...]  # the ranks of one group
+MemberRanks = tuple[int, ...]  # the ranks of one group
 
 
 class Groups:
@@ -30,11 +30,11 @@ class Groups:
     """
 
     def __init__(self) -> None:
-        self._made: dict[Part, dist.ProcessGroup] = {}
+        self._made: dict[MemberRanks, dist.ProcessGroup] = {}
         self._meshes: dict[tuple[Layout, str], Mesh] = {}
         self._beside: dist.ProcessGroup | None = None
 
-    def of(self, part: Part) -> dist.ProcessGroup:
+    def of(self, part: MemberRanks) -> dist.ProcessGroup:
         """Return the group of these ranks, this one among them; the world's own where they are all."""
         assert dist.group.WORLD is not None
         if len(part) == dist.group.WORLD.size():
@@ -187,7 +187,7 @@ class Mesh:
         return DeviceMesh.from_group(groups, self._device, ranks, mesh_dim_names=tuple(axes))
 
 
-def own_part(axes: dict[str, int], along: Sequence[str], rank: int) -> Part:
+def own_part(axes: dict[str, int], along: Sequence[str], rank: int) -> MemberRanks:
     """Return the ranks that differ from `rank` along some of the axes alone, in the order of those axes.
 
     `axes` has the degree of each, the innermost last.

@@ -21,7 +21,7 @@ REMOTE = frozenset({
     "pvfs2", "wekafs", "virtiofs", "ocfs2", "gfs2",
 })  # fmt: skip
 _OCTAL = re.compile(r"\\([0-7]{3})")
-Work = Callable[[], OSError | None]
+DiskWork = Callable[[], OSError | None]
 
 
 def is_remote(path: Path) -> bool:
@@ -47,14 +47,14 @@ class Errand:
 
     def __init__(self, patience_seconds: float) -> None:
         self._patience = patience_seconds
-        self._work: queue.SimpleQueue[Work] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[DiskWork] = queue.SimpleQueue()
         self._done = threading.Event()
         self._is_under_way = False
         self._returned: OSError | None = None
         self._raised: BaseException | None = None
         threading.Thread(target=self._run, name="paceline-journal", daemon=True).start()
 
-    def send(self, work: Work) -> OSError | None:
+    def send(self, work: DiskWork) -> OSError | None:
         """Return what the work returns; an OSError (ETIMEDOUT) where it, or the work before it, does not end.
 
         Raises what the work raises.

@@ -17,7 +17,7 @@ from paceline.run.updates.shards import wrapped
 
 OPTIMIZER = "optim."  # of a checkpoint's names, as in checkpoint/state.py
 
-State = dict[str, torch.Tensor]
+SyncState = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class CopySync(Protocol):
     def apart_after(self, step: int) -> int | None:
         """Return the number of this rank's copy where copies may differ when a step is over, else None."""
 
-    def named(self, state: State) -> State:
+    def named(self, state: SyncState) -> SyncState:
         """Return the state of training, live, under the names that it has in checkpoints, with what the sync keeps."""
 
     @property
@@ -87,13 +87,15 @@ class EveryStep:
         """Return None: copies never differ."""
         return None
 
-    def named(self, state: State) -> State:
+    def named(self, state: SyncState) -> SyncState:
         """Return the state, and what sums keep of this copy."""
         kept = self.sums.kept() if self.sums else {}
         return {**state, **of_parameters(self.model, kept, f"copy{self.copy}.left.")}
 
 
-def of_parameters(model: nn.Module, values: Mapping[nn.Parameter, torch.Tensor], before: str, after: str = "") -> State:
+def of_parameters(
+    model: nn.Module, values: Mapping[nn.Parameter, torch.Tensor], before: str, after: str = ""
+) -> SyncState:
     """Return tensors that follow this rank's parts of parameters by name, sharded as the parameters are."""
     return {
         f"{before}{name}{after}": wrapped(values[p], p) if isinstance(p, DTensor) else values[p]

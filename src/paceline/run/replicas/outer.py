@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from paceline.run.process.groups import Mesh
 from paceline.run.process.world import World
 from paceline.run.replicas.allreduce import grouped
-from paceline.run.replicas.copy_sync import OPTIMIZER, State, StepTotals, of_parameters
+from paceline.run.replicas.copy_sync import OPTIMIZER, StepTotals, SyncState, of_parameters
 from paceline.run.updates.optimizer import named_parameters
 from paceline.run.updates.shards import local_of
 from paceline.spec.plan import Plan
@@ -80,7 +80,7 @@ class OuterSteps:
         """Return the number of this rank's copy between outer steps."""
         return self.copy if self._sync.differs_after(step) else None
 
-    def named(self, state: State) -> State:
+    def named(self, state: SyncState) -> SyncState:
         """Return shared weights as the model's, and under each copy's own names its weights and optimizer's state."""
         shared = of_parameters(self._model, self._shared, "model.")
         own = {f"copy{self.copy}.{name}": tensor for name, tensor in state.items()

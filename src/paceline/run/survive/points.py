@@ -16,7 +16,7 @@ from paceline.spec.run import RunSpec
 if TYPE_CHECKING:
     from paceline.run.survive.faults.injector import Injector
 
-Reached = Callable[[str, int], None]
+SaysPoint = Callable[[str, int], None]
 _HEARTS: list[Heart] = []  # at most one: a process has one pulse, whatever runs it makes one after the other
 
 
@@ -29,7 +29,7 @@ class Points:
 
     def __init__(self, heart: Heart | None, injector: Injector | None) -> None:
         self._heart, self.injector = heart, injector
-        told: list[Reached] = [heart.beat] if heart is not None else []
+        told: list[SaysPoint] = [heart.beat] if heart is not None else []
         told += [injector.reached] if injector is not None else []
         self._told = tuple(told)
         self.at = ("load", 0)  # the phase and the step that this process came to last
@@ -40,11 +40,11 @@ class Points:
         for tell in self._told:
             tell(phase, step)
 
-    def tell_also(self, told: Reached) -> None:
+    def tell_also(self, told: SaysPoint) -> None:
         """Tell a further listener from now on where this process comes to: a trace."""
         self._told = (*self._told, told)
 
-    def tell_no_more(self, told: Reached) -> None:
+    def tell_no_more(self, told: SaysPoint) -> None:
         """Tell this listener no more."""
         self._told = tuple(each for each in self._told if each != told)
 

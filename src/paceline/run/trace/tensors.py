@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 MOST_NAMED = 20
-Held = dict[str, tuple[int, int]]  # what kind of tensor -> how many, and their bytes
+HeldBytes = dict[str, tuple[int, int]]  # what kind of tensor -> how many, and their bytes
 
 
-def tensors_held(model: nn.Module) -> Held:
+def tensors_held(model: nn.Module) -> HeldBytes:
     """Return the tensors that this process holds, by name where they are the model's, else by shape and type.
 
     It looks at every object that Python's collector knows: some milliseconds, which only a request is worth.
@@ -34,7 +34,7 @@ def _is_tensor(each: Any) -> bool:
     return issubclass(type(each), torch.Tensor) and each.layout == torch.strided
 
 
-def grown(before: Held, after: Held) -> list[dict[str, Any]]:
+def grown(before: HeldBytes, after: HeldBytes) -> list[dict[str, Any]]:
     """Return the kinds of tensor of which there is more than before, most bytes first."""
     more: Counter[str] = Counter()
     for kind, (_, size) in after.items():

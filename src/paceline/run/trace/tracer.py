@@ -22,7 +22,7 @@ from torch import nn
 from paceline.run.process.world import World
 from paceline.run.survive.points import Points
 from paceline.run.trace.naming import PHASES, PREFIX, named
-from paceline.run.trace.tensors import Held, grown, tensors_held
+from paceline.run.trace.tensors import HeldBytes, grown, tensors_held
 from paceline.said import say_line
 from paceline.spec.journal.bound import TraceRecord
 from paceline.spec.watch.traced import TraceRequest, ask_for_trace, requested_trace, trace_file
@@ -141,7 +141,7 @@ class _Trace:
     def __init__(self, wanted: TraceRequest, step: int, points: Points, model: nn.Module | None) -> None:
         self.first = self.last = step
         self._points = points
-        self._before: Held | None = tensors_held(model) if model is not None else None
+        self._before: HeldBytes | None = tensors_held(model) if model is not None else None
         activities = [torch.profiler.ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(torch.profiler.ProfilerActivity.CUDA)

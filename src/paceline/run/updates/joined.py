@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from paceline.run.updates.parts import Group, LocalPart, UpdatePart, WholePart
+from paceline.run.updates.parts import LocalPart, ParameterGroup, UpdatePart, WholePart
 
 
 class JoinedOptimizer(torch.optim.Optimizer):
@@ -24,9 +24,9 @@ class JoinedOptimizer(torch.optim.Optimizer):
     A group has "params", "use" (a Use whose scope is known), "lr", "lr_scale" and perhaps "weight_decay".
     """
 
-    def __init__(self, groups: Sequence[Group]) -> None:
+    def __init__(self, groups: Sequence[ParameterGroup]) -> None:
         super().__init__([dict(group) for group in groups], {})
-        local: dict[int, list[Group]] = {}
+        local: dict[int, list[ParameterGroup]] = {}
         self._parts: list[tuple[list[nn.Parameter], UpdatePart]] = []
         for group in self.param_groups:
             sharded = [isinstance(weight, DTensor) for weight in group["params"]]

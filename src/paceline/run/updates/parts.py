@@ -14,7 +14,7 @@ from paceline.run.updates.fresh import fresh_state, knows_fresh_state
 from paceline.run.updates.shards import Cutter, local_of, whole_of, wrapped
 from paceline.task.optimizer.update_scope import made
 
-Group = dict[str, Any]
+ParameterGroup = dict[str, Any]
 OURS = ("params", "use", "lr_scale")  # keys of a parameter group that the optimizers inside do not get
 
 
@@ -33,7 +33,7 @@ class UpdatePart(Protocol):
         """Give a parameter a state to load into."""
 
 
-class Numbers:
+class RuleNumbers:
     """State that an optimizer keeps as numbers of Python's, shown as tensors of one element so that it is saved."""
 
     def __init__(self) -> None:
@@ -55,8 +55,8 @@ class Numbers:
 class LocalPart:
     """A rule that works element by element, on this rank's parts of all its parameters at once."""
 
-    def __init__(self, groups: Sequence[Group], state: Any) -> None:
-        self._groups, self._state, self._numbers = groups, state, Numbers()
+    def __init__(self, groups: Sequence[ParameterGroup], state: Any) -> None:
+        self._groups, self._state, self._numbers = groups, state, RuleNumbers()
         self._plain = {weight: _plain(weight) for group in groups for weight in group["params"]}
         inside = [{**options(g), "params": [self._plain[w] for w in g["params"]]} for g in groups]
         self._worker = made(groups[0]["use"], groups[0]["lr"], inside)
@@ -112,9 +112,9 @@ class LocalPart:
 class WholePart:
     """A rule that needs a whole parameter, for one sharded parameter. Every rank computes the same update."""
 
-    def __init__(self, group: Group, weight: nn.Parameter, state: Any) -> None:
+    def __init__(self, group: ParameterGroup, weight: nn.Parameter, state: Any) -> None:
         assert isinstance(weight, DTensor)
-        self._group, self._weight, self._state, self._numbers = group, weight, state, Numbers()
+        self._group, self._weight, self._state, self._numbers = group, weight, state, RuleNumbers()
         self._plain = nn.Parameter(_stand_in(weight))
         self._worker = made(group["use"], group["lr"], [{**options(group), "params": [self._plain]}])
         self._cutter: Cutter | None = None
@@ -159,7 +159,7 @@ class WholePart:
         return self._cutter.cut(whole)
 
 
-def options(group: Group) -> Group:
+def options(group: ParameterGroup) -> ParameterGroup:
     """Return what of a group is for the optimizer inside."""
     return {name: value for name, value in group.items() if name not in OURS}
 

@@ -38,7 +38,7 @@ from paceline.task.placed import objective_on
 from paceline.task.turns import objective_of
 
 APART = 0.01  # an objective's sum may be so far from that of its rows: low precision adds them up in another order
-Rows = Callable[[nn.Module, Any, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
+ScoresRows = Callable[[nn.Module, Any, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
 _Passes = SequentialPasses | PipelinePasses
 Earlier = Mapping[tuple[int, int, int], str]  # by step, position and number of candidates: which were chosen
 
@@ -179,7 +179,7 @@ def chosen_before(run_dir: Path) -> dict[tuple[int, int, int], str]:
     }
 
 
-def _rows_of(task: Task, stream: BatchStream, stepper: Stepper) -> Rows:
+def _rows_of(task: Task, stream: BatchStream, stepper: Stepper) -> ScoresRows:
     objective = objective_of(task, stream.source.unit)
     found = by_row(objective, lambda own: objective_on(own, stepper.world.device))
     if found is None:
@@ -192,9 +192,11 @@ def _rows_of(task: Task, stream: BatchStream, stepper: Stepper) -> Rows:
     return found
 
 
-def _scores(rows: Rows, model: nn.Module, data: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _scores(rows: ScoresRows, model: nn.Module, data: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return rows(model, data, None)
 
 
-def _weighted_sum(rows: Rows, weights: torch.Tensor, model: nn.Module, data: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _weighted_sum(
+    rows: ScoresRows, weights: torch.Tensor, model: nn.Module, data: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
     return rows(model, data, weights)

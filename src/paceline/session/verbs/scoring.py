@@ -23,7 +23,7 @@ BY = (LOSS, UNCERTAINTY, CORE)
 CORE_SHARE = 0.1  # of the documents, that are put in order
 PASS_TOKENS = 8192  # in one forward pass
 IGNORED = -100
-Progress = Callable[[str, float], None]
+SaysProgress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def score_documents(
     data: DataSpec,
     out: Path,
     by: str = LOSS,
-    progress: Progress = lambda what, share: None,
+    progress: SaysProgress = lambda what, share: None,
     share: float = CORE_SHARE,
 ) -> ScoredDocuments:
     """Write each document of `data` with its score by a run's newest checkpoint as a line of JSONL.
@@ -86,7 +86,9 @@ def score_documents(
     return ScoredDocuments(out, chosen.path, chosen.manifest.step, by, len(scores), _quantiles(scores), core)
 
 
-def _write(data: DataSpec, out: Path, of: Callable[[Sequence[bytes]], list[float]], progress: Progress) -> list[float]:
+def _write(
+    data: DataSpec, out: Path, of: Callable[[Sequence[bytes]], list[float]], progress: SaysProgress
+) -> list[float]:
     """Write every document with its score, and return the scores."""
     scores, unfinished = list[float](), out.with_name(f".{out.name}.part")
     try:
@@ -118,7 +120,7 @@ def _quantiles(scores: Sequence[float]) -> dict[str, float]:
 
 
 def _core_set(
-    model: nn.Module, tokenizer: Tokenizer, data: DataSpec, seq_len: int, share: float, progress: Progress
+    model: nn.Module, tokenizer: Tokenizer, data: DataSpec, seq_len: int, share: float, progress: SaysProgress
 ) -> tuple[list[float], CoreSetFound]:
     """Return each document's place in a core set over their number, 1 of those outside, and what the set is like.
 

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from paceline.spec.adapt.adapter import AdapterSpec
 from paceline.task.adapt.linear import MAGNITUDE, A, AdaptedLinear, B
 from paceline.task.adapt.peft import read_adapter
-from paceline.task.models.init import Box, fill, parameter_seed
+from paceline.task.models.init import Corner, fill, parameter_seed
 
 
 def adapted_layers(model: nn.Module) -> dict[str, AdaptedLinear]:
@@ -88,7 +88,7 @@ def row_norms(layer: AdaptedLinear) -> Tensor:
 def _fill(name: str, parameter: Tensor, values: Tensor) -> None:
     assert tuple(values.shape) == tuple(parameter.shape), name
 
-    def part(offsets: Box, sizes: Box) -> Tensor:
+    def part(offsets: Corner, sizes: Corner) -> Tensor:
         return values[tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))]
 
     fill(parameter, part)

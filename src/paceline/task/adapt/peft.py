@@ -26,7 +26,7 @@ from paceline.task.adapt.linear import NAMES, AdaptedLinear, B, is_adapter
 from paceline.task.models.decoder import Decoder
 from paceline.task.models.huggingface.files import LazyTensors, read_safetensors
 from paceline.task.models.huggingface.names import hf_name
-from paceline.task.models.init import Box, fill, named_parameters
+from paceline.task.models.init import Corner, fill, named_parameters
 
 FOLDER_PREFIX = "base_model.model."
 CLASSIFIES = "SEQ_CLS"  # peft's task type of a classifier of texts
@@ -119,7 +119,7 @@ def read_adapter(model: nn.Module, layers: Mapping[str, AdaptedLinear], spec: Ad
 
 
 def _part_of(stored: LazyTensors, file: str, *, turned: bool) -> Any:
-    def part(offsets: Box, sizes: Box) -> Tensor:
+    def part(offsets: Corner, sizes: Corner) -> Tensor:
         return stored.part(file, offsets[::-1], sizes[::-1]).T if turned else stored.part(file, offsets, sizes)
 
     return part

@@ -10,10 +10,10 @@ SIBLING_FRACTION = 0.1
 # Modules are stages or towers, not blocks, where this part of their parameters lies in blocks of their own.
 TOWER_FRACTION = 0.9
 
-Block = tuple[str, nn.Module]
+NamedBlock = tuple[str, nn.Module]
 
 
-def find_blocks(model: nn.Module) -> list[Block]:
+def find_blocks(model: nn.Module) -> list[NamedBlock]:
     """Return (name, module) of the model's repeated blocks in the order of `named_modules`, [] where it has none.
 
     Blocks are two or more children of one module (entries of a ModuleList or Sequential, or attributes) that share a
@@ -33,9 +33,9 @@ def find_blocks(model: nn.Module) -> list[Block]:
     ]
 
 
-def _families(module: nn.Module, prefix: str = "") -> list[list[Block]]:
+def _families(module: nn.Module, prefix: str = "") -> list[list[NamedBlock]]:
     """Return the outermost families of blocks at or below `module`."""
-    by_class: dict[type, list[Block]] = {}
+    by_class: dict[type, list[NamedBlock]] = {}
     for name, child in module.named_children():
         if _is_composite(child) and not isinstance(child, nn.ModuleList | nn.ModuleDict):
             by_class.setdefault(type(child), []).append((f"{prefix}{name}", child))
@@ -60,7 +60,7 @@ def _is_composite(module: nn.Module) -> bool:
     return any(_size(child) for child in module.children())
 
 
-def _may_be_towers(parent: nn.Module, family: list[Block]) -> bool:
+def _may_be_towers(parent: nn.Module, family: list[NamedBlock]) -> bool:
     """Return whether to look for blocks inside the members: not inside list entries that repeat in size.
 
     Those are layers whatever they hold; a layer of experts, too, keeps nearly all of its parameters in a list.
@@ -70,7 +70,7 @@ def _may_be_towers(parent: nn.Module, family: list[Block]) -> bool:
     return not is_list or isinstance(family[0][1], nn.Sequential) or len(sizes) == len(family)
 
 
-def _are_towers(family: list[Block]) -> bool:
+def _are_towers(family: list[NamedBlock]) -> bool:
     inner = sum(_size(block) for _, child in family for inner in _families(child) for _, block in inner)
     return inner >= TOWER_FRACTION * sum(_size(child) for _, child in family)
 

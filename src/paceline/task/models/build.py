@@ -30,8 +30,8 @@ from paceline.task.models.huggingface.transfer import WeightsFit, fit, lengthene
 from paceline.task.models.huggingface.weights import check_hf_config
 from paceline.task.models.init import (
     STD,
-    Box,
-    Part,
+    Corner,
+    PartMaker,
     drawn_part,
     fill,
     filled_tensors,
@@ -170,7 +170,7 @@ def load_weights(
             bias.zero_()
             targets |= {PREFIX + name: bias} if PREFIX + name in stored else {}
     for name, target in targets.items():
-        part: Part = functools.partial(stored.part, name)
+        part: PartMaker = functools.partial(stored.part, name)
         if name in fitted.fresh:
             part = _drawn(model, name, shape_of(target), seed)
         elif name in (fitted.longer or ()):
@@ -178,7 +178,7 @@ def load_weights(
         fill(target, _rounded(part, dtypes[name]) if dtypes is not None and name in dtypes else part)
 
 
-def _drawn(model: nn.Module, name: str, shape: Box, seed: int) -> Part:
+def _drawn(model: nn.Module, name: str, shape: Corner, seed: int) -> PartMaker:
     """Return what draws a parameter that is not read, by its name and the seed, whatever the layout."""
     if isinstance(model, Decoder):
         own, layers = name.removeprefix(PREFIX), model.config.layers
@@ -219,7 +219,7 @@ def check_names(
     return targets, stored, fit(shapes, stored, aliases, path, fresh, embeddings, whole)
 
 
-def _rounded(part: Part, dtype: torch.dtype) -> Part:
+def _rounded(part: PartMaker, dtype: torch.dtype) -> PartMaker:
     """Return what gives the same values in a dtype."""
     return lambda offsets, sizes: part(offsets, sizes).to(dtype)
 

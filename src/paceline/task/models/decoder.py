@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from paceline.task.models.layers.absent import Absent
 from paceline.task.models.layers.attention import CausalAttention, Mask
 from paceline.task.models.layers.chunks import LOGITS_LIMIT_ELEMENTS
-from paceline.task.models.layers.loss import Labels, cross_entropy_sum, head_logits
+from paceline.task.models.layers.loss import LossLabels, cross_entropy_sum, head_logits
 from paceline.task.models.layers.norm import RMSNorm
 from paceline.task.models.sizes import DecoderConfig
 from paceline.task.rules import Rules, decoder_rules
@@ -141,13 +141,13 @@ class Decoder(nn.Module):
 
     @overload
     def forward(
-        self, tokens: Tensor, labels: Labels, positions: Tensor | None = None, mask: Mask | None = None
+        self, tokens: Tensor, labels: LossLabels, positions: Tensor | None = None, mask: Mask | None = None
     ) -> tuple[Tensor, Tensor]: ...
 
     def forward(
         self,
         tokens: Tensor,
-        labels: Labels | None = None,
+        labels: LossLabels | None = None,
         positions: Tensor | None = None,
         mask: Mask | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
@@ -172,7 +172,7 @@ class Decoder(nn.Module):
             positions = torch.arange(tokens.shape[1], device=x.device)
         return x, *rotary_tables(self.config, positions, x.dtype)
 
-    def finish(self, x: Tensor, labels: Labels | None, seq: int) -> Tensor | tuple[Tensor, Tensor]:
+    def finish(self, x: Tensor, labels: LossLabels | None, seq: int) -> Tensor | tuple[Tensor, Tensor]:
         """Return what `forward` does, from the output of the last layer [rows, seq, hidden]."""
         x = self.norm(x)
         head = self.embed_tokens.weight if self.config.tied else self.lm_head.weight  # [vocab, hidden]

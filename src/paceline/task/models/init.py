@@ -22,8 +22,8 @@ STD = 0.02  # Radford et al. 2019 (GPT-2), as in Llama
 RESIDUAL_OUTPUTS = ("o_proj.weight", "down_proj.weight", "experts.down_proj")
 DRAWN_ELEMENTS = 2**22  # of one generator, in whole rows; part of what initial weights are
 
-Box = tuple[int, ...]
-Part = Callable[[Box, Box], Tensor]  # (offsets, sizes) of a part of a tensor -> its values
+Corner = tuple[int, ...]
+PartMaker = Callable[[Corner, Corner], Tensor]  # (offsets, sizes) of a part of a tensor -> its values
 
 
 def parameter_seed(name: str, seed: int, run: int = 0) -> int:
@@ -42,7 +42,7 @@ def initial_tensor(name: str, shape: tuple[int, ...] | torch.Size, layers: int, 
 
 
 def initial_part(
-    name: str, shape: tuple[int, ...] | torch.Size, layers: int, seed: int, offsets: Box, sizes: Box
+    name: str, shape: tuple[int, ...] | torch.Size, layers: int, seed: int, offsets: Corner, sizes: Corner
 ) -> Tensor:
     """Return the part of a parameter's initial values that begins at `offsets` and has the shape `sizes`.
 
@@ -53,7 +53,7 @@ def initial_part(
 
 
 def drawn_part(
-    name: str, shape: tuple[int, ...] | torch.Size, std: float, seed: int, offsets: Box, sizes: Box
+    name: str, shape: tuple[int, ...] | torch.Size, std: float, seed: int, offsets: Corner, sizes: Corner
 ) -> Tensor:
     """Return a part of a parameter that is normal with a deviation; of one dimension, zeros of a bias or ones."""
     if len(shape) == 1:
@@ -73,7 +73,7 @@ def drawn_part(
     return part
 
 
-def held_part(parameter: Tensor) -> tuple[Tensor, Box, Box]:
+def held_part(parameter: Tensor) -> tuple[Tensor, Corner, Corner]:
     """Return what this rank holds of a parameter, where in it that begins, and its shape."""
     if isinstance(parameter, DTensor):
         (chunk,) = parameter.__create_chunk_list__()  # as for a checkpoint; offsets and sizes of this rank's shard
@@ -81,7 +81,7 @@ def held_part(parameter: Tensor) -> tuple[Tensor, Box, Box]:
     return parameter, (0,) * parameter.dim(), tuple(parameter.shape)
 
 
-def fill(parameter: Tensor | PackedLinear, part: Part) -> None:
+def fill(parameter: Tensor | PackedLinear, part: PartMaker) -> None:
     """Copy values into a parameter, or into this rank's shard where the parameter is a DTensor.
 
     A layer whose weight rests in four bits gets all of it: every rank holds it whole.
@@ -109,13 +109,13 @@ def initialise(model: Decoder, seed: int) -> None:
 
         shape = shape_of(parameter)
 
-        def part(offsets: Box, sizes: Box, name: str = name, shape: Box = shape) -> Tensor:
+        def part(offsets: Corner, sizes: Corner, name: str = name, shape: Corner = shape) -> Tensor:
             return initial_part(name, shape, layers, seed, offsets, sizes)
 
         fill(parameter, part)
 
 
-def shape_of(filled: Tensor | PackedLinear) -> Box:
+def shape_of(filled: Tensor | PackedLinear) -> Corner:
     """Return the shape of a parameter, or of a weight in four bits."""
     return filled.packed.shape if isinstance(filled, PackedLinear) else tuple(filled.shape)
 

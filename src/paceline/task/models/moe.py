@@ -19,7 +19,7 @@ from paceline.task.models.decoder import Decoder, DecoderLayer, FeedForward
 from paceline.task.models.layers.absent import Absent
 from paceline.task.models.layers.attention import Mask
 from paceline.task.models.layers.balance import SequenceSum, before_last_label, expert_counts, sequence_balance
-from paceline.task.models.layers.loss import IGNORED, Labels, LabelsByRow, plain_labels
+from paceline.task.models.layers.loss import IGNORED, LabelsByRow, LossLabels, plain_labels
 from paceline.task.models.layers.products import by_expert, expert_products
 from paceline.task.models.sizes import DecoderConfig, MoEConfig
 from paceline.task.rules import Rules, moe_rules
@@ -206,7 +206,7 @@ class MoEDecoder(Decoder):
     def forward(  # type: ignore[override]
         self,
         tokens: Tensor,
-        labels: Labels | None = None,
+        labels: LossLabels | None = None,
         positions: Tensor | None = None,
         mask: Mask | None = None,
         real: Tensor | None = None,
@@ -230,7 +230,7 @@ class MoEDecoder(Decoder):
         out = self.finish(x, labels, tokens.shape[1])
         return out if added is None else (out[0] + added.to(out[0].dtype), out[1])
 
-    def _added_loss(self, told: dict[int, Routed], labels: Labels) -> Tensor | None:
+    def _added_loss(self, told: dict[int, Routed], labels: LossLabels) -> Tensor | None:
         """Return what these layers' balance adds to the loss, None where it adds nothing; keep what routers did.
 
         Where rows have weights their balance has the same ones as their cross-entropy; what is kept has none.

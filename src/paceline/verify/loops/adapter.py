@@ -40,11 +40,11 @@ from paceline.verify.compare.difference import Difference, number_differences, t
 from paceline.verify.compare.layout import first_difference
 from paceline.verify.compare.tolerance import larger
 from paceline.verify.loops.mistakes import FITS, MicroBatches, named_loss, named_mistake, sampled
-from paceline.verify.loops.reference import Batches, LoopReference, Maker, Objective, weights_of
+from paceline.verify.loops.reference import AnyObjective, Batches, LoopReference, Maker, weights_of
 from paceline.verify.rounding.conditioning import beyond_rounding
 from paceline.verify.rounding.verdict import ILL_CONDITIONED, loop_text, verdict_of
 
-Step = Callable[[Any], Any]
+LoopStep = Callable[[Any], Any]
 PREFIXES = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")  # what DDP, torch.compile and FSDP1 put before names
 DTYPES = {torch.float32: "fp32", torch.float64: "fp64"}
 
@@ -55,11 +55,11 @@ DTYPES = {torch.float32: "fp32", torch.float64: "fp64"}
     clip_norm=argument("number", minimum=0.0), part=argument("whole", optional=True, minimum=0),
 )  # fmt: skip
 def verify_loop(
-    step: Step,
+    step: LoopStep,
     model: nn.Module,
     batches: Sequence[Any],
     *,
-    objective: Objective,
+    objective: AnyObjective,
     plain: nn.Module | None = None,
     optimizer: Maker | None = None,
     clip_norm: float = 0.0,

@@ -17,9 +17,9 @@ from paceline.verify.reference.steps import ReferenceStep
 from paceline.verify.rounding.conditioning import Again, Move, Narrowest, computed_again, moved_by_one_ulp, steps_apart
 from paceline.verify.rounding.narrow import NarrowSeen
 
-Objective = Callable[[nn.Module, Any], tuple[torch.Tensor, Any]]
-Made = torch.optim.Optimizer | tuple[torch.optim.Optimizer, LRScheduler]
-Maker = Callable[[Iterable[nn.Parameter]], Made]
+AnyObjective = Callable[[nn.Module, Any], tuple[torch.Tensor, Any]]
+MadeOptimizer = torch.optim.Optimizer | tuple[torch.optim.Optimizer, LRScheduler]
+Maker = Callable[[Iterable[nn.Parameter]], MadeOptimizer]
 Batches = Sequence[Sequence[Any]]  # of one step: the micro-batches of every part
 Tensors = dict[str, torch.Tensor]
 
@@ -30,7 +30,7 @@ class LoopReference:
     Without an optimizer whoever holds it sets the module's weights before every step.
     """
 
-    def __init__(self, module: nn.Module, objective: Objective, optimizer: Maker | None, clip_norm: float) -> None:
+    def __init__(self, module: nn.Module, objective: AnyObjective, optimizer: Maker | None, clip_norm: float) -> None:
         self.module = module
         self._objective, self._optimizer, self._clip_norm = objective, optimizer, clip_norm
         self._update = self._updates(module)

@@ -28,7 +28,7 @@ from paceline.verify.rounding.conditioning import MARGIN
 
 Choices = dict[str, dict[int, Tensor]]  # by block and position of the sample: int64 [seq, top_k]
 Scores = dict[str, dict[int, Tensor]]  # the same: [seq, experts], of which the best are chosen
-Part = tuple[Tensor, Tensor]  # places in the sequence [tokens], and what tokens there chose [tokens, top_k]
+TensorPair = tuple[Tensor, Tensor]  # places in the sequence [tokens], and what tokens there chose [tokens, top_k]
 BEST_OF = (torch.topk, torch.Tensor.topk)
 
 
@@ -56,7 +56,7 @@ class ChoicesSeen:
         place = layout.coordinates(rank)
         self._part = RankPart(place["cp"], layout.cp, place["tp"], layout.tp)
         self._randomness = randomness
-        self.parts: dict[tuple[str, int], Part] = {}
+        self.parts: dict[tuple[str, int], TensorPair] = {}
         self.length = 0  # of a whole sample, in tokens
         for name, block in routed_blocks(model).items():
             if isinstance(block, MoE):
@@ -102,14 +102,14 @@ def score_bits(model: nn.Module) -> dict[str, int]:
     return bits
 
 
-def disagreeing(everyone: Sequence[Mapping[Any, Part]], layout: Layout) -> list[int]:
+def disagreeing(everyone: Sequence[Mapping[Any, TensorPair]], layout: Layout) -> list[int]:
     """Return the ranks that chose other experts for the same tokens than the first rank of their `tp` group."""
     places = [{**layout.coordinates(rank), "tp": 0} for rank in range(len(everyone))]
     firsts = [everyone[places.index(place)] for place in places]
     return [rank for rank, (mine, first) in enumerate(zip(everyone, firsts, strict=True)) if not _same(mine, first)]
 
 
-def joined(everyone: Sequence[Mapping[Any, Part]], plan: Plan, length: int) -> Choices | None:
+def joined(everyone: Sequence[Mapping[Any, TensorPair]], plan: Plan, length: int) -> Choices | None:
     """Return the choices of a first step of samples of `length` tokens by all ranks, None where any lack.
 
     A rank's own rows alone count: one without rows runs a row that stands in.
@@ -128,7 +128,7 @@ def joined(everyone: Sequence[Mapping[Any, Part]], plan: Plan, length: int) -> C
     return found if found and complete else None
 
 
-def _same(mine: Mapping[Any, Part], first: Mapping[Any, Part]) -> bool:
+def _same(mine: Mapping[Any, TensorPair], first: Mapping[Any, TensorPair]) -> bool:
     return mine.keys() == first.keys() and all(
         torch.equal(chosen, first[key][1]) and torch.equal(places, first[key][0])
         for key, (places, chosen) in mine.items()

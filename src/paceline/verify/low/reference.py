@@ -25,7 +25,7 @@ from paceline.verify.compare.diagnosis import traits_of
 from paceline.verify.compare.difference import number_differences, tensor_differences
 from paceline.verify.compare.tolerance import tolerance
 from paceline.verify.low.choices import Choices, HandedChoices, Misrouted, misrouted, routed_blocks
-from paceline.verify.low.update import MASTER, Numbers, one_update
+from paceline.verify.low.update import MASTER, Hyper, one_update
 from paceline.verify.reference.passes import own_parameters, reference_model
 from paceline.verify.rounding.conditioning import DRAWS, MARGIN, moved_by_one_ulp
 
@@ -37,7 +37,7 @@ At = tuple[str, str]  # (quantity, name)
 class LowReference:
     """What one device computes, how far a layout may be off, and which formats are one device's own too."""
 
-    numbers: Numbers
+    numbers: Hyper
     allowed: dict[At, float]  # empty where numbers say nothing
     scale: float  # of the loss
     loss_dtype: torch.dtype
@@ -111,14 +111,14 @@ class LowDevice:
     def _model(self) -> nn.Module:
         return reference_model(self.task, self.source, self.items_per_sample, MASTER)
 
-    def _computed(self, scale: float, move: int = 0, choices: Choices | None = None) -> Numbers:
+    def _computed(self, scale: float, move: int = 0, choices: Choices | None = None) -> Hyper:
         model = self._model()
         if move:
             moved_by_one_ulp(model, COMPUTE_DTYPES[self.plan.precision], seed=move)
         handed = None if choices is None else HandedChoices(model, choices)
         return one_update(model, self.task, self.plan, self.source, self.items_per_sample, scale, handed)
 
-    def _allowed(self, numbers: Numbers, scale: float, moved: Sequence[Numbers] = ()) -> dict[At, float]:
+    def _allowed(self, numbers: Hyper, scale: float, moved: Sequence[Hyper] = ()) -> dict[At, float]:
         """Return the differences allowed; `moved` are the numbers from moved weights, where they are known already."""
         rounded = self._rounded_apart()
         allowed = _sums_alone(numbers)
@@ -153,7 +153,7 @@ def _rounds_inside_layers(layout: Layout) -> bool:
     return max(layout.tp, layout.cp, layout.ep) > 1
 
 
-def _sums_alone(numbers: Numbers) -> dict[At, float]:
+def _sums_alone(numbers: Hyper) -> dict[At, float]:
     """Return the differences allowed to a layout that adds up the same products in fp32."""
     allowed = {at: tolerance(at[0], "fp32") for at in _places(numbers)}
     for name, coarse in numbers["stored"].items():
@@ -161,7 +161,7 @@ def _sums_alone(numbers: Numbers) -> dict[At, float]:
     return allowed
 
 
-def _moved(numbers: Numbers, others: Sequence[Numbers]) -> dict[At, float]:
+def _moved(numbers: Hyper, others: Sequence[Hyper]) -> dict[At, float]:
     """Return how far each quantity is from what it was in others, by the root of the mean square."""
     alone = World(0, 1, 0, torch.device("cpu"))
     squares = dict.fromkeys(_places(numbers), 0.0)
@@ -177,6 +177,6 @@ def _moved(numbers: Numbers, others: Sequence[Numbers]) -> dict[At, float]:
     return {at: math.sqrt(square) for at, square in squares.items()}
 
 
-def _places(numbers: Numbers) -> list[At]:
+def _places(numbers: Hyper) -> list[At]:
     tensors = [(kind, name) for kind in ("gradients", "weights") for name in numbers[kind]]
     return [("loss", "loss"), ("grad_norm", "grad_norm"), *tensors]

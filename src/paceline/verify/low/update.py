@@ -40,7 +40,7 @@ from paceline.verify.reference.router import counted_choices
 
 MASTER = torch.float32  # what weights, gradients and sums are in, whatever the run's own tables say
 PER_WEIGHT = ("gradients", "weights", "stored", "sum_bits")
-Numbers = dict[str, Any]  # loss and norm as floats, gradients and changes of weights by name
+Hyper = dict[str, Any]  # loss and norm as floats, gradients and changes of weights by name
 
 
 def one_update(
@@ -51,7 +51,7 @@ def one_update(
     items_per_sample: int,
     scale: float,
     handed: HandedChoices | None = None,
-) -> Numbers:
+) -> Hyper:
     """Return loss, gradient norm, gradients and changes of weights of the first batch on one device, summed in fp32.
 
     The loss is scaled by powers of two, as in a run, which are taken out again exactly. `stored` says how far, relative
@@ -123,7 +123,7 @@ def _one_turn(
     down: float,
     handed: HandedChoices | None,
     cast: Callable[[], AbstractContextManager[None]],
-) -> Numbers:
+) -> Hyper:
     """Return the numbers of one objective, and update the parameters that are its own, which are `trained`."""
     losses, weights, dtypes = [], [], []
     model.zero_grad(set_to_none=True)

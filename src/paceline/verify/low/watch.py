@@ -11,7 +11,7 @@ from torch import nn
 
 from paceline.run.assemble import Assembled
 from paceline.run.loop.loader import BatchStream
-from paceline.run.loop.passes import Objective
+from paceline.run.loop.passes import AnyObjective
 from paceline.run.loop.step import StepStats
 from paceline.run.numerics.invariants import numbers_of
 from paceline.run.numerics.precision import COMPUTE_DTYPES
@@ -44,7 +44,7 @@ class Watch:
         if not expected.coupled:  # such an objective is told apart by its class
             built.stepper.wrap_objectives(self._seen)
 
-    def _seen(self, objective: Objective) -> Objective:
+    def _seen(self, objective: AnyObjective) -> AnyObjective:
         def seen(model: nn.Module, batch: Any) -> tuple[torch.Tensor, Any]:
             loss_sum, weight = objective(model, batch)
             self._losses.add(loss_sum.dtype)

@@ -30,7 +30,7 @@ from paceline.verify.process.worker import STOPPED
 FOLLOW_SECONDS = 0.2  # between two looks for new results, for those who watch
 
 Result = CheckProof | PacelineError
-Told = Callable[[int, Result], None]
+TellsResult = Callable[[int, Result], None]
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Job:
     steps: int = 0  # updates to compare; 0 is the proof's own number
 
 
-def run_jobs(jobs: Sequence[Job], steps: int, told: Told | None = None) -> list[Result]:
+def run_jobs(jobs: Sequence[Job], steps: int, told: TellsResult | None = None) -> list[Result]:
     """Return one result for each job, or the error that ended it, in the order of the jobs.
 
     `told` hears of each (index of the job, result) as soon as it is known. After an error, a rank that died included,

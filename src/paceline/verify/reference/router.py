@@ -16,13 +16,13 @@ from paceline.task.models.layers.loss import IGNORED
 from paceline.task.models.moe import routers
 from paceline.task.models.sizes import MoEConfig
 
-Counts = dict[str, torch.Tensor]
+RouterCounts = dict[str, torch.Tensor]
 
 
 @contextmanager
-def counted_choices(model: nn.Module) -> Iterator[Counts]:
+def counted_choices(model: nn.Module) -> Iterator[RouterCounts]:
     """Yield tokens per expert, fp64 [experts] by router name, that grow with every forward pass inside the block."""
-    counts: Counts = {}
+    counts: RouterCounts = {}
     ends: list[int] = []  # of each row of the batch at hand, the tokens up to its last label that counts
 
     def look(model: nn.Module, args: Any, kwargs: Any) -> None:
@@ -50,7 +50,7 @@ def counted_choices(model: nn.Module) -> Iterator[Counts]:
             handle.remove()
 
 
-def move_biases(model: nn.Module, counts: Counts) -> None:
+def move_biases(model: nn.Module, counts: RouterCounts) -> None:
     """Move each router's selection bias by the config's rate: up for experts below the mean load, down above it."""
     config = getattr(model, "config", None)
     for name, router in routers(model).items():

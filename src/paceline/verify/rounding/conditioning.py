@@ -41,8 +41,8 @@ FAR = 1e3  # times MARGIN times the movement: what is so much off needs no more 
 CHAOS = 2.0**20
 EXACT = ("position", "samples", "initial", "weight", "lr")  # no rounding moves these
 
-Tensors = Mapping[str, torch.Tensor]
-Place = tuple[str, str, int]  # quantity, name, step
+ReadTensors = Mapping[str, torch.Tensor]
+Differing = tuple[str, str, int]  # quantity, name, step
 Move = tuple[torch.dtype, int]  # weights move by a unit in the last place of a format, at random, by a seed
 Made = TypeVar("Made")  # what one device computes
 
@@ -98,7 +98,7 @@ def moved_by_one_ulp(model: nn.Module, dtype: torch.dtype, seed: int) -> None:
 
 
 def steps_apart(
-    ours: ReferenceStep, known: ReferenceStep, starts: tuple[Tensors, Tensors], step: int
+    ours: ReferenceStep, known: ReferenceStep, starts: tuple[ReadTensors, ReadTensors], step: int
 ) -> list[Difference]:
     """Return how far the numbers of one device's step are from another's; of weights, since their own starts."""
     world, layout = World(0, 1, 0, torch.device("cpu")), Layout()
@@ -193,11 +193,11 @@ def settled(found: CheckProof, rounding: Rounding | None, exact: Callable[[], Ch
     return dataclasses.replace(found, seconds=seconds, ill_conditioned=known)
 
 
-def _movement(wrong: Sequence[Difference], again: Again) -> tuple[Narrowest, dict[Place, float]] | None:
+def _movement(wrong: Sequence[Difference], again: Again) -> tuple[Narrowest, dict[Differing, float]] | None:
     """Return how far one device's numbers move, by the root of the mean square; None where the first moves far less."""
     narrowest, first = again.narrowest(), wrong[0]
 
-    def moved(draws: int, steps: int) -> dict[Place, float]:
+    def moved(draws: int, steps: int) -> dict[Differing, float]:
         return _root_mean_square(
             [list(again.moved(narrowest.dtype, seed, max(1, steps))) for seed in range(1, draws + 1)]
         )
@@ -210,7 +210,7 @@ def _movement(wrong: Sequence[Difference], again: Again) -> tuple[Narrowest, dic
     return narrowest, found if few == DRAWS and last <= first.step else moved(DRAWS, last)
 
 
-def _chaos(moved: Mapping[Place, float], dtype: torch.dtype) -> float:
+def _chaos(moved: Mapping[Differing, float], dtype: torch.dtype) -> float:
     """Return the first step that is chaotic; infinity where none is."""
     most = CHAOS * torch.finfo(dtype).eps
     return min(
@@ -218,8 +218,8 @@ def _chaos(moved: Mapping[Place, float], dtype: torch.dtype) -> float:
     )
 
 
-def _root_mean_square(draws: Sequence[Iterable[Difference]]) -> dict[Place, float]:
-    sizes: dict[Place, list[float]] = {}
+def _root_mean_square(draws: Sequence[Iterable[Difference]]) -> dict[Differing, float]:
+    sizes: dict[Differing, list[float]] = {}
     for draw in draws:
         for difference in draw:
             sizes.setdefault(_place(difference), []).append(difference.relative)
@@ -231,7 +231,7 @@ def _in_fp32(quantity: str) -> float:
     return TOLERANCES["loss" if quantity == "whole batch" else quantity]["fp32"]
 
 
-def _place(difference: Difference) -> Place:
+def _place(difference: Difference) -> Differing:
     return difference.quantity, difference.name, difference.step
 
 

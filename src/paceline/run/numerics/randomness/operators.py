@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 Arguments = Mapping[str, Any]
 
 
-class Words(Protocol):
+class DrawnWords(Protocol):
     """Makes random tensors: `finish(chunk, *words)` turns int32 words of as many lanes into values of a chunk."""
 
     def __call__(self, out: Tensor, lanes: int, finish: Callable[..., object]) -> Tensor:
@@ -40,7 +40,7 @@ class Words(Protocol):
 # ---- values of words -----------------------------------------------------------------------------------------------
 
 
-def keep(words: Words, out: Tensor, probability: float, scale: float = 1.0) -> Tensor:
+def keep(words: DrawnWords, out: Tensor, probability: float, scale: float = 1.0) -> Tensor:
     """Fill `out` with `scale` at this probability, and with 0 elsewhere: the same places for every dtype."""
     if probability >= 1 or probability <= 0:
         return out.fill_(scale if probability >= 1 else 0.0)
@@ -54,7 +54,7 @@ def keep(words: Words, out: Tensor, probability: float, scale: float = 1.0) -> T
     return words(out, 1, finish)
 
 
-def unit(words: Words, out: Tensor, ends: bool = True) -> Tensor:
+def unit(words: DrawnWords, out: Tensor, ends: bool = True) -> Tensor:
     """Fill `out` evenly from [0, 1), in steps that its dtype has; without `ends` from (0, 1)."""
     shift = 0.0 if ends else 0.5
     if out.is_complex():
@@ -75,7 +75,7 @@ def unit(words: Words, out: Tensor, ends: bool = True) -> Tensor:
     return words(out, 1, narrow)
 
 
-def normal(words: Words, out: Tensor) -> Tensor:
+def normal(words: DrawnWords, out: Tensor) -> Tensor:
     """Fill `out` with standard normal numbers (Box and Muller 1958, doi:10.1214/aoms/1177706645).
 
     Of complex ones both parts have half the variance, as torch's have.
@@ -92,7 +92,7 @@ def normal(words: Words, out: Tensor) -> Tensor:
     return words(out, 2, finish)
 
 
-def integers(words: Words, out: Tensor, low: int, high: int) -> Tensor:
+def integers(words: DrawnWords, out: Tensor, low: int, high: int) -> Tensor:
     """Fill `out` with whole numbers from `low` to before `high`."""
 
     def finish(chunk: Tensor, upper: Tensor, lower: Tensor) -> None:
@@ -110,13 +110,13 @@ def _float_like(out: Tensor) -> Tensor:
 # ---- operators -----------------------------------------------------------------------------------------------------
 
 
-def _bernoulli(words: Words, out: Tensor, probability: Any) -> Tensor:
+def _bernoulli(words: DrawnWords, out: Tensor, probability: Any) -> Tensor:
     if isinstance(probability, Tensor):
         return out.copy_(unit(words, _float_like(out)) < probability)
     return keep(words, out, float(probability))
 
 
-def _native_dropout(words: Words, a: Arguments) -> tuple[Tensor, Tensor]:
+def _native_dropout(words: DrawnWords, a: Arguments) -> tuple[Tensor, Tensor]:
     x, p = a["input"], a["p"]
     if a["train"] is False or p == 0:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
@@ -124,7 +124,7 @@ def _native_dropout(words: Words, a: Arguments) -> tuple[Tensor, Tensor]:
     return x * mask * (0.0 if p == 1 else 1 / (1 - p)), mask
 
 
-def _rrelu(words: Words, a: Arguments) -> Tensor:
+def _rrelu(words: DrawnWords, a: Arguments) -> Tensor:
     x, lower, upper = a["self"], float(a["lower"]), float(a["upper"])
     if not a["training"]:
         return torch.where(x >= 0, x, x * ((lower + upper) / 2))
@@ -133,7 +133,7 @@ def _rrelu(words: Words, a: Arguments) -> Tensor:
     return x * a["noise"]
 
 
-def _multinomial(words: Words, a: Arguments) -> Tensor:
+def _multinomial(words: DrawnWords, a: Arguments) -> Tensor:
     weights, count = a["self"].double(), a["num_samples"]
     if not a["replacement"]:  # the first of races with these rates (Efraimidis and Spirakis 2006)
         return (unit(words, torch.empty_like(weights), ends=False).log_() / weights).topk(count, dim=-1).indices
@@ -142,12 +142,12 @@ def _multinomial(words: Words, a: Arguments) -> Tensor:
     return torch.searchsorted(reached, at, right=True).clamp_(max=weights.shape[-1] - 1)
 
 
-def _permutation(words: Words, a: Arguments) -> Tensor:
+def _permutation(words: DrawnWords, a: Arguments) -> Tensor:
     order = integers(words, torch.empty(a["n"], dtype=torch.int64, device=a["device"]), 0, 2**62).argsort()
     return order.to(_kind(a).get("dtype", torch.int64))
 
 
-def _normal(words: Words, a: Arguments) -> Tensor:
+def _normal(words: DrawnWords, a: Arguments) -> Tensor:
     mean, std = a["mean"], a["std"]
     if "size" in a:
         out = torch.empty(a["size"], **_kind(a))
@@ -166,24 +166,24 @@ def _kind(a: Arguments) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None and not isinstance(value, int | bool)}
 
 
-def _sized(fill: Callable[[Words, Tensor, Arguments], Tensor], default: torch.dtype | None = None) -> Any:
-    def make(words: Words, a: Arguments) -> Tensor:
+def _sized(fill: Callable[[DrawnWords, Tensor, Arguments], Tensor], default: torch.dtype | None = None) -> Any:
+    def make(words: DrawnWords, a: Arguments) -> Tensor:
         return fill(words, torch.empty(a["size"], **({"dtype": default} if default else {}) | _kind(a)), a)
 
     return make
 
 
-def _alike(fill: Callable[[Words, Tensor, Arguments], Tensor]) -> Any:
-    def make(words: Words, a: Arguments) -> Tensor:
+def _alike(fill: Callable[[DrawnWords, Tensor, Arguments], Tensor]) -> Any:
+    def make(words: DrawnWords, a: Arguments) -> Tensor:
         return fill(words, torch.empty_like(a["self"], memory_format=torch.contiguous_format, **_kind(a)), a)
 
     return make
 
 
-def _in_place(fill: Callable[[Words, Tensor, Arguments], Tensor]) -> Any:
+def _in_place(fill: Callable[[DrawnWords, Tensor, Arguments], Tensor]) -> Any:
     """Return a rule that fills its first argument. What is not stored row by row is made beside it and copied."""
 
-    def make(words: Words, a: Arguments) -> Tensor:
+    def make(words: DrawnWords, a: Arguments) -> Tensor:
         out = a["self"]
         if out.is_contiguous():
             return fill(words, out, a)
@@ -192,18 +192,18 @@ def _in_place(fill: Callable[[Words, Tensor, Arguments], Tensor]) -> Any:
     return make
 
 
-def _log_of_unit(words: Words, out: Tensor) -> Tensor:
+def _log_of_unit(words: DrawnWords, out: Tensor) -> Tensor:
     return unit(words, _float_like(out), ends=False).log_()
 
 
-def _between(words: Words, out: Tensor, a: Arguments) -> Tensor:
+def _between(words: DrawnWords, out: Tensor, a: Arguments) -> Tensor:
     return integers(words, out, a.get("low", 0), a["high"])
 
 
 _BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8, torch.int64: 62, torch.bool: 1}
 
 
-def _random(words: Words, out: Tensor, a: Arguments) -> Tensor:
+def _random(words: DrawnWords, out: Tensor, a: Arguments) -> Tensor:
     low, high = a.get("from", 0), a.get("to")
     if high is None:  # all that the dtype tells apart
         high = 2 ** _BITS[out.dtype] if out.dtype in _BITS else torch.iinfo(out.dtype).max + 1
@@ -211,7 +211,7 @@ def _random(words: Words, out: Tensor, a: Arguments) -> Tensor:
 
 
 # By the full name of an operator, without its namespace.
-RULES: dict[str, Callable[[Words, Arguments], Any]] = {
+RULES: dict[str, Callable[[DrawnWords, Arguments], Any]] = {
     "bernoulli_.float": _in_place(lambda w, out, a: _bernoulli(w, out, a["p"])),
     "bernoulli_.Tensor": _in_place(lambda w, out, a: _bernoulli(w, out, a["p"])),
     "bernoulli.default": _alike(lambda w, out, a: _bernoulli(w, out, a["self"])),
@@ -253,7 +253,7 @@ RULES: dict[str, Callable[[Words, Arguments], Any]] = {
 class RandomOperators(TorchDispatchMode):
     """Gives torch's random operators their values from words, within one call of a function."""
 
-    def __init__(self, words: Words) -> None:
+    def __init__(self, words: DrawnWords) -> None:
         super().__init__()
         self._words = words
 

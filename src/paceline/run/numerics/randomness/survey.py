@@ -27,7 +27,7 @@ from paceline.task.reading import tried_reading
 
 FEW, MORE = 2, 3  # samples of the two looks
 EVEN = 4  # the second number for a program that takes even ones alone
-Objective = Callable[[nn.Module, Any], Any]
+SurveyedObjective = Callable[[nn.Module, Any], Any]
 
 
 class _Observer(SampleRandomness):
@@ -82,7 +82,7 @@ class _Program:
     device: torch.device
     generators: dict[torch.Generator, Tensor] = field(default_factory=dict)  # its own, and where they stood
 
-    def look(self, objective: Objective, count: int) -> _Observer:
+    def look(self, objective: SurveyedObjective, count: int) -> _Observer:
         """Return what is seen where the objective runs on so many samples."""
         observer = _Observer(self.device, count, self.generators)
         others = Others(self.model)
@@ -91,7 +91,7 @@ class _Program:
         observer.moved = others.moved()
         return observer
 
-    def first_look(self, objective: Objective, count: int) -> tuple[_Observer, tuple[str, ...]]:
+    def first_look(self, objective: SurveyedObjective, count: int) -> tuple[_Observer, tuple[str, ...]]:
         """Return the same, and the entries of the batch that the objective did not read."""
         return tried_reading(objective, lambda what: self.look(what, count))
 
@@ -119,7 +119,7 @@ class _Program:
                     parameter.grad = grad
 
 
-def survey(model: nn.Module, objective: Objective, batch: Any, device: torch.device) -> Survey:
+def survey(model: nn.Module, objective: SurveyedObjective, batch: Any, device: torch.device) -> Survey:
     """Return what two looks at `objective(model, batch)` tell of its random numbers; only one, where it draws none.
 
     The first dimension of the batch's tensors counts samples. Buffers and random states are left as they were.
@@ -129,7 +129,7 @@ def survey(model: nn.Module, objective: Objective, batch: Any, device: torch.dev
         return _surveyed(program, objective)
 
 
-def _surveyed(program: _Program, objective: Objective) -> Survey:
+def _surveyed(program: _Program, objective: SurveyedObjective) -> Survey:
     """Return what is found by as many looks as it takes; `failed` says what the program said to the first of them."""
     failed = ""
     rows = rows_of_batch(program.batch)
@@ -168,7 +168,7 @@ def _of_one_look(seen: _Observer, failed: str) -> Survey:
     return replace(found, strays=_told(strays))
 
 
-def survey_all(model: nn.Module, objectives: Iterable[Objective], batch: Any, device: torch.device) -> Survey:
+def survey_all(model: nn.Module, objectives: Iterable[SurveyedObjective], batch: Any, device: torch.device) -> Survey:
     """Return what looks at several objectives of one model tell together."""
     found = [survey(model, objective, batch, device) for objective in objectives]
     sites = dict.fromkeys(site for one in found for site in one.patterns)

@@ -38,7 +38,7 @@ GROWING = {  # what is measured -> the detector, and what to try
         "growing logits", "a lower task.optimizer.lr, weight decay of the head, or an objective that holds them down",
     ),
 }  # fmt: skip
-Finding = dict[str, Any]
+HealthFinding = dict[str, Any]
 
 
 class HealthJudge:
@@ -51,7 +51,7 @@ class HealthJudge:
         self._history: dict[tuple[str, str], deque[float]] = {}
         self._told: set[tuple[str, str]] = set()
 
-    def step(self, loss: float, grad_norm: float, load_min: float | None = None) -> list[Finding]:
+    def step(self, loss: float, grad_norm: float, load_min: float | None = None) -> list[HealthFinding]:
         """Take a step's loss and gradient norm, and the load of its emptiest expert where it has any."""
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             return []  # which the run itself stops at
@@ -70,14 +70,14 @@ class HealthJudge:
             ))  # fmt: skip
         return self._new(found)
 
-    def measured(self, values: Mapping[str, Mapping[str, float]]) -> list[Finding]:
+    def measured(self, values: Mapping[str, Mapping[str, float]]) -> list[HealthFinding]:
         """Take a measurement of all blocks."""
         found = [self._vanished(values)] if len(values) > 2 else []
         for block, own in values.items():
             found += [*self._update(block, own), *self._dead(block, own), *self._grown(block, own)]
         return self._new(found)
 
-    def _new(self, found: Sequence[tuple[Finding, bool] | None]) -> list[Finding]:
+    def _new(self, found: Sequence[tuple[HealthFinding, bool] | None]) -> list[HealthFinding]:
         """Return what stands out and was not told since it was last well."""
         new = []
         for each in found:
@@ -92,7 +92,7 @@ class HealthJudge:
 
     # ---- of the curve ----------------------------------------------------------------------------------------------
 
-    def _spike(self, what: str, value: float, before: Sequence[float]) -> tuple[Finding, bool] | None:
+    def _spike(self, what: str, value: float, before: Sequence[float]) -> tuple[HealthFinding, bool] | None:
         if len(before) < WINDOW // 2:
             return None
         middle, deviation = middle_of(before)
@@ -104,7 +104,7 @@ class HealthJudge:
             "look at the step's samples (run.record_samples); run.health.on_spike = 'skip' or 'rollback'",
         )  # fmt: skip
 
-    def _diverged(self) -> tuple[Finding, bool] | None:
+    def _diverged(self) -> tuple[HealthFinding, bool] | None:
         if len(self._losses) < DIVERGED:
             return None
         middle, deviation = middle_of(list(self._losses)[-DIVERGED:])
@@ -117,7 +117,7 @@ class HealthJudge:
             "a lower task.optimizer.lr, a longer task.schedule.warmup, or an earlier checkpoint",
         )  # fmt: skip
 
-    def _plateau(self) -> tuple[Finding, bool] | None:
+    def _plateau(self) -> tuple[HealthFinding, bool] | None:
         if len(self._losses) < PLATEAU:
             return None
         losses = list(self._losses)
@@ -134,7 +134,7 @@ class HealthJudge:
 
     # ---- of blocks -------------------------------------------------------------------------------------------------
 
-    def _vanished(self, values: Mapping[str, Mapping[str, float]]) -> tuple[Finding, bool] | None:
+    def _vanished(self, values: Mapping[str, Mapping[str, float]]) -> tuple[HealthFinding, bool] | None:
         relative = {name: own["grad_norm"] / own["weight_norm"] for name, own in values.items()
                     if own.get("weight_norm") and "grad_norm" in own}  # fmt: skip
         if len(relative) < 3:
@@ -147,7 +147,7 @@ class HealthJudge:
             "normalisation or residual connections around the block, another first weights' scale",
         )  # fmt: skip
 
-    def _update(self, block: str, own: Mapping[str, float]) -> list[tuple[Finding, bool]]:
+    def _update(self, block: str, own: Mapping[str, float]) -> list[tuple[HealthFinding, bool]]:
         ratio = own.get("update_ratio")
         if ratio is None:
             return []
@@ -162,7 +162,7 @@ class HealthJudge:
                     "a higher task.optimizer.lr for the block (task.optimizer.groups), or leave it out of training"),
         ]  # fmt: skip
 
-    def _dead(self, block: str, own: Mapping[str, float]) -> list[tuple[Finding, bool]]:
+    def _dead(self, block: str, own: Mapping[str, float]) -> list[tuple[HealthFinding, bool]]:
         share = own.get("dead_share")
         if share is None:
             return []
@@ -172,7 +172,7 @@ class HealthJudge:
                     "a lower task.optimizer.lr, or an activation function that lets gradients through")
         ]  # fmt: skip
 
-    def _grown(self, block: str, own: Mapping[str, float]) -> list[tuple[Finding, bool]]:
+    def _grown(self, block: str, own: Mapping[str, float]) -> list[tuple[HealthFinding, bool]]:
         found = []
         for name, (detector, advice) in GROWING.items():
             most = own.get(name)
@@ -196,7 +196,7 @@ class HealthJudge:
 
 def finding(
     detector: str, block: str, value: float, threshold: float, stands_out: bool, evidence: str, advice: str
-) -> tuple[Finding, bool]:
+) -> tuple[HealthFinding, bool]:
     """Return what a detector has seen, and whether it stands out."""
     return {
         "detector": detector, "block": block, "value": value, "threshold": threshold, "evidence": evidence,

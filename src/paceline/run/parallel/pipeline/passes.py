@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 from paceline.errors import ConfigError
 from paceline.plan.feasible.stages import stage_count
 from paceline.run.loop.loader import MicroBatch
-from paceline.run.loop.passes import Objective, in_double
+from paceline.run.loop.passes import AnyObjective, in_double
 from paceline.run.numerics.randomness.mode import SampleRandomness
 from paceline.run.parallel.pipeline.rng_state import random_state
 from paceline.run.parallel.pipeline.split import Pipeline
@@ -62,7 +62,7 @@ class PipelinePasses:
     def __init__(
         self,
         pipeline: Pipeline,
-        objective: Objective,
+        objective: AnyObjective,
         plan: Plan,
         device: torch.device,
         randomness: SampleRandomness,
@@ -109,7 +109,7 @@ class PipelinePasses:
                     seen()
         return self._share(float(loss_total)), self._share(float(weight_total))
 
-    def of_each(self, micro_batches: Sequence[MicroBatch], objective: Objective) -> list[Any]:
+    def of_each(self, micro_batches: Sequence[MicroBatch], objective: AnyObjective) -> list[Any]:
         """Run another objective forward only; return what it returns for each micro-batch, None but on the last stage.
 
         Every rank of the pipeline calls it.
@@ -120,7 +120,7 @@ class PipelinePasses:
         return found
 
     @property
-    def objective(self) -> Objective:
+    def objective(self) -> AnyObjective:
         """The objective, as every stage of this rank calls it."""
         return self._stages[0].objective
 
@@ -160,7 +160,7 @@ class PipelinePasses:
         for work in dist.batch_isend_irecv(calls) if calls else ():
             work.wait()
 
-    def wrap_objective(self, wrapper: Callable[[Objective], Objective]) -> None:
+    def wrap_objective(self, wrapper: Callable[[AnyObjective], AnyObjective]) -> None:
         """Call `wrapper(objective)` in the place of the objective from now on, on every stage of this rank."""
         for stage in self._stages:
             stage.objective = wrapper(stage.objective)

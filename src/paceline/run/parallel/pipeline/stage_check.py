@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from paceline.errors import ConfigError
 from paceline.plan.feasible.stages import stage_count
 from paceline.run.loop.loader import MicroBatch
-from paceline.run.loop.passes import Objective, in_model_precision, sample_rows
+from paceline.run.loop.passes import AnyObjective, in_model_precision, sample_rows
 from paceline.run.numerics.randomness.mode import SampleRandomness
 from paceline.run.parallel.pipeline.rng_state import random_state
 from paceline.run.parallel.pipeline.split import Cut
@@ -28,7 +28,7 @@ SMALL_GRADIENT = 1e-3  # of the largest: below, rounding of sums counts for more
 def check_chain(
     model: nn.Module,
     plan: Plan,
-    objective: Objective,
+    objective: AnyObjective,
     micro: MicroBatch,
     device: torch.device,
     randomness: SampleRandomness,

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from paceline.errors import ConfigError
 from paceline.run.loop.loader import MicroBatch
-from paceline.run.loop.passes import Objective, in_model_precision, sample_rows
+from paceline.run.loop.passes import AnyObjective, in_model_precision, sample_rows
 from paceline.run.numerics.precision import COMPUTE_DTYPES, MASTER_DTYPES, widen_outputs
 from paceline.run.numerics.randomness.mode import SampleRandomness
 from paceline.run.numerics.randomness.shares import SampleRows
@@ -56,7 +56,7 @@ class StageModule(nn.Module):
     def __init__(
         self,
         stage: Stage,
-        objective: Objective,
+        objective: AnyObjective,
         plan: Plan,
         device: torch.device,
         randomness: SampleRandomness,

@@ -40,11 +40,12 @@ class MemoryPressure:
         again, self._retries = retries - self._retries, retries
         # A CPU's heap keeps what it had: only what is used beyond the last time says that it was not enough.
         part = used / limit if used > self._acted_at else 0.0
+        most, any_again = self._world.maximum([part, float(again)])
+        if most < self._part and not any_again:
+            return None, []
         told = self._world.gather((part, used, again))
         rank = max(range(len(told)), key=lambda each: (told[each][2] > 0, told[each][0]))
         fullest, bytes_used, emptied = told[rank]
-        if fullest < self._part and not emptied:
-            return None, []
         now = self._under.plan
         evidence = {"step": step, "rank": rank, "used_bytes": bytes_used, "part": fullest, "limit": self._part,
                     "allocator_retries": emptied, "conditions": conditions_of(now)}  # fmt: skip

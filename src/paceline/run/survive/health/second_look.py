@@ -54,7 +54,8 @@ class SecondLook:
             return []
         began = time.perf_counter()
         differs = self._look(stepper, batch)
-        found = [(rank, name) for rank, name in enumerate(self._world.gather(differs)) if name]
+        any_differs = self._world.maximum([float(bool(differs))])[0]
+        found = [(rank, name) for rank, name in enumerate(self._world.gather(differs)) if name] if any_differs else []
         if found:
             rank, name = found[0]
             who = f"rank {rank}" if len(found) == 1 else f"ranks {', '.join(str(each) for each, _ in found)}"

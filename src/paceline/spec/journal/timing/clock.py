@@ -19,7 +19,7 @@ LEAST_SECONDS = 1.0  # of a move that is noted: clocks that are kept right drift
 BACK_SECONDS = 10.0  # from which on steps that come before each other are taken for a move that nobody has noted
 OVERLAP_SECONDS = 2.0  # of two starts: a run has one at a time, so that more of it is a clock's doing
 APART_SECONDS = 1e-3  # between two starts that are brought in order: more than a moment is rounded by
-Clock = Callable[[], float]
+ReadsSeconds = Callable[[], float]
 
 
 def passed_seconds() -> float:
@@ -30,7 +30,7 @@ def passed_seconds() -> float:
 class MovedClock:
     """Notices that this machine's clock was set, since it was last asked."""
 
-    def __init__(self, clock: Clock = lambda: time.time(), passed: Clock = passed_seconds) -> None:
+    def __init__(self, clock: ReadsSeconds = lambda: time.time(), passed: ReadsSeconds = passed_seconds) -> None:
         self._clock, self._passed = clock, passed
         self._apart = clock() - passed()
 

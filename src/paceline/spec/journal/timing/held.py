@@ -17,7 +17,7 @@ from paceline.spec.journal.kinds import ClockRecord, RecoveryRecord, RunStarted
 from paceline.spec.journal.reading import TAIL_BYTES, read_kind, records_in, starts_of
 from paceline.spec.journal.timing.clock import RunMoments, shifted, shifts_of
 
-Span = tuple[float, float]  # seconds since the epoch
+Period = tuple[float, float]  # seconds since the epoch
 Held = TypeVar("Held")
 
 
@@ -37,7 +37,7 @@ class HeldTime:
 
 
 def held_time(
-    starts: Sequence[RunStarted], spans: Mapping[int, Span], recoveries: Sequence[RecoveryRecord]
+    starts: Sequence[RunStarted], spans: Mapping[int, Period], recoveries: Sequence[RecoveryRecord]
 ) -> list[HeldTime]:
     """Return the stretches in order and without an overlap.
 
@@ -45,7 +45,7 @@ def held_time(
     those of the world before.
     """
     changes: list[tuple[float, int]] = []  # (moment, devices from there on)
-    covered: list[Span] = []
+    covered: list[Period] = []
     begun: list[tuple[float, RunStarted]] = []
     for start in starts:
         if (span := spans.get(start.attempt or 1)) is not None:
@@ -75,7 +75,7 @@ def held_in(run_dir: Path) -> list[HeldTime]:
     """Return the stretches of a run's directory, of whose journal the ends and few kinds are parsed."""
     starts, recoveries = list(read_kind(run_dir, RunStarted)), list(read_kind(run_dir, RecoveryRecord))
     moved = {each.attempt or 1 for each in read_kind(run_dir, ClockRecord)}
-    spans: dict[int, Span] = {}
+    spans: dict[int, Period] = {}
     clock = RunMoments()
     for number, path in starts_of(run_dir):
         own = [each.time for each in (*starts, *recoveries) if each.attempt == number and each.time is not None]
@@ -124,9 +124,9 @@ def _tag(start: RunStarted, tag: str) -> str | None:
     return str(tags[tag]) if isinstance(tags, Mapping) and tag in tags else None
 
 
-def _joined(spans: list[Span]) -> list[Span]:
+def _joined(spans: list[Period]) -> list[Period]:
     """Return the spans in order, those that touch made one."""
-    found: list[Span] = []
+    found: list[Period] = []
     for began, ended in sorted(spans):
         if found and began <= found[-1][1]:
             found[-1] = (found[-1][0], max(found[-1][1], ended))
@@ -135,7 +135,7 @@ def _joined(spans: list[Span]) -> list[Span]:
     return found
 
 
-def _cut(spans: list[Span], moments: list[float]) -> Iterator[Span]:
+def _cut(spans: list[Period], moments: list[float]) -> Iterator[Period]:
     """Yield the parts of the spans between the moments."""
     for began, ended in spans:
         edges = sorted({began, ended, *(moment for moment in moments if began < moment < ended)})

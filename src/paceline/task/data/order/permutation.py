@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Words = npt.NDArray[np.uint64]
+Unsigned = npt.NDArray[np.uint64]
 
 ROUNDS = 8
 SMALL_SAMPLES, SMALL_ROUNDS = 1024, 16  # on a few cells 8 rounds leave some permutations likelier than others
@@ -27,14 +27,14 @@ MAX_SAMPLES = 2**62  # sides of the rectangle stay below 2^32, so that products 
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio, made odd: SplitMix64's increment
 
 
-def mix64(words: Words) -> Words:
+def mix64(words: Unsigned) -> Unsigned:
     """Return SplitMix64's bijective scramble of each 64-bit word."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))
 
 
-def keyed(seed: int, words: Words) -> Words:
+def keyed(seed: int, words: Unsigned) -> Unsigned:
     """Return a 64-bit key for each word under `seed`; different seeds give unrelated keys. Seeds count modulo 2^64."""
     start = mix64(np.array([(seed + GOLDEN) % 2**64], dtype=np.uint64))
     return mix64(mix64(words + start) + np.uint64(GOLDEN))
@@ -58,7 +58,7 @@ def sample_ids(seed: int, positions: npt.NDArray[Any], samples: int) -> npt.NDAr
     return permuted(keys, index, samples).astype(np.int64).reshape(np.shape(positions))
 
 
-def permuted(keys: Words, index: Words, size: int) -> Words:
+def permuted(keys: Unsigned, index: Unsigned, size: int) -> Unsigned:
     """Return where the keyed permutation of 0..size-1 sends each index; `keys` has one entry, or one per index."""
     found = _feistel(index, keys, size)
     while (outside := np.flatnonzero(found >= np.uint64(size))).size:
@@ -66,7 +66,7 @@ def permuted(keys: Words, index: Words, size: int) -> Words:
     return found
 
 
-def place_of(key: Words, value: int, size: int) -> int:
+def place_of(key: Unsigned, value: int, size: int) -> int:
     """Return the index that `permuted` sends to `value` under one key: its inverse."""
     found = _feistel_back(value, int(key[0]), size)
     while found >= size:
@@ -74,7 +74,7 @@ def place_of(key: Words, value: int, size: int) -> int:
     return found
 
 
-def _feistel(index: Words, keys: Words, samples: int) -> Words:
+def _feistel(index: Unsigned, keys: Unsigned, samples: int) -> Unsigned:
     """Return the keyed permutation of the rectangle's cells at each index; `keys` has one entry, or one per index."""
     rows, columns = _rectangle(samples)
     row, column = np.divmod(index, np.uint64(columns))
@@ -106,20 +106,20 @@ def _rectangle(samples: int) -> tuple[int, int]:
     return -(-samples // columns), columns
 
 
-def _round_keys(keys: Words, samples: int) -> Words:
+def _round_keys(keys: Unsigned, samples: int) -> Unsigned:
     """Return the keys of the rounds: [rounds, keys]."""
     turns = np.arange(1, 1 + (SMALL_ROUNDS if samples < SMALL_SAMPLES else ROUNDS), dtype=np.uint64)
     return mix64(keys + turns[:, None] * np.uint64(GOLDEN))
 
 
-def _shift(values: Words, others: Words, keys: Words, modulus: np.uint64) -> Words:
+def _shift(values: Unsigned, others: Unsigned, keys: Unsigned, modulus: np.uint64) -> Unsigned:
     """Return (values + pseudo-random function of others) modulo `modulus`, without a division."""
     moved = values + _drawn(others, keys, modulus)
-    found: Words = np.minimum(moved, moved - modulus)  # what lies below the modulus wraps round to a huge number
+    found: Unsigned = np.minimum(moved, moved - modulus)  # what lies below the modulus wraps round to a huge number
     return found
 
 
-def _drawn(others: Words, keys: Words, modulus: np.uint64) -> Words:
+def _drawn(others: Unsigned, keys: Unsigned, modulus: np.uint64) -> Unsigned:
     """Return the pseudo-random function of `others`, uniform in 0..modulus-1."""
-    drawn: Words = ((mix64(others + keys) >> np.uint64(32)) * modulus) >> np.uint64(32)
+    drawn: Unsigned = ((mix64(others + keys) >> np.uint64(32)) * modulus) >> np.uint64(32)
     return drawn

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.task.data.order.permutation import Words, keyed, mix64, permuted, place_of
+from paceline.task.data.order.permutation import Unsigned, keyed, mix64, permuted, place_of
 
 WITHIN = 0x5851F42D4C957F2D  # sets the keys of windows apart from those of epochs
 
@@ -56,7 +56,7 @@ class WindowedOrder:
         """How many samples the last block lacks."""
         return self._count * self.block - self.samples
 
-    def _windows(self, key: Words, index: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], ...]:
+    def _windows(self, key: Unsigned, index: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], ...]:
         """Return (window, place in it) of each index of an epoch. The window with the short block is shorter."""
         full = self.window * self.block
         short = place_of(key, self._count - 1, self._count) // self.window
@@ -64,7 +64,7 @@ class WindowedOrder:
         shifted = index + np.where(index >= last, self._lacking, 0)
         return shifted // full, shifted % full
 
-    def _in_epoch(self, key: Words, index: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _in_epoch(self, key: Unsigned, index: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         windows, places = self._windows(key, index)
         found = np.empty(index.size, dtype=np.int64)
         for window in np.unique(windows):
@@ -79,6 +79,6 @@ class WindowedOrder:
             found[here] = blocks[place // self.block] * self.block + place % self.block
         return found
 
-    def _blocks(self, key: Words, ranks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _blocks(self, key: Unsigned, ranks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the blocks at these places of the epoch's order of blocks."""
         return permuted(key, ranks.astype(np.uint64), self._count).astype(np.int64)

@@ -32,7 +32,7 @@ AT_ONCE = 2**14  # shingles that are hashed together: memory stays bounded
 KEYS = mix64(np.arange(1, HASHES + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
 BASE = np.uint64(0x100000001B3)  # of the polynomial in which words stand for a shingle
 
-Progress = Callable[[str, float], None]
+SaysProgress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def minimal_hashes(text: bytes) -> npt.NDArray[np.uint32]:
     return (least >> np.uint64(32)).astype(np.uint32)
 
 
-def mark_copies(data: DataSpec, out: Path, progress: Progress = lambda what, share: None) -> MarkedCopies:
+def mark_copies(data: DataSpec, out: Path, progress: SaysProgress = lambda what, share: None) -> MarkedCopies:
     """Write each document as a line of JSONL; its `score` is the largest share that an earlier one has of it.
 
     `like` says which that was. Of documents that are alike the first one has a low score. Raises DataError for

@@ -47,7 +47,7 @@ from paceline.task.data.sources.tokens import SPLITS
 
 FORMAT = 1  # raise it when the same documents would give other shards
 Result = TypeVar("Result")
-Progress = Callable[[str, float], None]  # what is done, and how much of it: 0..1
+SaysProgress = Callable[[str, float], None]  # what is done, and how much of it: 0..1
 
 
 class PreparationBusy(StorageError):
@@ -70,7 +70,7 @@ def prepare(
     dedup: bool = False,
     append: bool = False,
     part_bytes: int = PART_BYTES,
-    progress: Progress = lambda what, share: None,
+    progress: SaysProgress = lambda what, share: None,
 ) -> PreparedShards:
     """Write the documents of `data` as token shards into `folder` and return what is there then.
 
@@ -157,7 +157,7 @@ def _begin(work: Path, key: str) -> None:
 
 
 def _tokenizer(
-    data: DataSpec, job: PrepareJob, parts: Sequence[CorpusPart], before: Path | None, progress: Progress
+    data: DataSpec, job: PrepareJob, parts: Sequence[CorpusPart], before: Path | None, progress: SaysProgress
 ) -> Tokenizer:
     """Return the tokenizer, learned from the corpus where it is to be; workers find it in the folder of the work."""
     path = job.work / TOKENIZER
@@ -202,7 +202,7 @@ def _each(
     job: PrepareJob,
     parts: Sequence[CorpusPart],
     what: str,
-    progress: Progress,
+    progress: SaysProgress,
 ) -> list[Result]:
     """Return `do(job, part)` for each part, in order; the first error ends all."""
     total, done = max(1, sum(part.bytes for part in parts)), 0

@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline.errors import ConfigError, DataError, StorageError
 from paceline.spec.task import DataSpec
-from paceline.task.data.prepare.prepare import PreparedShards, Progress, prepare
+from paceline.task.data.prepare.prepare import PreparedShards, SaysProgress, prepare
 from paceline.task.data.sources.cache import cache_root
 from paceline.task.data.sources.shards.folder import INDEX, TOKENIZER
 from paceline.task.data.storage.bytes import beside
@@ -21,7 +21,7 @@ from paceline.task.data.storage.remote import RemoteFiles
 
 
 def prepare_remote(
-    data: DataSpec, url: str, progress: Progress = lambda what, share: None, **options: Any
+    data: DataSpec, url: str, progress: SaysProgress = lambda what, share: None, **options: Any
 ) -> PreparedShards:
     """Write the documents of `data` as token shards below a URL and return what is there then.
 
@@ -50,7 +50,7 @@ def prepare_remote(
     return PreparedShards(url, done.index, done.made)
 
 
-def _copy(folder: Path, files: RemoteFiles, url: str, progress: Progress) -> None:
+def _copy(folder: Path, files: RemoteFiles, url: str, progress: SaysProgress) -> None:
     """Copy the files of a folder that are not there, the index last."""
     last = [folder / TOKENIZER, folder / INDEX]
     shards = sorted(set(folder.iterdir()) - set(last))

@@ -19,7 +19,7 @@ from paceline.task.data.sources.tokens import Split
 IGNORED = -100  # the label of what is no token
 LONG_TOKENS = 128  # of pieces that are as long on average, and mapped, each is copied by itself
 
-Piece = tuple[int, int, int, int]  # row, place in it, first token on the disk, tokens
+PackedPiece = tuple[int, int, int, int]  # row, place in it, first token on the disk, tokens
 
 
 class PackedSource(SourceOfSplit):
@@ -85,7 +85,7 @@ class PackedSource(SourceOfSplit):
         seq_len, firsts = self.items_per_sample, self.rows.firsts
         start_of, length_of = self.rows.starts.item, self.rows.lengths.item
         begins, ends = list[int](), list[int]()  # of runs of tokens on the disk
-        pieces: list[Piece] = []
+        pieces: list[PackedPiece] = []
         rows_of_inner, places, after = list[int](), list[int](), list[int]()  # of labels within a row; where they lie
         short: list[tuple[int, int, int]] = []  # row, tokens in it, runs up to its end
         for row, (first, last) in enumerate(zip(firsts[ids].tolist(), firsts[ids + 1].tolist(), strict=True)):
@@ -125,7 +125,7 @@ class PackedSource(SourceOfSplit):
             documents[row, place : place + length] = number
         return tokens, labels, documents
 
-    def _leave_out(self, labels: Ints, pieces: Sequence[Piece]) -> None:
+    def _leave_out(self, labels: Ints, pieces: Sequence[PackedPiece]) -> None:
         """Have labels that do not count be -100. Here all of them count."""
 
     def _mapped_runs(self, starts: Sequence[int], stops: Sequence[int]) -> list[npt.NDArray[Any]]:

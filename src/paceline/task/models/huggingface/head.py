@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from paceline.errors import ConfigError
 from paceline.task.declared import is_routed
 from paceline.task.models.huggingface.interface import FEW, is_transformers
-from paceline.task.models.layers.loss import Labels, cross_entropy_sum
+from paceline.task.models.layers.loss import LossLabels, cross_entropy_sum
 from paceline.task.profile.tracing import fake_copy, quiet
 
 LIMIT = "paceline_logits_elements"  # attribute of a model whose head may compute the loss: logits that exist at a time
@@ -49,7 +49,7 @@ def whole_logits(model: nn.Module) -> Iterator[None]:
 
 
 def chunked_loss(
-    model: Any, tokens: Tensor, labels: Labels, options: Mapping[str, Any]
+    model: Any, tokens: Tensor, labels: LossLabels, options: Mapping[str, Any]
 ) -> tuple[Tensor, Tensor] | None:
     """Return (loss_sum, weight) of the model on tokens, None where whole logits are small enough or are needed.
 

@@ -53,16 +53,16 @@ class LabelsByRow:
         return rows if self.weights is None else (rows * self.weights.to(rows)).sum()
 
 
-Labels = Tensor | LabelsByRow
+LossLabels = Tensor | LabelsByRow
 
 
-def plain_labels(labels: Labels) -> Tensor:
+def plain_labels(labels: LossLabels) -> Tensor:
     """Return the labels themselves, whether or not their losses are told apart by row."""
     return labels.labels if isinstance(labels, LabelsByRow) else labels
 
 
 def cross_entropy_sum(
-    hidden: Tensor, head: Tensor, labels: Labels, logits_elements: int = LOGITS_LIMIT_ELEMENTS
+    hidden: Tensor, head: Tensor, labels: LossLabels, logits_elements: int = LOGITS_LIMIT_ELEMENTS
 ) -> tuple[Tensor, Tensor]:
     """Return (loss_sum, weight) for `hidden` [..., width], `head` [vocab, width] and int64 `labels` [...].
 

@@ -19,7 +19,7 @@ from paceline.task.data.sources.reading.unpacked import opened
 PIECE_CHARACTERS = 1 << 20  # read at a time
 _BETWEEN = re.compile(r"[\s,]*")
 _FORM = "an array of objects, or one object on each line; text: before the path reads it as a text"
-Row = tuple[str, dict[str, Any]]
+NumberedRow = tuple[str, dict[str, Any]]
 
 
 def json_columns(stream: IO[bytes], file: File) -> tuple[str, ...]:
@@ -28,13 +28,13 @@ def json_columns(stream: IO[bytes], file: File) -> tuple[str, ...]:
     return tuple(first[1]) if first is not None else ()
 
 
-def read_json(file: File, damaged: Damaged) -> Iterator[Row]:
+def read_json(file: File, damaged: Damaged) -> Iterator[NumberedRow]:
     """Yield the objects of a file. An entry that is none goes to `damaged`."""
     with opened(file) as stream:
         yield from _objects(stream, file, damaged)
 
 
-def _objects(stream: IO[bytes], file: File, damaged: Damaged) -> Iterator[Row]:
+def _objects(stream: IO[bytes], file: File, damaged: Damaged) -> Iterator[NumberedRow]:
     text = io.TextIOWrapper(stream, encoding="utf-8-sig")
     pieces = _Pieces(text, file)
     if not pieces.begins_with("["):
@@ -53,7 +53,7 @@ def _objects(stream: IO[bytes], file: File, damaged: Damaged) -> Iterator[Row]:
             damaged.found(_no_object(file, f"entry {number:,}", found))
 
 
-def _lone_objects(pieces: _Pieces, file: File, damaged: Damaged) -> Iterator[Row]:
+def _lone_objects(pieces: _Pieces, file: File, damaged: Damaged) -> Iterator[NumberedRow]:
     """Yield objects one after the other; a file that is a single one is no table."""
     number, first = 0, None
     while not pieces.is_done():

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from paceline.errors import DataError
 from paceline.task.data.rows.kept_rows import labels_that_count, rows_of_split
-from paceline.task.data.rows.packed_source import IGNORED, PackedSource, Piece
+from paceline.task.data.rows.packed_source import IGNORED, PackedPiece, PackedSource
 from paceline.task.data.rows.packing import Ints, PackedRows
 from paceline.task.data.sources.tables.store import TextTable
 from paceline.task.data.sources.tokens import Split, TokenSplit
@@ -156,7 +156,7 @@ class PackedDialogue(PackedSource):
     def _made_of(self) -> tuple[Any, ...]:
         return self.table, self.split, self.items_per_sample, self.cross_documents
 
-    def _leave_out(self, labels: Ints, pieces: Sequence[Piece]) -> None:
+    def _leave_out(self, labels: Ints, pieces: Sequence[PackedPiece]) -> None:
         for row, place, start, length in pieces:
             labels[row, place : place + length][self._counted[start + 1 : start + 1 + length] == 0] = IGNORED
 
