@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 os.environ["PYTHONPATH"] = os.pathsep.join([*sys.path[:2], os.environ.get("PYTHONPATH", "")])
 
 import distributed
-from foreign_catalogue import ROWS
+from foreign_catalogue import ODD_PROGRAMS, ROWS
 from foreign_held import BATCH, SAME, SAME_IN_FP32, STEPS, look
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -45,6 +45,7 @@ other random numbers than Paceline, so the best layout of rows with dropout or n
 device. `make test-deep` makes the tables again.
 """
 PRELOADED = ["paceline.run.loop.training", "paceline.verify.process.checks", "transformers.modeling_utils"]
+ALL = (*ROWS, *ODD_PROGRAMS)
 COLUMNS = "| model | axes open | proof | one device | best layout |\n|---|---|---|---|---|\n"
 VERDICTS = {"same": "the same", "random": "the same as on one device", "refused": "refused, with the reason",
             "failed": "ends in an error that says so", "told": "not equal, and the proof says so",
@@ -129,7 +130,7 @@ def page(records: list[dict[str, Any]]) -> str:
     head = HEAD.format(
         families=len(families), own=len(own), steps=STEPS, batch=BATCH, counts=f"Of {len(records)} rows: {counts}."
     )
-    later = ", ".join(row.name for row in ROWS if row.name not in {record["name"] for record in records})
+    later = ", ".join(row.name for row in ALL if row.name not in {record["name"] for record in records})
     head += f"\nNot held yet: {later}.\n" if later else ""
     tables = [f"\n## {title}\n\n{COLUMNS}" + "\n".join(map(row_of, part)) + "\n"
               for title, part in (("Hugging Face", families), ("Programs", own))]  # fmt: skip
@@ -141,7 +142,7 @@ def main() -> None:
     """Make the rows that are asked for and write the page."""
     distributed.PRELOADED.extend(PRELOADED)  # once, for all ranks
     asked = sys.argv[1:]
-    for row in ROWS:
+    for row in ALL:
         if asked and row.name not in asked:
             continue
         began = time.perf_counter()
@@ -155,7 +156,7 @@ def _write(made: dict[str, dict[str, Any]]) -> None:
     """Write record and page with the rows that were made in place of those of the same names."""
     before = json.loads(RECORD.read_text()) if RECORD.exists() else []
     kept = {record["name"]: record for record in before} | made
-    records = [kept[row.name] for row in ROWS if row.name in kept]
+    records = [kept[row.name] for row in ALL if row.name in kept]
     RECORD.write_text(json.dumps(records, indent=1) + "\n")
     PAGE.write_text(page(records))
 

@@ -10,6 +10,7 @@ import planted_axes
 import planted_experts
 import planted_lines
 import planted_low
+import planted_rare
 import planted_story
 import planted_three
 from planted import Planted, nothing
@@ -25,6 +26,12 @@ GROWING = (
     '[task.growth]\nby = "schedule"\nlearning_rate = "sqrt"\n'
     '[[task.growth.changes]]\nafter = "3 steps"\nbatch = "28 samples"\n'
 )
+BY_NOISE = '[task.growth]\nby = "noise"\nlargest = "112 samples"\n'
+METRICS = '[task.evaluate]\nmetrics = ["accuracy", "bits_per_byte"]\n'
+BY_LOSS = '[task.selection]\nby = "loss"\ncandidates = 2\n'
+OWN_BETAS = GROUPS.replace(" }]", ", arguments = { betas = [0.5, 0.6] } }]")
+FROZEN_LATE = GROUPS.replace(" }]", ', frozen_after = "200 steps" }]')
+INTERLEAVED = "pp=2,schedule=interleaved,virtual_stages=2"
 COPIES = "dp_replicate = 2\n[plan.sync]\n"
 
 
@@ -40,6 +47,7 @@ class Case:
     task: str = ""
     tables: str = ""
     plan: str = ""
+    eps: str = "eps = 1e-5, "  # which not every rule reads
 
 
 CASES = {
@@ -87,6 +95,18 @@ CASES = {
     "rounded sums": Case("dp_replicate=2", plan=f'{COPIES}wire = "bf16"'),
     "dropout, shards": Case("dp_shard=2,zero=3", 'name = "planted_models:Dropout"'),
     "loss by the world": Case("dp_replicate=2", objective="by_world"),
+    # Options that few tasks have.
+    "betas of a group, zero 3": Case("dp_shard=2,zero=3", optimizer=OWN_BETAS),
+    "groups frozen late, lion": Case("dp_shard=2", optimizer=f'name = "lion", {FROZEN_LATE}', eps=""),
+    "growing by samples": Case("dp_replicate=2", tables=GROWING.replace("3 steps", "42 samples")),
+    "growing by noise": Case("dp_replicate=2", tables=BY_NOISE),
+    "metrics, tensor": Case("tp=2", tables=METRICS),
+    "metrics, copies": Case("dp_replicate=2", tables=METRICS),
+    "noise, copies": Case("dp_replicate=2", task="embedding_noise = 5.0"),
+    "LoRA with dropout, tensor": Case("tp=2", tables=f"{LORA}dropout = 0.3\n"),
+    "selection": Case("dp_replicate=2", tables=BY_LOSS),
+    "largest losses": Case("dp_replicate=2", tables=BY_LOSS.replace('"loss"', '"largest"')),
+    "experts, interleaved": Case(INTERLEAVED, BALANCED.replace("layers = 2", "layers = 5")),
     # Losses that are no sums over rows.
     "contrast": Case("dp_replicate=2", 'name = "planted_models:Halves"', "info_nce"),
     "gathered contrast": Case("dp_replicate=2", 'name = "planted_models:Halves"', "nce_without_gradients"),
@@ -109,7 +129,7 @@ CASES = {
 
 PROOFS = [
     *planted.PROOFS, *planted_axes.AXIS_PROOFS, *planted_experts.EXPERT_PROOFS, *planted_three.THREE_PROOFS,
-    *planted_lines.LINE_PROOFS, *planted_story.STORY_PROOFS, *planted_low.LOW_PROOFS,
+    *planted_lines.LINE_PROOFS, *planted_rare.RARE_PROOFS, *planted_story.STORY_PROOFS, *planted_low.LOW_PROOFS,
 ]  # fmt: skip
 # Without a mistake cases prove equal, in every part of the proof.
 CONTROLLED = (
@@ -117,6 +137,8 @@ CONTROLLED = (
     "statistics of all", "experts", "experts, stages, bias",
     "experts, shared by three", "ring of four", "four stages", "tensor ranks of four", "zero 3, bf16", "copies, fp16",
     "experts, tensor, bf16", "experts, bf16", "packed rows, shared sequences",
+    "metrics, tensor", "growing by noise", "LoRA with dropout, tensor",
+    "selection", "largest losses",
 )  # fmt: skip
 CONTROLS = [Planted("control", f"nothing, {case}", case, nothing, "", "") for case in CONTROLLED]
 

@@ -37,7 +37,7 @@ SPEC = """
 name = "planted"
 model = {{ {model} }}
 data = {{ source = "{corpus}", seq_len = 16, validation_fraction = 0.2, cache_dir = "{cache}"{data} }}
-optimizer = {{ lr = 1e-2, eps = 1e-5, clip_norm = 0.5{optimizer} }}
+optimizer = {{ lr = 1e-2, {eps}clip_norm = 0.5{optimizer} }}
 schedule = {{ kind = "constant" }}
 global_batch = "14 samples"
 stop = "20 steps"
@@ -93,7 +93,7 @@ def _spec_of(bug: Planted, folder: Path) -> Path:
     spec = folder / f"{bug.case.replace(', ', '-').replace(' ', '-')}.toml"
     if not spec.exists():
         more = {name: f", {text}" if (text := getattr(case, name)) else "" for name in ("data", "optimizer")}
-        more |= {"task": case.task, "tables": case.tables, "plan": case.plan, "model": case.model}
+        more |= {"task": case.task, "tables": case.tables, "plan": case.plan, "model": case.model, "eps": case.eps}
         spec.write_text(SPEC.format(corpus=write_corpus(folder), cache=folder / "cache", **more))
     return spec
 

@@ -16,7 +16,7 @@ from resumed import RESUMES, Lost, resume_all
 from runs import as_json, environment, paceline
 from write_table import PAGE, row_of
 
-from paceline.errors import ConfigError, StorageError
+from paceline.errors import ConfigError, StorageError, VerificationFailed
 
 # Every run of the tests has these, and of those with one quantity and diagnosis the first; `make test-deep` has
 # all. Of what only the last parts of a proof show, which take long to come to, it has these alone.
@@ -34,7 +34,7 @@ ALWAYS = (
 # test_compare.py, test_low.py and test_no_false_alarm.py in tests/verify/ prove such layouts equal.
 LONG_CONTROLS = (
     "tied", "state on the host", "dropout", "stages, dropout", "experts", "experts, stages, bias", "zero 3, bf16",
-    "experts, bf16",
+    "experts, bf16", "metrics, tensor", "growing by noise", "LoRA with dropout, tensor", "selection", "largest losses",
 )  # fmt: skip
 # Words that name one cause and nothing beside it -> the mistakes that are this cause.
 CAUSES = {
@@ -49,7 +49,11 @@ CAUSES = {
 }
 
 
-REFUSED = (ConfigError.exit_code, StorageError.exit_code)  # a run that ends before a number is compared
+REFUSED = (
+    ConfigError.exit_code,
+    StorageError.exit_code,
+    VerificationFailed.exit_code,
+)  # a run that ends before a number is compared
 
 
 @pytest.fixture(scope="module")
