@@ -268,7 +268,7 @@ def choose_precision(context: PricedTask, asked: str) -> tuple[str, str]:
     if asked != "auto":
         return asked, f"{asked} as the spec asks"
     if context.cluster.device.kind == "cpu" and (blocks := context.profile.grouped):
-        # Backward passes of depthwise convolutions of 16 to 64 channels took 1.3 to 6.5 times as long in bf16 (AMD
+        # Backward passes of depthwise convolutions of 16 to 64 channels took 1.3 to 6.4 times as long in bf16 (AMD
         # EPYC with AVX-512 BF16, torch 2.13), while products took less than half of the time.
         return "fp32", (
             f"fp32: bf16 was measured on products, and {blocks[0]} has convolutions in groups, which are slower in it "
