@@ -169,6 +169,17 @@ def is_live(run_dir: Path) -> bool:
     return holder is not None and _may_live(holder)
 
 
+def live_since(run_dir: Path) -> float | None:
+    """Return since when a living process of this machine holds the directory, in seconds since the epoch, else None."""
+    holder = _read(run_dir / NAME)
+    if holder is None or holder["host"] != platform.node() or not _may_live(holder):
+        return None
+    try:
+        return datetime.datetime.fromisoformat(holder["started"]).timestamp()
+    except ValueError:
+        return None
+
+
 def adopt_generation(number: int) -> None:
     """Go over to a new generation of this process's run, in the process: what it inherits of the lock stays good."""
     descriptor, _, rest = os.environ.get(LOCK_VARIABLE, "").partition(":")

@@ -44,6 +44,7 @@ def _device(record: dict[str, Any]) -> Device:
             "attention_flops": points("attention_flops"),
             "peak_flops": {name: float(rate) for name, rate in record["peak_flops"].items()},
             "calibration": tuple(CalibrationStep(**step) for step in record["calibration"]),
+            "assumed_rates": tuple(str(name) for name in record.get("assumed_rates", ())),
         }
     )
 

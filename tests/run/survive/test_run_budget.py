@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ import pytest
 from runs import ending, paceline, ranks_of, records_of, start, wait_for_step, write_spec
 
 from paceline.errors import ConfigError
+from paceline.lock import take
 from paceline.patience import programs_per_core
 from paceline.run.survive import budget as budget_module
 from paceline.run.survive.budget import RunBudget, budget_of, spent_by_all, spent_in
 from paceline.run.survive.notice import Notices
 from paceline.spec.journal.planned import PlannedRecord
-from paceline.spec.journal.timing.held import held_in
+from paceline.spec.journal.timing import held as held_module
+from paceline.spec.journal.timing.held import held_by_others, held_in
 from paceline.spec.run import RunSpec
 from paceline.spec.survive.budget import BUDGETS, BudgetSpec
 
@@ -128,6 +131,35 @@ def test_a_budget_of_a_tag_counts_what_runs_with_the_same_value_have_spent(tmp_p
     assert budget.spent()["usd"] == pytest.approx(alone["usd"] * 3, rel=1e-3)
     with pytest.raises(ConfigError, match="no tag of the run"):
         RunSpec(budget=BudgetSpec(usd=1.0, shared_by="team"))
+
+
+def test_a_run_at_work_that_writes_nothing_spends_until_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last record is 85 s old: its devices are held where its process lives, and its newest start has not ended."""
+    theirs, own = tmp_path / "theirs", tmp_path / "own"
+    for folder in (theirs, own):
+        folder.mkdir()
+    newest = journal(theirs) / "journal" / "0002.jsonl"
+
+    def seconds() -> float:
+        return sum(each.seconds for each in held_by_others(own, {"team": "speech"}, "team") if each.began >= began)
+
+    with take(theirs):
+        began = time.time()
+        start = {"kind": "run_started", "cluster": CLUSTER, "forecast": {}, "world_size": 4, "attempt": 2}
+        lines = [{**start, "time": began, "spec": {"run": {"tags": {"team": "speech"}}}},
+                 {"kind": "step", "time": began + 5, "step": 12, "attempt": 2}]  # fmt: skip
+        newest.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        monkeypatch.setattr(held_module.time, "time", lambda: began + 90)
+        assert seconds() == pytest.approx(90)
+        newest.write_text(
+            newest.read_text() + json.dumps({"kind": "run_ended", "time": began + 7, "attempt": 2}) + "\n"
+        )
+        assert seconds() == pytest.approx(7), "it has ended, and does what comes after"
+        newest.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert seconds() == pytest.approx(5), "nobody is there"
+    with take(theirs):
+        monkeypatch.setattr(held_module, "live_since", lambda folder: began + 60)
+        assert seconds() == pytest.approx(5), "another process is about to make a start of its own"
 
 
 @pytest.mark.parametrize("theirs", [0.0, 0.004, 0.1])

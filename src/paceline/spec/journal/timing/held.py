@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from paceline.spec.journal.kinds import ClockRecord, RecoveryRecord, RunStarted
+from paceline.lock import live_since
+from paceline.spec.journal.kinds import ClockRecord, RecoveryRecord, RunEnded, RunStarted
 from paceline.spec.journal.reading import TAIL_BYTES, read_kind, records_in, starts_of
 from paceline.spec.journal.timing.clock import RunMoments, shifted, shifts_of
 
@@ -102,7 +104,8 @@ def held_in(run_dir: Path) -> list[HeldTime]:
 def held_by_others(run_dir: Path, tags: Mapping[str, Any], tag: str) -> list[HeldTime]:
     """Return the held time of the runs beside a run's directory whose newest start has the same value of a tag.
 
-    Runs that cannot be read, or have begun nothing yet, have held none.
+    Runs that cannot be read, or have begun nothing yet, have held none. A run that is at work on this machine holds
+    its devices until now, though it may have written nothing for a while: it saves, or waits for a disk or a rank.
     """
     found: list[HeldTime] = []
     own = run_dir.resolve()
@@ -112,10 +115,20 @@ def held_by_others(run_dir: Path, tags: Mapping[str, Any], tag: str) -> list[Hel
         try:
             starts = list(read_kind(journal.parent, RunStarted))
             if starts and _tag(starts[-1], tag) == str(tags.get(tag)):
-                found += held_in(journal.parent)
+                found += _until_now(journal.parent, held_in(journal.parent), starts[-1])
         except OSError:  # it is removed meanwhile, or another user's
             continue
     return found
+
+
+def _until_now(run_dir: Path, held: list[HeldTime], newest: RunStarted) -> list[HeldTime]:
+    """Return the stretches, the last one until now where the process that made the newest start is at work."""
+    since, now = live_since(run_dir), time.time()
+    if not held or since is None or newest.time is None or newest.time < since or held[-1].ended > now:
+        return held
+    if any(each.attempt == newest.attempt for each in read_kind(run_dir, RunEnded)):
+        return held
+    return [*held[:-1], replace(held[-1], ended=now)]
 
 
 def _tag(start: RunStarted, tag: str) -> str | None:
