@@ -109,7 +109,7 @@ def _without_room(folder: str) -> None:
 def test_too_little_memory_leaves_the_disk_alone_by_decision(tmp_path: Path) -> None:
     run_ranks(_without_room, 2, str(tmp_path))
     (told,) = [record for record in records(tmp_path, "decision") if record["to"] == "disk alone"]
-    assert "do not fit into 1000 B" in told["because"]
+    assert "do not fit into 0.98 KiB" in told["because"]
     assert sorted(values_of(tmp_path)) == [4, 8] and memory_root(tmp_path) is None
 
 

@@ -99,8 +99,11 @@ def test_a_world_of_fewer_devices_pays_for_its_own_from_the_last_record(
     clock[0] += 5
     assert notices.look() == "" and after.spent() == {"usd": pytest.approx(0.38 + 15 * 0.003)}
     assert len(notices.take()) == 1, "what was told in the world before is told once"
-    clock[0] += 5
-    assert notices.look() == "the budget of $0.45 is used up"
+    for _ in range(2):  # steps of 2.5 s, each of 0.0075
+        clock[0] += 2.5
+        assert notices.look() == ""
+    clock[0] += 2.5
+    assert notices.look() == "the budget of $0.45 is used up", "0.4475 are spent"
     notices.enter(0.0, False, None)
     assert notices.because == "" and Notices(run).look() == ""
 
