@@ -64,7 +64,7 @@ def test_the_limit_counts_from_the_last_time_the_run_was_busy() -> None:
     assert not looks_beside(watch) and run.ended == []
     clock.now += 0.1
     assert looks_beside(watch) and run.ended == ["no step for 60 s, and run.idle_limit is 60 s"]
-    with pytest.raises(HandedBack, match="no step for 1m"), watch.busy():
+    with pytest.raises(HandedBack, match="no step for 60 s"), watch.busy():
         raise AssertionError("a run that was ended is not to go on")
 
 
