@@ -26,6 +26,12 @@ ARGUMENTS = (
     "--disable-background-networking", "--disable-component-update", "--disable-default-apps", "--disable-sync",
     "--no-proxy-server", "--hide-scrollbars", "--remote-debugging-pipe", "--window-size=1100,900",
 )  # fmt: skip
+# What Chromium answers to a question that was under way when its page went to another address.
+LEFT = "Inspected target navigated or closed"
+
+
+class PageLeftError(Exception):
+    """The page was left while it was asked: nobody knows its answer, and the next page can be asked."""
 
 
 def need_browser() -> str:
@@ -60,6 +66,8 @@ class Tab:
         while not patience.is_over:
             for told in self._read():
                 if told.get("id") == self._number:
+                    if told.get("error", {}).get("message") == LEFT:
+                        raise PageLeftError(method)
                     assert "error" not in told, told
                     return told["result"]
         raise TimeoutError(method)
@@ -98,12 +106,23 @@ class Tab:
         assert "exceptionDetails" not in told, told
         return told["result"].get("value")
 
+    def click(self, selector: str) -> None:
+        """Click what a selector finds. The page may be left by it."""
+        with contextlib.suppress(PageLeftError):
+            self.ask(f"document.querySelector({json.dumps(selector)}).click()")
+
     def wait(self, expression: str, timeout: float = 30) -> None:
         """Return as soon as an expression holds in the page. One that fails does not: the page may not be there yet."""
         asked = f"(() => {{ try {{ return Boolean({expression}); }} catch {{ return false; }} }})()"
         patience = Patience(timeout)
-        while not self.ask(asked):
+        while not self._holds(asked):
             assert not patience.is_over, f"{expression} never held; complaints: {self.complaints}"
+
+    def _holds(self, expression: str) -> bool:
+        try:
+            return bool(self.ask(expression))
+        except PageLeftError:
+            return False
 
     def picture(self, path: Path, width: int = 1100, height: int = 900) -> None:
         """Write a picture of the page."""

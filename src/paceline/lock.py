@@ -157,8 +157,8 @@ def holder_here(run_dir: Path) -> tuple[str, RunInUse] | None:
 
     Takes nothing, and says nothing of other machines' processes, of which nobody here knows whether they live.
     """
-    holder = _read(run_dir / NAME)
-    if holder is None or holder["host"] != platform.node() or not _may_live(holder):
+    holder = _living_here(run_dir)
+    if holder is None:
         return None
     return str(holder["token"]), _in_use(run_dir, holder, False)
 
@@ -171,8 +171,8 @@ def is_live(run_dir: Path) -> bool:
 
 def live_since(run_dir: Path) -> float | None:
     """Return since when a living process of this machine holds the directory, in seconds since the epoch, else None."""
-    holder = _read(run_dir / NAME)
-    if holder is None or holder["host"] != platform.node() or not _may_live(holder):
+    holder = _living_here(run_dir)
+    if holder is None:
         return None
     try:
         return datetime.datetime.fromisoformat(holder["started"]).timestamp()
@@ -299,6 +299,12 @@ def _read(path: Path) -> dict[str, Any] | None:
         return holder if {"token", "host", "started", "processes"} <= set(holder) else None
     except (OSError, ValueError, TypeError):
         return None
+
+
+def _living_here(run_dir: Path) -> dict[str, Any] | None:
+    """Return who holds the directory where that is a living process of this machine."""
+    holder = _read(run_dir / NAME)
+    return holder if holder is not None and holder["host"] == platform.node() and _may_live(holder) else None
 
 
 def _identity(descriptor: int) -> tuple[int, int]:

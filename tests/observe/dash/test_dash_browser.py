@@ -40,7 +40,7 @@ def test_a_live_run_in_a_browser(tmp_path: Path) -> None:
         tab.open(f"{server.address.url}")
         tab.wait("document.querySelector('#runs a')")
         tab.ask("document.querySelectorAll('input').forEach((each) => each.click())")
-        tab.ask("document.querySelector('form button').click()")
+        tab.click("form button")
         tab.wait("document.querySelector('h1')?.textContent.includes(' and ')")
         tab.open(f"{server.address.url}run/crashed")
         tab.wait("document.querySelector('#head .alert').textContent.includes('the loss of step 41')")
@@ -86,7 +86,7 @@ def test_a_browser_may_ask_for_a_trace(tmp_path: Path, monkeypatch: pytest.Monke
             tab.open(f"{server.address.url}run/live")
             tab.wait("document.querySelector('#traces form button')")
             tab.ask("document.querySelector('#traces [name=steps]').value = '5'")
-            tab.ask("document.querySelector('#traces form button').click()")
+            tab.click("#traces form button")
             tab.wait("document.querySelector('#traces .note')?.textContent.includes('the next 5 steps')")
             assert tab.complaints == []
     finally:
