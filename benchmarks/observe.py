@@ -26,7 +26,7 @@ from common import machine
 from paceline.run.observe.health.judge import HealthJudge
 from paceline.run.observe.health.told import TrainingHealth
 from paceline.run.observe.node import NodeSampler, SamplesOfFirst, sensors_of
-from paceline.run.observe.sensors.reading import SeenRank, SensorReading
+from paceline.run.observe.sensors.sensor_reading import SeenRank, SensorReading
 from paceline.run.observe.summed import node_sample
 from paceline.run.process.world import World
 from paceline.run.record.journal import Journal

@@ -93,7 +93,7 @@ def prove_here(layout: str) -> None:
     from paceline.spec.arguments import plan_spec
     from paceline.spec.load import load_spec
     from paceline.verify.process.start import plan_layout, verify_plan
-    from paceline.verify.twin.parts import BRIEF
+    from paceline.verify.twin.proof_parts import BRIEF
 
     spec = load_spec(SPEC)
     plan, vocab = plan_layout(spec, plan_spec(layout))

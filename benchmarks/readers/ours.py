@@ -10,8 +10,8 @@ import torch
 from paceline.run.loop.loader import BatchStream
 from paceline.spec.plan import Plan
 from paceline.spec.task import DataSpec
-from paceline.task.data.ahead import ReadAhead
 from paceline.task.data.order.windowed import WindowedOrder
+from paceline.task.data.read_ahead import ReadAhead
 from paceline.task.data.rows.mixed import InOrder
 from paceline.task.data.rows.packed_source import PackedSource
 from paceline.task.data.rows.windows import TokenSource

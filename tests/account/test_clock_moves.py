@@ -20,7 +20,7 @@ from paceline.spec.journal.kinds import ClockRecord, DecisionRecord
 from paceline.spec.journal.reading import read_journal, read_kind
 from paceline.spec.journal.record import read
 from paceline.spec.journal.timing.clock import MovedClock
-from paceline.spec.journal.timing.held import held_in
+from paceline.spec.journal.timing.held_devices import held_in
 
 START = 1_772_323_200.0
 Record = dict[str, Any]

@@ -17,7 +17,7 @@ from checkpoint_samples import write_document
 
 from paceline.checkpoint import load_checkpoint, read_manifest, save_checkpoint, verify_checkpoint
 from paceline.checkpoint.files import pieces
-from paceline.checkpoint.files.reading import PiecesDigest
+from paceline.checkpoint.files.read_back import PiecesDigest
 from paceline.checkpoint.manifest import MANIFEST_NAME
 from paceline.errors import StorageError
 

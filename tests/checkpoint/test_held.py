@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 
 from paceline.checkpoint import take_snapshot
 from paceline.checkpoint.ranks import Ranks
-from paceline.checkpoint.tiers.held import HeldByRanks
+from paceline.checkpoint.tiers.held_by_ranks import HeldByRanks
 from paceline.errors import ConfigError, StorageError
 
 

@@ -36,7 +36,7 @@ from paceline.verify.process.checks import CHECKS
 from paceline.verify.process.group import Job
 from paceline.verify.process.start import exact_plan, proof_of, verify_text
 from paceline.verify.twin.fold import for_twin
-from paceline.verify.twin.parts import SWEEP, WHOLE, Subject, jobs_of
+from paceline.verify.twin.proof_parts import SWEEP, WHOLE, Subject, jobs_of
 
 STEPS, PROOF_STEPS, BATCH = 20, 2, 12
 AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep")

@@ -35,7 +35,7 @@ from paceline.run.updates.optimizer import build_optimizer
 from paceline.spec import layout as layout_module
 from paceline.spec.plan import Plan
 from paceline.spec.task import OptimizerSpec, Task
-from paceline.task.data.order import many
+from paceline.task.data.order import many_steps
 
 Patch = pytest.MonkeyPatch
 Plant = Callable[[Patch, World], None]
@@ -361,8 +361,8 @@ def same_data_everywhere(patch: Patch, world: World) -> None:
 
 
 def order_by_rank(patch: Patch, world: World) -> None:
-    ids = many.ids_at
-    patch.setattr(many, "ids_at", lambda source, seed, at: ids(source, seed + world.rank, at))
+    ids = many_steps.ids_at
+    patch.setattr(many_steps, "ids_at", lambda source, seed, at: ids(source, seed + world.rank, at))
 
 
 def stand_ins_count(patch: Patch, world: World) -> None:

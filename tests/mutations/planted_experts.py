@@ -14,8 +14,8 @@ from paceline.run.loop.routing import RouterWatch
 from paceline.run.loop.step import Stepper
 from paceline.run.parallel import apply, tensor
 from paceline.run.parallel.context import zigzag
-from paceline.run.parallel.data.alone import AloneExperts
 from paceline.run.parallel.data.sharding import ShardedGradients
+from paceline.run.parallel.data.unshared_experts import UnsharedExperts
 from paceline.run.parallel.expert.experts import AllToAll
 from paceline.run.parallel.pipeline import stage_module
 from paceline.run.process.world import World
@@ -34,15 +34,15 @@ def scaled_expert_gradients(patch: Patch, world: World) -> None:
                 parameter.grad.to_local().div_(2)  # by the data-parallel degree of the dense weights
 
     patch.setattr(ShardedGradients, "finish", divided)
-    hand_over = AloneExperts.hand_over
+    hand_over = UnsharedExperts.hand_over
 
-    def divided_alone(self: AloneExperts) -> None:
+    def divided_alone(self: UnsharedExperts) -> None:
         hand_over(self)
         for weight in self._leaves:
             if isinstance(weight.grad, DTensor):
                 weight.grad.to_local().div_(2)
 
-    patch.setattr(AloneExperts, "hand_over", divided_alone)
+    patch.setattr(UnsharedExperts, "hand_over", divided_alone)
 
 
 def norm_of_the_dense_group(patch: Patch, world: World) -> None:

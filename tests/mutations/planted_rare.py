@@ -5,9 +5,17 @@ from __future__ import annotations
 from planted import Planted
 from planted_lines import line
 
-OPTIMIZER, PARTS, OFFLOAD = "run.updates.optimizer", "run.updates.parts", "run.memory.offload_state:OffloadedUpdate"
-GROWTH, MEASURED, PIPELINE = "run.updates.growth:BatchGrowth", "run.evaluate.measured", "run.parallel.pipeline.passes"
-OUTER, SUMS, ORDER = "run.replicas.outer:OuterSteps", "run.replicas.bucket_sums:RoundedSums", "task.data.order.many"
+OPTIMIZER, PARTS, OFFLOAD = "run.updates.optimizer", "run.updates.one_rule", "run.memory.offload_state:OffloadedUpdate"
+GROWTH, MEASURED, PIPELINE = (
+    "run.updates.growth:BatchGrowth",
+    "run.evaluate.held_out_metrics",
+    "run.parallel.pipeline.passes",
+)
+OUTER, SUMS, ORDER = (
+    "run.replicas.outer:OuterSteps",
+    "run.replicas.bucket_sums:RoundedSums",
+    "task.data.order.many_steps",
+)
 IDS = "self._seed, coming.reshape(-1))"
 ENDS = "coming[:, :1] // self._source.samples"  # in which epoch a batch begins
 

@@ -23,7 +23,7 @@ from paceline.run.loop.resume import Progress, Restored
 from paceline.run.process.world import World
 from paceline.run.record import recorder
 from paceline.run.survive.saving import keeper
-from paceline.task.data.order import many
+from paceline.task.data.order import many_steps
 
 # ---- the learning rate -----------------------------------------------------------------------------------------------
 
@@ -98,9 +98,9 @@ def started_at(patch: Patch, what: str) -> list[int]:
 
 
 def order_from_the_start(patch: Patch, world: World) -> None:
-    ids, start = many.ids_at, started_at(patch, "position")
+    ids, start = many_steps.ids_at, started_at(patch, "position")
     patch.setattr(
-        many, "ids_at", lambda source, seed, at: ids(source, seed, np.where(at < start[0], at, at - start[0]))
+        many_steps, "ids_at", lambda source, seed, at: ids(source, seed, np.where(at < start[0], at, at - start[0]))
     )
 
 

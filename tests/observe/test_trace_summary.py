@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from paceline.errors import DataError
-from paceline.observe.traces.reading import class_of, length, overlap, own_seconds, read_trace, union
 from paceline.observe.traces.summary import TraceSummary, summarise_trace
 from paceline.observe.traces.texts import trace_lines
+from paceline.observe.traces.trace_spans import class_of, length, overlap, own_seconds, read_trace, union
 from paceline.run.trace.naming import COLLECTIVES, collective_of, named
 
 MS = 1000.0  # of a trace's unit
@@ -122,7 +122,7 @@ def test_intervals() -> None:
 
 def test_classes_of_operators() -> None:
     def span(name: str) -> str:
-        from paceline.observe.traces.reading import TracedSpan
+        from paceline.observe.traces.trace_spans import TracedSpan
 
         return class_of(TracedSpan(name, "cpu_op", 0, 1, (0, 0)))
 

@@ -17,7 +17,7 @@ from distributed import run_ranks
 from runs import records_of
 from tests_shared import SEQ_LEN, PaddedText, decoder_task, plan_of
 
-from paceline.observe.verdict.seen import RankSpread, StepsSeen, seen_of
+from paceline.observe.verdict.steps_seen import RankSpread, StepsSeen, seen_of
 from paceline.observe.verdict.verdict import BoundVerdict, judge
 from paceline.report.build import build_report
 from paceline.report.html import render_html

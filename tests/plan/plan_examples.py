@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from paceline.plan.cost.components import terms_of
-from paceline.plan.cost.memory.held import memory_components
+from paceline.plan.cost.memory.peak_memory import memory_components
 from paceline.plan.cost.pricing import forward_backward_components
 from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.cost.time.axes import axis_components, bubble_components

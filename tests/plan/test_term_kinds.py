@@ -11,7 +11,7 @@ from plan_examples import cluster, measured, opened, plan, profile
 
 from paceline.plan.cost.bill import amounts, busy_share
 from paceline.plan.cost.components import Component
-from paceline.plan.cost.memory.held import memory_components
+from paceline.plan.cost.memory.peak_memory import memory_components
 from paceline.plan.cost.memory.usable import HEADROOM
 from paceline.plan.cost.pricing import price, step_seconds, time_components
 from paceline.plan.cost.sheet import PricedTask

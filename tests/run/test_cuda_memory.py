@@ -14,7 +14,7 @@ from paceline.run.loop.loader import BatchStream
 from paceline.run.memory.spent import MemoryMeter, spent_on
 from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
-from paceline.task.data.ahead import ReadAhead
+from paceline.task.data.read_ahead import ReadAhead
 
 
 @on_every_device

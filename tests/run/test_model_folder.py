@@ -16,7 +16,7 @@ from tests_shared import decoder_task, plan_of, run_steps
 
 from paceline.checkpoint import WholeTensors
 from paceline.run.process.world import join_world
-from paceline.run.updates.moved import moved
+from paceline.run.updates.distance_moved import moved
 from paceline.session.verbs.weights import choose_checkpoint
 from paceline.spec.journal.kinds import MovedRecord
 from paceline.spec.layout import Layout

@@ -18,8 +18,8 @@ from runs import paceline, records_of, steps_of, wait_for_step, wait_until, writ
 from paceline.run.loop.resume import RANKS_MEMORY
 from paceline.run.survive.saving.peers import peers_of
 from paceline.supervise.lines import Lines
-from paceline.supervise.nodes import held
-from paceline.supervise.nodes.held import PREFIX, PiecesFolder, whole_of
+from paceline.supervise.nodes import held_in_memory
+from paceline.supervise.nodes.held_in_memory import PREFIX, PiecesFolder, whole_of
 from paceline.supervise.nodes.link import NodeLink, NoPeer, knock, open_to
 
 STEPS = 16
@@ -180,14 +180,14 @@ def test_a_node_that_is_lost_with_its_memory_is_restored_from_its_peers(folder: 
 def test_a_folder_in_memory_has_its_name_once_it_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A supervisor that starts at the same moment removes folders of this name that nobody has locked."""
     seen: list[list[Path]] = []
-    lock = held.try_lock
+    lock = held_in_memory.try_lock
 
     def looked(descriptor: int) -> bool | None:
         seen.append(list(tmp_path.glob(f"{PREFIX}*")))
         return lock(descriptor)
 
-    monkeypatch.setattr(held, "RAM_DISK", tmp_path)
-    monkeypatch.setattr(held, "try_lock", looked)
+    monkeypatch.setattr(held_in_memory, "RAM_DISK", tmp_path)
+    monkeypatch.setattr(held_in_memory, "try_lock", looked)
     first = PiecesFolder(0)
     assert first.path is not None and seen == [[]]
     second = PiecesFolder(1)

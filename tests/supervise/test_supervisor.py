@@ -19,8 +19,8 @@ from paceline.supervise import supervisor
 from paceline.supervise.blame import Ending, Outcome, outcome_of
 from paceline.supervise.crew import Crew, attend
 from paceline.supervise.groups import Process
-from paceline.supervise.lost import RanksLost
 from paceline.supervise.memory_kills import USUAL, memory_kills, why_killed
+from paceline.supervise.ranks_lost import RanksLost
 from paceline.supervise.supervisor import report_error, supervise, supervise_started
 
 RANK = """

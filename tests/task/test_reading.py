@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from paceline.run.assemble import assemble
 from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
+from paceline.task.entries_read import Reading
 from paceline.task.objective import next_token
 from paceline.task.profile.plain import pack_profile, unpack_profile
 from paceline.task.profile.traced import profile_module
-from paceline.task.reading import Reading
 
 BATCH = {"tokens": torch.zeros(2, 4, dtype=torch.long), "labels": torch.ones(2, 4, dtype=torch.long),
          "attention_mask": torch.ones(2, 4), "weights": torch.ones(2)}  # fmt: skip

@@ -20,7 +20,7 @@ from paceline.spec.proof.records import CheckProof, Proof
 from paceline.spec.sync import Sync
 from paceline.verify.compare.copies import compare_copies
 from paceline.verify.process.start import verify_text
-from paceline.verify.twin.parts import BRIEF, WHOLE, Subject, jobs_of
+from paceline.verify.twin.proof_parts import BRIEF, WHOLE, Subject, jobs_of
 from paceline.verify.twin.task import twin_plan
 
 OUTER, ROUNDED = Sync("outer", every=2, lr=0.7, momentum=0.9), Sync(wire="bf16")

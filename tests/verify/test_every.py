@@ -31,7 +31,7 @@ from paceline.verify.compare.layout import compare
 from paceline.verify.process import group
 from paceline.verify.process.every import every_layout, table_rows, verify_all
 from paceline.verify.process.group import Job, run_jobs
-from paceline.verify.twin.parts import SWEEP, Subject, jobs_of
+from paceline.verify.twin.proof_parts import SWEEP, Subject, jobs_of
 
 FAILS = """
 import os

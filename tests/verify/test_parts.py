@@ -18,7 +18,7 @@ from paceline.task.models.layers.attention import CausalAttention, scaled_attent
 from paceline.verify.process.group import Job
 from paceline.verify.reference.plain_attention import plain_attention
 from paceline.verify.twin.fold import MaskedSource, RareSource, edges_of, for_twin
-from paceline.verify.twin.parts import BRIEF, SWEEP, WHOLE, Subject, jobs_of
+from paceline.verify.twin.proof_parts import BRIEF, SWEEP, WHOLE, Subject, jobs_of
 from paceline.verify.twin.task import LARGEST_LENGTH
 
 SPEC = Spec(task=Task(model=ModelSpec("llama-1m"), data=DataSpec(seq_len=100_000), schedule=ScheduleSpec("constant")))

@@ -11,7 +11,7 @@ import pytest
 from distributed import run_ranks
 from tests_shared import SEQ_LEN, Dropout, decoder_task, plan_of
 
-from paceline.run.evaluate.measured import Sums
+from paceline.run.evaluate.held_out_metrics import Sums
 from paceline.run.loop import step as step_module
 from paceline.run.loop.passes import SequentialPasses
 from paceline.run.process.world import join_world
@@ -24,7 +24,7 @@ from paceline.spec.steps.growth import BatchChange, GrowthSpec, Piece
 from paceline.spec.steps.selection import SelectionSpec
 from paceline.spec.task import GroupSpec, OptimizerSpec, Task
 from paceline.spec.watch.evaluate import EvaluateSpec
-from paceline.task.data.order import many
+from paceline.task.data.order import many_steps
 from paceline.units import Amount
 from paceline.verify.process.checks import CHECKS
 
@@ -58,8 +58,8 @@ def counts_every_tensor_rank(patch: Patch) -> None:
 
 def comes_again(patch: Patch) -> None:
     """The second epoch has the order of the first."""
-    ids_at = many.ids_at
-    patch.setattr(many, "ids_at", lambda source, seed, at: ids_at(source, seed, at % source.samples))
+    ids_at = many_steps.ids_at
+    patch.setattr(many_steps, "ids_at", lambda source, seed, at: ids_at(source, seed, at % source.samples))
 
 
 def never_freezes(patch: Patch) -> None:

@@ -28,7 +28,7 @@ from paceline.units import Amount
 from paceline.verify.compare.layout import compare
 from paceline.verify.compare.whole_batch import cuts, whole_batch
 from paceline.verify.process.start import exact_plan
-from paceline.verify.twin.parts import BRIEF, WHOLE, Subject, jobs_of
+from paceline.verify.twin.proof_parts import BRIEF, WHOLE, Subject, jobs_of
 
 ROWS = 7
 

@@ -2,7 +2,7 @@
 
 Money is devices x hours x price; energy the devices' power by how busy the forecast says they are, times the building;
 carbon is energy times the grid's intensity. Where a run's nodes have counters of energy, these take the place of the
-power model (measured.py). `how` says where each rate is from. Time between starts is in no entry: the run held no
+power model (node_counters.py). `how` says where each rate is from. Time between starts is in no entry: the run held no
 devices then.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.account.measured import measured_rate
+from paceline.account.node_counters import measured_rate
 from paceline.account.prices import PriceBook
 from paceline.account.timeline import SpentTime, stretches
 from paceline.cluster.grid.figures import GridFigures, mean_of, read_figures

@@ -1,7 +1,7 @@
 """Device-seconds of a run: how many devices it held at each moment, and what they did.
 
 Devices times seconds, summed over the kinds, are exactly the devices times the time in which they were held
-(spec/journal/timing/held.py); what no record claims is starting.
+(spec/journal/timing/held_devices.py); what no record claims is starting.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from paceline.report.phases import lost_mask
 from paceline.report.records import Records, number
 from paceline.spec.journal.kinds import CheckpointRecord, EvaluationRecord, RecoveryRecord
-from paceline.spec.journal.timing.held import HeldTime, held_time
+from paceline.spec.journal.timing.held_devices import HeldTime, held_time
 
 # What devices do while they are held. `useful`: steps that count, and evaluations. `stall`: waiting for data. `lost`:
 # steps made again. `checkpoint`: waiting for one. `restart`: starting, building, and recovering from faults.

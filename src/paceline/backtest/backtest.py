@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from paceline.backtest.machine import Machines
-from paceline.backtest.parts import Compared, compare_collectives, compare_layers, compare_power, compare_runs
 from paceline.backtest.price import Priced, constants_sha256, price_cases
 from paceline.backtest.rows import Reader
 from paceline.backtest.schema import Origin, StepRow
@@ -29,6 +28,7 @@ from paceline.backtest.score import (
     time_score,
     timed,
 )
+from paceline.backtest.step_parts import Compared, compare_collectives, compare_layers, compare_power, compare_runs
 from paceline.backtest.table import MeasuredTable, read_table
 from paceline.plan.cost.constants import Constants
 

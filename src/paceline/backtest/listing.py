@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.backtest.backtest import Backtest, Breakdown, FileResult, FileScore
-from paceline.backtest.parts import Compared
 from paceline.backtest.schema import StepRow
 from paceline.backtest.score import ChoiceScore, Errors, Scored, TimeScore, null_seconds, timed
+from paceline.backtest.step_parts import Compared
 from paceline.errors import StorageError
 
 NULL_TEXT = (

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.checkpoint.files.reading import verify_files
+from paceline.checkpoint.files.read_back import verify_files
 from paceline.checkpoint.index import read_index
 from paceline.checkpoint.manifest import Manifest, read_manifest
 from paceline.checkpoint.tiers.retention import Retention

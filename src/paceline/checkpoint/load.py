@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.checkpoint.boxes import overlap
-from paceline.checkpoint.files.reading import verify_files
+from paceline.checkpoint.files.read_back import verify_files
 from paceline.checkpoint.fingerprint import PartSums, local_part, parts_held, whole_fingerprints, within
 from paceline.checkpoint.folder import check_lengths
 from paceline.checkpoint.index import Chunks, IndexReader, TensorKind

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.checkpoint import folder
-from paceline.checkpoint.files.reading import verify_files
+from paceline.checkpoint.files.read_back import verify_files
 from paceline.checkpoint.index import IndexReader, encode_kinds, encode_part
 from paceline.checkpoint.manifest import (
     TABLE_NAME,

@@ -19,9 +19,9 @@ from paceline.plan.learn.task_measurement import read_measurements
 from paceline.plan.placement.joint import join_groups, rows_by_pace
 from paceline.plan.placement.place import Placement, place
 from paceline.plan.prepare import prepare_task
+from paceline.plan.risk.choice_switches import Sensitivity
 from paceline.plan.risk.contest import Contest, contest
 from paceline.plan.risk.sensitivity import sensitivity
-from paceline.plan.risk.switch import Sensitivity
 from paceline.plan.search.front import Front, front_plans
 from paceline.plan.search.search import SearchResult, search
 from paceline.plan.unused import unused_options

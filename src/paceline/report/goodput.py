@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from paceline.report.phases import Phase
 from paceline.report.records import Records, number
-from paceline.simulate.measured import MeasuredCosts, Rehearsal, rehearse
+from paceline.simulate.costs_of_run import MeasuredCosts, Rehearsal, rehearse
 from paceline.spec.journal.kinds import CheckpointRecord, RecoveryRecord
 from paceline.units import format_seconds
 

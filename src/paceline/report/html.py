@@ -20,7 +20,7 @@ from paceline.report.drawn.markup import esc, pill, section
 from paceline.report.format import quantities, signed_percent, utc
 from paceline.report.goodput import goodput_text
 from paceline.report.held_out.page import metrics_html
-from paceline.report.held_out.written import written_rows
+from paceline.report.held_out.written_texts import written_rows
 from paceline.report.style import CSS
 from paceline.report.summary import Summary
 from paceline.units import format_count, format_seconds

@@ -27,7 +27,7 @@ from paceline.run.numerics.randomness.build import sample_randomness
 from paceline.run.numerics.randomness.mode import SampleRandomness, Survey
 from paceline.run.parallel.apply import Gradients, apply_plan, split_by_rules
 from paceline.run.parallel.context.part import part_of
-from paceline.run.parallel.data.rows import GatheredRows
+from paceline.run.parallel.data.rows_of_all_ranks import GatheredRows
 from paceline.run.parallel.data.statistics import RankSums, share_statistics
 from paceline.run.parallel.entry import entry_of
 from paceline.run.parallel.pipeline.passes import PipelinePasses
@@ -37,8 +37,8 @@ from paceline.run.process.groups import Mesh
 from paceline.run.process.world import World, build_mesh
 from paceline.run.replicas.bucket_sums import BucketSum, bucket_sums
 from paceline.run.replicas.build import copy_sync, refuse_unproven
-from paceline.run.updates.joined import JoinedOptimizer
 from paceline.run.updates.optimizer import Names, all_names, build_optimizer
+from paceline.run.updates.several_rules import JoinedOptimizer
 from paceline.spec.optimizers import NOT_OFFLOADED
 from paceline.spec.plan import Plan
 from paceline.spec.steps.turns import main_turn

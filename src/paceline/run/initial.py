@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError
-from paceline.run.parallel.data.whole import stays_whole
+from paceline.run.parallel.data.uncut_parameters import stays_whole
 from paceline.run.process.world import World
 from paceline.spec.adapt.adapter import FULL, Adaptation
 from paceline.spec.plan import Plan

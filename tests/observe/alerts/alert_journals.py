@@ -12,7 +12,7 @@ from paceline.observe.alerts.rules.ending import BudgetSpent
 from paceline.observe.alerts.rules.machine import DiskFull, MemoryNear
 from paceline.observe.alerts.rules.progress import NoStep, Slow
 from paceline.observe.alerts.rules.rule import AlertRule
-from paceline.observe.alerts.rules.seen import AlertSeen
+from paceline.observe.alerts.rules.run_seen import AlertSeen
 from paceline.observe.alerts.rules.table import PLAIN
 from paceline.observe.alerts.watch import AlertWatch
 from paceline.spec.journal.kinds import (

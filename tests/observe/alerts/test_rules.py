@@ -28,7 +28,7 @@ from paceline.spec.journal.record import Record
 from paceline.spec.journal.timing.clock import MovedClock
 from paceline.spec.journal.watching import AlertRecord, NodeSample
 from paceline.spec.watch.alerts import RULES, AlertsSpec
-from paceline.supervise.lost import RanksLost
+from paceline.supervise.ranks_lost import RanksLost
 
 
 def told(records: Sequence[AlertRecord]) -> list[tuple[str, str]]:

@@ -18,7 +18,7 @@ from runs import in_process
 
 import paceline
 from paceline.observe.dash.page import STYLE, run_body, runs_table, shell
-from paceline.observe.dash.parts import PARTS, RunView
+from paceline.observe.dash.page_parts import PARTS, RunView
 from paceline.observe.live.glance import Glances
 from paceline.observe.live.run import LiveRun
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import report_journals as journals
 
-from paceline.observe.dash import parts
+from paceline.observe.dash import page_parts
 from paceline.observe.live.glance import Glances
 from paceline.observe.live.run import RUNNING, SILENT, LiveRun
 from paceline.observe.live.spent import seconds_left, spent_so_far
@@ -124,7 +124,7 @@ def test_what_is_left_of_a_budget_buys_steps_and_a_loss(tmp_path: Path) -> None:
         assert (money.loss is not None) == (steps is not None)
         if money.loss is not None:
             assert money.buys_steps in (124, 125) and money.loss.low <= 2 + 3 * 375**-0.5 <= money.loss.high
-            assert f"to {money.loss.text} (money)" in parts.pays_for(money)
+            assert f"to {money.loss.text} (money)" in page_parts.pays_for(money)
 
 
 def test_records_of_watchers_are_kept_and_do_not_lengthen_the_run(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from plan_examples import cluster, compute_terms, network_terms
 from plan_examples import plan as example_plan
 
-from paceline.plan.cost.memory.held import memory_components
+from paceline.plan.cost.memory.peak_memory import memory_components
 from paceline.plan.cost.sheet import PricedTask
 from paceline.spec.adapt.adapter import NF4_BYTES, Adaptation, AdapterSpec
 from paceline.spec.layout import Layout

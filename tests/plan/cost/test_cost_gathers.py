@@ -18,7 +18,7 @@ from paceline.plan.cost.components import terms_of
 from paceline.plan.cost.pricing import price
 from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.cost.time.gathers import gather_components
-from paceline.run.updates.joined import JoinedOptimizer
+from paceline.run.updates.several_rules import JoinedOptimizer
 from paceline.spec.cluster import Link
 from paceline.spec.layout import Layout
 from paceline.spec.optimizers import RULES, gathered_values

@@ -12,7 +12,7 @@ from paceline.cluster.resolve import resolve_cluster
 from paceline.plan.cost.collectives import _copies_share
 from paceline.plan.cost.components import total
 from paceline.plan.cost.constants import read_constants
-from paceline.plan.cost.memory.held import Held, memory_components
+from paceline.plan.cost.memory.peak_memory import Held, memory_components
 from paceline.plan.cost.memory.recompute import WHOLE_INPUTS
 from paceline.plan.cost.memory.usable import HEADROOM, needed
 from paceline.plan.cost.pricing import memory_of, needed_bytes, price

@@ -12,8 +12,8 @@ from paceline.cluster.vary import varied_figures
 from paceline.errors import DoesNotFit
 from paceline.plan.cost.rates import Rates
 from paceline.plan.planned import Planned, plan_task
+from paceline.plan.risk.choice_switches import WIDEST, Switch
 from paceline.plan.risk.sensitivity import PRECISE, calibrated_as
-from paceline.plan.risk.switch import WIDEST, Switch
 from paceline.plan.search.search import TIE_RATIO, SearchResult, search
 from paceline.spec.cluster import CalibrationStep, Cluster, Link
 from paceline.spec.load import Spec, load_spec

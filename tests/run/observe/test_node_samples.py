@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.run.observe.node import NodeSampler, SamplesOfFirst, SamplesOfOthers
-from paceline.run.observe.sensors.reading import SeenRank, SensorReading
+from paceline.run.observe.sensors.sensor_reading import SeenRank, SensorReading
 from paceline.run.observe.summed import MOST_DETAILED, node_sample
 from paceline.run.record.lines import append_line
 from paceline.spec.journal.line import line_of

@@ -11,7 +11,7 @@ from fake_nvml import FakeGpu, FakeNvml, NVMLError
 from paceline.run.observe.sensors.gpu import AGAIN_SECONDS, NOT_INSTALLED, GpuSensor
 from paceline.run.observe.sensors.processes import HostSensor, ProcessSensor
 from paceline.run.observe.sensors.rapl import RaplSensor
-from paceline.run.observe.sensors.reading import NodeSensor, RisingCounter, SeenRank, SensorReading
+from paceline.run.observe.sensors.sensor_reading import NodeSensor, RisingCounter, SeenRank, SensorReading
 
 RANKS = [SeenRank(0, 11, "GPU-a"), SeenRank(1, 12, "GPU-b")]
 

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Shard
 from paceline.checkpoint import load_checkpoint, materialise_optimizer_state, save_checkpoint, training_state
 from paceline.errors import ConfigError
 from paceline.run.assemble import assemble
-from paceline.run.parallel.data.alone import ExpertGradients
+from paceline.run.parallel.data.unshared_experts import ExpertGradients
 from paceline.run.parallel.expert.experts import AllToAll, balance_shared_sequences
 from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout

@@ -18,8 +18,8 @@ from runs import wait_until
 from paceline.errors import RunInUse, StorageError
 from paceline.run.record import errand
 from paceline.run.record import journal as journal_module
-from paceline.run.record.held import HeldLine, HeldLines
 from paceline.run.record.journal import Journal
+from paceline.run.record.waiting_lines import HeldLine, HeldLines
 from paceline.said import flush_said, say_line
 from paceline.spec.journal.kinds import DecisionRecord, FaultRecord, RunStarted, StepRecord
 from paceline.spec.journal.reading import read_journal

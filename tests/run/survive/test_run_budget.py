@@ -21,8 +21,8 @@ from paceline.run.survive import budget as budget_module
 from paceline.run.survive.budget import RunBudget, budget_of, spent_by_all, spent_in
 from paceline.run.survive.notice import Notices
 from paceline.spec.journal.planned import PlannedRecord
-from paceline.spec.journal.timing import held as held_module
-from paceline.spec.journal.timing.held import held_by_others, held_in
+from paceline.spec.journal.timing import held_devices as held_module
+from paceline.spec.journal.timing.held_devices import held_by_others, held_in
 from paceline.spec.run import RunSpec
 from paceline.spec.survive.budget import BUDGETS, BudgetSpec
 

@@ -14,7 +14,7 @@ import torch
 from runs import paceline, records_of, start, wait_for_step, wait_until, write_spec
 from tests_shared import SEQ_LEN, PaddedText, decoder_task, plan_of
 
-from paceline.observe.traces.reading import read_trace
+from paceline.observe.traces.trace_spans import read_trace
 from paceline.run.loop.training import Training
 from paceline.run.process.brief import Brief
 from paceline.run.process.world import World

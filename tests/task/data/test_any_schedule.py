@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 from paceline.run.loop.loader import BatchStream, MicroBatch
 from paceline.spec.layout import Layout, accumulation_for
 from paceline.spec.plan import Plan
-from paceline.task.data.ahead import ReadAhead
 from paceline.task.data.order.bucketed import BucketedOrder
 from paceline.task.data.order.mixture import BLOCK, MixShare, MixtureOrder
 from paceline.task.data.order.of_source import GlobalOrder, ids_at
 from paceline.task.data.protocol import Source
+from paceline.task.data.read_ahead import ReadAhead
 from paceline.task.data.rows.mixed import InOrder, MixedSource
 from paceline.task.data.rows.packed_source import PackedSource
 from paceline.task.data.rows.windows import TokenSource

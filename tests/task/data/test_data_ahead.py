@@ -13,9 +13,9 @@ from tests_shared import PaddedText, plan_of
 from paceline.errors import DataError
 from paceline.run.loop.loader import BatchStream, StepBatch
 from paceline.spec.layout import Layout
-from paceline.task.data import ahead as module
-from paceline.task.data.ahead import ReadAhead, may_read_in_a_thread
+from paceline.task.data import read_ahead as module
 from paceline.task.data.depth import DepthRule, ReadTimes
+from paceline.task.data.read_ahead import ReadAhead, may_read_in_a_thread
 from paceline.task.data.rows.packed import SaysStarts
 from paceline.task.data.rows.windows import TokenSource
 from paceline.task.data.sources.mapped import MapSource

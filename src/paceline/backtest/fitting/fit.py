@@ -19,10 +19,10 @@ from typing import TypeVar, cast
 import numpy as np
 
 from paceline.backtest.fitting.descent import STEP, descend, logarithms, nearby, rounded, with_values
-from paceline.backtest.parts import compare_collectives
 from paceline.backtest.price import Priced, allocated_and_kept, price_cases, seconds_of_cases, software_of
 from paceline.backtest.rows import Case, Reader
 from paceline.backtest.schema import CollectiveRow, StepRow
+from paceline.backtest.step_parts import compare_collectives
 from paceline.backtest.table import MeasuredTable, read_table
 from paceline.errors import DataError
 from paceline.plan.cost.columns import Floats

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.checkpoint.files.reading import PiecesDigest
+from paceline.checkpoint.files.read_back import PiecesDigest
 from paceline.checkpoint.folder import create_partial, verify_checkpoint
 from paceline.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
 from paceline.checkpoint.tiers.newest import next_sequence

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paceline.checkpoint.files.reading import verify_files
+from paceline.checkpoint.files.read_back import verify_files
 from paceline.checkpoint.manifest import FileEntry
 from paceline.checkpoint.snapshot import Part
 from paceline.errors import StorageError

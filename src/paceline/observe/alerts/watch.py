@@ -13,7 +13,7 @@ from paceline.observe.alerts.message import FIRING, RESOLVED, AlertMessage, line
 from paceline.observe.alerts.outbox import Outbox
 from paceline.observe.alerts.rules.ranks import RankDown
 from paceline.observe.alerts.rules.rule import AlertRule, Trouble
-from paceline.observe.alerts.rules.seen import AlertSeen
+from paceline.observe.alerts.rules.run_seen import AlertSeen
 from paceline.observe.alerts.silence import is_silenced, read_silences
 from paceline.observe.follow import Follower
 from paceline.spec.journal.beside import BesideFile, read_beside
@@ -24,7 +24,7 @@ from paceline.spec.journal.redact import Redactor
 from paceline.spec.journal.timing.clock import MovedClock, shifted
 from paceline.spec.journal.watching import AlertRecord
 from paceline.spec.watch.alerts import SEVERITIES, is_within, minutes_of
-from paceline.supervise.lost import RanksLost
+from paceline.supervise.ranks_lost import RanksLost
 
 LOOK_SECONDS = 0.5
 NAME = "alerts"

@@ -12,7 +12,7 @@ from paceline.errors import ConfigError, StorageError
 from paceline.observe.compare.page import compare_html
 from paceline.observe.compare.runs import MOST_RUNS, compare_runs
 from paceline.observe.dash.page import run_body, static
-from paceline.observe.dash.parts import PARTS, RunView
+from paceline.observe.dash.page_parts import PARTS, RunView
 from paceline.observe.dash.watched import RunSet
 from paceline.observe.live.run import LiveRun
 from paceline.report.format import utc

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
-from paceline.observe.dash.parts import PARTS, STYLES
+from paceline.observe.dash.page_parts import PARTS, STYLES
 from paceline.observe.live.glance import Glance
 from paceline.report.drawn.markup import esc, pill
 from paceline.report.format import signed_percent

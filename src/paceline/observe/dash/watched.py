@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import ConfigError
-from paceline.observe.dash.parts import PARTS, RunView
+from paceline.observe.dash.page_parts import PARTS, RunView
 from paceline.observe.live.glance import Glances
 from paceline.observe.live.run import LiveRun
 

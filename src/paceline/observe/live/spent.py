@@ -9,7 +9,7 @@ from paceline.plan.learn.curve import ExpectedLoss, expected_loss
 from paceline.report.records import NO_START, number, table
 from paceline.run.survive.budget import spent_in
 from paceline.spec.journal.kinds import RecoveryRecord
-from paceline.spec.journal.timing.held import held_time
+from paceline.spec.journal.timing.held_devices import held_time
 from paceline.spec.survive.budget import BUDGETS
 
 WORDS = {"usd": "money", "kwh": "energy", "kg_co2e": "carbon", "device_hours": "device-hours"}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.observe.traces.reading import (
+from paceline.observe.traces.trace_spans import (
     COMMUNICATION,
     ON_DEVICE,
     PREFIX,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.observe.verdict.seen import seen_of
+from paceline.observe.verdict.steps_seen import seen_of
 from paceline.observe.verdict.verdict import judge
 from paceline.spec.journal.bound import VerdictRecord
 from paceline.spec.journal.kinds import RanksRecord

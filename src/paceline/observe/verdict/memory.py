@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.observe.verdict.part import BoundPart, share_of
 from paceline.observe.verdict.promised import best_change
-from paceline.observe.verdict.seen import StepsSeen
+from paceline.observe.verdict.steps_seen import StepsSeen
 from paceline.observe.verdict.straggler import others
 from paceline.units import format_seconds
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.observe.verdict.part import BoundPart, share_of
-from paceline.observe.verdict.seen import StepsSeen
+from paceline.observe.verdict.steps_seen import StepsSeen
 from paceline.spec.journal.record import number
 from paceline.units import format_seconds
 

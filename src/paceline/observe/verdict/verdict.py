@@ -20,7 +20,7 @@ from paceline.observe.verdict.part import BoundPart
 from paceline.observe.verdict.pipeline import bubble_seconds, pipeline_part
 from paceline.observe.verdict.promised import promise_of
 from paceline.observe.verdict.saving import saving_part
-from paceline.observe.verdict.seen import StepsSeen
+from paceline.observe.verdict.steps_seen import StepsSeen
 from paceline.observe.verdict.straggler import straggler_part
 from paceline.units import format_seconds
 

@@ -12,8 +12,8 @@ computes longest for what stands inside forward and backward, of the heaviest st
 - fsdp: weights are gathered and gradients reduced and scattered, those of routed experts over `expert_shard`, among the
   devices that have the same ones; dp_replicate: gradients are summed over copies. ZeRO stages say how often
   (run/parallel/data/sharding.py);
-- optimizers that need whole parameters gather them for the update (run/updates/parts.py), counted as if every rule of
-  the task did: a bound from above.
+- optimizers that need whole parameters gather them for the update (run/updates/one_rule.py), counted as if every
+  rule of the task did: a bound from above.
 
 Recompute repeats the forward pass's.
 """

@@ -14,8 +14,8 @@ from paceline.plan.cost.bill import WAITING, bill, busy_share
 from paceline.plan.cost.columns import Columns, Floats
 from paceline.plan.cost.components import Component, only, terms_of, total, without
 from paceline.plan.cost.intervals import memory_estimate, memory_widths, published_widths, time_estimate, with_intervals
-from paceline.plan.cost.memory.held import memory_components
 from paceline.plan.cost.memory.offload import offload_components
+from paceline.plan.cost.memory.peak_memory import memory_components
 from paceline.plan.cost.memory.usable import flush_components, needed
 from paceline.plan.cost.sheet import PricedTask, Sheet
 from paceline.plan.cost.software import PACELINE, Software

@@ -9,8 +9,8 @@ from paceline.plan.explain.alternatives import Alternative, alternatives
 from paceline.plan.explain.difference import difference, plan_options
 from paceline.plan.explain.lines import wrap
 from paceline.plan.planned import Planned
+from paceline.plan.risk.choice_switches import WIDEST, Sensitivity, Switch
 from paceline.plan.risk.contest import Contest
-from paceline.plan.risk.switch import WIDEST, Sensitivity, Switch
 from paceline.plan.search.pareto import front_of
 from paceline.spec.plan import Plan
 from paceline.units import format_bytes, format_seconds

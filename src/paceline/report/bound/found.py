@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.observe.verdict.seen import seen_of
+from paceline.observe.verdict.steps_seen import seen_of
 from paceline.observe.verdict.verdict import BoundVerdict, judge
 from paceline.report.records import SECONDS, Records, number
 from paceline.spec.journal.kinds import CheckpointRecord, RanksRecord

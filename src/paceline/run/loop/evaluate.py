@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from paceline.errors import DataError
-from paceline.run.evaluate.measured import measure
+from paceline.run.evaluate.held_out_metrics import measure
 from paceline.run.loop.loader import held_out_batches, held_out_ids
 from paceline.run.loop.step import Stepper
 from paceline.task.data.protocol import Source

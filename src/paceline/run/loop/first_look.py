@@ -20,8 +20,8 @@ from paceline.run.parallel.split_check import SplitCheck
 from paceline.run.process.groups import Mesh
 from paceline.spec.plan import Plan
 from paceline.task.declared import declared_rules
+from paceline.task.entries_read import unread_remark
 from paceline.task.models.huggingface.interface import is_transformers
-from paceline.task.reading import unread_remark
 
 
 class FirstLook:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from paceline.checkpoint.tiers.held import HeldByRanks
+from paceline.checkpoint.tiers.held_by_ranks import HeldByRanks
 from paceline.errors import OutOfMemory, StorageError
 from paceline.lock import RunLock, take
 from paceline.plan.search.micro_batch import with_micro_batch

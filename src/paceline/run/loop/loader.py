@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from paceline.errors import ConfigError
 from paceline.spec.layout import accumulation_for
 from paceline.spec.plan import Plan, rows_refusal
-from paceline.task.data.order.many import StepIds
+from paceline.task.data.order.many_steps import StepIds
 from paceline.task.data.order.of_source import ids_at
 from paceline.task.data.order.permutation import sample_ids
 from paceline.task.data.protocol import FinishesBatches, Source, reading_ahead

@@ -14,8 +14,8 @@ from paceline.run.numerics.precision import lost_in_cast
 from paceline.run.numerics.randomness.mode import Survey
 from paceline.run.process.world import World
 from paceline.task.data.storage.notices import LEFT_OUT, notices_of
+from paceline.task.entries_read import READ_BY_NEXT_TOKEN, balance_remark, unread_remark
 from paceline.task.objective import Objective, next_token
-from paceline.task.reading import READ_BY_NEXT_TOKEN, balance_remark, unread_remark
 
 NAMED = 3  # tensors that a remark names
 

@@ -27,15 +27,15 @@ from paceline.checkpoint import (
     training_state,
 )
 from paceline.checkpoint.ranks import Ranks
-from paceline.checkpoint.tiers.held import HeldByRanks
+from paceline.checkpoint.tiers.held_by_ranks import HeldByRanks
 from paceline.checkpoint.tiers.newest import newest_first
 from paceline.checkpoint.tiers.remote import fetch_newer
 from paceline.errors import ConfigError, VerificationFailed
 from paceline.run.assemble import Assembled
 from paceline.run.process.world import World
 from paceline.run.survive.saving.memory_tier import memory_root
-from paceline.run.updates.joined import JoinedOptimizer
 from paceline.run.updates.optimizer import named_parameters
+from paceline.run.updates.several_rules import JoinedOptimizer
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec, spec_to_dict
 from paceline.spec.plan import Plan

@@ -36,7 +36,7 @@ from paceline.run.survive.idle import IdleWatch
 from paceline.run.survive.replay import hold_against, rounding_of
 from paceline.run.survive.survivor import is_lost_peer, without_frames
 from paceline.run.trace.tracer import Tracer
-from paceline.run.updates.moved import moved
+from paceline.run.updates.distance_moved import moved
 from paceline.spec.arguments import run_directory
 from paceline.spec.plan import Plan
 from paceline.spec.sync import refuse_between

@@ -12,7 +12,7 @@ from torch import nn
 from paceline.errors import ConfigError
 from paceline.run.loop.passes import Passes, SequentialPasses
 from paceline.run.loop.routing import RouterWatch
-from paceline.run.parallel.data.rows import GatheredRows
+from paceline.run.parallel.data.rows_of_all_ranks import GatheredRows
 from paceline.run.updates.optimizer import Names, named_parameters
 from paceline.spec.plan import Plan
 from paceline.task.coupling import GatheringObjective

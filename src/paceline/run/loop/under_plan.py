@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from paceline.checkpoint.tiers.held import HeldByRanks
+from paceline.checkpoint.tiers.held_by_ranks import HeldByRanks
 from paceline.errors import ConfigError, StorageError
 from paceline.run.assemble import assemble
 from paceline.run.loop.loader import BatchSizes, BatchStream, RepeatedBatches, StepBatch, bytes_of
@@ -28,11 +28,11 @@ from paceline.spec.plan import Plan, rows_refusal
 from paceline.spec.sync import refuse_resync
 from paceline.spec.task import ModelSpec, Task
 from paceline.task.coupling import is_coupled
-from paceline.task.data.ahead import ReadAhead, may_read_in_a_thread
 from paceline.task.data.depth import DepthRule
 from paceline.task.data.order.budget import TokenBudget
 from paceline.task.data.order.of_source import order_of
 from paceline.task.data.protocol import Source
+from paceline.task.data.read_ahead import ReadAhead, may_read_in_a_thread
 from paceline.task.data.rows.packed import for_device
 from paceline.task.models.factory import gives_weights
 

@@ -14,8 +14,8 @@ from torch import nn
 
 from paceline.errors import OutOfMemory
 from paceline.plan.smaller import FIXED, SmallerPlan
+from paceline.run.memory.free_memory import free_bytes
 from paceline.run.memory.live import LiveTensors, largest_live
-from paceline.run.memory.room import free_bytes
 from paceline.run.memory.spent import MemoryMeter, held_bytes
 from paceline.run.process.brief import Brief
 from paceline.run.process.world import World

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from paceline.run.observe.sensors.gpu import GpuSensor
 from paceline.run.observe.sensors.processes import HostSensor, ProcessSensor
 from paceline.run.observe.sensors.rapl import RaplSensor
-from paceline.run.observe.sensors.reading import NodeSensor, SeenRank, SensorReading
+from paceline.run.observe.sensors.sensor_reading import NodeSensor, SeenRank, SensorReading
 from paceline.run.observe.summed import node_sample
 from paceline.run.record.lines import append_line
 from paceline.spec.journal.line import line_of

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from paceline.run.observe.node import NodeSampler, SamplesOfFirst, SamplesOfOthers, node_name, sensors_of
-from paceline.run.observe.sensors.reading import SeenRank
+from paceline.run.observe.sensors.sensor_reading import SeenRank
 from paceline.run.process.world import World
 from paceline.spec.run import RunSpec
 from paceline.supervise.parent import NODE_VARIABLE

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paceline.run.observe.sensors.reading import SensorReading
+from paceline.run.observe.sensors.sensor_reading import SensorReading
 from paceline.spec.journal.watching import NodeSample
 
 HOT_CELSIUS = 87.0  # from which on GPUs of data centres begin to cut their clocks

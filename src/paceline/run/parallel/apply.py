@@ -24,7 +24,7 @@ from paceline.run.numerics.precision import (
 )
 from paceline.run.numerics.randomness.again import draws_inside
 from paceline.run.parallel.context.part import share_sequences
-from paceline.run.parallel.data.alone import AloneExperts, ExpertGradients
+from paceline.run.parallel.data.frozen_models import kept_as_they_are, spread_teachers, taught_blocks
 from paceline.run.parallel.data.sharding import (
     GatheredGradients,
     ShardedGradients,
@@ -32,8 +32,8 @@ from paceline.run.parallel.data.sharding import (
     shard,
     sharding_units,
 )
-from paceline.run.parallel.data.spread import kept_as_they_are, spread_teachers, taught_blocks
-from paceline.run.parallel.data.whole import WholeGradients, stays_whole
+from paceline.run.parallel.data.uncut_parameters import WholeGradients, stays_whole
+from paceline.run.parallel.data.unshared_experts import ExpertGradients, UnsharedExperts
 from paceline.run.parallel.expert.experts import balance_shared_sequences, spread_experts
 from paceline.run.parallel.split_check import SplitCheck
 from paceline.run.parallel.tensor import SummedGradients, split_layers
@@ -127,7 +127,7 @@ def _apply_whole(
     if mesh is not None and plan.layout.cp > 1:
         balance_shared_sequences(model, mesh.context)
     compute, master = COMPUTE_DTYPES[plan.precision], MASTER_DTYPES[plan.precision]
-    alone = AloneExperts.of(plan.layout, casts=compute != master)
+    alone = UnsharedExperts.of(plan.layout, casts=compute != master)
     placed = spread_experts(model, mesh, plan.layout, alone) if mesh is not None and plan.layout.ep > 1 else None
     sharded = mesh is not None and plan.layout.is_sharded
     share_sequences(model, plan, mesh)
@@ -184,7 +184,7 @@ def _shard(
     plan: Plan,
     placed: Mapping[nn.Parameter, Any] | None,
     whole: Sequence[nn.Parameter],
-    alone: AloneExperts | None,
+    alone: UnsharedExperts | None,
     sums: BucketSum | None,
 ) -> Gradients:
     """Shard the model and return how its gradients are summed."""

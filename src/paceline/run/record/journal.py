@@ -3,8 +3,8 @@
 `RUN/journal/0001.jsonl` holds the first start of a run, `0002.jsonl` the second, and so on; only rank 0 writes.
 Every record has `schema`, `kind` and `time` (seconds since the epoch), and is declared in spec/journal. A record is one
 write to a file opened for appending, so a killed process loses no record already written; a last line that was cut
-short is ignored when reading. Where the disk takes no more, training goes on: records wait in memory (held.py) and are
-written in order when it does again.
+short is ignored when reading. Where the disk takes no more, training goes on: records wait in memory (waiting_lines.py)
+and are written in order when the disk takes them again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 from paceline.errors import StorageError
 from paceline.run.record.errand import Errand, is_remote
-from paceline.run.record.held import HeldLine, HeldLines
+from paceline.run.record.waiting_lines import HeldLine, HeldLines
 from paceline.spec.journal.kinds import ClockRecord, FaultRecord, RunEnded, RunStarted, StepRecord
 from paceline.spec.journal.line import line_of
 from paceline.spec.journal.reading import numbered, read_records, starts_of

@@ -14,7 +14,7 @@ from typing import Any
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.journal.rates import AMOUNTS, rate_of
-from paceline.spec.journal.timing.held import HeldTime, held_by_others, held_in
+from paceline.spec.journal.timing.held_devices import HeldTime, held_by_others, held_in
 from paceline.spec.run import RunSpec
 from paceline.spec.survive.budget import BUDGETS, BudgetSpec
 

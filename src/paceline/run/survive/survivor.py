@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from paceline.checkpoint import Snapshot, publish, take_snapshot, write
 from paceline.checkpoint.ranks import Ranks
-from paceline.checkpoint.tiers.held import HeldByRanks
+from paceline.checkpoint.tiers.held_by_ranks import HeldByRanks
 from paceline.errors import ConfigError, StorageError
 from paceline.lock import adopt_generation
 from paceline.run.assemble import Assembled

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from paceline.errors import ConfigError
-from paceline.run.updates.joined import JoinedOptimizer
+from paceline.run.updates.several_rules import JoinedOptimizer
 from paceline.spec.optimizers import Use, needs_no_wrapping
 from paceline.spec.task import OptimizerSpec
 from paceline.task.optimizer.groups import Treatment, Treatments

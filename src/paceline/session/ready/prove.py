@@ -22,7 +22,7 @@ from paceline.spec.journal.reading import read_kind
 from paceline.spec.journal.record import own_fields, read
 from paceline.verify.process.group import Job
 from paceline.verify.process.start import failure_of, verify_planned, verify_text
-from paceline.verify.twin.parts import ALONE, BRIEF, LOW, Subject, jobs_of
+from paceline.verify.twin.proof_parts import ALONE, BRIEF, LOW, Subject, jobs_of
 
 STEPS = 2  # of the proof before training; `paceline verify` makes more, in more precisions
 DTYPES = ("fp32",)  # beside the formats and decisions of a plan in bf16 or fp16

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline.errors import StorageError
 from paceline.lock import take
-from paceline.observe.verdict.seen import seen_of
+from paceline.observe.verdict.steps_seen import seen_of
 from paceline.observe.verdict.verdict import BoundVerdict, judge
 from paceline.run.process.brief import make_brief
 from paceline.scratch import Scratch

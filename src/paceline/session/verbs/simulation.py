@@ -11,9 +11,9 @@ from paceline.errors import ConfigError
 from paceline.plan.planned import Planned, plan_task
 from paceline.report.goodput import MeasuredGoodput
 from paceline.session.verbs.run_folder import open_run
+from paceline.simulate.costs_of_run import MeasuredCosts, Rehearsal, rehearse
 from paceline.simulate.defaults import COMPARED, costs_of, make_policy, saving_for, scenario_of
 from paceline.simulate.engine import simulate_run
-from paceline.simulate.measured import MeasuredCosts, Rehearsal, rehearse
 from paceline.simulate.outcome import RunOutcome
 from paceline.simulate.policy import Policy, split_policy
 from paceline.simulate.scenario import Scenario

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from paceline.errors import ConfigError, DataError
 from paceline.lock import is_live
-from paceline.observe.traces.reading import read_trace
 from paceline.observe.traces.summary import TraceSummary, summarise_trace
+from paceline.observe.traces.trace_spans import read_trace
 from paceline.patience import Patience
 from paceline.spec.journal.kinds import RunStarted
 from paceline.spec.journal.reading import read_kind, read_tail_step

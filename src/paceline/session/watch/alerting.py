@@ -16,14 +16,14 @@ from typing import Any, Protocol
 
 from paceline.config.declared import declared_table
 from paceline.config.plain import to_plain
-from paceline.observe.alerts.beside import watch_of
 from paceline.observe.alerts.process import LOST, OVER
 from paceline.observe.alerts.watch import AlertWatch
+from paceline.observe.alerts.watch_of_run import watch_of
 from paceline.spec.arguments import run_directory
 from paceline.spec.load import Spec
 from paceline.spec.run import RunSpec
 from paceline.supervise.blame import Outcome
-from paceline.supervise.lost import RanksLost
+from paceline.supervise.ranks_lost import RanksLost
 
 MODULE = "paceline.observe.alerts.process"
 CLOSE_SECONDS = 2.0  # that a run waits for its watch when it ends

@@ -10,12 +10,12 @@ from typing import Any
 
 from paceline.account.bill import runs_in
 from paceline.errors import ConfigError, PacelineError, suggestion
-from paceline.observe.alerts.beside import replayed
 from paceline.observe.alerts.message import FIRING, AlertMessage
 from paceline.observe.alerts.process import run_from_plain
 from paceline.observe.alerts.silence import ALL, silence
 from paceline.observe.alerts.sinks.make import NamedSink, make_sinks
 from paceline.observe.alerts.watch import NAME, firing_in
+from paceline.observe.alerts.watch_of_run import replayed
 from paceline.session.watch.alerting import name_of
 from paceline.spec.arguments import run_directory
 from paceline.spec.journal.beside import read_beside

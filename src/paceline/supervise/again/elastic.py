@@ -16,7 +16,7 @@ from paceline.run.process.brief import BRIEF_VARIABLE, Brief
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.plan import Plan
 from paceline.spec.survive.recovery import RecoverySpec
-from paceline.supervise.again.ahead import Ahead
+from paceline.supervise.again.plans_ahead import Ahead
 
 LOOK_SECONDS = 1.0  # between two looks at the file
 

@@ -39,9 +39,9 @@ from paceline.supervise.blame import Ending, Outcome, cause_is_known, outcome_of
 from paceline.supervise.control import ABORT_NAME, CALL_NAME
 from paceline.supervise.crew import Crew, attend
 from paceline.supervise.groups import Process, collect
-from paceline.supervise.lost import RanksLost, TellLost, told_to_nobody
 from paceline.supervise.memory_kills import memory_kills
-from paceline.supervise.nodes.held import HeldPieces
+from paceline.supervise.nodes.held_in_memory import HeldPieces
+from paceline.supervise.ranks_lost import RanksLost, TellLost, told_to_nobody
 from paceline.supervise.signals import forward_signals
 
 PEERS_SECONDS = 1.0  # that the peers of a rank have whose failure is known: what they would tell is an echo of it

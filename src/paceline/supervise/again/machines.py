@@ -13,7 +13,7 @@ from paceline.spec.survive.health import HealthSpec
 from paceline.supervise.again.rescue import rescue_folder
 from paceline.supervise.control import Control
 from paceline.supervise.groups import Process
-from paceline.supervise.nodes.held import HeldPieces
+from paceline.supervise.nodes.held_in_memory import HeldPieces
 from paceline.supervise.starting import Starter
 from paceline.supervise.supervisor import places
 

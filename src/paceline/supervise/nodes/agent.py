@@ -22,7 +22,7 @@ from paceline.supervise import supervisor
 from paceline.supervise.blame import errors_told
 from paceline.supervise.control import ABORT_NAME, CALL_NAME, Control
 from paceline.supervise.groups import Process, collect, ending_of, kill_group, signal_group, signal_process
-from paceline.supervise.nodes.held import PiecesFolder
+from paceline.supervise.nodes.held_in_memory import PiecesFolder
 from paceline.supervise.nodes.interface import interface_of
 from paceline.supervise.nodes.link import NodeLink
 from paceline.supervise.parent import NODE_VARIABLE, PARENT_VARIABLE

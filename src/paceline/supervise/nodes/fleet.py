@@ -31,7 +31,7 @@ from paceline.supervise.blame import Outcome, leave_error
 from paceline.supervise.control import CONTROL_VARIABLE
 from paceline.supervise.nodes.agent import HERE
 from paceline.supervise.nodes.far import FarRank, FarSight, FarStanding
-from paceline.supervise.nodes.held import HeldPieces, whole_of
+from paceline.supervise.nodes.held_in_memory import HeldPieces, whole_of
 from paceline.supervise.nodes.link import NoPeer, open_to
 from paceline.supervise.nodes.member import Member
 from paceline.supervise.supervisor import ERROR_FOLDER

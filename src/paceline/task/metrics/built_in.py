@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paceline.errors import ConfigError
 from paceline.task.metrics.metric import IGNORED, LossTotal, Metric, Totals, ratio
-from paceline.task.metrics.reading import OWN, counted, labels_of, predictions_of
+from paceline.task.metrics.metric_inputs import OWN, counted, labels_of, predictions_of
 
 
 @dataclass(frozen=True)

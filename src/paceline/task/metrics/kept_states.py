@@ -18,7 +18,7 @@ from torch import Tensor
 
 from paceline.errors import ConfigError
 from paceline.task.metrics.metric import LossTotal, Totals
-from paceline.task.metrics.reading import counted, labels_of, predictions_of
+from paceline.task.metrics.metric_inputs import counted, labels_of, predictions_of
 from paceline.task.objective import multi_label, regression
 
 METHODS = ("update", "compute", "reset")

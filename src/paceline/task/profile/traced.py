@@ -17,6 +17,7 @@ from paceline.errors import ConfigError
 from paceline.spec.profile import BlockProfile, ModelProfile
 from paceline.task.coupling import declares_coupling, gathers_rows
 from paceline.task.declared import expert_axis, is_routed, tensor_axis
+from paceline.task.entries_read import balance_remark, tried_reading, unread_remark
 from paceline.task.models.blocks import find_blocks
 from paceline.task.models.build import has_batch_statistics
 from paceline.task.models.chain import chain_of
@@ -36,7 +37,6 @@ from paceline.task.profile.closed import (
 )
 from paceline.task.profile.draws import of_no_sample, with_one_more
 from paceline.task.profile.tracing import Counts, own_bytes, trace
-from paceline.task.reading import balance_remark, tried_reading, unread_remark
 from paceline.task.touched import touched_axes
 
 REST = "rest"  # all that lies outside the repeated blocks, loss included

@@ -18,7 +18,7 @@ from paceline.run.assemble import Assembled, assemble
 from paceline.run.loop.loader import BatchStream
 from paceline.run.numerics.precision import MASTER_DTYPES
 from paceline.run.process.world import World
-from paceline.run.updates.joined import JoinedOptimizer
+from paceline.run.updates.several_rules import JoinedOptimizer
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof
 from paceline.spec.task import Task

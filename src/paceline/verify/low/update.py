@@ -21,7 +21,7 @@ from paceline.run.numerics.randomness.mode import SampleRandomness
 from paceline.run.numerics.randomness.shares import SampleRows
 from paceline.run.numerics.randomness.survey import length_of
 from paceline.run.parallel.apply import apply_plan
-from paceline.run.parallel.data.whole import stays_whole
+from paceline.run.parallel.data.uncut_parameters import stays_whole
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.steps.turns import main_turn

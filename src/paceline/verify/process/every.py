@@ -20,7 +20,7 @@ from paceline.task.settled import settle
 from paceline.verify.process.group import Result, run_jobs
 from paceline.verify.process.start import STEPS, Say, exact_plan, proof_of, refused
 from paceline.verify.rounding.verdict import ILL_CONDITIONED
-from paceline.verify.twin.parts import SWEEP, Subject, jobs_of
+from paceline.verify.twin.proof_parts import SWEEP, Subject, jobs_of
 
 ALL_DTYPES = ("fp64",)  # the strictest proof; others cost as much again and show what it shows
 

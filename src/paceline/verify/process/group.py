@@ -40,7 +40,7 @@ class Job:
     spec: Spec
     plan: Plan
     check: str = "steps"
-    part: str = ""  # of the proof that this is (`parts.py`), for those who read it
+    part: str = ""  # of the proof that this is (`proof_parts.py`), for those who read it
     masked: bool = False  # whether a random part of the labels of built-in data is masked
     steps: int = 0  # updates to compare; 0 is the proof's own number
 

@@ -25,7 +25,7 @@ from paceline.task.settled import settle
 from paceline.verify.compare.tolerance import DTYPES, QUANTITIES, WITHOUT_SIZE, larger
 from paceline.verify.process.group import Job, run_jobs
 from paceline.verify.rounding.verdict import ADVICE, ILL_CONDITIONED, explained_by_rounding, rounding_text, verdict_of
-from paceline.verify.twin.parts import WHOLE, Subject, jobs_of
+from paceline.verify.twin.proof_parts import WHOLE, Subject, jobs_of
 from paceline.verify.twin.task import LARGEST_MICRO_BATCH, mixed_modes
 
 STEPS = 3

@@ -41,7 +41,6 @@ from paceline.verify.process.shared_folder import shared_folder
 from paceline.verify.reference.passes import with_own_model
 from paceline.verify.rounding.conditioning import Again, beyond_rounding, settled
 from paceline.verify.story.cause import caused
-from paceline.verify.story.held import journal_differences, restored_differences, step_differences
 from paceline.verify.story.plans import (
     LENGTH,
     SAVED,
@@ -52,6 +51,7 @@ from paceline.verify.story.plans import (
     story_schedule,
 )
 from paceline.verify.story.reference import Unbroken, unbroken, unbroken_again
+from paceline.verify.story.story_differences import journal_differences, restored_differences, step_differences
 from paceline.verify.twin.fold import for_twin, shortened
 
 

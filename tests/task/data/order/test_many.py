@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from paceline.errors import DataError
-from paceline.task.data.order.many import AT_ONCE, StepIds
+from paceline.task.data.order.many_steps import AT_ONCE, StepIds
 from paceline.task.data.order.mixture import MixShare, MixtureOrder
 from paceline.task.data.order.of_source import GlobalOrder, ids_at
 

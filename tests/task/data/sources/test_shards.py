@@ -24,8 +24,8 @@ from paceline.task.data.rows.packed_source import PackedSource
 from paceline.task.data.source import open_sources
 from paceline.task.data.sources.shards.folder import ShardIndex, write_index
 from paceline.task.data.sources.shards.layout import BLOCK_BYTES, ShardWriter
-from paceline.task.data.sources.shards.parts import Checksums
 from paceline.task.data.sources.shards.source import ShardSource
+from paceline.task.data.sources.shards.tokens_in_files import Checksums
 from paceline.task.data.sources.tokenizer import ByteTokenizer
 from paceline.task.data.unigram import unigram_loss
 

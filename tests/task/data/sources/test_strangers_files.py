@@ -15,7 +15,7 @@ import pytest
 from paceline.errors import ConfigError, DamagedData, DataError
 from paceline.spec.load import load_spec
 from paceline.spec.task import DataSpec
-from paceline.task.data.prepare.parts import documents_of, parts_of
+from paceline.task.data.prepare.corpus_parts import documents_of, parts_of
 from paceline.task.data.sources.cache import open_corpus
 from paceline.task.data.sources.documents import Damaged, read_documents
 from paceline.task.data.sources.files import list_files

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from paceline.observe.alerts.rules.rule import AlertRule, Trouble
-from paceline.observe.alerts.rules.seen import AlertSeen
+from paceline.observe.alerts.rules.run_seen import AlertSeen
 from paceline.plan.explain.hours import day_text
 from paceline.units import format_seconds
 

@@ -7,7 +7,7 @@ import statistics
 from collections import deque
 
 from paceline.observe.alerts.rules.rule import AlertRule, Trouble
-from paceline.observe.alerts.rules.seen import AlertSeen
+from paceline.observe.alerts.rules.run_seen import AlertSeen
 from paceline.spec.journal.kinds import RunStarted, StepRecord
 from paceline.spec.journal.record import Record
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from paceline.cluster.machine import available_memory_bytes, usable_memory_bytes
 from paceline.observe.alerts.rules.rule import AlertRule, Trouble
-from paceline.observe.alerts.rules.seen import AlertSeen
+from paceline.observe.alerts.rules.run_seen import AlertSeen
 from paceline.spec.journal.kinds import MemoryRecord, RunStarted, StepRecord
 from paceline.spec.journal.record import Record, number
 from paceline.spec.journal.watching import NodeSample

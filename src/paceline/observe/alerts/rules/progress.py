@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from paceline.observe.alerts.rules.rule import AlertRule, Trouble
-from paceline.observe.alerts.rules.seen import STEPS_KEPT, AlertSeen
+from paceline.observe.alerts.rules.run_seen import STEPS_KEPT, AlertSeen
 from paceline.patience import programs_per_core
 from paceline.spec.journal.kinds import CheckpointRecord, FaultRecord, RanksRecord, RunStarted, StepRecord
 from paceline.spec.journal.record import Record, number

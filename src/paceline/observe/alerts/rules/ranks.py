@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from paceline.observe.alerts.rules.rule import AlertRule, Trouble
-from paceline.observe.alerts.rules.seen import AlertSeen
+from paceline.observe.alerts.rules.run_seen import AlertSeen
 from paceline.spec.journal.kinds import FaultRecord, RanksRecord, RecoveryRecord, RunStarted
 from paceline.spec.journal.record import Record, number
-from paceline.supervise.lost import RanksLost
+from paceline.supervise.ranks_lost import RanksLost
 
 RECORDS_NEEDED = 2  # in a row, in which the same rank is slow
 

@@ -10,7 +10,7 @@ from paceline.observe.alerts.rules.machine import DiskFull, MemoryNear, disk_usa
 from paceline.observe.alerts.rules.progress import CheckpointOld, NoStep, Slow
 from paceline.observe.alerts.rules.ranks import RankDown, StragglingRank
 from paceline.observe.alerts.rules.rule import AlertRule
-from paceline.observe.alerts.rules.seen import AlertSeen
+from paceline.observe.alerts.rules.run_seen import AlertSeen
 from paceline.observe.alerts.rules.temperature import TooHot
 
 PLAIN = (NoStep, RankDown, NotFinite, LossSpike, Plateau, Slow, StragglingRank, MemoryNear, CheckpointOld, TooHot,

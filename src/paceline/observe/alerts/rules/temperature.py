@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from paceline.observe.alerts.rules.rule import AlertRule, Trouble
-from paceline.observe.alerts.rules.seen import AlertSeen
+from paceline.observe.alerts.rules.run_seen import AlertSeen
 from paceline.spec.journal.record import Record, number, whole
 from paceline.spec.journal.watching import NodeSample
 

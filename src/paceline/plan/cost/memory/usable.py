@@ -13,7 +13,7 @@ import numpy as np
 
 from paceline.plan.cost.columns import Floats
 from paceline.plan.cost.components import Component, only, total
-from paceline.plan.cost.memory.held import memory_components
+from paceline.plan.cost.memory.peak_memory import memory_components
 from paceline.plan.cost.sheet import Sheet
 from paceline.spec.cluster import SOURCES, Cluster
 from paceline.spec.forecast import Term

@@ -1,4 +1,4 @@
-"""What optimizers gather that need whole parameters, where those are sharded: run/updates/parts.py, WholePart.
+"""What optimizers gather that need whole parameters, where those are sharded: run/updates/one_rule.py, WholePart.
 
 One parameter after the other, its weight, its gradient and what its state has of its shape become whole on every rank,
 by an all-gather for each over every axis that shards it; every rank computes the whole update, and keeps its part.

@@ -18,7 +18,7 @@ _SKIPPED = ("torch.nn.modules.module", "contextlib")
 CHECKPOINT = "torch.utils.checkpoint"
 _OURS = (
     "paceline.run.numerics.randomness.",
-    "paceline.task.reading",
+    "paceline.task.entries_read",
 )  # between a program and its caller, and not always there
 _ENDS = (CHECKPOINT, "paceline.run.", "paceline.verify.")  # callers of a program, in two ways or more
 

@@ -23,7 +23,7 @@ from paceline.run.numerics.randomness.mode import SampleRandomness, Survey
 from paceline.run.numerics.randomness.others import Others
 from paceline.run.numerics.randomness.shares import Pattern, SampleRows, Share
 from paceline.run.numerics.randomness.sites import Site, site_of_caller, where
-from paceline.task.reading import tried_reading
+from paceline.task.entries_read import tried_reading
 
 FEW, MORE = 2, 3  # samples of the two looks
 EVEN = 4  # the second number for a program that takes even ones alone

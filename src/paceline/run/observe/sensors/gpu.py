@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from paceline.run.observe.sensors.reading import RisingCounter, SeenRank, SensorReading, share_of
+from paceline.run.observe.sensors.sensor_reading import RisingCounter, SeenRank, SensorReading, share_of
 
 MILLI = 1e-3
 MEGA = 1e6

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.run.observe.sensors.reading import RisingCounter, SeenRank, SensorReading, share_of, told_because
+from paceline.run.observe.sensors.sensor_reading import RisingCounter, SeenRank, SensorReading, share_of, told_because
 
 SECTOR_BYTES = 512  # in /proc/diskstats, whatever the disk
 PASSED_OVER = ("loop", "ram", "dm-", "md", "zram", "sr")  # disks that are none, or that are counted by their parts

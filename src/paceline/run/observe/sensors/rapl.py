@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.run.observe.sensors.reading import RisingCounter, SensorReading, told_because
+from paceline.run.observe.sensors.sensor_reading import RisingCounter, SensorReading, told_because
 
 MICRO = 1e-6
 MOST_WATTS = 2000.0  # of one domain: what a wrap would be that is more is a counter that has begun anew

@@ -24,7 +24,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from paceline.errors import ConfigError
-from paceline.run.parallel.data.reached import ReachedWeights
+from paceline.run.parallel.data.reached_weights import ReachedWeights
 from paceline.run.process.groups import Mesh
 from paceline.spec.plan import Plan
 

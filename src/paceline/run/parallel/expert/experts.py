@@ -30,7 +30,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Shard
 
 from paceline.errors import ConfigError
-from paceline.run.parallel.data.alone import AloneExperts
+from paceline.run.parallel.data.unshared_experts import UnsharedExperts
 from paceline.run.parallel.expert.routed import RoutedForward
 from paceline.run.process.groups import Mesh
 from paceline.spec.layout import Layout
@@ -41,7 +41,7 @@ EXPERT_DIM = 0  # of stacked weights, split over `ep`
 
 
 def spread_experts(
-    model: nn.Module, mesh: Mesh, layout: Layout, alone: AloneExperts | None = None
+    model: nn.Module, mesh: Mesh, layout: Layout, alone: UnsharedExperts | None = None
 ) -> dict[nn.Parameter, Any]:
     """Split every layer's experts over `ep` and return where FSDP2 is to shard each of their weights: None for nowhere.
 
@@ -116,7 +116,7 @@ def _sharded_dimension(name: str, weight: nn.Parameter, layout: Layout) -> int:
 def _on_their_ranks(
     experts: nn.Module,
     exchange: AllToAll,
-    alone: AloneExperts | None,
+    alone: UnsharedExperts | None,
     forward: Any,
     rows: Tensor,
     counts: Tensor,

@@ -13,7 +13,7 @@ import torch
 from paceline.plan.placement.recut import keeps_passes
 from paceline.plan.search.micro_batch import with_micro_batch
 from paceline.run.loop.under_plan import UnderPlan
-from paceline.run.memory.room import free_bytes
+from paceline.run.memory.free_memory import free_bytes
 from paceline.run.memory.spent import MemoryMeter
 from paceline.run.process.world import World
 from paceline.spec.journal.kinds import DecisionRecord

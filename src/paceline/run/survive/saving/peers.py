@@ -20,7 +20,7 @@ from paceline.checkpoint.ranks import Ranks
 from paceline.errors import StorageError
 from paceline.run.process.world import World
 from paceline.run.survive.saving.pieces import from_bytes, name_of, to_bytes
-from paceline.supervise.nodes.held import PIECES_VARIABLE
+from paceline.supervise.nodes.held_in_memory import PIECES_VARIABLE
 from paceline.supervise.parent import NODE_VARIABLE
 
 

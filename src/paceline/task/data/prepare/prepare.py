@@ -24,7 +24,7 @@ import numpy as np
 from paceline.errors import ConfigError, DataError, StorageError
 from paceline.spec.task import DataSpec
 from paceline.task.data.prepare.card import make_card
-from paceline.task.data.prepare.parts import PART_BYTES, CorpusPart, documents_of, parts_of
+from paceline.task.data.prepare.corpus_parts import PART_BYTES, CorpusPart, documents_of, parts_of
 from paceline.task.data.prepare.work import (
     WORK,
     PrepareJob,

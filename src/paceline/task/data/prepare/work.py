@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from paceline.durable import publish
 from paceline.spec.task import DataSpec
-from paceline.task.data.prepare.parts import CorpusPart, documents_of
+from paceline.task.data.prepare.corpus_parts import CorpusPart, documents_of
 from paceline.task.data.sources.documents import Damaged, document_hash, in_lists
 from paceline.task.data.sources.listing import CorpusFiles
 from paceline.task.data.sources.shards.layout import ShardWriter, WrittenShard

@@ -13,7 +13,7 @@ from paceline.errors import DataError
 from paceline.task.data.rows.kept_rows import FORMAT, rows_of_split
 from paceline.task.data.rows.of_split import SourceOfSplit, watch_of
 from paceline.task.data.rows.packing import WINDOW_PIECES, Ints, PackedRows
-from paceline.task.data.sources.shards.parts import TokenParts
+from paceline.task.data.sources.shards.tokens_in_files import TokenParts
 from paceline.task.data.sources.tokens import Split
 
 IGNORED = -100  # the label of what is no token

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import DamagedData, DataError
-from paceline.task.data.storage.ahead import FetchesAhead
 from paceline.task.data.storage.blocks import BlockCache, Bytes
+from paceline.task.data.storage.fetch_ahead import FetchesAhead
 from paceline.task.data.storage.notices import DataNotices
 from paceline.task.data.storage.remote import RemoteFile, RemoteFiles, is_remote
 from paceline.task.data.storage.watch import State, WatchedFile

@@ -18,7 +18,7 @@ import numpy as np
 from paceline.durable import publish
 from paceline.errors import DataError
 from paceline.task.data.sources.shards.layout import HEADER, ShardHeader, WrittenShard, damaged, read_header
-from paceline.task.data.sources.shards.parts import Checksums, TokenPart, TokenParts
+from paceline.task.data.sources.shards.tokens_in_files import Checksums, TokenPart, TokenParts
 from paceline.task.data.sources.tokenizer import Tokenizer, Tokens, from_json
 from paceline.task.data.sources.tokens import SPLITS
 from paceline.task.data.storage.bytes import ByteFile, Storage, as_words, beside

@@ -23,7 +23,7 @@ import numpy as np
 
 from paceline.errors import DataError
 from paceline.task.data.sources.shards.folder import ShardedSplit
-from paceline.task.data.sources.shards.parts import TokenPart, TokenParts
+from paceline.task.data.sources.shards.tokens_in_files import TokenPart, TokenParts
 from paceline.task.data.sources.tokenizer import Tokens
 from paceline.task.data.sources.tokens import SPLITS
 from paceline.task.data.storage.bytes import Storage

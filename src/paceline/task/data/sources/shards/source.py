@@ -11,7 +11,7 @@ from paceline.errors import DamagedData, DataError
 from paceline.task.data.rows.of_split import SourceOfSplit
 from paceline.task.data.rows.packed_source import PackedSource
 from paceline.task.data.rows.windows import TokenSource
-from paceline.task.data.sources.shards.parts import TokenParts
+from paceline.task.data.sources.shards.tokens_in_files import TokenParts
 from paceline.task.data.sources.tokens import Split
 from paceline.task.data.storage.notices import LEFT_OUT, DataNotices
 

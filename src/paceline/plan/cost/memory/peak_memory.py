@@ -33,7 +33,7 @@ MEASURED, ASSUMED = SOURCES.index("measured"), SOURCES.index("assumed")
 
 def memory_components(sheet: Sheet) -> list[Component]:
     """Return bytes per component on every plan's fullest device; they add up to the peak."""
-    held = Held(sheet)
+    held = HeldAtPeak(sheet)
     columns = held.columns()
     if len(sheet.rows.plan) == len(sheet.columns):
         return columns
@@ -66,7 +66,7 @@ def in_flight(columns: Columns, rank: Ints) -> Floats:
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldAtPeak:
     """What every different pipeline stage of every plan holds: columns of rows, not of plans."""
 
     sheet: Sheet

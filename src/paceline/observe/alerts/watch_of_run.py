@@ -7,7 +7,7 @@ from pathlib import Path
 
 from paceline.observe.alerts.outbox import Outbox
 from paceline.observe.alerts.rules.ending import Spending
-from paceline.observe.alerts.rules.seen import AlertSeen
+from paceline.observe.alerts.rules.run_seen import AlertSeen
 from paceline.observe.alerts.rules.table import make_rules
 from paceline.observe.alerts.sinks.make import NamedSink
 from paceline.observe.alerts.watch import AlertWatch

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from paceline.errors import ConfigError
-from paceline.run.updates.fresh import fresh_state, knows_fresh_state
+from paceline.run.updates.first_state import fresh_state, knows_fresh_state
 from paceline.run.updates.shards import Cutter, local_of, whole_of, wrapped
 from paceline.task.optimizer.update_scope import made
 

@@ -1,4 +1,4 @@
-"""Elsewhere: whether the choice is the same with more or fewer devices, a larger batch, longer samples.
+"""Other sizes: whether the choice is the same with more or fewer devices, a larger batch, longer samples.
 
 Each makes a space of plans of its own. They are doubled and halved, twice, with the chosen schedule of the pipeline and
 micro-batches of powers of two; the choice stays the same while a plan with the chosen degrees of the model axes is
@@ -16,7 +16,7 @@ from paceline.cluster.resolve import resolve_cluster
 from paceline.errors import ConfigError, DoesNotFit
 from paceline.plan.choice import Choice, Prepared
 from paceline.plan.prepare import prepare_task
-from paceline.plan.risk.switch import WIDEST, Switch
+from paceline.plan.risk.choice_switches import WIDEST, Switch
 from paceline.plan.search.search import TIE_RATIO, search
 from paceline.plan.search.space import MODEL_AXES
 from paceline.spec.cluster import Cluster

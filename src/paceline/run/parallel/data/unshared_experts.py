@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from paceline.spec.layout import Layout
 
 
-class AloneExperts:
+class UnsharedExperts:
     """Experts that a rank shares with nobody: plain tensors compute with them and sum up their gradients.
 
     FSDP2 would copy them at every gather and reduction, in a group of one, and a DTensor's gradient goes through its
@@ -23,11 +23,11 @@ class AloneExperts:
         self._leaves: dict[nn.Parameter, Tensor] = {}
 
     @staticmethod
-    def of(layout: Layout, casts: bool) -> AloneExperts | None:
+    def of(layout: Layout, casts: bool) -> UnsharedExperts | None:
         """Return them where ranks are alone with their experts and FSDP2 need not cast those."""
         alone = layout.ep > 1 and layout.dp_shard * layout.cp == layout.ep and layout.dp_replicate == 1
         # A zero-bubble schedule computes gradients of weights apart, and finds them as a stage's parameters.
-        return AloneExperts() if alone and layout.pp == 1 and not casts else None
+        return UnsharedExperts() if alone and layout.pp == 1 and not casts else None
 
     def leaf(self, weight: nn.Parameter) -> Tensor:
         """Return a plain tensor of the same storage, which gets the gradient in the weight's place."""
@@ -62,7 +62,7 @@ class ExpertGradients:
     """Gradients that come together as `inner` says, but for those of experts that a rank has alone."""
 
     inner: Any  # Gradients
-    alone: AloneExperts
+    alone: UnsharedExperts
 
     def zero(self) -> None:
         """Forget the last step's gradients."""

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from paceline.run.parallel.data.sharding import sharding_units
-from paceline.run.parallel.data.whole import stays_whole
+from paceline.run.parallel.data.uncut_parameters import stays_whole
 from paceline.task.adapt.teacher import teachers_of
 
 

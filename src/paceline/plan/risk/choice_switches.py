@@ -1,4 +1,4 @@
-"""Switch: where a figure, varied alone, changes the choice of a plan."""
+"""Switches of the choice: where a figure, varied alone, changes the choice of a plan."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from paceline.run.updates.parts import LocalPart, ParameterGroup, UpdatePart, WholePart
+from paceline.run.updates.one_rule import LocalPart, ParameterGroup, UpdatePart, WholePart
 
 
 class JoinedOptimizer(torch.optim.Optimizer):
