@@ -62,6 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         flush_said()
         return code
     except PacelineError as error:
+        for note in getattr(error, "__notes__", ()):  # the traceback of a rank
+            print(note, file=sys.stderr)
         return _tell(error.as_dict(), str(error), as_json)
     except Requeue as stop:
         return _tell({"error": "Requeue", "what": "stopped early", "because": stop.because,

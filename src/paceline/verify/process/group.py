@@ -33,6 +33,10 @@ Result = CheckProof | PacelineError
 TellsResult = Callable[[int, Result], None]
 
 
+class RankTraceback(PacelineError):
+    """A rank of a proof ended with an error that nobody wrote for users; a note of it has the traceback."""
+
+
 @dataclass(frozen=True)
 class Job:
     """One plan to hold against one device, the spec of the twin that it runs, and by which check (`checks.py`)."""
@@ -141,7 +145,8 @@ def _result_of(line: str) -> Result:
 def _failure(outcome: Outcome) -> PacelineError:
     """Return the error of a group that ended before its jobs did; a rank's traceback, if it left one, is a note."""
     details = outcome.error or {"what": "a process of the proof ended", "because": "", "try": ""}
-    failure = PacelineError(str(details["what"]), str(details["because"]), str(details["try"]))
+    kind = RankTraceback if details.get("traceback") else PacelineError
+    failure = kind(str(details["what"]), str(details["because"]), str(details["try"]))
     failure.exit_code = outcome.exit_code
     if details.get("traceback"):
         failure.add_note(f"rank {details.get('rank')}:\n{details['traceback']}")

@@ -23,7 +23,7 @@ from paceline.task.data.facts import data_facts
 from paceline.task.profile.of_task import profile_task
 from paceline.task.settled import settle
 from paceline.verify.compare.tolerance import DTYPES, QUANTITIES, WITHOUT_SIZE, larger
-from paceline.verify.process.group import Job, run_jobs
+from paceline.verify.process.group import Job, RankTraceback, run_jobs
 from paceline.verify.rounding.verdict import ADVICE, ILL_CONDITIONED, explained_by_rounding, rounding_text, verdict_of
 from paceline.verify.twin.proof_parts import WHOLE, Subject, jobs_of
 from paceline.verify.twin.task import LARGEST_MICRO_BATCH, mixed_modes
@@ -155,10 +155,32 @@ def verify_plan(
     for result in run_jobs(jobs, steps):
         if isinstance(result, PacelineError):
             if all(known.equal for known in results):
-                raise result
+                raise _ended(result, plan, jobs, results) from result
             break  # a run of wrong numbers ends as it must; what the parts before it named says more
         results.append(result)
     return proof_of(plan, jobs, results, steps, time.perf_counter() - began)
+
+
+def _ended(error: PacelineError, plan: Plan, jobs: Sequence[Job], before: Sequence[CheckProof]) -> PacelineError:
+    """Return the error that ended a proof; of one that nobody wrote for users, what it says of the layout.
+
+    `before` are the results of the parts before it, which are equal. What one device alone runs into, and an error
+    that says itself what to do, stay as they are.
+    """
+    job = jobs[len(before)]
+    if not isinstance(error, RankTraceback) or job.plan.layout.devices == 1:
+        return error
+    computed = any(one.check == "whole batch" and not known.left_out for one, known in zip(jobs, before, strict=False))
+    known = "; one device computes loss and gradients of the same task" if computed else ""
+    found = VerificationFailed(
+        f"layout {plan.layout} ends with an error in its proof",
+        f"{error.what} ({job.part} in {job.plan.precision}{_ran_as(str(plan.layout), str(job.plan.layout))}){known}",
+        "a layout without one of its axes shows which axis it is; report it with the traceback where model, data and"
+        " objective are not your own",
+    )
+    for note in getattr(error, "__notes__", ()):
+        found.add_note(note)
+    return found
 
 
 def proof_of(plan: Plan, jobs: Sequence[Job], results: Sequence[CheckProof], steps: int, seconds: float) -> Proof:

@@ -1,0 +1,85 @@
+"""A layout whose ranks end with an error of torch is told in words that say what it is, and not by the error alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from runs import write_corpus
+
+from paceline.cli.main import main
+from paceline.spec.proof.records import CheckProof
+from paceline.supervise.supervisor import Outcome
+from paceline.verify.process import start
+from paceline.verify.process.group import Job, Result, _failure
+
+SPEC = """
+[task]
+name = "ends"
+model = {{ name = "llama-1m" }}
+data = {{ source = "{corpus}", seq_len = 16, validation_fraction = 0.2, cache_dir = "{cache}" }}
+objective = "{objective}"
+global_batch = "8 samples"
+stop = "4 steps"
+
+[cluster]
+device = "cpu"
+probe = false
+"""
+RAW = {
+    "what": "RuntimeError: The size of tensor a (8) must match the size of tensor b (16)", "because": "", "try": "",
+    "rank": 1, "traceback": "Traceback (most recent call last):\n  File moe.py",
+}  # fmt: skip
+SAID = {"what": "the rows do not fit", "because": "they are eight", "try": "sixteen", "rank": 1}
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> list[str]:
+    spec = tmp_path / "ends.toml"
+    corpus = write_corpus(tmp_path)
+    spec.write_text(SPEC.format(corpus=corpus, cache=tmp_path / "cache", objective="next_token"))
+    return ["verify", str(spec), "--layout", "tp=2", "--dtype", "fp64"]
+
+
+def ends_with(patch: pytest.MonkeyPatch, error: dict[str, object], after: int) -> list[Job]:
+    """Have the part after so many equal ones end with an error; return the jobs, as soon as they are known."""
+    asked: list[Job] = []
+
+    def run(jobs: Sequence[Job], steps: int) -> Iterator[Result]:
+        asked.extend(jobs)
+        yield from [CheckProof(True, "fp64", 1, 0.1, {}, None)] * after
+        yield _failure(Outcome(1, error=error))
+
+    patch.setattr(start, "run_jobs", run)
+    return asked
+
+
+def test_an_error_of_torch_is_told_as_one_of_the_layout(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = ends_with(monkeypatch, RAW, 1)
+    assert main(command) == 4
+    told = capsys.readouterr().err
+    assert "layout tp=2 ends with an error in its proof" in told and jobs[1].part in told
+    assert "because  RuntimeError: The size of tensor a (8)" in told and "one device computes loss" in told
+    assert "try      a layout without one of its axes" in told
+    assert "rank 1:\nTraceback (most recent call last)" in told
+
+
+def test_what_one_device_runs_into_is_no_fault_of_the_layout(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = ends_with(monkeypatch, RAW, 0)
+    assert main(command) == 1
+    told = capsys.readouterr().err
+    assert jobs[0].plan.layout.devices == 1 and "ends with an error" not in told and "RuntimeError" in told
+
+
+def test_an_error_that_says_what_to_do_stays_as_it_is(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ends_with(monkeypatch, SAID, 1)
+    assert main(command) == 1
+    assert capsys.readouterr().err.count("the rows do not fit\n  because  they are eight\n  try      sixteen") == 1
+
