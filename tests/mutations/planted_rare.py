@@ -6,16 +6,9 @@ from planted import Planted
 from planted_lines import line
 
 OPTIMIZER, PARTS, OFFLOAD = "run.updates.optimizer", "run.updates.one_rule", "run.memory.offload_state:OffloadedUpdate"
-GROWTH, MEASURED, PIPELINE = (
-    "run.updates.growth:BatchGrowth",
-    "run.evaluate.held_out_metrics",
-    "run.parallel.pipeline.passes",
-)
-OUTER, SUMS, ORDER = (
-    "run.replicas.outer:OuterSteps",
-    "run.replicas.bucket_sums:RoundedSums",
-    "task.data.order.many_steps",
-)
+GROWTH, PIPELINE = "run.updates.growth:BatchGrowth", "run.parallel.pipeline.passes"
+MEASURED, ORDER = "run.evaluate.held_out_metrics", "task.data.order.many_steps"
+OUTER, SUMS = "run.replicas.outer:OuterSteps", "run.replicas.bucket_sums:RoundedSums"
 IDS = "self._seed, coming.reshape(-1))"
 ENDS = "coming[:, :1] // self._source.samples"  # in which epoch a batch begins
 

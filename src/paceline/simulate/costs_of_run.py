@@ -1,4 +1,4 @@
-"""Costs of a run: the run simulated from what its own saves and faults have cost it, to be held against what it took."""
+"""Costs of a run: the run simulated from what its own saves and faults have cost, to be held against what it took."""
 
 from __future__ import annotations
 
