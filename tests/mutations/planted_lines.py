@@ -28,6 +28,7 @@ def line(target: str, *pieces: tuple[str, str]) -> Plant:
         exec(compile(source, target, "exec", flags, dont_inherit=True), function.__globals__, made)
         patch.setattr(function, "__code__", made[function.__name__].__code__)  # for all who have imported it
 
+    plant.is_source = True  # type: ignore[attr-defined]
     return plant
 
 
@@ -46,6 +47,7 @@ def both(*plants: Plant) -> Plant:
         for each in plants:
             each(patch, world)
 
+    plant.is_source = all(getattr(each, "is_source", False) for each in plants)  # type: ignore[attr-defined]
     return plant
 
 

@@ -1,6 +1,7 @@
 """Plants every mistake and writes docs/planted-bugs.md: what was planted, what caught it and what it named.
 
-`python tests/mutations/write_table.py` writes the page; a test compares its rows with the catalogue.
+`python tests/mutations/write_table.py` writes the page, and with a pattern the rows of the mistakes that it matches;
+other rows stay as they are, where the page has them. A test compares the rows with the catalogue.
 """
 
 from __future__ import annotations
@@ -70,35 +71,47 @@ def because_of(error: str) -> str:
     return re.sub(r"/\S*/checkpoints/", "checkpoints/", error.splitlines()[1].removeprefix("  because").strip())
 
 
-def page(proofs: dict[str, Proven], resumes: dict[str, tuple[str, int] | None]) -> str:
-    """Return the page for what was found."""
-    rows = []
-    for bug in PROOFS:
-        record = proofs[bug.what].record
-        first = record.get("first_difference")
-        if "error" in record and bug.quantity == "error":
-            rows.append(
-                f"{row_of(bug)} {', '.join(filter(None, ['the run ends', bug.part]))} | {because_of(record['error'])} |"
-            )
-            continue
-        if first is None:
-            rows.append(f"{row_of(bug)} **not caught** | |")
-            continue
-        name = f" of `{first['name']}`" if first["name"] != first["quantity"] else ""
-        rows.append(
-            f"{row_of(bug)} {first['quantity']}{name}, step {first['step']}, {first['part']} | {first['likely']} |"
-        )
-    for lost in RESUMES:
-        found = resumes[lost.what]
-        rows.append(f"{row_of(lost)} {f'{found[0]}, step {found[1]}' if found else '**not caught**'} | |")
+def proof_row(bug: Planted, proven: Proven) -> str:
+    """Return the row of a mistake for what its command said."""
+    record = proven.record
+    first = record.get("first_difference")
+    if "error" in record and bug.quantity == "error":
+        return f"{row_of(bug)} {', '.join(filter(None, ['the run ends', bug.part]))} | {because_of(record['error'])} |"
+    if first is None:
+        return f"{row_of(bug)} **not caught** | |"
+    name = f" of `{first['name']}`" if first["name"] != first["quantity"] else ""
+    return f"{row_of(bug)} {first['quantity']}{name}, step {first['step']}, {first['part']} | {first['likely']} |"
+
+
+def resumed_row(lost: Lost, found: tuple[str, int] | None) -> str:
+    """Return the row of what a resume loses for where a resumed run departs."""
+    return f"{row_of(lost)} {f'{found[0]}, step {found[1]}' if found else '**not caught**'} | |"
+
+
+def page(rows: list[str]) -> str:
+    """Return the page with these rows."""
     return HEAD.format(controls=len(CONTROLS) + len(RESUME_PLANS)) + "\n".join(rows) + "\n" + FOOT
 
 
+def known_row(bug: Planted | Lost) -> str:
+    """Return the row that the page has of a mistake, one that says so where it has none."""
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    return next((line for line in lines if line.startswith(row_of(bug))), f"{row_of(bug)} **not run** | |")
+
+
 def main() -> None:
-    """Plant everything and write the page."""
+    """Plant everything, or what matches a pattern, and write the page."""
+    pattern = sys.argv[1] if len(sys.argv) > 1 else ""
+    planted = [bug for bug in PROOFS if re.search(pattern, bug.what)]
     with tempfile.TemporaryDirectory() as folder:
-        proofs = prove_all(PROOFS, Path(folder))
-    PAGE.write_text(page(proofs, run_ranks(resume_all, 2)[0][0]), encoding="utf-8")
+        proofs = prove_all(planted, Path(folder))
+    rows = [proof_row(bug, proofs[bug.what]) if bug.what in proofs else known_row(bug) for bug in PROOFS]
+    if pattern:
+        rows += [known_row(lost) for lost in RESUMES]
+    else:
+        found = run_ranks(resume_all, 2)[0][0]
+        rows += [resumed_row(lost, found[lost.what]) for lost in RESUMES]
+    PAGE.write_text(page(rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -82,4 +82,3 @@ def test_an_error_that_says_what_to_do_stays_as_it_is(
     ends_with(monkeypatch, SAID, 1)
     assert main(command) == 1
     assert capsys.readouterr().err.count("the rows do not fit\n  because  they are eight\n  try      sixteen") == 1
-

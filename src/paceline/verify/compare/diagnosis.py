@@ -16,12 +16,14 @@ from paceline.spec.plan import Plan
 from paceline.spec.proof.records import FirstDifference
 from paceline.task.models.chain import chain_of
 from paceline.verify.compare.difference import Difference
+from paceline.verify.reference.router import BALANCE
 
 FOLLOWS = ("gradients", "grad_norm", "weights")  # what another loss changes with it; a whole run compares no gradients
 BF16_ROUNDING = (2.0**-12, 2.0**-6)  # relative differences of a few values rounded to 8 bits of mantissa
 SIDEWAYS = 0.25  # of a difference without a direction, the largest part that changes the size
 ALIKE = 4.0  # times the smallest of a model's relative differences by rounding is the largest
 
+MISSING = "batch not as asked"  # the family of rows that nobody reads
 LISTED = 8  # tensors that a proof names; the rest is counted
 ANOTHER_LOSS = "same samples, same weights, another loss: the forward pass differs"
 
@@ -114,7 +116,7 @@ def _samples(first: Difference) -> Diagnosis:
     if not first.copies_agree:
         return Diagnosis("sample order", "several ranks read the same samples")
     if first.ratio < 1:
-        return Diagnosis("batch not as asked", f"{1 - first.ratio:.0%} of the global batch is never read: rows dropped")
+        return Diagnosis(MISSING, f"{1 - first.ratio:.0%} of the global batch is never read: rows dropped")
     return Diagnosis("sample order", "other samples are read than belong to these positions")
 
 
@@ -142,6 +144,10 @@ def _weight(first: Difference, plan: Plan) -> Diagnosis:
 
 def _loss(wrong: list[Difference], plan: Plan, traits: Traits) -> Diagnosis:
     first = wrong[0]
+    if first.name.endswith(BALANCE) or first.name.startswith("entropy of "):
+        by = _degree(first.ratio, plan)
+        likely = "loads and loss are right, and what is told of routers beside them is not" + (f": {by}" if by else "")
+        return Diagnosis("router statistics", likely)
     if not any(d.quantity in FOLLOWS for d in wrong):
         by = _degree(first.ratio, plan) or "the normalisation of the logged loss"
         return Diagnosis("reported loss", f"only the reported loss is off, by a factor {first.ratio:.4g}: {by}")

@@ -32,8 +32,9 @@ from paceline.verify.reference.passes import backward, micro_batches, reference_
 FAMILY = "process group"
 LIKELY = (
     "{name} is {alone:.6g} in a process alone and {together:.6g} in the same process in a group of {ranks}: what runs"
-    " there asks for ranks or the size of the world, as an objective, a model or data may. An objective returns the sum of its rows' losses and how many items they"
-    " count, and divides by no number of ranks: the step divides once, by the items of all"
+    " there asks for ranks or the size of the world, as an objective, a model or data may. An objective returns the sum"
+    " of its rows' losses and how many items they count, and divides by no number of ranks: the step divides once, by"
+    " the items of all"
 )
 At = tuple[str, str]  # (quantity, name)
 

@@ -20,7 +20,6 @@ from torch import nn
 from paceline.errors import NumericalStop
 from paceline.run.assemble import Assembled, assemble
 from paceline.run.loop.loader import BatchStream
-from paceline.run.loop.step import StepStats
 from paceline.run.process.world import World
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof, FirstDifference, Rounding
@@ -37,6 +36,7 @@ from paceline.verify.compare.difference import (
     tensor_differences,
     turn_differences,
 )
+from paceline.verify.compare.routing import load_differences, routing_differences
 from paceline.verify.compare.tolerance import QUANTITIES, larger
 from paceline.verify.reference.passes import with_own_model
 from paceline.verify.reference.steps import ReferenceStep, reference_steps
@@ -190,9 +190,10 @@ def _step(
     return [
         samples,
         weight,
-        *tensor_differences("router", _loads(stats, expected), expected.router, step, world, plan.layout),
+        *load_differences(stats.router, expected, step, world, plan.layout),
         loss,
         *turn_differences(stats.turns, expected.turns, step, world, "loss"),
+        *routing_differences(stats.router, expected.routing, step, world),
         *tensor_differences("gradients", held, expected.gradients, step, world, plan.layout),
         norm,
         *turn_differences(stats.turns, expected.turns, step, world, "grad_norm"),
@@ -220,12 +221,6 @@ def clipped(task: Task, clip_norms: Mapping[str, float]) -> Task:
 
 def _clip_norms(step: ReferenceStep) -> dict[str, float]:
     return {"": step.clip_norm, **{name: turn.clip_norm for name, turn in step.turns.items()}}
-
-
-def _loads(stats: StepStats, expected: ReferenceStep) -> dict[str, torch.Tensor]:
-    """Return the tokens per expert that a step reports, by router; every rank reports those of all stages."""
-    counts = stats.router.counts if stats.router else ()
-    return {name: torch.tensor(row, dtype=torch.float64) for name, row in zip(expected.router, counts, strict=True)}
 
 
 def _state(model: nn.Module) -> dict[str, torch.Tensor]:

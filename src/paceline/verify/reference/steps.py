@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from paceline.spec.task import Task
 from paceline.task.coupling import is_coupled
 from paceline.task.data.order.chosen import ONE, start_of
 from paceline.task.data.protocol import Source
+from paceline.task.models.sizes import MoEConfig
 from paceline.task.optimizer.schedule import learning_rate
 from paceline.task.turns import Turn, turns_of
 from paceline.verify.reference.noise_scale import NoiseScale
@@ -43,7 +44,7 @@ from paceline.verify.reference.passes import (
 )
 from paceline.verify.reference.plain_optimizer import plain_optimizers
 from paceline.verify.reference.plain_selection import Selected, selected
-from paceline.verify.reference.router import counted_choices, move_biases
+from paceline.verify.reference.router import RouterSums, counted_choices, move_biases
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class ReferenceStep:
     router: dict[str, torch.Tensor]  # tokens per expert, by router; empty for a model without experts
     moments: dict[str, torch.Tensor]  # the optimizer's state after the update, by `PARAMETER.KEY`
     selected: Selected | None = None  # where a step trains on some of what it read
+    routing: dict[str, float] = field(default_factory=dict)  # what is told of routers' entropy and balance, by name
 
 
 def reference_steps(
@@ -113,7 +115,8 @@ def reference_steps(
         positions = positions_of(plan, step, sizes)
         chosen = device.selected(positions) if selects else None
         done: dict[str, ReferenceTurn] = {}
-        with counted_choices(model) as router:
+        sums = RouterSums()
+        with counted_choices(model, sums) as router:
             for number, turn in enumerate(device.turns):
                 if not turn.is_due(step):
                     continue
@@ -132,7 +135,7 @@ def reference_steps(
         move_biases(model, router)
         if noise is not None:
             noise.after(noise.small(), small_norm, done[device.main.name].grad_norm)
-        results.append(device.numbers(done, positions, router, chosen))
+        results.append(device.numbers(done, positions, router, sums, chosen))
     return results
 
 
@@ -227,10 +230,12 @@ class _Device:
         done: Mapping[str, ReferenceTurn],
         positions: np.ndarray,
         router: dict[str, torch.Tensor],
+        sums: RouterSums,
         chosen: Selected | None,
     ) -> ReferenceStep:
         """Return what a step has left, after its update."""
         told = done[self.main.name]
+        config = getattr(self.model, "config", None)
         return ReferenceStep(
             loss=told.loss,
             weight=told.weight,
@@ -244,6 +249,7 @@ class _Device:
             router=router,
             moments=moments_of(self.model, *(optimizer for updates in self.updates for optimizer, _ in updates)),
             selected=chosen,
+            routing=sums.numbers(router, config.top_k, told.weight) if isinstance(config, MoEConfig) else {},
         )
 
 

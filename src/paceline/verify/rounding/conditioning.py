@@ -27,6 +27,7 @@ from paceline.verify.compare.difference import (
     tensor_differences,
     turn_differences,
 )
+from paceline.verify.compare.routing import as_losses
 from paceline.verify.compare.tolerance import TOLERANCES, tolerance
 from paceline.verify.reference.steps import ReferenceStep
 
@@ -109,6 +110,7 @@ def steps_apart(
         *number_differences(numbers, {name: getattr(known, name) for name in numbers}, step, world),
         *(each for name in numbers for each in turn_differences(ours.turns, known.turns, step, world, name)),
         *tensor_differences("router", ours.router, known.router, step, world, layout),
+        *as_losses(number_differences(ours.routing, known.routing, step, world)),
         *tensor_differences("gradients", ours.gradients, known.gradients, step, world, layout),
         *tensor_differences("weights", weights, known.weights, step, world, layout, there),
         *tensor_differences("buffers", ours.buffers, known.buffers, step, world, layout),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 from paceline.spec.proof.records import FirstDifference
+from paceline.verify.compare.diagnosis import MISSING
 from paceline.verify.story.evaluated import ITEMS, LOSS
 from paceline.verify.story.plans import CHOSEN, SAVED, Act
-from paceline.verify.story.reference import IN_JOURNAL
+from paceline.verify.story.reference import IN_JOURNAL, NOISE_NUMBERS
 
 STATE = ("weights", "buffers", "moments")
+MEASURED_NOISE = {f"{name} {IN_JOURNAL}" for name in NOISE_NUMBERS}  # which nothing but the journal has
 
 
 def caused(first: FirstDifference | None, act: Act) -> FirstDifference | None:
@@ -26,6 +28,8 @@ def caused(first: FirstDifference | None, act: Act) -> FirstDifference | None:
 
 def _cause(first: FirstDifference, act: Act) -> tuple[str, str] | None:
     quantity, number = first.quantity, first.step
+    if first.name in MEASURED_NOISE:
+        return "growth", "the batch grows by a noise of gradients that is not what one device measures of them"
     if first.name.endswith(IN_JOURNAL):
         return "record", "the journal does not say what the run did"
     if quantity == "evaluation":
@@ -36,6 +40,8 @@ def _cause(first: FirstDifference, act: Act) -> tuple[str, str] | None:
         return "selection", f"{first.likely}; or candidates are scored, or weighted, otherwise than by their losses"
     if quantity == "position":
         return "resume state", "the run does not go on at the sample and step that come next"
+    if first.family == MISSING and len(set(act.sizes)) > 1:
+        return "growth", f"a batch has {1 - first.ratio:.0%} fewer samples than task.growth says"
     if quantity == "lr":
         if act.resumed:
             return "learning rate", "the schedule is not the unbroken run's: it starts again, lags, or was lost"

@@ -22,6 +22,7 @@ from paceline.verify.story.evaluated import Evaluated, evaluations
 from paceline.verify.story.plans import SAVED, expected_factor, expected_rate, story_sizes
 
 IN_JOURNAL = "in the journal"
+NOISE_NUMBERS = ("covariance_trace", "gradient_square")  # of what a run measures before its batch grows
 
 
 @dataclass(frozen=True)
@@ -116,8 +117,8 @@ def growth_differences(
     """
     if expected is None:
         return []  # a batch that grows where one device's does not has other samples
-    pairs = {"covariance_trace": (expected.noise, expected.noise_size),
-             "gradient_square": (expected.signal, expected.signal_size)}  # fmt: skip
+    sizes = (expected.noise, expected.noise_size), (expected.signal, expected.signal_size)
+    pairs = dict(zip(NOISE_NUMBERS, sizes, strict=True))
     reference = {name: value + size for name, (value, size) in pairs.items()}
     ours = {name: _or_nan(evidence.get(name)) + size for name, (_, size) in pairs.items()}
     found = number_differences(ours, reference, number, world)

@@ -26,6 +26,7 @@ from paceline.verify.compare.difference import (
     tensor_differences,
     turn_differences,
 )
+from paceline.verify.compare.routing import routing_differences, told_differences
 from paceline.verify.reference.passes import moments_of
 from paceline.verify.story.evaluated import ITEMS, LOSS
 from paceline.verify.story.plans import CANDIDATES, CHOSEN, SAVED, Act
@@ -61,6 +62,7 @@ def step_differences(
         *_selection(run_dir, passed, world),
         *number_differences(told, _numbers(passed), number, world),
         *_turns(stats.turns, passed, world),
+        *routing_differences(stats.router, passed.step.routing, number, world),
         *_state_differences(training, passed, act),
     ]
 
@@ -111,6 +113,7 @@ def journal_differences(run_dir: Path, passed: Passed, act: Act) -> list[Differe
     turns = {name: SimpleNamespace(**turn) for name, turn in step.get("turns", {}).items()}
     apart = [*number_differences(told, _numbers(passed), number, world), *_turns(turns, passed, world)]
     apart += growth_differences(newest[WHAT], passed.growth, number, world)
+    apart += told_differences(step.get("router") or {}, passed.step, number, world)
     found = [in_the_journal(difference) for difference in apart]
     if step.get("sample_ids") != passed.step.ids:
         found.append(Difference("samples", "ids in the journal", number, 0, 1.0, 1.0, math.nan, math.nan))
