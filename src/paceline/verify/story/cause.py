@@ -7,7 +7,6 @@ import dataclasses
 from paceline.spec.proof.records import FirstDifference
 from paceline.verify.story.evaluated import ITEMS, LOSS
 from paceline.verify.story.plans import CHOSEN, SAVED, Act
-from paceline.verify.story.reference import IN_JOURNAL
 
 STATE = ("weights", "buffers", "moments")
 
@@ -26,7 +25,7 @@ def caused(first: FirstDifference | None, act: Act) -> FirstDifference | None:
 
 def _cause(first: FirstDifference, act: Act) -> tuple[str, str] | None:
     quantity, number = first.quantity, first.step
-    if first.name.endswith(IN_JOURNAL):
+    if first.in_journal:
         return "record", "the journal does not say what the run did"
     if quantity == "evaluation":
         return "evaluation", _evaluation(first, act)

@@ -21,8 +21,6 @@ from paceline.verify.rounding.conditioning import Again, Move, computed_again, s
 from paceline.verify.story.evaluated import Evaluated, evaluations
 from paceline.verify.story.plans import SAVED, expected_factor, expected_rate, story_sizes
 
-IN_JOURNAL = "in the journal"
-
 
 @dataclass(frozen=True)
 class Passed:
@@ -94,7 +92,7 @@ def unbroken(asked: Asked, last: Plan, samples: int, move: Move | None = None) -
 
 def in_the_journal(difference: Difference) -> Difference:
     """Return the difference as that of a number which the journal keeps."""
-    return dataclasses.replace(difference, name=f"{difference.name} {IN_JOURNAL}")
+    return dataclasses.replace(difference, name=f"{difference.name} in the journal", in_journal=True)
 
 
 def evaluation_differences(
