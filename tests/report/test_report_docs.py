@@ -79,7 +79,7 @@ def test_the_examples_make_a_journal_and_a_report(tmp_path: Path) -> None:
     journal.close()
     summary = summarise(read_journal(tmp_path))
     assert summary.status == "failed" and summary.steps_done == 2 and len(summary.decisions) == 1
-    assert summary.promise("step time").verdict == "inside"
+    assert summary.promise("step_time").verdict == "inside"
     assert "</html>" in render_html(summary)
 
 

@@ -157,7 +157,7 @@ def test_memory_by_component_joins_what_was_measured_jointly() -> None:
 
 def test_promises_and_their_verdicts() -> None:
     summary = summarise(journals.complete())
-    step, memory, energy = (summary.promise(name) for name in ("step time", "memory", "energy"))
+    step, memory, energy = (summary.promise(name) for name in ("step_time", "memory", "energy"))
     assert step.verdict == "inside" and step.forecast == 1.92
     assert step.error == pytest.approx(summary.speed.median_seconds / 1.92 - 1)
     assert memory.error == pytest.approx(0.597 / 0.61 - 1)
@@ -166,17 +166,17 @@ def test_promises_and_their_verdicts() -> None:
     assert summary.promise("money").measured == pytest.approx(2 * 0.05 * seconds / 3600)
     assert summary.promise("carbon").verdict == "unknown" and summary.promise("carbon").measured is None
     assert "estimate" in energy.measured_how
-    assert summarise(small_run([9.0, 5.0, 5.0])).promise("step time").verdict == "above"
-    assert summarise(small_run([9.0, 1.0, 1.0])).promise("step time").verdict == "below"
+    assert summarise(small_run([9.0, 5.0, 5.0])).promise("step_time").verdict == "above"
+    assert summarise(small_run([9.0, 1.0, 1.0])).promise("step_time").verdict == "below"
 
 
 def test_an_unfinished_run_is_held_against_its_part_of_the_forecast() -> None:
     records = [r for r in journals.complete() if r["kind"] != "run_ended" and r.get("step", 0) <= 150]
     summary = summarise(records)
     assert summary.status == "unfinished" and summary.steps_done == 150 and summary.steps_planned == 300
-    assert summary.promise("run time").forecast == pytest.approx(150 * 1.92)
+    assert summary.promise("run_time").forecast == pytest.approx(150 * 1.92)
     assert "50%" in summary.promise("money").measured_how
-    assert summary.promise("step time").forecast == 1.92
+    assert summary.promise("step_time").forecast == 1.92
 
 
 def test_a_proof_made_before_the_start_is_not_in_its_wall_time() -> None:
@@ -259,8 +259,8 @@ def test_a_changed_plan_is_held_against_its_own_steps() -> None:
     for number in range(11, 21):
         out.records.append(journals.step(2, number, out.time, out.rng, 3.9))
     summary = summarise(out.records)
-    assert summary.promise("step time").forecast == 3.9
-    assert summary.promise("step time").verdict == "inside"
+    assert summary.promise("step_time").forecast == 3.9
+    assert summary.promise("step_time").verdict == "inside"
     assert "10 steps under another plan left out" in summary.basis
 
 

@@ -11,11 +11,12 @@ from pathlib import Path
 from paceline.account.advice.advise import advice_line
 from paceline.errors import ConfigError, StorageError
 from paceline.observe.verdict.verdict import COMPUTE
+from paceline.report.compare import ENERGY, MEMORY, STEP_TIME
 from paceline.report.format import signed_percent
 from paceline.report.goodput import goodput_text
 from paceline.report.html import render_html
 from paceline.report.summary import Summary, summarise
-from paceline.report.watched.lines import node_line
+from paceline.report.watched.lines import nodes_seen
 from paceline.spec.journal.reading import node_files, read_journal, read_nodes, starts_of
 
 FILE = "report.html"
@@ -38,7 +39,8 @@ def build_report(run_dir: Path) -> Summary:
             f"cannot read the journal in {folder}", str(error), "check the folder's permissions"
         ) from error
     if node_files(run_dir):
-        summary = dataclasses.replace(summary, nodes=node_line(read_nodes(run_dir)))
+        seen = nodes_seen(read_nodes(run_dir))
+        summary = dataclasses.replace(summary, nodes=seen.text, nodes_sensed=seen.sensed)
     if not summary.attempts:
         raise StorageError(
             f"the journal in {folder} is empty", "no complete record was written before the run ended", "start it again"
@@ -83,8 +85,8 @@ def report_lines(summary: Summary, told: bool = False) -> list[str]:
     """
     compared = [
         f"{word} {signed_percent(promise.error, digits)}"
-        for word, name, digits in (("time", "step time", 1), ("memory", "memory", 1), ("energy", "energy", 0))
-        if (promise := summary.promise(name)).error is not None
+        for word, kind, digits in (("time", STEP_TIME, 1), ("memory", MEMORY, 1), ("energy", ENERGY, 0))
+        if (promise := summary.promise(kind)).error is not None
     ]
     against = f"      forecast vs measured: {'  '.join(compared)}" if compared else ""
     lines = [f"report   {Path(summary.run_dir) / FILE}{against}"]
@@ -92,7 +94,7 @@ def report_lines(summary: Summary, told: bool = False) -> list[str]:
         advice = f"; try: {summary.bound.advice}" if summary.bound.kind != COMPUTE else ""
         advice += f" ({summary.bound.promise})" if advice and summary.bound.promise else ""
         lines.append(f"verdict  {summary.bound.text}{advice}")
-    if summary.nodes and ("°C" in summary.nodes or "kWh" in summary.nodes):
+    if summary.nodes_sensed:
         lines.append(f"seen     {summary.nodes}")
     lines += [f"health   {line}" for line in summary.health if not told]
     proof = summary.verification

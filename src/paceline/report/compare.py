@@ -21,7 +21,17 @@ from paceline.spec.journal.rates import rate_of
 from paceline.spec.journal.steady import BUSY, FIRST
 
 LEARNT = "learnt"  # the kind of term that earlier runs add: it corrects the sum, so every group has its share of it
+STEP_TIME, MEMORY, RUN_TIME = "step_time", "memory", "run_time"
+MONEY, ENERGY, CARBON = "money", "energy", "carbon"
 CLOCKS = ("forward_backward", "reduce", "optimizer", "data", "other")
+PROMISES = {
+    STEP_TIME: "step time",
+    MEMORY: "memory",
+    RUN_TIME: "run time",
+    MONEY: "money",
+    ENERGY: "energy",
+    CARBON: "carbon",
+}  # kind -> as it is printed: no code reads the printed name
 METERS = ("weights", "gradients", "optimizer", "runtime")  # kinds of memory that a meter of their own measures
 ACTIVATIONS = "activations_and_buffers"
 JOINT = "activations_and_runtime"
@@ -63,7 +73,7 @@ class Promise:
     side was obtained, and an estimate is called one.
     """
 
-    name: str
+    kind: str  # a key of PROMISES: what code knows the promise by
     unit: str  # "s", "B", "USD", "kWh" or "g"
     forecast: float | None
     low: float | None
@@ -72,6 +82,8 @@ class Promise:
     verdict: str
     source: str
     measured_how: str
+    name: str  # as it is printed
+    is_estimate: bool = False  # whether the measured side is worked out from other figures
 
     @property
     def error(self) -> float | None:
@@ -243,7 +255,13 @@ def memory_groups(records: Records, reference: RunStarted) -> tuple[TermGroup, .
 
 
 def _promise(
-    name: str, unit: str, estimate: Any, measured: float | None, how: str, share: float | None = 1.0
+    kind: str,
+    unit: str,
+    estimate: Any,
+    measured: float | None,
+    how: str,
+    share: float | None = 1.0,
+    is_estimate: bool = False,
 ) -> Promise:
     """Return a promise with its verdict; `share` scales a whole run's estimate to the part that was run."""
     own = table(estimate)
@@ -254,7 +272,8 @@ def _promise(
         verdict = "unknown"
     else:
         verdict = "below" if measured < low else "above" if measured > high else "inside"
-    return Promise(name, unit, value, low, high, measured, verdict, text(own.get("source")), how)
+    source = text(own.get("source"))
+    return Promise(kind, unit, value, low, high, measured, verdict, source, how, PROMISES[kind], is_estimate)
 
 
 def promises_of(
@@ -277,13 +296,13 @@ def promises_of(
     device_seconds = sum(attempt.seconds * (attempt.world_size or world or 0) for attempt in attempts) or None
     partly = "" if share in (None, 1.0) else f"; forecast scaled to the {share:.0%} of the steps that were done"
     promises = [
-        _promise("step time", "s", forecast.get("step_seconds"), median(basis.steps.column("total")), basis.words),
-        _promise("memory", "B", forecast.get("peak_bytes"), peak, "the highest peak on record"),
-        _promise("run time", "s", whole.get("run_seconds"), seconds, f"all starts, gaps left out{partly}", share),
+        _promise(STEP_TIME, "s", forecast.get("step_seconds"), median(basis.steps.column("total")), basis.words),
+        _promise(MEMORY, "B", forecast.get("peak_bytes"), peak, "the highest peak on record"),
+        _promise(RUN_TIME, "s", whole.get("run_seconds"), seconds, f"all starts, gaps left out{partly}", share),
     ]
-    for name, unit, key in (("money", "USD", "usd"), ("energy", "kWh", "kwh"), ("carbon", "g", "carbon_g")):
+    for kind, unit, key in ((MONEY, "USD", "usd"), (ENERGY, "kWh", "kwh"), (CARBON, "g", "carbon_g")):
         rate, origin = rate_of(key, whole, first.cluster, first.world_size)
         measured = None if rate is None or device_seconds is None else rate * device_seconds
         how = f"estimate: {device_seconds or 0:,.0f} device-seconds {origin}{partly}"
-        promises.append(_promise(name, unit, whole.get(key), measured, how, share))
+        promises.append(_promise(kind, unit, whole.get(key), measured, how, share, is_estimate=True))
     return tuple(promises)

@@ -6,14 +6,13 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.report.phases import Phase
+from paceline.report.phases import CHECKPOINTS, DATA, EVALUATION, LOST, TRAINING, Phase
 from paceline.report.records import Records, number
 from paceline.simulate.costs_of_run import MeasuredCosts, Rehearsal, rehearse
 from paceline.spec.journal.kinds import CheckpointRecord, RecoveryRecord
 from paceline.units import format_seconds
 
-USEFUL = ("training", "data", "evaluation")  # phases that a run without an interruption has too
-LOST, STALLS = "lost work", "checkpoints"
+USEFUL = (TRAINING, DATA, EVALUATION)  # phases that a run without an interruption has too
 
 
 @dataclass(frozen=True)
@@ -47,13 +46,13 @@ class MeasuredGoodput:
 
 def goodput_of(records: Records, phases: Sequence[Phase], simulates: bool = True) -> MeasuredGoodput:
     """Return a run's goodput, from its phases and the recoveries on record; runs with the same costs where asked."""
-    seconds = {phase.name: phase.seconds for phase in phases}
+    seconds = {phase.kind: phase.seconds for phase in phases}
     wall = sum(seconds.values())
     recoveries = records.of(RecoveryRecord)
     # The first step after a fault counts as a step.
     back = [(record.seconds.get("total") or 0.0) - (record.seconds.get("step") or 0.0) for record in recoveries]
-    useful = sum(seconds.get(name, 0.0) for name in USEFUL)
-    lost, stalls = seconds.get(LOST, 0.0), seconds.get(STALLS, 0.0)
+    useful = sum(seconds.get(kind, 0.0) for kind in USEFUL)
+    lost, stalls = seconds.get(LOST, 0.0), seconds.get(CHECKPOINTS, 0.0)
     recovery = min(max(0.0, wall - useful - lost - stalls), sum(back))
     other = max(0.0, wall - useful - lost - stalls - recovery)
     costs = _costs(records, recoveries, back, useful, useful + lost + stalls + recovery) if simulates else None

@@ -7,6 +7,7 @@ from paceline.plan.placement.draw import placement_svg
 from paceline.plan.placement.place import placement_from_dict
 from paceline.report import sections as part
 from paceline.report.bound.page import bound_html
+from paceline.report.compare import ENERGY, MEMORY, MONEY, RUN_TIME, STEP_TIME
 from paceline.report.drawn.figures import (
     curve_chart,
     figure,
@@ -21,18 +22,19 @@ from paceline.report.format import quantities, signed_percent, utc
 from paceline.report.goodput import goodput_text
 from paceline.report.held_out.page import metrics_html
 from paceline.report.held_out.written_texts import written_rows
+from paceline.report.phases import BETWEEN, LOST
 from paceline.report.style import CSS
 from paceline.report.summary import Summary
 from paceline.units import format_count, format_seconds
 
 STATUS_STYLE = {"complete": "good", "requeue": "warn", "stopped": "warn", "failed": "bad"}
-NAMES = {"step time": "Step time", "memory": "Memory", "run time": "Run time", "money": "Money",
-         "energy": "Energy"}  # fmt: skip
+TITLES = {STEP_TIME: "Step time", MEMORY: "Memory", RUN_TIME: "Run time", MONEY: "Money",
+          ENERGY: "Energy"}  # fmt: skip
 
 
 def _verdict(summary: Summary) -> str:
     """Return the first sentence: did it finish, and were the promises kept."""
-    judged = [summary.promise(name) for name in ("step time", "memory", "run time", "money", "energy")]
+    judged = [summary.promise(kind) for kind in TITLES]
     known = [promise for promise in judged if promise.verdict != "unknown"]
     over = [promise for promise in known if promise.verdict == "above"]
     if not known:
@@ -47,7 +49,7 @@ def _verdict(summary: Summary) -> str:
 
 
 def _cost_of_interruptions(summary: Summary) -> str:
-    parts = [phase for phase in summary.phases if phase.name in ("lost work", "between starts") and phase.seconds >= 1]
+    parts = [phase for phase in summary.phases if phase.kind in (LOST, BETWEEN) and phase.seconds >= 1]
     if not parts:
         return ""
     named = ", ".join(f"{phase.name} {format_seconds(phase.seconds)}" for phase in parts)
@@ -56,11 +58,10 @@ def _cost_of_interruptions(summary: Summary) -> str:
 
 def _cards(summary: Summary) -> str:
     cards = []
-    for name, title in NAMES.items():
-        promise = summary.promise(name)
-        cards.append(promise_card(promise, title))
-    judged = [promise for promise in summary.promises if promise.name in NAMES]
-    notes = "".join(f"<li>{esc(NAMES[promise.name])}: {esc(promise.measured_how)}.</li>" for promise in judged)
+    for kind, title in TITLES.items():
+        cards.append(promise_card(summary.promise(kind), title))
+    judged = [promise for promise in summary.promises if promise.kind in TITLES]
+    notes = "".join(f"<li>{esc(TITLES[promise.kind])}: {esc(promise.measured_how)}.</li>" for promise in judged)
     return (
         f'<div class="cards">{"".join(cards)}</div><details><summary>How each was measured</summary>'
         f'<ul class="note">{notes}</ul></details>'
@@ -108,7 +109,7 @@ def _speed(summary: Summary) -> str:
     points, speed = summary.series["step_seconds"], summary.speed
     if not points.points:
         return ""
-    chart = speed_chart(points, summary.promise("step time"), speed.p95_seconds, _restarts(summary))
+    chart = speed_chart(points, summary.promise(STEP_TIME), speed.p95_seconds, _restarts(summary))
     unit = f"{summary.unit}/s"
     rates = [speed.items_per_second, speed.p5_items_per_second, speed.p95_items_per_second]
     middle, slow, fast = ("unknown" if rate is None else format_count(rate) for rate in rates)
@@ -136,13 +137,13 @@ def _optimisation(summary: Summary) -> str:
 def _time_terms(summary: Summary) -> str:
     note = f"Measured: {summary.basis}; the medians of the parts need not add up to the median step."
     label = "Seconds per step by part, forecast and measured"
-    return groups_chart(summary.time_groups, summary.promise("step time"), label, note)
+    return groups_chart(summary.time_groups, summary.promise(STEP_TIME), label, note)
 
 
 def _memory(summary: Summary) -> str:
     note = "Components as measured once, after the first step; the total below is the highest peak on record."
     label = "Bytes per device by component, forecast and measured"
-    return groups_chart(summary.memory_groups, summary.promise("memory"), label, note)
+    return groups_chart(summary.memory_groups, summary.promise(MEMORY), label, note)
 
 
 def _phases(summary: Summary) -> str:

@@ -12,14 +12,33 @@ from numpy.typing import NDArray
 from paceline.report.records import Records, StepTable, number
 from paceline.spec.journal.kinds import CheckpointRecord, EvaluationRecord, RunEnded, VerifyRecord
 
+TRAINING, DATA, LOST, EVALUATION = "training", "data", "lost_work", "evaluation"
+CHECKPOINTS, VERIFICATION, START_UP, BETWEEN = "checkpoints", "verification", "start_up", "between_starts"
+PHASE_NAMES = {
+    TRAINING: "training",
+    DATA: "data",
+    LOST: "lost work",
+    EVALUATION: "evaluation",
+    CHECKPOINTS: "checkpoints",
+    VERIFICATION: "verification",
+    START_UP: "start-up and other",
+    BETWEEN: "between starts",
+}  # kind -> as it is printed: no code reads the printed name
+
 
 @dataclass(frozen=True)
 class Phase:
-    """A share of the wall time, in seconds, and what is counted in it."""
+    """A share of the wall time, in seconds, and what is counted in it. Code knows a phase by its kind."""
 
-    name: str
+    kind: str
     seconds: float
     note: str
+    name: str  # as it is printed
+
+    @classmethod
+    def of(cls, kind: str, seconds: float, note: str = "") -> Phase:
+        """Return the phase of a kind under the name that it is printed by."""
+        return cls(kind, seconds, note, PHASE_NAMES[kind])
 
 
 @dataclass(frozen=True)
@@ -128,12 +147,12 @@ def phases_of(records: Records, attempts: tuple[Start, ...]) -> tuple[Phase, ...
     total = np.nan_to_num(records.steps.column("total"))
     data = np.nan_to_num(records.steps.column("data"))
     known = {
-        "training": (float((total - data)[~lost].sum()), "steps that count, without waiting for data"),
-        "data": (float(data[~lost].sum()), "waiting for the next batch"),
-        "lost work": (float(total[lost].sum()), "steps undone by an interruption and run again"),
-        "evaluation": (_seconds_of(records.of(EvaluationRecord)), "held-out loss"),
-        "checkpoints": (_stalls_of(records.of(CheckpointRecord)), "waiting for checkpoints"),
-        "verification": (_verify_seconds(records), "proving the plan equal to one device"),
+        TRAINING: (float((total - data)[~lost].sum()), "steps that count, without waiting for data"),
+        DATA: (float(data[~lost].sum()), "waiting for the next batch"),
+        LOST: (float(total[lost].sum()), "steps undone by an interruption and run again"),
+        EVALUATION: (_seconds_of(records.of(EvaluationRecord)), "held-out loss"),
+        CHECKPOINTS: (_stalls_of(records.of(CheckpointRecord)), "waiting for checkpoints"),
+        VERIFICATION: (_verify_seconds(records), "proving the plan equal to one device"),
     }
     running = sum(attempt.seconds for attempt in attempts)
     gaps = [
@@ -141,9 +160,9 @@ def phases_of(records: Records, attempts: tuple[Start, ...]) -> tuple[Phase, ...
         for before, after in itertools.pairwise(attempts)
         if after.started is not None and before.ended is not None
     ]
-    known["start-up and other"] = (
+    known[START_UP] = (
         max(0.0, running - sum(seconds for seconds, _ in known.values())),
         "process start, loading, resuming, logging",
     )
-    known["between starts"] = (max(0.0, sum(gaps)), "from the last record of a start to the next start")
-    return tuple(Phase(name, seconds, note) for name, (seconds, note) in known.items() if seconds > 0)
+    known[BETWEEN] = (max(0.0, sum(gaps)), "from the last record of a start to the next start")
+    return tuple(Phase.of(kind, seconds, note) for kind, (seconds, note) in known.items() if seconds > 0)

@@ -33,7 +33,7 @@ from paceline.report.notebook.table import inline_html
 from paceline.report.phases import Phase, Start, phases_of, resume_steps, starts_of, surviving
 from paceline.report.records import NO_START, Records, StepTable, gather, json_safe, number, table, text
 from paceline.report.series import Series
-from paceline.report.watched.lines import health_lines, node_line
+from paceline.report.watched.lines import health_lines, nodes_seen
 from paceline.spec.journal.kinds import (
     CheckpointRecord,
     DecisionRecord,
@@ -133,11 +133,16 @@ class Summary:
     advice: tuple[CostAdvice, ...]  # what would make it cheaper, the largest saving first
     budgets: tuple[BudgetLeft, ...]  # what is left of each, and what that buys
     nodes: str = ""  # what samples of the nodes had at most
+    nodes_sensed: bool = False  # whether sensors of heat or energy are among what `nodes` says
     health: tuple[str, ...] = ()  # what stood out of training
 
-    def promise(self, name: str) -> Promise:
-        """Return one promise by name."""
-        return next(promise for promise in self.promises if promise.name == name)
+    def promise(self, kind: str) -> Promise:
+        """Return one promise by its kind: `step_time`, `memory`, `run_time`, `money`, `energy` or `carbon`.
+
+        `step time` is taken for `step_time`.
+        """
+        kind = kind.replace(" ", "_")
+        return next(promise for promise in self.promises if promise.kind == kind)
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows of it: how the run ended, and what it took against what was forecast."""
@@ -299,7 +304,8 @@ def summarise(records: Iterable[Mapping[str, Any]], run_dir: str = "") -> Summar
         reproduce=_reproduce(reference),
         error=_told_error(error),
         remarks=_remarks(found, steps),
-        nodes=node_line(found.of(NodeSample)),
+        nodes=(seen := nodes_seen(found.of(NodeSample))).text,
+        nodes_sensed=seen.sensed,
         health=tuple(health_lines(found.of(HealthSample))),
         advice=advice_on(found, reference, bound, goodput),
         budgets=budgets_left(found),

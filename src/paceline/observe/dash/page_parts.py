@@ -22,6 +22,9 @@ from paceline.observe.logs.read import ranks_with_logs
 from paceline.report.bound.found import bound_of
 from paceline.report.bound.page import bound_html
 from paceline.report.compare import (
+    MEMORY,
+    RUN_TIME,
+    STEP_TIME,
     Basis,
     Promise,
     basis_of,
@@ -86,11 +89,11 @@ class RunView:
 
     @cached_property
     def promises(self) -> dict[str, Promise]:
-        """What was promised, with what is measured of it now."""
+        """What was promised, by kind, with what is measured of it now."""
         done, planned = self.run.steps_done, self.run.steps_planned
         share = done / planned if planned else None
         found = promises_of(self.records, self.reference, self.basis, starts_of(self.records), share)
-        return {promise.name: promise for promise in found}
+        return {promise.kind: promise for promise in found}
 
     def curve(self, name: str) -> Series:
         """Return a column over steps, thinned for drawing."""
@@ -152,8 +155,8 @@ def alerts(view: RunView) -> str:
 
 def cards(view: RunView) -> str:
     """Return step time, memory and run time beside their promises."""
-    titles = {"step time": "Step time now", "memory": "Memory", "run time": "Run time so far"}
-    found = [promise_card(view.promises[name], title) for name, title in titles.items()]
+    titles = {STEP_TIME: "Step time now", MEMORY: "Memory", RUN_TIME: "Run time so far"}
+    found = [promise_card(view.promises[kind], title) for kind, title in titles.items()]
     rate = number(float(np.nanmedian(rates))) if len(rates := _finite(view, "rate")) else None
     unit = text(view.reference.facts.get("unit")) or "items"
     forecast = number(view.reference.forecast.get("tokens_per_second"))
@@ -206,7 +209,7 @@ def speed(view: RunView) -> str:
     totals = view.values.column("total")
     finite = totals[np.isfinite(totals)]
     p95 = float(np.percentile(finite, 95)) if len(finite) else None
-    chart = speed_chart(view.curve("total"), view.promises["step time"], p95, view.run.restarts())
+    chart = speed_chart(view.curve("total"), view.promises[STEP_TIME], p95, view.run.restarts())
     return figure(chart, f"Shaded: the forecast's 80 % interval. {view.basis.words.capitalize()}." if chart else "")
 
 
@@ -215,14 +218,14 @@ def terms(view: RunView) -> str:
     groups = time_groups(view.reference, view.basis.steps)
     words = f"Measured: {view.basis.words}."
     label = "Seconds per step by part, forecast and measured"
-    return groups_chart(groups, view.promises["step time"], label, words, is_folded=True)
+    return groups_chart(groups, view.promises[STEP_TIME], label, words, is_folded=True)
 
 
 def memory(view: RunView) -> str:
     """Return memory by component, forecast and measured."""
     groups = memory_groups(view.records, view.reference)
     label, words = "Bytes per device by component, forecast and measured", "Measured once, after the first step."
-    return groups_chart(groups, view.promises["memory"], label, words, is_folded=True)
+    return groups_chart(groups, view.promises[MEMORY], label, words, is_folded=True)
 
 
 def lanes(view: RunView) -> str:

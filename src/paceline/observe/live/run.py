@@ -15,7 +15,17 @@ import numpy as np
 from paceline.observe.follow import Follower
 from paceline.observe.live.series import StepSeries
 from paceline.report.compare import reference_start
-from paceline.report.phases import Phase
+from paceline.report.phases import (
+    BETWEEN,
+    CHECKPOINTS,
+    DATA,
+    EVALUATION,
+    LOST,
+    START_UP,
+    TRAINING,
+    VERIFICATION,
+    Phase,
+)
 from paceline.report.records import COLUMNS, Records, StepTable, number, row_of, table, text
 from paceline.spec.journal.bound import VerdictRecord
 from paceline.spec.journal.kinds import (
@@ -39,7 +49,7 @@ MOST_TOLD = 60  # findings of the training's health that are kept
 NODES, NODE_BYTES = 4096, 32 << 10  # that are shown; of what each wrote before, the end is read
 BESIDE = ("alert", "node")  # kinds that are written beside the starts too, by whoever outlives them
 RUNNING, SILENT = "running", "silent"
-PHASES = ("training", "data", "lost work", "evaluation", "checkpoints", "verification")  # as the report has them
+PHASES = (TRAINING, DATA, LOST, EVALUATION, CHECKPOINTS, VERIFICATION)  # as the report has them
 SILENT_SECONDS, SILENT_STEPS = 60.0, 10  # a run is silent after both, without a record
 
 
@@ -61,9 +71,7 @@ class LiveRun:
         self.bound: VerdictRecord | None = None  # the newest verdict on record
         self.alerts: dict[str, Mapping[str, Any]] = {}  # rule -> newest record, which says whether it fires
         self.alerted: deque[Mapping[str, Any]] = deque(maxlen=MOST_OF_A_KIND)  # all of them
-        self.seconds = dict.fromkeys(
-            ("training", "data", "lost work", "evaluation", "checkpoints", "verification"), 0.0
-        )
+        self.seconds = dict.fromkeys(PHASES, 0.0)
         self.undone = 0
         self.items = 0.0
         self._clock = RunMoments()
@@ -129,17 +137,17 @@ class LiveRun:
         self.counts["step"] += 1
         self._undo(*self.steps.add(line))
         total, data = (value if math.isfinite(value) else 0.0 for value in map(self.steps.last, ("total", "data")))
-        self.seconds["training"] += total - data
-        self.seconds["data"] += data
+        self.seconds[TRAINING] += total - data
+        self.seconds[DATA] += data
         self.items += weight if math.isfinite(weight := self.steps.last("weight")) else 0.0
         self._recent.append((dict(line), attempt))
 
     def _undo(self, count: int, total: float, data: float) -> None:
         if count:
             self.undone += count
-            self.seconds["training"] -= total - data
-            self.seconds["data"] -= data
-            self.seconds["lost work"] += total
+            self.seconds[TRAINING] -= total - data
+            self.seconds[DATA] -= data
+            self.seconds[LOST] += total
 
     def _fold_other(self, record: Record, attempt: int) -> None:
         self.counts[record.KIND] += 1
@@ -246,9 +254,9 @@ class LiveRun:
         running = sum(ended - began for began, ended in self.spans.values())
         spans = [self.spans[attempt] for attempt in sorted(self.spans)]
         gaps = sum(max(0.0, after[0] - before[1]) for before, after in itertools.pairwise(spans))
-        known = {**self.seconds, "start-up and other": max(0.0, running - sum(self.seconds.values()))}
-        known["between starts"] = gaps
-        return tuple(Phase(name, seconds, "") for name, seconds in known.items() if seconds > 0)
+        known = {**self.seconds, START_UP: max(0.0, running - sum(self.seconds.values()))}
+        known[BETWEEN] = gaps
+        return tuple(Phase.of(kind, seconds) for kind, seconds in known.items() if seconds > 0)
 
     def restarts(self) -> list[tuple[float, str]]:
         """Return where later starts and recovered worlds begin: the step, and what to call it."""

@@ -47,7 +47,7 @@ def promise_card(promise: Promise, title: str) -> str:
         if promise.error is not None
         else f"forecast {show(promise.forecast)}"
     )
-    is_estimate = promise.measured is not None and promise.measured_how.startswith("estimate")
+    is_estimate = promise.measured is not None and promise.is_estimate
     estimated = " (estimate)" if is_estimate else ""
     return (
         f'<div class="card"><div class="top">{esc(title)}</div>'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from paceline.spec.journal.watching import HealthSample, NodeSample
 from paceline.units import format_count
@@ -10,8 +11,16 @@ from paceline.units import format_count
 JOULES_PER_KWH = 3.6e6
 
 
-def node_line(samples: Iterable[NodeSample]) -> str:
-    """Return the peaks of all samples of all nodes in one line; empty where there are none."""
+@dataclass(frozen=True)
+class NodesSeen:
+    """The peaks of all samples of all nodes in one line; `sensed` where a sensor gave heat or energy."""
+
+    text: str = ""
+    sensed: bool = False
+
+
+def nodes_seen(samples: Iterable[NodeSample]) -> NodesSeen:
+    """Return what samples of nodes had at most; without samples there is no text."""
     hottest, watts, joules, throttled, count = 0.0, 0.0, 0.0, 0, 0
     measured, resident, nodes = False, 0.0, set()
     for sample in samples:
@@ -24,13 +33,13 @@ def node_line(samples: Iterable[NodeSample]) -> str:
         spent = [sample.host[name] for name in ("cpu_joules", "device_joules") if name in sample.host]
         measured, joules = measured or bool(spent), joules + sum(spent)
     if not count:
-        return ""
+        return NodesSeen()
     parts = [f"{resident / 2**30:.2f} GiB resident in the largest rank"]
     parts += [f"{hottest:.0f} °C at most"] if hottest else []
     parts += [f"{watts:.0f} W at most in a device"] if watts else []
     parts += [f"{joules / JOULES_PER_KWH:.3g} kWh measured"] if measured else []
     parts += [f"throttled in {throttled} of {format_count(count)} samples"] if throttled else []
-    return f"{len(nodes)} node(s): {', '.join(parts)}"
+    return NodesSeen(f"{len(nodes)} node(s): {', '.join(parts)}", bool(hottest) or measured)
 
 
 def health_lines(samples: Sequence[HealthSample], most: int = 3) -> list[str]:

@@ -39,6 +39,7 @@ class FirstDifference(Deviation):
     dtype: Annotated[str, Told("the precision in which it was found")] = ""
     ran_as: Annotated[str, Told("the layout of the twin that has it")] = ""
     resumed: Annotated[str, Told("of a whole run: after which resume, empty before the first")] = ""
+    in_journal: Annotated[bool, Told("of a whole run: whether it is its journal that says otherwise")] = False
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ class Difference:
     ours: float  # the element that differs most
     reference: float
     copies_agree: bool = True  # whether ranks that hold copies of the same part hold the same numbers
+    in_journal: bool = False  # whether it is what a run's journal says that differs, not what the run computes
 
     @property
     def is_scaled(self) -> bool:

@@ -8,10 +8,10 @@ from paceline.spec.proof.records import FirstDifference
 from paceline.verify.compare.diagnosis import MISSING
 from paceline.verify.story.evaluated import ITEMS, LOSS
 from paceline.verify.story.plans import CHOSEN, SAVED, Act
-from paceline.verify.story.reference import IN_JOURNAL, NOISE_NUMBERS
+from paceline.verify.story.reference import NOISE_NUMBERS, journal_name
 
 STATE = ("weights", "buffers", "moments")
-MEASURED_NOISE = {f"{name} {IN_JOURNAL}" for name in NOISE_NUMBERS}  # which nothing but the journal has
+MEASURED_NOISE = set(map(journal_name, NOISE_NUMBERS))  # which nothing but the journal has
 
 
 def caused(first: FirstDifference | None, act: Act) -> FirstDifference | None:
@@ -30,7 +30,7 @@ def _cause(first: FirstDifference, act: Act) -> tuple[str, str] | None:
     quantity, number = first.quantity, first.step
     if first.name in MEASURED_NOISE:
         return "growth", "the batch grows by a noise of gradients that is not what one device measures of them"
-    if first.name.endswith(IN_JOURNAL):
+    if first.in_journal:
         return "record", "the journal does not say what the run did"
     if quantity == "evaluation":
         return "evaluation", _evaluation(first, act)

@@ -21,9 +21,7 @@ from paceline.verify.rounding.conditioning import Again, Move, computed_again, s
 from paceline.verify.story.evaluated import Evaluated, evaluations
 from paceline.verify.story.plans import SAVED, expected_factor, expected_rate, story_sizes
 
-IN_JOURNAL = "in the journal"
 NOISE_NUMBERS = ("covariance_trace", "gradient_square")  # of what a run measures before its batch grows
-
 
 @dataclass(frozen=True)
 class Passed:
@@ -95,7 +93,12 @@ def unbroken(asked: Asked, last: Plan, samples: int, move: Move | None = None) -
 
 def in_the_journal(difference: Difference) -> Difference:
     """Return the difference as that of a number which the journal keeps."""
-    return dataclasses.replace(difference, name=f"{difference.name} {IN_JOURNAL}")
+    return dataclasses.replace(difference, name=journal_name(difference.name), in_journal=True)
+
+
+def journal_name(name: str) -> str:
+    """Return what a number of the journal is called, to be told from the number that the run has."""
+    return f"{name} in the journal"
 
 
 def evaluation_differences(

@@ -116,7 +116,8 @@ def journal_differences(run_dir: Path, passed: Passed, act: Act) -> list[Differe
     apart += told_differences(step.get("router") or {}, passed.step, number, world)
     found = [in_the_journal(difference) for difference in apart]
     if step.get("sample_ids") != passed.step.ids:
-        found.append(Difference("samples", "ids in the journal", number, 0, 1.0, 1.0, math.nan, math.nan))
+        apart_ids = Difference("samples", "ids", number, 0, 1.0, 1.0, math.nan, math.nan)
+        found.append(in_the_journal(apart_ids))
     evaluated = {LOSS: _number(evaluation, "loss"), ITEMS: _number(evaluation, "weight")}
     evaluated |= {name: float(value) for name, value in (evaluation.get("metrics") or {}).items()}
     if evaluation.get("step") != number:
