@@ -19,6 +19,7 @@ from dataclasses import replace
 
 from paceline.backtest.schema import StepRow
 from paceline.plan.cost.programs.known import program_of
+from paceline.plan.cost.software import Software
 from paceline.plan.feasible.split import split_by_cost
 from paceline.spec.layout import Layout, accumulation_for
 from paceline.spec.plan import Plan
@@ -104,7 +105,7 @@ def plans_of(
     What is open is open jointly: every class of sharding with every recompute, micro-batch and interleaving that the
     program has.
     """
-    recompute = _recompute(row.recompute, program_of(row.program, row.zero_stage)[0].recomputes, marks)
+    recompute = _recompute(row.recompute, program_of(row.program, row.zero_stage)[0], marks)
     if not recompute:
         return [], "recompute of some layers only"
     precision, micro_batches = precision_of(row.precision, marks), _micro_batches(row, batch, degrees["dp"], marks)
@@ -225,13 +226,17 @@ def _chunks(layers: int, pp: int) -> list[int]:
     return [chunks for chunks in range(2, -(-layers // pp) + 1) if -layers % (pp * chunks) <= ENDS] or [2]
 
 
-def _recompute(text: str, usual: Sequence[str], marks: list[str]) -> list[tuple[str, float]]:
+def _recompute(text: str, program: Software, marks: list[str]) -> list[tuple[str, float]]:
     """Return the modes of recompute that a row may have run, each with its budget; [] for a mode that no plan has.
 
-    Where a table states none, it is one of the program's `usual` ones, or some of the layers may be computed again:
-    `--recompute-num-layers` of Megatron-LM, named policies of MaxText.
+    Where a table states none, it is one of the program's usual ones, or some of the layers may be computed again:
+    `--recompute-num-layers` of Megatron-LM, named policies of MaxText. So it is where a table says "selective" of a
+    program that means by it some of the layers.
     """
-    plain = text.lower()
+    plain, usual = text.lower(), program.recomputes
+    if plain == "selective" and program.selective_blocks:
+        marks.append("blocks computed again: the fewest that fit")
+        return [("budget", part) for part in BUDGETS]
     if not plain:
         marks.append("recompute: the best that fits")
         if usual:

@@ -159,13 +159,12 @@ def _resolved(seconds: Floats, held: Floats, peaks: Floats, context: PricedTask)
     """Return the place of the plan that a row is taken to have run: the fastest that fits, because it ran.
 
     What fits is what memory's own forecast says, without its interval: a row that ran did not have to be safe. Where
-    nothing fits, the fastest whose tensors alone do. Where those do not either, memory's forecast is too high for all
-    plans of the row alike, so it cannot tell those from each other whose needs are nearer than its own 95 % interval is
-    wide: the fastest of them.
+    nothing fits, memory's forecast is too high for all plans of the row alike, so it cannot tell those from each other
+    whose needs are nearer than its own 95 % interval is wide: the fastest of them.
     """
     memory = context.cluster.device.memory_bytes.value
     least = float(held.min()) * math.exp(memory_widths(context.cluster, context.constants)[1])
-    among = next(fit for fit in (peaks <= memory, held <= memory, held <= least) if fit.any())
+    among = next(fit for fit in (peaks <= memory, held <= least) if fit.any())
     return int(np.argmin(np.where(among, seconds, math.inf)))
 
 

@@ -83,7 +83,9 @@ def published_device(entry: Accelerator) -> Device:
         matmul_source="published",
         peak_flops=dict(entry.peak_flops),
         launch_seconds=CUDA_LAUNCH_SECONDS,
-        runtime_bytes=CUDA_RUNTIME_BYTES,
+        runtime_bytes=CUDA_RUNTIME_BYTES
+        if entry.runtime_bytes is None
+        else figure("runtime_bytes", entry.runtime_bytes),
         sustained_share=entry.sustained_share,
         assumed_rates=rates,
         rated_watts=entry.watts,

@@ -101,6 +101,7 @@ class Accelerator:
         above=0.0,
         maximum=1.0,
     )
+    runtime_bytes: float | None = option(None, "held before any tensor; else a CUDA context's", minimum=0.0)
     assumed: tuple[str, ...] = option((), "figures that no document was read for: of FIGURES, or peak_flops.bf16")
     source: str = option("", "where the figures are printed")
     node_types: tuple[NodeType, ...] = option((), "the node types themselves")

@@ -7,6 +7,7 @@ that all parts of all plans are one matrix and pricing does not depend on the mo
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -219,6 +220,15 @@ class Parts:
     def largest_unit(self, ep: Ints) -> Floats:
         """Return the parameters of the largest unit of sharding on a device that has one in `ep` of its experts."""
         return np.maximum(self.root_parameters, self.largest_block(ep))
+
+    def largest_weight(self, ep: Ints) -> Floats:
+        """Return the parameters of the largest matrix, that of all experts of a layer counted as one; or of a block."""
+        largest = np.zeros(len(self.counts))
+        for index, block in enumerate(self.shapes.blocks):
+            experts = block.experts * math.prod(block.expert_widths) / ep if block.expert_widths else 0.0
+            held = np.maximum(block.largest_weight or block.parameters - block.expert_parameters, experts)
+            largest = np.maximum(largest, np.where(self.counts[:, index] > 0, held, 0.0))
+        return largest
 
     def largest_block(self, ep: Ints) -> Floats:
         """Return the same of the largest repeated block."""

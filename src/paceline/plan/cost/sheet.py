@@ -284,7 +284,8 @@ class Sheet:
         else:
             kept = self.context.software.selective_products if "products" in save else 0.0
             some = some + (1 - kept) * self.product_seconds
-            some = some + (0.0 if "attention" in save else attention)
+            is_kept = self.context.software.selective_attention and "attention" in save
+            some = some + (0.0 if is_kept else attention)
         return np.stack([np.zeros_like(full), some, full])
 
     @cached_property
@@ -335,7 +336,8 @@ class Sheet:
     def _within_budget(self, rows: Ints, repeated: Floats) -> Floats:
         """Return the modes of recompute that a budget gives the blocks of some rows (mode x row x shape).
 
-        With offloaded activations `selective` is left out: offload cannot reach the tensors that `selective` keeps.
+        With offloaded activations `selective` is left out: offload cannot reach the tensors that `selective` keeps. So
+        it is where a program computes whole blocks again.
         """
         plans, places = self.rows.plan[rows], np.flatnonzero(self.context.shapes.repeated)
         kept, seconds = (
@@ -343,7 +345,7 @@ class Sheet:
         )
         unknown = ~np.isfinite(seconds).all(axis=(0, 2))
         seconds[:, unknown] = self._operations[:, None, places]  # of a device whose rates nobody knows
-        if self.columns.common.offloads_activations:
+        if self.columns.common.offloads_activations or self.context.software.selective_blocks:
             seconds[MODES.index("selective")] = np.inf
         numbers = repeated[:, places]
         budget = self.columns.budget[plans] * np.einsum("rs,rs->r", numbers, kept[MODES.index("none")])

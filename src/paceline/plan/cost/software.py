@@ -19,9 +19,12 @@ class Software:
     master_weights: bool = False
     selective_is_attention: bool = False  # selective recompute repeats attention's core alone, else all but products
     selective_products: float = 1.0  # part of the products whose outputs selective recompute keeps, else
+    selective_blocks: bool = False  # whether it is full recompute of some blocks instead, how many is not told
     fuses_gradient_sums: bool = False  # whether products of weight gradients add to what earlier micro-batches left
     fused: bool = True  # whether activations, rotary positions and the loss are fused kernels, as profiles count them
     splits_root: bool = False  # whether embedding and head are units of sharding of their own
+    gathers_weights: bool = False  # whether every matrix is a unit of its own, reduced in the compute dtype
+    selective_attention: bool = True  # whether selective recompute that keeps products keeps attention's output too
     logit_share: float = 0.0  # of fp32's 4 bytes, for a logit in forward and again in backward; 0: by `fused`
     fuses_compiled: bool = False  # whether kernels are fused in compiled plans alone
     gathers_fp8: bool = False  # whether fp8 plans gather weights in fp8

@@ -284,6 +284,8 @@ class HeldAtPeak:
         """Return weights in the compute dtype beside the fp32 ones: gathered, or cast and saved for backward."""
         size, plans, parts, flying = self.compute, self.plans, self.parts, self.flying
         root, largest = self._root / plans.tp, self._largest_block / plans.tp
+        if self.sheet.context.software.gathers_weights:  # one in use and the next on its way
+            root, largest = np.zeros(len(plans)), parts.largest_weight(plans.ep) / plans.tp
         narrow = parts.total("narrow_parameters") / plans.tp  # they rest as they are computed with, and are not cast
         no_recompute = plans.recomputes("none")
         # Blocks that a budget spares recompute keep theirs for every micro-batch in flight.
@@ -378,6 +380,8 @@ class HeldAtPeak:
         size, compute, plans, parts = self.size, self.compute, self.plans, self.parts
         copies = ~plans.is_sharded & (plans.dp_replicate > 1)
         units = (2 * size + compute) * np.maximum(self._root, self._largest_block) / plans.tp
+        if self.sheet.context.software.gathers_weights:  # a gradient that is reduced beside the next one's product
+            units = 2 * compute * parts.largest_weight(plans.ep) / plans.tp
         bucket = np.minimum(plans.common.bucket_bytes, size * self.trained)
         held = np.where(plans.is_sharded, units, np.where(copies, bucket, 0.0))
         stream = plans.micro_batch * compute * self.sheet.context.stream_elements / plans.cp

@@ -35,7 +35,9 @@ def kept_bytes(columns: Columns, shapes: Shapes, software: Software, size: int) 
     inputs = shapes["input_elements"]
     selective = shapes["selective_elements"]
     attention = shapes["attention_out_elements"]
-    if "attention" not in columns.common.recompute_save:
+    if not software.selective_attention:  # of what a block adds to the stream nothing is kept twice
+        selective = selective - attention - np.where(attention > 0, inputs, 0.0)
+    elif "attention" not in columns.common.recompute_save:
         selective = selective - attention
     if "products" not in columns.common.recompute_save:
         selective = selective - (shapes["selective_elements"] - attention - inputs)

@@ -94,8 +94,10 @@ NANOTRON = Software(
     pipeline_waits=True,
     flushes=True, classes=(0, 1), splits_by_cost=True,  # `get_block_compute_costs` of its models
 )  # fmt: skip
-# FullyShardedDataParallel with MixedPrecision in bf16, its reductions included; every backward pass reduces.
-FSDP = Software("PyTorch FSDP", reduce_bytes=2, classes=(3,))
+# FullyShardedDataParallel with MixedPrecision in bf16, its reductions included; every backward pass reduces. Its
+# `apply_activation_checkpointing` takes whole modules: what fms-fsdp calls `selective_checkpointing` is the part of the
+# blocks that are computed again (fms_fsdp/config/training.py, read 2026-11-24).
+FSDP = Software("PyTorch FSDP", reduce_bytes=2, classes=(3,), selective_blocks=True)
 LLM_FOUNDRY = Software("LLM Foundry", reduce_bytes=2, first_flash=True, logit_share=FUSED_LOGITS, classes=(3,))
 # MixedPrecisionPolicy(param_dtype=bfloat16, reduce_dtype=float32), torchtitan/config/job_config.py.
 # Selective recompute keeps attention and every other product: `_get_custom_policy` in activation_checkpoint.py. It
@@ -113,8 +115,13 @@ TORCHTITAN = Software(
     interleaved_stages=2,  # `stages_per_rank = 1 if is_single_stage_schedule else 2`: distributed/pipeline_parallel.py
 )
 FSDP2 = Software("PyTorch FSDP2", classes=(3,), splits_root=True, fuses_compiled=True, logit_share=EAGER_LOGITS)
-# XLA gathers every weight by itself, in the compute dtype, and reduces its gradient in it.
-MAXTEXT = Software("MaxText", reduce_bytes=2, classes=(3,), splits_root=True, recipe="delayed")
+# XLA gathers every weight by itself, in the compute dtype, and reduces its gradient in it. Of its policies of recompute
+# `minimal` keeps products with weights, and not attention's output (`get_remat_policy` of layers/decoders.py: "save all
+# except context", read 2026-11-24); what a block adds to the stream at its end is kept as the next block's input alone.
+MAXTEXT = Software(
+    "MaxText", reduce_bytes=2, classes=(3,), splits_root=True, recipe="delayed", gathers_weights=True,
+    selective_attention=False,
+)  # fmt: skip
 # Layers of Pax are repeated, and repeated layers compute something again: `CHECKPOINT_POLICY` is SAVE_NOTHING in
 # tasks/lm/model_params.py, and SAVE_DOT_WITH_NO_BATCH_DIM, which keeps products with weights alone, in its 5B
 # (contrib/gpu/scripts_gpu/configs.py, read 2026-11-23). Its own attention is einsums; no dropout is set there but of

@@ -1,0 +1,113 @@
+"""Rows that ran and were called too large: what their programs hold, by hand on shapes of published runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from backtest_examples import LLAMA, case_of
+
+from paceline.backtest.price import Priced, contexts_of, price_cases
+from paceline.backtest.rows import Case
+from paceline.backtest.schema import StepRow
+from paceline.cluster.resolve import resolve_cluster
+from paceline.plan.cost import pricing
+from paceline.plan.cost.constants import read_constants
+from paceline.plan.cost.model_parts import MODES
+from paceline.plan.cost.sheet import Sheet
+from paceline.spec.cluster import ClusterSpec
+
+# MaxText's 16B on a v5e pod (its configs/v5e/16b.sh and README, read 2026-11-24): 6 sequences a chip, 120 TFLOP/s.
+V5E = StepRow(
+    source="a README", program="maxtext", model="maxtext-16b", arch="llama", layers=32, hidden=4096, ffn_hidden=28672,
+    heads=64, kv_heads=64, head_dim=128, vocab=32000, seq_len=2048, accelerator="TPU v5e", n_devices=256,
+    precision="bf16", tp=1, pp=1, cp=1, dp=256, zero_stage="fsdp", micro_batch=6, global_batch=1536, recompute="full",
+    attention_kernel="flash", measured_step_s=10.3,
+)  # fmt: skip
+# Its 64B on 64 chips of v5p (configs/v5p/64b.sh): `remat_policy=minimal`, 3 sequences a chip, tensor ranks of four.
+V5P = replace(
+    V5E, model="maxtext-64b", layers=64, hidden=8192, accelerator="TPU v5p", n_devices=64, tp=4, dp=16, micro_batch=12,
+    global_batch=192, recompute="selective", measured_step_s=7.4,
+)  # fmt: skip
+GIB = 2**30
+
+
+def sheet_of(case: Case) -> Sheet:
+    return contexts_of([case], read_constants())[0][0].sheet(*case.plans)
+
+
+def held(case: Case) -> dict[str, float]:
+    """Return the bytes of every term of the memory of a case's first plan."""
+    return {column.name: float(column.values[0]) for column in pricing.memory_components(sheet_of(case))}
+
+
+def priced(case: Case) -> Priced:
+    (found,) = price_cases([case])
+    assert isinstance(found, Priced), found
+    return found
+
+
+def test_xla_gathers_and_reduces_a_matrix_at_a_time() -> None:
+    found, matrix = held(case_of(V5E)), 4096 * 32000  # the head; a matrix of the feed-forward has 4096 x 28672
+    assert found["weight copies"] == 2 * 2 * matrix, "one in use and the next on its way, in bf16"
+    assert found["communication buffers"] == 2 * 2 * matrix, "a gradient that is reduced, and the next one"
+    whole = held(case_of(V5E, program="pytorch-fsdp2"))
+    assert whole["weight copies"] > 4 * found["weight copies"], "FSDP2 gathers blocks"
+    assert priced(case_of(V5E)).fits
+
+
+def test_of_a_mixture_all_experts_of_a_layer_are_one_array_to_xla() -> None:
+    row = replace(V5E, arch="moe", model="mixtral-8x7b", ffn_hidden=14336, experts=8, topk=2)
+    assert held(case_of(row))["weight copies"] == 2 * 2 * 8 * 4096 * 14336
+    assert held(case_of(row, ep=8))["weight copies"] == 2 * 2 * 4096 * 32000, "the head"
+
+
+def test_xlas_minimal_policy_keeps_products_that_backward_reads_and_computes_attention_again() -> None:
+    sheet, width, tokens = sheet_of(case_of(V5P)), 8192, 2048
+    layer = next(place for place, block in enumerate(sheet.context.shapes.blocks) if block.kind == "decoder")
+    # The block's input, queries, keys, values, attention's projection, and both products of the feed-forward.
+    elements = tokens * (5 * width + 2 * 28672)
+    assert sheet.kept_bytes[MODES.index("selective"), 0, layer] == pytest.approx(2 * elements / 4)
+    # Attention's forward pass is one of the 3.5 that a step has of it: each of two products and 2.5 times as many.
+    again = sheet.again_seconds[:, 0, layer] - sheet.moving_seconds[0, layer]
+    assert again[MODES.index("selective")] == pytest.approx(sheet.attention_seconds[0, layer] / 3.5)
+    torch = sheet_of(case_of(V5P, program="pytorch-fsdp2"))
+    assert torch.again_seconds[MODES.index("selective"), 0, layer] == torch.moving_seconds[0, layer]
+    assert priced(case_of(V5P)).fits
+
+
+@pytest.mark.parametrize(("name", "free"), [("tpu-v5e", 15.75), ("tpu-v5p", 95.74), ("tpu-v6e", 31.25)])
+def test_a_tpu_has_what_xla_says_it_has(name: str, free: float) -> None:
+    device = resolve_cluster(ClusterSpec(device=name, devices=1))[0].device
+    assert device.memory_bytes.value - device.runtime_bytes.value == pytest.approx(free * GIB, rel=0.02)
+    assert resolve_cluster(ClusterSpec(device="a100-80", devices=1))[0].device.runtime_bytes.value == 1.5e9
+
+
+def test_selective_of_fsdp1_is_full_recompute_of_some_blocks() -> None:
+    # fms-fsdp's Llama 2 70B on 128 A100: all products kept are 80 x 2 x 4,096 x 14 x 8,192 x 2 B = 150e9 bytes.
+    row = replace(
+        LLAMA, program="pytorch-fsdp1", model="llama2-70b", layers=80, hidden=8192, ffn_hidden=28672, heads=64,
+        kv_heads=8, n_devices=128, dp=128, global_batch=256, recompute="selective", measured_step_s=19.98,
+    )  # fmt: skip
+    case = case_of(row)
+    assert {plan.recompute for plan in case.plans} == {"budget"}
+    sheet = sheet_of(case)
+    kinds = [sheet.modes_of(row).sum(axis=1) for row in range(len(case.plans))]
+    assert all(counts[MODES.index("selective")] == 0 and counts.sum() == 80 for counts in kinds)
+    assert np.all(np.diff([counts[MODES.index("full")] for counts in kinds]) < 0)
+    found = priced(case)
+    assert found.fits and found.step_seconds.value == pytest.approx(19.98, rel=0.10)
+
+
+def test_where_nothing_fits_a_schedule_is_not_chosen_for_the_memory_it_spares() -> None:
+    # Llama 3 405B on 8,192 H100 (arXiv:2407.21783, table 4), its schedule not stated. By what is counted no schedule
+    # has room; 1F1B has the least, and a bubble of 15 / 32, where interleaving has 15 / 256.
+    row = replace(
+        LLAMA, program="", model="llama3-405b", layers=126, hidden=16384, ffn_hidden=53248, heads=128, kv_heads=8,
+        vocab=128256, seq_len=8192, accelerator="H100", n_devices=8192, tp=8, pp=16, dp=64, zero_stage="2",
+        micro_batch=1, global_batch=2048, measured_step_s=12.0,
+    )  # fmt: skip
+    found = priced(case_of(row))
+    assert not found.fits and found.plan.schedule == "interleaved"
+    assert found.step_seconds.value == pytest.approx(12.0, rel=0.10)
