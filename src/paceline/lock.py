@@ -23,7 +23,7 @@ import platform
 import secrets
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -178,6 +178,23 @@ def live_since(run_dir: Path) -> float | None:
         return datetime.datetime.fromisoformat(holder["started"]).timestamp()
     except ValueError:
         return None
+
+
+@contextlib.contextmanager
+def while_free(run_dir: Path) -> Iterator[bool]:
+    """Yield whether nobody holds the directory; where it is so, nobody takes it before the block has ended.
+
+    False where that cannot be known: there is no lock file, or the file system has no locks. Nothing is written.
+    """
+    try:
+        descriptor = os.open(run_dir / NAME, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        yield False
+        return
+    try:
+        yield try_lock(descriptor) is True
+    finally:
+        os.close(descriptor)
 
 
 def adopt_generation(number: int) -> None:

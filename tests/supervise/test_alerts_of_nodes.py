@@ -74,7 +74,7 @@ def test_each_event_is_told_once_and_a_lost_node_by_the_other(two: tuple[Nodes, 
     recovered(run_dir, nodes, 3, stays=1)
     wait_until(lambda: len(down(to)) == 4)
     (fired, lost), (over, _) = down(to)[2:]
-    assert (fired, over) == ("firing", "resolved") and "node 0" in lost, lost
+    assert (fired, over) == ("firing", "resolved") and "the coordinator on node 0" in lost, lost
 
     nodes.processes[1].send_signal(signal.SIGTERM)
     assert nodes.ended(1)[0] == 75
@@ -95,4 +95,5 @@ def test_a_coordinator_that_is_killed_is_told_once_though_its_watch_lives_on(two
     assert [nodes.ended(number)[0] for number in (0, 1)] == [75, 75]
     wait_until(lambda: bool(told(to, "finished")))
     assert [state for state, _ in down(to)] == ["firing", "resolved"], told(to, "rank_down", "finished")
+    assert down(to)[0][1] == "the coordinator on node 0 was lost", "a node tells it, and waits for no successor"
     assert len(told(to, "finished")) == 1

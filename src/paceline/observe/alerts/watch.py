@@ -18,7 +18,7 @@ from paceline.observe.alerts.silence import is_silenced, read_silences
 from paceline.observe.follow import Follower
 from paceline.spec.journal.beside import BesideFile, read_beside
 from paceline.spec.journal.kinds import ClockRecord, RunEnded, RunStarted
-from paceline.spec.journal.reading import numbered
+from paceline.spec.journal.reading import numbered, read_tail_step
 from paceline.spec.journal.record import Record
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.journal.timing.clock import MovedClock, shifted
@@ -91,10 +91,11 @@ class AlertWatch:
             later = [each for each in left if each.time is not None and each.time > down.time]
             self._take([each for each in left if each.time is None or each.time <= down.time])
             left = later
-            for rule in self._rules:
-                if isinstance(rule, RankDown):
-                    rule.tell(down)
+            for rule in self._of_ranks():
+                rule.tell(down)
             found += self._changes(now)
+            for rule in self._of_ranks():
+                rule.settle()
         self._take(left)
         found += self._changes(now)
         self._send(now)
@@ -206,6 +207,16 @@ class AlertWatch:
             self._lost.append(lost)
         self._wake.set()
 
+    def tell_alone(self, lost: RanksLost) -> None:
+        """Put a loss on record without a look at the run, and hand it to the sinks; `hand_over` waits for them.
+
+        For whoever sees that the run's watch is lost. What fires already is not told again.
+        """
+        self._seen.step = read_tail_step(self._run_dir)
+        self._take_earlier()
+        self.tell(lost)
+        self.judge((), lost.time)
+
     def ended(self, exit_code: int, error: Mapping[str, object] | None = None) -> None:
         """Take how the run has ended for its supervisor, where its ranks could not put that on record."""
         self._unrecorded_end = None if error is None else (exit_code, dict(error))
@@ -231,9 +242,8 @@ class AlertWatch:
         self.pause()
         self.look()
         if self._is_gone:
-            for rule in self._rules:
-                if isinstance(rule, RankDown):
-                    rule.gone(time.time())
+            for rule in self._of_ranks():
+                rule.gone(time.time())
             self.judge((), time.time() - self._moved)
         if self._unrecorded_end is not None and self._seen.ended is None:
             code, error = self._unrecorded_end
@@ -252,6 +262,9 @@ class AlertWatch:
             self._wake.wait(LOOK_SECONDS)
             self._wake.clear()
 
+    def _of_ranks(self) -> list[RankDown]:
+        return [rule for rule in self._rules if isinstance(rule, RankDown)]
+
     def _take_earlier(self) -> None:
         for record in firing_in(read_beside(self._run_dir, AlertRecord, NAME)):
             if record.rule == "finished":
@@ -259,6 +272,9 @@ class AlertWatch:
             moment = record.time if record.sent else None
             trouble = Trouble(record.title, record.evidence or {}, record.advice)
             self._firing[record.rule] = _Active(trouble, record.severity, moment)
+            if record.rule == RankDown.name and record.time is not None:
+                for rule in self._of_ranks():
+                    rule.take_earlier(trouble, record.time)
             if moment is not None:
                 self._last_sent[record.rule] = moment
 

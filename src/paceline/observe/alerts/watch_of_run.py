@@ -7,6 +7,7 @@ from pathlib import Path
 
 from paceline.observe.alerts.outbox import Outbox
 from paceline.observe.alerts.rules.ending import Spending
+from paceline.observe.alerts.rules.ranks import RankDown
 from paceline.observe.alerts.rules.run_seen import AlertSeen
 from paceline.observe.alerts.rules.table import make_rules
 from paceline.observe.alerts.sinks.make import NamedSink
@@ -17,6 +18,7 @@ from paceline.spec.journal.redact import Redactor
 from paceline.spec.journal.watching import AlertRecord
 from paceline.spec.run import RunSpec
 from paceline.spec.survive.budget import BUDGETS
+from paceline.supervise.lost import RanksLost
 
 OF_A_MOMENT = ("disk", "memory", "budget")  # rules that look at what is now: a journal does not tell what was
 
@@ -34,6 +36,18 @@ def watch_of(
     rules = make_rules(seen, run_dir, spending_of(run, run_dir), run.budget.warn_at)
     return AlertWatch(run_dir, name, seen, rules, Outbox(sinks, say), say=say, redactor=Redactor(run.redact),
                       group_read=run.group_read, goes_on=goes_on)  # fmt: skip
+
+
+def tell_of_loss(
+    run: RunSpec, run_dir: Path, name: str, sinks: Sequence[NamedSink], lost: RanksLost, say: Callable[[str], None]
+) -> AlertWatch:
+    """Have a loss told by whoever sees that the run's watch is lost with it; `hand_over` waits for the sinks."""
+    seen = AlertSeen(run.alerts)
+    rules = [RankDown(seen)] if RankDown.name not in run.alerts.off else []
+    watch = AlertWatch(run_dir, name, seen, rules, Outbox(sinks, say), say=say, redactor=Redactor(run.redact),
+                       group_read=run.group_read)  # fmt: skip
+    watch.tell_alone(lost)
+    return watch
 
 
 def replayed(run: RunSpec, run_dir: Path, name: str) -> list[AlertRecord]:

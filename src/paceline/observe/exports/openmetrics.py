@@ -5,9 +5,13 @@ The names have few labels: the run, and on some the cause, the phase or the kind
 
 from __future__ import annotations
 
+import ipaddress
 import json
+import math
 import re
+import socket
 import threading
+import time
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -29,6 +33,7 @@ from paceline.spec.journal.record import Record
 from paceline.spec.watch.exports import FILE
 
 NAME, DISCOVERY = "metrics.prom", "file_sd.json"
+TRY_SECONDS = 10.0  # between two tries to serve
 TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 # Name -> kind, unit's suffix where there is one, and help. A counter's sample has `_total` behind its name.
 FAMILIES = {
@@ -59,17 +64,15 @@ class OpenMetricsSink:
         self._samples: Samples = {name: dict(each) for name, each in state.get("samples", {}).items()}
         self.folder = run.dir / FOLDER
         self.folder.mkdir(parents=True, exist_ok=True)
-        if run.exports.openmetrics != FILE:
-            self._server = _serve(run.exports.openmetrics, self.text)
-            host, port = self._server.server_address[:2]
-            labels = {"run": run.name, "project": run.project}
-            _replace(self.folder / DISCOVERY, json.dumps([{"targets": [f"{host!s}:{port}"], "labels": labels}]))
+        self._tried, self._is_told = -math.inf, run.exports.openmetrics == FILE
+        self._keep_serving()
 
     def send(self, records: Sequence[Record]) -> None:
-        """Take records into the newest values, and write them."""
+        """Take records into the newest values, and write them. They are served too as soon as the address can be."""
         for record in records:
             self._take(record)
         _replace(self.folder / NAME, self.text())
+        self._keep_serving()
 
     def state(self) -> dict[str, Any]:
         """Return the newest values."""
@@ -94,6 +97,26 @@ class OpenMetricsSink:
             for labels, value in sorted(samples.items()):
                 lines.append(f"{name}{suffix}{{{run}{',' if labels else ''}{labels}}} {value:.17g}")
         return "\n".join([*lines, "# EOF", ""])
+
+    def _keep_serving(self) -> None:
+        """Serve where that is asked for; an address that is taken, or another node's, is tried again and told once."""
+        address = self._run.exports.openmetrics
+        if address == FILE or self._server is not None or time.monotonic() - self._tried < TRY_SECONDS:
+            return
+        self._tried = time.monotonic()
+        try:
+            self._server = _serve(address, self.text)
+        except OSError as error:
+            if not self._is_told:
+                self._run.say(
+                    f"exports  {address} cannot be served on {socket.gethostname()}: {error.strerror or error}; "
+                    f"{self.folder / NAME} is kept; try an address that every node has, such as 0.0.0.0:9464"
+                )
+            self._is_told = True
+            return
+        labels = {"run": self._run.name, "project": self._run.project}
+        target = _target(*self._server.server_address[:2])
+        _replace(self.folder / DISCOVERY, json.dumps([{"targets": [target], "labels": labels}]))
 
     def _take(self, record: Record) -> None:
         if record.time is not None:
@@ -144,8 +167,26 @@ def _replace(path: Path, text: str) -> None:
     part.replace(path)
 
 
+def _target(host: Any, port: Any) -> str:
+    """Return where others find a server: one that listens at all addresses by the name of its machine."""
+    name = str(host)
+    if ipaddress.ip_address(name.partition("%")[0]).is_unspecified:
+        name = socket.gethostname()
+    return f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
 def _serve(address: str, text: Any) -> ThreadingHTTPServer:
     host, _, port = address.rpartition(":")
+    host = host.strip("[]") or "127.0.0.1"
+    kind = _Server6 if ":" in host else _Server
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -159,7 +200,6 @@ def _serve(address: str, text: Any) -> ThreadingHTTPServer:
         def log_message(self, format: str, *args: Any) -> None:
             """Say nothing of each scrape."""
 
-    server = ThreadingHTTPServer((host.strip("[]") or "127.0.0.1", int(port)), Handler)
-    server.daemon_threads = True
+    server = kind((host, int(port)), Handler)
     threading.Thread(target=server.serve_forever, name="paceline-openmetrics", daemon=True).start()
     return server

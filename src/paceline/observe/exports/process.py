@@ -7,6 +7,7 @@ rest. One process at a time delivers a run: a second one waits for the first, wh
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import os
@@ -35,6 +36,7 @@ def deliver_until(
     run: ExportedRun, over: Callable[[], Any], say: Callable[[str], None], rest_seconds: float
 ) -> list[str]:
     """Deliver a run's journal until `over` returns, and what is left then; return the sinks that have not got all."""
+    run = dataclasses.replace(run, say=say)
     with _alone(run.dir):
         deliveries = [Delivery(name, run, SINKS[name], say).start() for name in run.exports.names]
         over()

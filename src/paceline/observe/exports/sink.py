@@ -31,6 +31,7 @@ class ExportedRun:
     dir: Path
     name: str
     exports: ExportsSpec
+    say: Callable[[str], None] = lambda line: None  # of what a tool does only in part
 
     @property
     def project(self) -> str:

@@ -22,13 +22,14 @@ from paceline.patience import Patience
 from paceline.run.process.handover import hand_over
 from paceline.said import say_line
 from paceline.scratch import Scratch
+from paceline.session.nodes.loss import LossTeller
 from paceline.session.survive import WORKER, starter_of
 from paceline.spec.arguments import run_directory
 from paceline.spec.load import Spec
 from paceline.supervise.groups import collect
 from paceline.supervise.nodes.agent import Agent
 from paceline.supervise.nodes.link import NodeLink, NoPeer, knock
-from paceline.supervise.nodes.meeting import NOT_ELECTED, STEPPED_DOWN, find_meeting
+from paceline.supervise.nodes.meeting import NOT_ELECTED, STEPPED_DOWN, Meeting, find_meeting
 from paceline.supervise.parent import PARENT_VARIABLE, end_with_launcher, end_with_step, name_process
 from paceline.supervise.signals import forward_signals
 
@@ -103,6 +104,8 @@ class Attendance:
         self._run_dir = run_directory(spec)
         self._coordinator: subprocess.Popen[bytes] | None = None
         self._link: NodeLink | None = None
+        self._met: Meeting | None = None  # where the coordinator of that link is
+        self._loss = LossTeller(spec, lambda: bool(agent.stopped), say)
         self._host = ""  # this node's address, once another has been connected to
 
     def run(self) -> int:
@@ -118,6 +121,8 @@ class Attendance:
             if code is not None:
                 return self._ended(code)
             self._say(f"nodes    node {self._nodes.node} has lost the coordinator: {found.because}")
+            if not self._agent.stopped:
+                self._loss.begin(self._met, found.because)
             self._agent.halt()
 
     def close(self) -> None:
@@ -196,6 +201,7 @@ class Attendance:
         if self._coordinator is not None and meeting.node != self._nodes.node:
             collect([self._coordinator])  # it has come too late
             self._coordinator = None
+        self._met = meeting
         return NodeLink(lines, self._nodes.lost_after)
 
     def _start(self) -> subprocess.Popen[bytes]:

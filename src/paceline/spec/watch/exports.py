@@ -10,6 +10,7 @@ from paceline.config.fields import option
 from paceline.errors import ConfigError
 
 FILE = "file"
+MOST_PORT = 65535
 ADDRESS = re.compile(r"[\w.\[\]:-]*:\d{1,5}")
 
 
@@ -27,7 +28,9 @@ class ExportsSpec(Declared, table="run.exports"):
     trackio: bool = option(False, "log to trackio's store on this machine (needs the extra 'trackio')")
     wandb: bool = option(False, "write an offline run of Weights & Biases, for `wandb sync` (needs the extra 'wandb')")
     openmetrics: str = option(
-        "", "metrics for Prometheus: 'file' keeps RUN/exports/metrics.prom, HOST:PORT serves them too"
+        "",
+        "metrics for Prometheus: 'file' keeps RUN/exports/metrics.prom, HOST:PORT serves them too "
+        "(over several nodes 0.0.0.0:PORT, which each of them can serve)",
     )
     project: str = option("", "the project or experiment that runs are kept under (empty: the task's name)")
 
@@ -38,7 +41,8 @@ class ExportsSpec(Declared, table="run.exports"):
 
     def refuse_contradictions(self) -> None:
         """Raise ConfigError for an address that is none."""
-        if self.openmetrics not in ("", FILE) and not ADDRESS.fullmatch(self.openmetrics):
+        is_address = ADDRESS.fullmatch(self.openmetrics) and int(self.openmetrics.rpartition(":")[2]) <= MOST_PORT
+        if self.openmetrics not in ("", FILE) and not is_address:
             raise ConfigError(
                 f"run.exports.openmetrics = '{self.openmetrics}' is no address",
                 "it is 'file', or a host and a port", 'openmetrics = "127.0.0.1:9464"',

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from paceline.observe.alerts.rules.rule import AlertRule, Trouble
@@ -21,20 +22,34 @@ class RankDown(AlertRule):
     def __init__(self, seen: AlertSeen) -> None:
         super().__init__(seen)
         self._lost: Trouble | None = None
+        self._since = -math.inf  # when that was seen
+        self._went_on = -math.inf  # when the run went on last
+        self._told_until = -math.inf  # what was lost until then, another watch has told
 
     def add(self, record: Record) -> None:
         """Take a record."""
         if isinstance(record, FaultRecord) and record.rank is not None and self._lost is None:
             evidence = {"ranks": [record.rank], **(record.evidence or {})}
             self._lost = Trouble(f"{record.what} (rank {record.rank})", evidence, _advice(record.because))
+            self._since = -math.inf if record.time is None else record.time
         elif isinstance(record, RecoveryRecord | RunStarted):
-            self._lost = None
+            self._went_on = math.inf if record.time is None else max(self._went_on, record.time)
+            self.settle()
 
     def tell(self, lost: RanksLost) -> None:
         """Take what a supervisor has seen: it knows before anything is on record."""
-        if self._lost is None:
+        if self._lost is None and lost.time > self._told_until:
             evidence = {"ranks": list(lost.ranks), "seen": lost.time, "because": lost.because}
-            self._lost = Trouble(lost.what, evidence, _advice(lost.because))
+            self._lost, self._since = Trouble(lost.what, evidence, _advice(lost.because)), lost.time
+
+    def take_earlier(self, trouble: Trouble, time: float) -> None:
+        """Take what another watch over this start has told at a moment: it lasts until the run goes on after that."""
+        self._lost, self._since, self._told_until = trouble, time, time
+
+    def settle(self) -> None:
+        """End what is lost where the run has gone on since: word of a loss may come after that."""
+        if self._went_on > self._since:
+            self._lost = None
 
     def gone(self, now: float) -> None:
         """Take that the run's process is gone; that is no trouble where the run's end is on record."""
@@ -43,6 +58,7 @@ class RankDown(AlertRule):
             because = "its process is gone, and no end is on record: it was killed, or its machine was lost"
             advice = "start the same command again: it resumes from the last checkpoint"
             self._lost = Trouble(f"the run is gone after step {self.seen.step}: {because}", evidence, advice)
+            self._since = math.inf
 
     def look(self, now: float, firing: bool) -> Trouble | None:
         """Return who is down, until the run goes on."""

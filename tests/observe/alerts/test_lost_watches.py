@@ -1,0 +1,144 @@
+"""A coordinator is lost, and the watch with it: who sees it tells it, once, and the next watch goes on from there."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from observe.alerts.alert_journals import started, step
+from runs import wait_until
+
+from paceline.lock import NAME as LOCK_NAME
+from paceline.lock import while_free
+from paceline.observe.alerts.beside import tell_of_loss, watch_of
+from paceline.observe.alerts.sinks.make import make_sinks
+from paceline.observe.alerts.watch import AlertWatch
+from paceline.session.nodes.loss import LossTeller
+from paceline.spec.journal.beside import read_beside
+from paceline.spec.journal.kinds import RecoveryRecord
+from paceline.spec.journal.line import line_of
+from paceline.spec.journal.record import Record
+from paceline.spec.journal.watching import AlertRecord
+from paceline.spec.load import load_spec
+from paceline.spec.run import RunSpec
+from paceline.spec.watch.alerts import AlertSinkSpec, AlertsSpec
+from paceline.supervise.lost import RanksLost
+from paceline.supervise.nodes.meeting import announce, find_meeting
+
+LOSS_TIME = 1_700_000_100.0
+LOSS = RanksLost((), "the coordinator on node 0 was lost", "its connection has ended", LOSS_TIME)
+
+
+def recovery(time: float) -> RecoveryRecord:
+    return RecoveryRecord(2, "reform", "", 2, 4, 4, None, 5, 1, {"total": 1.0}, time=time)
+
+
+def write(run_dir: Path, *records: Record) -> None:
+    (run_dir / "journal").mkdir(parents=True, exist_ok=True)
+    with (run_dir / "journal" / "0001.jsonl").open("ab") as file:
+        file.write(b"".join(map(line_of, records)))
+
+
+def run_spec(to: Path) -> RunSpec:
+    sink = AlertSinkSpec(kind="file", to=str(to), least="info")
+    return RunSpec(alerts=AlertsSpec(group="0 s", sinks=(sink,), off=("no_step", "checkpoint_old")))
+
+
+def next_watch(run: RunSpec, run_dir: Path) -> AlertWatch:
+    watch = watch_of(run, run_dir, "asr-2", make_sinks(run.alerts), lambda line: None, goes_on=True)
+    watch._take_earlier()
+    return watch
+
+
+def down(run_dir: Path) -> list[tuple[str, bool]]:
+    return [(each.state, each.sent) for each in read_beside(run_dir, AlertRecord) if each.rule == "rank_down"]
+
+
+def test_what_was_told_of_a_loss_fires_on_until_the_run_goes_on(tmp_path: Path) -> None:
+    run = run_spec(tmp_path / "told.jsonl")
+    write(tmp_path, started(), step(7, LOSS_TIME - 1), recovery(LOSS_TIME - 50))
+    tell_of_loss(run, tmp_path, "asr-2", make_sinks(run.alerts), LOSS, lambda line: None).hand_over(30)
+    (first,) = read_beside(tmp_path, AlertRecord)
+    assert (first.state, first.step, first.title) == ("firing", 7, LOSS.what)
+    watch = next_watch(run, tmp_path)
+    watch.look(LOSS_TIME + 5)
+    watch.tell(dataclasses.replace(LOSS, time=LOSS_TIME - 0.1))  # the coordinator, which knows it from all nodes
+    watch.look(LOSS_TIME + 6)
+    assert down(tmp_path) == [("firing", True)]
+    write(tmp_path, recovery(LOSS_TIME + 7))
+    watch.look(LOSS_TIME + 8)
+    watch.hand_over(30)
+    assert down(tmp_path) == [("firing", True), ("resolved", True)]
+    sent = [json.loads(line) for line in (tmp_path / "told.jsonl").read_text().splitlines()]
+    assert [each["state"] for each in sent if each["rule"] == "rank_down"] == ["firing", "resolved"]
+
+
+def test_word_of_a_loss_that_comes_after_the_run_has_gone_on_does_not_fire_for_ever(tmp_path: Path) -> None:
+    run = run_spec(tmp_path / "told.jsonl")
+    write(tmp_path, started(), step(7, LOSS_TIME - 1), recovery(LOSS_TIME + 7), step(8, LOSS_TIME + 8))
+    watch = next_watch(run, tmp_path)  # a slow one: the run has gone on before its first look
+    watch.look(LOSS_TIME + 9)
+    watch.tell(LOSS)
+    watch.look(LOSS_TIME + 9.5)
+    watch.hand_over(30)
+    assert down(tmp_path) == [("firing", True), ("resolved", True)]
+
+
+def test_word_that_comes_late_of_a_loss_that_was_told_is_not_told_again(tmp_path: Path) -> None:
+    run = run_spec(tmp_path / "told.jsonl")
+    write(tmp_path, started(), step(7, LOSS_TIME - 1))
+    tell_of_loss(run, tmp_path, "asr-2", make_sinks(run.alerts), LOSS, lambda line: None).hand_over(30)
+    write(tmp_path, recovery(LOSS_TIME + 7))
+    watch = next_watch(run, tmp_path)
+    watch.look(LOSS_TIME + 9)
+    watch.tell(LOSS)
+    watch.look(LOSS_TIME + 10)
+    watch.hand_over(30)
+    assert down(tmp_path) == [("firing", True), ("resolved", True)]
+
+
+def tellers(folder: Path, run_dir: Path, to: Path, count: int, said: list[str]) -> Sequence[LossTeller]:
+    path = folder / "task.toml"
+    sink = f'[[run.alerts.sinks]]\nkind = "file"\nto = "{to}"\n'
+    path.write_text(f'[task]\ndata = "{folder}/none.txt"\n[run]\ndir = "{run_dir}"\n{sink}')
+    spec = load_spec(path)
+    return [LossTeller(spec, lambda: False, said.append) for _ in range(count)]
+
+
+def losers() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name == "paceline-loss"]
+
+
+def test_of_all_nodes_that_lose_a_coordinator_one_tells_it(tmp_path: Path) -> None:
+    run_dir, to, said = tmp_path / "run", tmp_path / "told.jsonl", list[str]()
+    write(run_dir, started(), step(7, time.time()))
+    (run_dir / LOCK_NAME).touch()
+    lost = announce(run_dir, "127.0.0.1", 1, 0)
+    for teller in tellers(tmp_path, run_dir, to, 8, said):
+        teller.begin(lost, "its connection has ended")
+    wait_until(lambda: not losers())
+    assert down(run_dir) == [("firing", True)]
+    (sent,) = [json.loads(line) for line in to.read_text().splitlines()]
+    assert sent["title"] == LOSS.what
+
+
+def test_a_coordinator_that_lives_or_has_a_successor_is_not_told_lost(tmp_path: Path) -> None:
+    run_dir, to, said = tmp_path / "run", tmp_path / "told.jsonl", list[str]()
+    write(run_dir, started(), step(7, time.time()))
+    (run_dir / LOCK_NAME).touch()
+    lost = announce(run_dir, "127.0.0.1", 1, 0)
+    (teller,) = tellers(tmp_path, run_dir, to, 1, said)
+    with while_free(run_dir) as is_free:  # as its coordinator holds it, whose connection alone has ended
+        assert is_free
+        teller.begin(lost, "its connection has ended")
+        with while_free(run_dir) as is_free_too:
+            assert not is_free_too
+        assert losers() and not down(run_dir)
+        announce(run_dir, "127.0.0.1", 2, 1)
+        assert find_meeting(run_dir) != lost
+    wait_until(lambda: not losers())
+    assert not down(run_dir) and not to.exists()
