@@ -46,7 +46,8 @@ CAUSES = {
     "drawn from a seed of their own": ("every rank draws weights of its own",),
     "copies drift apart": ("one copy does not make the update",),
     "rows dropped": (
-        "the last row of an uneven batch is dropped", "the last rows of micro-batches of two sizes are left out",
+        "the last row of an uneven batch is dropped",
+        "the last rows of micro-batches of two sizes are left out",
     ),
 }
 
