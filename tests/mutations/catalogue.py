@@ -10,6 +10,7 @@ import planted_axes
 import planted_experts
 import planted_lines
 import planted_low
+import planted_odd
 import planted_rare
 import planted_story
 import planted_three
@@ -22,6 +23,10 @@ PACKED = 'rows = "packed", cross_documents = false'
 GROUPS = 'groups = [{ match = ["*down_proj*"], lr_scale = 0.25 }]'
 QUERY_NORMS = f"{DECODER.replace('llama-1m', 'qwen3-30b-a3b')}, experts = 4, top_k = 2, vocab = 257"
 LORA = '[task.adapter]\nkind = "lora"\nrank = 4\nalpha = 8\n'
+TIED_CHAIN = 'name = "planted_models:TiedChain"'
+SHARED_EXPERTS = f"{BALANCED.replace('moe-2m', 'deepseek-moe-16b')}, top_k = 2, vocab = 257"
+HEAD_GROUP = GROUPS.replace("*down_proj*", "head.*")
+FROZEN_HEAD = HEAD_GROUP.replace(" }]", ', frozen_until = "200 steps" }]')
 GROWING = (
     '[task.growth]\nby = "schedule"\nlearning_rate = "sqrt"\n'
     '[[task.growth.changes]]\nafter = "3 steps"\nbatch = "28 samples"\n'
@@ -107,6 +112,21 @@ CASES = {
     "selection": Case("dp_replicate=2", tables=BY_LOSS),
     "largest losses": Case("dp_replicate=2", tables=BY_LOSS.replace('"loss"', '"largest"')),
     "experts, interleaved": Case(INTERLEAVED, BALANCED.replace("layers = 2", "layers = 5")),
+    # Two options that meet.
+    "experts, copies": Case("dp_replicate=2", BALANCED),
+    "tied group, stages": Case("pp=2", TIED_CHAIN, optimizer=HEAD_GROUP),
+    "tied group frozen, stages": Case("pp=2", TIED_CHAIN, optimizer=FROZEN_HEAD),
+    "layer rates and groups, stages": Case("pp=2", optimizer=f"layer_decay = 0.7, {GROUPS}"),
+    "layer rates, stages, tied": Case("pp=2", TIED_CHAIN, optimizer="layer_decay = 0.7"),
+    "growing by noise, experts": Case("dp_replicate=2", f'{MOE}, balance = "bias"', tables=BY_NOISE),
+    "growing by noise, rarely": Case("dp_replicate=2", tables=BY_NOISE + "measurements = 3\n"),
+    "selection, dropout": Case("dp_replicate=2", 'name = "planted_models:Dropout"', tables=BY_LOSS),
+    "selection, experts": Case("dp_replicate=2", BALANCED, tables=BY_LOSS),
+    "branches, copies": Case("dp_replicate=2", 'name = "planted_models:Branches"'),
+    "branches, zero 3": Case("dp_shard=2,zero=3", 'name = "planted_models:Branches"'),
+    "own rule, zero 3": Case("dp_shard=2,zero=3", optimizer='name = "planted_models:Counted"', eps=""),
+    "shared experts, tensor": Case("tp=2", SHARED_EXPERTS),
+    "packed rows, copies": Case("dp_replicate=2", data=PACKED),
     # Losses that are no sums over rows.
     "contrast": Case("dp_replicate=2", 'name = "planted_models:Halves"', "info_nce"),
     "gathered contrast": Case("dp_replicate=2", 'name = "planted_models:Halves"', "nce_without_gradients"),
@@ -130,6 +150,7 @@ CASES = {
 PROOFS = [
     *planted.PROOFS, *planted_axes.AXIS_PROOFS, *planted_experts.EXPERT_PROOFS, *planted_three.THREE_PROOFS,
     *planted_lines.LINE_PROOFS, *planted_rare.RARE_PROOFS, *planted_story.STORY_PROOFS, *planted_low.LOW_PROOFS,
+    *planted_odd.ODD_PROOFS,
 ]  # fmt: skip
 # Without a mistake cases prove equal, in every part of the proof.
 CONTROLLED = (

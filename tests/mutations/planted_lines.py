@@ -82,7 +82,7 @@ LINE_PROOFS = [
                                        "(index + 1) * chunk), (place + 1) * chunk - (place > rank)")),
             "loss", "forward pass", "loss"),
     Planted("noise", "a rank's part of a sequence gets the noise of a whole one", "noise, shared sequences",
-            line("task.adapt.noise:EmbeddingNoise.__call__", (" * self.context_ranks", "")),
+            line("task.adapt.noise:EmbeddingNoise.__call__", ("self.whole_length() or length", "length")),
             "loss", "forward pass", "loss"),
     # ---- ids beside the cuts of a vocabulary
     Planted("vocabulary", "a label that is the first row of a rank's part is nobody's", "tensor",

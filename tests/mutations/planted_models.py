@@ -43,6 +43,58 @@ class Chain(nn.Module):
         return self.head(x)
 
 
+class TiedChain(Chain):
+    """The chain without its noise, whose head is its embedding."""
+
+    paceline_rules = Rules(first=("embed",), blocks="layers", last=("head",))
+
+    def __init__(self, width: int = 12) -> None:
+        super().__init__(width)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(4))
+        self.head = nn.Linear(width, VOCAB, bias=False)
+        self.head.weight = self.embed.weight
+
+
+class Branches(nn.Module):
+    """Layers for rows by the token that they begin with: some are reached in one step and not in the next."""
+
+    def __init__(self, width: int = 12, branches: int = 16) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCAB, width), nn.Linear(width, VOCAB)
+        self.branches = nn.ModuleList(nn.Linear(width, width) for _ in range(branches))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits [rows, seq, vocab]."""
+        x = self.embed(tokens)
+        for number, layer in enumerate(self.branches):
+            chosen = (tokens[:, 0] + tokens[:, 1]) % len(self.branches) == number
+            if chosen.any():
+                x = x.index_add(0, chosen.nonzero().flatten(), layer(x[chosen]))
+        return self.head(x)
+
+
+class Counted(torch.optim.Optimizer):
+    """Momentum whose bias is corrected by a count that is kept as a number of Python's."""
+
+    def __init__(self, params: Any, lr: float = 1e-2, weight_decay: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """Update every weight that has a gradient."""
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                state = self.state[weight]
+                if not state:
+                    state |= {"updates": 0, "mean": torch.zeros_like(weight)}
+                state["updates"] += 1
+                state["mean"].lerp_(weight.grad, 0.5)
+                weight.mul_(1 - group["lr"] * group["weight_decay"])
+                weight.sub_(state["mean"] / (1 - 0.5 ** state["updates"]), alpha=group["lr"])
+
+
 class BatchStatistics(nn.Module):
     """Batch normalisation written by hand, which no type tells."""
 

@@ -45,7 +45,10 @@ CAUSES = {
     "clip by different norms": ("each rank clips by the norm of its own shard", "each stage clips by its own norm"),
     "drawn from a seed of their own": ("every rank draws weights of its own",),
     "copies drift apart": ("one copy does not make the update",),
-    "rows dropped": ("the last row of an uneven batch is dropped",),
+    "rows dropped": (
+        "the last row of an uneven batch is dropped",
+        "the last rows of micro-batches of two sizes are left out",
+    ),
 }
 
 

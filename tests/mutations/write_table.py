@@ -67,8 +67,9 @@ def row_of(bug: Planted | Lost) -> str:
 
 
 def because_of(error: str) -> str:
-    """Return the second line of an error, which says why, without folders that are other ones every time."""
-    return re.sub(r"/\S*/checkpoints/", "checkpoints/", error.splitlines()[1].removeprefix("  because").strip())
+    """Return the line of an error that says why, without folders that are other ones every time."""
+    because = next(line for line in error.splitlines() if line.startswith("  because"))
+    return re.sub(r"/\S*/checkpoints/", "checkpoints/", because.removeprefix("  because").strip())
 
 
 def proof_row(bug: Planted, proven: Proven) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,9 +13,10 @@ import torch
 from tests_shared import VOCAB, Dropout, decoder_task, plan_of
 from torch import nn
 
+from paceline.spec.adapt.adapter import AdapterSpec
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
-from paceline.spec.task import ModelSpec, OptimizerSpec, Task
+from paceline.spec.task import GroupSpec, ModelSpec, OptimizerSpec, Task
 from paceline.task.models.build import build_model
 
 EQUAL, EITHER = ("equal",), ("equal", "ill-conditioned")
@@ -231,7 +233,30 @@ def _low() -> Iterator[SetUp]:
     yield SetUp("bf16, stages, tied", task(decoder(tied=True, layers=3)), _plan(pp=2, precision="bf16"))
 
 
+def _meetings() -> Iterator[SetUp]:
+    """Two options that seldom meet."""
+    yield SetUp("seven rows and one, copies", task(decoder()), _plan(8, 8, dp_replicate=2, rows=(7, 1)))
+    yield SetUp("fewer tokens than chunks", task(decoder(), Text(length=5, kind="none")), _plan(cp=4))
+    every = "all experts are tied for a token"
+    yield SetUp("every expert chosen", task(moe(top_k=4, balance_weight=0.3)), _plan(dp_shard=2, ep=2), every)
+    yield SetUp("layer rates, tied, stages", task(decoder(tied=True, layers=3), layer_decay=0.5), _plan(pp=2))
+    still = (GroupSpec(match=("*norm*",), lr_scale=0.0), GroupSpec(match=("*proj*",), weight_decay=3.0))
+    yield SetUp("lion, a group that stands still", task(decoder(), name="lion", eps=1e-8, groups=still),
+                _plan(dp_shard=3))  # fmt: skip
+    yield SetUp("all is clipped away", task(decoder(), clip_norm=1e-9), _plan(dp_shard=2, tp=2))
+    adapted = dataclasses.replace(task(decoder(layers=3)), adapter=AdapterSpec("dora", rank=1))
+    yield SetUp("DoRA of rank one, stages", adapted, _plan(pp=2))
+    noisy = dataclasses.replace(task(decoder(), Text(length=7)), embedding_noise=5.0)
+    yield SetUp("noise, an odd shared length", noisy, _plan(cp=2, dp_replicate=2))
+    virtual = {"schedule": "interleaved", "virtual_stages": 2, "recompute": "full"}
+    yield SetUp("interleaved, all is recomputed", task(moe(layers=5)), _plan(8, pp=2, **virtual),
+                "a token near a tie may go to another expert")  # fmt: skip
+    yield SetUp("all rests on the host", task(decoder()), _plan(dp_shard=2, recompute="full", offload="all"))
+    yield SetUp("no memory, eps as large as gradients", task(net, eps=1.0, beta1=0.0, beta2=0.5),
+                _plan(dp_replicate=2, zero=1))  # fmt: skip
+
+
 def set_ups() -> list[SetUp]:
     """Return all of them."""
-    kinds = (_sizes_and_worlds, _structures, _lengths_and_labels, _scales, _optimizers, _low)
+    kinds = (_sizes_and_worlds, _structures, _lengths_and_labels, _scales, _optimizers, _low, _meetings)
     return [made for kind in kinds for made in kind()]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from distributed import run_ranks
+from set_ups import Text
 from tests_shared import SEQ_LEN, decoder_task, plan_of
 from torch import nn
 
@@ -70,6 +71,17 @@ def held(planted: str, task: Task) -> CheckProof:
 @pytest.mark.parametrize("kind", ["lora", "rslora", "dora"])
 def test_what_nobody_planted_is_equal(kind: str) -> None:
     record = run_ranks(held, 2, "", task_of(kind, noise=5.0))[0]
+    assert record.equal, record.first_difference
+
+
+def shared(length: int) -> CheckProof:
+    world, plan = join_world("cpu", threads=1), plan_of(Layout(cp=2), batch=3, precision="fp64")
+    task = decoder_task(embedding_noise=5.0, data=Text(length), optimizer=OptimizerSpec(lr=3e-3, eps=1e-4))
+    return CHECKS["steps"](task, plan, world, task.data, length, 2, {})
+
+
+def test_noise_is_of_the_whole_length_where_the_ranks_parts_are_filled_up() -> None:
+    record = run_ranks(shared, 2, 7)[0]
     assert record.equal, record.first_difference
 
 

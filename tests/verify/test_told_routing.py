@@ -64,7 +64,7 @@ def test_one_that_is_told_twice_is_named(what: str, name: str) -> None:
     (record,) = run_ranks(held, 2, "steps", [Layout(dp_replicate=2)], what)[0]
     first = record.first_difference
     assert (first.quantity, first.name, first.family) == ("loss", name, "router statistics")
-    assert first.ratio == pytest.approx(2) and "dp_replicate degree 2" in first.likely
+    assert first.ratio == pytest.approx(2) and "by a factor 2" in first.likely
 
 
 @pytest.mark.deep

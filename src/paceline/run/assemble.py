@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -179,7 +180,7 @@ def _look(
     randomness = sample_randomness(task.seed, plan, world, look.survey if look else Survey(silent=silent))
     draw_again(model, randomness)
     for noise in noises(model):
-        noise.context_ranks = plan.layout.cp
+        noise.whole_length = functools.partial(_sample_length, randomness) if plan.layout.cp > 1 else None
     if look and started.to_look_at() is not model:
         draw_again(started.to_look_at(), randomness)
     remarks = [*(look.remarks if look else []),
@@ -191,6 +192,11 @@ def _look(
         check.of(started.to_look_at(), mesh.get_group("tp"))
         check = None
     return _Looked(turns, objective, coupled, randomness, take_part, check, tuple(remarks))
+
+
+def _sample_length(randomness: SampleRandomness) -> int | None:
+    """Return how many tokens a sample of the micro-batch at hand has, over all ranks that share it."""
+    return randomness.rows.length if randomness.rows is not None else None
 
 
 @dataclass

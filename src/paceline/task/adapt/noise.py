@@ -9,7 +9,7 @@ randomness). There is none in evaluations, nor in the reference that preference 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -26,14 +26,17 @@ class EmbeddingNoise:
     def __init__(self, alpha: float) -> None:
         self.alpha = alpha
         self.is_on = True
-        self.context_ranks = 1  # that share a sequence, of which each embeds a part
+        # Where ranks share a sequence, of which each embeds a part: how many tokens the whole one has.
+        self.whole_length: Callable[[], int | None] | None = None
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], out: Tensor) -> Tensor:
         """Return the embeddings [rows, seq, hidden] of tokens [rows, seq] with noise; in fp32 or wider till the end."""
         handed_on = args[0].is_floating_point()  # a last pipeline stage holds the embedding for its head alone
         if handed_on or not (module.training and self.is_on):
             return out
-        length = args[0].shape[-1] * self.context_ranks  # of what is embedded, of which `out` may be a part
+        length = args[0].shape[-1]  # of what is embedded, of which `out` may be a part
+        if self.whole_length is not None:  # parts are filled up: their lengths say less
+            length = self.whole_length() or length
         wide = torch.promote_types(out.dtype, torch.float32)
         drawn = torch.rand_like(out, dtype=wide) * 2 - 1
         return (out.to(wide) + self.alpha / math.sqrt(length * out.shape[-1]) * drawn).to(out.dtype)

@@ -145,8 +145,7 @@ def _weight(first: Difference, plan: Plan) -> Diagnosis:
 def _loss(wrong: list[Difference], plan: Plan, traits: Traits) -> Diagnosis:
     first = wrong[0]
     if first.name.endswith(BALANCE) or first.name.startswith("entropy of "):
-        by = _degree(first.ratio, plan)
-        likely = "loads and loss are right, and what is told of routers beside them is not" + (f": {by}" if by else "")
+        likely = f"loads and loss are right, and what is told of routers is not: by a factor {first.ratio:.4g}"
         return Diagnosis("router statistics", likely)
     if not any(d.quantity in FOLLOWS for d in wrong):
         by = _degree(first.ratio, plan) or "the normalisation of the logged loss"

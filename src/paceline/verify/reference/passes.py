@@ -24,6 +24,7 @@ from paceline.task.models.copied import copied
 from paceline.task.objective import Objective
 from paceline.task.turns import Turn
 from paceline.verify.compare.difference import wide
+from paceline.verify.reference.plain_documents import placed_plainly
 from paceline.verify.reference.plain_optimizer import first_match
 
 
@@ -94,7 +95,7 @@ def backward(
     losses, weights = [], []
     for number, (positions, data) in enumerate(read):
         with randomness.during(SampleRows(positions, turn.draws_as(step), length_of(data))):
-            loss_sum, weight = turn.objective(model, cast_floats(data, dtype))
+            loss_sum, weight = turn.objective(model, placed_plainly(turn.objective, cast_floats(data, dtype)))
         loss_sum = loss_sum * factors[number] if factors else loss_sum
         loss_sum.backward()
         losses.append(float(loss_sum.detach()))

@@ -42,6 +42,7 @@ from paceline.verify.reference.passes import (
     reference_randomness,
     update,
 )
+from paceline.verify.reference.plain_documents import placed_plainly
 from paceline.verify.reference.plain_optimizer import plain_optimizers
 from paceline.verify.reference.plain_selection import Selected, selected
 from paceline.verify.reference.router import RouterSums, counted_choices, move_biases
@@ -218,7 +219,8 @@ class _Device:
 
         def score(at: np.ndarray) -> tuple[float, float]:
             data = self.source.read(ids_of(self.task, self.source, at), at)
-            loss, weight = self.main.objective(self.model, cast_floats(data, self.dtype))
+            objective = self.main.objective
+            loss, weight = objective(self.model, placed_plainly(objective, cast_floats(data, self.dtype)))
             return float(loss), float(weight)
 
         scores = [functools.partial(score, at) for at in positions.reshape(-1, 1)]

@@ -26,6 +26,7 @@ from paceline.task.metrics.rewards import RewardsOfPairs
 from paceline.task.objective import Objective, next_token, next_token_logits
 from paceline.task.turns import objective_of
 from paceline.verify.compare.tolerance import TOLERANCES
+from paceline.verify.reference.plain_documents import placed_plainly
 
 HELD_OUT_SEED = 0  # of the order in which held-out samples are taken: the same in every run
 LOSS, ITEMS = "evaluation", "items"
@@ -62,7 +63,8 @@ def evaluations(
     ids = sample_ids(HELD_OUT_SEED, np.arange(count, dtype=np.int64), held_out.samples)
 
     def read(chosen: npt.NDArray[np.int64]) -> Any:
-        return cast_floats(held_out.read(chosen, chosen), MASTER_DTYPES[plan.precision])
+        data = cast_floats(held_out.read(chosen, chosen), MASTER_DTYPES[plan.precision])
+        return placed_plainly(objective, data)
 
     model.eval()
     found = []

@@ -26,7 +26,7 @@ from paceline.verify.compare.difference import (
     tensor_differences,
     turn_differences,
 )
-from paceline.verify.compare.routing import routing_differences, told_differences
+from paceline.verify.compare.routing import load_differences, routing_differences, told_differences
 from paceline.verify.reference.passes import moments_of
 from paceline.verify.story.evaluated import ITEMS, LOSS
 from paceline.verify.story.plans import CANDIDATES, CHOSEN, SAVED, Act
@@ -60,6 +60,7 @@ def step_differences(
     return [
         sample_differences(read, passed.step.ids, first, number, world, layout),
         *_selection(run_dir, passed, world),
+        *load_differences(stats.router, passed.step, number, world, layout),
         *number_differences(told, _numbers(passed), number, world),
         *_turns(stats.turns, passed, world),
         *routing_differences(stats.router, passed.step.routing, number, world),
