@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from runs import records_of
 from storm import Story, told
+from thread_worlds import InThreads, on_threads
 
+from paceline.run.process import spread
 from paceline.run.process.world import World
 from paceline.run.survive.health.stragglers import Stragglers
 from paceline.spec.survive.health import HealthSpec
@@ -37,3 +42,37 @@ def test_a_run_whose_rank_is_slow_goes_on_and_names_it(tmp_path: Path) -> None:
     assert found and {each["evidence"]["rank"] for each in found} == {1}
     seconds = found[0]["evidence"]["compute_seconds"]
     assert seconds[1] > 2 * seconds[0]
+
+
+def decided(curves: list[list[float]], always: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], int]:
+    """Return what all ranks decide over comparisons, and how often each was asked for what it takes."""
+    asked = []
+
+    def rank_of(world: World) -> list[Any]:
+        stragglers = Stragglers(HealthSpec(straggler_checks=2), world)
+        found: list[Any] = []
+        for step, seconds in enumerate(curves):
+            stragglers._seconds, stragglers._rows, stragglers._steps = 4 * seconds[world.rank], 4, 4
+            found += [{**vars(each), "time": None} for each in stragglers.compare(step)]
+        return found
+
+    with monkeypatch.context() as patch:
+        gather = InThreads.gather
+        patch.setattr(spread, "FEW", 0)
+        patch.setattr("paceline.run.survive.health.stragglers.device_facts", dict)
+        patch.setattr(InThreads, "gather", lambda world, item: (asked.append(world.rank), gather(world, item))[1])
+        if always:
+            patch.setattr(Stragglers, "_is_worth_asking", lambda *own: True)
+        ranks = on_threads(len(curves[0]), rank_of)
+    assert all(found == ranks[0] for found in ranks)
+    return ranks[0], asked.count(0)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5])
+def test_ranks_are_asked_where_one_is_slow_and_else_by_reductions(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = random.Random(ranks)
+    curves = [[draw.choice([1.0, 1.0, 1.1, 1.2, 2.0]) for _ in range(ranks)] for _ in range(30)]
+    found, asked = decided(curves, False, monkeypatch)
+    every, in_all = decided(curves, True, monkeypatch)
+    assert found == every and found and asked < in_all == 30
+    assert decided([[1.0 + 0.01 * rank for rank in range(ranks)]] * 5, False, monkeypatch) == ([], 0)

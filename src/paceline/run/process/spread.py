@@ -1,13 +1,14 @@
 """How numbers are spread over ranks: the least, the middle and the most of them, exactly, by sums and maxima alone.
 
-A rank sends as much in a world of many thousand ranks as in one of a hundred. The middle one of N numbers is found digit
-by digit: ranks count which of 256 digits their numbers have next, eight times for the 64 bits of a number. The numbers
-1, 1.5, 9 differ in their first digits: the first count says that the second smallest begins as 1.5 does, the next ones
-say how it goes on.
+In a world of more than FEW ranks a rank sends as much as in one of many thousand. The middle one of N numbers is found
+digit by digit: ranks count which of 256 digits their numbers have next, eight times for the 64 bits of a number. Of 1,
+1.5 and 9 the first two begin alike: the first count says that the middle one is among them, the second which it is. In
+a small world every rank sends its numbers to all: one message in place of ten.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,12 +19,13 @@ from numpy.typing import NDArray
 
 from paceline.run.process.world import World
 
+FEW = 32  # ranks, up to which their numbers are gathered
 DIGITS, DIGIT_BITS, NUMBER_BITS = 256, 8, 64
 SIGN = np.uint64(1 << 63)
 
 
 @dataclass(frozen=True)
-class RankSpread:
+class OverRanks:
     """One number of every rank that has it, sorted: how many, the ends, and those around position `count // 2`.
 
     `before` and `after` are the neighbours of `middle`; where there is none, infinite ones. `rank` is the lowest that
@@ -57,13 +59,15 @@ class RankSpread:
         return {"min": self.least, "median": self.median, "max": self.most, "rank": self.rank}
 
 
-def spread_over(world: World, own: Sequence[float | None]) -> list[RankSpread | None]:
+def spread_over(world: World, own: Sequence[float | None]) -> list[OverRanks | None]:
     """Return how each number is spread over the ranks that have it; None where none has. Every rank calls it alike.
 
     `own` are this rank's finite numbers, None for one that this rank does not have.
     """
     if not own:
         return []
+    if world.size <= FEW:
+        return [_spread(column) for column in zip(*world.gather(list(own)), strict=True)]
     has = np.array([value is not None for value in own])
     values = np.array([0.0 if value is None else value for value in own]) + 0.0  # there is one zero
     counts, middles, below = _middles(world, values, has)
@@ -74,7 +78,7 @@ def spread_over(world: World, own: Sequence[float | None]) -> list[RankSpread | 
     found = np.array(world.maximum(np.concatenate(mostly).tolist())).reshape(4, -1)
     most, least, under, over = found[0], -found[1], found[2], -found[3]
     first = world.maximum(np.where(has & (values == most), -float(world.rank), absent).tolist())
-    spreads: list[RankSpread | None] = []
+    spreads: list[OverRanks | None] = []
     for at, count in enumerate(counts):
         if not count:
             spreads.append(None)
@@ -83,8 +87,18 @@ def spread_over(world: World, own: Sequence[float | None]) -> list[RankSpread | 
         before = under[at] if fewer == count // 2 else middles[at]
         after = over[at] if up_to == count // 2 + 1 else middles[at]
         numbers = (float(each) for each in (least[at], before, middles[at], after, most[at]))
-        spreads.append(RankSpread(int(count), *numbers, int(-first[at])))
+        spreads.append(OverRanks(int(count), *numbers, int(-first[at])))
     return spreads
+
+
+def _spread(numbers: Sequence[float | None]) -> OverRanks | None:
+    """Return how the ranks' numbers are spread, in rank order."""
+    known = sorted(each for each in numbers if each is not None)
+    if not known:
+        return None
+    at = len(known) // 2
+    before, after = known[at - 1] if at else -math.inf, known[at + 1] if at + 1 < len(known) else math.inf
+    return OverRanks(len(known), known[0], before, known[at], after, known[-1], numbers.index(known[-1]))
 
 
 def _middles(

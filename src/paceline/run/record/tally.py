@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from paceline.run.loop.step import StepStats
+from paceline.run.process.spread import spread_over
 from paceline.run.process.world import World
 from paceline.spec.journal.kinds import RanksRecord
 
@@ -20,11 +19,12 @@ NANOSECONDS = 1e9
 
 
 class RankTally:
-    """Adds up a rank's steps. A record costs the ranks one exchange; nothing of it grows with their number."""
+    """Adds up a rank's steps. What a record costs a rank does not grow with their number (run/process/spread.py)."""
 
     def __init__(self, world: World) -> None:
         self._world, self._is_first_step = world, True
         self._ended_at: float | None = None
+        self._names: list[str] = []  # of what any rank has told so far, the same on every rank
         self._claimed = 0.0  # seconds since the last step ended that have a name of their own
         self._clear()
 
@@ -75,12 +75,14 @@ class RankTally:
         """
         if self._steps < (1 if last else LEAST_STEPS):
             return None
-        told = self._world.gather({**self._means(), **more()})
+        means, world = {**self._means(), **more()}, self._world
         steps = self._steps
         self._clear()
-        names = [name for name in told[0] if all(name in each for each in told)]
-        spreads = {name: spread([each[name] for each in told]) for name in names}
-        return RanksRecord(step, steps, len(told), self._world.device.type, spreads)
+        if world.maximum([float(any(name not in self._names for name in means))])[0]:
+            self._names = world.union([*self._names, *means])
+        found = zip(self._names, spread_over(world, [means.get(name) for name in self._names]), strict=True)
+        spreads = {name: each.told() for name, each in found if each is not None and each.count == world.size}
+        return RanksRecord(step, steps, world.size, world.device.type, spreads)
 
     def _means(self) -> dict[str, float]:
         found = {name: total / self._steps for name, total in self._sums.items()}
@@ -106,12 +108,6 @@ def _parts(stats: StepStats) -> dict[str, float]:
     if stats.held_seconds is not None:
         found["held"] = stats.held_seconds
     return found
-
-
-def spread(values: Sequence[float]) -> dict[str, Any]:
-    """Return the least, the median and the most of the ranks' values, and the rank of the most."""
-    most = max(values)
-    return {"min": min(values), "median": statistics.median(values), "max": most, "rank": values.index(most)}
 
 
 def queued_seconds() -> tuple[float, float] | None:

@@ -71,6 +71,15 @@ class LessWork:
         who = f"rank {', '.join(map(str, sorted(slow)))} is slow" if slow else "no rank is slow any more"
         return [*found, self._record(step, now.rows, change, f"after step {step} {who}", cost)]
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether rows are cut otherwise than by the run's plan, or it is still to be told what a cut has brought."""
+        return self._made is not None or rows_of_ranks(self._under.plan) != rows_of_ranks(self._base)
+
+    def nothing_told(self) -> None:
+        """Take note of a comparison in which no rank was slow and nobody was asked: a window has no gaps."""
+        self._window.clear()
+
     def rebase(self, plan: Plan) -> None:
         """Take the run's plan to be another, which differs in micro-batch and passes alone."""
         rows = self._base.rows

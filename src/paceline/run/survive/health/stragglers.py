@@ -16,16 +16,19 @@ from paceline.errors import RankReplaced
 from paceline.run.loop.loader import StepBatch
 from paceline.run.loop.step import StepStats
 from paceline.run.loop.under_plan import UnderPlan
+from paceline.run.process.spread import spread_over
 from paceline.run.process.world import World
 from paceline.run.survive.health.computing import computed_seconds, device_facts, planned_rows, rows_computed
 from paceline.run.survive.health.less_work import LessWork, OwnPace
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.reading import read_kind
+from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.survive.health import HealthSpec
 from paceline.supervise.supervisor import is_supervised
 
 LEAST_STEPS = 4  # that a comparison is of
+LEAST_SECONDS = 1e-9  # that ranks are taken to compute in a step
 NOTHING = "nothing is done about it"
 
 
@@ -56,14 +59,39 @@ class Stragglers:
         """Return who has just become known as slow, or no longer is, and what is done. Every rank calls it alike."""
         if self._world.size == 1 or self._steps < LEAST_STEPS:
             return []
-        told = self._world.gather((self._seconds / self._steps, self._rows / self._steps, device_facts()))
+        own = (self._seconds / self._steps, self._rows / self._steps)
         self._seconds, self._rows, self._steps = 0.0, 0, 0
+        if not self._is_worth_asking(*own):
+            return []
+        told = self._world.gather((*own, device_facts()))
         seconds, rows = [each[0] for each in told], [each[1] for each in told]
         parts = [count / planned for count, planned in zip(rows, self._planned, strict=True)]
         found = self.judged(step, seconds, [each[2] for each in told], parts)
         if self._less_work is not None:
             found += self._less_work.decided(step, seconds, rows, self._named())
         return found
+
+    def _is_worth_asking(self, seconds: float, rows: float) -> bool:
+        """Return whether a rank is slow, was so the last time, or trains on other rows than planned.
+
+        Where none of this is so, nothing follows from what each rank takes, and nobody asks. All ranks return the same.
+        """
+        if self._slow or (self._less_work is not None and self._less_work.is_at_work):
+            return True
+        rank, layout = self._world.rank, self._under.plan.layout if self._under is not None else Layout()
+        own = seconds / (rows / self._planned[rank])
+        columns: list[float | None] = [None] * layout.pp
+        stage = layout.coordinates(rank)["pp"] if layout.pp > 1 else 0
+        columns[stage] = own
+        found = spread_over(self._world, [*columns, own])
+        of_stage, of_all = found[stage], found[-1]
+        peers = of_stage if of_stage is not None and of_stage.count > 1 else of_all
+        assert peers is not None
+        slow = own / max(peers.median_without(own), LEAST_SECONDS) >= self._factor
+        asks = self._world.maximum([float(slow)])[0] > 0
+        if not asks and self._less_work is not None:
+            self._less_work.nothing_told()
+        return asks
 
     def rebase(self, plan: Plan) -> None:
         """Take the run's plan to be another, which differs in micro-batch and passes alone."""
@@ -92,7 +120,7 @@ class Stragglers:
         found = []
         for rank, own in enumerate(each):
             others = statistics.median(self._peers(rank, each))
-            times, known = own / max(others, 1e-9), rank in self._named()
+            times, known = own / max(others, LEAST_SECONDS), rank in self._named()
             evidence = {"rank": rank, "step": step, "times": times, "compute_seconds": seconds, "parts": parts,
                         "device": facts[rank]}  # fmt: skip
             because = f"rank {rank} computes {times:.2f} times as long for its part as the others in the median"
