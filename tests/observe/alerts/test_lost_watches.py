@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from observe.alerts.alert_journals import started, step
+from paceline.observe.alerts.beside import tell_of_loss, watch_of
+from paceline.supervise.lost import RanksLost
 from runs import wait_until
 
 from paceline.lock import NAME as LOCK_NAME
 from paceline.lock import while_free
-from paceline.observe.alerts.beside import tell_of_loss, watch_of
 from paceline.observe.alerts.sinks.make import make_sinks
 from paceline.observe.alerts.watch import AlertWatch
 from paceline.session.nodes.loss import LossTeller
@@ -26,7 +27,6 @@ from paceline.spec.journal.watching import AlertRecord
 from paceline.spec.load import load_spec
 from paceline.spec.run import RunSpec
 from paceline.spec.watch.alerts import AlertSinkSpec, AlertsSpec
-from paceline.supervise.lost import RanksLost
 from paceline.supervise.nodes.meeting import announce, find_meeting
 
 LOSS_TIME = 1_700_000_100.0

@@ -23,6 +23,7 @@ from paceline.verify.story.plans import SAVED, expected_factor, expected_rate, s
 
 NOISE_NUMBERS = ("covariance_trace", "gradient_square")  # of what a run measures before its batch grows
 
+
 @dataclass(frozen=True)
 class Passed:
     """One step of the device, the learning rate that belongs to it, and what held-out samples give after it."""
