@@ -129,6 +129,8 @@ def test_what_a_run_is_slowed_by_bounds_it(kind: str, tmp_path: Path) -> None:
         part = by_kind[kind]
         assert bound.kind == kind or (is_busy(bound) and part.share > 0.1), bound
         assert part.evidence[0].startswith("rank 1 computes"), part
+    elif kind == "communication":  # a thread that sends is not given a core at once either
+        assert bound.kind == kind or (is_busy(bound) and by_kind[kind].share > 0.1), bound
     else:
         assert bound.kind == kind and bound.share > 0.5, bound
     assert sum(part.share for part in bound.parts) == pytest.approx(1.0, abs=0.35) and set(by_kind) == {

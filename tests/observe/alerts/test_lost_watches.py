@@ -10,14 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from observe.alerts.alert_journals import started, step
-from paceline.observe.alerts.beside import tell_of_loss, watch_of
-from paceline.supervise.lost import RanksLost
 from runs import wait_until
 
 from paceline.lock import NAME as LOCK_NAME
 from paceline.lock import while_free
 from paceline.observe.alerts.sinks.make import make_sinks
 from paceline.observe.alerts.watch import AlertWatch
+from paceline.observe.alerts.watch_of_run import tell_of_loss, watch_of
 from paceline.session.nodes.loss import LossTeller
 from paceline.spec.journal.beside import read_beside
 from paceline.spec.journal.kinds import RecoveryRecord
@@ -28,6 +27,7 @@ from paceline.spec.load import load_spec
 from paceline.spec.run import RunSpec
 from paceline.spec.watch.alerts import AlertSinkSpec, AlertsSpec
 from paceline.supervise.nodes.meeting import announce, find_meeting
+from paceline.supervise.ranks_lost import RanksLost
 
 LOSS_TIME = 1_700_000_100.0
 LOSS = RanksLost((), "the coordinator on node 0 was lost", "its connection has ended", LOSS_TIME)

@@ -18,7 +18,7 @@ from paceline.spec.journal.redact import Redactor
 from paceline.spec.journal.watching import AlertRecord
 from paceline.spec.run import RunSpec
 from paceline.spec.survive.budget import BUDGETS
-from paceline.supervise.lost import RanksLost
+from paceline.supervise.ranks_lost import RanksLost
 
 OF_A_MOMENT = ("disk", "memory", "budget")  # rules that look at what is now: a journal does not tell what was
 

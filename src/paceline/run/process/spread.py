@@ -86,8 +86,9 @@ def spread_over(world: World, own: Sequence[float | None]) -> list[OverRanks | N
         fewer, up_to = below[at]
         before = under[at] if fewer == count // 2 else middles[at]
         after = over[at] if up_to == count // 2 + 1 else middles[at]
-        numbers = (float(each) for each in (least[at], before, middles[at], after, most[at]))
-        spreads.append(OverRanks(int(count), *numbers, int(-first[at])))
+        numbers = [float(each) for each in (least[at], before, middles[at], after, most[at])]
+        low, under_middle, middle, over_middle, high = numbers
+        spreads.append(OverRanks(int(count), low, under_middle, middle, over_middle, high, int(-first[at])))
     return spreads
 
 

@@ -12,13 +12,13 @@ from collections.abc import Callable
 
 from paceline.errors import PacelineError
 from paceline.lock import while_free
-from paceline.observe.alerts.beside import tell_of_loss
 from paceline.observe.alerts.sinks.make import NamedSink, make_sinks
+from paceline.observe.alerts.watch_of_run import tell_of_loss
 from paceline.session.watch.alerting import name_of
 from paceline.spec.arguments import run_directory
 from paceline.spec.load import Spec
-from paceline.supervise.lost import RanksLost
 from paceline.supervise.nodes.meeting import Meeting, find_meeting
+from paceline.supervise.ranks_lost import RanksLost
 
 Say = Callable[[str], None]
 LOOK_SECONDS = 0.05
