@@ -34,6 +34,12 @@ def test_every_room_has_a_line_and_every_line_a_room() -> None:
     assert sorted(listed) == sorted({"/".join(folder.parts[:2]) + "/" for folder in folders})
 
 
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """pytest imports a file of tests by its bare name: the second file of a name is not collected."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert len(names) > 400 and {name for name, count in names.items() if count > 1} == set()
+
+
 def test_a_stranger_has_ten_answers() -> None:
     rows = [line for line in QUESTIONS.splitlines() if line.startswith("|")][2:]
     assert len(rows) >= 10 and all(PATH.search(row.split("|")[2]) for row in rows)
