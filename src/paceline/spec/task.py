@@ -162,6 +162,10 @@ class DataSpec(Declared, table="task.data"):
     cache_images: bool = option(
         False, "keep decoded and scaled images on local disk, by a hash of their bytes, as far as cache_limit allows"
     )
+    images_in_memory: int = option(
+        64 * 2**20, "most bytes of decoded and scaled images that each process keeps in memory for later epochs",
+        quantity="bytes", minimum=0,
+    )  # fmt: skip
     on_bad: str = option(
         "stop",
         "what a damaged sample does: 'stop' ends the run (exit code 5) and says where, 'skip' counts and leaves it out",

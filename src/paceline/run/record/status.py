@@ -103,7 +103,8 @@ class StatusLine:
         parts.append("{} (forecast {})".format(*format_durations(seconds, brief.step_seconds)))
         parts.append(f"{format_count(rate)} {'tok' if brief.unit == 'tokens' else 'samples'}/s")
         if math.isfinite(brief.peak_flops):
-            parts.append(f"mfu {brief.model_flops_per_step / seconds / brief.peak_flops:.0%} ({OWN})")
+            counted = f" ({OWN})" if brief.unit == "tokens" else ""  # how attention is: of images it is no half
+            parts.append(f"mfu {brief.model_flops_per_step / seconds / brief.peak_flops:.0%}{counted}")
         if self._bound:
             parts.append(self._bound)
         parts.append(f"eta {format_seconds(left)}" if left else "done")

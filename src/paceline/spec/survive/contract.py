@@ -79,6 +79,7 @@ CLAUSES = (
     Clause("task.data.augment", REFUSED, EXPERIMENT),
     Clause("task.data.normalise", REFUSED, EXPERIMENT),
     Clause("task.data.cache_images", FREE, "what is kept on disk, not what is read"),
+    Clause("task.data.images_in_memory", FREE, "what is kept in memory, not what is read"),
     Clause("task.data.cache_limit", FREE, "how many bytes are kept, not which are read"),
     Clause("task.objective", REFUSED, EXPERIMENT),
     Clause("task.turns", REFUSED, EXPERIMENT),

@@ -3,6 +3,7 @@ against Python's own, against torch's bilinear scaling, and whatever rows are be
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,49 @@ def test_decoded_images_are_kept_by_their_content(tmp_path: Path, monkeypatch: p
     (tmp_path / "images" / "0" / "00.png").write_bytes((tmp_path / "images" / "1" / "03.png").read_bytes())
     changed = images(image_size=SIZE, cache_images=True)
     assert not torch.equal(changed, first), "other bytes under the same name are another image"
+
+
+@pytest.mark.parametrize("kept", [0, 5, 100], ids="{} in memory".format)
+def test_squares_in_memory_are_the_same_and_not_decoded_again(
+    kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of training and held-out images, whose squares are of two sizes; nothing is kept of one that is damaged."""
+    write_images(tmp_path / "images")
+    (tmp_path / "images" / "0" / "torn.png").write_bytes(b"no image")
+    decodes: list[str] = []
+    decoded = image_source.decoded
+
+    def watched(content: bytes, entry: Any, size: int) -> np.ndarray:
+        decodes.append(entry.name)
+        return decoded(content, entry, size)
+
+    monkeypatch.setattr(image_source, "decoded", watched)
+
+    def opened(most_bytes: int) -> list[Any]:
+        return list(open_sources(
+            DataSpec(str(tmp_path / "images"), image_size=SIZE, validation_fraction=0.4, augment=EVERYTHING,
+                     images_in_memory=most_bytes, on_bad="skip"), 7))  # fmt: skip
+
+    def epoch(source: Any, number: int) -> list[torch.Tensor]:
+        ids = np.arange(source.samples)
+        batch = source.read(ids[::-1].copy(), ids + number * source.samples)
+        return [batch["images"], batch["labels"]]
+
+    train, held_out = opened(kept * SIDE * SIDE * 3)
+    assert train.samples >= 5 and held_out.samples > 1
+    found = [epoch(train, number) for number in range(3)] + [epoch(held_out, 0)]
+    first, torn = train.samples, sum(name.endswith("torn.png") for name in decodes[: train.samples])
+    room = min(kept, train.samples - torn)
+    assert len(decodes) == first + 2 * (first - room) + held_out.samples
+    if kept == 100:
+        train, held_out = pickle.loads(pickle.dumps((train, held_out)))
+        decodes.clear()
+        epoch(train, 0)
+        assert len(decodes) == first, "another process starts with none"
+    plain_train, plain_held_out = opened(0)
+    wanted = [epoch(plain_train, number) for number in range(3)] + [epoch(plain_held_out, 0)]
+    for mine, his in zip(found, wanted, strict=True):
+        assert all(map(torch.equal, mine, his))
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from paceline.spec.task import DataSpec
 from paceline.task.data.sources.documents import document_hash, split_limit, split_value
 from paceline.task.data.sources.images.choices import choices_of, unchanged
 from paceline.task.data.sources.images.decoding import FORMAT, decoded
+from paceline.task.data.sources.images.in_memory import SquaresInMemory
 from paceline.task.data.sources.images.listing import ImageEntry, ImageListing, list_images
 from paceline.task.data.sources.shards.opened import storage_of
 from paceline.task.data.storage.blocks import BlockCache, Bytes
@@ -56,7 +57,8 @@ class ImageSource:
     depend on its bytes and on the version of Pillow alone; what is drawn for them on the seed and the image's position.
     With `look.skip_bad` an image that cannot be decoded counts nothing: it is black, and its label is -100.
 
-    Threads decode (`read_unfinished`); the rest is done of whole batches on whatever device they are (`finish`).
+    Threads decode (`read_unfinished`) what is not in memory yet; the rest is done of whole batches on whatever device
+    they are (`finish`).
     """
 
     unit = "samples"
@@ -64,13 +66,19 @@ class ImageSource:
     vocab: int | None = None
     reads_in_threads = True
 
-    def __init__(self, listing: ImageListing, chosen: npt.NDArray[np.int64], look: ImageLook, storage: Storage) -> None:
-        """`chosen` are the numbers of the images in the listing. Raises MissingExtra without Pillow."""
+    def __init__(
+        self, listing: ImageListing, chosen: npt.NDArray[np.int64], look: ImageLook, storage: Storage,
+        squares: SquaresInMemory,
+    ) -> None:  # fmt: skip
+        """`chosen` are the numbers of the images in the listing, `squares` those of it that this process keeps.
+
+        Raises MissingExtra without Pillow.
+        """
         try:
             import PIL
         except ImportError as error:
             raise MissingExtra("pillow", "images", "decoding images") from error
-        self.listing, self.chosen, self.look, self.storage = listing, chosen, look, storage
+        self.listing, self.chosen, self.look, self.storage, self.squares = listing, chosen, look, storage, squares
         self.samples, self.notices = len(chosen), storage.notices
         self.classes = listing.classes
         self.described = f"{len(listing.entries):,} images of {len(listing.classes):,} classes"
@@ -102,10 +110,17 @@ class ImageSource:
         labels = np.empty(len(ids), dtype=np.int64)
         numbers = self.chosen[ids].tolist()
 
-        def fill(row: int) -> None:
+        def decode(row: int) -> None:
             labels[row] = self._decode(numbers[row], pixels[row])
 
-        list(self._threads().map(fill, range(len(ids))))
+        others = []
+        for row, number in enumerate(numbers):
+            if self.squares.fill(number, pixels[row]):
+                labels[row] = self.listing.entries[number].label
+            else:
+                others.append(row)
+        if others:
+            list(self._threads().map(decode, others))
         batch = {"pixels": torch.from_numpy(pixels), "labels": torch.from_numpy(labels)}
         if positions is not None and look.augment is not None and look.augment.draws:
             batch["choices"] = torch.from_numpy(choices_of(look.augment, look.seed, positions, side))
@@ -126,11 +141,13 @@ class ImageSource:
     def expect(self, ids: npt.NDArray[Any]) -> None:
         """Say which samples will be read next, in their order: remote ones are fetched meanwhile."""
         for number in self.chosen[ids].tolist():
+            if self.squares.holds(number, self.look.side):
+                continue
             entry = self.listing.entries[number]
             self._file(entry.file).expect(np.array([[entry.start, entry.start + entry.size]]))
 
     def _decode(self, number: int, into: npt.NDArray[np.uint8]) -> int:
-        """Fill in an image and return its label, -100 where it is left out."""
+        """Fill in an image, keep it, and return its label, -100 where it is left out."""
         entry = self.listing.entries[number]
         try:
             into[:] = self._square_of(self._file(entry.file).read(entry.start, entry.start + entry.size), entry)
@@ -139,6 +156,7 @@ class ImageSource:
                 raise
             self.notices.tell(LEFT_OUT, f"{error.what}: {error.because}")
             return NO_LABEL
+        self.squares.keep(number, into)
         return entry.label
 
     def _square_of(self, content: Bytes, entry: ImageEntry) -> npt.NDArray[np.uint8]:
@@ -166,7 +184,7 @@ class ImageSource:
             return self._pool
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ImageSource, (self.listing, self.chosen, self.look, self.storage)
+        return ImageSource, (self.listing, self.chosen, self.look, self.storage, self.squares)
 
 
 def open_images(data: DataSpec, path: str, seed: int) -> tuple[ImageSource, ImageSource | None]:
@@ -183,11 +201,13 @@ def open_images(data: DataSpec, path: str, seed: int) -> tuple[ImageSource, Imag
     held_out = np.array([bool(entry.held_out) if named else value < limit
                          for entry, value in zip(listing.entries, values, strict=True)])  # fmt: skip
 
+    squares = SquaresInMemory(data.images_in_memory)
+
     def source(chosen: Sequence[bool] | npt.NDArray[Any], augment: AugmentSpec | None) -> ImageSource:
         side = (augment.crop_from if augment is not None else 0) or data.image_size
         skips = data.on_bad == "skip"
         look = ImageLook(data.image_size, side, augment, seed, data.normalise, skips, data.cache_images)
-        return ImageSource(listing, np.flatnonzero(chosen), look, storage)
+        return ImageSource(listing, np.flatnonzero(chosen), look, storage, squares)
 
     if held_out.all():
         raise DataError("no images are left", "the validation part took all of them", "lower validation_fraction")
