@@ -6,6 +6,7 @@ import __future__
 import importlib
 import inspect
 import textwrap
+from collections.abc import Callable
 from typing import Any
 
 from planted import Patch, Plant, Planted, nothing
@@ -16,7 +17,8 @@ from paceline.run.process.world import World
 def line(target: str, *pieces: tuple[str, str]) -> Plant:
     """Return what replaces pieces of the source of `module:function`, or of `module:Class.method`, of ours."""
 
-    def plant(patch: Patch, world: World) -> None:
+    def changed() -> tuple[Any, Any]:
+        """Return the function and the code that it has with the pieces replaced."""
         function = _function(target)
         source = textwrap.dedent(inspect.getsource(function))
         source = source[source.index("def ") :]  # without decorators
@@ -26,10 +28,19 @@ def line(target: str, *pieces: tuple[str, str]) -> Plant:
         made: dict[str, Any] = {}
         flags = __future__.annotations.compiler_flag
         exec(compile(source, target, "exec", flags, dont_inherit=True), function.__globals__, made)
-        patch.setattr(function, "__code__", made[function.__name__].__code__)  # for all who have imported it
+        return function, made[function.__name__].__code__
 
-    plant.is_source = True  # type: ignore[attr-defined]
+    def plant(patch: Patch, world: World) -> None:
+        function, code = changed()
+        patch.setattr(function, "__code__", code)  # for all who have imported it
+
+    plant.is_source, plant.checks = True, [changed]  # type: ignore[attr-defined]
     return plant
+
+
+def checks_of(plant: Plant) -> list[Callable[[], Any]]:
+    """Return what raises where a line that a plant changes is no longer there; nothing for plants of other kinds."""
+    return list(getattr(plant, "checks", []))
 
 
 def _function(target: str) -> Any:
@@ -48,6 +59,7 @@ def both(*plants: Plant) -> Plant:
             each(patch, world)
 
     plant.is_source = all(getattr(each, "is_source", False) for each in plants)  # type: ignore[attr-defined]
+    plant.checks = [check for each in plants for check in checks_of(each)]  # type: ignore[attr-defined]
     return plant
 
 

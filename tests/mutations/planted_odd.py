@@ -5,9 +5,9 @@ from __future__ import annotations
 from planted import Planted
 from planted_lines import line
 
-PARTS, STEP, LOADER = "run.updates.parts", "run.loop.step:Stepper", "run.loop.loader"
+PARTS, STEP, LOADER = "run.updates.one_rule", "run.loop.step:Stepper", "run.loop.loader"
 ROUTING, OPTIMIZER, MOE = "run.loop.routing:RouterWatch", "run.updates.optimizer", "task.models.moe"
-MEASURED, GROWTH, STATE = "run.evaluate.measured", "run.updates.growth:BatchGrowth", "checkpoint.state"
+MEASURED, GROWTH, STATE = "run.evaluate.held_out_metrics", "run.updates.growth:BatchGrowth", "checkpoint.state"
 BRANCHES = "branches.14.bias"
 
 ODD_PROOFS = [
@@ -41,7 +41,7 @@ ODD_PROOFS = [
             line("run.replicas.allreduce:ReducedGradients.zero", ("bucket.reached.clear()", "pass")),
             "gradients", "state between steps", BRANCHES, step=2),
     Planted("unused parameters", "a weight that a shard reached once counts as reached", "branches, zero 3",
-            line("run.parallel.data.reached:ReachedWeights.forget", ("self._reached.clear()", "pass")),
+            line("run.parallel.data.reached_weights:ReachedWeights.forget", ("self._reached.clear()", "pass")),
             "gradients", "state between steps", BRANCHES, step=2),
     # ---- rows, sequences, documents
     Planted("uneven batches", "the last rows of micro-batches of two sizes are left out", "copies",

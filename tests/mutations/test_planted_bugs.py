@@ -11,6 +11,7 @@ from catalogue import CONTROLS, PROOFS, name_of
 from commands import HERE, Proven, prove_all, training_words_of, words_of
 from distributed import run_ranks
 from planted import Planted
+from planted_lines import checks_of
 from resumed import PLANS as RESUME_PLANS
 from resumed import RESUMES, Lost, resume_all
 from runs import as_json, environment, paceline
@@ -65,15 +66,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Proofs:
-    """What the commands say; those of `make test-deep` are made as soon as one of them is wanted."""
+    """What the commands say; those of all tests that were selected are made as soon as one of them is wanted."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._made = folder, dict[str, Proven]()
+    def __init__(self, folder: Path, selected: list[Planted]) -> None:
+        self._folder, self._selected, self._made = folder, selected, dict[str, Proven]()
 
     def __getitem__(self, bug: Planted) -> Proven:
         if bug.what not in self._made:
-            alike = [other for other in (*PROOFS, *CONTROLS) if is_long(other) == is_long(bug)]
-            self._made |= prove_all(alike, self._folder)
+            left = {other.what: other for other in (bug, *self._selected) if other.what not in self._made}
+            self._made |= prove_all(list(left.values()), self._folder)
         return self._made[bug.what]
 
 
@@ -91,8 +92,10 @@ def params(bugs: list[Planted]) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def proven(folder: Path) -> Proofs:
-    return Proofs(folder)
+def proven(folder: Path, request: pytest.FixtureRequest) -> Proofs:
+    given = [value for item in request.session.items if (call := getattr(item, "callspec", None)) is not None
+             for value in call.params.values()]  # fmt: skip
+    return Proofs(folder, [value for value in given if isinstance(value, Planted)])
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +176,18 @@ def test_resumed_runs_without_a_mistake_do_not_depart(
 def test_every_mistake_has_a_name_of_its_own() -> None:
     names = [bug.what for bug in (*PROOFS, *CONTROLS, *RESUMES)]
     assert len(set(names)) == len(names)
+
+
+def test_the_lines_that_mistakes_change_are_there() -> None:
+    checks = [check for bug in PROOFS for check in checks_of(bug.plant)]
+    assert len(checks) > 90
+    stale = []
+    for check in checks:
+        try:
+            check()
+        except (AssertionError, AttributeError, ImportError, ValueError) as error:
+            stale.append(f"{type(error).__name__}: {error}")
+    assert not stale
 
 
 def test_the_page_lists_every_mistake() -> None:
