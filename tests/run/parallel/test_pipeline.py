@@ -150,6 +150,14 @@ class Net(nn.Module):
         return self.head(x)
 
 
+class Bare(Net):
+    """Its blocks are bare layers: no block that could be found without the rules."""
+
+    def __init__(self, width: int = 12) -> None:
+        super().__init__(width)
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
+
+
 def test_a_users_module_with_rules_dropout_and_tied_weights() -> None:
     task = decoder_task(model=Net, objective="next_token")
     cases = [
@@ -159,7 +167,9 @@ def test_a_users_module_with_rules_dropout_and_tied_weights() -> None:
         piped(TWO, schedule="zero-bubble"),
         piped(TWO, schedule="zero-bubble", recompute="full"),
     ]
-    assert_equal([(task, plan) for plan in cases], ranks=2)
+    bare = decoder_task(model=Bare, objective="next_token")
+    others = [(bare, piped(TWO, recompute="full")), (bare, piped(Layout(dp_shard=2), recompute="full"))]
+    assert_equal([*((task, plan) for plan in cases), *others], ranks=2)
 
 
 def bf16_curve(task: Task, plan: Plan) -> list[float]:

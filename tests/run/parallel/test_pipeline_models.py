@@ -76,11 +76,11 @@ def test_stages_of_tensor_ranks_follow_the_rules_of_the_whole_model() -> None:
 
 
 class Scaled(Net):
-    """Scales the embedding outside of the embedding: every stage would do it again."""
+    """Scales the embedding outside of the embedding, where it trains: every stage would do it again."""
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return logits [rows, seq, vocab]."""
-        x = self.embed(tokens) * 3.0
+        x = self.embed(tokens) * (3.0 if self.training else 1.0)
         for layer in self.layers:
             x = x + layer(x)
         return self.head(x)

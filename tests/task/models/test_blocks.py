@@ -5,10 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 from decoders import tiny
+from tests_shared import plan_of
 from torch import nn
 
+from paceline.plan.feasible.stages import pipeline_limits
+from paceline.spec.layout import Layout
 from paceline.task.models.blocks import find_blocks
 from paceline.task.models.decoder import Decoder
+from paceline.task.objective import next_token
+from paceline.task.profile.traced import profile_module
+from paceline.task.rules import Rules
 
 
 def names(model: nn.Module) -> list[str]:
@@ -118,6 +124,42 @@ def test_twin_towers_are_looked_into() -> None:
     assert found == [
         f"{tower}.stage{stage}.{block}" for tower in ("first", "second") for stage in (1, 2) for block in (0, 1)
     ]
+
+
+class Declared(nn.Module):
+    """Says itself where its blocks are: bare layers, beside a tower that would count as blocks."""
+
+    paceline_rules = Rules(first=("embed", "tower"), blocks="body.layers", last=("head",))
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__()
+        self.embed, self.tower = nn.Embedding(5, 4), nn.Sequential(conv(4, 4), conv(4, 4))
+        self.body = nn.Module()
+        self.body.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(blocks))
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return logits [rows, seq, 5]."""
+        x = self.embed(tokens)
+        x = x + self.tower(x.transpose(1, 2)[..., None])[..., 0].transpose(1, 2)
+        for layer in self.body.layers:
+            x = torch.tanh(layer(x))
+        return self.head(x)
+
+
+@pytest.mark.parametrize("count", [4, 1])
+def test_declared_blocks_are_the_blocks(count: int) -> None:
+    assert names(Declared(count)) == [f"body.layers.{at}" for at in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("count", "because"), [(4, None), (1, "the model's 1 blocks are fewer than 2 pipeline stages")]
+)
+def test_the_plan_cuts_the_blocks_that_the_pipeline_cuts(count: int, because: str | None) -> None:
+    batch = {"tokens": torch.zeros(2, 3, dtype=torch.long), "labels": torch.zeros(2, 3, dtype=torch.long)}
+    profile = profile_module(Declared(count), batch, next_token)
+    assert "pp" not in (profile.closed_axes or {})
+    assert pipeline_limits(plan_of(Layout(pp=2)), profile) == because
 
 
 @pytest.mark.parametrize(

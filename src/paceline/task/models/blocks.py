@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
+from paceline.task.models.chain import chain_of
+
 # Blocks of one class must hold this part of the parameters of the largest class to count as well: enough for
 # an encoder beside a larger decoder, too much for the few small modules around a chain.
 SIBLING_FRACTION = 0.1
@@ -16,11 +18,17 @@ NamedBlock = tuple[str, nn.Module]
 def find_blocks(model: nn.Module) -> list[NamedBlock]:
     """Return (name, module) of the model's repeated blocks in the order of `named_modules`, [] where it has none.
 
-    Blocks are two or more children of one module (entries of a ModuleList or Sequential, or attributes) that share a
-    class and are made of layers with parameters; a bare nn.Linear is no block. The class whose blocks hold the most
-    parameters wins; others beside it count too when they hold a tenth as many (an encoder and a decoder). Blocks lie
-    never inside another block; stages (of a ResNet, say) and towers are looked into instead.
+    Where the model declares a chain, the blocks are those of its container, whatever they are made of: what is planned,
+    sharded and computed again is then what a pipeline cuts. Elsewhere they are found.
+
+    Blocks that are found are two or more children of one module (entries of a ModuleList or Sequential, or attributes)
+    that share a class and are made of layers with parameters; a bare nn.Linear is no block. The class whose blocks hold
+    the most parameters wins; others beside it count too when they hold a tenth as many (an encoder and a decoder).
+    Blocks lie never inside another block; stages (of a ResNet, say) and towers are looked into instead.
     """
+    declared = _declared(model)
+    if declared:
+        return declared
     families = _families(model)
     sizes: dict[type, int] = {}
     for family in families:
@@ -31,6 +39,15 @@ def find_blocks(model: nn.Module) -> list[NamedBlock]:
         for block in family
         if sizes[type(block[1])] >= SIBLING_FRACTION * max(sizes.values())
     ]
+
+
+def _declared(model: nn.Module) -> list[NamedBlock]:
+    """Return the blocks of the chain that a model declares, [] where it declares none."""
+    rules = chain_of(model)
+    container = dict(model.named_modules()).get(rules.blocks) if rules else None
+    if rules is None or container is None:
+        return []
+    return [(f"{rules.blocks}.{name}", block) for name, block in container.named_children()]
 
 
 def _families(module: nn.Module, prefix: str = "") -> list[list[NamedBlock]]:
