@@ -1,4 +1,4 @@
-"""What DeepSpeed holds and rests on the host, and groups of experts that a row leaves open: by hand, of published rows."""
+"""What DeepSpeed holds and rests on the host, and groups of experts that a row leaves open: by hand, of real rows."""
 
 from __future__ import annotations
 
