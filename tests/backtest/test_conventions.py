@@ -14,7 +14,7 @@ from paceline.backtest.price import Interval, Priced, TermSeconds, contexts_of, 
 from paceline.backtest.score import Scored
 from paceline.cluster.resolve import resolve_cluster
 from paceline.plan.cost import pricing
-from paceline.plan.cost.collectives import gather_collectives, reduce_collectives
+from paceline.plan.cost.collectives import expert_collective, gather_collectives, reduce_collectives
 from paceline.plan.cost.constants import FittedOn, read_constants
 from paceline.plan.cost.programs.known import EAGER_LOGITS, MEGATRON, PROGRAMS, TORCHTITAN
 from paceline.plan.cost.programs.low import RECIPES, recipe_of
@@ -209,3 +209,31 @@ def test_an_anchor_corrects_what_devices_compute_and_leaves_what_they_wait_for()
     assert series.mape == pytest.approx((abs(found[0] / 7.25 - 1) + abs(found[1] / 4.5 - 1)) / 2)
     waits_most = anchored_row(8, 12.0, 2.0, 8.0)
     assert anchor_factor(waits_most) == pytest.approx(1.2**TRUST), "of what mostly waits, the whole step"
+
+
+@pytest.mark.parametrize("program", ["pytorch-fsdp1", "pytorch-fsdp2", "olmo", "lingua", "torchtune"])
+def test_fp8_of_pytorch_programs_casts_whole_tensors_as_torchao_does(program: str) -> None:
+    # The first layer of a 7B: products of 4 x 4,096^2 and 3 x 4,096 x 11,008 weights and their widths; 6 bytes a value.
+    case = case_of(program=program, precision="fp8", accelerator="H100-80GB")
+    sheet = contexts_of([case], read_constants())[0][0].sheet(*case.plans)
+    assert sheet.recipe == RECIPES["tensorwise"]
+    assert sheet.cast_seconds[0, place_of(sheet, "decoder")] > 0
+
+
+def test_a_module_under_deepspeeds_engine_alone_brings_no_fused_kernels() -> None:
+    engine, layers = (
+        software_of(case_of(program=name, zero_stage="3")) for name in ("deepspeed", "megatron-deepspeed")
+    )
+    assert (engine.fused, layers.fused) == (False, True)
+    sheets = [sheet_of(software) for software in (engine, layers)]
+    own, fused = (sheet.moving_seconds[0, place_of(sheet, "decoder")] for sheet in sheets)
+    assert own / fused == pytest.approx(read_constants().unfused_moves)
+
+
+def test_nemo_automodel_sends_a_token_once_to_a_device_and_needs_no_compiler_to_fuse() -> None:
+    # Eight experts on eight devices, drawn one by one: a device gets a token with 1 - (7/8)^8.
+    row = {"arch": "moe", "experts": 128, "topk": 8, "ep": 8, "accelerator": "H100-80GB"}
+    once, each = (software_of(case_of(program=name, **row)) for name in ("nemo-automodel", "pytorch-fsdp2"))
+    assert once.fused and not each.fused
+    moved = [expert_collective(sheet_of(software, **row)).buffer_bytes[0] for software in (once, each)]
+    assert moved[0] / moved[1] == pytest.approx(1 - (7 / 8) ** 8)

@@ -32,6 +32,8 @@ LARGEST_MICRO_BATCH = 64
 # of one layer hold nothing else there (Llama Team 2024, arXiv:2407.21783, section 3.3.2).
 ENDS = 2
 BUDGETS = (0.25, 0.5, 0.75)  # of what a device keeps without recompute
+# A sentence of a row's notes that names what rests in host memory.
+OFFLOADED = re.compile(r"((?:\b(?:activations?|optimizers?|states?|and)\b[ ,]*)+)(?:is|are) offloaded")
 Schedule = tuple[str, int, tuple[int, ...]]  # name, stages per device, layers of each stage
 
 
@@ -63,6 +65,15 @@ def degrees_of(row: StepRow, marks: list[str]) -> tuple[dict[str, int] | None, s
             return None, "ep does not divide dp x cp x tp"
         marks.append("experts split by tp instead of spread over it")
     return degrees, ""
+
+
+def experts_of(row: StepRow, degrees: dict[str, int], marks: list[str]) -> list[dict[str, int]]:
+    """Return the degrees with every group over which the row may have spread experts: the stated one, else any."""
+    if not row.experts or row.ep is not None:
+        return [degrees]
+    ranks = math.gcd(row.experts, degrees["dp"] * degrees["cp"])
+    marks.append("groups of experts: the best that fit")
+    return [{**degrees, "ep": size} for size in _doublings(1, ranks) if ranks % size == 0]
 
 
 def batch_of(row: StepRow, dp: int, marks: list[str]) -> int:
@@ -109,6 +120,7 @@ def plans_of(
     if not recompute:
         return [], "recompute of some layers only"
     precision, micro_batches = precision_of(row.precision, marks), _micro_batches(row, batch, degrees["dp"], marks)
+    offloads = _offloads(row.notes, marks)
     plans = []
     for placed, zero in _data_axes(row, degrees["dp"], degrees, devices_per_node, marks):
         whole = placed.get("dp_shard", 1) * degrees["cp"] % degrees["ep"]  # groups smaller than those of the experts
@@ -125,9 +137,10 @@ def plans_of(
                 recompute_budget=part,
                 micro_batch=micro,
                 accumulation=accumulation_for(batch, layout.data_degree, micro),
+                offload=offload,
             )
-            for (schedule, chunks, stages), micro, (mode, part) in itertools.product(
-                schedules, micro_batches, recompute
+            for offload, (schedule, chunks, stages), micro, (mode, part) in itertools.product(
+                offloads, schedules, micro_batches, recompute
             )
         ]
     # Interleaved schedules go round the stages, as many micro-batches at a time (megatron/core/pipeline_parallel).
@@ -155,6 +168,21 @@ def _data_axes(
     classes = program_of(row.program, text)[0].classes or (0,)
     marks.append("ZeRO class: the best that fits")
     return [_stated_axes(str(name), dp, degrees, devices_per_node, marks) for name in classes]
+
+
+def _offloads(notes: str, marks: list[str]) -> list[str]:
+    """Return what a row may have rested in host memory: nothing, or any of what its notes say is offloaded.
+
+    A source that says so of a table as a whole does not say of which rows.
+
+    Example: "activations and optimizer states are offloaded to host memory" leaves four open.
+    """
+    said = OFFLOADED.search(notes.lower())
+    named = [name for name in ("optimizer", "activations") if said and name.rstrip("s") in said[1]]
+    if not named:
+        return ["none"]
+    marks.append("offload: the best that fits")
+    return ["none", *named, *(["all"] if len(named) > 1 else [])]
 
 
 def _doublings(least: int, most: int) -> Iterator[int]:

@@ -100,7 +100,9 @@ def contexts_of(cases: Sequence[Case], constants: Constants) -> list[tuple[Price
     found: dict[tuple[object, ...], tuple[PricedTask, list[int]]] = {}
     for place, case in enumerate(cases):
         software, precision = software_of(case), case.plans[0].precision
-        key = (id(case.profile), id(case.cluster), case.batch_samples, software, precision, case.plans[0].compile)
+        first = case.plans[0]
+        machine = (id(case.profile), id(case.cluster), case.batch_samples)
+        key = (*machine, software, precision, first.compile, first.offload)
         if key not in found:
             context = PricedTask(
                 case.profile, case.cluster, case.batch_samples, 1, software=software, constants=constants
@@ -112,7 +114,27 @@ def contexts_of(cases: Sequence[Case], constants: Constants) -> list[tuple[Price
 
 def price_cases(cases: Sequence[Case], constants: Constants | None = None) -> list[Priced | str]:
     """Return the forecast of every case, or the reason for which there is none."""
-    constants = constants or read_constants()
+    parted = [_by_offload(case) for case in cases]
+    each = iter(_price_alike([part for parts in parted for part in parts], constants or read_constants()))
+    return [_fastest([next(each) for _ in parts]) for parts in parted]
+
+
+def _by_offload(case: Case) -> list[Case]:
+    """Return a case as one for each way in which it may have used host memory: a sheet holds plans of one way."""
+    ways = dict.fromkeys(plan.offload for plan in case.plans)
+    if len(ways) == 1:
+        return [case]
+    return [replace(case, plans=tuple(plan for plan in case.plans if plan.offload == way)) for way in ways]
+
+
+def _fastest(found: list[Priced | str]) -> Priced | str:
+    """Return the fastest of several forecasts that fit, of all where none does; a reason where there is no forecast."""
+    priced = [one for one in found if isinstance(one, Priced)]
+    return min(priced, key=lambda one: (not one.fits, one.step_seconds.value)) if priced else found[0]
+
+
+def _price_alike(cases: Sequence[Case], constants: Constants) -> list[Priced | str]:
+    """Return the forecast of every case, each of plans that use host memory alike, or why there is none."""
     found: list[Priced | str] = [""] * len(cases)
     for context, places in contexts_of(cases, constants):
         precision, device = cases[places[0]].plans[0].precision, context.cluster.device
@@ -175,12 +197,16 @@ def _interval(value: float, widths: Widths) -> Interval:
 
 
 def allocated_and_kept(cases: Sequence[Case], constants: Constants) -> list[tuple[float, float]]:
-    """Return the bytes of every case's first plan that tensors hold, and those that the allocator keeps beside them."""
+    """Return the bytes of every case's first plan that tensors hold, and those that the allocator keeps beside them.
+
+    Of a device that is full the allocator keeps what there is room for, which says nothing of what it would keep: 0.
+    """
     found = [(math.nan, math.nan)] * len(cases)
     for context, places in contexts_of(cases, constants):
         memory = pricing.memory_components(context.sheet(*(cases[place].plans[0] for place in places)))
+        full = pricing.total(memory) >= context.cluster.device.memory_bytes.value
         held = pricing.total(without(memory, *OUTSIDE["allocated"]))
-        kept = pricing.total(only(memory, "cache"))
+        kept = np.where(full, 0.0, pricing.total(only(memory, "cache")))
         for place, both in zip(places, zip(held, kept, strict=True), strict=True):
             found[place] = (float(both[0]), float(both[1]))
     return found

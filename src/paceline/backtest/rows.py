@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from paceline.backtest.layout import ENDS, batch_of, degrees_of, plans_of, precision_of, schedules_of, stages_of
+from paceline.backtest.layout import (
+    ENDS,
+    batch_of,
+    degrees_of,
+    experts_of,
+    plans_of,
+    precision_of,
+    schedules_of,
+    stages_of,
+)
 from paceline.backtest.machine import Machines
 from paceline.backtest.row_measurement import memory_kind, not_training, step_seconds, time_excluded
 from paceline.backtest.schema import StepRow
@@ -91,7 +100,10 @@ class Reader:
                 schedules.append((name, chunks, stages))
         if not schedules:
             return None, reason
-        plans, reason = plans_of(row, degrees, batch, schedules, cluster.devices_per_node, marks)
+        plans: list[Plan] = []
+        for spread in experts_of(row, degrees, marks):
+            found, reason = plans_of(row, spread, batch, schedules, cluster.devices_per_node, marks)
+            plans += found
         if not plans:
             return None, reason
         return self._measured(row, shape, cluster, tuple(plans), marks)

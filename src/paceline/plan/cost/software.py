@@ -24,6 +24,7 @@ class Software:
     fused: bool = True  # whether activations, rotary positions and the loss are fused kernels, as profiles count them
     splits_root: bool = False  # whether embedding and head are units of sharding of their own
     gathers_weights: bool = False  # whether every matrix is a unit of its own, reduced in the compute dtype
+    live_parameters: float = 0.0  # gathered at once in ZeRO-3 at most, or one whole weight; 0: units of the model
     selective_attention: bool = True  # whether selective recompute that keeps products keeps attention's output too
     logit_share: float = 0.0  # of fp32's 4 bytes, for a logit in forward and again in backward; 0: by `fused`
     fuses_compiled: bool = False  # whether kernels are fused in compiled plans alone
@@ -35,6 +36,7 @@ class Software:
     first_flash: bool = False  # whether fused attention is that of before FlashAttention-2
     hides_context: bool = False  # whether keys of other ranks arrive while attention computes on those that are there
     gradient_bytes: int = 4  # of a gradient that is kept and summed up
+    sums_after_backward: bool = False  # whether a backward pass leaves all gradients in 16 bits before they are summed
     reduce_bytes: int = 4  # of a gradient that is reduced over devices
     bucket_parameters: float = 0.0  # of a collective of sharded state at least; 0: a unit of the model at a time
     broadcasts_shards: bool = False  # whether every rank broadcasts the weights that it updated, instead of a gather

@@ -224,15 +224,22 @@ class HeldAtPeak:
         kept = context.constants.allocator_share * doublings
         kept = np.full(len(self.plans), CPU_ALLOCATOR_SHARE) if on_cpu else kept
         of_what = "activations and transients" if on_cpu else "all but the optimizer's state, by tp and pp"
-        loose = short_lived if on_cpu else without(held, "optimizer")
+        loose = total(short_lived if on_cpu else without(held, "optimizer"))
+        # Before it asks for more than there is, it gives back what it keeps (memory/usable.py).
+        room = np.maximum(0.0, context.cluster.device.memory_bytes.value - runtime.value - total(held))
+        unused = kept * loose if on_cpu else np.fmin(kept * loose, np.where(room > 0, room, np.inf))
+
+        def kept_text(i: int) -> str:
+            return f"{kept[i]:.0%} of {of_what}" + (", as far as the device has room" if unused[i] == room[i] else "")
+
         return [
             *held,
             Component(
                 "allocator buffers",
                 "cache",
-                kept * total(loose),
+                unused,
                 ASSUMED,
-                lambda i: f"{kept[i]:.0%} of {of_what}",
+                kept_text,
                 "caching allocator",
             ),
             Component(
@@ -269,15 +276,18 @@ class HeldAtPeak:
         once = (plans.zero == 1) | ((plans.zero == 2) & software.reduces_once)
         whole = (shards == 1) | (once & (plans.accumulation > 1))
         both = whole & (shards > 1) & (not software.master_weights)
-        held = np.where(both, 1 + 1 / shards, np.where(whole, 1.0, 1 / shards))
+        held = size * np.where(both, 1 + 1 / shards, np.where(whole, 1.0, 1 / shards))
+        beside = whole & software.sums_after_backward & (self.compute < size)
+        held = held + np.where(beside, self.compute, 0)
 
         def text(i: int) -> str:
             words = f"{size} B x {self._trained_text(i)}{self.here(i)}"
             words += "" if whole[i] else f" / dp_shard {shards[i]}"
+            words += f", and {self.compute} B of each before it is added" if beside[i] else ""
             return words + (", whole until the last micro-batch, and this device's shard" if both[i] else "")
 
         parameters = self.local_parameters if software.master_weights else self.trained
-        values, law = size * parameters * held, "ZeRO (Rajbhandari et al. 2020)"
+        values, law = parameters * held, "ZeRO (Rajbhandari et al. 2020)"
         return Component("gradients", "gradients", values, MEASURED, text, law)
 
     def _weight_copies(self) -> Component:
@@ -298,13 +308,18 @@ class HeldAtPeak:
         gathered = self.local_parameters
         third = plans.zero == 3
         alone = np.where(self._spread > 0, parts.forward_only_gathered, 0.0)
-        sharded = np.where(third, np.minimum(gathered, root + 2 * largest), gathered - self._spread + alone)
+        at_once = root + 2 * largest
+        live = self.sheet.context.software.live_parameters
+        if live:
+            at_once = np.maximum(live, parts.largest_weight(plans.ep) / plans.tp)
+        sharded = np.where(third, np.minimum(gathered, at_once), gathered - self._spread + alone)
         if self.sheet.context.software.master_weights:  # they rest in the compute dtype
             cast, sharded = np.zeros(len(plans)), np.where(third & (plans.state_degree > 1), sharded, 0.0)
 
         def text(i: int) -> str:
             if plans.is_sharded[i]:
-                what = "(root + 2 largest blocks)" if third[i] else "parameters"
+                units = f"{at_once[i]:,.0f} live parameters" if live else "(root + 2 largest blocks)"
+                what = units if third[i] else "parameters"
                 return f"{size} B x {what}{self.here(i)}, gathered{'' if third[i] else ' for the step'}"
             if alone[i]:
                 return f"{size} B x {alone[i]:,.0f} frozen parameters gathered at once, and the others cast"

@@ -71,7 +71,11 @@ INTERNEVO = replace(
 )  # fmt: skip
 # Its pipeline engine has one stage per device (`PipelineModule` cuts the layers once for each), reduces after the last
 # backward pass (`_exec_reduce_grads`), and sends between passes. Products
-# are plain `F.linear`, whose gradients autograd adds up (megatron/mpu/layers.py of BigScience's, read again).
+# are plain `F.linear`, whose gradients autograd adds up (megatron/mpu/layers.py of BigScience's, read again). In bf16
+# the gradients of a backward pass stay in it until the pass has ended; then they are added to whole ones in fp32
+# (`update_hp_grads` and `fp32_groups_gradients_flat` of runtime/bf16_optimizer.py, read 2026-11-24). Its ZeRO-3
+# gathers the weights of a module at a time and ahead while fewer than `stage3_max_live_parameters` are there (1e9 by
+# its configuration's page).
 MEGATRON_DEEPSPEED = replace(
     MEGATRON,
     name="Megatron-DeepSpeed",
@@ -80,10 +84,13 @@ MEGATRON_DEEPSPEED = replace(
     overlaps=False,
     hides_sends=False,
     fuses_gradient_sums=False,
+    sums_after_backward=True,
+    live_parameters=1e9,
     interleaves=False,
 )
-# ZeRO-2 and 3 of its own engine reduce in every backward pass; weights rest in 16 bits.
-DEEPSPEED = replace(MEGATRON_DEEPSPEED, name="DeepSpeed", reduces_once=False, classes=(1, 2, 3))
+# ZeRO-2 and 3 of its own engine reduce in every backward pass; weights rest in 16 bits. The engine takes a module as it
+# is: kernels of Megatron-LM's layers come with Megatron-DeepSpeed alone.
+DEEPSPEED = replace(MEGATRON_DEEPSPEED, name="DeepSpeed", reduces_once=False, fused=False, classes=(1, 2, 3))
 # Tensor collectives in pieces beside products, sends and data-parallel traffic beside computing (Jiang et al. 2024,
 # arXiv:2402.15627, section 3.2).
 MEGASCALE = replace(MEGATRON, name="MegaScale", hides_tensor=True, fuses_attention=True)
@@ -97,7 +104,8 @@ NANOTRON = Software(
 # FullyShardedDataParallel with MixedPrecision in bf16, its reductions included; every backward pass reduces. Its
 # `apply_activation_checkpointing` takes whole modules: what fms-fsdp calls `selective_checkpointing` is the part of the
 # blocks that are computed again (fms_fsdp/config/training.py, read 2026-11-24).
-FSDP = Software("PyTorch FSDP", reduce_bytes=2, classes=(3,), selective_blocks=True)
+# Its fp8 is torchao's, whose `convert_to_float8_training` scales whole tensors unless it is told otherwise.
+FSDP = Software("PyTorch FSDP", reduce_bytes=2, classes=(3,), selective_blocks=True, recipe="tensorwise")
 LLM_FOUNDRY = Software("LLM Foundry", reduce_bytes=2, first_flash=True, logit_share=FUSED_LOGITS, classes=(3,))
 # MixedPrecisionPolicy(param_dtype=bfloat16, reduce_dtype=float32), torchtitan/config/job_config.py.
 # Selective recompute keeps attention and every other product: `_get_custom_policy` in activation_checkpoint.py. It
@@ -114,7 +122,11 @@ TORCHTITAN = Software(
     recipe="tensorwise",
     interleaved_stages=2,  # `stages_per_rank = 1 if is_single_stage_schedule else 2`: distributed/pipeline_parallel.py
 )
-FSDP2 = Software("PyTorch FSDP2", classes=(3,), splits_root=True, fuses_compiled=True, logit_share=EAGER_LOGITS)
+FSDP2 = Software(
+    "PyTorch FSDP2", classes=(3,), splits_root=True, fuses_compiled=True, logit_share=EAGER_LOGITS, recipe="tensorwise"
+)
+# FSDP2 around layers of Transformer Engine, tokens sent through DeepEP (its performance summary, read 2026-11-24).
+NEMO_AUTOMODEL = replace(FSDP2, name="NeMo Automodel", fuses_compiled=False, sends_once_per_node=True, recipe="current")
 # XLA gathers every weight by itself, in the compute dtype, and reduces its gradient in it. Of its policies of recompute
 # `minimal` keeps products with weights, and not attention's output (`get_remat_policy` of layers/decoders.py: "save all
 # except context", read 2026-11-24); what a block adds to the stream at its end is kept as the next block's input alone.
@@ -133,6 +145,7 @@ PROGRAMS = {
     "megatron-lm": MEGATRON,
     "nemo": NEMO,
     "megatron-bridge": MEGATRON_BRIDGE,
+    "nemo-automodel": NEMO_AUTOMODEL,
     "megatron-deepspeed": MEGATRON_DEEPSPEED,
     "deepspeed": DEEPSPEED,
     "mist": MEGATRON,
