@@ -27,7 +27,8 @@ def data_part(seen: StepsSeen) -> BoundPart:
     if seen.knows("read"):
         evidence.append(f"reading one takes {format_seconds(seen.most('read'))}")
     advice = (
-        "cheaper reads: token shards (`paceline data prepare`) instead of text, task.data.images_in_memory and cache_images, a data"
-        " set with rows made ahead; `paceline bench data SPEC` shows what steps take without their loader"
+        "cheaper reads: token shards (`paceline data prepare`) instead of text, task.data.images_in_memory and"
+        " cache_images, a data set with rows made ahead; `paceline bench data SPEC` shows what steps take without their"
+        " loader"
     )
     return BoundPart(KIND, share_of(waited, seen.whole_seconds), tuple(filter(None, evidence)), advice)
