@@ -29,6 +29,7 @@ from paceline.spec.task import ModelSpec, Task
 from paceline.task.adapt.fill import adapted_layers, fill_adapters
 from paceline.task.adapt.noise import noises
 from paceline.task.data.protocol import Source
+from paceline.task.models.beside import arrays_beside, refuse_other_values
 from paceline.task.models.build import build_model, fill_weights, load_weights
 from paceline.task.models.factory import Model, factory_of, gives_weights
 from paceline.task.models.init import fill, named_parameters
@@ -187,7 +188,12 @@ def _spreads_weights(plan: Plan) -> bool:
 
 
 def _share_out(model: nn.Module, world: World) -> None:
-    """Put a model on this rank's device with rank 0's initial weights."""
+    """Put a model on this rank's device with rank 0's initial weights.
+
+    Raises ConfigError on all ranks where they hold other values beside weights and buffers.
+    """
+    if world.size > 1:
+        refuse_other_values(world.gather(arrays_beside(model)))
     model.to(world.device)
     if world.size > 1:
         with torch.no_grad():
