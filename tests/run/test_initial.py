@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from distributed import run_ranks
 from safetensors.torch import save_file
 from tests_huggingface import Rows, causal
@@ -264,6 +265,34 @@ def made_by_a_rank() -> str:
 
 def test_ranks_that_make_other_models_do_not_train() -> None:
     assert run_ranks(made_by_a_rank, 2) == ["'projection' of the model is another on every rank"] * 2
+
+
+class Unordered(Offset):
+    """Makes its parts in the order of a set, which is another in every process that hashes texts its own way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("left", "right") if dist.get_rank() == 0 else ("right", "left"):
+            self.register_module(name, nn.Linear(12, 12))
+
+
+def made_in_the_order_of_a_rank() -> list[str]:
+    """Return what is said where ranks make the same weights in other orders: copies, and shards."""
+    world, said = join_world("cpu", threads=1), []
+    for layout in (Layout(dp_replicate=2), Layout(dp_shard=2)):
+        task = task_of(Unordered)
+        with pytest.raises(ConfigError) as refused:
+            start_model(task, plan_of(layout), world, task.data, 8)
+        said.append(f"{refused.value.what}: {refused.value.because}")
+    return said
+
+
+def test_ranks_that_make_weights_in_other_orders_do_not_train() -> None:
+    for of_rank in run_ranks(made_in_the_order_of_a_rank, 2):
+        assert len(of_rank) == 2
+        assert all(
+            "weight 5 of the model is 'left.weight' on rank 0 and 'right.weight' on rank 1" in a for a in of_rank
+        )
 
 
 def turned() -> nn.Module:
