@@ -8,12 +8,13 @@ from typing import Any
 import models_huggingface
 import models_odd
 import models_own
+import models_rare
 import models_strange
 import models_stranger
 import models_unusual
 
 UNUSUAL, HF, DATA = "models_unusual:", "models_huggingface:", "foreign_data:"
-MODULES = (models_own, models_unusual, models_strange, models_stranger, models_odd)
+MODULES = (models_own, models_unusual, models_strange, models_stranger, models_odd, models_rare)
 
 
 @dataclass(frozen=True)
@@ -157,6 +158,21 @@ ODD_PROGRAMS = (
     _own("named tuple", "arguments by name alone, a tuple of names", "Tuples", "vectors", "of_tuples"),
     _own("penalty for each row", "all weights in the objective", "Classifier", "vectors", "with_penalty"),
     _own("one penalty", "the same, however many rows there are", "Classifier", "vectors", "with_one_penalty"),
+    _own("fixed projection", "drawn when it is made, in a plain attribute", "Fixed", "vectors"),
+    _own("numpy's choice", "features that numpy chooses when it is made", "NumpyMask", "vectors", random=True),
+    _own("Python's order", "features that Python shuffles when it is made", "PythonOrder", "vectors", random=True),
+    _own("late head", "made in the first forward pass", "LateHead", "vectors"),
+    _own("first batch", "shift and scale by the rows that it sees first", "ActNorm", "vectors"),
+    _own("random weights", "drawn in each forward pass, for all rows", "Bayes", "vectors", random=True),
+    _own("REINFORCE", "drawn actions, less the mean reward of the batch", "Classifier", "vectors", "reinforced",
+         random=True),
+    _own("RReLU", "drawn slopes", "Noisy", "vectors", random=True),
+    _own("by frequency", "`scale_grad_by_freq` of an embedding", "ByFrequency", "next_tokens", "next_token"),
+    _own("mean in the backward pass", "a Function divides by the rows there alone", "Meaned", "vectors"),
+    _own("adaptive softmax", "clusters of tokens that many a batch lacks", "Adaptive", "next_tokens", "adaptive_loss"),
+    _own("sparse codes", "counts since when a code is idle", "SparseCodes", "vectors"),
+    _own("annealing", "an objective that counts its calls", "Classifier", "vectors", "annealed"),
+    _own("nn.Transformer", "torch's encoder and decoder in one", "Translator", "next_tokens", "next_token"),
 )  # fmt: skip
 
 HF_MODELS = (

@@ -11,9 +11,12 @@ from write_foreign import verdict
 # on one device; an error that says what to do; a refusal before it trains.
 VERDICTS = {
     **dict.fromkeys(("spectral norm by hooks", "curriculum", "remembers", "in turn", "by rows"), "told"),
+    **dict.fromkeys(("REINFORCE", "by frequency", "mean in the backward pass", "annealing"), "told"),
     **dict.fromkeys(("dropout computed again", "numpy noise", "Python's chance"), "random"),
+    **dict.fromkeys(("numpy's choice", "Python's order", "random weights", "RReLU"), "random"),
     **dict.fromkeys(("compiled part", "penalty for each row", "one penalty"), "failed"),
-    **dict.fromkeys(("sparse buffer", "inner steps"), "refused"),
+    **dict.fromkeys(("first batch", "adaptive softmax", "sparse codes"), "failed"),
+    **dict.fromkeys(("sparse buffer", "inner steps", "late head"), "refused"),
 }
 
 

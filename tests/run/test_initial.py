@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from distributed import run_ranks
 from safetensors.torch import save_file
 from tests_huggingface import Rows, causal
@@ -23,6 +27,7 @@ from paceline.run.initial import _check_alike, start_model
 from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.task import ModelSpec, Task
+from paceline.task.models.beside import arrays_beside, refuse_other_values, values_beside
 from paceline.task.models.build import build_model
 from paceline.task.models.init import named_parameters
 from paceline.task.models.unfilled import build_unfilled
@@ -195,6 +200,99 @@ def test_buffers_ties_and_roundings_are_as_ever_and_what_reads_its_weights_is_wh
 def test_weights_that_are_views_of_one_memory_are_not_taken_for_two() -> None:
     assert build_unfilled(Offset, 0).because == ""
     assert build_unfilled(Views, 0).because == "some of its parameters are views of others"
+
+
+class Beside(Offset):
+    """Has values in plain attributes: numbers of every kind, and a list of weights, which are none."""
+
+    def __init__(self, kind: str = "") -> None:
+        super().__init__()
+        self.weights = [self.embed.weight]
+        self.table = {"places": [torch.arange(3), np.arange(3)], "rate": 0.5}
+        if kind == "drawn":
+            self.projection = torch.randn(3)
+        if kind == "chosen":
+            self.order = [random.random() for _ in range(3)]
+        if kind == "copied":
+            self.anchor = self.embed.weight.detach().clone()
+        if kind == "into a weight":
+            self.drawn = nn.Parameter(torch.randn(3))
+
+
+@pytest.mark.parametrize(
+    ("kind", "because"),
+    [
+        ("", ""),
+        ("into a weight", ""),
+        ("drawn", "its factory draws random numbers for 'projection', which is neither weight nor buffer"),
+        ("chosen", "its factory draws random numbers for 'order', which is neither weight nor buffer"),
+        ("copied", "its factory takes values of weights for 'anchor', which is neither weight nor buffer"),
+    ],
+)
+def test_what_a_factory_makes_beside_weights_is_what_one_device_has(kind: str, because: str) -> None:
+    found = build_unfilled(functools.partial(Beside, kind), 0)
+    assert found.because == because and (found.model is None) == bool(because)
+    if found.model is not None:
+        assert values_beside(found.model) == values_beside(build_model(functools.partial(Beside, kind), 0, 8, 0))
+
+
+def test_values_beside_weights_that_differ_by_rank_are_named() -> None:
+    alike, changed = Beside("drawn"), Beside("drawn")
+    changed.projection = alike.projection.clone()
+    changed.table["places"][1] = alike.table["places"][1].copy()
+    changed.made_at = 7.0  # a number alone may be a rank's own
+    refuse_other_values([arrays_beside(alike), arrays_beside(changed)])
+    for change in (lambda: changed.projection.add_(1), lambda: changed.table.update(rate=0.25)):
+        before = arrays_beside(changed)
+        change()
+        with pytest.raises(ConfigError, match="is another on every rank") as refused:
+            refuse_other_values([before, arrays_beside(changed)])
+        assert "neither a parameter nor a buffer" in refused.value.because
+
+
+def made_by_a_rank() -> str:
+    """Return what is said of a module that each rank makes with its own seed, and of one of the same seed."""
+    world, said = join_world("cpu", threads=1), []
+    for seed in (world.rank, 0):
+        torch.manual_seed(seed)
+        task = dataclasses.replace(task_of(Offset), model=Beside("drawn"))
+        try:
+            start_model(task, plan_of(Layout(dp_replicate=2)), world, task.data, 8)
+        except ConfigError as error:
+            said.append(error.what)
+    return "; ".join(said)
+
+
+def test_ranks_that_make_other_models_do_not_train() -> None:
+    assert run_ranks(made_by_a_rank, 2) == ["'projection' of the model is another on every rank"] * 2
+
+
+class Unordered(Offset):
+    """Makes its parts in the order of a set, which is another in every process that hashes texts its own way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("left", "right") if dist.get_rank() == 0 else ("right", "left"):
+            self.register_module(name, nn.Linear(12, 12))
+
+
+def made_in_the_order_of_a_rank() -> list[str]:
+    """Return what is said where ranks make the same weights in other orders: copies, and shards."""
+    world, said = join_world("cpu", threads=1), []
+    for layout in (Layout(dp_replicate=2), Layout(dp_shard=2)):
+        task = task_of(Unordered)
+        with pytest.raises(ConfigError) as refused:
+            start_model(task, plan_of(layout), world, task.data, 8)
+        said.append(f"{refused.value.what}: {refused.value.because}")
+    return said
+
+
+def test_ranks_that_make_weights_in_other_orders_do_not_train() -> None:
+    for of_rank in run_ranks(made_in_the_order_of_a_rank, 2):
+        assert len(of_rank) == 2
+        assert all(
+            "weight 5 of the model is 'left.weight' on rank 0 and 'right.weight' on rank 1" in a for a in of_rank
+        )
 
 
 def turned() -> nn.Module:

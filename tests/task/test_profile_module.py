@@ -152,3 +152,31 @@ def test_a_model_that_fails_is_refused_with_its_error() -> None:
 def test_batches_without_one_row_per_sample_are_refused(batch: object) -> None:
     with pytest.raises(ConfigError, match="first dimension"):
         profile_module(nn.Linear(3, 3), batch, classification)
+
+
+class LateHead(nn.Module):
+    """Makes its head when it first sees what comes."""
+
+    def __init__(self, looks: bool) -> None:
+        super().__init__()
+        self.body, self.looks = network(), looks
+        self.head: nn.Module | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return logits."""
+        x = self.body(x)
+        if self.looks and x.sum().item() == 0:
+            return x
+        if self.head is None:
+            self.head = nn.Linear(x.shape[1], 10).to(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("looks", [False, True], ids=["without values", "for real"])
+def test_weights_that_a_forward_pass_makes_are_refused(looks: bool) -> None:
+    model = LateHead(looks)
+    with pytest.raises(ConfigError, match=r"makes the parameter 'head\.weight'"):
+        profile_module(model, IMAGES, classification)
+    assert model.head is None
+    model(IMAGES["images"])
+    assert profile_module(model, IMAGES, classification).source == "traced"

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import functools
 import gc
+import hashlib
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,6 +31,7 @@ from paceline.spec.task import ModelSpec, Task
 from paceline.task.adapt.fill import adapted_layers, fill_adapters
 from paceline.task.adapt.noise import noises
 from paceline.task.data.protocol import Source
+from paceline.task.models.beside import arrays_beside, refuse_other_values
 from paceline.task.models.build import build_model, fill_weights, load_weights
 from paceline.task.models.factory import Model, factory_of, gives_weights
 from paceline.task.models.init import fill, named_parameters
@@ -170,6 +173,7 @@ def start_model(
         refused = world.maximum([float(found.model is None)])[0]
         if not refused:
             assert found.model is not None
+            _check_order(found.model, world)
             found.model._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(world.device))
             return LateModel(found.model, [], spec, task.seed, world, task.adaptation, read)
         because = found.because or "another rank could not build it otherwise"
@@ -187,12 +191,35 @@ def _spreads_weights(plan: Plan) -> bool:
 
 
 def _share_out(model: nn.Module, world: World) -> None:
-    """Put a model on this rank's device with rank 0's initial weights."""
+    """Put a model on this rank's device with rank 0's initial weights.
+
+    Raises ConfigError on all ranks where they have other weights, or hold other values beside them.
+    """
+    if world.size > 1:
+        _check_order(model, world)
+        refuse_other_values(world.gather(arrays_beside(model)))
     model.to(world.device)
     if world.size > 1:
         with torch.no_grad():
             for tensor in [*model.parameters(), *model.buffers()]:
                 dist.broadcast(tensor, src=0)
+
+
+def _check_order(model: nn.Module, world: World) -> None:
+    """Raise ConfigError on all ranks where they have other weights, or in another order: they are sent in order."""
+    own = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
+    if len(set(world.gather(hashlib.blake2b("\0".join(own).encode(), digest_size=16).digest()))) == 1:
+        return
+    first, *others = world.gather(own)
+    rank, theirs = next((rank, names) for rank, names in enumerate(others, 1) if names != first)
+    pairs = enumerate(itertools.zip_longest(first, theirs, fillvalue="none"))
+    at, (here, there) = next((at, pair) for at, pair in pairs if pair[0] != pair[1])
+    raise ConfigError(
+        "ranks make the model in different ways",
+        f"weight {at} of the model is '{here}' on rank 0 and '{there}' on rank {rank}: a set has another order in "
+        "every process, and what asks for its rank is another model",
+        "a list, or sorted(...), where the model is made",
+    )
 
 
 def _settle_whole(part: nn.Module, device: torch.device) -> None:

@@ -63,6 +63,8 @@ def test_the_newest_tier_is_restored_bit_for_bit(tmp_path: Path, ranks: int) -> 
         assert all(torch.equal(weights[name], before[name]) for name in before)
     told = records(tmp_path, "checkpoint")
     assert {record.get("tier") for record in told} == {"memory", None}
+    both = sorted(record["stall_seconds"] for record in told if record["step"] == 4)
+    assert len(both) == 2 and both[0] == 0.0 < both[1], "what a save held up is told once"
     remove_memory_root(tmp_path)
 
 

@@ -14,7 +14,9 @@ from thread_worlds import InThreads, on_threads
 
 from paceline.run.process import spread
 from paceline.run.process.world import World
+from paceline.run.survive.health import stragglers as stragglers_module
 from paceline.run.survive.health.stragglers import Stragglers
+from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.survive.health import HealthSpec
 
 
@@ -42,6 +44,19 @@ def test_a_run_whose_rank_is_slow_goes_on_and_names_it(tmp_path: Path) -> None:
     assert found and {each["evidence"]["rank"] for each in found} == {1}
     seconds = found[0]["evidence"]["compute_seconds"]
     assert seconds[1] > 2 * seconds[0]
+
+
+def test_a_place_is_taken_once_and_others_still_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = DecisionRecord("straggler", "", "", "", {"rank": 2, "replaced": 2})
+    monkeypatch.setattr(stragglers_module, "read_kind", lambda run_dir, kind: iter([before]))
+    monkeypatch.setattr(stragglers_module, "is_supervised", lambda: True)
+    health = HealthSpec(straggler_checks=1, on_straggler="replace")
+    world = World(0, 4, 0, torch.device("cpu"))
+    monkeypatch.setattr(World, "share", lambda self, item, root=0: item)
+    for rank, replaced, says in ((2, None, "was slow too"), (1, 1, "another process takes its place")):
+        slow = [1.6 if at == rank else 1.0 for at in range(4)]
+        (told_of,) = Stragglers(health, world, None, tmp_path).judged(1, slow, [{}] * 4)
+        assert told_of.evidence.get("replaced") == replaced and says in told_of.after
 
 
 def decided(curves: list[list[float]], always: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], int]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -12,6 +14,7 @@ from torch import nn
 
 from paceline.errors import ConfigError
 from paceline.spec.task import ModelSpec
+from paceline.task.models.beside import values_beside
 from paceline.task.models.build import build_model, fill_weights, has_batch_statistics
 from paceline.task.models.decoder import Decoder
 from paceline.task.models.huggingface.weights import export_safetensors
@@ -79,6 +82,28 @@ def test_a_factory_is_called_with_arguments_under_the_seed(module: str) -> None:
     assert same(model, build_model(spec, 0, 0, seed=1))
     assert not same(model, build_model(spec, 0, 0, seed=2))
     assert build_model(spec, 0, 0, seed=1, device="meta")[0].weight.is_meta
+
+
+class Chosen(nn.Module):
+    """What numpy and Python choose as it is made is in no weight and no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = torch.from_numpy(np.random.rand(16) < 0.5)
+        self.order = random.sample(range(16), 16)
+
+
+def test_a_factory_draws_the_same_from_numpy_and_python_in_every_process() -> None:
+    random.seed(1)
+    np.random.seed(1)
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    first, other = build_model(Chosen, 0, 0, 3), build_model(Chosen, 0, 0, 4)
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before, "the caller's are left alone"
+    random.seed(2)
+    np.random.seed(2)
+    again = build_model(Chosen, 0, 0, 3)
+    assert values_beside(first) == values_beside(again) and again.order == first.order
+    assert other.order != first.order and not torch.equal(other.kept, first.kept)
 
 
 def test_callables_and_modules() -> None:

@@ -58,10 +58,10 @@ def build_model(
     """Return the module that a task's `model` names, with its initial weights; on "meta" without any. It is training.
 
     A ModelSpec names a size of the built-in family or a factory by import path, called with `arguments`; a callable is
-    called without any; an nn.Module is returned itself (on "meta", a copy). Factories run with torch's random numbers
-    seeded by `seed`; the caller's are left alone. A named model built on "meta" gets its weights from `fill_weights`
-    after `to_empty`. A factory's model gets those of a file, unless `read` is False: what is loaded into it is then to
-    come from a checkpoint. `adaptation` says what of it is trained. Raises ConfigError
+    called without any; an nn.Module is returned itself (on "meta", a copy). Factories run with the random numbers of
+    torch, numpy and Python seeded by `seed`; the caller's are left alone. A named model built on "meta" gets its
+    weights from `fill_weights` after `to_empty`. A factory's model gets those of a file, unless `read` is False: what
+    is loaded into it is then to come from a checkpoint. `adaptation` says what of it is trained. Raises ConfigError
     for whatever in this is the user's to mend.
     """
     built = _built(model, data_vocab, seq_len, seed, device, read=read)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import random
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -92,9 +94,17 @@ def call_factory(factory: Factory, seed: int, device: str) -> nn.Module:
 
 @contextlib.contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        yield
+    """Seed torch, numpy and Python, and put them back: what a factory draws is the same in every process."""
+    pythons, numpys = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+            yield
+    finally:
+        random.setstate(pythons)
+        np.random.set_state(numpys)
 
 
 def _refuse_overrides(spec: ModelSpec) -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import math
+import random
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -22,6 +24,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from paceline.errors import ConfigError
 from paceline.spec.adapt.adapter import FULL, Adaptation
 from paceline.task.adapt.trained import adapt
+from paceline.task.models.beside import NO_VALUES, values_beside
 from paceline.task.models.blocks import find_blocks
 from paceline.task.models.build import start_training
 from paceline.task.models.copied import copied
@@ -29,6 +32,7 @@ from paceline.task.models.factory import Factory, Model, call_factory, factory_o
 from paceline.task.models.layers.batch_norm import adopt_synced
 
 MATRIX_STRIDE = 64  # elements from one expert's matrix of a stand-in to the next: whole cache lines in every format
+DRAWN = "drawn"  # stands for the digest of an attribute that another seed makes another
 VECTOR_STD = 0.02  # of a stand-in's biases, and of the weights of its norms
 
 
@@ -43,8 +47,9 @@ class Unfilled:
 def build_unfilled(given: Model, seed: int, adaptation: Adaptation = FULL) -> Unfilled:
     """Return what the factory of a task's model builds, without memory for its parameters.
 
-    There is none of a module that is there already, of a factory that reads what it draws, or of one whose buffers are
-    drawn, where no rank builds the model whole: what it draws is then another.
+    There is none of a module that is there already, of a factory that reads what it draws, of one that draws what is
+    neither weight nor buffer, or of one whose buffers are drawn where no rank builds the model whole: what it draws is
+    then another.
     """
     factory = factory_of(given)
     if factory is None:
@@ -52,14 +57,23 @@ def build_unfilled(given: Model, seed: int, adaptation: Adaptation = FULL) -> Un
     drew: list[bool] = []
 
     def watched() -> nn.Module:
-        before = torch.get_rng_state()
+        before, others = torch.get_rng_state(), (random.getstate(), str(np.random.get_state()))
         built = factory.call()
-        drew.append(not torch.equal(before, torch.get_rng_state()))
+        moved = others != (random.getstate(), str(np.random.get_state()))
+        drew.append(moved or not torch.equal(before, torch.get_rng_state()))
         return built
+
+    def called(seed: int) -> nn.Module:
+        return start_training(adopt_synced(call_factory(Factory(watched, {}, factory.name), seed, "cpu")))
 
     try:
         with _parameters_on_meta() as replaced:
-            model = start_training(adopt_synced(call_factory(Factory(watched, {}, factory.name), seed, "cpu")))
+            model = called(seed)
+        beside = values_beside(model)
+        if drew[0]:
+            with _parameters_on_meta():
+                again = values_beside(called(seed + 1))
+            beside = {name: value if again.get(name) == value else DRAWN for name, value in beside.items()}
     except ConfigError as error:
         return Unfilled(because=f"its factory needs the values of weights ({error.because})")
     held = list(model.parameters())
@@ -71,6 +85,9 @@ def build_unfilled(given: Model, seed: int, adaptation: Adaptation = FULL) -> Un
         return Unfilled(because=f"the parametrisation '{lacking[0]}' computes buffers from weights")
     if replaced.shares or len({parameter.untyped_storage()._cdata for parameter in held}) < len(held):
         return Unfilled(because="some of its parameters are views of others")
+    if chosen := [name for name, value in beside.items() if value in (DRAWN, NO_VALUES)]:
+        made = "draws random numbers" if beside[chosen[0]] == DRAWN else "takes values of weights"
+        return Unfilled(because=f"its factory {made} for '{chosen[0]}', which is neither weight nor buffer")
     if drew[0] and gives_weights(given) and not_kept(model):
         return Unfilled(because=f"its factory draws random numbers, perhaps for '{not_kept(model)[0]}'")
     return Unfilled(adapt(model, adaptation))

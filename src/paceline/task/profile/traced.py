@@ -36,7 +36,7 @@ from paceline.task.profile.closed import (
     stray_axes,
 )
 from paceline.task.profile.draws import of_no_sample, with_one_more
-from paceline.task.profile.tracing import Counts, own_bytes, trace
+from paceline.task.profile.tracing import Counts, LateWeights, own_bytes, trace
 from paceline.task.touched import touched_axes
 
 REST = "rest"  # all that lies outside the repeated blocks, loss included
@@ -199,6 +199,8 @@ def _trace(
     for how in ({}, {"compute": None}):  # FFT and complex views know no bf16
         try:
             return traced(model, **how)
+        except LateWeights:
+            raise
         except Exception as error:  # whatever a user's model raises on tensors without values
             errors.append(error)
     needed = REAL_COPIES * own_bytes(model)
@@ -207,6 +209,8 @@ def _trace(
         return _estimated(model, blocks, experts, items, because)
     try:
         return traced(build() if build else copied(model).to("cpu"), fake=False)
+    except LateWeights:
+        raise
     except Exception as error:
         if torch.cuda.is_available():  # it may need a GPU's kernels; training there will tell
             return _estimated(model, blocks, experts, items, f"its forward pass failed on the CPU ({_said(error)})")

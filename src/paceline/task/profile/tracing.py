@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
+from paceline.errors import ConfigError
 from paceline.task.models.copied import copied
 from paceline.task.profile.drawing import belongs_to_samples
 from paceline.task.profile.draws import RandomCall, beside_torch, draw_of
@@ -53,6 +54,18 @@ class Counts:
     storages: list[Any] = field(default_factory=list, repr=False)  # keeps addresses from being used again
 
 
+class LateWeights(ConfigError):
+    """A model makes weights while it runs, which no optimizer has that was made before."""
+
+    def __init__(self, model: str, name: str) -> None:
+        super().__init__(
+            f"the forward pass of the model {model} makes the parameter '{name}'",
+            "an optimizer trains the weights that there are when it is made: this one would stay as it was drawn in a "
+            "plain loop, and would be another on every rank",
+            "make it in __init__; or a factory that calls the model once before it returns it",
+        )
+
+
 def trace(
     model: nn.Module,
     blocks: list[tuple[str, nn.Module]],
@@ -67,6 +80,7 @@ def trace(
     `compute` is the dtype of weights and inputs on fake tensors; None leaves each its own, and all floating-point
     tensors of the first weight's dtype then count as compute dtype. With `fake` false the model itself runs, on the
     CPU, so it must be a copy; its dtypes are its own too. Without `memory`, what the backward pass needs is left out.
+    Raises LateWeights where the forward pass makes parameters.
     """
     mode: Any = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
     replica = fake_copy(model, mode, compute) if fake else model
@@ -77,7 +91,10 @@ def trace(
     context: AbstractContextManager = quiet(mode) if fake else nullcontext()
     with torch.random.fork_rng(), context:
         with recorder.operators(), torch.no_grad(), beside_torch(recorder.counts[-1].strays):
+            built = set(dict(replica.named_parameters()))
             objective(replica, example)
+        if late := [name for name, _ in replica.named_parameters() if name not in built]:
+            raise LateWeights(type(model).__name__, late[0])
         if not memory:
             return recorder.counts
         with recorder.saved_tensors(), torch.enable_grad():

@@ -199,6 +199,8 @@ def test_generators_of_ones_own_and_evaluation_are_left_alone() -> None:
     own = drawn(lambda rows: torch.rand(3, generator=torch.Generator().manual_seed(1)), [0, 1, 2])
     assert torch.equal(own, torch.rand(3, generator=torch.Generator().manual_seed(1)))
     assert torch.equal(drawn(lambda rows: F.dropout(torch.ones(rows), 0.5, training=False), [0, 1]), torch.ones(2))
+    bent = drawn(lambda rows: F.rrelu(torch.tensor([-1.0, 2.0]), 0.25, 0.5, training=False), [0, 1])
+    assert torch.equal(bent, torch.tensor([-0.375, 2.0]))
 
 
 @pytest.mark.parametrize(("cp", "tp"), [(1, 2), (2, 1), (3, 1), (2, 2)])
