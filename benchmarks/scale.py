@@ -98,6 +98,7 @@ def be_a_rank(out: Path, began: float) -> None:
     from paceline.run.assemble import assemble
     from paceline.run.loop.loader import BatchStream
     from paceline.run.numerics.invariants import check_agreement, numbers_of
+    from paceline.run.process.spread import spread_over
     from paceline.run.process.world import join_world
     from paceline.spec.layout import Layout
     from paceline.spec.plan import Plan
@@ -135,6 +136,10 @@ def be_a_rank(out: Path, began: float) -> None:
     for _ in range(STEPS):
         check_agreement(built.model, numbers_of(stats, None), 1, world, layout)
     note("a check that copies agree", STEPS)
+    for few, what in ((world.size, "means of 20 parts of a step, gathered"), (0, "means of 20 parts, by sums")):
+        for _ in range(STEPS):
+            spread_over(world, [float(world.rank % 7) + part for part in range(20)], few)
+        note(what, STEPS)
     state, kept, root = training_state(built.model, built.optimizer), KeptPlan(), out.parent / "checkpoints"
     for step, what in enumerate(("the first save", "a save like the last"), 1):
         info = save_checkpoint(root, step, state, {}, keep_last=2, kept=kept)

@@ -28,6 +28,7 @@ from paceline.run.numerics.invariants import check_agreement, is_due, numbers_of
 from paceline.run.process.world import World, build_mesh
 from paceline.run.record.left_loop import LeftLoop, left_at, record_left
 from paceline.run.record.recorder import is_echo
+from paceline.run.record.samples_read import ids_read
 from paceline.run.record.tally import EVALUATING, SAVING
 from paceline.run.survive.health.go_back import go_back
 from paceline.run.survive.health.guard import RollBack
@@ -299,8 +300,9 @@ class Training(InWorld):
     def _after(self, stats: StepStats, batch: StepBatch) -> None:
         scaler, step, last = self._stepper.scaler, stats.step, stats.step == self.brief.steps
         self._keeper.poll()
-        ids = self._ids_read(batch) if self.spec.run.record_samples else None
+        ids = ids_read(batch, self.world, self.brief.plan.layout) if self.spec.run.record_samples else None
         if self._expected is not None:
+            ids = self.world.share(ids) if self.spec.run.record_samples else None  # every rank holds it against them
             rounding = rounding_of(self.brief.plan.precision, self.spec.task.model)
             self._record.replayed(hold_against(self._expected, stats, ids, rounding))
             self._expected = None
@@ -399,13 +401,6 @@ class Training(InWorld):
             self._under.recut(plan)
             self._stragglers.rebase(plan)
         self._record.decided_now(decisions)
-
-    def _ids_read(self, batch: StepBatch) -> list[int]:
-        """Return the sample ids that the ranks really read in this step, in order of position."""
-        first = self.brief.plan.layout.reads_first(self.world.rank)
-        mine = [(micro.position, micro.ids.tolist()) for micro in batch.micro_batches if micro.counts and first]
-        parts = sorted(part for ranks in self.world.gather(mine) for part in ranks)
-        return [sample for _, ids in parts for sample in ids]
 
     def evaluate(self) -> float:
         """Return the mean loss per item on held-out samples, each counted once. Every rank calls it.
