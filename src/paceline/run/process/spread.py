@@ -8,7 +8,7 @@ a small world every rank sends its numbers to all.
 FEW is where the one has as many messages behind each other as the other. A gather of objects goes twice around a ring
 of N ranks, 2 (N - 1) messages; a sum goes up a tree and down again, 2 log2 N, and ten sums and maxima are taken. At 64
 ranks these are 126 and 120. gloo sums around rings too: at 2 to 64 ranks a gather is the faster one there
-(`benchmarks/scale.py` has both), and the bound is for what it brings to each rank.
+(`benchmarks/scale.py` has both). In bytes a gather of 20 numbers reaches what their sums send at some 1,700 ranks.
 """
 
 from __future__ import annotations
