@@ -1,6 +1,6 @@
 """What bookkeeping takes against the number of ranks: simulated up to 16,384, and in real processes up to 64.
 
-    python benchmarks/scale.py [--quick] [--ranks 2,4,8] [--save]
+    python benchmarks/scale.py [--quick] [--simulated 16,64] [--ranks 2,4,8] [--with FILE] [--save]
 
 Simulated are the objects of one rank, and those of rank 0, in a world of N (simulated_world.py): no processes, no
 tensors. Real are N processes of a
@@ -24,6 +24,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from common import RESULTS, machine
 from simulated_world import simulated
@@ -98,6 +99,7 @@ def be_a_rank(out: Path, began: float) -> None:
     from paceline.run.assemble import assemble
     from paceline.run.loop.loader import BatchStream
     from paceline.run.numerics.invariants import check_agreement, numbers_of
+    from paceline.run.process.spread import spread_over
     from paceline.run.process.world import join_world
     from paceline.spec.layout import Layout
     from paceline.spec.plan import Plan
@@ -135,6 +137,10 @@ def be_a_rank(out: Path, began: float) -> None:
     for _ in range(STEPS):
         check_agreement(built.model, numbers_of(stats, None), 1, world, layout)
     note("a check that copies agree", STEPS)
+    for few, what in ((world.size, "means of 20 parts of a step, gathered"), (0, "means of 20 parts, by sums")):
+        for _ in range(STEPS):
+            spread_over(world, [float(world.rank % 7) + part for part in range(20)], few)
+        note(what, STEPS)
     state, kept, root = training_state(built.model, built.optimizer), KeptPlan(), out.parent / "checkpoints"
     for step, what in enumerate(("the first save", "a save like the last"), 1):
         info = save_checkpoint(root, step, state, {}, keep_last=2, kept=kept)
@@ -166,6 +172,17 @@ def rows_of(costs: dict[int, dict[tuple[str, str, str], float]]) -> list[Row]:
     return [Row(*key, {ranks: found[key] for ranks, found in costs.items() if key in found}) for key in keys]
 
 
+def rows_in(told: Sequence[dict[str, Any]]) -> list[Row]:
+    """Return the rows of a result in JSON."""
+    return [Row(each["what"], each["whose"], each["unit"], {int(n): cost for n, cost in each["costs"].items()})
+            for each in told]  # fmt: skip
+
+
+def numbers_in(text: str | None, otherwise: Sequence[int]) -> Sequence[int]:
+    """Return the numbers of a list with commas, others where there is none."""
+    return otherwise if text is None else [int(number) for number in text.split(",") if number]
+
+
 def table(rows: Sequence[Row]) -> str:
     """Return rows as a table in Markdown."""
     ranks = list(dict.fromkeys(itertools.chain.from_iterable(row.costs for row in rows)))
@@ -184,21 +201,28 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a few numbers of ranks, to see that it works")
     parser.add_argument("--ranks", metavar="N,N", help="numbers of real processes; empty for none")
+    parser.add_argument("--simulated", metavar="N,N", help="numbers of ranks of simulated worlds; empty for none")
+    parser.add_argument("--with", dest="earlier", type=Path, metavar="FILE", help="JSON of a run that made what this one "
+                        "leaves out")  # fmt: skip
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/scale.md and .json")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
     parser.add_argument("--processes", nargs=2, metavar=("N", "FILE"), help="be the real processes")
     options = parser.parse_args(arguments)
     if options.processes:
         return start_processes(int(options.processes[0]), Path(options.processes[1]))
-    given = [int(n) for n in options.ranks.split(",") if n] if options.ranks is not None else None
+    worlds = numbers_in(options.simulated, SIMULATED[:3] if options.quick else SIMULATED)
+    counts = numbers_in(options.ranks, REAL[:2] if options.quick else REAL)
     before = os.getloadavg()[0]
-    bookkeeping = rows_of({n: simulated(n) for n in (SIMULATED[:3] if options.quick else SIMULATED)})
-    counts = given if given is not None else REAL[:2] if options.quick else REAL
+    bookkeeping = rows_of({n: simulated(n) for n in worlds})
     processes = rows_of({n: real(n) for n in counts if fits(n)})
+    earlier = json.loads(options.earlier.read_text()) if options.earlier else {"load": [before, before]}
+    bookkeeping = bookkeeping or rows_in(earlier.get("simulated", ()))
+    processes = processes or rows_in(earlier.get("processes", ()))
     printed = "\n\n".join(table(rows) for rows in (bookkeeping, processes) if rows)
     print(printed)
     facts = machine()
-    result = {"machine": facts, "load": [before, os.getloadavg()[0]], "left_out": [n for n in counts if not fits(n)]}
+    loads = [*earlier["load"], before, os.getloadavg()[0]]
+    result = {"machine": facts, "load": [min(loads), max(loads)], "left_out": [n for n in counts if not fits(n)]}
     for name, rows in (("simulated", bookkeeping), ("processes", processes)):
         result[name] = [{**asdict(row), "exponent": row.exponent} for row in rows]
     if options.json:
@@ -206,7 +230,7 @@ def main(arguments: list[str]) -> int:
     if options.save:
         (RESULTS / "scale.json").write_text(json.dumps(result, indent=2) + "\n")
         where = f"{facts['date']} · {facts['cpu']}, {facts['cores']} cores · torch {facts['torch']}"
-        quiet = f"load average {before:.0f} at the start, {os.getloadavg()[0]:.0f} at the end"
+        quiet = f"load average {min(loads):.0f} to {max(loads):.0f}"
         head = "# Costs against the number of ranks\n\n`python benchmarks/scale.py --save`"
         (RESULTS / "scale.md").write_text(f"{head}\n\n{where} · {quiet}\n\n{printed}\n")
     return 0

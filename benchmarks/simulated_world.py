@@ -6,12 +6,15 @@ The model has `TENSORS` weights, each with two moments, sharded over all ranks b
 from __future__ import annotations
 
 import math
+import pickle
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
+
+import torch
 
 from paceline.checkpoint.index import IndexReader, encode_kinds, encode_part
 from paceline.checkpoint.manifest import (
@@ -33,11 +36,14 @@ from paceline.checkpoint.writers.talk import carry
 from paceline.plan.planned import plan_task
 from paceline.run.process.brief import make_brief
 from paceline.run.process.groups import own_part
+from paceline.run.process.spread import spread_over
+from paceline.run.process.world import World
 from paceline.spec.load import spec_from_dict
 
 TENSORS = 8  # weights of the simulated model
 KINDS = ("", ".exp_avg", ".exp_avg_sq")
 ROWS, WIDTH = 2**15, 64
+MEANS = 20  # that a record of where steps spend their time has
 NEAR = 8  # ranks around the last whose parts of the index are written
 
 Costs = dict[tuple[str, str, str], float]  # (what, whose, unit) -> cost
@@ -52,6 +58,7 @@ def simulated(ranks: int) -> Costs:
     of_ranks = [held_by(rank, ranks) for rank in range(ranks)]
     choices = first_save(found, of_ranks)
     save_like_the_last(found, of_ranks[-1], choices)
+    spreads(found, ranks)
     with tempfile.TemporaryDirectory() as folder:
         files(found, Path(folder), of_ranks, choices)
     return {**found, **planned(ranks)}
@@ -115,6 +122,31 @@ def save_like_the_last(found: Costs, parts: Sequence[Part], choices: Sequence[Wr
     timed(found, "fingerprints of a save", "a rank", lambda: plan.fingerprints(taken, peers))
     found["sums of fingerprints of a save", "a rank", "kB"] = peers.sent / 5 / 1e3
     found["lengths and digests of files", "rank 0", "kB"] = 120 * len(choices) / 1e3  # ROW.size of three names each
+
+
+class CountedWorld(World):
+    """The last of many ranks, which all have the same numbers, and what it has sent."""
+
+    sent = 0  # bytes; a class's own, since a world is frozen
+
+    def add_up(self, vector: torch.Tensor) -> None:
+        """Put the sum in the place of a vector."""
+        CountedWorld.sent += vector.nbytes
+        vector.mul_(self.size)
+
+    def maximum(self, values: list[float]) -> list[float]:
+        """Return the values."""
+        CountedWorld.sent += 8 * len(values)
+        return values
+
+
+def spreads(found: Costs, ranks: int) -> None:
+    """Note what the spread of a step's means over the ranks takes of one, by sums, and what a gather would bring."""
+    world, means = CountedWorld(ranks - 1, ranks, 0, torch.device("cpu")), [1.5 * number for number in range(MEANS)]
+    timed(found, f"the spread of {MEANS} means, by sums", "a rank", lambda: spread_over(world, means, few=0))
+    found[f"the spread of {MEANS} means, by sums", "a rank", "kB"] = CountedWorld.sent / 5 / 1e3
+    CountedWorld.sent = 0
+    found[f"{MEANS} means of every rank, as a gather brings", "a rank", "kB"] = ranks * len(pickle.dumps(means)) / 1e3
 
 
 def files(found: Costs, folder: Path, of_ranks: Sequence[Sequence[Part]], choices: Sequence[WriterChoice]) -> None:

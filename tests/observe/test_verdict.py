@@ -18,7 +18,7 @@ from runs import records_of
 from tests_shared import SEQ_LEN, PaddedText, decoder_task, plan_of
 from thread_worlds import on_threads
 
-from paceline.observe.verdict.steps_seen import RankSpread, StepsSeen, seen_of
+from paceline.observe.verdict.steps_seen import StepsSeen, seen_of
 from paceline.observe.verdict.verdict import BoundVerdict, judge
 from paceline.report.build import build_report
 from paceline.report.html import render_html
@@ -30,6 +30,7 @@ from paceline.run.record.tally import RankTally
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.kinds import RanksRecord
 from paceline.spec.journal.planned import PlannedRecord
+from paceline.spec.journal.rank_spread import RankSpread
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.run import RunSpec

@@ -14,10 +14,11 @@ from runs import paceline, records_of, write_spec
 
 from paceline.observe.verdict.live import verdict_record
 from paceline.observe.verdict.promised import best_change, promise_of
-from paceline.observe.verdict.steps_seen import RankSpread, StepsSeen
+from paceline.observe.verdict.steps_seen import StepsSeen
 from paceline.observe.verdict.verdict import BoundVerdict, judge
 from paceline.spec.journal.bound import VerdictRecord
 from paceline.spec.journal.kinds import RanksRecord, parse
+from paceline.spec.journal.rank_spread import RankSpread
 from paceline.spec.journal.record import plain
 
 Spans = dict[str, tuple[float, float]]

@@ -23,7 +23,7 @@ from programs import (
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError, VerificationFailed
-from paceline.run.loop.remarks import remarks_on, remarks_on_batch
+from paceline.run.record.remarks import remarks_on, remarks_on_batch
 from paceline.run.numerics.invariants import check_agreement
 from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -32,6 +33,19 @@ class InThreads(World):
     def maximum(self, values: list[float]) -> list[float]:
         """Return the largest values."""
         return [max(each) for each in zip(*self.meet(values), strict=True)]
+
+    def sum(self, values: list[float]) -> list[float]:
+        """Return the sums."""
+        return [math.fsum(each) for each in zip(*self.meet(values), strict=True)]
+
+    def share(self, item: Any, root: int = 0) -> Any:
+        """Return one rank's item."""
+        return self.meet(item)[root]
+
+    def bring_to_first(self, item: Any) -> list[Any] | None:
+        """Return every rank's item on rank 0."""
+        found = self.meet(item)
+        return found if self.is_first else None
 
     def gather(self, item: Any) -> list[Any]:
         """Return every rank's item."""

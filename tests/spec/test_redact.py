@@ -34,6 +34,13 @@ TOKENS = {
     "pypi": "pypi-" + LONG[:60],
     "nvidia": "nvapi-" + LONG[:64],
     "jwt": "eyJ" + LONG[:20] + ".eyJ" + LONG[:30] + "." + LONG[:20],
+    "slack app": "xapp-1-" + LONG[:11] + "-" + HEX[:20],
+    "discord webhook": "discord.com/api/webhooks/1234567890/" + LONG[:60],
+    "telegram bot": "123456789" + ":AA" + LONG[:33],
+    "teams webhook": "webhook.office.com/webhookb2/" + HEX[:36] + "@" + HEX[:36] + "/IncomingWebhook/" + HEX[:32],
+    "sendgrid": "SG." + LONG[:22] + "." + LONG[:43],
+    "digitalocean": "dop_v1_" + HEX + HEX[:16],
+    "grafana": "glsa_" + LONG[:32] + "_" + HEX[:8],
     "private key": "-----BEGIN RSA PRIVATE KEY-----\n" + LONG + "\n-----END RSA PRIVATE KEY-----",
 }
 SECRET = "hunter2-and-more"
@@ -63,6 +70,8 @@ IN_CONTEXT = {
     "json": f'{{"api_key": "{SECRET}"}}',
     "python": f"client(password='{SECRET}')",
     "toml": f'secret = "{SECRET}"',
+    "header": f"X-Api-Key: {SECRET}",
+    "yaml": f"password: {SECRET}",
 }
 # The part of IN_CONTEXT that must be gone.
 PARTS = {
@@ -90,6 +99,7 @@ HARMLESS = [
     "dp_shard=2 pp=2 · ZeRO-1 · 1f1b, 2 stages · micro-batch 2 x 3 accumulation",
     "CUDA_VISIBLE_DEVICES=0,1 OMP_NUM_THREADS=1 python -m paceline train",
     "rank 1 of 2 was ended by SIGKILL; authorization failed; Authorization needed",
+    "the password: none given; secret: unknown; api_key: missing at 12:30; token: layers.0.attention",
     "eyJ is how base64 of JSON begins", "AKIA", "AIza", "local-rank 3", "runs/sk-12/journal",
 ]  # fmt: skip
 
@@ -136,6 +146,19 @@ def test_options_names_and_keys_of_nested_data() -> None:
     assert cleaned["environment"] == {"WANDB_API_KEY": MARK, "HOME": "/root", "HF_TOKEN": MARK}
     assert {name: cleaned[name] for name in ("unit", "tokens_per_sample", "steps", "key")} == {
         "unit": "tokens", "tokens_per_sample": 64, "steps": [1, 2.5, True], "key": "step",
+    }  # fmt: skip
+
+
+def test_all_that_a_key_names_as_secret_goes() -> None:
+    nested = {
+        "credentials": {"user": "me", "value": SECRET, "tries": 3, "on": True}, "passwords": [SECRET, ""],
+        "api_keys": {"a": [SECRET]}, "headers": {"Authorization": SECRET, "Cookie": SECRET, "accept": "json"},
+        "password": 1234567, "client_secret": 1.5, "secret": True, "access_tokens": 4096, "token": 7,
+    }  # fmt: skip
+    assert Redactor().data(nested) == {
+        "credentials": {"user": MARK, "value": MARK, "tries": 3, "on": True}, "passwords": [MARK, ""],
+        "api_keys": {"a": [MARK]}, "headers": {"Authorization": MARK, "Cookie": MARK, "accept": "json"},
+        "password": MARK, "client_secret": MARK, "secret": True, "access_tokens": 4096, "token": 7,
     }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from runs import environment, is_running, wait_until
 from paceline.errors import Requeue
 from paceline.patience import Patience
 from paceline.supervise import supervisor
-from paceline.supervise.blame import Ending, Outcome, outcome_of
+from paceline.supervise.blame import Ending, Outcome, cause_is_known, errors_told, outcome_of
 from paceline.supervise.crew import Crew, attend
 from paceline.supervise.groups import Process
 from paceline.supervise.memory_kills import USUAL, memory_kills, why_killed
@@ -164,6 +164,25 @@ def test_a_cut_error_is_told_as_such(tmp_path: Path) -> None:
     assert blamed(outcome) == 1 and outcome.exit_code == 1
     assert outcome.error is not None and "cut short" in str(outcome.error["what"])
     assert "the loss is no num" in str(outcome.error["because"])
+
+
+def test_what_a_living_rank_has_begun_to_tell_is_no_error_yet(tmp_path: Path) -> None:
+    """It may be an echo: to take its half for the cause would blame it, and end the peers that could go on."""
+    (tmp_path / "error-1.json.part").write_text('{"what": "a peer has gone", "cause": fal')
+    died = [Ending(0, 3, 10.0, 10.1)]
+    assert not cause_is_known(died, tmp_path)
+    assert blamed(outcome_of(died, set(), tmp_path, None, ranks=2)) == 0
+    told = {"what": "w", "because": "b", "try": "t", "exit_code": 1, "cause": False, "rank": 1, "time": 10.2}
+    (tmp_path / "error-1.json.part").write_text(json.dumps(told))
+    (tmp_path / "error-1.json.part").rename(tmp_path / "error-1.json")
+    assert [error["what"] for error in errors_told(tmp_path, [0])] == ["w"]
+
+
+def test_what_an_ended_rank_had_begun_to_tell_counts(tmp_path: Path) -> None:
+    (tmp_path / "error-1.json.part").write_text('{"what": "the loss is no num')
+    died = [Ending(1, 6, 10.0, 10.1)]
+    assert cause_is_known(died, tmp_path)
+    assert "cut short" in str((outcome_of(died, set(), tmp_path, None, ranks=2).error or {})["what"])
 
 
 def test_an_error_has_its_name_when_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

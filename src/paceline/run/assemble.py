@@ -17,7 +17,6 @@ from paceline.run.initial import DrawnModel, WholeModel, start_model
 from paceline.run.loop.first_look import FirstLook
 from paceline.run.loop.loader import BatchStream
 from paceline.run.loop.passes import AnyObjective, Passes, SequentialPasses
-from paceline.run.loop.remarks import remarks_on
 from paceline.run.loop.routing import RouterWatch, watch_routing
 from paceline.run.loop.step import Stepper
 from paceline.run.loop.turns import StepTurn, gathering, own_parameters, passes_in_turn, refuse_axes, refuse_routing
@@ -36,6 +35,7 @@ from paceline.run.parallel.pipeline.split import Pipeline, split_model
 from paceline.run.parallel.split_check import SplitCheck
 from paceline.run.process.groups import Mesh
 from paceline.run.process.world import World, build_mesh
+from paceline.run.record.remarks import remarks_on
 from paceline.run.replicas.bucket_sums import BucketSum, bucket_sums
 from paceline.run.replicas.build import copy_sync, refuse_unproven
 from paceline.run.updates.optimizer import Names, all_names, build_optimizer

@@ -45,14 +45,14 @@ def outcome_of(
     """
     if not any(ending.code for ending in endings):
         return Outcome(0)
-    told = errors_told(folder)
+    told = errors_told(folder, [ending.rank for ending in endings])
     own = [ending for ending in endings if ending.code and ending.rank not in killed]
     ranks = ranks or len(endings)
     if len({ending.code for ending in own}) == 1 and len(own) == ranks and own[0].code > 0 and not told:
         return Outcome(own[0].code)  # a script that all ranks have left alike
     spoke = {error["rank"] for error in told}
     # Whoever has told all of its error was alive until then, however far apart the looks at it are.
-    named = {error["rank"] for error in errors_told(folder, unfinished=False) if error["cause"]}
+    named = {error["rank"] for error in errors_told(folder) if error["cause"]}
     failures: list[tuple[float, dict[str, Any] | Ending]] = [
         *((float(error["time"]), error) for error in told if error["cause"]),
         *((_moment(each), each) for each in own if _is_news(each, spoke, named)),
@@ -70,7 +70,7 @@ def cause_is_known(endings: Sequence[Ending], folder: Path) -> bool:
     """Return whether somebody has failed by itself already: others that fail later are not to be blamed."""
     if any(ending.code < 0 for ending in endings):
         return True
-    return any(error["cause"] for error in errors_told(folder))
+    return any(error["cause"] for error in errors_told(folder, [ending.rank for ending in endings]))
 
 
 def _is_news(ending: Ending, spoke: Collection[int], named: Collection[int]) -> bool:
@@ -119,9 +119,12 @@ def leave_error(folder: Path, rank: int, details: Mapping[str, object], cause: b
     unfinished.replace(path)
 
 
-def errors_told(folder: Path, unfinished: bool = True) -> list[dict[str, Any]]:
-    """Return what ranks told of their errors, in the order in which they did, and what they had begun to tell."""
-    begun = folder.glob(ERROR_GLOB + UNFINISHED) if unfinished else ()
+def errors_told(folder: Path, ended: Collection[int] = ()) -> list[dict[str, Any]]:
+    """Return what ranks told of their errors, in the order in which they did, and what `ended` ones had begun to tell.
+
+    What a rank that still runs has begun to tell is no error yet: it may be an echo of another one's.
+    """
+    begun = [path for rank in ended if (path := folder / f"error-{rank}.json{UNFINISHED}").exists()]
     errors = [_read(path) for path in (*folder.glob(ERROR_GLOB), *begun)]
     return sorted(errors, key=lambda error: (error["time"], error["rank"]))
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 from thread_worlds import on_threads
 
-from paceline.run.process import spread
-from paceline.run.process.spread import OverRanks, spread_over
+from paceline.run.process.spread import FEW, OverRanks, spread_over
 from paceline.run.process.world import World
 
 
@@ -31,13 +30,11 @@ def drawn(ranks: int, seed: int) -> list[list[float | None]]:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7, 8])
-def test_sums_and_maxima_find_what_a_list_has(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_and_maxima_find_what_a_list_has(ranks: int) -> None:
     for seed in range(4):
         numbers = drawn(ranks, seed)
         known = on_threads(ranks, lambda world, numbers=numbers: spread_over(world, numbers[world.rank]))
-        monkeypatch.setattr(spread, "FEW", 0)
-        found = on_threads(ranks, lambda world, numbers=numbers: spread_over(world, numbers[world.rank]))
-        monkeypatch.undo()
+        found = on_threads(ranks, lambda world, numbers=numbers: spread_over(world, numbers[world.rank], few=0))
         assert found == known and found == [found[0]] * ranks
         for at, each in enumerate(found[0]):
             column = [number for row in numbers if (number := row[at]) is not None]
@@ -51,8 +48,7 @@ def test_sums_and_maxima_find_what_a_list_has(ranks: int, monkeypatch: pytest.Mo
                     assert each.median_without(column[own]) == others
 
 
-def test_what_a_rank_sends_does_not_grow_with_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spread, "FEW", 0)
+def test_what_a_rank_sends_does_not_grow_with_the_ranks() -> None:
     sent: dict[int, int] = {}
 
     class Counted(World):
@@ -63,6 +59,6 @@ def test_what_a_rank_sends_does_not_grow_with_the_ranks(monkeypatch: pytest.Monk
             sent[self.size] = sent.get(self.size, 0) + len(values)
             return values
 
-    for ranks in (64, 16384):
+    for ranks in (FEW + 1, 16384):
         spread_over(Counted(0, ranks, 0, torch.device("cpu")), [1.0, 2.0])
-    assert sent[64] == sent[16384] > 0
+    assert sent[FEW + 1] == sent[16384] > 0

@@ -280,8 +280,7 @@ def slowest_of(record: RanksRecord) -> tuple[int, float] | None:
     Where computing cannot be told from waiting, it is the passes.
     """
     for name in ("computing", "forward_backward", "total"):
-        spread = table(record.spreads.get(name))
-        rank, middle, most = (number(spread.get(key)) for key in ("rank", "median", "max"))
-        if rank is not None and middle and most is not None:
-            return int(rank), most / middle
+        spread = record.spread(name)
+        if spread is not None and spread.median:
+            return spread.rank, spread.most / spread.median
     return None

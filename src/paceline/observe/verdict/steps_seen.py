@@ -7,17 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.spec.journal.kinds import RanksRecord
-from paceline.spec.journal.record import number
-
-
-@dataclass(frozen=True)
-class RankSpread:
-    """One quantity over the ranks: the least, the median, the most, and the rank that has the most."""
-
-    least: float
-    median: float
-    most: float
-    rank: int
+from paceline.spec.journal.rank_spread import RankSpread
 
 
 @dataclass(frozen=True)
@@ -74,23 +64,13 @@ def _of_ranks(told: Sequence[RanksRecord]) -> StepsSeen | None:
     weights = [float(each.steps or 0) for each in known]
     spreads = {}
     for name in known[-1].spreads:
-        parts = [(_spread(each.spreads.get(name)), weight) for each, weight in zip(known, weights, strict=True)]
+        parts = [(each.spread(name), weight) for each, weight in zip(known, weights, strict=True)]
         found = [(spread, weight) for spread, weight in parts if spread is not None]
         if found:
             spreads[name] = _mean(found)
     if "total" not in spreads or spreads["total"].most <= 0:
         return None
     return StepsSeen(spreads, int(sum(weights)), known[-1].ranks or 1, known[-1].device)
-
-
-def _spread(values: object) -> RankSpread | None:
-    if not isinstance(values, Mapping):
-        return None
-    found = [number(values.get(name)) for name in ("min", "median", "max")]
-    if any(value is None or not math.isfinite(value) for value in found):
-        return None
-    least, median, most = (value or 0.0 for value in found)
-    return RankSpread(least, median, most, int(number(values.get("rank")) or 0))
 
 
 def _mean(found: list[tuple[RankSpread, float]]) -> RankSpread:

@@ -144,7 +144,7 @@ def _core_share_of_ranks(records: list[Record], start: RunStarted, cluster: Clus
     told = [record for record in records if isinstance(record, RanksRecord) and record.attempt == start.attempt]
     shares = []
     for record in told:
-        median = {name: values["median"] for name, values in record.spreads.items()}
+        median = {name: each.median for name in record.spreads if (each := record.spread(name)) is not None}
         passes = median.get("forward_backward", 0.0) + median.get("reduce", 0.0)
         if "queued_here" in median and passes > 0:
             shares.append(max(0.0, 1 - median["queued_here"] / passes))

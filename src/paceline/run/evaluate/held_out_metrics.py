@@ -98,8 +98,11 @@ class Sums:
     def over(self, world: World, counts: bool) -> list[Totals]:
         """Return the totals of each metric over all ranks. Every rank calls it; `counts`: whether its sums are new."""
         mine = {key: value.cpu() for key, value in self.found.items()} if counts else {}
+        own = {key: len(value) for key, value in sorted(mine.items())}
+        first = world.one_of_alike(repr(own).encode() if own else None)
         sizes: dict[tuple[int, str], int] = {}
-        for each in world.gather({key: len(value) for key, value in mine.items()}):
+        # Ranks that hold no outputs are told by one that does; where ranks differ, all are asked.
+        for each in world.gather(own) if first is None else [world.share(own, first)]:
             for key, size in each.items():
                 if sizes.setdefault(key, size) != size:
                     raise ConfigError(

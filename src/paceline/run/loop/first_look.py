@@ -10,7 +10,6 @@ from torch import nn
 
 from paceline.run.loop.loader import MicroBatch
 from paceline.run.loop.passes import AnyObjective, in_model_precision
-from paceline.run.loop.remarks import look_remark
 from paceline.run.numerics.randomness.mode import SampleRandomness
 from paceline.run.numerics.randomness.survey import survey_all
 from paceline.run.parallel.context.part_check import check_parts
@@ -18,6 +17,7 @@ from paceline.run.parallel.context.zigzag import SequencePart
 from paceline.run.parallel.pipeline.stage_check import check_chain
 from paceline.run.parallel.split_check import SplitCheck
 from paceline.run.process.groups import Mesh
+from paceline.run.record.remarks import look_remark
 from paceline.spec.plan import Plan
 from paceline.task.declared import declared_rules
 from paceline.task.entries_read import unread_remark

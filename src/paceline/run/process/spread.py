@@ -3,7 +3,12 @@
 In a world of more than FEW ranks a rank sends as much as in one of many thousand. The middle one of N numbers is found
 digit by digit: ranks count which of 256 digits their numbers have next, eight times for the 64 bits of a number. Of 1,
 1.5 and 9 the first two begin alike: the first count says that the middle one is among them, the second which it is. In
-a small world every rank sends its numbers to all: one message in place of ten.
+a small world every rank sends its numbers to all.
+
+FEW is where the one has as many messages behind each other as the other. A gather of objects goes twice around a ring
+of N ranks, 2 (N - 1) messages; a sum goes up a tree and down again, 2 log2 N, and ten sums and maxima are taken. At 64
+ranks these are 126 and 120. gloo sums around rings too: at 2 to 64 ranks a gather is the faster one there
+(`benchmarks/scale.py` has both). In bytes a gather of 20 numbers reaches what their sums send at some 1,700 ranks.
 """
 
 from __future__ import annotations
@@ -11,39 +16,40 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from paceline.run.process.world import World
+from paceline.spec.journal.rank_spread import RankSpread
 
-FEW = 32  # ranks, up to which their numbers are gathered
+FEW = 64  # ranks, up to which their numbers are gathered
 DIGITS, DIGIT_BITS, NUMBER_BITS = 256, 8, 64
 SIGN = np.uint64(1 << 63)
 
 
 @dataclass(frozen=True)
-class OverRanks:
-    """One number of every rank that has it, sorted: how many, the ends, and those around position `count // 2`.
+class OverRanks(RankSpread):
+    """The spread of one number of each of `count` ranks, with those around position `count // 2` of them, sorted.
 
-    `before` and `after` are the neighbours of `middle`; where there is none, infinite ones. `rank` is the lowest that
-    has `most`.
+    `before` and `after` are the neighbours of `middle`; where there is none, infinite ones.
     """
 
     count: int
-    least: float
     before: float
     middle: float
     after: float
-    most: float
-    rank: int
 
-    @property
-    def median(self) -> float:
-        """The median, as `statistics.median` has it."""
-        return self.middle if self.count % 2 else (self.before + self.middle) / 2
+    @classmethod
+    def of(cls, count: int, rank: int, *numbers: float) -> OverRanks:
+        """Return the spread of the least number, the middle one between its neighbours, and the most, in order.
+
+        The median is that of `statistics.median`.
+        """
+        least, before, middle, after, most = map(float, numbers)
+        median = middle if count % 2 else (before + middle) / 2
+        return cls(least, median, most, rank, count, before, middle, after)
 
     def median_without(self, own: float) -> float:
         """Return the median of the others' numbers, for a rank whose own is one of at least two."""
@@ -54,19 +60,16 @@ class OverRanks:
             return (self.before + self.after) / 2
         return (self.middle + self.after) / 2 if own < self.middle else (self.before + self.middle) / 2
 
-    def told(self) -> dict[str, Any]:
-        """Return what a journal's record says of it."""
-        return {"min": self.least, "median": self.median, "max": self.most, "rank": self.rank}
 
-
-def spread_over(world: World, own: Sequence[float | None]) -> list[OverRanks | None]:
+def spread_over(world: World, own: Sequence[float | None], few: int = FEW) -> list[OverRanks | None]:
     """Return how each number is spread over the ranks that have it; None where none has. Every rank calls it alike.
 
-    `own` are this rank's finite numbers, None for one that this rank does not have.
+    `own` are this rank's finite numbers, None for one that this rank does not have. Up to `few` ranks gather
+    them.
     """
     if not own:
         return []
-    if world.size <= FEW:
+    if world.size <= few:
         return [_spread(column) for column in zip(*world.gather(list(own)), strict=True)]
     has = np.array([value is not None for value in own])
     values = np.array([0.0 if value is None else value for value in own]) + 0.0  # there is one zero
@@ -86,9 +89,7 @@ def spread_over(world: World, own: Sequence[float | None]) -> list[OverRanks | N
         fewer, up_to = below[at]
         before = under[at] if fewer == count // 2 else middles[at]
         after = over[at] if up_to == count // 2 + 1 else middles[at]
-        numbers = [float(each) for each in (least[at], before, middles[at], after, most[at])]
-        low, under_middle, middle, over_middle, high = numbers
-        spreads.append(OverRanks(int(count), low, under_middle, middle, over_middle, high, int(-first[at])))
+        spreads.append(OverRanks.of(int(count), int(-first[at]), least[at], before, middles[at], after, most[at]))
     return spreads
 
 
@@ -99,7 +100,7 @@ def _spread(numbers: Sequence[float | None]) -> OverRanks | None:
         return None
     at = len(known) // 2
     before, after = known[at - 1] if at else -math.inf, known[at + 1] if at + 1 < len(known) else math.inf
-    return OverRanks(len(known), known[0], before, known[at], after, known[-1], numbers.index(known[-1]))
+    return OverRanks.of(len(known), numbers.index(known[-1]), known[0], before, known[at], after, known[-1])
 
 
 def _middles(

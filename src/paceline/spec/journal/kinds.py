@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from paceline.spec.journal.bound import TraceRecord, VerdictRecord
+from paceline.spec.journal.rank_spread import RankSpread
 from paceline.spec.journal.record import Ids, Numbers, Record, Table, Told, Words, read
 from paceline.spec.journal.watching import AlertRecord, HealthSample, NodeSample
 
@@ -180,6 +181,10 @@ class RanksRecord(Record):
             "s",
         ),
     ]
+
+    def spread(self, name: str) -> RankSpread | None:
+        """Return how one of the means is spread over the ranks; None where that is not on record."""
+        return RankSpread.read(self.spreads.get(name))
 
 
 @dataclass(frozen=True)

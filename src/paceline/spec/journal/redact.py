@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.errors import ConfigError
 from paceline.spec.journal.record import Some
-from paceline.spec.journal.secret_shapes import AFTER_A_NAME, KNOWN, NAMED
+from paceline.spec.journal.secret_shapes import AFTER_A_NAME, KNOWN, NAMED, NUMBERED
 
 MARK = "[redacted]"
 
@@ -52,9 +52,9 @@ class Redactor:
         return tuple(found) if isinstance(value, tuple) else found
 
     def _valued(self, key: str, value: Any) -> Any:
-        if isinstance(value, str) and value and NAMED.match(key):
+        if isinstance(value, int | float) and not isinstance(value, bool) and NUMBERED.match(key):
             return MARK
-        return self.data(value)
+        return _all_secret(value) if NAMED.match(key) else self.data(value)
 
     def _words(self, words: Sequence[Any]) -> list[Any]:
         """Return a list with its items redacted, and with what follows an option that names a secret, as in argv."""
@@ -78,6 +78,17 @@ def compiled(pattern: str) -> re.Pattern[str]:
     if found.match(""):
         raise ConfigError(f"run.redact has '{pattern}'", "it matches the empty text", "a pattern of what is secret")
     return found
+
+
+def _all_secret(value: Any) -> Any:
+    """Return nested data with every text in it replaced."""
+    if isinstance(value, str):
+        return MARK if value else value
+    if isinstance(value, Mapping):
+        return {key: _all_secret(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_all_secret(item) for item in value]
+    return value
 
 
 def _keep_head(found: re.Match[str]) -> str:

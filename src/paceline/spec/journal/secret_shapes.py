@@ -14,12 +14,20 @@ TOKENS = {
     "AWS access key": r"\b(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}\b",
     "GitHub": r"\bgh[pousr]_[A-Za-z0-9]{36,}|\bgithub_pat_[A-Za-z0-9_]{22,}",
     "GitLab": r"\bgl(?:pat|cbt|dt|rt|ptt)-[A-Za-z0-9_-]{20,}",
-    "Slack": r"\bxox[abeoprs]-[A-Za-z0-9-]{10,}|\bhooks\.slack\.com/services/[A-Za-z0-9/_-]{20,}",
+    "Slack": r"\b(?:xox[abeoprs]|xapp)-[A-Za-z0-9-]{10,}|\bhooks\.slack\.com/services/[A-Za-z0-9/_-]{20,}",
     "Google": r"\bAIza[A-Za-z0-9_-]{35}|\bya29\.[A-Za-z0-9_-]{20,}|\bGOCSPX-[A-Za-z0-9_-]{20,}",
     "Weights & Biases": r"\bwandb_v[0-9]_[A-Za-z0-9_]{20,}|\blocal-[0-9a-f]{40}\b",
     "Stripe": r"\b[rs]k_(?:live|test)_[A-Za-z0-9]{16,}",
     "npm, PyPI, Docker": r"\bnpm_[A-Za-z0-9]{36}|\bpypi-[A-Za-z0-9_-]{50,}|\bdckr_pat_[A-Za-z0-9_-]{20,}",
     "NVIDIA, Replicate, Groq": r"\bnvapi-[A-Za-z0-9_-]{40,}|\br8_[A-Za-z0-9]{30,}|\bgsk_[A-Za-z0-9]{40,}",
+    "addresses of chats, which are secret": (
+        r"\bdiscord(?:app)?\.com/api/webhooks/[0-9]+/[A-Za-z0-9_-]{20,}|\b[0-9]{8,10}:AA[A-Za-z0-9_-]{33}|"
+        r"\bwebhook\.office\.com/webhookb2/[A-Za-z0-9@/_-]{20,}"
+    ),
+    "SendGrid, DigitalOcean, Grafana": (
+        r"\bSG\.[A-Za-z0-9_-]{22}\.[A-Za-z0-9_-]{43}|\bdo[opr]_v1_[0-9a-f]{64}|\bglsa_[A-Za-z0-9]{32}_[0-9a-f]{8}|"
+        r"\bglc_[A-Za-z0-9+/=]{32,}"
+    ),
     "JSON web token": r"\beyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*",
     "private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
 }
@@ -31,16 +39,25 @@ _TOKEN = (
     r"(?:api|access|auth|bearer|hf|hub|hugging_?face|refresh|session|security|id|github|gh|gitlab|slack|wandb|bot|"
     r"secret|use_auth|personal|deploy)"
 )
-NAME = (
-    rf"(?:[a-z0-9_.-]*?(?:{_KEY}[_-]?key(?:[_-]?id)?|{_TOKEN}[_-]?token|passw(?:or)?d|passphrase|secret(?:s)?|"
-    rf"credentials?|client[_-]?secret|connection[_-]?string|(?<![a-z])pwd)|token)"
+_PASSWORD = r"passw(?:or)?d|passphrase|(?<![a-z])pwd"
+_LONG_NAME = (
+    rf"[a-z0-9_.-]*?(?:{_KEY}[_-]?key(?:[_-]?id)?|{_TOKEN}[_-]?token|secret(?:s)?|credentials?|client[_-]?secret|"
+    rf"connection[_-]?string|{_PASSWORD})"
 )
+NAME = rf"(?:{_LONG_NAME}|token)"
 
-NAMED = re.compile(rf"(?i)\A-*{NAME}\Z")
+# Keys and options whose whole value is secret, also where it is a list or a table: {"passwords": [...]}.
+NAMED = re.compile(rf"(?i)\A-*(?:{_LONG_NAME}s?|token|(?:proxy-)?authorization|(?:set-)?cookie)\Z")
+NUMBERED = re.compile(rf"(?i)\A-*[a-z0-9_.-]*?(?:{_PASSWORD}|secret)\Z")  # and where it is a number
 # --api-key VALUE, api_key=VALUE, "api_key": "VALUE". A value ends at a blank, a quote, or where a URL's next part does.
 BEFORE = re.compile(
     rf"(?i)(?P<head>(?<![a-z0-9_.-])(?:--?{NAME}(?:\s+|\s*=\s*)|[\"']?{NAME}[\"']?\s*(?:=|:(?=\s*[\"']))\s*)[\"']?)"
     r"(?P<secret>(?![-\"'{\[(<$])[^\s\"'&,;})\]]+)"
+)
+# X-Api-Key: VALUE, password: VALUE, without quotes: a value that no word is.
+HEADED = re.compile(
+    rf"(?i)(?P<head>(?<![a-z0-9_.-]){_LONG_NAME}:\s*)"
+    r"(?P<secret>(?=[^\s\"',;]{0,99}?[0-9])[^\s\"'{\[(<$&,;})\]]{8,})"
 )
 # WANDB_KEY=..., MY_KEY=...: a variable of the environment, with a value that no word is.
 VARIABLE = re.compile(
@@ -59,4 +76,4 @@ SIGNED = re.compile(
 )
 
 KNOWN = (re.compile("|".join(f"(?P<s{at}>{shape})" for at, shape in enumerate(TOKENS.values()))),)
-AFTER_A_NAME = (URL, HEADER, BEFORE, VARIABLE, WANDB, SIGNED)
+AFTER_A_NAME = (URL, HEADER, BEFORE, HEADED, VARIABLE, WANDB, SIGNED)

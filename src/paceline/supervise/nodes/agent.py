@@ -215,7 +215,8 @@ class Agent:
         now = time.monotonic()
         is_due = now - self._beaten > PULSES_SECONDS
         if self._generation and (is_due or ended):
-            for error in errors_told(self._world_folder, unfinished=bool(ended)):
+            gone = [rank for rank, number in self._ranks.items() if number in ended or number in self._told]
+            for error in errors_told(self._world_folder, gone):
                 if error["rank"] not in self._errors:
                     self._errors.add(error["rank"])
                     link.send({"error": error})

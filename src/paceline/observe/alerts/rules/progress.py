@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from paceline.observe.alerts.rules.rule import AlertRule, Trouble
 from paceline.observe.alerts.rules.run_seen import STEPS_KEPT, AlertSeen
 from paceline.patience import programs_per_core
 from paceline.spec.journal.kinds import CheckpointRecord, FaultRecord, RanksRecord, RunStarted, StepRecord
-from paceline.spec.journal.record import Record, number
+from paceline.spec.journal.record import Record
 from paceline.units import format_seconds, parse_seconds
 
 LONG_GAPS = (
@@ -131,8 +131,8 @@ class Slow(AlertRule):
         if isinstance(record, RunStarted):
             self._queued = 0.0
         elif isinstance(record, RanksRecord):
-            spread = record.spreads.get("queued_here")
-            self._queued = (number(spread.get("max")) if isinstance(spread, Mapping) else None) or 0.0
+            spread = record.spread("queued_here")
+            self._queued = spread.most if spread is not None else 0.0
 
     def look(self, now: float, firing: bool) -> Trouble | None:
         """Return how far below the forecast the rate is."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 from paceline.observe.alerts.rules.rule import AlertRule, Trouble
 from paceline.observe.alerts.rules.run_seen import AlertSeen
 from paceline.spec.journal.kinds import FaultRecord, RanksRecord, RecoveryRecord, RunStarted
-from paceline.spec.journal.record import Record, number
+from paceline.spec.journal.record import Record
 from paceline.supervise.ranks_lost import RanksLost
 
 RECORDS_NEEDED = 2  # in a row, in which the same rank is slow
@@ -81,19 +80,17 @@ class StragglingRank(AlertRule):
             self._slow, self._found = {}, None
         if not isinstance(record, RanksRecord):
             return
-        spread = record.spreads.get("computing")
-        most, median, rank = (number(spread.get(key)) for key in ("max", "median", "rank")) if isinstance(
-            spread, Mapping) else (None, None, None)  # fmt: skip
-        if not most or not median or rank is None or (record.ranks or 0) < 2:
+        spread = record.spread("computing")
+        if spread is None or not spread.most or not spread.median or (record.ranks or 0) < 2:
             return
-        times, limit = most / median, self.spec.straggler_factor
+        rank, times, limit = spread.rank, spread.most / spread.median, self.spec.straggler_factor
         if times <= (1 + (limit - 1) / 2 if self._found else limit):
             self._slow, self._found = {}, None
             return
-        self._slow = {int(rank): self._slow.get(int(rank), 0) + 1}
-        if self._slow[int(rank)] >= RECORDS_NEEDED:
-            title = f"rank {int(rank)} computes {times:.2f} times as long as the median of {record.ranks} ranks"
-            evidence = {"rank": int(rank), "times": times, "median_seconds": median, "step": record.step}
+        self._slow = {rank: self._slow.get(rank, 0) + 1}
+        if self._slow[rank] >= RECORDS_NEEDED:
+            title = f"rank {rank} computes {times:.2f} times as long as the median of {record.ranks} ranks"
+            evidence = {"rank": rank, "times": times, "median_seconds": spread.median, "step": record.step}
             self._found = Trouble(title, evidence, "run.health.on_straggler = 'less_work' or 'replace' answers it")
 
     def look(self, now: float, firing: bool) -> Trouble | None:

@@ -1,0 +1,253 @@
+"""What follows a step, in one order on all ranks: records, checks, evaluations, texts, checkpoints, an early end."""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ConfigError, Requeue
+from paceline.run.callbacks.callbacks import CallbackDecisions, moment_of
+from paceline.run.evaluate.best import called_off
+from paceline.run.loop.evaluate import EvaluationResult, evaluate
+from paceline.run.loop.in_world import InWorld
+from paceline.run.loop.loader import StepBatch
+from paceline.run.loop.step import StepStats
+from paceline.run.memory.leaks import LeakWatch
+from paceline.run.memory.spent import spent_now, spent_on
+from paceline.run.numerics.invariants import check_agreement, is_due, numbers_of
+from paceline.run.record.remarks import data_faults, remarks_on_batch
+from paceline.run.record.samples_read import ids_read
+from paceline.run.record.tally import EVALUATING, SAVING
+from paceline.run.survive.health.pressure import LOOKS_EVERY
+from paceline.run.survive.idle import IdleWatch
+from paceline.run.survive.replay import hold_against, rounding_of
+from paceline.run.updates.distance_moved import moved
+from paceline.spec.sync import refuse_between
+from paceline.spec.task import ModelSpec
+from paceline.supervise.signals import StopFlag
+from paceline.task.data.protocol import Source
+from paceline.task.data.rows.mixed import MixedSource
+from paceline.task.data.rows.packed import for_device
+from paceline.task.models.sizes import is_named
+from paceline.task.objective import Objective
+from paceline.task.turns import objective_of
+
+
+class BetweenSteps(InWorld):
+    """The duties of a rank that follow a step, and what a loop may ask for between two: evaluations and saves."""
+
+    def _begin(self) -> None:
+        self._stop = StopFlag()
+        self._leaks = LeakWatch(self.brief.usable_bytes)
+        self._idle: IdleWatch | None = None  # of a `Run` alone: other loops are ours
+        self._is_spent = False  # whether a budget has ended the run
+        # Until the first step has said what the built-in decoder does not read; a survey has said it of other models.
+        self._objective: Objective | None = None
+        task = self.spec.task
+        if isinstance(task.model, ModelSpec) and is_named(task.model.name):
+            self._objective = objective_of(task, self.source.unit)
+
+    def _after(self, stats: StepStats, batch: StepBatch) -> None:
+        scaler, step, last = self._stepper.scaler, stats.step, stats.step == self.brief.steps
+        self._keeper.poll()
+        ids = ids_read(batch, self.world, self.brief.plan.layout) if self.spec.run.record_samples else None
+        if self._expected is not None:
+            ids = self.world.share(ids) if self.spec.run.record_samples else None  # every rank holds it against them
+            rounding = rounding_of(self.brief.plan.precision, self.spec.task.model)
+            self._record.replayed(hold_against(self._expected, stats, ids, rounding))
+            self._expected = None
+        self._record.step(stats, scaler.scale if scaler else None, ids)
+        self._hook("after_step", step, stats=stats)
+        last = last or self._stopped
+        chosen = self._under.selection.take() if self._under.selection is not None else None
+        if chosen is not None:
+            self._record.selected(chosen)
+        self._record.recovered(self._recovered.stepped())
+        self._record.decided_now(self._stepper.guard.take() if self._stepper.guard else ())
+        self._points.tell(self._record)
+        for remark in remarks_on_batch(self._objective, batch.micro_batches[0].data) if self._objective else ():
+            self._record.remark(remark)
+        self._objective = None
+        if last or batch.position == 0:
+            self._measure_memory()
+        self._points.reached("check", step)
+        self._stragglers.add(stats, batch)
+        self._tally.add(stats)
+        if self._health is not None and (health := self._health.after(stats)) is not None:
+            self._record.health(health)
+        self._node.stepped(step)
+        self._record.nodes(self._samples.taken())
+        self._record.decided_now([*self._under.read_decisions(), *self._notices.take()])
+        if self._check_every and (is_due(step, self._first_step, self._check_every) or last):
+            numbers = numbers_of(stats, scaler.scale if scaler else None, (chosen and chosen.chosen) or "")
+            apart = self._stepper.sync.apart_after(step)
+            check_agreement(self.model, numbers, step, self.world, self.brief.plan.layout, apart)
+            self._record.decided_now(self._stragglers.compare(step))
+            self._watch_memory(step)
+            self._record.ranks(self._tally.over_ranks(step, last, self._under.batches.tell))
+            first = self.brief.plan.layout.reads_first(self.world.rank)
+            for what, because in data_faults(self.source, self.world, first):
+                self._record.fault(what, because)
+        if evaluates := bool(self._evaluate_every and (step % self._evaluate_every == 0 or last)):
+            self._points.reached("evaluate", step)
+            with self._tally.beside(EVALUATING):
+                self.evaluate()
+            if self._judge.is_over and not last:
+                last = True
+                self._record.ended_early(self._judge.decision())
+        last = last or self._stopped
+        if self._writer and self._write_every and (step % self._write_every == 0 or last):
+            self._points.reached("evaluate", step)
+            began = time.perf_counter()
+            with self._tally.beside(EVALUATING):
+                texts = self._writer.write(self._stepper, step)
+            self._record.written(step, self._writer.spec, texts, time.perf_counter() - began)
+        if isinstance(self.source, MixedSource) and (evaluates or last or stats.stop_requested):
+            given = self.source.given(self.spec.task.seed, self.progress.position)
+            self._record.sources(step, self.progress.position, given)
+        if self._pressure and not last and is_due(step, self._first_step, self._check_every or LOOKS_EVERY):
+            self._ease(step)
+        self._called_away = stats.stop_requested and not last and self._is_called()
+        if stats.stop_requested and not last and not self._called_away:
+            self._stop_as_asked(step)
+            return
+        is_best = evaluates and self._judge.best is not None and self._judge.best[0] == step
+        if last:
+            self._save()  # as above: a second SIGINT that waits has nothing left to end
+        elif is_best and self.spec.run.checkpoints.save_best:
+            self.save()
+        else:
+            if self._keeper.tiers.due(step):
+                self._points.reached("save", step)
+                self._hook("on_save", step)
+            with self._stop.saving(), self._tally.beside(SAVING):
+                saved = self._keeper.save_if_due(self._under.built, self.brief.plan, self.world, self.progress)
+            if saved:
+                self._stop.interrupt_if_asked()
+        self._done_step = step
+        if not last:
+            self._stragglers.leave(self._save)
+
+    def _stop_as_asked(self, step: int) -> None:
+        """Save and end here: for good where a budget says so, else by Requeue. Every rank calls it."""
+        # A signal may reach the ranks in different steps: whoever was asked knows why.
+        said = self.world.gather((self._stop.because, self._notices.is_over))
+        because = next((each for each, _ in said if each), "a rank was asked to stop")
+        self._is_spent = any(over for _, over in said)
+        self._points.reached("save", step)
+        self._hook("on_save", step)
+        with self._stop.saving():
+            path = self._keeper.save_or_keep(self._under.built, self.brief.plan, self.world, self.progress)
+        self._record.stopped(step, because, path, "stopped" if self._is_spent else "requeue")
+        if not self._is_spent:
+            raise Requeue(because)
+        self._done_step = step
+
+    def _ease(self, step: int) -> None:
+        """Go on with a smaller micro-batch where a rank's memory gets short. Every rank calls it between two steps."""
+        assert self._pressure is not None
+        plan, decisions = self._pressure.decided(step)
+        if plan is not None:
+            self._under.recut(plan)
+            self._stragglers.rebase(plan)
+        self._record.decided_now(decisions)
+
+    def evaluate(self) -> float:
+        """Return the mean loss per item on held-out samples, each counted once. Every rank calls it.
+
+        Metrics and further sets are in the journal.
+        """
+        if self.held_out is None:
+            raise ConfigError(
+                "there is no held-out data",
+                "the data set has no validation part",
+                "give a pair of data sets (train, validation), or a task.data.validation_fraction above 0",
+            )
+        refuse_between(self.brief.plan.sync, {"an evaluation": self.progress.step})
+        with self._busy():
+            step, found = self.progress.step, self._measured("", self.held_out)
+            sets = {name: self._measured(name, source) for name, source in self._sets.items()}
+        value = self._judge.add(step, found)
+        self._record.evaluation(step, found, sets)
+        told = {"loss": found.loss, **found.metrics}
+        told |= {f"{name}.{what}": number for name, each in sets.items()
+                 for what, number in {"loss": each.loss, **each.metrics}.items()}  # fmt: skip
+        self._hook("after_evaluation", step, evaluation=told)
+        self._keeper.evaluated(step, found.loss, self._judge.spec.metric, self._judge.score(value))
+        return found.loss
+
+    def _measured(self, name: str, source: Source) -> EvaluationResult:
+        """Return what the held-out samples of a set give. Every rank calls it."""
+        samples, metrics = self.spec.run.evaluate_samples, self._metrics[name]
+        held_out = for_device(source, self.world.device.type, self.spec.task.model)
+        return evaluate(self._stepper, held_out, samples, self._under.data_rank, metrics)
+
+    def save(self) -> Path:
+        """Write a checkpoint and return its folder. Every rank calls it.
+
+        A second SIGINT meanwhile raises KeyboardInterrupt when the checkpoint is there, a third one at once.
+        """
+        with self._busy():
+            path = self._save()
+        self._stop.interrupt_if_asked()
+        return path
+
+    def _save(self) -> Path:
+        self._points.reached("save", self.progress.step)
+        self._hook("on_save", self.progress.step)
+        with self._stop.saving(), self._tally.beside(SAVING):
+            return self._keeper.save_now(self._under.built, self.brief.plan, self.world, self.progress)
+
+    def _hook(self, hook: str, step: int, **more: Any) -> CallbackDecisions:
+        """Call the callbacks that have a hook, and record what they decide. Every rank calls it."""
+        if not self._callbacks.has(hook):
+            return CallbackDecisions()
+        steps = self.brief.steps
+        moment = moment_of(self.world, step, steps, self.progress.position, self._under.built, **more)
+        found = self._callbacks.at(hook, moment)
+        for name, numbers in found.logs:
+            self._record.logged(step, name, numbers)
+        if found.skip is not None:
+            self._record.decided("update", "made", "left out", f"step {step}, {found.skip[0]}: {found.skip[1]}")
+        if found.lr is not None:
+            self._record.told_rate(step, more["lr"], *found.lr)
+        if found.stop is not None and not self._stopped and step < steps:
+            self._stopped = True
+            self._record.ended_early(called_off(*found.stop, step, steps))
+        return found
+
+    def _busy(self) -> AbstractContextManager[None]:
+        """Return a block in which the run is not idle. Raises where it was ended since nobody used it."""
+        return self._idle.busy() if self._idle is not None else nullcontext()
+
+    def _is_called(self) -> bool:
+        """Return whether the supervisor has another world for this run, which is entered between two steps."""
+        return self._call is not None and self._call.exists()
+
+    def _watch_memory(self, step: int) -> None:
+        """Tell of memory that grows from check to check. Every rank does its part."""
+        spent = spent_now(self.model, self.optimizer, self._meter, self.world.maximum)
+        growth = self._leaks.look(step, spent)
+        if growth is not None:
+            self._record.fault("memory grows", growth.because)
+
+    def _measure_memory(self) -> None:
+        components, peak = spent_on(self.model, self.optimizer, self._meter, self.world.maximum)
+        self._record.memory(self.progress.step, components, peak)
+
+    def _tell_moved(self) -> None:
+        """Record how far the model is from the weights that it started from. Every rank does its part."""
+        found = moved(self._under.built.model, self.spec.task, self.world, self.progress.step)
+        if isinstance(found, str):
+            self._record.remark(f"how far the model has moved is not known: {found}")
+        else:
+            self._record.moved(found)
+
+    def _ended(self, status: str, error: BaseException | None = None) -> None:
+        self._notices.close()
+        self._leave_node()
+        self._points.tell(self._record)
+        goes_on = self._notices.goes_on() if isinstance(error, Requeue) else None
+        self._record.ended(status, self.progress.step, time.monotonic() - self._began, error, goes_on)

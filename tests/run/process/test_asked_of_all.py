@@ -1,0 +1,110 @@
+"""What ranks have alike is told by one of them; what only rank 0 needs goes to rank 0 alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from distributed import run_ranks
+from thread_worlds import InThreads, on_threads
+
+from paceline.errors import ConfigError
+from paceline.run.evaluate.held_out_metrics import Sums
+from paceline.run.loop.loader import MicroBatch, StepBatch
+from paceline.run.process.world import World, join_world
+from paceline.run.record.samples_read import ids_read
+from paceline.spec.layout import Layout
+
+
+class Unasked(AssertionError):
+    """Every rank was asked for what it has."""
+
+
+@pytest.fixture
+def nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(self: World, item: Any) -> list[Any]:
+        raise Unasked
+
+    monkeypatch.setattr(InThreads, "gather", refused)
+
+
+def sums_of(rank: int, classes: int) -> Sums:
+    """Return the sums of a rank: none of the first, whose samples end on another one."""
+    vectors = {(0, "right"): torch.tensor([rank]), (1, "of_class"): torch.arange(classes) * rank}
+    return Sums([], vectors if rank else {})
+
+
+def over(world: World, classes: int = 3) -> dict[str, list[float]]:
+    sums = sums_of(world.rank, classes)
+    sums.metrics = [None, None]  # type: ignore[list-item]
+    return {name: values.tolist() for totals in sums.over(world, world.rank != 2) for name, values in totals.items()}
+
+
+def test_metrics_with_the_same_names_and_lengths_ask_nobody(nobody_asks: None) -> None:
+    assert on_threads(4, over) == [{"right": [1.0 + 3.0], "of_class": [0.0, 4.0, 8.0]}] * 4
+
+
+def test_metrics_of_different_lengths_are_refused_on_every_rank() -> None:
+    def refused(world: World) -> str:
+        with pytest.raises(ConfigError) as caught:
+            over(world, classes=2 + world.rank)
+        return caught.value.what
+
+    assert on_threads(4, refused) == ["a metric has 3 and 5 numbers for 'of_class' on different ranks"] * 4
+
+
+def test_metrics_that_only_some_ranks_have_are_added_up() -> None:
+    def some(world: World) -> dict[str, list[float]]:
+        sums = Sums([None], {(0, f"class {world.rank}"): torch.ones(1)})  # type: ignore[list-item]
+        (totals,) = sums.over(world, True)
+        return {name: values.tolist() for name, values in totals.items()}
+
+    assert on_threads(3, some) == [{f"class {rank}": [1.0] for rank in range(3)}] * 3
+
+
+def test_names_that_all_have_ask_nobody(nobody_asks: None) -> None:
+    assert on_threads(3, lambda world: world.union(["b", "a", "b"])) == [["a", "b"]] * 3
+    with pytest.raises(Unasked):
+        World.union(_Differing(0, 2, 0, torch.device("cpu")), ["a"])
+
+
+class _Differing(World):
+    def maximum(self, values: list[float]) -> list[float]:
+        """Return what a rank with other names makes of it."""
+        return [values[0] + 1, *values[1:]]
+
+    def gather(self, item: Any) -> list[Any]:
+        """Be asked."""
+        raise Unasked
+
+
+def test_contents_that_differ_are_never_alike() -> None:
+    for contents, found in (
+        ([None, b"x", b"x"], 1), ([b"x", None, None], 0), ([None, None, None], 0), ([b"x", b"y", None], None),
+        ([None, b"x", b""], None), ([b"", b"", b""], 0),
+    ):  # fmt: skip
+        told = on_threads(3, lambda world, contents=contents: world.one_of_alike(contents[world.rank]))
+        assert told == [found] * 3, contents
+
+
+def batch_of(rank: int) -> StepBatch:
+    """Return a batch of four positions: a rank reads two, one in each pass, and a pass that counts for nothing."""
+    passes = [MicroBatch({}, np.array([10 * (2 * each + rank)]), 2 * each + rank) for each in range(2)]
+    return StepBatch(1, 0, 4, (*passes, MicroBatch({}, np.array([99]), 9, counts=False)))
+
+
+def test_ids_of_samples_go_to_rank_0_alone(nobody_asks: None) -> None:
+    layout = Layout(dp_shard=2, tp=2)  # neighbours read the same rows, and one of them tells
+    found = on_threads(4, lambda world: ids_read(batch_of(world.rank // 2), world, layout))
+    assert found == [[0, 10, 20, 30], None, None, None]
+
+
+def brought() -> tuple[Any, int | None, list[str]]:
+    world = join_world("cpu", threads=1)
+    return world.bring_to_first(world.rank), world.one_of_alike(b"x" if world.rank else None), world.union(["b", "a"])
+
+
+def test_real_ranks_bring_and_agree_likewise() -> None:
+    assert run_ranks(brought, 2) == [([0, 1], 1, ["a", "b"]), (None, 1, ["a", "b"])]
