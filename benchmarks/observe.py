@@ -28,9 +28,9 @@ from paceline.run.observe.health.told import TrainingHealth
 from paceline.run.observe.node import NodeSampler, SamplesOfFirst, sensors_of
 from paceline.run.observe.sensors.sensor_reading import SeenRank, SensorReading
 from paceline.run.observe.summed import node_sample
+from paceline.run.process.spread import spread_of_numbers
 from paceline.run.process.world import World
 from paceline.run.record.journal import Journal
-from paceline.run.process.spread import spread_of_numbers
 from paceline.spec.journal.kinds import RanksRecord, StepRecord
 from paceline.spec.journal.line import line_of
 from paceline.spec.journal.record import read
