@@ -28,9 +28,9 @@ from paceline.run.observe.health.told import TrainingHealth
 from paceline.run.observe.node import NodeSampler, SamplesOfFirst, sensors_of
 from paceline.run.observe.sensors.sensor_reading import SeenRank, SensorReading
 from paceline.run.observe.summed import node_sample
+from paceline.run.process.spread import spread_of_numbers
 from paceline.run.process.world import World
 from paceline.run.record.journal import Journal
-from paceline.run.record.tally import spread
 from paceline.spec.journal.kinds import RanksRecord, StepRecord
 from paceline.spec.journal.line import line_of
 from paceline.spec.journal.record import read
@@ -143,7 +143,9 @@ def record_bytes() -> dict[str, dict[str, int]]:
     for ranks in RANKS:
         names = ("total", "data", "forward_backward", "reduce", "optimizer", "computing", "waiting")
         values = [0.1 + 1e-9 * rank for rank in range(ranks)]
-        told = RanksRecord(100, 100, ranks, "cuda", {name: spread(values) for name in names})
+        over = spread_of_numbers(values)
+        assert over is not None
+        told = RanksRecord(100, 100, ranks, "cuda", {name: over.told() for name in names})
         reading = SensorReading()
         for rank in range(ranks):  # as if all of them were of one node
             for name in ("celsius", "watts", "utilisation", "memory_bytes", "joules"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from paceline.observe.live.spent import SpentAmount
+from paceline.plan.explain.explain import energy_text
 from paceline.report.format import figure, plural, quantity, signed_percent, usd, utc
 
 
@@ -50,3 +52,9 @@ def test_counts_and_moments() -> None:
     assert plural(1, "step") == "1 step" and plural(1200, "step") == "1,200 steps"
     assert utc(1_772_323_205.0) == "2026-03-01 00:00:05 UTC"
     assert utc(None) == "unknown" and utc(1e300) == "unknown"
+
+
+@pytest.mark.parametrize("kwh", [5.17e-7, 9.29e-5, 0.0244, 0.3, 12.5, 42_000.0])
+def test_a_plans_energy_is_written_as_the_reports(kwh: float) -> None:
+    live = SpentAmount("kwh", kwh, None, None, None, None, None)
+    assert energy_text(kwh) == quantity(kwh, "kWh") == live.said(kwh)

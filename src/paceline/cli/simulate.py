@@ -175,7 +175,7 @@ def _head(looks: bool) -> tuple[str, ...]:
 def _row(result: PolicyResult, looks: bool) -> tuple[str, ...]:
     from paceline.plan.explain.explain import money_text
     from paceline.simulate.policy import duration_text
-    from paceline.units import format_durations, format_seconds
+    from paceline.units import format_durations, format_energy, format_seconds
 
     policy, summary = result.policy, result.summary
     wall = summary.wall_seconds
@@ -188,7 +188,7 @@ def _row(result: PolicyResult, looks: bool) -> tuple[str, ...]:
     every = duration_text(policy.every)
     if policy.cycle.copies > 1:
         every += f", copies {duration_text(policy.cycle.block)}"
-    energy = f"{summary.kwh.mean:,.3g} kWh" if math.isfinite(summary.kwh.mean) else "unknown"
+    energy = format_energy(summary.kwh.mean)[0] if math.isfinite(summary.kwh.mean) else "unknown"
     return (
         policy.name, every, f"{policy.spares}", f"{summary.goodput.mean:.1%} ±{summary.goodput.deviation:.1%}", end,
         f"{summary.interruptions.mean:,.0f} ±{summary.interruptions.deviation:.0f}",

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 from observe.alerts.alert_journals import started, step
 from runs import wait_until
 
@@ -18,6 +19,8 @@ from paceline.observe.alerts.sinks.make import make_sinks
 from paceline.observe.alerts.watch import AlertWatch
 from paceline.observe.alerts.watch_of_run import tell_of_loss, watch_of
 from paceline.session.nodes.loss import LossTeller
+from paceline.session.watch import alerting
+from paceline.session.watch.alerting import begin_alerts
 from paceline.spec.journal.beside import read_beside
 from paceline.spec.journal.kinds import RecoveryRecord
 from paceline.spec.journal.line import line_of
@@ -142,3 +145,33 @@ def test_a_coordinator_that_lives_or_has_a_successor_is_not_told_lost(tmp_path: 
         assert find_meeting(run_dir) != lost
     wait_until(lambda: not losers())
     assert not down(run_dir) and not to.exists()
+
+
+def test_a_watch_on_a_node_where_a_sinks_variable_is_missing_tells_the_others_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HOOK_OF_NO_NODE", raising=False)
+    run_dir, to, said = tmp_path / "run", tmp_path / "told.jsonl", list[str]()
+    write(run_dir, started(), step(7, time.time()))
+    path = tmp_path / "task.toml"
+    sinks = '[[run.alerts.sinks]]\nkind = "slack"\nto = "$HOOK_OF_NO_NODE"\n'
+    sinks += f'[[run.alerts.sinks]]\nkind = "file"\nto = "{to}"\nleast = "info"\n'
+    path.write_text(f'[task]\ndata = "{tmp_path}/none.txt"\n[run]\ndir = "{run_dir}"\n{sinks}')
+    watch = begin_alerts(load_spec(path), said.append, supervises=True, goes_on=True)
+    watch.tell(dataclasses.replace(LOSS, time=time.time()))
+    wait_until(lambda: to.exists() and LOSS.what in to.read_text())
+    watch.close()
+    (line,) = [each for each in said if "slack 1" in each]
+    assert "HOOK_OF_NO_NODE" in line and "told nothing" in line
+    assert not [each for each in said if "nobody is told" in each]
+
+
+def test_a_watch_that_dies_beside_its_run_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alerting, "MODULE", "paceline.of_no_name")
+    said, path = list[str](), tmp_path / "task.toml"
+    sink = f'[[run.alerts.sinks]]\nkind = "file"\nto = "{tmp_path}/told"\n'
+    path.write_text(f'[task]\ndata = "{tmp_path}/none.txt"\n[run]\ndir = "{tmp_path}/run"\n{sink}')
+    watch = begin_alerts(load_spec(path), said.append, supervises=True)
+    wait_until(lambda: bool(said))
+    watch.close()
+    assert said == ["alert    the watch has ended with 1 while the run goes on: nobody is told of it"]

@@ -231,13 +231,3 @@ def test_weights_and_biases_is_written_offline(tmp_path: Path) -> None:
     append(tmp_path, started(1), *map(step_line, range(1, STEPS)))
     assert deliver_until(run_of(tmp_path, wandb=True), lambda: None, print, 60) == []
     assert list((tmp_path / "exports" / "wandb").glob("offline-run-*/run-*.wandb"))
-
-
-def test_trackio_keeps_all_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "store"))
-    pytest.importorskip("trackio")
-    append(tmp_path, started(1), *map(step_line, range(1, STEPS)))
-    assert deliver_until(run_of(tmp_path, trackio=True), lambda: None, print, 60) == []
-    stores = [path for path in (tmp_path / "store").rglob("*.db") if path.stat().st_size]
-    with sqlite3.connect(stores[0]) as kept:
-        assert kept.execute("select count(distinct step) from metrics").fetchone() == (STEPS - 1,)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import urllib.request
 from pathlib import Path
 
 import pytest
 from observe.exports.test_exports import append, run_of, started, step_line
+from runs import wait_until
 
 from paceline.errors import ConfigError
+from paceline.observe.exports import deliver as delivering
 from paceline.observe.exports import openmetrics
 from paceline.observe.exports.cursor import JournalCursor
 from paceline.observe.exports.openmetrics import NAME, OpenMetricsSink
@@ -28,6 +31,55 @@ def test_the_node_that_takes_over_keeps_the_file_where_it_cannot_serve_the_addre
     assert "} 5\n" in (tmp_path / "exports" / NAME).read_text().partition("paceline_step{")[2][:40]
     (line,) = said
     assert f"{OF_ANOTHER_NODE}:9464 cannot be served" in line and "0.0.0.0" in line
+
+
+def test_a_target_that_is_gone_with_its_node_is_named_no_more(tmp_path: Path) -> None:
+    lost = OpenMetricsSink(run_of(tmp_path, openmetrics="127.0.0.1:0"), {})
+    discovery = tmp_path / "exports" / "file_sd.json"
+    try:
+        named = discovery.read_text()
+        assert json.loads(named)[0]["targets"][0].startswith("127.0.0.1:")
+        OpenMetricsSink(run_of(tmp_path, openmetrics=f"{OF_ANOTHER_NODE}:9464"), {})
+        assert json.loads(discovery.read_text()) == []
+        discovery.write_text(named)
+        OpenMetricsSink(run_of(tmp_path, openmetrics="file"), {})
+        assert json.loads(discovery.read_text()) == []
+    finally:
+        discovery.write_text(named)
+        lost.close()
+    assert json.loads(discovery.read_text()) == []
+
+
+def test_metrics_are_served_again_after_a_disk_that_was_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sink that failed is closed: its own server would hold the address, with values of then."""
+    monkeypatch.setattr(delivering, "LOOK_SECONDS", 0.005)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    append(tmp_path, started(1), step_line(1))
+    (tmp_path / "exports" / NAME).mkdir(parents=True)  # the file cannot be replaced
+    run, failed, over = run_of(tmp_path, openmetrics=f"127.0.0.1:{port}"), threading.Event(), threading.Event()
+
+    def say(line: str) -> None:
+        failed.set()
+
+    work = threading.Thread(target=deliver_until, args=(run, over.wait, say, 30), daemon=True)
+    work.start()
+    try:
+        assert failed.wait(30)
+        (tmp_path / "exports" / NAME).rmdir()
+        append(tmp_path, step_line(2))
+
+        def newest() -> bool:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+                    return b'paceline_step{run="a \\"run\\""} 2\n' in answer.read()
+            except OSError:
+                return False
+
+        wait_until(newest)
+    finally:
+        over.set()
+        work.join(60)
 
 
 def test_an_address_that_becomes_free_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from paceline.config.build import build, mapping_layer
 from paceline.config.declared import declared_table, from_file
 from paceline.config.problems import Problems
-from paceline.observe.alerts.sinks.make import make_sinks
+from paceline.observe.alerts.sinks.make import sinks_here
 from paceline.observe.alerts.watch import LOOK_SECONDS, AlertWatch
 from paceline.observe.alerts.watch_of_run import watch_of
 from paceline.patience import Patience
@@ -41,7 +41,7 @@ def main() -> int:
     run = run_from_plain(told["run"])
     run_dir = Path(sys.argv[1])
     before = find_meeting(run_dir)
-    watch = watch_of(run, run_dir, str(told["name"]), make_sinks(run.alerts), _say, bool(told["goes_on"]))
+    watch = watch_of(run, run_dir, str(told["name"]), sinks_here(run.alerts, _say), _say, bool(told["goes_on"]))
     watch.watch()
     if not _followed(watch, int(told["parent"])):
         watch.pause()

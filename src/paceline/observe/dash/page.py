@@ -24,6 +24,7 @@ a{color:var(--train)}:focus-visible{outline:2px solid var(--train);outline-offse
 main.wide{max-width:100rem;padding-top:1.2rem;display:grid;gap:0 3rem;
 grid-template-columns:repeat(auto-fit,minmax(min(100%,36rem),1fr))}
 main.wide>header,main.wide>footer,#head,#alerts,#cards,#decisions,#faults,#logs{grid-column:1/-1}
+#runs td:last-child{min-width:16rem}
 main.wide>header{margin-bottom:0}main.wide h2{margin-top:1.2rem}main.wide section{min-width:0}
 section[hidden]{display:none}.part>h2:empty{display:none}
 progress{width:100%;height:.6rem;accent-color:var(--expected)}

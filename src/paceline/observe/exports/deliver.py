@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 
@@ -89,5 +90,10 @@ class Delivery:
                 self._say(
                     f"exports  {self.name} takes nothing: {type(error).__name__}: {error}; it gets all of it later"
                 )
-            self._sink = None
+            sink, self._sink = self._sink, None
+            if sink is not None:
+                with contextlib.suppress(
+                    Exception
+                ):  # it has failed already; what it holds open is in the next one's way
+                    sink.close()
             return False

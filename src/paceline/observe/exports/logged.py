@@ -1,4 +1,4 @@
-"""Tools that take a dictionary of numbers for each step: trackio, and Weights & Biases offline."""
+"""Tools that take a dictionary of numbers for each step: Weights & Biases offline, and trackio's shared stores."""
 
 from __future__ import annotations
 
@@ -38,15 +38,9 @@ class LoggedSteps:
         self._tool.finish()
 
 
-def open_trackio(run: ExportedRun, state: dict[str, Any]) -> LoggedSteps:
-    """Return trackio's run, the one before where there is one."""
-    tool = import_module("trackio").init(project=run.project, name=run.name, resume="allow")
-    return LoggedSteps(tool, state)
-
-
 def open_wandb(run: ExportedRun, state: dict[str, Any]) -> LoggedSteps:
     """Return an offline run of Weights & Biases in RUN/exports, under one id for all starts."""
-    own = state.get("id") or hashlib.sha256(str(run.dir.resolve()).encode()).hexdigest()[:12]
+    own = own_id(run, state)
     folder = run.dir / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     wandb = import_module("wandb")
@@ -54,3 +48,8 @@ def open_wandb(run: ExportedRun, state: dict[str, Any]) -> LoggedSteps:
     tool = wandb.init(project=run.project, name=run.name, id=own, resume="allow", mode="offline", dir=str(folder),
                       settings=settings)  # fmt: skip
     return LoggedSteps(tool, {"id": own})
+
+
+def own_id(run: ExportedRun, state: dict[str, Any]) -> str:
+    """Return the id under which a tool keeps the run: the one on record, else one of its directory."""
+    return str(state.get("id") or hashlib.sha256(str(run.dir.resolve()).encode()).hexdigest()[:12])

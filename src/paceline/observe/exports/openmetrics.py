@@ -64,6 +64,7 @@ class OpenMetricsSink:
         self._samples: Samples = {name: dict(each) for name, each in state.get("samples", {}).items()}
         self.folder = run.dir / FOLDER
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._name_target("")  # of a process that is gone, maybe with its node
         self._tried, self._is_told = -math.inf, run.exports.openmetrics == FILE
         self._keep_serving()
 
@@ -81,6 +82,7 @@ class OpenMetricsSink:
     def close(self) -> None:
         """Serve no more. The file stays."""
         if self._server is not None:
+            self._name_target("")
             self._server.shutdown()
             self._server.server_close()
 
@@ -114,9 +116,13 @@ class OpenMetricsSink:
                 )
             self._is_told = True
             return
-        labels = {"run": self._run.name, "project": self._run.project}
-        target = _target(*self._server.server_address[:2])
-        _replace(self.folder / DISCOVERY, json.dumps([{"targets": [target], "labels": labels}]))
+        self._name_target(_target(*self._server.server_address[:2]))
+
+    def _name_target(self, target: str) -> None:
+        """Tell Prometheus where the run is served; nowhere for "", where an earlier target is on file."""
+        path, labels = self.folder / DISCOVERY, {"run": self._run.name, "project": self._run.project}
+        if target or path.exists():
+            _replace(path, json.dumps([{"targets": [target], "labels": labels}] if target else []))
 
     def _take(self, record: Record) -> None:
         if record.time is not None:

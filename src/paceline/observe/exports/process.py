@@ -20,10 +20,11 @@ from typing import Any
 
 from paceline.observe.exports.cursor import FOLDER
 from paceline.observe.exports.deliver import Delivery
-from paceline.observe.exports.logged import open_trackio, open_wandb
+from paceline.observe.exports.logged import open_wandb
 from paceline.observe.exports.mlflow import MlflowSink
 from paceline.observe.exports.openmetrics import OpenMetricsSink
 from paceline.observe.exports.sink import ExportedRun, OpenExport
+from paceline.observe.exports.trackio import open_trackio
 from paceline.spec.watch.exports import ExportsSpec
 
 SINKS: dict[str, OpenExport] = {

@@ -11,6 +11,7 @@ from paceline.run.survive.budget import spent_in
 from paceline.spec.journal.kinds import RecoveryRecord
 from paceline.spec.journal.timing.held_devices import held_time
 from paceline.spec.survive.budget import BUDGETS
+from paceline.units import format_energy
 
 WORDS = {"usd": "money", "kwh": "energy", "kg_co2e": "carbon", "device_hours": "device-hours"}
 
@@ -30,7 +31,11 @@ class SpentAmount:
 
     def said(self, value: float | None) -> str:
         """Return a value of this amount for people."""
-        return "–" if value is None else BUDGETS[self.name][2].format(value).removesuffix(f" {WORDS[self.name]}")
+        if value is None:
+            return "–"
+        if self.name == "kwh":
+            return format_energy(value)[0]
+        return BUDGETS[self.name][2].format(value).removesuffix(f" {WORDS[self.name]}")
 
     @property
     def left(self) -> float | None:

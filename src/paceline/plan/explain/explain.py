@@ -40,6 +40,7 @@ from paceline.units import (
     format_carbon,
     format_count,
     format_durations,
+    format_energy,
     format_rate,
     format_seconds,
     format_sizes,
@@ -203,7 +204,7 @@ def carbon_text(grams: float) -> str:
 
 def energy_text(kwh: float) -> str:
     """Return an amount of energy; "energy unknown" where it is."""
-    return f"{kwh:,.3g} kWh" if math.isfinite(kwh) else "energy unknown"
+    return format_energy(kwh)[0] if math.isfinite(kwh) else "energy unknown"
 
 
 def _sure_of(planned: Planned) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from paceline.spec.journal.watching import HealthSample, NodeSample
-from paceline.units import format_count
+from paceline.units import format_bytes, format_count
 
 JOULES_PER_KWH = 3.6e6
 
@@ -34,7 +34,7 @@ def nodes_seen(samples: Iterable[NodeSample]) -> NodesSeen:
         measured, joules = measured or bool(spent), joules + sum(spent)
     if not count:
         return NodesSeen()
-    parts = [f"{resident / 2**30:.2f} GiB resident in the largest rank"]
+    parts = [f"{format_bytes(resident)} resident in the largest rank"]
     parts += [f"{hottest:.0f} °C at most"] if hottest else []
     parts += [f"{watts:.0f} W at most in a device"] if watts else []
     parts += [f"{joules / JOULES_PER_KWH:.3g} kWh measured"] if measured else []

@@ -70,7 +70,7 @@ def spread_over(world: World, own: Sequence[float | None], few: int = FEW) -> li
     if not own:
         return []
     if world.size <= few:
-        return [_spread(column) for column in zip(*world.gather(list(own)), strict=True)]
+        return [spread_of_numbers(column) for column in zip(*world.gather(list(own)), strict=True)]
     has = np.array([value is not None for value in own])
     values = np.array([0.0 if value is None else value for value in own]) + 0.0  # there is one zero
     counts, middles, below = _middles(world, values, has)
@@ -93,8 +93,8 @@ def spread_over(world: World, own: Sequence[float | None], few: int = FEW) -> li
     return spreads
 
 
-def _spread(numbers: Sequence[float | None]) -> OverRanks | None:
-    """Return how the ranks' numbers are spread, in rank order."""
+def spread_of_numbers(numbers: Sequence[float | None]) -> OverRanks | None:
+    """Return how the numbers of ranks, in rank order, are spread over those that have one; None where none has."""
     known = sorted(each for each in numbers if each is not None)
     if not known:
         return None

@@ -10,9 +10,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from paceline.errors import PacelineError
 from paceline.lock import while_free
-from paceline.observe.alerts.sinks.make import NamedSink, make_sinks
+from paceline.observe.alerts.sinks.make import sinks_here
 from paceline.observe.alerts.watch_of_run import tell_of_loss
 from paceline.session.watch.alerting import name_of
 from paceline.spec.arguments import run_directory
@@ -41,7 +40,8 @@ class LossTeller:
         work.start()
 
     def _work(self, meeting: Meeting, lost: RanksLost) -> None:
-        run_dir, run, sinks = run_directory(self._spec), self._spec.run, self._sinks()
+        run_dir, run = run_directory(self._spec), self._spec.run
+        sinks = sinks_here(run.alerts, self._say)
         while not self._is_stopped():
             with while_free(run_dir) as is_free:
                 if find_meeting(run_dir) != meeting:
@@ -53,10 +53,3 @@ class LossTeller:
         else:
             return
         watch.hand_over(SINK_SECONDS)
-
-    def _sinks(self) -> list[NamedSink]:
-        try:
-            return make_sinks(self._spec.run.alerts)
-        except PacelineError as error:  # a variable that is not set on this node: the loss is on record all the same
-            self._say(f"alert    no sink is told: {error.because}")
-            return []

@@ -103,6 +103,7 @@ class _BesideProcess:
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
             start_new_session=True, env=environment_beside(),
         )  # fmt: skip
+        self._is_over = False
         self._put({"run": run_to_plain(spec.run), "name": name_of(spec), "parent": os.getpid(), "goes_on": goes_on})
         self._said = threading.Thread(target=self._say_on, args=(say,), name="paceline-alerts", daemon=True)
         self._said.start()
@@ -111,6 +112,7 @@ class _BesideProcess:
         self._put({LOST: dataclasses.asdict(lost)})
 
     def close(self, outcome: Outcome | None = None) -> None:
+        self._is_over = True
         end = {} if outcome is None else {"error": outcome.error}
         self._put({OVER: {"exit_code": outcome.exit_code if outcome else 0, **end}})
         with contextlib.suppress(subprocess.TimeoutExpired):  # a slow sink holds nobody up
@@ -127,6 +129,8 @@ class _BesideProcess:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             say(line.rstrip("\n"))
+        if not self._is_over:
+            say(f"alert    the watch has ended with {self._process.wait()} while the run goes on: nobody is told of it")
 
 
 def name_of(spec: Spec) -> str:

@@ -40,6 +40,7 @@ class RunExports:
 
     def __init__(self, spec: Spec, say: Say) -> None:
         self._process: subprocess.Popen[str] | None = None
+        self._is_over = False
         if not spec.run.exports.names:
             return
         # In a session of its own: what ends the run's processes leaves it alone.
@@ -64,6 +65,7 @@ class RunExports:
         if self._process is None:
             return
         assert self._process.stdin is not None
+        self._is_over = True
         with contextlib.suppress(OSError):
             self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -74,3 +76,6 @@ class RunExports:
         assert self._process is not None and self._process.stdout is not None
         for line in self._process.stdout:
             say(line.rstrip("\n"))
+        if not self._is_over:
+            ended = self._process.wait()
+            say(f"exports  delivery has ended with {ended} while the run goes on; `paceline deliver` gives the rest")

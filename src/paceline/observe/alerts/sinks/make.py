@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,20 @@ def make_sinks(spec: AlertsSpec, environ: Environ | None = None) -> list[NamedSi
     """Return the sinks of a spec. Raises ConfigError where a variable that a sink names is not set."""
     environ = os.environ if environ is None else environ
     return [_made(f"{each.kind} {number}", each, environ) for number, each in enumerate(spec.sinks, 1)]
+
+
+def sinks_here(spec: AlertsSpec, say: Callable[[str], None], environ: Environ | None = None) -> list[NamedSink]:
+    """Return the sinks of a spec that this machine's environment can reach; `say` is told of each other one.
+
+    It is for a watch that takes another one's place: a variable that is not set here must not end it.
+    """
+    found, environ = [], os.environ if environ is None else environ
+    for number, each in enumerate(spec.sinks, 1):
+        try:
+            found.append(_made(f"{each.kind} {number}", each, environ))
+        except ConfigError as error:
+            say(f"alert    {error.what} on {socket.gethostname()}, and is told nothing: {error.because}")
+    return found
 
 
 def _made(name: str, spec: AlertSinkSpec, environ: Environ) -> NamedSink:

@@ -1,0 +1,61 @@
+"""Scripts beside the package import names that it has: nobody else reads them before somebody needs a figure."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("benchmarks", "docs", "examples")
+
+
+def module_at(name: str) -> Path | None:
+    """Return the file of a module of the package."""
+    path = ROOT / "src" / name.replace(".", "/")
+    return next((each for each in (path.with_suffix(".py"), path / "__init__.py") if each.exists()), None)
+
+
+@functools.cache
+def bound(path: Path) -> set[str]:
+    """Return the names that a module binds outside of its functions and classes."""
+    found: set[str] = set()
+    waiting: list[ast.AST] = list(ast.parse(path.read_text()).body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+            continue
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {(each.asname or each.name).partition(".")[0] for each in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Dict):  # a table of names that are imported when they are asked for
+            found |= {
+                each.value for each in node.keys if isinstance(each, ast.Constant) and isinstance(each.value, str)
+            }
+        waiting += ast.iter_child_nodes(node)
+    return found
+
+
+def absent(name: str, names: set[str]) -> set[str]:
+    """Return which names a module of the package lacks."""
+    path = module_at(name)
+    return names if path is None else {each for each in names - bound(path) if module_at(f"{name}.{each}") is None}
+
+
+def test_scripts_import_what_there_is() -> None:
+    broken, looked = [], 0
+    for path in sorted(each for folder in FOLDERS for each in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "paceline":
+                looked += 1
+                missing = absent(node.module or "", {each.name for each in node.names})
+                broken += [f"{path.relative_to(ROOT)}: {node.module} has no {each}" for each in sorted(missing)]
+    assert not broken and looked > 100
+
+
+def test_a_name_that_is_gone_is_found() -> None:
+    assert absent("paceline.units", {"format_bytes", "format_pounds"}) == {"format_pounds"}
+    assert absent("paceline.of_no_name", {"one"}) == {"one"}
+    assert absent("paceline", {"Run", "no_name"}) == {"no_name"}
