@@ -2,7 +2,8 @@
 
     paceline backtest TABLES... --anchor smallest --json > scores.json
     paceline backtest TABLES... --leave-one-source-out --fit-on CALIBRATION... --json > left.json
-    python docs/scripts/write_forecast_accuracy.py scores.json left.json
+    paceline backtest docs/scripts/blind_rows.csv --by source --json > blind.json
+    python docs/scripts/write_forecast_accuracy.py scores.json left.json blind.json
 
 keeps them as accuracy_scores.json and writes the page; without arguments the page is written from what is kept. The
 tables are published measurements that are not part of this repository; folders named `calibration` and `development`
@@ -12,6 +13,7 @@ tell which of them the constants were fitted on.
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ from typing import Any
 
 PAGE = Path(__file__).parents[1] / "forecast-accuracy.md"
 SCORES = Path(__file__).parent / "accuracy_scores.json"
+BLIND = Path(__file__).parent / "blind_scores.json"
 NOTE = "<!-- Written by docs/scripts/write_forecast_accuracy.py from a backtest's scores; run it again instead. -->"
 
 HEAD = """
@@ -39,6 +42,31 @@ What a table leaves open (a ZeRO class, recompute, a micro-batch, stages per dev
 fits. An earlier round of changes (2026-11-23) was made without a look at two tables, chosen by the hash of their names:
 megatron_core_h100 went from 6.8 % to 6.2 % and torchtitan from 11.5 % to 11.1 %. And energy of whole runs that is
 published as hours times watts confirms the hours, not the watts.
+"""
+
+# Said of docs/scripts/blind_rows.csv, which was written down and committed on 2026-11-24 before it was scored once.
+BLIND_HEAD = """
+## Rows that were written down before any was scored
+
+{rows} rows of {sources} public sources that are in no table ([blind_rows.csv](scripts/blind_rows.csv), each with its
+address and date), collected on 2026-11-24 and scored once before anything was changed: off by {first:.1%} in the mean
+and {median:.1%} in the median row, the median source by {source:.1%}; 80 % intervals held {held:.0%}, and {refused}
+rows that ran were called too large. The null is off by {null:.1%}, so the forecast was worse than it in the mean; the
+null knows the median MFU of these rows, and where a chip and precision has one row, that row. More than half of the
+rows, the 24 of zero_bubble among them, are from memory of their papers, which were not read again. An earlier round
+of 41 rows was not kept, so some of these may have been among those.
+
+What was then looked at, and mended: fp8 of PyTorch programs was priced without casts, DeepSpeed's engine as if it
+brought Megatron-LM's kernels, groups of experts that a row does not state as none, NeMo Automodel as plain FSDP, and
+a program that nothing is known of with the interval of a known one. Since then the rows are off by {now:.1%}
+(intervals hold {now_held:.0%}, {now_refused} called too large), and they are no blind set any more.
+
+What is left: runs of programs of which little is told (BloombergGPT, Amber) took 2.1 and 1.7 times what is forecast;
+a 7B under DeepSpeed with a module of Transformers a quarter to a third longer; latent attention and experts of
+DeepSeek's shape come out 30 to 50 % long, mostly by the all-to-all, of which these programs hide a part.
+
+| source | rows | MAPE, first | MAPE, now | null | 80 % held, first | 80 % hold, now |
+|---|---|---|---|---|---|---|
 """
 
 SETS = {
@@ -61,10 +89,11 @@ AIM = {"step_time": 0.10, "memory": 0.10}
 REASONS = tomllib.loads((Path(__file__).parent / "accuracy_reasons.toml").read_text("utf-8"))
 
 
-def page(scores: dict[str, Any], left: dict[str, Any] | None = None) -> str:
-    """Return the page of a backtest's scores, with those of tables whose source was left out where they are given."""
+def page(scores: dict[str, Any], left: dict[str, Any] | None = None, blind: dict[str, Any] | None = None) -> str:
+    """Return the page of a backtest's scores; with those of left-out sources and of blind rows where they are given."""
     lines = [NOTE, *HEAD.format(sha=scores["constants_sha256"][:16]).rstrip().split("\n")]
     lines += [*_left_out(left)] if left else []
+    lines += [*_blind(blind)] if blind else []
     lines += [*_anchored(scores["anchored"])] if scores.get("anchored") else []
     for folder, title in SETS.items():
         files = [file for file in scores["files"] if _set_of(file["file"]) == folder]
@@ -78,7 +107,42 @@ def page(scores: dict[str, Any], left: dict[str, Any] | None = None) -> str:
 def kept_page() -> str:
     """Return the page of the scores that are kept beside this script."""
     kept = json.loads(SCORES.read_text(encoding="utf-8"))
-    return page(kept["scores"], kept["left_out"])
+    return page(kept["scores"], kept["left_out"], json.loads(BLIND.read_text(encoding="utf-8")))
+
+
+def _blind(kept: dict[str, Any]) -> Iterator[str]:
+    first, now = kept["first"], kept["now"]
+    sources = first["sources"]
+    yield from (
+        BLIND_HEAD.format(
+            rows=first["all"]["n"],
+            sources=len(sources),
+            first=first["all"]["mape"],
+            median=first["all"]["median"],
+            source=statistics.median(one["mape"] for one in sources.values()),
+            held=first["all"]["coverage_80"],
+            refused=first["all"]["refused"],
+            null=first["all"]["null_mape"],
+            now=now["all"]["mape"],
+            now_held=now["all"]["coverage_80"],
+            now_refused=now["all"]["refused"],
+        )
+        .rstrip()
+        .split("\n")
+    )
+    for name, one in sources.items():
+        later = now["sources"][name]
+        errors = [_share(one["mape"]), _share(later["mape"]), _share(one["null_mape"])]
+        held = [_share(one["coverage_80"]), _share(later["coverage_80"])]
+        yield f"| {' | '.join([name, str(one['n']), *errors, *held])} |"
+
+
+def _blind_scores(told: dict[str, Any]) -> dict[str, Any]:
+    """Return what is kept of a backtest of the rows: of all, and of each source."""
+    (file,) = told["files"]
+    found = {**file["step_time"], "refused": file["memory"]["ok_called_infeasible"]}
+    sources = {one["name"]: one["step_time"] for one in told["by"]["source"]}
+    return {"constants_sha256": told["constants_sha256"], "all": found, "sources": sources}
 
 
 def _left_out(left: dict[str, Any]) -> Iterator[str]:
@@ -211,4 +275,8 @@ if __name__ == "__main__":
             for kept in one["files"]:
                 kept["file"] = "/".join(Path(kept["file"]).parts[-2:])
         SCORES.write_text(json.dumps({"scores": told[0], "left_out": told[1]}, indent=1) + "\n", encoding="utf-8")
+    if len(sys.argv) > 3:  # how they were scored first is never written again
+        later = _blind_scores(json.loads(Path(sys.argv[3]).read_text(encoding="utf-8")))
+        first = json.loads(BLIND.read_text(encoding="utf-8"))["first"]
+        BLIND.write_text(json.dumps({"first": first, "now": later}, indent=1) + "\n", encoding="utf-8")
     PAGE.write_text(kept_page(), encoding="utf-8")

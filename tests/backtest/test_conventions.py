@@ -21,7 +21,7 @@ from paceline.plan.cost.programs.low import RECIPES, recipe_of
 from paceline.plan.cost.sheet import PricedTask, Sheet
 from paceline.plan.cost.software import Software
 from paceline.plan.cost.time.ring import ring
-from paceline.plan.cost.unknown import CHIP, PROGRAM, time_widths
+from paceline.plan.cost.unknown import CHIP, PROGRAM, UNNAMED, time_widths
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.forecast import Z80, Z95
 from paceline.spec.layout import Layout
@@ -50,6 +50,11 @@ def test_an_unknown_program_is_marked_and_priced_by_how_it_shards() -> None:
     sharded, whole = case_of(program="mine"), case_of(program="", zero_stage="0")
     assert software_of(sharded).name == "PyTorch FSDP" and "program mine priced as PyTorch FSDP" in sharded.marks
     assert software_of(whole).name == "Megatron-LM" and "no program stated: priced as Megatron-LM" in whole.marks
+    named, unnamed = price_cases([case_of(program="megatron-lm", zero_stage="0"), whole])
+    assert isinstance(named, Priced) and isinstance(unnamed, Priced)
+    assert (named.program, unnamed.program) == ("Megatron-LM", "")
+    assert named.step_seconds.value == unnamed.step_seconds.value, "conventions are those of the one"
+    assert unnamed.step_seconds.high_80 > 1.1 * named.step_seconds.high_80, "and the interval says that it is a guess"
 
 
 def test_gradients_of_megatron_are_of_two_bytes_in_fp16_alone() -> None:
@@ -184,6 +189,9 @@ def test_intervals_widen_with_what_no_table_had() -> None:
     assert chip.wide == pytest.approx(math.hypot(0.4, CHIP * Z95 / Z80))
     other = time_widths(constants, "NVIDIA A100", "bf16", "Paceline", 256)  # two doublings beyond
     assert other.narrow == pytest.approx(math.hypot(0.2, PROGRAM, 0.04))
+    unnamed = time_widths(constants, "NVIDIA A100", "bf16", "", 64)
+    assert unnamed.narrow == pytest.approx(math.hypot(0.2, UNNAMED))
+    assert unnamed.because == "this chip measured, this program never"
     lone = replace(constants, seen=replace(seen, once=("ampere",)))
     once = time_widths(lone, "NVIDIA A100", "bf16", "Megatron-LM", 64)
     assert once.narrow == pytest.approx(math.hypot(0.2, CHIP * math.sqrt(0.5))), "one source is half of what is to know"

@@ -69,7 +69,7 @@ class Priced:
     memory_bytes: float  # of the kind that the row measured
     fits: bool  # that or another plan that the row may have run
     terms: tuple[TermSeconds, ...]
-    program: str = ""  # whose conventions it was priced by
+    program: str = ""  # whose conventions it was priced by; empty where those of the row's own are not known
     memory_widths: tuple[float, float] = (
         math.nan,
         math.nan,
@@ -83,7 +83,8 @@ def constants_sha256() -> str:
 
 def software_of(case: Case) -> Software:
     """Return the conventions of the program that ran a case, in the case's precision."""
-    found, _ = program_of(case.row.program, case.row.zero_stage)
+    found, assumed = program_of(case.row.program, case.row.zero_stage)
+    found = replace(found, guessed=bool(assumed))
     if found.half_in_fp16 and case.plans[0].precision == "fp16":
         found = replace(found, gradient_bytes=2, reduce_bytes=2)
     if found.overlaps_with_te and TRANSFORMER_ENGINE.search(case.row.attention_kernel.lower()):
@@ -163,7 +164,7 @@ def _price_alike(cases: Sequence[Case], constants: Constants) -> list[Priced | s
             plan = case.plans[best - mine.start]
             found[place] = Priced(
                 plan, interval, float(counted), bool(fits.any()), terms,
-                context.software.name, memory_widths(context.cluster, constants),
+                "" if context.software.guessed else context.software.name, memory_widths(context.cluster, constants),
             )  # fmt: skip
     return found
 

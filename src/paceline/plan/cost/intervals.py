@@ -30,7 +30,7 @@ NEGLIGIBLE = 0.05  # a term below this share of the sum does not decide how the 
 def published_widths(sheet: Sheet) -> Widths:
     """Return how wide the intervals of step times on the sheet's published device are, and why."""
     context = sheet.context
-    cluster, program = context.cluster, context.software.name
+    cluster, program = context.cluster, "" if context.software.guessed else context.software.name
     device, precision = cluster.device, sheet.columns.precision
     return time_widths(context.constants, device.name, precision, program, cluster.devices, device.assumed_rates)
 

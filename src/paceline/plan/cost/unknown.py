@@ -18,6 +18,9 @@ from paceline.spec.forecast import Z80, Z95
 # precisions: chosen so that intervals of tables whose source is left out hold what they say; the development tables are
 # among those, so they were looked at.
 CHIP, PRECISION, PROGRAM = 0.30, 0.08, 0.05
+# Of a program that is not named, or of which no convention is known: a 7B in bf16 on A100s makes 36 % of the peak in
+# one (LLM360's Amber, arXiv:2312.06550) and 68 % in another (fms-fsdp's README): logarithms 0.32 off their middle.
+UNNAMED = 0.30
 # Of a generation that a single source measured: sources of one differ as much as generations do (power_limit.pooled),
 # so half of the variance is left.
 ONE_SOURCE = CHIP * math.sqrt(1 / 2)
@@ -44,7 +47,7 @@ def time_widths(
 ) -> Widths:
     """Return how wide the intervals of a published device's step time are, with what of its rates is `assumed`.
 
-    A share of the peak that is assumed was chosen after one source at most.
+    A share of the peak that is assumed was chosen after one source at most. `program` is empty where none is known.
 
     Example: with 0.20 of the fit, a chip of no fitted generation has sqrt(0.20^2 + 0.30^2) = 0.36.
     """
@@ -61,7 +64,7 @@ def time_widths(
     if precision not in seen.precisions:
         found.append((PRECISION, "precision"))
     if program not in seen.programs:
-        found.append((PROGRAM, "program"))
+        found.append((PROGRAM if program else UNNAMED, "program"))
     if devices > seen.devices:
         found.append((PER_DOUBLING * math.log2(devices / seen.devices), "scale"))
     narrow = math.hypot(*(width for width, _ in found))
