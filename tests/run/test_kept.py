@@ -23,9 +23,9 @@ from programs import (
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError, VerificationFailed
-from paceline.run.record.remarks import remarks_on, remarks_on_batch
 from paceline.run.numerics.invariants import check_agreement
 from paceline.run.process.world import join_world
+from paceline.run.record.remarks import remarks_on, remarks_on_batch
 from paceline.spec.layout import Layout
 from paceline.task.models.build import build_model, has_batch_statistics
 from paceline.task.objective import next_token

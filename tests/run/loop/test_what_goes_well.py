@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from distributed import run_ranks
 
-from paceline.run.record.remarks import data_faults
 from paceline.run.process.world import World, join_world
+from paceline.run.record.remarks import data_faults
 from paceline.task.data.storage.notices import DataNotices
 
 
