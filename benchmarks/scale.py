@@ -202,8 +202,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="a few numbers of ranks, to see that it works")
     parser.add_argument("--ranks", metavar="N,N", help="numbers of real processes; empty for none")
     parser.add_argument("--simulated", metavar="N,N", help="numbers of ranks of simulated worlds; empty for none")
-    parser.add_argument("--with", dest="earlier", type=Path, metavar="FILE", help="JSON of a run that made what this one "
-                        "leaves out")  # fmt: skip
+    parser.add_argument("--with", dest="earlier", type=Path, metavar="FILE", help="JSON of a run that made "
+                        "what this one leaves out")  # fmt: skip
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/scale.md and .json")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
     parser.add_argument("--processes", nargs=2, metavar=("N", "FILE"), help="be the real processes")

@@ -14,6 +14,7 @@ import torch
 from runs import wait_until
 from tests_shared import SEQ_LEN, PaddedText, decoder_task, plan_of
 
+from paceline.run.loop.loader import BatchStream
 from paceline.run.loop.training import Training
 from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
@@ -23,7 +24,9 @@ from paceline.spec.journal.reading import read_journal
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.run import RunSpec
+from paceline.task.data.depth import DepthRule
 from paceline.task.data.order.permutation import sample_ids
+from paceline.task.data.read_ahead import THREAD_NAME, ReadAhead
 from paceline.units import Amount
 
 STEPS, BATCH, DEPTH = 12, 6, 5
@@ -118,3 +121,25 @@ def test_a_run_whose_reads_wait_gives_them_to_threads_and_says_why(tmp_path: Pat
     assert told[0]["evidence"]["waited_seconds"] > 0 and told[0]["evidence"]["batch_bytes"] > 0
     (ranks,) = [each for each in read_journal(tmp_path) if each["kind"] == "ranks"][-1:]
     assert ranks["spreads"]["read"]["max"] > 0 and 0 <= ranks["spreads"]["ready"]["min"] <= 1
+
+
+def test_batches_for_a_gpu_are_pinned_by_the_thread_that_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that trains finds them where the device can fetch them by itself."""
+    pinned_by: list[str] = []
+
+    def pin(tensor: torch.Tensor) -> torch.Tensor:
+        pinned_by.append(threading.current_thread().name)
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    plan = plan_of(Layout(), batch=BATCH, micro_batch=6)
+    stream = BatchStream(Readable(), 0, plan, 0, torch.device("cuda"))
+    rule = DepthRule(most_bytes=10**9, on_device=True, bytes_of=lambda _: 0)
+    ahead = ReadAhead(stream.on_host, prepare=lambda: None, rule=rule)
+    for step in (1, 2):
+        ahead.begin(BATCH * (step - 1), step)
+    for step in (1, 2):
+        ahead.take(BATCH * (step - 1), step)
+    ahead.close()
+    leaves = len(Readable().read(np.arange(1)))
+    assert len(pinned_by) == 2 * leaves and all(name.startswith(THREAD_NAME) for name in pinned_by)
