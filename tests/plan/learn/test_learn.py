@@ -29,6 +29,7 @@ from paceline.plan.search.search import search
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.kinds import RanksRecord
 from paceline.spec.journal.line import spelt
+from paceline.spec.journal.rank_spread import RankSpread
 from paceline.spec.layout import Layout
 from paceline.spec.plan import PlanSpec
 from paceline.task.profile.plain import pack_profile, task_key, unpack_profile
@@ -308,7 +309,7 @@ def test_a_noisy_run_changes_no_choice_and_no_order(factor, ran):
 def test_what_ranks_waited_for_cores_is_the_load_of_a_run_of_several():
     def record(attempt, waited):
         parts = {"forward_backward": 0.6, "reduce": 0.2, "queued_here": waited}
-        spreads = {name: {"median": value} for name, value in parts.items()}
+        spreads = {name: RankSpread(value, value, value, 0).told() for name, value in parts.items()}
         return dataclasses.replace(RanksRecord(10, 10, 2, "cpu", spreads), attempt=attempt)
 
     start = SimpleNamespace(attempt=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from runs import records_of
 from storm import Story, told
 from thread_worlds import InThreads, on_threads
 
-from paceline.run.process import spread
+from paceline.run.process.spread import spread_over
 from paceline.run.process.world import World
 from paceline.run.survive.health import stragglers as stragglers_module
 from paceline.run.survive.health.stragglers import Stragglers
@@ -73,7 +74,7 @@ def decided(curves: list[list[float]], always: bool, monkeypatch: pytest.MonkeyP
 
     with monkeypatch.context() as patch:
         gather = InThreads.gather
-        patch.setattr(spread, "FEW", 0)
+        patch.setattr(stragglers_module, "spread_over", functools.partial(spread_over, few=0))
         patch.setattr("paceline.run.survive.health.stragglers.device_facts", dict)
         patch.setattr(InThreads, "gather", lambda world, item: (asked.append(world.rank), gather(world, item))[1])
         if always:

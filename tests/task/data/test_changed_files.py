@@ -70,25 +70,27 @@ def picture(number: int) -> bytes:
     return content.getvalue()
 
 
-def images(folder: Path) -> Opened:
+def images(folder: Path, images_in_memory: int = 0) -> Opened:
     for number in range(4):
         (folder / "images" / str(number % 2)).mkdir(parents=True, exist_ok=True)
         (folder / "images" / str(number % 2) / f"{number}.png").write_bytes(picture(number))
-    data = DataSpec(f"images:{folder / 'images'}", image_size=8, validation_fraction=0.0, on_bad="skip")
+    data = DataSpec(f"images:{folder / 'images'}", image_size=8, validation_fraction=0.0, on_bad="skip",
+                    images_in_memory=images_in_memory)  # fmt: skip
     return open_sources(data, 7)[0], folder / "images" / "1" / "3.png"
 
 
-def tar(folder: Path) -> Opened:
+def tar(folder: Path, images_in_memory: int = 0) -> Opened:
     with tarfile.open(folder / "a.tar", "w") as archive:
         for number in range(4):
             member = tarfile.TarInfo(f"{number % 2}/{number}.png")
             member.size = len(picture(number))
             archive.addfile(member, io.BytesIO(picture(number)))
-    data = DataSpec(f"images:{folder / 'a.tar'}", image_size=8, validation_fraction=0.0, on_bad="skip")
+    data = DataSpec(f"images:{folder / 'a.tar'}", image_size=8, validation_fraction=0.0, on_bad="skip",
+                    images_in_memory=images_in_memory)  # fmt: skip
     return open_sources(data, 7)[0], folder / "a.tar"
 
 
-KINDS: dict[str, Callable[[Path], Opened]] = {
+KINDS: dict[str, Callable[..., Opened]] = {
     "windows": corpus,
     "packed rows": lambda folder: corpus(folder, rows="packed"),
     "shards": shards,
@@ -157,6 +159,18 @@ def test_a_file_that_changes_under_a_run_is_an_error_that_names_it(tmp_path: Pat
     if CHANGES[what] in (cut, empty, Path.unlink):  # in another process that receives the source
         with pytest.raises(DataError):
             pickle.loads(pickle.dumps(source)).read(ids)
+
+
+@pytest.mark.parametrize("kind", ["images", "tar"])
+@pytest.mark.parametrize("what", CHANGES)
+def test_images_in_memory_stay_what_they_were(tmp_path: Path, kind: str, what: str) -> None:
+    """What was read once is not read again: a change of its file is no change of what trains."""
+    ids = np.arange(4)
+    source, path = KINDS[kind](tmp_path, images_in_memory=2**20)
+    before = source.read(ids)
+    CHANGES[what](path)
+    again = source.read(ids)
+    assert before.keys() == again.keys() and all(np.array_equal(before[name], again[name]) for name in before)
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EACCES])

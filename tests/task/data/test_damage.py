@@ -121,7 +121,7 @@ def test_images_of_a_storage_that_fails_are_not_damaged(tmp_path: Path, fails: F
             member.size = content.tell()
             tar.addfile(member, io.BytesIO(content.getvalue()))
     url = put("pictures/a.tar", tmp_path / "a.tar")
-    source, _ = open_sources(skipping(url, tmp_path, image_size=8, validation_fraction=0.0), 7)
+    source, _ = open_sources(skipping(url, tmp_path, image_size=8, validation_fraction=0.0, images_in_memory=0), 7)
     assert (source.read(np.arange(4))["labels"] >= 0).all()
     fails()
     not_there(lambda: source.read(np.arange(4)))

@@ -58,9 +58,12 @@ def _attributes(model: nn.Module, known: set[int]) -> Iterator[tuple[str, Any]]:
 
 
 def _is_plain(value: Any, known: set[int]) -> bool:
-    """Return whether a value is made of plain ones alone, of which one at least is no weight."""
+    """Return whether a value is made of plain ones alone, of which one at least is no weight.
+
+    A tensor with a graph is computed of weights and has their values: hooks make it anew in each pass.
+    """
     if isinstance(value, Tensor):
-        return id(value) not in known and value.layout == torch.strided
+        return id(value) not in known and value.layout == torch.strided and value.is_leaf
     if isinstance(value, np.ndarray):
         return value.dtype != object
     if isinstance(value, list | tuple):
