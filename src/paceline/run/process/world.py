@@ -201,14 +201,19 @@ def leave_world() -> None:
 
 
 def _leave_at_exit() -> None:
-    """Leave the process group while the interpreter is whole.
+    """Leave the process group while the interpreter is whole."""
+    leave_world()
+    drain()
+
+
+def drain() -> None:
+    """Wait a moment, so that no thread of gloo needs the interpreter after its end.
 
     After a collective returns, gloo's worker thread still drops its reference to the tensors, for which it needs the
     interpreter's lock. A thread that asks for the lock of an interpreter that is being torn down is ended by force,
     and the process aborts with "terminate called without an active exception" (pytorch#190489). Destroying the group
     is not enough: a device mesh keeps it alive. So this thread sleeps a moment, which hands the lock over.
     """
-    leave_world()
     time.sleep(GLOO_DRAIN_SECONDS)
 
 

@@ -15,6 +15,7 @@ through `objective` on one device; gradients must be those of the sum over all i
 
 from __future__ import annotations
 
+import atexit
 import copy
 import dataclasses
 import math
@@ -30,7 +31,7 @@ from torch.distributed.tensor import DTensor
 
 from paceline.config.called import argument, checked_call
 from paceline.errors import ConfigError, VerificationFailed
-from paceline.run.process.world import World
+from paceline.run.process.world import World, drain
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import LoopProof
@@ -178,6 +179,8 @@ def _world(model: nn.Module) -> World:
     device = next(iter(model.parameters())).device
     if not dist.is_initialized():
         return World(0, 1, 0, device)
+    atexit.unregister(drain)
+    atexit.register(drain)  # the group is the script's own: it may leave it, or leave it to the end
     return World(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", "0")), device)
 
 
