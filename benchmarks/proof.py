@@ -1,6 +1,6 @@
 """Seconds of the proof before training, against a bare `import torch` of the same run: small and large, fp32 and bf16.
 
-    python benchmarks/proof.py [--rounds 5] [--quick] [--save]
+    python benchmarks/proof.py [--rounds 5] [--quick] [--save] [--json FILE]
 
 The proof is the one that `paceline train` makes: two steps in fp32, and one in bf16 where the plan is, of
 `examples/stdlib-code.toml` on two devices and under layouts of more axes, in the degrees to which the twin lowers them.
@@ -83,7 +83,7 @@ def prove(layout: str) -> dict[str, Any]:
     command = [sys.executable, __file__, "--prove", layout]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     proof: dict[str, Any] = json.loads(done.stdout)
-    assert proof["equal"], proof
+    assert proof["equal"], proof["text"]
     return proof
 
 
@@ -92,12 +92,15 @@ def prove_here(layout: str) -> None:
     from paceline.session.ready.prove import DTYPES, STEPS
     from paceline.spec.arguments import plan_spec
     from paceline.spec.load import load_spec
-    from paceline.verify.process.start import plan_layout, verify_plan
+    from paceline.verify.process.start import plan_layout, verify_plan, verify_text
     from paceline.verify.twin.proof_parts import BRIEF
 
     spec = load_spec(SPEC)
     plan, vocab = plan_layout(spec, plan_spec(layout))
-    print(json.dumps(verify_plan(spec, plan, vocab, steps=STEPS, dtypes=DTYPES, scope=BRIEF), default=str))
+    proof = verify_plan(spec, plan, vocab, steps=STEPS, dtypes=DTYPES, scope=BRIEF)
+    print(
+        json.dumps({"equal": proof.equal, "ran_as": proof.ran_as, "seconds": proof.seconds, "text": verify_text(proof)})
+    )
 
 
 def measure(name: str, layout: str, rounds: int) -> Row:
@@ -144,6 +147,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="one round of the small proof, to see that it works")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/proof.md and .json")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
     parser.add_argument("--prove", metavar="LAYOUT", help="make one proof and print its record")
     options = parser.parse_args(arguments)
     if options.prove:
@@ -155,10 +159,12 @@ def main(arguments: list[str]) -> int:
     rows = [measure(name, layout, rounds) for name, layout in layouts.items()]
     load = (before, os.getloadavg()[0])
     print(table(rows))
+    facts = machine()
+    result = {"machine": facts, "load": load, "rounds": rounds, "rows": [asdict(row) for row in rows]}
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=2) + "\n")
     if options.save:
-        facts = machine()
         RESULTS.mkdir(exist_ok=True)
-        result = {"machine": facts, "load": load, "rounds": rounds, "rows": [asdict(row) for row in rows]}
         (RESULTS / "proof.json").write_text(json.dumps(result, indent=2) + "\n")
         where = f"{facts['date']} · {facts['cpu']}, {facts['cores']} cores · torch {facts['torch']}"
         quiet = f"{rounds} rounds · load average {load[0]:.0f} at the start, {load[1]:.0f} at the end"

@@ -236,3 +236,12 @@ def test_the_live_page_of_a_large_run(tmp_path: Path) -> None:
     assert result["server_bytes"] < 300e6, "what a server of a large run may use is no matter of the machine's speed"
     assert result["answer_seconds"] > 0 and 0 < result["update_seconds"] <= result["slowest_update_seconds"]
     assert "| CPU of an open page |" in printed
+
+
+def test_the_proof_before_training_is_timed(tmp_path: Path) -> None:
+    result, printed = run_script("proof.py", tmp_path, "--quick")
+    (row,) = result["rows"]
+    assert row["ran_as"] == "dp_shard=2"
+    assert 0 < row["proof_seconds"]["median"] <= row["seconds"]["median"], "the proof is a part of the command"
+    assert row["cpu_ratio"]["median"] > 1, "a proof imports torch too"
+    assert printed.count("| the example |") == 1
