@@ -33,13 +33,13 @@ test-deep: $(VENV)/.test  ## the heavier sweeps too
 test-cuda: $(VENV)/.test  ## the tests that need a GPU, and its benchmarks
 	@if $(BIN) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
 	  $(BIN) -m pytest -m cuda && $(BIN) benchmarks/gpu.py $(or $(ARGS),--quick) && \
-	    $(BIN) benchmarks/gpu_switches.py $(or $(ARGS),--quick); \
+	    $(BIN) benchmarks/costs/gpu_switches.py $(or $(ARGS),--quick); \
 	else \
 	  echo "test-cuda: torch sees no CUDA device here, so nothing was run"; \
 	fi
 
 bench: $(VENV)/.bench  ## the benchmarks, on this machine (ARGS=--quick for a short look)
-	@for script in $$(grep -l __main__ benchmarks/*.py); do echo "== $$script"; $(BIN) $$script $(ARGS); done
+	@for script in $$(grep -l __main__ benchmarks/*.py benchmarks/costs/*.py); do echo "== $$script"; $(BIN) $$script $(ARGS); done
 
 mutants: $(VENV)/.mutants  ## small changes of the code that no test notices (ARGS="--rooms verify --sample 20")
 	$(BIN) tests/mutations/mutants.py $(ARGS)

@@ -6,10 +6,10 @@ The machine is probed first, for each number of processes. Of every layout, ZeRO
 planner would choose for it is run: plans of one task take turns of a few steps, a few plans at a time. FOLDER keeps the
 probes and a line for every plan that was measured, so the next call goes on where this one stopped; the scores are of
 all that it holds. Two views: by the formulas alone, and after learning from half of the rows, where every row is scored
-by what the other half taught (grid_scores.py).
+by what the other half taught (grid/scores.py).
 
 Some tasks are those where copies of the model lose or do not fit: little memory (nine tenths of what copies are
-forecast to need), a slow network (slow_network.py, which the probe measures as well), long sequences, experts.
+forecast to need), a slow network (worlds/slow_network.py, which the probe measures as well), long sequences, experts.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import slow_network
 from common import RESULTS, machine
-from grid_scores import document, parts_of, rows_of, score, table
+from grid.scores import document, parts_of, rows_of, score, table
+from worlds import slow_network
 
 from paceline.cluster.probe.probe import probe_machine
 from paceline.errors import PacelineError
@@ -57,7 +57,7 @@ TASKS = {
         "task.model.name=digits_model:build", "task.model.arguments={ width = 256, depth = 6 }",
         "task.data.source=digits", "task.global_batch=512 samples",
     ],
-    "user module": ["task.model.name=grid_models:encoder", "task.data.source=digits", "task.global_batch=32 samples"],
+    "user module": ["task.model.name=grid.models:encoder", "task.data.source=digits", "task.global_batch=32 samples"],
     # Two samples a step: four copies of the model have nothing to read.
     "few long samples": ["task.model=llama-1m", "task.data.seq_len=2048", "task.global_batch=2 samples"],
     "slow network": LARGER,
@@ -157,7 +157,7 @@ def measure(planned: Planned, plans: Sequence[Plan], options: argparse.Namespace
             "spec": str(hand_over(planned.spec, folder)), "plans": [asdict(plan) for plan in plans],
             "rounds": options.rounds, "steps": options.steps, "threads": planned.threads,
         }))  # fmt: skip
-        command = [sys.executable, str(HERE / "grid_worker.py"), str(request), str(result)]
+        command = [sys.executable, str(HERE / "grid" / "worker.py"), str(request), str(result)]
         environ = {**os.environ, "OMP_NUM_THREADS": str(planned.threads)}
         outcome = supervise(command, planned.cluster.devices, environ, LIMIT_SECONDS)
         if outcome.error is not None or not result.exists():

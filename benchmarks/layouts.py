@@ -3,9 +3,9 @@
     python benchmarks/layouts.py [--quick] [--axis tp,pp] [--rounds 15] [--json OUT] [--save]
 
 By hand is FSDP2 for every ZeRO class, DistributedDataParallel, `parallelize_module`, torch's pipelining, keys gathered
-in zigzag order, and experts that tokens reach by all-to-all; see `contenders.py` and `by_hand/`. Weights, rows, the
-order of rows, optimizer and clipping are the same, and the loss of the last step shows it. How contenders are compared
-is said in `contest.py`.
+in zigzag order, and experts that tokens reach by all-to-all; see `race/contenders.py` and `by_hand/`. Weights, rows,
+their order, optimizer and clipping are the same, and the loss of the last step shows it. How contenders are compared
+is said in `race/contest.py`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from by_hand.expert import expert_loop
 from by_hand.pipeline import pipeline_loop
 from by_hand.tensor import tensor_loop
 from common import RESULTS, machine
-from contenders import Job, bare, bare_sharded, paceline_loop
-from contest import WARM_UP_STEPS, Entry, Row, compete, table
+from race.contenders import Job, bare, bare_sharded, paceline_loop
+from race.contest import WARM_UP_STEPS, Entry, Row, compete, table
 
 PROCESSES = 2
 BASELINE, CONTROL, OURS = "by hand", "by hand again", "paceline"

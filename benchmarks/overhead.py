@@ -18,10 +18,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import contenders
 from common import RESULTS, machine
-from contenders import Job
-from contest import WARM_UP_STEPS, Entry, Row, compete, table
+from race import contenders
+from race.contenders import Job
+from race.contest import WARM_UP_STEPS, Entry, Row, compete, table
 
 BASELINE, CONTROL = "bare", "bare again"
 TITLES = {

@@ -2,8 +2,8 @@
 
     python benchmarks/scale.py [--quick] [--simulated 16,64] [--ranks 2,4,8] [--with FILE] [--save]
 
-Simulated are the objects of one rank, and those of rank 0, in a world of N (simulated_world.py): no processes, no
-tensors. Real are N processes of a
+Simulated are the objects of one rank, and those of rank 0, in a world of N (worlds/simulated_world.py): no processes
+and no tensors. Real are N processes of a
 tiny decoder on this machine, forked from one: more processes than cores wait for each other, so what counts is the CPU
 time of one rank. The exponent is the slope of a least-squares line through log cost over log N: 0 for what does not
 grow, 1 for what grows like the number of ranks.
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from common import RESULTS, machine
-from simulated_world import simulated
+from worlds.simulated_world import simulated
 
 SIMULATED = (16, 64, 256, 1024, 4096, 16384)
 REAL = (2, 4, 8, 16, 32, 64)

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from contenders import CLIP_NORM, LEARNING_RATE, Job, hand_batches, mean_of
-from pacing import Pacer
+from race.contenders import CLIP_NORM, LEARNING_RATE, Job, hand_batches, mean_of
+from race.pacing import Pacer
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor

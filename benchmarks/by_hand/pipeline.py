@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from contenders import CLIP_NORM, Job, adamw, hand_batches
-from pacing import Pacer
+from race.contenders import CLIP_NORM, Job, adamw, hand_batches
+from race.pacing import Pacer
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 

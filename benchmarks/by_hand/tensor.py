@@ -7,8 +7,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from contenders import CLIP_NORM, Job, adamw, hand_batches, mean_of
-from pacing import Pacer
+from race.contenders import CLIP_NORM, Job, adamw, hand_batches, mean_of
+from race.pacing import Pacer
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard

@@ -48,7 +48,7 @@ def test_overhead_against_the_loop_by_hand(tmp_path: Path) -> None:
 
 
 def test_deterministic_mode_gives_the_same_bits_and_its_price_is_shown(tmp_path: Path) -> None:
-    result, printed = run_script("deterministic.py", tmp_path, "--quick")
+    result, printed = run_script("costs/deterministic.py", tmp_path, "--quick")
     assert result["equal"]["deterministic"] and "two runs with deterministic kernels: the same bits" in printed
     ratios = {row["loop"]: row["ratio"]["median"] for row in result["rows"]}
     assert ratios["usual"] == 1.0 and all(ratio > 0 for ratio in ratios.values()) and len(ratios) == 4
@@ -56,7 +56,7 @@ def test_deterministic_mode_gives_the_same_bits_and_its_price_is_shown(tmp_path:
 
 @pytest.mark.deep
 def test_what_less_work_for_a_slow_rank_brings_is_shown(tmp_path: Path) -> None:
-    result, printed = run_script("stragglers.py", tmp_path, "--quick")
+    result, printed = run_script("costs/stragglers.py", tmp_path, "--quick")
     assert [row["run"] for row in result["rows"]] == ["no slow rank", "even cut", "less work"]
     assert result["cuts"][0][0] > result["cuts"][0][1] and "rows in the end" in printed
 
@@ -140,7 +140,7 @@ def test_gpu_benchmark_with_compiled_blocks(tmp_path: Path) -> None:
 
 @pytest.mark.deep
 def test_the_price_of_switches_is_measured_on_any_device(tmp_path: Path) -> None:
-    result, printed = run_script("gpu_switches.py", tmp_path, "--device", "cpu", "--quick")
+    result, printed = run_script("costs/gpu_switches.py", tmp_path, "--device", "cpu", "--quick")
     losses = {name: took["losses"] for name, took in result["steps"].items()}
     assert losses["plain"] == losses["plain again"] == losses["deterministic"], "on a CPU no switch changes a number"
     assert losses["fp32"] == losses["fp32, tf32"] == losses["fp32 again"]
@@ -149,7 +149,7 @@ def test_the_price_of_switches_is_measured_on_any_device(tmp_path: Path) -> None
 
 
 def test_memory_that_choices_keep_is_what_the_planner_says(tmp_path: Path) -> None:
-    result, printed = run_script("memory.py", tmp_path, "--quick")
+    result, printed = run_script("costs/memory.py", tmp_path, "--quick")
     rows = {row["choice"]: row for row in result["rows"]}
     assert printed.count("\n| ") == len(rows) + 1
     for name, row in rows.items():
@@ -179,7 +179,7 @@ def test_forecasts_of_a_few_layouts_are_scored_against_their_runs(tmp_path: Path
 
 @pytest.mark.deep
 def test_the_price_of_random_numbers(tmp_path: Path) -> None:
-    result, printed = run_script("randomness.py", tmp_path, "--quick")
+    result, printed = run_script("costs/randomness.py", tmp_path, "--quick")
     for row in result["rows"]:
         ratios = [spread for spread in row.values() if isinstance(spread, dict)]
         assert len(ratios) == 4 and all(0 < ratio["low"] <= ratio["median"] <= ratio["high"] for ratio in ratios)

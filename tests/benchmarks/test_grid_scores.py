@@ -18,9 +18,9 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 @pytest.fixture
 def modules(monkeypatch):
-    """(grid_scores, forecast_grid) of the benchmarks' folder."""
+    """(grid.scores, forecast_grid) of the benchmarks' folder."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("grid_scores"), importlib.import_module("forecast_grid")
+    return importlib.import_module("grid.scores"), importlib.import_module("forecast_grid")
 
 
 def row(scores, task, devices, plan, measured, forecast, copies=False, **changes):

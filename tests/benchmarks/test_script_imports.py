@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -53,6 +54,31 @@ def test_scripts_import_what_there_is() -> None:
                 missing = absent(node.module or "", {each.name for each in node.names})
                 broken += [f"{path.relative_to(ROOT)}: {node.module} has no {each}" for each in sorted(missing)]
     assert not broken and looked > 100
+
+
+def beside(script: Path, name: str) -> Path | None:
+    """Return the file of a module that a benchmark finds in its own folder or in that of all benchmarks."""
+    places = [folder / name.replace(".", "/") for folder in (script.parent, ROOT / "benchmarks")]
+    return next((each for path in places for each in (path.with_suffix(".py"), path / "__init__.py") if each.exists()),
+                None)  # fmt: skip
+
+
+def test_benchmarks_find_what_they_share() -> None:
+    """A benchmark that moved into a folder is not looked for where it was."""
+    benchmarks = sorted((ROOT / "benchmarks").rglob("*.py"))
+    ours = {path.stem for path in benchmarks} | {path.parent.name for path in benchmarks}
+    broken, looked = [], 0
+    for path in benchmarks:
+        for node in ast.walk(ast.parse(path.read_text())):
+            module = (node.module or "") if isinstance(node, ast.ImportFrom) and not node.level else ""
+            if module.partition(".")[0] in ours - set(sys.stdlib_module_names):
+                looked += 1
+                found, names = beside(path, module), {each.name for each in node.names}
+                lacking = names if not found else {
+                    each for each in names - bound(found) if not beside(path, f"{module}.{each}")
+                }  # fmt: skip
+                broken += [f"{path.relative_to(ROOT)}: {module} has no {each}" for each in sorted(lacking)]
+    assert not broken and looked > 30
 
 
 def test_a_name_that_is_gone_is_found() -> None:

@@ -20,7 +20,7 @@ class DeterministicPrice:
         return f"x{self.ratio:.2f} of a step's time ({range_}){verdict}; measured by {self.source}"
 
 
-BENCHMARK = "benchmarks/deterministic.py"
+BENCHMARK = "benchmarks/costs/deterministic.py"
 # By the kind of a device. A kind that is missing was not measured by us.
 MEASURED = {
     "cpu": DeterministicPrice(1.00, 0.98, 1.01, f"{BENCHMARK}, llama-1m, on 2 cores, 2026-11-23"),

@@ -1,6 +1,6 @@
 """A slow network between processes of one machine: a shared object that makes their TCP sends take as long as a link's.
 
-    LD_PRELOAD=$(python benchmarks/slow_network.py FOLDER) SLOW_BYTES_PER_SECOND=12.5e6 SLOW_SECONDS=1e-3 COMMAND
+    LD_PRELOAD=$(python benchmarks/worlds/slow_network.py FOLDER) SLOW_BYTES_PER_SECOND=12.5e6 SLOW_SECONDS=1e-3 COMMAND
 
 Every send of a TCP socket is followed by a pause of its bytes over the rate, and of the latency where it is more than a
 packet's head. Pauses are those of the thread that sends, so links of one process take turns, as on one adapter. It

@@ -1,7 +1,7 @@
 """What the switches of a GPU cost or save, as ratios to the same steps without them, and packed documents by kernel.
 
-    python benchmarks/gpu_switches.py [--model llama-1b] [--layers 4] [--device cuda] [--json OUT]
-    python benchmarks/gpu_switches.py --device cpu --quick
+    python benchmarks/costs/gpu_switches.py [--model llama-1b] [--layers 4] [--device cuda] [--json OUT]
+    python benchmarks/costs/gpu_switches.py --device cpu --quick
 
 Every variant trains the same rows in a process of its own, plain first and last: what the two plain ones differ by is
 what a ratio may be off by.
@@ -20,8 +20,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import machine
-from gpu import Job, alone, with_paceline
 from torch import Tensor
 
 from paceline.spec.layout import accumulation_for
@@ -29,6 +27,10 @@ from paceline.spec.plan import Plan
 from paceline.task.models.layers.attention import CausalAttention
 from paceline.task.models.layers.packed import PackedDocuments, as_mask, document_starts, takes_packed
 from paceline.task.models.sizes import NAMED_SIZES
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # what benchmarks share
+from common import machine
+from gpu import Job, alone, with_paceline
 
 SWITCHES: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("bf16", {}),

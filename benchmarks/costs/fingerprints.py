@@ -1,6 +1,6 @@
 """What fingerprints of values cost: CPU time of fingerprinting against that of saving the same tensors.
 
-`python benchmarks/fingerprints.py` prints one line per kind of tensor; ratios are of this process's CPU time.
+`python benchmarks/costs/fingerprints.py` prints one line per kind of tensor; ratios are of this process's CPU time.
 """
 
 from __future__ import annotations

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from common import TokenRows
-from pacing import Pacer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import paceline
 from paceline.task.data.order.permutation import sample_ids
 from paceline.task.models.build import build_model
+from race.pacing import Pacer
 
 SEED = 7
 LEARNING_RATE = 1e-3

@@ -1,6 +1,7 @@
 """What deterministic mode costs, and what it gives: two runs bit for bit equal.
 
-    python benchmarks/deterministic.py [--quick] [--model llama-1m] [--rounds 30] [--steps 4] [--device cuda] [--json F]
+    python benchmarks/costs/deterministic.py [--quick] [--model llama-1m] [--rounds 30] [--steps 4] [--device cuda]
+                                             [--json F]
 
 Four loops train the same model on the same rows: two with PyTorch's usual kernels, two with deterministic ones alone
 (`run.deterministic`). They take turns of a few steps in one process, so that what else the machine does hits all alike;
@@ -21,7 +22,6 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import torch
-from common import TokenRows, machine, median_of
 
 import paceline
 from paceline.run.assemble import Assembled, assemble
@@ -29,6 +29,9 @@ from paceline.run.loop.loader import BatchStream
 from paceline.run.process.world import World
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # what benchmarks share
+from common import TokenRows, machine, median_of
 
 LOOPS = {"usual": False, "usual again": False, "deterministic": True, "deterministic again": True}
 VOCAB, LR = 257, 1e-3

@@ -3,7 +3,7 @@
 Counted, not timed: the storages that are alive when a forward pass of a decoder's blocks is over, and the FLOPs of the
 matrix products and of attention in a whole step, against those of a step without recompute. Runs on a CPU.
 
-    python benchmarks/memory.py [--quick] [--json FILE]
+    python benchmarks/costs/memory.py [--quick] [--json FILE]
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
-from common import machine
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -39,6 +39,9 @@ from paceline.spec.task import ModelSpec
 from paceline.task.models.build import build_model
 from paceline.task.models.sizes import resolve_decoder
 from paceline.task.profile.decoder import profile_decoder
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # what benchmarks share
+from common import machine
 
 CHOICES: list[tuple[str, dict[str, Any]]] = [
     ("none", {}),

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from common import Spread, median_of
-from pacing import Contender, Turn
+
+from race.pacing import Contender, Turn
 
 # Largest relative differences of losses that count as equal work, after the first round and after the last: in the
 # course of many steps the choice of experts turns differences of rounding into visible ones.

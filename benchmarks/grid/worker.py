@@ -1,6 +1,6 @@
 """One rank of the forecast grid: runs many plans of one task in turns and writes what they took.
 
-    python benchmarks/grid_worker.py REQUEST RESULT
+    python benchmarks/grid/worker.py REQUEST RESULT
 
 REQUEST is a JSON file of {spec, plans, rounds, steps, threads}. Every plan is assembled once and makes two steps, in
 which its memory is measured; then plans take turns of a few steps, so that what else the machine does hits all alike.

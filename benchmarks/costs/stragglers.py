@@ -1,6 +1,6 @@
 """What a slow rank costs a step, and what of that its having less work brings back.
 
-    python benchmarks/stragglers.py [--quick] [--rounds 5] [--ranks 2] [--factor 3] [--json OUT]
+    python benchmarks/costs/stragglers.py [--quick] [--rounds 5] [--ranks 2] [--factor 3] [--json OUT]
 
 Three runs take turns: no rank is slow; one is (its passes take `--factor` times as long, by `--faults`) and the batch
 stays cut evenly; one is, and `run.health.on_straggler = "less_work"`. A run's time is the median of its last steps,
@@ -20,9 +20,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from common import machine, median_of
-
 from paceline.spec.journal.reading import read_journal
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # what benchmarks share
+from common import machine, median_of
 
 SPEC = """
 [task]
@@ -106,7 +107,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--seq-len", type=int, default=128)
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--steps", type=int, default=80)
-    parser.add_argument("--corpus", default=str(Path(__file__).parents[1] / "src" / "paceline" / "spec"))
+    parser.add_argument("--corpus", default=str(Path(__file__).parents[2] / "src" / "paceline" / "spec"))
     parser.add_argument("--quick", action="store_true", help="a few seconds, to see that everything works")
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args(arguments)

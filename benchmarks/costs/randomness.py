@@ -1,6 +1,6 @@
 """The price of random numbers that belong to samples, against torch's own.
 
-    python benchmarks/randomness.py [--quick] [--rounds 20] [--steps 3] [--json OUT] [--save]
+    python benchmarks/costs/randomness.py [--quick] [--rounds 20] [--steps 3] [--json OUT] [--save]
 
 One training step of a small transformer, forward and backward, with dropout and without, on torch's own random numbers
 and on those of the samples. The four take turns in every round, and ratios are of CPU time (on CUDA: of events) within
@@ -20,12 +20,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import RESULTS, Spread, machine, median_of
 from torch import nn
 
 from paceline.run.numerics.randomness.mode import SampleRandomness
 from paceline.run.numerics.randomness.shares import SampleRows
 from paceline.run.numerics.randomness.survey import survey
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # what benchmarks share
+from common import RESULTS, Spread, machine, median_of
 
 ROWS, SEQ, WIDTH, HEADS, LAYERS, VOCAB = 8, 128, 256, 4, 4, 1024
 
@@ -110,7 +112,8 @@ def measure(device: torch.device, rounds: int, steps: int) -> dict[str, Any]:
 def document(found: list[dict[str, Any]], facts: dict[str, Any], rounds: int, steps: int) -> str:
     """Return the result as a page."""
     lines = [
-        "# Random numbers that belong to samples: what they cost", "", "`python benchmarks/randomness.py --save`", "",
+        "# Random numbers that belong to samples: what they cost", "",
+        "`python benchmarks/costs/randomness.py --save`", "",
         f"{facts['date']} · {facts['gpu'] or facts['cpu']} · torch {facts['torch']} · {LAYERS} encoder layers,"
         f" width {WIDTH}, {ROWS} rows of {SEQ} tokens, fp32, one thread · {rounds} rounds of {steps} steps", "",
         "| device | ratio of a step, forward and backward | median (95 % interval) |", "|---|---|---|",
