@@ -21,6 +21,7 @@ from types import ModuleType
 from paceline.cli.json.shapes import FORMAT
 from paceline.cli.output import paint
 from paceline.cli.parser import EXIT_CODES, Parser, add_common_arguments, epilog
+from paceline.cluster.here.waiting import waiting
 from paceline.errors import ConfigError, PacelineError, Requeue, suggestion
 from paceline.said import flush_said
 from paceline.supervise.early import terminated
@@ -54,6 +55,8 @@ NEEDED = ("torch", "numpy", "safetensors")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Never raises, whatever the arguments are."""
+    if arguments is None:  # the process is the command's own, and has not loaded torch
+        os.environ.update(waiting(os.environ))
     words = list(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in words
     _tolerate_any_character()

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
+from paceline.cluster.here.waiting import waiting
 from paceline.lock import RunLock
 from paceline.supervise.groups import collect
 from paceline.supervise.lines import Lines
@@ -61,7 +62,7 @@ class Standby:
         with theirs, blocked_signals():
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, str(theirs.fileno()), *work],
-                env={**NO_THREADS, **environ, PARENT_VARIABLE: str(os.getpid())}, process_group=0,
+                env={**NO_THREADS, **waiting(environ), **environ, PARENT_VARIABLE: str(os.getpid())}, process_group=0,
                 pass_fds=(theirs.fileno(), *((lock.descriptor,) if lock else ())),
             )  # fmt: skip
 

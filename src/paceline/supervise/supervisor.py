@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from paceline.cluster.here.waiting import waiting
 from paceline.errors import PacelineError, Requeue
 from paceline.lock import RunLock
 from paceline.patience import Patience
@@ -60,9 +61,10 @@ def starter(command: Sequence[str], environ: Mapping[str, str], lock: RunLock | 
 
     def start(place: dict[str, str]) -> Process:
         # Own process group: Ctrl-C reaches the ranks once, through us.
+        held = lock.for_first_rank() if lock else {}
         with opened(place) as streams:
             return subprocess.Popen(
-                list(command), env={**environ, **place, **(lock.for_first_rank() if lock else {})}, process_group=0,
+                list(command), env={**waiting(environ), **environ, **place, **held}, process_group=0,
                 pass_fds=(lock.descriptor,) if lock else (), stdout=streams.get("stdout"), stderr=streams.get("stderr"),
             )  # fmt: skip
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from paceline.cluster.here.cores import bind_process, is_bound, memory_nodes, node_of_device, split_cores
 from paceline.cluster.here.determinism import deterministic_price
+from paceline.cluster.here.waiting import SPIN_TURNS, SPIN_VARIABLE
 from paceline.errors import ConfigError
 from paceline.spec.run import RunSpec
 
@@ -36,6 +37,12 @@ DETERMINISTIC_GAIN = (
 EXPANDABLE_PRICE = (
     "CUDA's allocator grows segments in place of leaving holes between them, so that freed pieces are "
     "used again; memory cannot be handed to other processes"
+)
+
+
+WAITING_GAIN = (
+    "threads that wait for each other give their cores away soon: beside another program that computes, a step takes "
+    "many times as long where they hold them, and on idle cores as long"
 )
 
 
@@ -91,6 +98,13 @@ def prepare_process(run: RunSpec, kind: str, environ: MutableMapping[str, str] =
         Switched("allocator", None, added[name], EXPANDABLE_PRICE) for name in ALLOCATOR_VARIABLES if name in added
     ]
     return [*found, *_set_kernels(run, kind)]
+
+
+def told_waiting(threads: int, environ: Mapping[str, str] = os.environ) -> list[Switched]:
+    """Return how the compute threads of this process wait for each other, where who started it has chosen that."""
+    if threads == 1 or environ.get(SPIN_VARIABLE) != str(SPIN_TURNS):
+        return []
+    return [Switched(SPIN_VARIABLE, None, environ[SPIN_VARIABLE], WAITING_GAIN)]
 
 
 def _set_kernels(run: RunSpec, kind: str) -> list[Switched]:

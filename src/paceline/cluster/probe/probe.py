@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from paceline.cluster.here.waiting import waiting
 from paceline.cluster.machine import read_machine, torch_without_cuda, visible_gpus
 from paceline.cluster.probe.busy import busy_text, look_around, reasons_of
 from paceline.cluster.probe.records import (
@@ -99,7 +100,7 @@ def _run_workers(request: ProbeRequest, timeout_seconds: float, most_seconds: fl
     with Scratch("probe") as name:
         folder = Path(name)
         (folder / "request.json").write_text(json.dumps(request), "utf-8")
-        environment = {**os.environ, "OMP_NUM_THREADS": str(request["threads"])}
+        environment = {**waiting(os.environ), **os.environ, "OMP_NUM_THREADS": str(request["threads"])}
         workers = []
         try:
             for rank in range(request["devices"]):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paceline.cluster.here.prepare import Switched, bind_rank, device_index, prepare_process
+from paceline.cluster.here.prepare import Switched, bind_rank, device_index, prepare_process, told_waiting
 from paceline.errors import ConfigError
 from paceline.run.memory.allocator import keep_freed_memory
 from paceline.run.process.groups import COLLECTIVE_TIMEOUT, Groups, Mesh
@@ -142,6 +142,7 @@ def join_world(device_kind: str, threads: int = 0, place: Place | None = None, r
         switched += bind_rank(run, local_rank, place.ranks_on_node if place else 1) if run else []
     else:
         device = torch.device("cpu")
+        switched += told_waiting(torch.get_num_threads()) if run else []
         keep_freed_memory()
     if place and size > 1 and not dist.is_initialized():
         if not place.rendezvous:
