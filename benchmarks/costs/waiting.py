@@ -31,7 +31,7 @@ from common import machine, median_of
 POLICIES: dict[str, dict[str, str]] = {
     "the default": {},
     "ours": waiting({}),
-    "1,000 turns": {"GOMP_SPINCOUNT": "1000"},
+    "10,000 turns": {"GOMP_SPINCOUNT": "10000"},
     "asleep": {"OMP_WAIT_POLICY": "passive"},
     "the default again": {},
 }
