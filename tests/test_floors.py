@@ -265,3 +265,19 @@ def test_tests_that_are_deep_are_there() -> None:
         file, _, name = line.partition("::")
         text = (Path(__file__).parent / file).read_text(encoding="utf-8")
         assert f"def {name.partition('[')[0]}(" in text, line
+
+
+GROUPS = {"paceline.run.process.groups", "paceline.run.process.world"}  # the groups of a run: one time-out, one teardown
+OWN_GROUPS = {"paceline.cluster.probe.rank", "paceline.cluster.probe.worker"}  # a probe's processes have no run
+MAKE_GROUPS = {"new_group", "new_subgroups", "init_process_group", "init_device_mesh", "split_group"}
+
+
+def test_process_groups_are_made_in_one_place() -> None:
+    """A group made elsewhere has torch's time-out of 30 minutes, and nobody who ends it: `World.groups` has both."""
+    makers = {
+        module
+        for module, path in SOURCES.items()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in MAKE_GROUPS
+    }
+    assert makers == GROUPS | OWN_GROUPS

@@ -14,7 +14,9 @@ GLOSSARY = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 QUESTIONS = CONTRIBUTING.partition("## Where is")[2].partition("## ")[0]
 TYPE_NAME = re.compile(r"[A-Z]\w*[a-z]\w*")
-PATH = re.compile(r"`([\w./-]+(?:/|\.py))`")
+PATH = re.compile(r"`([\w./-]+(?:/|\.py|\.toml))`")
+WORD = re.compile(r"`([A-Za-z_]\w*)`")
+SAID_BY_USERS = {"train", "fit"}  # words of the command line and of Python that are no names of a file
 
 
 def is_there(name: str) -> bool:
@@ -43,6 +45,19 @@ def test_no_two_files_of_tests_have_one_name() -> None:
 def test_a_stranger_has_ten_answers() -> None:
     rows = [line for line in QUESTIONS.splitlines() if line.startswith("|")][2:]
     assert len(rows) >= 10 and all(PATH.search(row.split("|")[2]) for row in rows)
+
+
+def test_names_in_an_answer_are_those_of_its_files() -> None:
+    """A function or a table that was renamed leaves no answer behind."""
+    rows = [line for line in QUESTIONS.splitlines() if line.startswith("|")][2:]
+    looked = 0
+    for row in rows:
+        files = [folder / name for name in PATH.findall(row) for folder in (SOURCE, ROOT) if (folder / name).is_file()]
+        known = set(re.findall(r"\w+", " ".join(file.read_text(encoding="utf-8") for file in files)))
+        names = set(WORD.findall(row)) - SAID_BY_USERS
+        looked += len(names)
+        assert names <= known, f"{sorted(names - known)} of: {row[:90]}"
+    assert looked > 12
 
 
 def test_a_walk_names_the_files_in_its_order() -> None:

@@ -37,6 +37,8 @@ TOKENS = {
     "slack app": "xapp-1-" + LONG[:11] + "-" + HEX[:20],
     "discord webhook": "discord.com/api/webhooks/1234567890/" + LONG[:60],
     "telegram bot": "123456789" + ":AA" + LONG[:33],
+    "databricks": "dapi" + HEX[:32],
+    "databricks with a number": "dapi" + HEX[:32] + "-2",
     "teams webhook": "webhook.office.com/webhookb2/" + HEX[:36] + "@" + HEX[:36] + "/IncomingWebhook/" + HEX[:32],
     "sendgrid": "SG." + LONG[:22] + "." + LONG[:43],
     "digitalocean": "dop_v1_" + HEX + HEX[:16],
@@ -49,6 +51,9 @@ IN_CONTEXT = {
     "basic": "authorization: Basic dXNlcjpwYXNzd29yZA==",
     "bearer alone": f"curl -H 'bearer {LONG[:30]}'",
     "url": "https://user:p4ss@example.com/data",
+    "address of a telegram bot": f"https://api.telegram.org/bot123456789:AA{LONG[:33]}/sendMessage",
+    "key of a pager": f'{{"routing_key": "{HEX[:32]}"}}',
+    "key of an older pager": f"--integration-key {HEX[:32]}",
     "url without a user": "redis://:p4ssw0rd@cache:6379/0",
     "url with signs": "postgresql://me:p@ss:word@db/runs",
     "query": f"https://example.com/x?token={SECRET}&page=2",
@@ -76,6 +81,9 @@ IN_CONTEXT = {
 # The part of IN_CONTEXT that must be gone.
 PARTS = {
     "bearer": LONG[:30], "basic": "dXNlcjpwYXNzd29yZA", "bearer alone": LONG[:30], "url": "p4ss",
+    "address of a telegram bot": f"https://api.telegram.org/bot123456789:AA{LONG[:33]}/sendMessage",
+    "key of a pager": f'{{"routing_key": "{HEX[:32]}"}}',
+    "key of an older pager": f"--integration-key {HEX[:32]}",
     "url without a user": "p4ssw0rd", "url with signs": "p@ss:word", "signed": HEX, "aws secret": LONG[:40],
     "other key": LONG[:24], "bare key": LONG[:24], "wandb variable": HEX[:40], "wandb login": HEX[:40],
     "wandb relogin": HEX[:40],

@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from packed_kernel import let_a_cpu_have, one_by_one
 from tests_shared import VOCAB
 from torch import Tensor
 
+from paceline.run.parallel.context.zigzag import chunk_tokens, places_of
 from paceline.spec.task import ModelSpec
 from paceline.task import objective
 from paceline.task.data.rows.packed import STARTS, SaysStarts, for_device
@@ -19,24 +21,16 @@ from paceline.task.models.layers.attention import CausalAttention, scaled_attent
 from paceline.task.models.layers.documents import document_mask
 from paceline.task.models.layers.packed import (
     PackedDocuments,
+    PackedPart,
     document_starts,
     kept_operator,
     over_documents,
     packed_attention,
+    packed_part_attention,
 )
 
 ROWS = [[0, 0, 0, 1, 1, 2], [7, 7, 7, 7, 7, 7], [3, 4, 5, 5, 5, 6]]
 STARTS_OF_ROWS = [0, 3, 5, 6, 12, 13, 14, 17, 18]
-
-
-def one_by_one(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Tensor:
-    """Compute what the kernel computes, a document at a time: (q, k, v) are [tokens, heads, head_dim]."""
-    outs = []
-    for begin, end in zip(starts.tolist(), starts.tolist()[1:], strict=False):
-        assert 0 < end - begin <= longest
-        parts = [x[begin:end].transpose(0, 1).unsqueeze(0) for x in (q, k, v)]
-        outs.append(scaled_attention(*parts, None)[0].transpose(0, 1))
-    return torch.cat(outs)
 
 
 def documents_of(rows: list[list[int]]) -> PackedDocuments:
@@ -60,7 +54,41 @@ def test_documents_one_by_one_are_attention_under_the_mask(kv_heads: int) -> Non
     q = torch.randn(3, 4, 6, 8, dtype=torch.float64, requires_grad=True)
     k, v = (torch.randn(3, kv_heads, 6, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
     masked = scaled_attention(q, k, v, document_mask(packed_documents.documents))
-    ours = over_documents(one_by_one, q, k, v, packed_documents)
+    starts = packed_documents.starts
+    ours = over_documents(one_by_one, q, k, v, starts, starts, packed_documents.longest)
+    torch.testing.assert_close(ours, masked, rtol=0, atol=1e-14)
+    weights = torch.randn_like(masked)
+    for one, other in zip(
+        torch.autograd.grad((ours * weights).sum(), (q, k, v)),
+        torch.autograd.grad((masked * weights).sum(), (q, k, v)),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("kv_heads", [4, 1])
+def test_chunks_of_queries_one_by_one_are_rows_of_the_mask(
+    ranks: int, kv_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks begin and end inside of documents, between them, and where rows are filled up: 6 tokens to 12 or 20."""
+    let_a_cpu_have(monkeypatch, one_by_one)
+    torch.manual_seed(0)
+    documents, starts, seq = documents_of(ROWS)
+    tokens = 2 * ranks * chunk_tokens(seq, ranks)
+    whole = torch.cat((documents, documents[:, -1:].expand(-1, tokens - seq)), dim=1)
+    q = torch.randn(3, 4, tokens, 8, dtype=torch.float64, requires_grad=True)
+    k, v = (torch.randn(3, kv_heads, tokens, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    masked = scaled_attention(q, k, v, document_mask(whole))
+    ours = torch.empty_like(masked)
+    for rank in range(ranks):
+        places = places_of(rank, ranks, seq)
+        part = PackedPart(whole, starts, seq, places)
+        for mine in places.chunk(2):
+            first, end = int(mine[0]), int(mine[-1]) + 1
+            out = packed_part_attention(q[:, :, mine], k[:, :, :end], v[:, :, :end], part, first)
+            assert out is not None
+            ours[:, :, mine] = out
     torch.testing.assert_close(ours, masked, rtol=0, atol=1e-14)
     weights = torch.randn_like(masked)
     for one, other in zip(
@@ -105,9 +133,7 @@ def test_a_model_learns_the_same_either_way(name: str, monkeypatch: pytest.Monke
             return one_by_one(q, *rest)
 
         monkeypatch.setattr(objective, "takes_packed", lambda device, by_kernel=by_kernel: by_kernel)
-        monkeypatch.setattr(packed, "KERNEL", kernel)
-        monkeypatch.setattr(packed, "DTYPES", (torch.float64,))
-        monkeypatch.setattr(packed, "DEVICES", ("cpu",))
+        let_a_cpu_have(monkeypatch, kernel)
         model.zero_grad()
         loss, weight = objective.next_token(model, batch)
         loss.backward()
@@ -139,6 +165,9 @@ def test_shapes_by_torchs_kernel() -> None:
     out.sum().backward()
     assert out.shape == q.shape and out.dtype == torch.bfloat16
     assert [x.grad.shape for x in (q, k, v) if x.grad is not None] == [x.shape for x in (q, k, v)]
+    part = PackedPart(documents.to("meta"), starts.to("meta"), longest, torch.arange(4, 6, device="meta"))
+    found = packed_part_attention(q[:, :, 4:], k, v, part, 4)
+    assert found is not None and found.shape == (3, 4, 2, 8)
 
 
 @pytest.mark.skipif(packed.KERNEL is None, reason="this torch has no variable-length attention")

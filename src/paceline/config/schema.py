@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 from paceline.config.shape import Option, ShapedTable
 from paceline.config.values import UNSET, plain
 from paceline.units import PREFIXES, SECONDS
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
+Rule: TypeAlias = "Mapping[str, Rule] | Sequence[Rule] | str | float | bool | None"  # a schema, or what stands in one
+Schema: TypeAlias = dict[str, Rule]
+
 _NUMBER = r"\s*([0-9][0-9_,]*(\.[0-9]*)?([eE][+-]?[0-9]+)?|\.[0-9]+)\s*"
 
 
-def json_schema(table: ShapedTable, title: str) -> dict[str, Any]:
+def json_schema(table: ShapedTable, title: str) -> Schema:
     """Return the schema of a spec whose root is the table."""
     return {"$schema": DRAFT, "title": title, **_table(table)}
 
 
-def _table(table: ShapedTable) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "object", "additionalProperties": False}
+def _table(table: ShapedTable) -> Schema:
+    schema: Schema = {"type": "object", "additionalProperties": False}
     if table.doc:
         schema["description"] = table.doc
     schema["properties"] = {
@@ -28,7 +32,7 @@ def _table(table: ShapedTable) -> dict[str, Any]:
     return schema
 
 
-def _shorthand(table: ShapedTable) -> dict[str, Any]:
+def _shorthand(table: ShapedTable) -> Schema:
     if not table.shorthand:
         return _table(table)
     main = table.members[table.shorthand]
@@ -36,7 +40,7 @@ def _shorthand(table: ShapedTable) -> dict[str, Any]:
     return {"description": table.doc, "anyOf": [text, _table(table)]}
 
 
-def _option(option: Option) -> dict[str, Any]:
+def _option(option: Option) -> Schema:
     schema = _value(option)
     if option.optional:
         schema = {"anyOf": [schema, {"const": UNSET, "description": "leaves it unset"}]}
@@ -47,17 +51,17 @@ def _option(option: Option) -> dict[str, Any]:
     return schema
 
 
-def _value(option: Option) -> dict[str, Any]:
+def _value(option: Option) -> Schema:
     bounds = {"minimum": option.minimum, "exclusiveMinimum": option.above, "maximum": option.maximum}
     rules = {name: bound for name, bound in bounds.items() if bound is not None}
     if option.kind == "bytes":
         size = {"type": "string", "pattern": _pattern([f"{prefix}B" for prefix in PREFIXES])}
         return {"anyOf": [{"type": "integer", **rules}, size]}
     chosen = {"enum": list(option.choices)}
-    text: dict[str, Any] = {"type": "string", **(chosen if option.choices else {})}
+    text: Schema = {"type": "string", **(chosen if option.choices else {})}
     if option.choices and option.objects:
         text = {"type": "string", "anyOf": [chosen, {"pattern": ":"}]}
-    kinds: dict[str, dict[str, Any]] = {
+    kinds: dict[str, Schema] = {
         "text": text,
         "texts": {"type": "array", "items": text},
         "whole": {"type": "integer", **rules},

@@ -112,9 +112,10 @@ def _from_document(document: TomlDocument, overrides: Sequence[str | Override], 
 
 
 def _of_this_device(file: build.GivenLayer, whole: build.GivenLayer) -> tuple[build.GivenLayer, tuple[str, ...]]:
-    """Return a file's values without those of its device where the command line names another, and what to say of it.
+    """Return a spec file's values without figures of its device where the command line names another device.
 
-    What the command line itself states of the device stays.
+    A file for `cuda` may state a peak that means nothing with `--set cluster.device=cpu`. Figures that the command line
+    itself states stay. The second result is what to tell of those that went.
     """
     key = ("cluster", "device")
     before, after = (str(each[key].value) if key in each else ClusterSpec.device for each in (file, whole))

@@ -70,7 +70,7 @@ def turns_of(task: Task, source_unit: str) -> tuple[Turn, ...]:
 
 
 def objective_of(task: Task, source_unit: str) -> Objective:
-    """Return the objective that is evaluated, and whose loss is the step's. Imports torch."""
+    """Return the main turn's objective: evaluations measure it, and a step's loss is its loss. Imports torch."""
     return turns_of(task, source_unit)[main_turn(task)].objective
 
 

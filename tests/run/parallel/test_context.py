@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from distributed import run_ranks
+from packed_kernel import let_a_cpu_have, one_by_one
 from rounding import MEAN_LOSS_BF16, assert_curves_close
 from tests_shared import VOCAB, PaddedText, decoder_task, plan_of, run_steps
 from torch import nn
@@ -21,12 +22,14 @@ from paceline.errors import ConfigError
 from paceline.run.assemble import assemble
 from paceline.run.loop.evaluate import evaluate
 from paceline.run.loop.loader import BatchStream
-from paceline.run.parallel.context import exchange, sequence_attention
+from paceline.run.parallel.context import exchange, sequence_attention, zigzag
 from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof
 from paceline.spec.task import ModelSpec, Task
+from paceline.task.data.rows.packed import SaysStarts
+from paceline.task.models.layers import packed
 from paceline.task.models.layers.attention import CausalAttention
 from paceline.task.objective import next_token
 from paceline.task.profile.traced import profile_module
@@ -145,6 +148,38 @@ def test_packed_documents() -> None:
             (text_task(13, packed=True), fp64(Layout(cp=2), recompute="selective")),
         ]
     )
+
+
+def by_kernel(cases: list[tuple[Task, Plan]]) -> tuple[list[tuple], int]:
+    """Return the numbers of each case with documents one by one for a kernel, and how often it was called."""
+    calls: list[int] = []
+
+    def kernel(q: torch.Tensor, *rest: Any) -> torch.Tensor:
+        calls.append(len(q))
+        return one_by_one(q, *rest)
+
+    def no_mask(*given: Any) -> torch.Tensor:
+        raise AssertionError("a mask was made")
+
+    with pytest.MonkeyPatch.context() as patch:
+        let_a_cpu_have(patch, kernel)
+        patch.setattr(zigzag, "takes_packed", lambda device: True)
+        for module in (zigzag, packed):
+            patch.setattr(module, "document_mask", no_mask)
+        return all_numbers(cases), len(calls)
+
+
+def test_packed_documents_need_no_mask_where_there_is_a_kernel() -> None:
+    """The whole way of a GPU's ranks on CPUs: documents begin on the host, and no mask of a sequence is ever made."""
+    plans = [fp64(Layout(cp=2)), fp64(Layout(cp=2), recompute="selective"), fp64(Layout(cp=2), batch=3)]
+    tasks = [text_task(seq, packed=True) for seq in (16, 13, 9)]
+    told = [dataclasses.replace(task, data=cast(Any, SaysStarts(task.data))) for task in tasks]
+    ranks = run_ranks(by_kernel, 2, list(zip(told, plans, strict=True)))
+    for number, (task, plan) in enumerate(zip(tasks, plans, strict=True)):
+        expected = numbers(task, fp64(Layout(), batch=plan.batch_samples, micro_batch=plan.micro_batch))
+        for found, calls in ranks:
+            assert calls > 0
+            assert_equal(found[number], expected)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import math
+import sys
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from distributed import run_ranks
+from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of
 from thread_worlds import InThreads, on_threads
 
 from paceline.errors import ConfigError
 from paceline.run.evaluate.held_out_metrics import Sums
 from paceline.run.loop.loader import MicroBatch, StepBatch
+from paceline.run.loop.training import Training
+from paceline.run.process.brief import Brief
 from paceline.run.process.world import World, join_world
 from paceline.run.record.samples_read import ids_read
+from paceline.spec.cluster import ClusterSpec
+from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.layout import Layout
+from paceline.spec.load import Spec
+from paceline.spec.run import RunSpec
+from paceline.spec.task import ModelSpec
+from paceline.task.models.build import build_model
+from paceline.units import Amount
 
 
 class Unasked(AssertionError):
@@ -99,6 +113,47 @@ def test_ids_of_samples_go_to_rank_0_alone(nobody_asks: None) -> None:
     layout = Layout(dp_shard=2, tp=2)  # neighbours read the same rows, and one of them tells
     found = on_threads(4, lambda world: ids_read(batch_of(world.rank // 2), world, layout))
     assert found == [[0, 10, 20, 30], None, None, None]
+
+
+def test_the_first_that_has_something_is_heard_and_nobody_else_is_asked(nobody_asks: None) -> None:
+    for items, found in (
+        (["", "full", "hot"], "full"), ([None, None, None], None), (["", "", ""], None), (["a", "", "b"], "a"),
+        ([0, 0, [7]], [7]),
+    ):  # fmt: skip
+        assert on_threads(3, lambda world, items=items: world.first_told(items[world.rank])) == [found] * 3
+    alone = World(0, 1, 0, torch.device("cpu"))
+    assert (alone.first_told("x"), alone.first_told("")) == ("x", None)
+
+
+def whole_run(folder: str) -> tuple[Counter[str], int]:
+    """Return who has asked every rank for what it has, and how often, over a run of three steps with two saves."""
+    asked: Counter[str] = Counter()
+    ask = World.gather
+
+    def counted(self: World, item: Any) -> list[Any]:
+        asked[sys._getframe(1).f_code.co_qualname] += 1
+        return ask(self, item)
+
+    world = join_world("cpu", threads=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(World, "gather", counted)
+        model = build_model(ModelSpec("llama-1m", hidden=32, layers=1, heads=4, ffn=40), VOCAB, SEQ_LEN, 0)
+        task = decoder_task(model=model, stop=Amount(3, "steps"))
+        run = RunSpec(checkpoint_every=Amount(1, "steps"), keep_last=2, check_every=Amount(1, "steps"))
+        brief = Brief(plan_of(Layout(dp_replicate=2)), 3, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan,
+                      PlannedRecord())  # fmt: skip
+        training = Training(Spec(task=task, cluster=ClusterSpec(learn=False), run=run), brief, world, Path(folder))
+        for batch in training:
+            stats = training.step(batch)
+    return asked, stats.step
+
+
+def test_a_run_asks_all_ranks_where_they_are_and_for_nothing_else(tmp_path: Path) -> None:
+    """Its start, steps, comparisons, saves and end: what grows with the number of ranks is what is listed here."""
+    for asked, steps in run_ranks(whole_run, 2, str(tmp_path)):
+        assert steps == 3
+        del asked["spread_over"]  # which asks in small worlds alone
+        assert asked == {"NodeWatch.__init__": 1}
 
 
 def brought() -> tuple[Any, int | None, list[str]]:

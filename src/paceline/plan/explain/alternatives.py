@@ -19,7 +19,7 @@ NOTABLE = 0.005  # of a step: a term that differs by less decides nothing
 
 @dataclass(frozen=True)
 class Alternative:
-    """The best plan on the other side of a choice, where the chosen plan stands on one.
+    """The best plan that differs in one choice: of a plan that uses recompute, the best one that does not.
 
     `slower` is its step time over the chosen plan's, less 1. Without a plan, `because` is why there is none.
     """

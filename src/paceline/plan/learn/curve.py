@@ -1,4 +1,4 @@
-"""What further steps would make of a loss: a power law c + a s^-b through a run's own curve, with an interval.
+"""The loss that further steps would reach: a power law c + a s^-b of the step s through a run's own curve.
 
 The curve is cut into bins of steps that grow by the same factor; a bin's value is the median of its losses, and counts
 by how many they are. What is told is the level of the loss, not one noisy step's. Nothing is told of a curve that is

@@ -133,9 +133,8 @@ class BetweenSteps(InWorld):
     def _stop_as_asked(self, step: int) -> None:
         """Save and end here: for good where a budget says so, else by Requeue. Every rank calls it."""
         # A signal may reach the ranks in different steps: whoever was asked knows why.
-        said = self.world.gather((self._stop.because, self._notices.is_over))
-        because = next((each for each, _ in said if each), "a rank was asked to stop")
-        self._is_spent = any(over for _, over in said)
+        because = self.world.first_told(self._stop.because) or "a rank was asked to stop"
+        self._is_spent = self.world.maximum([float(self._notices.is_over)])[0] > 0
         self._points.reached("save", step)
         self._hook("on_save", step)
         with self._stop.saving():

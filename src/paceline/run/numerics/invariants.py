@@ -174,7 +174,7 @@ def _split_along(parameter: nn.Parameter) -> frozenset[str]:
 
 
 def _copied_along(split: frozenset[str]) -> set[str]:
-    """Return the axes of a stage's ranks along which what is split along some of them is the same."""
+    """Return the axes along which the ranks of a stage hold equal copies of a tensor that is split along `split`."""
     return set(EXPERT if split & {"expert_shard", "ep"} else DENSE) - split
 
 

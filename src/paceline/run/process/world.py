@@ -100,6 +100,13 @@ class World:
             known.update(dict.fromkeys(self.share(own, digests.index(digest))))
         return list(known)
 
+    def first_told(self, item: Any) -> Any:
+        """Return on every rank what the lowest rank has that has something; None where none has any."""
+        if self.size == 1:
+            return item or None
+        (first,) = self.maximum([-float(self.rank) if item else -math.inf])
+        return None if first == -math.inf else self.share(item, int(-first))
+
     def gather(self, item: Any) -> list[Any]:
         """Return every rank's picklable item, in rank order, on every rank."""
         items: list[Any] = [item]

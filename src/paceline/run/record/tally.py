@@ -34,14 +34,14 @@ class RankTally:
         self._queued = queued_seconds()
 
     def begins(self, data_seconds: float) -> None:
-        """Say that a step begins here, for which this rank has waited so long for its batch."""
+        """Note that a step begins now, after this rank has waited `data_seconds` for its batch."""
         if self._ended_at is not None:
             passed = time.perf_counter() - self._ended_at - data_seconds - self._claimed
             self._sums[BETWEEN] += max(0.0, passed)
         self._ended_at = None
 
     def ended(self) -> None:
-        """Say that a step ends here: what follows lies between it and the next one."""
+        """Note that a step ends now: time from here to `begins` is counted as time between steps."""
         self._ended_at, self._claimed = time.perf_counter(), 0.0
 
     @contextmanager

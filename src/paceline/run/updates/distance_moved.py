@@ -51,7 +51,7 @@ def moved(model: nn.Module, task: Task, world: World, step: int) -> MovedRecord 
         return None
     began = time.perf_counter()
     sums, fresh, because = _of_rank(model, task.model, trained_only=task.adapter is not None)
-    if refused := next((each for each in world.gather(because) if each), ""):
+    if refused := world.first_told(because):
         return str(refused)
     names = world.union(sums)
     if not names:

@@ -48,7 +48,7 @@ class RuleNumbers:
         return {name: value for name, value in state.items() if not isinstance(value, bool | int | float)}
 
     def read(self, shown: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the numbers among what is shown, which a load may have changed."""
+        """Return the plain numbers of a state that was shown as tensors, into which a load may have written others."""
         return {name: kind(shown[name].item()) for name, kind in self._kinds.items() if name in shown}
 
 
@@ -160,7 +160,7 @@ class WholePart:
 
 
 def options(group: ParameterGroup) -> ParameterGroup:
-    """Return what of a group is for the optimizer inside."""
+    """Return a group's options without those of our own, which the optimizer inside does not know."""
     return {name: value for name, value in group.items() if name not in OURS}
 
 

@@ -6,8 +6,8 @@ The format is Chrome's trace event format: complete events ("X") and instants ("
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
 
 from paceline.simulate.events import KINDS
 from paceline.simulate.outcome import RunOutcome
@@ -16,9 +16,27 @@ from paceline.simulate.schedules.timeline import Timeline
 MICROSECONDS = 1e6
 
 
+class _Named(TypedDict):
+    """What every event has; `args` is what the viewer shows of the event that is clicked on."""
+
+    name: str
+    ph: str
+    pid: int
+    tid: int
+    args: Mapping[str, str | int]
+
+
+class TraceEvent(_Named, total=False):
+    """One event of the format: times in microseconds, and how far an instant reaches."""
+
+    ts: float
+    dur: float
+    s: str
+
+
 def run_trace(outcome: RunOutcome) -> str:
     """Return a simulated run that was recorded: one row for its states, one for what happened to nodes."""
-    events: list[dict[str, Any]] = [_name("process_name", "simulated run"), _name("thread_name", "job", tid=0)]
+    events = [_name("process_name", "simulated run"), _name("thread_name", "job", tid=0)]
     events.append(_name("thread_name", "nodes", tid=1))
     for span in outcome.spans:
         events.append(_complete(span.kind, span.begin, span.end, 0, {"note": span.note, "of": KINDS.index(span.kind)}))
@@ -41,14 +59,14 @@ def pipeline_trace(timeline: Timeline) -> str:
     return _document(events)
 
 
-def _name(kind: str, name: str, tid: int = 0) -> dict[str, Any]:
+def _name(kind: str, name: str, tid: int = 0) -> TraceEvent:
     return {"name": kind, "ph": "M", "pid": 0, "tid": tid, "args": {"name": name}}
 
 
-def _complete(name: str, begin: float, end: float, tid: int, args: dict[str, Any]) -> dict[str, Any]:
+def _complete(name: str, begin: float, end: float, tid: int, args: Mapping[str, str | int]) -> TraceEvent:
     ts, duration = begin * MICROSECONDS, (end - begin) * MICROSECONDS
     return {"name": name, "ph": "X", "ts": ts, "dur": duration, "pid": 0, "tid": tid, "args": args}
 
 
-def _document(events: Sequence[dict[str, Any]]) -> str:
+def _document(events: Sequence[TraceEvent]) -> str:
     return json.dumps({"traceEvents": list(events), "displayTimeUnit": "ms"}) + "\n"

@@ -21,20 +21,25 @@ TOKENS = {
     "npm, PyPI, Docker": r"\bnpm_[A-Za-z0-9]{36}|\bpypi-[A-Za-z0-9_-]{50,}|\bdckr_pat_[A-Za-z0-9_-]{20,}",
     "NVIDIA, Replicate, Groq": r"\bnvapi-[A-Za-z0-9_-]{40,}|\br8_[A-Za-z0-9]{30,}|\bgsk_[A-Za-z0-9]{40,}",
     "addresses of chats, which are secret": (
-        r"\bdiscord(?:app)?\.com/api/webhooks/[0-9]+/[A-Za-z0-9_-]{20,}|\b[0-9]{8,10}:AA[A-Za-z0-9_-]{33}|"
+        r"\bdiscord(?:app)?\.com/api/webhooks/[0-9]+/[A-Za-z0-9_-]{20,}|"
+        r"(?<![0-9])[0-9]{8,10}:AA[A-Za-z0-9_-]{33}|"
         r"\bwebhook\.office\.com/webhookb2/[A-Za-z0-9@/_-]{20,}"
     ),
     "SendGrid, DigitalOcean, Grafana": (
         r"\bSG\.[A-Za-z0-9_-]{22}\.[A-Za-z0-9_-]{43}|\bdo[opr]_v1_[0-9a-f]{64}|\bglsa_[A-Za-z0-9]{32}_[0-9a-f]{8}|"
         r"\bglc_[A-Za-z0-9+/=]{32,}"
     ),
+    "Databricks": r"\bdapi[0-9a-f]{32}(?:-[0-9]+)?\b",
     "JSON web token": r"\beyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*",
     "private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
 }
 
 # Words that name a secret, as they end an option, a variable, a key of a table or of a URL. "tokens", "tokenizer",
 # "pad_token" and "sort_key" name none.
-_KEY = r"(?:api|access|secret|private|auth|account|storage|signing|encryption|deploy|master|wandb|openai|hf|ssh)"
+_KEY = (
+    r"(?:api|access|secret|private|auth|account|storage|signing|encryption|deploy|master|wandb|openai|hf|ssh|"
+    r"routing|integration)"
+)
 _TOKEN = (
     r"(?:api|access|auth|bearer|hf|hub|hugging_?face|refresh|session|security|id|github|gh|gitlab|slack|wandb|bot|"
     r"secret|use_auth|personal|deploy)"

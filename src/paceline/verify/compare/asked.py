@@ -20,7 +20,10 @@ from paceline.verify.rounding.narrow import narrowest_format
 
 @dataclass(frozen=True)
 class Asked:
-    """What is held against one device, over so many steps; `plain` has the reference compute attention plainly."""
+    """A comparison that is asked for: a task under a plan against the same task on one device, over `steps` steps.
+
+    `plain` has the reference compute attention by products and a softmax that are written out.
+    """
 
     task: Task
     plan: Plan
@@ -30,7 +33,7 @@ class Asked:
     plain: bool = False
 
     def in_fp64(self) -> Asked:
-        """Return the same in fp64."""
+        """Return the same comparison with its plan in fp64."""
         return dataclasses.replace(self, plan=dataclasses.replace(self.plan, precision="fp64"))
 
     def model(self, move: Move | None = None) -> nn.Module:

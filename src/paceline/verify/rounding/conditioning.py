@@ -101,7 +101,7 @@ def moved_by_one_ulp(model: nn.Module, dtype: torch.dtype, seed: int) -> None:
 def steps_apart(
     ours: ReferenceStep, known: ReferenceStep, starts: tuple[ReadTensors, ReadTensors], step: int
 ) -> list[Difference]:
-    """Return how far the numbers of one device's step are from another's; of weights, since their own starts."""
+    """Return how far two steps of one device differ: in loss, norm, routers, and in how far each moved its weights."""
     world, layout = World(0, 1, 0, torch.device("cpu")), Layout()
     numbers = {"loss": ours.loss, "grad_norm": ours.grad_norm}
     here, there = starts
@@ -177,10 +177,11 @@ def beyond_rounding(
 
 
 def settled(found: CheckProof, rounding: Rounding | None, exact: Callable[[], CheckProof]) -> CheckProof:
-    """Return what a comparison has found with what rounding is settled as; `exact` makes the same comparison in fp64.
+    """Return what a comparison has found, once it is known which of its differences are rounding alone.
 
-    What fp32 misses by rounding must be equal in fp64, or what was found there counts. What rounding hides so much of
-    that fp32's tolerances are missed is `ill_conditioned`, with the differences in fp64.
+    `rounding` is what was suspected of being rounding; `exact` makes the same comparison in fp64. What fp32 misses by
+    rounding must be equal in fp64, or what was found there counts. What rounding hides so much of that fp32's
+    tolerances are missed is `ill_conditioned`, with the differences in fp64.
     """
     if rounding is None:
         return found

@@ -1,4 +1,4 @@
-"""What blocks give in one step: the size of their activations, and units that never gave anything.
+"""Outputs of a model's blocks in one step: how large activations are, and which units were zero for every sample.
 
 Hooks are there for the steps that are measured alone, outside of what is compiled or computed again.
 """

@@ -51,7 +51,8 @@ def part_of(plan: Plan, rank: int, model: nn.Module, objective: Objective) -> Ca
     if not takes_sequence_parts(objective):
         name = getattr(objective, "__name__", repr(objective))
         raise ConfigError(f"cp = {cp} with the objective {name}", SEQUENCE_RULE, "plan.cp = 1")
-    return SequencePart(plan.layout.coordinates(rank)["cp"], cp, masks_padding=is_transformers(model))
+    at, built_in = plan.layout.coordinates(rank)["cp"], isinstance(model, Decoder)
+    return SequencePart(at, cp, masks_padding=is_transformers(model), takes_documents=built_in)
 
 
 def with_positions(batch: Any) -> Any:

@@ -31,18 +31,19 @@ from torch.library import CustomOpDef
 
 from paceline.run.parallel.context.exchange import METHODS, all_gather, reduce_scatter
 from paceline.run.parallel.context.kernels import Merged, attend, attend_backward
-from paceline.task.models.layers.attention import AttentionFunction, scaled_attention
+from paceline.task.models.layers.attention import AttentionFunction, Mask, scaled_attention
+from paceline.task.models.layers.packed import PackedPart, packed_part_attention
 
 
 def shared_attention(group: dist.ProcessGroup, method: str) -> AttentionFunction:
     """Return attention over sequences shared by the ranks of `group`: (q, k, v, mask) of this rank -> its output.
 
-    `mask` is bool [rows, 1, 2c, keys of the whole sequence], or None for plain causal attention. `scale` is what scores
-    are multiplied by, where it is not head_dim to the power of -1/2.
+    `mask` is bool [rows, 1, 2c, keys of the whole sequence], or says which documents are packed; None is plain causal
+    attention. `scale` is what scores are multiplied by, where it is not head_dim to the power of -1/2.
     """
     name = group.group_name
 
-    def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None = None) -> Tensor:
+    def attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float | None = None) -> Tensor:
         if mask is not None:
             return _masked(q, k, v, mask, scale, group)
         return sequence_attention(q, k, v, name, method, scale)[0]
@@ -153,17 +154,24 @@ OPERATOR = torch.ops.paceline.sequence_attention.default  # as selective recompu
 # ---- attention with a mask: over the whole sequence's keys ---------------------------------------------------------
 
 
-def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None, group: dist.ProcessGroup) -> Tensor:
+def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None, group: dist.ProcessGroup) -> Tensor:
     """Return attention under a mask: each chunk's queries against the keys up to that chunk's end, in their order.
 
-    A query may see nothing in a block of keys, so blocks are not merged here.
+    A query may see nothing in a block of keys, so blocks are not merged here. Of packed documents no mask is made where
+    the kernel for them takes these tensors.
     """
     chunk, rank, ranks = q.shape[2] // 2, group.rank(), group.size()
     keys, values = whole_sequence(torch.stack((k, v)), group.group_name).unbind(0)
     parts = []
     for index, place in enumerate((rank, 2 * ranks - 1 - rank)):
         mine, end = slice(index * chunk, (index + 1) * chunk), (place + 1) * chunk
-        part = scaled_attention(q[:, :, mine], keys[:, :, :end], values[:, :, :end], mask[:, :, mine, :end], scale)
+        chunk_q, chunk_k, chunk_v = q[:, :, mine], keys[:, :, :end], values[:, :, :end]
+        part = None
+        if isinstance(mask, PackedPart) and scale is None:
+            part = packed_part_attention(chunk_q, chunk_k, chunk_v, mask, place * chunk)
+        if part is None:
+            sees = mask.mask(mine, end) if isinstance(mask, PackedPart) else mask[:, :, mine, :end]
+            part = scaled_attention(chunk_q, chunk_k, chunk_v, sees, scale)
         parts.append(part)
     return torch.cat(parts, dim=2)
 

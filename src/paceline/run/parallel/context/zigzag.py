@@ -16,9 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.errors import ConfigError
+from paceline.task.data.rows.packed import STARTS
 from paceline.task.models.layers.balance import before_last_label
 from paceline.task.models.layers.documents import document_mask, document_positions
 from paceline.task.models.layers.loss import IGNORED
+from paceline.task.models.layers.packed import PackedPart, takes_packed
 
 PADDING_MASK = "attention_mask"  # [rows, seq], as transformers' tokenizers give it: 0 where a token is padding
 PADDING = {"labels": IGNORED}  # what is filled in at the end of an entry's rows; 0 for all others
@@ -43,6 +45,7 @@ class SequencePart:
     rank: int
     ranks: int
     masks_padding: bool = False  # whether "attention_mask" becomes what this rank's queries see
+    takes_documents: bool = False  # whether the model's attention needs no mask where the device has a kernel
 
     def __call__(self, batch: Any) -> dict[str, Any]:
         """Return the batch with this rank's part of every entry [rows, seq, ...], "positions" and, if packed, "mask".
@@ -60,19 +63,21 @@ class SequencePart:
         tokens = batch["tokens"]
         rows, seq = tokens.shape
         whole = dict(batch)
-        documents = whole.pop("documents", None)
+        documents, starts = whole.pop("documents", None), whole.pop(STARTS, None)
         places = places_of(self.rank, self.ranks, seq, tokens.device)
         if documents is not None:
             whole["positions"] = document_positions(documents)
         if isinstance(whole.get("labels"), Tensor) and whole["labels"].shape == tokens.shape:
             whole["real"] = before_last_label(whole["labels"])
         seen = whole.pop(PADDING_MASK) if self.masks_padding and PADDING_MASK in whole else None
-        part = {name: self._cut(name, value, seq) for name, value in whole.items()}
+        part: dict[str, Any] = {name: self._cut(name, value, seq) for name, value in whole.items()}
         if "positions" not in part:
             part["positions"] = places.expand(rows, -1)
         if documents is not None:
             # What is filled in sees itself and the last document; a row without any key would have no attention.
-            part["mask"] = document_mask(_filled(documents, len(places) * self.ranks, None), places)
+            documents = _filled(documents, len(places) * self.ranks, None)
+            by_kernel = starts is not None and self.takes_documents and takes_packed(tokens.device)
+            part["mask"] = PackedPart(documents, starts, seq, places) if by_kernel else document_mask(documents, places)
         if seen is not None:
             part[PADDING_MASK] = _padding_mask(_filled(seen, len(places) * self.ranks, 0), places)
         return part

@@ -55,7 +55,7 @@ class Injector:
             stepper.wrap_objectives(lambda objective: StruckObjective(objective, self._in_backward))
 
     def reached(self, phase: str, step: int) -> None:
-        """Strike with the faults that are due here. Of `rendezvous` and `load` the step is the number of the start."""
+        """Make the faults due in a phase of a step; in `rendezvous` and `load`, `step` is the number of the start."""
         self._step = step
         if phase == "data":
             self._here.clear()

@@ -17,11 +17,12 @@ SPARE = 2  # so many times the room that a copy takes must be free for one that 
 
 def why_not_beside(tensors: Mapping[str, torch.Tensor], world: World) -> str:
     """Return why checkpoints had better not be written beside training, or "". Every rank calls it, and they agree."""
-    of_ranks = world.gather((platform.node(), bytes_to_stage(tensors)))
-    needed = sum(size for machine, size in of_ranks if machine == platform.node())
-    free = available_memory_bytes()
-    short = [each for each in world.gather((needed, free)) if SPARE * each[0] > each[1]]
-    if not short:
+    machines = world.union([platform.node()])
+    at, own = machines.index(platform.node()), [0.0] * len(machines)
+    own[at] = float(bytes_to_stage(tensors))
+    needed, free = int(world.sum(own)[at]), available_memory_bytes()
+    short = world.first_told((needed, free) if SPARE * needed > free else None)
+    if short is None:
         return ""
-    size, room = format_sizes(*short[0])
+    size, room = format_sizes(*short)
     return f"the copies of a machine's ranks take {size} of host memory, of which {room} are free"

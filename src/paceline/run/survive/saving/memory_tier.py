@@ -138,7 +138,7 @@ def _is_nobodys(folder: Path) -> bool:
 def why_no_memory_tier(tensors: Mapping[str, torch.Tensor], world: World) -> str:
     """Return why a run of this state cannot keep checkpoints in memory, or "". Every rank calls it."""
     size = int(world.sum([float(bytes_to_stage(tensors))])[0])  # copies count, of which one is written: an upper bound
-    machines = sorted(set(world.gather(platform.node())))
+    machines = world.union([platform.node()])
     if len(machines) > 1:
         return f"the ranks are on {len(machines)} machines, and each would hold a part only"
     if not RAM_DISK.is_dir():

@@ -56,10 +56,10 @@ def peers_of(nodes: Sequence[int], nodes_per_rack: int = 0) -> tuple[int, ...]:
 def meet_peers(world: World, nodes_per_rack: int = 0) -> Peers | None:
     """Return the peers of a world on several nodes, or None where it is on one. Every rank calls it."""
     node = int(os.environ.get(NODE_VARIABLE, "-1")) if PIECES_VARIABLE in os.environ else -1
-    nodes: list[int] = world.gather(node)
-    if len(set(nodes)) < 2 or -1 in nodes:
+    highest, least_turned = world.maximum([float(node), -float(node)])
+    if least_turned == 1 or highest == -least_turned:
         return None
-    return Peers(world.rank, peers_of(nodes, nodes_per_rack))
+    return Peers(world.rank, peers_of(world.gather(node), nodes_per_rack))
 
 
 class PeerCopies:

@@ -12,12 +12,12 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.task.models.layers.packed import PackedDocuments, as_mask, packed_attention
+from paceline.task.models.layers.packed import PackedDocuments, PackedPart, as_mask, packed_attention
 
 # (q, k, v, mask) of this rank's part of the sequence, and perhaps the scale -> the output for its queries
 AttentionFunction = Callable[..., Tensor]
 
-Mask = Tensor | PackedDocuments  # which keys a query sees
+Mask = Tensor | PackedDocuments | PackedPart  # which keys a query sees
 
 
 class CausalAttention(nn.Module):
@@ -40,6 +40,7 @@ class CausalAttention(nn.Module):
             mask = as_mask(mask)
         if self.over_ranks is not None:
             return self.over_ranks(q, k, v, mask)
+        assert not isinstance(mask, PackedPart), "a part of the queries, and no ranks that hold the other keys"
         return scaled_attention(q, k, v, mask)
 
 

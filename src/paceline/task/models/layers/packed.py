@@ -26,8 +26,9 @@ DTYPES = (torch.bfloat16, torch.float16)
 DEVICES = ("cuda", "meta")
 MOST_WIDTH = 256  # of a head
 
-# (q, k, v [tokens, heads, head_dim], starts, longest) -> [tokens, heads, head_dim]
-PackedKernel = Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]
+# (q, k, v [tokens, heads, head_dim], where each document's queries begin, where its keys do, the most queries and the
+# most keys that one may have) -> [queries, heads, head_dim]. A document's last query sees all of its keys.
+PackedKernel = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, int], Tensor]
 
 
 class PackedDocuments(NamedTuple):
@@ -36,6 +37,27 @@ class PackedDocuments(NamedTuple):
     documents: Tensor  # int64 [rows, seq]
     starts: Tensor  # int32 [documents + 1], their first tokens in the flattened rows, and the end of all
     longest: int  # tokens; no document has more
+
+
+class PackedPart(NamedTuple):
+    """`PackedDocuments` for a rank that has some places of each row, where ranks share the sequences."""
+
+    documents: Tensor  # int64 [rows, tokens], of the whole sequences, filled up to equal parts
+    starts: Tensor  # `PackedDocuments.starts`, of the rows before they were filled up
+    seq: int  # tokens of a row before
+    places: Tensor  # int64 [queries], this rank's in a row
+
+    def starts_from(self, first: int, tokens: int) -> Tensor:
+        """Return where documents begin among `tokens` places of each row from `first` on, int32 [documents + 1].
+
+        Of documents [0 0 0 1 1 2] the places 2 to 4 hold 1, 2 and 0 tokens: [0, 1, 3, 3].
+        """
+        row = self.starts.div(self.seq, rounding_mode="floor")
+        return row * tokens + (self.starts - row * self.seq - first).clamp(0, tokens)
+
+    def mask(self, queries: slice, keys: int) -> Tensor:
+        """Return which of the first keys of a row some of this rank's queries see, bool [rows, 1, queries, keys]."""
+        return document_mask(self.documents[:, :keys], self.places[queries])
 
 
 def document_starts(documents: Tensor) -> Tensor | None:
@@ -63,17 +85,37 @@ def packed_attention(q: Tensor, k: Tensor, v: Tensor, packed: PackedDocuments) -
 
     None where the kernel does not take these tensors: a mask then says the same.
     """
+    if not _takes(q):
+        return None
+    assert KERNEL is not None
+    return over_documents(KERNEL, q, k, v, packed.starts, packed.starts, packed.longest)
+
+
+def packed_part_attention(q: Tensor, k: Tensor, v: Tensor, packed: PackedPart, first: int) -> Tensor | None:
+    """Return what `packed_attention` does for queries at neighbouring places from `first` on, and all keys up to them.
+
+    No score between documents is computed, and no mask is made. Documents that end before `first` have keys and no
+    query. How many there are does not depend on the rank, so the host waits for no number of the device's.
+    """
+    if not _takes(q):
+        return None
+    assert KERNEL is not None
+    queries, keys = packed.starts_from(first, q.shape[2]), packed.starts_from(0, k.shape[2])
+    return over_documents(KERNEL, q, k, v, queries, keys, k.shape[2])
+
+
+def _takes(q: Tensor) -> bool:
     if KERNEL is None or q.device.type not in DEVICES or q.dtype not in DTYPES:
-        return None
-    if q.shape[-1] % 8 or q.shape[-1] > MOST_WIDTH:
-        return None
-    return over_documents(KERNEL, q, k, v, packed)
+        return False
+    return q.shape[-1] % 8 == 0 and q.shape[-1] <= MOST_WIDTH
 
 
-def over_documents(kernel: PackedKernel, q: Tensor, k: Tensor, v: Tensor, packed: PackedDocuments) -> Tensor:
-    """Return what `packed_attention` does, by a kernel."""
+def over_documents(
+    kernel: PackedKernel, q: Tensor, k: Tensor, v: Tensor, q_starts: Tensor, k_starts: Tensor, longest: int
+) -> Tensor:
+    """Return what `packed_attention` does, by a kernel, of documents that begin there among queries and keys."""
     flat_q, flat_k, flat_v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # [rows x seq, heads, head_dim]
-    out = kernel(flat_q, flat_k, flat_v, packed.starts, packed.longest)
+    out = kernel(flat_q, flat_k, flat_v, q_starts, k_starts, min(longest, q.shape[2]), longest)
     return out.unflatten(0, (q.shape[0], q.shape[2])).transpose(1, 2)
 
 
@@ -87,8 +129,10 @@ def kept_operator() -> Any:
     return None if KERNEL is None else torch.ops.torch_attn._varlen_attn.default
 
 
-def _by_torch(attention: Any, q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Tensor:
-    out: Tensor = attention(q, k, v, starts, starts, longest, longest, window_size=(-1, 0), enable_gqa=True)
+def _by_torch(
+    attention: Any, q: Tensor, k: Tensor, v: Tensor, q_starts: Tensor, k_starts: Tensor, queries: int, keys: int
+) -> Tensor:
+    out: Tensor = attention(q, k, v, q_starts, k_starts, queries, keys, window_size=(-1, 0), enable_gqa=True)
     return out
 
 
