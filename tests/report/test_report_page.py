@@ -24,6 +24,8 @@ from paceline.report.style import CSS
 from paceline.report.summary import summarise
 from paceline.report.tensorboard import export_tensorboard
 from paceline.run.record.tensorboard import TensorBoardWriter
+from paceline.spec.journal.kinds import DecisionRecord, StepRecord
+from paceline.spec.journal.record import now, read
 
 VOID = {"meta", "br", "link", "img"}
 RUNS = [journals.complete, journals.resumed, journals.failed, journals.one_step]
@@ -241,6 +243,19 @@ def test_tensorboard_holds_the_steps_that_count(tmp_path: Path) -> None:
     assert scalars(folder, "loss/training") == pytest.approx(losses, rel=1e-6)
     assert set(scalars(folder, "loss/held_out")) == {50, 100, 150, 200, 250, 300}
     assert scalars(folder, "speed/step_seconds")[300] == pytest.approx(records[-4]["seconds"]["total"], rel=1e-6)
+
+
+def test_what_is_decided_before_a_first_step_stands_before_it(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with TensorBoardWriter(tmp_path) as writer:
+        writer.write(now(DecisionRecord("plan", "dp=1", "dp=2", "it is faster", {})))
+        writer.write(now(read(StepRecord, {"step": 3, "loss": 1.0, "seconds": {"total": 1.0}})))
+        writer.write(now(DecisionRecord("plan", "dp=2", "dp=1", "a device is lost", {})))
+    events = EventAccumulator(str(writer.folder))
+    events.Reload()
+    assert [event.step for event in events.Tensors("decision")] == [0, 3]
 
 
 def test_tensorboard_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

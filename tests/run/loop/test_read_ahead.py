@@ -15,6 +15,7 @@ from runs import wait_until
 from tests_shared import SEQ_LEN, PaddedText, decoder_task, plan_of
 
 from paceline.run.loop.loader import BatchStream
+from paceline.run.loop.step import Stepper, StepStats
 from paceline.run.loop.training import Training
 from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
@@ -143,3 +144,18 @@ def test_batches_for_a_gpu_are_pinned_by_the_thread_that_reads_them(monkeypatch:
     ahead.close()
     leaves = len(Readable().read(np.arange(1)))
     assert len(pinned_by) == 2 * leaves and all(name.startswith(THREAD_NAME) for name in pinned_by)
+
+
+def test_a_cpu_that_computes_reads_nothing_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a device of its own leaves the host free: on a CPU the step would wait for the read."""
+    made, told = Stepper.step, list[Any]()
+
+    def step(self: Stepper, *args: Any, **more: Any) -> StepStats:
+        told.append(more.get("while_busy"))
+        return made(self, *args, **more)
+
+    monkeypatch.setattr(Stepper, "step", step)
+    run = training(tmp_path, Readable())
+    for batch in run:
+        run.step(batch)
+    assert told == [None] * STEPS

@@ -5,16 +5,24 @@ from __future__ import annotations
 import itertools
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from runs import records_of, steps_of
 from storm import Start, Story, told
 
 from paceline.errors import ConfigError, NumericalStop
+from paceline.run.loop.loader import StepBatch
+from paceline.run.loop.resume import Progress
+from paceline.run.process.world import World
+from paceline.run.survive.health.go_back import go_back
 from paceline.run.survive.health.guard import RollBack, UpdateGuard, guard_of
+from paceline.run.survive.health.passed_over import PassedOver
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
+from paceline.spec.run import RunSpec
 from paceline.spec.survive.health import HealthSpec
 from paceline.spec.sync import Sync
 
@@ -89,6 +97,22 @@ def test_without_a_policy_there_is_no_guard() -> None:
     two = Plan(Layout(dp_replicate=2), micro_batch=1, accumulation=1, batch_samples=2, sync=Sync(wire="bf16"))
     with pytest.raises(ConfigError, match="a gradient that is left out would come back"):
         guard_of(HealthSpec(on_nonfinite="skip"), two)
+
+
+def test_what_is_told_of_a_step_that_is_gone_back_from_are_its_own_samples(tmp_path: Path) -> None:
+    """A loop of the user's that counts what it has given away reads this."""
+    under = SimpleNamespace(go_back=lambda run: None, order=SimpleNamespace(ids=lambda seed, at: at + 100))
+    run = SimpleNamespace(spec=SimpleNamespace(task=SimpleNamespace(seed=0), run=RunSpec()))
+    batch = StepBatch(10, 9 * BATCH, BATCH, ())
+    passed = PassedOver(tmp_path, World(0, 1, 0, torch.device("cpu")))
+    begun = go_back(batch, RollBack("a spike", 9.0, 30.0, {}), under, run, passed, Progress(9, 9 * BATCH))  # type: ignore[arg-type]
+    stats = begun.stats
+    assert (stats.step, stats.position_before, stats.position_after) == (10, 9 * BATCH, 10 * BATCH)
+    assert (stats.loss, stats.grad_norm, stats.weight, stats.lr) == (9.0, 30.0, 0.0, 0.0)
+    assert not stats.updated and not stats.stop_requested and stats.seconds == {"total": 0.0}
+    assert begun.progress == Progress(9, 9 * BATCH)
+    assert begun.decisions[0].evidence["sample_ids"] == list(range(9 * BATCH + 100, 10 * BATCH + 100))
+    assert passed.position_from(9 * BATCH) == 10 * BATCH
 
 
 # ---- whole runs -----------------------------------------------------------------------------------------------------

@@ -202,18 +202,28 @@ def _taken(
     run: RunIdentity, built: Assembled, plan: Plan, path: Path, extra: Mapping[str, Any], notes: list[str]
 ) -> Restored:
     """Put what belongs to the loaded tensors in its place, and return what was restored."""
-    if built.stepper.scaler is not None and extra["scaler"]:
-        built.stepper.scaler.load(extra["scaler"])
     if built.stepper.guard is not None:
         built.stepper.guard.load(extra.get("guard"))
-    if built.stepper.growth is not None:
-        built.stepper.growth.load(extra.get("growth"))
+    for name, own in (("scaler", built.stepper.scaler), ("growth", built.stepper.growth)):
+        if own is not None and extra.get(name):
+            own.load(extra[name])
+            _check_taken(path, name, extra[name], own.state())
     for name, each in run.kept.items():
         each.load(extra.get(name))
     if extra["plan"]["layout"] != dataclasses.asdict(plan.layout):
         notes.append(f"resharded from layout {Layout(**extra['plan']['layout'])} to {plan.layout}")
     changed = extra["data_fingerprint"] != run.fingerprint  # which was accepted, or nothing would be restored
     return Restored(path, Progress(**extra["progress"]), notes, changed)
+
+
+def _check_taken(path: Path, name: str, written: object, state: object) -> None:
+    """Raise VerificationFailed where plain data are not as a checkpoint has them; tensors have their fingerprints."""
+    if json.dumps(written, sort_keys=True) != json.dumps(state, sort_keys=True):
+        raise VerificationFailed(
+            f"the state '{name}' loaded from {path} is not the one that was saved",
+            f"it is {json.dumps(state)}, and {json.dumps(written)} before the save: it was written or read wrongly",
+            "the version of paceline that wrote the checkpoint",
+        )
 
 
 def _state(built: Assembled) -> dict[str, torch.Tensor]:

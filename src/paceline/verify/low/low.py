@@ -2,7 +2,7 @@
 
 Two kinds of mistakes look like rounding and are none: a sum kept or sent in the compute format, and a decision (skip
 this step, send this token there) that ranks take for themselves. So formats are looked at where gradients travel and
-rest, and ranks are asked for their decisions; numbers are compared on top of that, for one update:
+rest, and ranks are asked for their decisions; numbers are compared on top of that, for the first update:
 
 - A layout that computes each micro-batch whole on one device (data axes, a pipeline) makes the same products, bit for
   bit, and differs by sums in fp32 alone: fp32's tolerances hold.
@@ -13,11 +13,19 @@ rest, and ranks are asked for their decisions; numbers are compared on top of th
   choices of the layout. Its own scores must be tied for those that it would not have made itself, as near as they move
   by that unit, and every number is held to what one device computes for these choices.
 - Where rows see each other, rounding has no bound that a mistake would not fit in: numbers are left to fp32 and fp64.
+
+What the first update has no sign of (casts of weights as they were before it, a loss scale from before a skip, other
+casts in evaluations) shows in loss and gradients of the next one, in fp16 of the one after a skip too, and in the loss
+of an evaluation. Each is held against one device that is handed the weights which the layout has then, so that rounding
+does not add up. Moments are in fp32 whatever the format, and fp32 and fp64 have theirs. Several objectives, and
+routers of which one device is handed the choices, have the first update alone.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,12 +43,14 @@ from paceline.verify.compare.diagnosis import Diagnosis, told
 from paceline.verify.compare.difference import Difference, number_differences, tensor_differences
 from paceline.verify.compare.layout import clipped
 from paceline.verify.compare.tolerance import QUANTITIES, larger
-from paceline.verify.low.reference import LowDevice, LowReference
+from paceline.verify.low.going_on import held_by
+from paceline.verify.low.reference import At, LowDevice, LowReference
 from paceline.verify.low.watch import Watch, wrong_at
 from paceline.verify.low.wire import SENT, bits_of_values
 from paceline.verify.rounding.conditioning import DRAWS
 
 STEPS = 2
+AT: At = ("evaluation", "evaluation")
 UNKNOWN_CHOICES = "numbers: how its blocks choose experts is not known, so that one device cannot be handed the choices"
 BETTER = "went to others than the best"
 
@@ -70,24 +80,27 @@ def low(
         built.stepper.scaler.scale = expected.scale
     stream = BatchStream(source, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
     watch = Watch(built, plan, world, expected)
-    ours = _first_update(built, task, watch, stream)
+    ours = _update(built, task, watch, stream, 1)
     expected = _following(expected, device, watch, world)
-    found = _differences(ours, expected.numbers, world, plan)
     wrong = watch.formats(1, ours.sum_bits) + watch.decisions(ours.stats, 1) + _misrouted(expected)
+    held = [_Held(expected, _differences(ours, expected.numbers, 1, world, plan))]
     last = 1 if brief else STEPS
     for step in range(2, last + 1):
-        stats = watch.step(stream, step, task.optimizer.lr)
+        later, stats = _later(built, task, watch, stream, step, device)
+        held.append(later)
         wrong += watch.formats(step) + watch.decisions(stats, step)
     if built.stepper.scaler is not None:
         wrong += watch.overflow(stream, last + 1, task.optimizer.lr)
-    compared = [d for d in found if expected.compares(d.quantity, d.name)]
-    compared.sort(key=lambda difference: QUANTITIES.index(difference.quantity))  # in order of cause
-    wrong += [d for d in compared if not d.relative <= expected.bound(d.quantity, d.name)]
+        if not brief and not wrong:  # at other scales of the loss
+            held.append(_later(built, task, watch, stream, last + 2, device)[0])
+    if not brief:  # evaluations leave gathered weights, so nothing that looks at shards comes after
+        held.append(_evaluated(watch, stream, last, device))
+    sizes = [(d, one.reference.bound(d.quantity, d.name)) for one in held for d in one.compared]
+    wrong += [difference for difference, most in sizes if not difference.relative <= most]
     worst = dict.fromkeys(("loss", "gradients", "grad_norm", "weights"), 0.0)
-    for difference in compared:
+    for difference, _ in sizes:
         worst[difference.quantity] = larger(worst.get(difference.quantity, 0.0), difference.relative)
-    sizes = [(d.relative, expected.bound(d.quantity, d.name)) for d in compared]
-    of_bound = max((relative / most for relative, most in sizes if most), default=0.0)
+    of_bound = max((difference.relative / most for difference, most in sizes if most), default=0.0)
     return CheckProof(
         equal=not wrong,
         dtype=plan.precision,
@@ -98,6 +111,51 @@ def low(
         left_out=UNKNOWN_CHOICES if expected.follows and not expected.allowed else "",
         of_bound=of_bound,
     )
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What a step of a layout, or an evaluation, is held against, and how far from that it is."""
+
+    reference: LowReference
+    found: list[Difference]
+
+    @property
+    def compared(self) -> list[Difference]:
+        """The differences that say anything, in order of cause."""
+        compared = [d for d in self.found if self.reference.compares(d.quantity, d.name)]
+        return sorted(compared, key=lambda difference: QUANTITIES.index(difference.quantity))
+
+
+def _later(
+    built: Assembled, task: Task, watch: Watch, stream: BatchStream, step: int, device: LowDevice
+) -> tuple[_Held, StepStats]:
+    """Make a later update, and hold it against one device that has the layout's own weights before it."""
+    world, plan, known = watch.world, watch.plan, watch.expected
+    goes_on = known.goes_on and len(built.stepper.turns) == 1
+    start = held_by(built.model, world) if goes_on else {}
+    scale = built.stepper.scaler.scale if built.stepper.scaler else 1.0
+    ours = _update(built, task, watch, stream, step)
+    if not goes_on:
+        return _Held(known, []), ours.stats
+    expected: LowReference = _of_first(world, lambda: device.going_on(known, start, step, scale))
+    return _Held(expected, _differences(ours, expected.numbers, step, world, plan)), ours.stats
+
+
+def _evaluated(watch: Watch, stream: BatchStream, step: int, device: LowDevice) -> _Held:
+    """Evaluate what a layout has after a step, and hold it against one device that has the same weights."""
+    world, known = watch.world, watch.expected
+    if not known.goes_on:
+        return _Held(known, [])
+    start = held_by(watch.built.model, world)
+    expected, bound = _of_first(world, lambda: device.evaluated(start, step + 1))
+    found = number_differences({AT[0]: watch.evaluated(stream, step + 1)}, {AT[0]: expected}, step, world)
+    return _Held(dataclasses.replace(known, allowed={AT: bound}), found)
+
+
+def _of_first(world: World, made: Callable[[], Any]) -> Any:
+    """Return on every rank what the first one makes."""
+    return world.share(made() if world.is_first else None)
 
 
 def _computed(device: LowDevice) -> LowReference | str:
@@ -133,7 +191,7 @@ def _misrouted(expected: LowReference) -> list[Difference]:
 
 @dataclass(frozen=True)
 class _Update:
-    """What the first update of a layout had on this rank, by name."""
+    """What an update of a layout had on this rank, by name."""
 
     stats: StepStats
     gradients: dict[str, torch.Tensor]
@@ -141,8 +199,8 @@ class _Update:
     sum_bits: dict[str, int]  # of the values of summed gradients
 
 
-def _first_update(built: Assembled, task: Task, watch: Watch, stream: BatchStream) -> _Update:
-    """Make the first update and return its numbers."""
+def _update(built: Assembled, task: Task, watch: Watch, stream: BatchStream, step: int) -> _Update:
+    """Make an update and return its numbers."""
     before = {name: weight.detach().clone() for name, weight in built.model.named_parameters()}
     gradients: dict[str, torch.Tensor] = {}
     bits: dict[str, int] = {}
@@ -154,22 +212,22 @@ def _first_update(built: Assembled, task: Task, watch: Watch, stream: BatchStrea
                 gradients[name] = parameter.grad * correction
 
     built.stepper.observe = observe
-    stats = watch.step(stream, 1, task.optimizer.lr)
+    stats = watch.step(stream, step, task.optimizer.lr)
     built.stepper.observe = None
     updates = {name: w.detach() - before[name] for name, w in built.model.named_parameters() if name in gradients}
     return _Update(stats, gradients, updates, bits)
 
 
-def _differences(ours: _Update, numbers: dict[str, Any], world: World, plan: Plan) -> list[Difference]:
+def _differences(ours: _Update, numbers: dict[str, Any], step: int, world: World, plan: Plan) -> list[Difference]:
     """Return how far the numbers of an update are from one device's."""
     said = {"loss": ours.stats.loss, "grad_norm": ours.stats.grad_norm}
     counts = zip(numbers["router"], ours.stats.router.counts if ours.stats.router else (), strict=True)
     loads = {name: torch.tensor(row, dtype=torch.float64) for name, row in counts}
     return [
-        *tensor_differences("router", loads, numbers["router"], 1, world, plan.layout),
-        *number_differences(said, {name: numbers[name] for name in said}, 1, world),
-        *tensor_differences("gradients", ours.gradients, numbers["gradients"], 1, world, plan.layout),
-        *tensor_differences("weights", ours.weights, numbers["weights"], 1, world, plan.layout),
+        *tensor_differences("router", loads, numbers["router"], step, world, plan.layout),
+        *number_differences(said, {name: numbers[name] for name in said}, step, world),
+        *tensor_differences("gradients", ours.gradients, numbers["gradients"], step, world, plan.layout),
+        *tensor_differences("weights", ours.weights, numbers["weights"], step, world, plan.layout),
     ]
 
 

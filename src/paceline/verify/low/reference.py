@@ -1,4 +1,4 @@
-"""The reference in low precision: the first update of one device (update.py), and how near is near enough."""
+"""The reference in low precision: updates of one device (update.py), and how near is near enough."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from paceline.verify.compare.diagnosis import traits_of
 from paceline.verify.compare.difference import number_differences, tensor_differences
 from paceline.verify.compare.tolerance import tolerance
 from paceline.verify.low.choices import Choices, HandedChoices, Misrouted, misrouted, routed_blocks
-from paceline.verify.low.update import MASTER, Hyper, one_update
+from paceline.verify.low.going_on import Held, put_in
+from paceline.verify.low.update import MASTER, Hyper, one_evaluation, one_update
 from paceline.verify.reference.passes import own_parameters, reference_model
 from paceline.verify.rounding.conditioning import DRAWS, MARGIN, moved_by_one_ulp
 
@@ -49,6 +50,11 @@ class LowReference:
     def state_bits(self) -> dict[str, int]:
         """The fewest bits of any parameter's optimizer state, by its key."""
         return dict(self.numbers["state_bits"])
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether numbers of later steps say something, where one device is handed the weights."""
+        return not self.coupled and not self.follows and bool(self.allowed)
 
     def compares(self, quantity: str, name: str) -> bool:
         """Return whether a difference says anything: it has a bound, or one device has no such tensor."""
@@ -92,7 +98,8 @@ class LowDevice:
         family = isinstance(self.task.model, ModelSpec) and is_named(self.task.model.name)
         built_in = (self.task.objective == "auto" or self.task.objective in BUILT_IN) and not self.task.turns
         loss_dtype = MASTER if family and built_in else numbers["loss_dtype"]
-        allowed = {} if coupled or follows else self._allowed(numbers, scale)
+        moved = [] if coupled or follows else [self._computed(scale, move) for move in self._draws()]
+        allowed = {} if coupled or follows else self._allowed(numbers, moved)
         return LowReference(numbers, allowed, scale, loss_dtype, coupled, follows and len(turns) == 1 and not coupled)
 
     def following(self, known: LowReference, choices: Choices) -> LowReference:
@@ -105,27 +112,56 @@ class LowDevice:
             return known
         moved = [self._computed(known.scale, move, choices) for move in range(1, self.draws + 1)]
         wrong = misrouted(choices, numbers["scores"], [one["scores"] for one in moved])
-        allowed = self._allowed(numbers, known.scale, moved)
+        allowed = self._allowed(numbers, moved)
         return dataclasses.replace(known, numbers=numbers, allowed=allowed, misrouted=tuple(wrong))
 
-    def _model(self) -> nn.Module:
-        return reference_model(self.task, self.source, self.items_per_sample, MASTER)
+    def going_on(self, known: LowReference, held: Held, step: int, scale: float) -> LowReference:
+        """Return what one device computes in a later step, which has the weights and buffers that a layout has then.
 
-    def _computed(self, scale: float, move: int = 0, choices: Choices | None = None) -> Hyper:
-        model = self._model()
+        The optimizer's state is not looked at, so changes of weights are not compared.
+        """
+        numbers = self._computed(scale, step=step, held=held)
+        moved = [self._computed(scale, move, step=step, held=held) for move in self._draws()]
+        allowed = self._allowed(numbers, moved) if numbers["finite"] else {}
+        allowed = {at: most for at, most in allowed.items() if at[0] != "weights"}
+        return dataclasses.replace(known, numbers=numbers, allowed=allowed, misrouted=())
+
+    def evaluated(self, held: Held, step: int) -> tuple[float, float]:
+        """Return the loss of a step's batch as evaluations measure it, at weights that a layout has, and a bound."""
+        expected, *others = (self._evaluated(held, step, move) for move in (0, *self._draws()))
+        squares = sum((other - expected) ** 2 for other in others) / max(1, len(others))
+        by = math.sqrt(squares) / max(abs(expected), 1e-300)
+        return expected, max(tolerance("evaluation", "fp32"), MARGIN * by)
+
+    def _draws(self) -> range:
+        """Return the numbers of the draws of moved weights: none where a layout makes one device's very products."""
+        return range(1, self.draws + 1) if self._rounded_apart() else range(0)
+
+    def _evaluated(self, held: Held, step: int, move: int) -> float:
+        return one_evaluation(self._model(held, move), self.task, self.plan, self.source, step)
+
+    def _model(self, held: Held | None = None, move: int = 0) -> nn.Module:
+        model = reference_model(self.task, self.source, self.items_per_sample, MASTER)
+        if held is not None:
+            put_in(model, held)
         if move:
             moved_by_one_ulp(model, COMPUTE_DTYPES[self.plan.precision], seed=move)
-        handed = None if choices is None else HandedChoices(model, choices)
-        return one_update(model, self.task, self.plan, self.source, self.items_per_sample, scale, handed)
+        return model
 
-    def _allowed(self, numbers: Hyper, scale: float, moved: Sequence[Hyper] = ()) -> dict[At, float]:
-        """Return the differences allowed; `moved` are the numbers from moved weights, where they are known already."""
+    def _computed(
+        self, scale: float, move: int = 0, choices: Choices | None = None, step: int = 1, held: Held | None = None
+    ) -> Hyper:
+        model = self._model(held, move)
+        handed = None if choices is None else HandedChoices(model, choices)
+        return one_update(model, self.task, self.plan, self.source, self.items_per_sample, scale, handed, step)
+
+    def _allowed(self, numbers: Hyper, moved: Sequence[Hyper]) -> dict[At, float]:
+        """Return the differences allowed; `moved` are the numbers from moved weights, where they say anything."""
         rounded = self._rounded_apart()
         allowed = _sums_alone(numbers)
         places = [at for at in allowed if at[1] in rounded or (rounded and at[0] == "grad_norm")]
         if places and self.draws:
-            draws = moved or [self._computed(scale, move) for move in range(1, self.draws + 1)]
-            by = _moved(numbers, draws)
+            by = _moved(numbers, moved)
             allowed |= {at: max(allowed[at], MARGIN * by[at]) for at in places}
         allowed = {at: most for at, most in allowed.items() if self.draws or at not in places}
         if rounds_inside(self.task.optimizer):  # the last digit of a gradient decides how its update rounds

@@ -1,4 +1,4 @@
-"""One update in low precision on one device: the casts of a run, and sums, scales and the update written plainly.
+"""Updates in low precision on one device: the casts of a run, and sums, scales and the update written plainly.
 
 What makes the casts is the run's own (run/numerics/precision.py), and is not proven here.
 """
@@ -9,8 +9,9 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from paceline.spec.task import Task
 from paceline.task.coupling import is_coupled
 from paceline.task.data.protocol import Source
 from paceline.task.models.blocks import find_blocks
+from paceline.task.models.build import evaluating
 from paceline.task.models.decoder import Decoder
 from paceline.task.turns import Turn, turns_of
 from paceline.verify.compare.difference import wide
@@ -51,33 +53,25 @@ def one_update(
     items_per_sample: int,
     scale: float,
     handed: HandedChoices | None = None,
+    step: int = 1,
 ) -> Hyper:
-    """Return loss, gradient norm, gradients and changes of weights of the first batch on one device, summed in fp32.
+    """Return loss, gradient norm, gradients and changes of weights of a step's batch on one device, summed in fp32.
+
+    The optimizer has no moments yet: changes of weights are those of a first update.
 
     The loss is scaled by powers of two, as in a run, which are taken out again exactly. `stored` says how far, relative
     to its change, a weight is off for being stored in fp32. With `handed` choices the scores that they stand against
     are told too, or None where the model has not asked for them.
     """
-    turns = turns_of(task, source.unit)
-    objectives = [turn.objective for turn in turns]
-    coupled = any(is_coupled(model, objective) for objective in objectives)
-    randomness = reference_randomness(task, plan, source, model, objectives, MASTER_DTYPES[plan.precision])
-    alone = dataclasses.replace(plan, layout=Layout(), recompute="none", offload="none", compile=False, stages=(),
-                                rows=())  # fmt: skip
-    if isinstance(model, Decoder):
-        model.logits_elements = plan.logits_elements  # the head's gradient is rounded after each part of the logits
-    gathered = gathered_weights(model) if plan.layout.is_sharded else []
-    own = own_parameters(model, turns)
+    one, own = prepared(model, task, plan, source), own_parameters(model, turns_of(task, source.unit))
     names = {parameter: name for name, parameter in model.named_parameters()}
-    apply_plan(model, [block for _, block in find_blocks(model)], alone, None)
     down = scale / 2.0 ** round(math.log2(plan.batch_samples * items_per_sample))
-    cast = functools.partial(cast_once, model, gathered, COMPUTE_DTYPES[plan.precision])
     made, bits_of_scores = [], score_bits(model)
     with counted_choices(model) as router:
-        for turn, parameters in zip(turns, own, strict=True):
-            read = micro_batches(task, plan, source, 1, coupled)
+        for turn, parameters in zip(one.turns, own, strict=True):
+            read = micro_batches(task, plan, source, step, one.coupled)
             trained = {names[parameter]: parameter for parameter in parameters}
-            made.append(_one_turn(model, turn, trained, task, read, randomness, down, handed, cast))
+            made.append(_one_turn(one, turn, trained, task, read, step, down, handed))
     main = made[main_turn(task)]
     joined = {key: {at: x for one in made for at, x in one[key].items()} for key in PER_WEIGHT}
     bits = {key: min(one["state_bits"].get(key, 64) for one in made) for one in made for key in one["state_bits"]}
@@ -87,6 +81,48 @@ def one_update(
             "finite": all(math.isfinite(one["grad_norm"]) for one in made),
             "loss_dtype": min((one["loss_dtype"] for one in made), key=lambda dtype: torch.finfo(dtype).bits),
             }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class OneDevice:
+    """A model that makes the casts of a plan on one device, and what its passes need."""
+
+    model: nn.Module
+    turns: Sequence[Turn]
+    coupled: bool  # whether rows of a batch see each other
+    randomness: SampleRandomness
+    cast: Callable[[], AbstractContextManager[None]]  # within it gathered weights are one tensor for all their uses
+
+
+def prepared(model: nn.Module, task: Task, plan: Plan, source: Source) -> OneDevice:
+    """Return the model with the casts of a plan, changed in place."""
+    turns = turns_of(task, source.unit)
+    objectives = [turn.objective for turn in turns]
+    randomness = reference_randomness(task, plan, source, model, objectives, MASTER_DTYPES[plan.precision])
+    alone = dataclasses.replace(plan, layout=Layout(), recompute="none", offload="none", compile=False, stages=(),
+                                rows=())  # fmt: skip
+    if isinstance(model, Decoder):
+        model.logits_elements = plan.logits_elements  # the head's gradient is rounded after each part of the logits
+    gathered = gathered_weights(model) if plan.layout.is_sharded else []
+    coupled = any(is_coupled(model, objective) for objective in objectives)
+    apply_plan(model, [block for _, block in find_blocks(model)], alone, None)
+    cast = functools.partial(cast_once, model, gathered, COMPUTE_DTYPES[plan.precision])
+    return OneDevice(model, turns, coupled, randomness, cast)
+
+
+def one_evaluation(model: nn.Module, task: Task, plan: Plan, source: Source, step: int) -> float:
+    """Return the mean loss of a step's batch as an evaluation measures it, on one device.
+
+    It is computed as when gradients follow: what casts otherwise without them would do so here too.
+    """
+    one, turn = prepared(model, task, plan, source), main_turn(task)
+    loss_total, items = 0.0, 0.0
+    with evaluating(model):
+        for positions, data in micro_batches(task, plan, source, step, one.coupled):
+            with one.randomness.during(SampleRows(positions, 0, length_of(data))), one.cast():
+                loss_sum, weight = one.turns[turn].objective(model, data)
+            loss_total, items = loss_total + float(loss_sum.detach()), items + float(weight)
+    return loss_total / items
 
 
 def gathered_weights(model: nn.Module) -> list[nn.Parameter]:
@@ -114,23 +150,23 @@ def cast_once(model: nn.Module, weights: Collection[nn.Parameter], dtype: torch.
 
 
 def _one_turn(
-    model: nn.Module,
+    one: OneDevice,
     turn: Turn,
     trained: dict[str, nn.Parameter],
     task: Task,
     read: Iterable[tuple[Any, Any]],
-    randomness: SampleRandomness,
+    step: int,
     down: float,
     handed: HandedChoices | None,
-    cast: Callable[[], AbstractContextManager[None]],
 ) -> Hyper:
     """Return the numbers of one objective, and update the parameters that are its own, which are `trained`."""
+    model, randomness = one.model, one.randomness
     losses, weights, dtypes = [], [], []
     model.zero_grad(set_to_none=True)
     for positions, data in read:
-        rows = SampleRows(positions, turn.draws_as(1), length_of(data))
+        rows = SampleRows(positions, turn.draws_as(step), length_of(data))
         chosen = contextlib.nullcontext() if handed is None else handed.chosen_for(positions)
-        with randomness.during(rows), chosen, cast():
+        with randomness.during(rows), chosen, one.cast():
             loss_sum, weight = turn.objective(model, data)
         (loss_sum * down).backward()
         randomness.rest()

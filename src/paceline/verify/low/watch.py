@@ -19,6 +19,7 @@ from paceline.run.process.world import World
 from paceline.run.updates.shards import local_of
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
+from paceline.task.models.build import evaluating
 from paceline.task.models.moe import routers
 from paceline.verify.compare.difference import Difference
 from paceline.verify.low.choices import Choices, ChoicesSeen, disagreeing, joined, score_bits
@@ -59,6 +60,14 @@ class Watch:
         self._chosen.parts.clear()
         with self._wire:
             return self.built.stepper.step(stream.at((step - 1) * self.plan.batch_samples), lr)
+
+    def evaluated(self, stream: BatchStream, step: int) -> float:
+        """Return the mean loss of a step's batch as evaluations measure it. It leaves weights gathered."""
+        batch = stream.at((step - 1) * self.plan.batch_samples)
+        with evaluating(self.built.model), torch.no_grad():
+            mine = self.built.stepper.passes.evaluate(batch.micro_batches)
+        loss_sum, weight = self.world.sum(list(mine))
+        return loss_sum / weight
 
     def choices(self) -> Choices | None:
         """Return the experts that all ranks chose in the first step, None where those of a token are not known."""

@@ -184,3 +184,23 @@ def test_dead_units_are_counted_over_ranks(layout: Layout) -> None:
 def test_blocks_are_named_by_the_first_number_of_a_parameter() -> None:
     names = ["model.layers.3.mlp.up.weight", "layer1.0.conv.weight", "embed.weight", "0.weight", "scale"]
     assert [block_of(name) for name in names] == ["model.layers.3", "layer1.0", "embed", "0", "scale"]
+
+
+class TwoNames(nn.Module):
+    """A layer of a block stands by a name of its own too, as a shortcut does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.block, self.head = nn.Embedding(64, 16), _Block(), nn.Linear(16, 64)
+        self.shortcut = self.block.down
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.embed(tokens)
+        return self.head(self.block(hidden) + self.shortcut(torch.cat((hidden, hidden), dim=-1)))
+
+
+def test_a_module_of_two_names_is_measured() -> None:
+    task = decoder_task(model=TwoNames, objective="next_token")
+    plan = plan_of(Layout(), precision="fp64")
+    (health,) = (each for each in run_ranks(measured, 1, task, plan)[0] if each is not None)
+    assert {"block", "shortcut", "head"} <= set(health.values)

@@ -71,7 +71,7 @@ class HealthMeter:
         at = {name: number for number, name in enumerate(self.blocks)}
         self._of = {weight: at[block_of(whole)] for weight, (_, whole) in names.items()}
         self._share = {weight: 1.0 / stepper.copies_of(weight) for weight in names}
-        modules = dict(stepper.model.named_modules())
+        modules = dict(stepper.model.named_modules(remove_duplicate=False))  # one may have several names
         here = {block_of(whole): modules.get(block_of(local)) for local, whole in names.values()}
         here |= {name: modules[name] for name in tied} | {OUTPUT: stepper.model}
         watched = {name: here.get(name) or nn.Module() for name in self.blocks} if layout.pp == 1 else {}

@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from paceline.errors import ConfigError
+
 
 class ReachedWeights:
     """Notes the weights that got a gradient on this rank, among those that FSDP2 holds for `model`."""
@@ -34,6 +36,12 @@ class ReachedWeights:
         for owner, key, name in self._units.pop(unit, ()):
             weight = owner._parameters[key]
             assert weight is not None
+            if not weight.requires_grad:
+                raise ConfigError(
+                    f"'{name}' is trained no more, and was when the model was laid out",
+                    "the model changes requires_grad while it runs, which no rank can tell the others",
+                    "frozen_until or frozen_after of a group in task.optimizer.groups",
+                )
             weight.register_post_accumulate_grad_hook(self._note(name))
 
     def forget(self) -> None:
