@@ -1,9 +1,9 @@
 """A new file that is written and read back past the system's caches, where its file system has that.
 
-What goes through the caches is copied by the kernel into memory that it must find first, which on a machine whose memory
-is in use takes longer than hashing; and what is read back from there says nothing of the disk. Past them the disk moves
-the bytes itself (O_DIRECT, Linux): from memory that begins at a page, in whole blocks. The rest of the last block, and
-everything where the file system refuses, goes through the caches.
+What goes through the caches is copied by the kernel into memory that it must find first, which on a machine whose
+memory is in use takes longer than hashing; and what is read back from there says nothing of the disk. Past them the
+disk moves the bytes itself (O_DIRECT, Linux): from memory that begins at a page, in whole blocks. The rest of the last
+block, and everything where the file system refuses, goes through the caches.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def page_room(length: int) -> memoryview:
 
 
 def open_past_caches(path: Path) -> int | None:
-    """Return a descriptor of a file past the caches, or None where its file system or this machine has no such thing."""
+    """Return a descriptor of a file past the caches, or None where its file system or this system has none."""
     try:
         return os.open(path, os.O_RDWR | os.O_DIRECT) if hasattr(os, "O_DIRECT") else None
     except OSError as error:
