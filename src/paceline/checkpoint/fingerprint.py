@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,19 +21,27 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from paceline.checkpoint.boxes import Box
+from paceline.checkpoint.files.threads import Hands, at_once
 
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}  # bytes of an element -> words it is read as
 PIECE_WORDS = 2**18  # read at a time, so that the 64-bit products stay in the cache
+TASK_WORDS = 2**20  # that a thread reads before it takes the next
+FEW_WORDS = 2**16  # of a part that is not handed to a thread: that would cost more than it spares
 ROW_WORDS = 2**12  # of a row of several dimensions: the longer it is, the more weights are made for fewer rows
 SHORT_ROW_WORDS = 64
 
 PartSums = dict[str, dict[Box, int]]
+Words = npt.NDArray[Any]
 
 
 def parts_held(tensors: Mapping[str, torch.Tensor]) -> PartSums:
     """Return the sums of the parts that this rank holds, by tensor and place."""
-    weights = PlaceWeights()
-    return {name: dict(_part(tensor.detach(), weights)) for name, tensor in tensors.items()}
+    held = [(name, place, local) for name, tensor in tensors.items() for place, local in _parts(tensor.detach())]
+    sums = part_sums([(local, place[0]) for _, place, local in held])
+    found: PartSums = {name: {} for name in tensors}
+    for (name, place, _), value in zip(held, sums, strict=True):
+        found[name][place] = value
+    return found
 
 
 def whole_fingerprints(of_ranks: Iterable[PartSums], shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
@@ -73,31 +83,79 @@ def within(local: torch.Tensor, place: Box, box: Box) -> torch.Tensor:
     return local
 
 
-def _part(tensor: torch.Tensor, weights: PlaceWeights) -> Iterable[tuple[Box, int]]:
-    """Yield (place, sum) of this rank's part of a tensor, if it holds any."""
+def _parts(tensor: torch.Tensor) -> Iterable[tuple[Box, torch.Tensor]]:
+    """Yield the place and the values of this rank's part of a tensor, if it holds any."""
     local, places = local_part(tensor)
-    for offsets, sizes in places:
-        if math.prod(sizes):
-            yield (offsets, sizes), part_sum(local, offsets, weights)
+    return [(place, local) for place in places if math.prod(place[1])]
+
+
+def part_sums(parts: Sequence[tuple[torch.Tensor, Sequence[int]]]) -> list[int]:
+    """Return the sum of each part, given with its offsets. Several threads share out what lies in the host's memory.
+
+    They are threads of Python's, which sleep when they are done: those that torch computes with wait for each other
+    turning, and on a busy machine take the core from the one that is waited for.
+    """
+    weights = PlaceWeights()
+    many = sum(local.numel() for local, _ in parts if local.device.type == "cpu") > TASK_WORDS
+    with Hands(at_once() if many else 0, "fingerprint") as hands:
+        pending = [_begun(hands if many else None, local, offsets, weights) for local, offsets in parts]
+        return [_total(sums) for sums in pending]
 
 
 def part_sum(local: torch.Tensor, offsets: Sequence[int], weights: PlaceWeights) -> int:
     """Return the weighted sum of the words of a part that lies at `offsets`, modulo 2^64."""
+    return _total(_begun(None, local, offsets, weights))
+
+
+def _total(sums: Iterable[int | Future[int]]) -> int:
+    return sum(one if isinstance(one, int) else one.result() for one in sums) % 2**64
+
+
+def _begun(
+    hands: Hands | None, local: torch.Tensor, offsets: Sequence[int], weights: PlaceWeights
+) -> list[int | Future[int]]:
+    """Return numbers that add up to the sum of a part: known, or on their way where there are hands."""
     words = _words(local)  # [..., words of an element]
     places = (*offsets, 0)
-    total = 0
     # The last dimensions are one row; every row has a weight that is the product of its own.
     inner = _row_dimensions(words.shape)
-    row = weights.product(inner, places[inner:], words.shape[inner:]).to(words.device)
-    outer = weights.product(0, places[:inner], words.shape[:inner]).to(words.device)
+    row = weights.product(inner, places[inner:], words.shape[inner:])
+    outer = weights.product(0, places[:inner], words.shape[:inner])
     rows = words.reshape(outer.numel(), row.numel())
+    if words.device.type != "cpu":
+        return [_sum_on_device(rows, row.to(words.device), outer.to(words.device), weights)]
+    here = rows.numpy(), row.numpy(), outer.numpy()
+    if hands is None or rows.numel() < FEW_WORDS:
+        return [_sum_here(*here)]
+    step = max(1, TASK_WORDS // row.numel())
+    return [
+        hands.submit(_sum_here, here[0][begin : begin + step], here[1], here[2][begin : begin + step])
+        for begin in range(0, len(rows), step)
+    ]
+
+
+def _sum_here(rows: Words, row: Words, outer: Words) -> int:
+    """Return the sum of rows in the host's memory, without torch: the calling thread alone computes."""
+    step = min(len(rows), max(1, PIECE_WORDS // row.size))
+    wide = np.empty((step, row.size), dtype=np.int64)
+    total = 0
+    for begin in range(0, len(rows), step):
+        piece = rows[begin : begin + step]
+        held = wide[: len(piece)]
+        np.copyto(held, piece)  # and then two of one type: twice as fast as a product that widens
+        total += int((np.einsum("ij,j->i", held, row) * outer[begin : begin + step]).sum())
+    return total
+
+
+def _sum_on_device(rows: torch.Tensor, row: torch.Tensor, outer: torch.Tensor, weights: PlaceWeights) -> int:
     step = min(len(rows), max(1, PIECE_WORDS // row.numel()))
-    weighed = weights.room(step * row.numel(), words.device).view(step, row.numel())
+    weighed = weights.room(step * row.numel(), rows.device).view(step, row.numel())
+    total = 0
     for begin in range(0, len(rows), step):
         piece = rows[begin : begin + step]
         torch.mul(piece, row, out=weighed[: len(piece)])
         total += int((weighed[: len(piece)].sum(1) * outer[begin : begin + step]).sum())
-    return total % 2**64
+    return total
 
 
 def _words(local: torch.Tensor) -> torch.Tensor:

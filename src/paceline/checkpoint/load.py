@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.checkpoint.boxes import overlap
+from paceline.checkpoint.files.copies import Copies
 from paceline.checkpoint.files.read_back import verify_files
 from paceline.checkpoint.fingerprint import PartSums, local_part, parts_held, whole_fingerprints, within
 from paceline.checkpoint.folder import check_lengths
@@ -120,14 +121,16 @@ def _fill(path: Path, tensors: Mapping[str, torch.Tensor], kinds: Kinds, chunks:
     """Copy what this rank holds of each tensor into its place, file by file."""
     shards = ShardReader(path)
     needed = [(chunk, name) for name, of_tensor in chunks.items() for chunk in of_tensor]
-    for chunk, name in sorted(needed, key=lambda one: one[0].file):
-        local, places = local_part(tensors[name].detach())
-        for offsets, sizes in places:
-            shared = overlap((chunk.offsets, chunk.sizes), (offsets, sizes))
-            if shared is None:
-                continue
-            begin = [at - first for at, first in zip(shared[0], chunk.offsets, strict=True)]
-            within(local, (offsets, sizes), shared).copy_(shards.read(chunk, kinds[name].dtype, begin, shared[1]))
+    with Copies() as copies:
+        for chunk, name in sorted(needed, key=lambda one: one[0].file):
+            local, places = local_part(tensors[name].detach())
+            for offsets, sizes in places:
+                shared = overlap((chunk.offsets, chunk.sizes), (offsets, sizes))
+                if shared is None:
+                    continue
+                begin = [at - first for at, first in zip(shared[0], chunk.offsets, strict=True)]
+                stored = shards.read(chunk, kinds[name].dtype, begin, shared[1])
+                copies.begin(within(local, (offsets, sizes), shared), stored)
 
 
 def _check_values(path: Path, tensors: Mapping[str, torch.Tensor], kinds: Kinds, ranks: Ranks) -> None:

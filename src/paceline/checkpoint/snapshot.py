@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from paceline.checkpoint.boxes import Box
-from paceline.checkpoint.fingerprint import PlaceWeights, local_part, part_sum, parts_held
+from paceline.checkpoint.fingerprint import local_part, part_sums, parts_held
 from paceline.checkpoint.shards import DTYPES, dtype_name
 from paceline.errors import StorageError
 
@@ -79,10 +79,9 @@ def live_parts(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[Part, torc
 
 def fingerprinted(taken: Snapshot) -> Snapshot:
     """Return the snapshot with the fingerprints of its parts, from the values that it has."""
-    weights = PlaceWeights()
+    sums = iter(part_sums([(held, part.offsets) for part, held in taken.values.items() if part.bytes]))
     values = {
-        replace(part, fingerprint=part_sum(held, part.offsets, weights) if part.bytes else None): held
-        for part, held in taken.values.items()
+        replace(part, fingerprint=next(sums) if part.bytes else None): held for part, held in taken.values.items()
     }
     return replace(taken, values=values)
 

@@ -16,7 +16,7 @@ import torch
 from checkpoint_samples import write_document
 
 from paceline.checkpoint import load_checkpoint, read_manifest, save_checkpoint, verify_checkpoint
-from paceline.checkpoint.files import pieces
+from paceline.checkpoint.files import past_caches, pieces
 from paceline.checkpoint.files.read_back import PiecesDigest
 from paceline.checkpoint.manifest import MANIFEST_NAME
 from paceline.errors import StorageError
@@ -30,6 +30,7 @@ import torch
 
 from paceline.checkpoint.beside.flight import SaveInFlight, SaveTo
 from paceline.checkpoint.beside.stage import HostStage
+from paceline.checkpoint.files import past_caches
 
 reached = threading.Event()
 
@@ -40,7 +41,9 @@ def hang(*given):
 
 
 setattr(os, sys.argv[2], hang)
-staged = HostStage().take(1, {"weight": torch.zeros(6 * 2**20)}, {})
+if sys.argv[2] == "fdatasync":
+    past_caches.open_past_caches = lambda path: None
+staged = HostStage().take(1, {"weight": torch.zeros(12 * 2**20)}, {})
 flight = SaveInFlight([SaveTo(Path(sys.argv[1]), 1)], staged, None, 0.1)
 reached.wait()
 assert not flight.wait()
@@ -170,7 +173,14 @@ def test_what_a_disk_takes_otherwise_than_it_is_given_is_not_published(
     check_loads(first)
 
 
+@pytest.fixture
+def through_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have no file system with a way past the caches."""
+    monkeypatch.setattr(past_caches, "open_past_caches", lambda path: None)
+
+
 @pytest.mark.parametrize("call", [1, 2, 3])
+@pytest.mark.usefixtures("through_caches")
 def test_an_error_that_a_disk_tells_once_fails_the_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
 ) -> None:
@@ -189,7 +199,7 @@ def test_an_error_that_a_disk_tells_once_fails_the_save(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("call", ["fdatasync", "fsync"])
+@pytest.mark.parametrize("call", ["fdatasync", "fsync", "pwrite", "preadv"])
 def test_a_process_ends_though_its_storage_never_answers(tmp_path: Path, call: str) -> None:
     words = [sys.executable, "-c", HANGS, str(tmp_path), call]
     done = subprocess.run(words, capture_output=True, text=True, timeout=200, check=False)

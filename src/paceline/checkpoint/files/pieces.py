@@ -8,59 +8,66 @@ from __future__ import annotations
 
 import hashlib
 import os
+import queue
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from paceline.checkpoint.files.past_caches import PastCaches, page_room
 from paceline.checkpoint.files.threads import Hands, at_once
 from paceline.checkpoint.manifest import FileEntry
 from paceline.errors import StorageError
 
 PIECE_BYTES = 2**22
-READ_BYTES = 2**18  # at a time: it stays in the cache
+READ_BACK_BYTES = 2**20  # at a time
 AHEAD = 2  # pieces for each thread that wait for it
+HANDS = 2  # threads for each that computes: a piece on its way to the disk or back takes none of a core
 WORD = 8
 
 
 def write_in_pieces(path: Path, content: Iterable[memoryview]) -> FileEntry:
     """Write a new file, read it back, have the disk take it, and return its length and digest.
 
-    Each piece is read back as soon as it is written, while it is still in the caches. The disk takes what is there
-    meanwhile. Raises OSError, and StorageError where what is read is not what was written.
+    Each piece is hashed while it is in the caches, and read back as soon as it is written: from the disk itself where
+    the file system allows that, else from the system's memory, and then the disk takes what is there meanwhile. Raises
+    OSError, and StorageError where what is read is not what was written.
     """
     digests: list[bytes] = []
     pending: deque[Future[bytes]] = deque()
-    with path.open("x+b", buffering=0) as file, Hands(1, "flush") as flushing, Hands(at_once(), "piece") as hands:
-        descriptor, length = file.fileno(), 0
-        flushed: Future[None] | None = None
+    count = HANDS * at_once()
+    with path.open("x+b", buffering=0) as file:
+        writer, length = _Writer(path, PastCaches(path, file.fileno())), 0
         try:
-            for piece in _cut(content):
-                pending.append(hands.submit(_put, path, descriptor, length, piece))
-                length += len(piece)
-                while len(pending) > AHEAD * at_once():
-                    digests.append(pending.popleft().result())
-                if digests and (flushed is None or flushed.done()):
-                    if flushed is not None:
-                        flushed.result()  # the disk tells of an error once
-                    flushed = flushing.submit(os.fdatasync, descriptor)
-            digests += [future.result() for future in pending]
-            if flushed is not None:
-                flushed.result()
-        except BaseException:
-            for future in pending:
-                future.cancel()
-            raise
-        os.fsync(descriptor)
+            with Hands(1, "flush") as flushing, Hands(count, "piece") as hands:
+                flush = _Flush(flushing, file.fileno())
+                try:
+                    for parts in _cut(content):
+                        pending.append(hands.submit(writer.put, length, parts))
+                        length += sum(map(len, parts))
+                        while len(pending) > AHEAD * count:
+                            digests.append(pending.popleft().result())
+                        if digests and not writer.file.is_used:
+                            flush.again()
+                    digests += [future.result() for future in pending]
+                    flush.end()
+                except BaseException:
+                    for future in pending:
+                        future.cancel()
+                    raise
+        finally:
+            writer.file.close()
+        os.fsync(file.fileno())
     if len(digests) == 1:
         return FileEntry(length, digests[0].hex())
     return FileEntry(length, hashlib.sha256(b"".join(digests)).hexdigest(), PIECE_BYTES)
 
 
-def _cut(content: Iterable[memoryview]) -> Iterator[memoryview]:
-    """Yield the content in pieces: what lies in one part of it as it is, the rest copied together."""
+def _cut(content: Iterable[memoryview]) -> Iterator[list[memoryview]]:
+    """Yield the content in pieces, each as the parts that it is made of."""
     parts: list[memoryview] = []
     held = 0
     for part in content:
@@ -69,46 +76,70 @@ def _cut(content: Iterable[memoryview]) -> Iterator[memoryview]:
             parts.append(part[at : at + PIECE_BYTES - held])
             at, held = at + len(parts[-1]), held + len(parts[-1])
             if held == PIECE_BYTES:
-                yield _joined(parts)
+                yield parts
                 parts, held = [], 0
     if held:
-        yield _joined(parts)
+        yield parts
 
 
-def _joined(parts: list[memoryview]) -> memoryview:
-    return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+@dataclass
+class _Flush:
+    """Has the disk take what the system's memory has of a file, beside the writing."""
+
+    hands: Hands
+    descriptor: int
+    under_way: Future[None] | None = None
+
+    def again(self) -> None:
+        """Begin to, unless it is being done."""
+        if self.under_way is None or self.under_way.done():
+            self.end()
+            self.under_way = self.hands.submit(os.fdatasync, self.descriptor)
+
+    def end(self) -> None:
+        """Wait for it. Raises OSError: the disk tells of an error once."""
+        if self.under_way is not None:
+            self.under_way.result()
 
 
-def _put(path: Path, descriptor: int, at: int, piece: memoryview) -> bytes:
-    """Write a piece at its place, read it back, and return its digest."""
-    done = 0
-    while done < len(piece):
-        done += os.pwrite(descriptor, piece[done:], at + done)
-    digest = hashlib.sha256(piece).digest()
-    buffer = np.empty(READ_BYTES, dtype=np.uint8)
-    for begin in range(0, len(piece), READ_BYTES):
-        part = piece[begin : begin + READ_BYTES]
-        if read_into(descriptor, at + begin, buffer[: len(part)].data) != len(part) or not _equal(part, buffer):
-            because = "what is read back is not what was written a moment ago"
-            raise StorageError(f"{path} is damaged", because, "use an earlier checkpoint, and look at this storage")
-    return digest
+@dataclass
+class _Writer:
+    """Puts pieces into a file; each thread has memory for one of them, and memory that is read into."""
+
+    path: Path
+    file: PastCaches
+    rooms: queue.SimpleQueue[tuple[memoryview, memoryview]] = field(default_factory=queue.SimpleQueue)
+
+    def put(self, at: int, parts: list[memoryview]) -> bytes:
+        """Write a piece at its place, read it back, and return its digest."""
+        room, back = self._room()
+        length = 0
+        for part in parts:
+            room[length : length + len(part)] = part
+            length += len(part)
+        piece = room[:length]
+        digest = hashlib.sha256(piece).digest()
+        self.file.write(piece, at)
+        for begin in range(0, length, READ_BACK_BYTES):
+            wrote = piece[begin : begin + READ_BACK_BYTES]
+            if self.file.read(back[: len(wrote)], at + begin) != len(wrote) or not _equal(wrote, back[: len(wrote)]):
+                because = "what is read back is not what was written a moment ago"
+                raise StorageError(
+                    f"{self.path} is damaged", because, "use an earlier checkpoint, and look at this storage"
+                )
+        self.rooms.put((room, back))
+        return digest
+
+    def _room(self) -> tuple[memoryview, memoryview]:
+        try:
+            return self.rooms.get_nowait()
+        except queue.Empty:
+            return page_room(PIECE_BYTES), page_room(min(PIECE_BYTES, READ_BACK_BYTES))
 
 
-def _equal(written: memoryview, read: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> bool:
-    """Return whether the bytes are the first ones of the buffer, compared by words, which is four times as fast."""
+def _equal(written: memoryview, read: memoryview) -> bool:
+    """Return whether the bytes are the same, compared by words, which is four times as fast."""
     whole = len(written) - len(written) % WORD
-    held = read[: len(written)]
     return np.array_equal(
-        np.frombuffer(written[:whole], dtype=np.uint64), np.frombuffer(held[:whole].data, dtype=np.uint64)
-    ) and bytes(written[whole:]) == bytes(held[whole:].data)
-
-
-def read_into(descriptor: int, at: int, into: memoryview) -> int:
-    """Read until the buffer is full or the file ends, and return how many bytes there were."""
-    done = 0
-    while done < len(into):
-        count = os.preadv(descriptor, [into[done:]], at + done)
-        if not count:
-            break
-        done += count
-    return done
+        np.frombuffer(written[:whole], dtype=np.uint64), np.frombuffer(read[:whole], dtype=np.uint64)
+    ) and bytes(written[whole:]) == bytes(read[whole:])

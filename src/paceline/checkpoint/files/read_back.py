@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.checkpoint.files.pieces import AHEAD, READ_BYTES, read_into
+from paceline.checkpoint.files.past_caches import read_into
+from paceline.checkpoint.files.pieces import AHEAD
 from paceline.checkpoint.files.threads import Hands, at_once
 from paceline.checkpoint.manifest import FileEntry
 from paceline.errors import StorageError
+
+READ_BYTES = 2**18  # at a time: it stays in the cache
 
 
 def verify_files(path: Path, files: Mapping[str, FileEntry]) -> None:
