@@ -16,7 +16,7 @@ from paceline.cluster.resolve import resolve_cluster
 from paceline.plan.cost import pricing
 from paceline.plan.cost.collectives import expert_collective, gather_collectives, reduce_collectives
 from paceline.plan.cost.constants import FittedOn, read_constants
-from paceline.plan.cost.programs.known import EAGER_LOGITS, MEGATRON, PROGRAMS, TORCHTITAN
+from paceline.plan.cost.programs.known import EAGER_LOGITS, MEGATRON, NEMO, PROGRAMS, TORCHTITAN
 from paceline.plan.cost.programs.low import RECIPES, recipe_of
 from paceline.plan.cost.sheet import PricedTask, Sheet
 from paceline.plan.cost.software import Software
@@ -167,6 +167,32 @@ def test_fp4_has_its_own_rate_where_the_chip_has_one_and_is_never_taken_as_bf16(
     assert quick.rates.peak == 9e15 and quick.columns.precision == "fp4"
     assert quick.product_seconds[0, at] < plain.product_seconds[0, at] and quick.cast_seconds[0, at] > 0
     assert price_cases([case_of(**row)]) == ["no rate of fp4 products of NVIDIA A100 SXM4 80GB"]
+
+
+def test_weights_of_nemo_are_gathered_in_fp8_but_where_scales_are_of_blocks() -> None:
+    """6.7e9 parameters once a step: a byte each in fp8, two where a scale is of a part of a weight, and in bf16."""
+    row = {"zero_stage": "1", "accelerator": "H100-80GB", "n_devices": 8, "dp": 8}
+    sizes = {
+        (software.name, precision): gather_collectives(
+            sheet_of(replace(software, recipe=recipe_of(precision, software.recipe)), precision=precision, **row)
+        )[0].buffer_bytes[0]
+        for software in (NEMO, MEGATRON)
+        for precision in ("fp8-cs", "mxfp8", "fp8-blockwise", "bf16")
+    }
+    parameters = case_of(**row).profile.parameters
+    for precision, each in (("fp8-cs", 1), ("mxfp8", 1), ("fp8-blockwise", 2), ("bf16", 2)):
+        assert sizes["NeMo", precision] == pytest.approx(each * parameters, rel=1e-3), precision
+        assert sizes["Megatron-LM", precision] == pytest.approx(2 * parameters, rel=1e-3)
+
+
+def test_products_in_nvfp4_take_half_of_the_arithmetic_of_fp8_over_nine_tenths() -> None:
+    """9,000 TFLOP/s in place of 4,500 spare half of the arithmetic; what is left, moved operands too, is over 0.9."""
+    row = {"program": "megatron-lm", "zero_stage": "1", "accelerator": "B200"}
+    narrow, wide = (sheet_of(MEGATRON, **row, precision=precision) for precision in ("nvfp4", "fp8"))
+    at, last = (place_of(narrow, kind) for kind in ("decoder", "head"))
+    spared = narrow.context.shapes.blocks[at].matmul_flops / (2 * 4.5e15 * narrow.rates.sustained_share)
+    assert narrow.product_seconds[0, at] == pytest.approx((wide.product_seconds[0, at] - spared) / 0.9)
+    assert narrow.product_seconds[0, last] == wide.product_seconds[0, last]  # the head is in bf16
 
 
 def test_logits_of_an_eager_loss_are_half_as_many_bytes_again() -> None:

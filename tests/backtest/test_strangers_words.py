@@ -83,7 +83,8 @@ def test_machines_in_other_words(name: str, entry: str) -> None:
 
 def test_programs_in_other_words() -> None:
     for name, known in (
-        ("NeMo 25.02", "NeMo"), ("NVIDIA NeMo", "NeMo"), ("mcore", "Megatron-LM"), ("GPT-NeoX 2.0", "Megatron-DeepSpeed"),
+        ("NeMo 25.02", "NeMo"), ("NVIDIA NeMo", "NeMo"), ("mcore", "Megatron-LM"),
+        ("GPT-NeoX 2.0", "Megatron-DeepSpeed"),
         ("Pai-Megatron-Patch", "Megatron-LM"), ("Primus (torchtitan)", "torchtitan"), ("JAX MaxText", "MaxText"),
         ("PyTorch FSDP", "PyTorch FSDP"), ("nanoGPT", "PyTorch DDP"),
     ):  # fmt: skip

@@ -49,6 +49,7 @@ NEMO = replace(
     reduce_bytes=2,
     hides_tensor=True,
     fuses_attention=True,
+    gathers_fp8=True,  # `fp8_param_gather` of its recipes but those of blocks: mixed_precision.py, read 2026-11-24
     classes=(1,),
 )
 # Its recipes of mixtures (scripts/performance/configs, read again): `expert_tensor_parallel_size=1`, tokens sent
@@ -192,9 +193,9 @@ PROGRAMS = {
 MAKERS = re.compile(r"^(nvidia|amd|google|jax|meta|aws|habana|intel)-")
 VERSION = re.compile(r"-v?\d+(\.\d+)*$")
 # Programs that hold the name of the one whose engine they run, the longer names first: "Pai-Megatron-Patch".
-ENGINES = ("torchtitan", "maxtext", "megatron-deepspeed", "megatron-bridge", "nemo-automodel", "llm-foundry", "nanotron",
-           "deepspeed", "megatron", "nemo")  # fmt: skip
-# They train modules of Hugging Face's transformers, whose kernels are separate, by DeepSpeed or FullyShardedDataParallel.
+ENGINES = ("torchtitan", "maxtext", "megatron-deepspeed", "megatron-bridge", "nemo-automodel", "llm-foundry",
+           "nanotron", "deepspeed", "megatron", "nemo")  # fmt: skip
+# They train modules of Hugging Face's transformers, whose kernels are separate, by DeepSpeed or FSDP.
 AROUND_TRANSFORMERS = ("transformers", "trainer", "accelerate", "axolotl", "trl", "llama-factory", "unsloth", "optimum")
 
 
