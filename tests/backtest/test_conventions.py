@@ -16,7 +16,7 @@ from paceline.cluster.resolve import resolve_cluster
 from paceline.plan.cost import pricing
 from paceline.plan.cost.collectives import expert_collective, gather_collectives, reduce_collectives
 from paceline.plan.cost.constants import FittedOn, read_constants
-from paceline.plan.cost.programs.known import EAGER_LOGITS, MEGATRON, NEMO, PROGRAMS, TORCHTITAN
+from paceline.plan.cost.programs.known import EAGER_LOGITS, MAXTEXT, MEGATRON, NEMO, PROGRAMS, TORCHTITAN
 from paceline.plan.cost.programs.low import RECIPES, recipe_of
 from paceline.plan.cost.sheet import PricedTask, Sheet
 from paceline.plan.cost.software import Software
@@ -201,6 +201,18 @@ def test_logits_of_an_eager_loss_are_half_as_many_bytes_again() -> None:
     head = plain.context.shapes.blocks[last]
     more = eager.kept_bytes[0][0, last] - plain.kept_bytes[0][0, last]
     assert more == pytest.approx(0.5 * 4 * head.saved_fp32_elements)
+
+
+def test_logits_of_maxtext_are_kept_in_bf16() -> None:
+    """Two bytes for a logit in place of four; a 7B on eight chips of 32 GB, 6 x 8,192 tokens each, is not refused."""
+    whole, half = sheet_of(replace(MAXTEXT, logit_share=1.0)), sheet_of(MAXTEXT)
+    last = place_of(whole, "head")
+    logits = whole.context.shapes.blocks[last].saved_fp32_elements
+    assert whole.kept_bytes[0][0, last] - half.kept_bytes[0][0, last] == pytest.approx(2 * logits)
+    changes = {"program": "maxtext", "accelerator": "TPU v6e", "seq_len": 8192, "ffn_hidden": 14336, "kv_heads": 8}
+    changes |= {"micro_batch": 6, "global_batch": 48, "recompute": "", "zero_stage": "fsdp", "measured_step_s": 6.3}
+    (found,) = price_cases([case_of(**changes, notes="activations are offloaded to host memory")])
+    assert isinstance(found, Priced) and found.fits
 
 
 def test_intervals_widen_with_what_no_table_had() -> None:

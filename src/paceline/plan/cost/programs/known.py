@@ -134,9 +134,11 @@ NEMO_AUTOMODEL = replace(FSDP2, name="NeMo Automodel", fuses_compiled=False, sen
 # XLA gathers every weight by itself, in the compute dtype, and reduces its gradient in it. Of its policies of recompute
 # `minimal` keeps products with weights, and not attention's output (`get_remat_policy` of layers/decoders.py: "save all
 # except context", read 2026-11-24); what a block adds to the stream at its end is kept as the next block's input alone.
+# Logits come in bf16 (`logits_dot_in_fp32` is false in base.yml) and are cast inside of the loss's kernels: 8B with a
+# vocabulary of 128,256 ran on chips of 32 GB that logits in fp32 would fill (AI-Hypercomputer/tpu-recipes, v6e).
 MAXTEXT = Software(
     "MaxText", reduce_bytes=2, classes=(3,), splits_root=True, recipe="delayed", gathers_weights=True,
-    selective_attention=False,
+    selective_attention=False, logit_share=FUSED_LOGITS,
 )  # fmt: skip
 # Layers of Pax are repeated, and repeated layers compute something again: `CHECKPOINT_POLICY` is SAVE_NOTHING in
 # tasks/lm/model_params.py, and SAVE_DOT_WITH_NO_BATCH_DIM, which keeps products with weights alone, in its 5B
