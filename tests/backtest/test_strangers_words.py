@@ -140,3 +140,25 @@ def test_shared_keys_of_known_families_are_not_forgotten() -> None:
     other = case_of(EIGHT, kv_heads=None, model="ours")
     assert other.profile.parameters == stated.profile.parameters + 32 * 2 * 4096 * (32 - 8) * 128
     assert "as many heads of keys and values as of queries assumed" in other.marks
+
+
+def test_cells_of_numbers_as_strangers_write_them(tmp_path: Path) -> None:
+    strange = {"vpp": "n/a", "n_params": "8,030,261,248", "n_devices": "8.0", "ep": "-", "measured_step_s": " 6.0 "}
+    rows = [cells_of(EIGHT, **strange), cells_of(EIGHT, measured_step_s="3,5"), cells_of(EIGHT, layers="32 layers")]
+    rows += [cells_of(EIGHT, measured_step_s=None, measured_mfu="45%", tflops_convention="6n")]
+    (file,) = run_backtest([write_table(tmp_path / "a.csv", rows)]).files
+    (first, last) = file.steps
+    assert first.case.row.n_params == 8_030_261_248 and first.case.row.vpp is None and first.case.step_seconds == 6.0
+    assert last.case.step_seconds == case_of(EIGHT, measured_step_s=None, measured_mfu=0.45,
+                                             tflops_convention="6n").step_seconds  # fmt: skip
+    assert [item.reason for item in file.unscored] == [
+        "unreadable: measured_step_s = '3,5' is not a number", "unreadable: layers = '32 layers' is not a whole number"
+    ]  # fmt: skip
+
+
+def test_a_table_of_the_fewest_columns_is_scored(tmp_path: Path) -> None:
+    names = ("model", "layers", "hidden", "seq_len", "accelerator", "n_devices", "dp", "measured_step_s")
+    cells = {name: value for name, value in cells_of(EIGHT).items() if name in names}
+    (file,) = run_backtest([write_table(tmp_path / "a.csv", [cells, {**cells, "accelerator": "Cerebras CS-2"}])]).files
+    assert file.score.scored == 1 and list(file.score.not_scored) == ["accelerator Cerebras CS-2 is not in the catalog"]
+    assert {"bf16 assumed", "heads of width 128 assumed"} <= set(file.score.marks)
