@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from backtest_examples import LLAMA, case_of
@@ -24,7 +25,7 @@ def scored(
     **changes: object,
 ) -> Scored:
     """Return a row with a measured time and a forecast of it, whose intervals are 0.8 to 1.25 and 0.5 to 2 times."""
-    case = case_of(LLAMA, measured_step_s=measured, **changes)
+    case = replace(case_of(LLAMA, measured_step_s=measured and 2000.0, **changes), step_seconds=measured)
     interval = Interval(forecast, 0.8 * forecast, 1.25 * forecast, 0.5 * forecast, 2 * forecast)
     return Scored(case, Priced(plan or case.plans[0], interval, memory, fits, {}))
 

@@ -16,7 +16,7 @@ from paceline.cluster.resolve import resolve_cluster
 from paceline.plan.cost import pricing
 from paceline.plan.cost.collectives import expert_collective, gather_collectives, reduce_collectives
 from paceline.plan.cost.constants import FittedOn, read_constants
-from paceline.plan.cost.programs.known import EAGER_LOGITS, MEGATRON, PROGRAMS, TORCHTITAN
+from paceline.plan.cost.programs.known import EAGER_LOGITS, MAXTEXT, MEGATRON, NEMO, PROGRAMS, TORCHTITAN
 from paceline.plan.cost.programs.low import RECIPES, recipe_of
 from paceline.plan.cost.sheet import PricedTask, Sheet
 from paceline.plan.cost.software import Software
@@ -169,12 +169,50 @@ def test_fp4_has_its_own_rate_where_the_chip_has_one_and_is_never_taken_as_bf16(
     assert price_cases([case_of(**row)]) == ["no rate of fp4 products of NVIDIA A100 SXM4 80GB"]
 
 
+def test_weights_of_nemo_are_gathered_in_fp8_but_where_scales_are_of_blocks() -> None:
+    """6.7e9 parameters once a step: a byte each in fp8, two where a scale is of a part of a weight, and in bf16."""
+    row = {"zero_stage": "1", "accelerator": "H100-80GB", "n_devices": 8, "dp": 8}
+    sizes = {
+        (software.name, precision): gather_collectives(
+            sheet_of(replace(software, recipe=recipe_of(precision, software.recipe)), precision=precision, **row)
+        )[0].buffer_bytes[0]
+        for software in (NEMO, MEGATRON)
+        for precision in ("fp8-cs", "mxfp8", "fp8-blockwise", "bf16")
+    }
+    parameters = case_of(**row).profile.parameters
+    for precision, each in (("fp8-cs", 1), ("mxfp8", 1), ("fp8-blockwise", 2), ("bf16", 2)):
+        assert sizes["NeMo", precision] == pytest.approx(each * parameters, rel=1e-3), precision
+        assert sizes["Megatron-LM", precision] == pytest.approx(2 * parameters, rel=1e-3)
+
+
+def test_products_in_nvfp4_take_half_of_the_arithmetic_of_fp8_over_nine_tenths() -> None:
+    """9,000 TFLOP/s in place of 4,500 spare half of the arithmetic; what is left, moved operands too, is over 0.9."""
+    row = {"program": "megatron-lm", "zero_stage": "1", "accelerator": "B200"}
+    narrow, wide = (sheet_of(MEGATRON, **row, precision=precision) for precision in ("nvfp4", "fp8"))
+    at, last = (place_of(narrow, kind) for kind in ("decoder", "head"))
+    spared = narrow.context.shapes.blocks[at].matmul_flops / (2 * 4.5e15 * narrow.rates.sustained_share)
+    assert narrow.product_seconds[0, at] == pytest.approx((wide.product_seconds[0, at] - spared) / 0.9)
+    assert narrow.product_seconds[0, last] == wide.product_seconds[0, last]  # the head is in bf16
+
+
 def test_logits_of_an_eager_loss_are_half_as_many_bytes_again() -> None:
     plain, eager = (sheet_of(replace(TORCHTITAN, logit_share=share)) for share in (1.0, EAGER_LOGITS))
     last = place_of(plain, "head")
     head = plain.context.shapes.blocks[last]
     more = eager.kept_bytes[0][0, last] - plain.kept_bytes[0][0, last]
     assert more == pytest.approx(0.5 * 4 * head.saved_fp32_elements)
+
+
+def test_logits_of_maxtext_are_kept_in_bf16() -> None:
+    """Two bytes for a logit in place of four; a 7B on eight chips of 32 GB, 6 x 8,192 tokens each, is not refused."""
+    whole, half = sheet_of(replace(MAXTEXT, logit_share=1.0)), sheet_of(MAXTEXT)
+    last = place_of(whole, "head")
+    logits = whole.context.shapes.blocks[last].saved_fp32_elements
+    assert whole.kept_bytes[0][0, last] - half.kept_bytes[0][0, last] == pytest.approx(2 * logits)
+    changes = {"program": "maxtext", "accelerator": "TPU v6e", "seq_len": 8192, "ffn_hidden": 14336, "kv_heads": 8}
+    changes |= {"micro_batch": 6, "global_batch": 48, "recompute": "", "zero_stage": "fsdp", "measured_step_s": 6.3}
+    (found,) = price_cases([case_of(**changes, notes="activations are offloaded to host memory")])
+    assert isinstance(found, Priced) and found.fits
 
 
 def test_intervals_widen_with_what_no_table_had() -> None:

@@ -134,7 +134,8 @@ def test_every_host_of_a_pod_has_an_adapter() -> None:
 def test_where_nothing_fits_the_fastest_is_taken_of_those_that_memory_cannot_tell_apart() -> None:
     # 13B of whole copies with 4-byte gradients: 78e9 bytes and more on 80e9, and yet it ran.
     row = replace(LLAMA, program="megatron-lm", model="llama-13b", layers=40, hidden=5120, ffn_hidden=13824, heads=40)
-    row = replace(row, n_devices=64, dp=64, zero_stage="1", micro_batch=None, recompute="none", global_batch=2048)
+    row = replace(row, n_devices=64, dp=64, zero_stage="1", micro_batch=None, recompute="none", global_batch=2048,
+                  measured_step_s=200.0)  # fmt: skip
     (priced,) = price_cases([case_of(row)])
     assert isinstance(priced, Priced) and not priced.fits
     slower, _ = price_cases([case_of(row, micro_batch=1), case_of(row, micro_batch=32)])

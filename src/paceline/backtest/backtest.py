@@ -30,6 +30,7 @@ from paceline.backtest.score import (
 )
 from paceline.backtest.step_parts import Compared, compare_collectives, compare_layers, compare_power, compare_runs
 from paceline.backtest.table import MeasuredTable, read_table
+from paceline.backtest.words.plausible import another_unit
 from paceline.plan.cost.constants import Constants
 
 BY = ("source", "accelerator", "model")
@@ -126,10 +127,11 @@ def score_steps(table: MeasuredTable, reader: Reader, constants: Constants | Non
     unscored = [Unscored(row, reason) for row, case, reason in found if case is None]
     scored = []
     for case, priced in zip(cases, price_cases(cases, constants), strict=True):
-        if isinstance(priced, Priced):
+        reason = priced if isinstance(priced, str) else another_unit(case.step_seconds, priced.step_seconds.value)
+        if isinstance(priced, Priced) and not reason:
             scored.append(Scored(case, priced))
         else:
-            unscored.append(Unscored(case.row, priced))
+            unscored.append(Unscored(case.row, reason))
     score = FileScore(
         **_head(table, len(scored), unscored),
         marks=_marks(item.case for item in scored),

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from paceline.backtest.schema import StepRow
+from paceline.backtest.words.plausible import batch_in_samples
 from paceline.plan.cost.programs.known import program_of
 from paceline.plan.cost.software import Software
 from paceline.plan.feasible.split import split_by_cost
@@ -26,7 +27,6 @@ from paceline.spec.plan import Plan
 from paceline.spec.profile import ModelProfile
 
 DEFAULT_BATCH_TOKENS = 2**20  # of a step, where a table states neither a batch nor what it is made of
-PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "fp8": "fp8", "fp4": "fp4"}
 LARGEST_MICRO_BATCH = 64
 # Layers fewer that a pipeline may have than even stages: the first and the last hold embedding and head too, and stages
 # of one layer hold nothing else there (Llama Team 2024, arXiv:2407.21783, section 3.3.2).
@@ -35,14 +35,6 @@ BUDGETS = (0.25, 0.5, 0.75)  # of what a device keeps without recompute
 # A sentence of a row's notes that names what rests in host memory.
 OFFLOADED = re.compile(r"((?:\b(?:activations?|optimizers?|states?|and)\b[ ,]*)+)(?:is|are) offloaded")
 Schedule = tuple[str, int, tuple[int, ...]]  # name, stages per device, layers of each stage
-
-
-def precision_of(text: str, marks: list[str]) -> str:
-    """Return the precision behind names such as amp_bf16, te-fp8 or bf16-true; bf16 where none is stated."""
-    found = next((name for sign, name in PRECISIONS.items() if sign in text.lower()), "")
-    if not found:
-        marks.append("bf16 assumed" if not text else f"precision {text} taken as bf16")
-    return found or "bf16"
 
 
 def degrees_of(row: StepRow, marks: list[str]) -> tuple[dict[str, int] | None, str]:
@@ -79,7 +71,7 @@ def experts_of(row: StepRow, degrees: dict[str, int], marks: list[str]) -> list[
 def batch_of(row: StepRow, dp: int, marks: list[str]) -> int:
     """Return the sequences of a global batch: as stated, as micro-batches add up to, or of a million tokens."""
     if row.global_batch:
-        return row.global_batch
+        return batch_in_samples(row.global_batch, row.seq_len or 1, marks)
     if row.micro_batch and row.grad_accum:
         return row.micro_batch * row.grad_accum * dp
     samples = max(1, round(DEFAULT_BATCH_TOKENS / (row.seq_len or 1) / dp)) * dp
@@ -109,6 +101,7 @@ def plans_of(
     batch: int,
     schedules: Sequence[Schedule],
     devices_per_node: int,
+    precision: str,
     marks: list[str],
 ) -> tuple[list[Plan], str]:
     """Return every plan that the row may have run: one, or several where it leaves choices open; else the reason.
@@ -119,7 +112,7 @@ def plans_of(
     recompute = _recompute(row.recompute, program_of(row.program, row.zero_stage)[0], marks)
     if not recompute:
         return [], "recompute of some layers only"
-    precision, micro_batches = precision_of(row.precision, marks), _micro_batches(row, batch, degrees["dp"], marks)
+    micro_batches = _micro_batches(row, batch, degrees["dp"], marks)
     offloads = _offloads(row.notes, marks)
     plans = []
     for placed, zero in _data_axes(row, degrees["dp"], degrees, devices_per_node, marks):
@@ -277,6 +270,8 @@ def _recompute(text: str, program: Software, marks: list[str]) -> list[tuple[str
 
 def _micro_batches(row: StepRow, batch: int, data_degree: int, marks: list[str]) -> list[int]:
     per_device = -(-batch // data_degree)
+    if row.micro_batch and row.micro_batch > per_device:
+        marks.append("micro-batch larger than a replica's part of the batch")
     if row.micro_batch:
         return [min(row.micro_batch, per_device)]
     if row.grad_accum:

@@ -14,7 +14,8 @@ PCIE4_BYTES_PER_SECOND = 32e9  # one direction of 16 lanes
 RATE = re.compile(r"(?:(\d+)\s*x\s*)?(\d+(?:\.\d+)?)\s*([GT])([bB])(?:ps|it/s|/s)")
 PER_DEVICE = re.compile(r"(/|per )\s*(gpu|device|chip|accelerator)")
 NOISE = ("nvidia", "amd", "google", "gpu", "instinct", "tesla", "geforce", "rtx", "blackwell", "oam", "intel",
-         "hbm2", "hbm2e", "hbm3", "hbm3e")  # fmt: skip
+         "hbm2", "hbm2e", "hbm3", "hbm3e", "dgx", "hgx", "hpu", "cloud", "chip", "chips", "gpus", "core")  # fmt: skip
+POWER = re.compile(r"\d{3,4}w")  # a limit of power behind a name, of which the catalog has one
 PACKAGES = ("sxm", "pcie", "nvl")
 
 
@@ -31,7 +32,7 @@ class Machines:
             return None, "no accelerator stated"
         # What stands in parentheses is mostly a remark; where the rest names no chip, it is the name.
         outside, whole = re.sub(r"\(.*?\)", " ", accelerator), re.sub(r"[()]", " ", accelerator)
-        found = self._found(_words(outside)) or self._found(_words(whole))
+        found = self._found(_words(outside)) or self._found(_words(whole)) or self._of_node(accelerator.lower())
         if not found:
             return None, f"accelerator {accelerator} is not in the catalog"
         # The module for servers is what tables mean where they name the chip alone; the larger memory is the later one.
@@ -39,6 +40,13 @@ class Machines:
         best = max(found, key=lambda entry: (not any(kind in entry.name for kind in rare), entry.memory_bytes))
         sure = len(found) == 1 or best.name == accelerator.lower()
         return best, "" if sure else f"accelerator {accelerator} taken as {best.name}"
+
+    def _of_node(self, text: str) -> list[Accelerator]:
+        """Return the entries that come in a node that text names, such as p4d.24xlarge or a2-highgpu-8g."""
+        found = {name: entry for entry in self.catalog.values() for name in entry.nodes if _begins(text, name)}
+        longest = max(found, key=len, default="")
+        inside = [entry for entry in self.catalog.values() if longest and longest in entry.nodes]
+        return [min(inside, key=lambda entry: entry.memory_bytes)] if inside else []  # the plain name is the smaller's
 
     def _found(self, words: list[str]) -> list[Accelerator]:
         """Return the entries that words may name, those of the memory that is among the words where there are any."""
@@ -79,13 +87,23 @@ class Machines:
 def _words(text: str) -> list[str]:
     apart = re.sub(r"\b(tpu|rtx|gaudi)(?=v?\d)", r"\1 ", text.lower())
     apart = re.sub(r"v5 ?lite(pod)?", "v5e", apart)
+    apart = re.sub(r"^(v\d[a-z]*)-\d+$", r"tpu \1", apart)  # a slice by its size: v5p-128
+    apart = re.sub(r"^\s*\d+\s*x\s*", "", apart)  # 8xH100
+    apart = re.sub(r"\b(\d+)g\b", r"\1gb", apart)
     return [word for word in re.split(r"[^a-z0-9.]+", apart) if word]
+
+
+def _begins(text: str, node: str) -> bool:
+    """Return whether a text is a node's name or begins with it, as sizes of cloud machines stand behind it."""
+    plain, name = (re.sub(r"[^a-z0-9]", "-", word) for word in (text, node))
+    return plain == name or plain.startswith(f"{name}-")
 
 
 def _same_chip(chip: list[str], entry: Accelerator) -> bool:
     """Return whether every word of a name, makers and packages aside, is a word of the entry's name or title."""
     known = {*entry.name.split("-"), *_words(entry.title)}
-    wanted = [word for word in chip if word not in NOISE and not word.startswith(PACKAGES)]
+    noise = [word for word in chip if word in NOISE or word.startswith(PACKAGES) or POWER.fullmatch(word)]
+    wanted = [word for word in chip if word not in noise]
     return bool(wanted) and all(word in known for word in wanted)
 
 

@@ -9,6 +9,7 @@ from paceline.backtest.schema import StepRow
 from paceline.plan.flops import convention_of, flops_per_sample
 from paceline.spec.profile import ModelProfile
 
+LARGEST_MFU = 1.5  # beyond, it is in per cent; a little above 1, it is of another peak
 MEMORY_KINDS = ("allocated", "reserved", "device")
 
 
@@ -28,8 +29,12 @@ def step_seconds(
     achieved = None
     if row.measured_tflops_per_device:
         achieved = row.measured_tflops_per_device * 1e12
+    elif 1 < (row.measured_mfu or 0) <= LARGEST_MFU:
+        return None, "MFU above 1"
     elif row.measured_mfu and math.isfinite(peak_flops):
-        achieved = row.measured_mfu * peak_flops
+        in_percent = row.measured_mfu > LARGEST_MFU
+        marks += ["MFU taken to be in per cent"] if in_percent else []
+        achieved = row.measured_mfu / (100 if in_percent else 1) * peak_flops
     if achieved is None:
         return None, "no time is stated"
     convention = convention_of(row.tflops_convention)

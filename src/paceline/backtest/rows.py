@@ -10,7 +10,6 @@ from paceline.backtest.layout import (
     degrees_of,
     experts_of,
     plans_of,
-    precision_of,
     schedules_of,
     stages_of,
 )
@@ -18,6 +17,8 @@ from paceline.backtest.machine import Machines
 from paceline.backtest.row_measurement import memory_kind, not_training, step_seconds, time_excluded
 from paceline.backtest.schema import StepRow
 from paceline.backtest.shape import shape_of
+from paceline.backtest.words.plausible import contradiction, impossible
+from paceline.backtest.words.settings import precision_of, recompute_of, sharding_of
 from paceline.plan.cost.programs.known import program_of
 from paceline.plan.flops import flops_per_sample
 from paceline.spec.cluster import Cluster
@@ -78,20 +79,39 @@ class Reader:
             return None, f"status {row.status}"
         if not row.n_devices:
             return None, "the number of devices is not stated"
-        shape, marks = shape_of(row)
+        if reason := contradiction(row):
+            return None, reason
+        marks: list[str] = []
+        row = replace(row, zero_stage=sharding_of(row.zero_stage, marks), recompute=recompute_of(row.recompute))
+        shape, assumed = shape_of(row)
         if shape is None:
-            return None, marks[0]
+            return None, assumed[0]
+        marks += assumed
         assumed_program = program_of(row.program, row.zero_stage)[1]
         marks += [assumed_program] if assumed_program else []
-        degrees, reason = degrees_of(row, marks)
-        if degrees is None:
-            return None, reason
         cluster, assumed = self.machines.cluster(
             row.accelerator, row.n_devices, row.devices_per_node, row.intra_bw, row.inter_bw
         )
         if cluster is None:
             return None, assumed[0]
+        plans, reason = self._plans(row, shape, cluster, marks)
+        if reason:
+            return None, reason
         marks += assumed
+        return self._measured(row, shape, cluster, tuple(plans), marks)
+
+    def _plans(
+        self, row: StepRow, shape: TransformerShape, cluster: Cluster, marks: list[str]
+    ) -> tuple[list[Plan], str]:
+        """Return every plan that the row may have run, or the reason for which it can have run none."""
+        degrees, reason = degrees_of(row, marks)
+        if degrees is None:
+            return [], reason
+        precision, reason = precision_of(row.precision, marks)
+        if reason:
+            return [], reason
+        if not row.precision and precision not in cluster.device.matmul_flops:
+            precision = "fp16"  # chips older than bf16 have no other sixteen bits
         batch = batch_of(row, degrees["dp"], marks)
         schedules = []
         for name, chunks in schedules_of(row, degrees["pp"], shape.layers, marks):
@@ -99,14 +119,12 @@ class Reader:
             if not reason:
                 schedules.append((name, chunks, stages))
         if not schedules:
-            return None, reason
+            return [], reason
         plans: list[Plan] = []
         for spread in experts_of(row, degrees, marks):
-            found, reason = plans_of(row, spread, batch, schedules, cluster.devices_per_node, marks)
+            found, reason = plans_of(row, spread, batch, schedules, cluster.devices_per_node, precision, marks)
             plans += found
-        if not plans:
-            return None, reason
-        return self._measured(row, shape, cluster, tuple(plans), marks)
+        return plans, "" if plans else reason
 
     def _stages(self, row: StepRow, shape: TransformerShape, count: int, ends: int) -> tuple[tuple[int, ...], str]:
         """Return the layers of each pipeline stage, () without a pipeline; the reason where there are too few."""
@@ -121,11 +139,14 @@ class Reader:
         self, row: StepRow, shape: TransformerShape, cluster: Cluster, plans: tuple[Plan, ...], marks: list[str]
     ) -> tuple[Case | None, str]:
         """Return the case with what the row measured; the reason where it measured nothing that can be scored."""
-        precision, batch = precision_of(row.precision, []), plans[0].batch_samples
+        precision, batch = plans[0].precision, plans[0].batch_samples
         counted = replace(shape, flash=True, window=0).profile()  # conventions know no windows
         peak = cluster.device.peak_flops.get(precision, float("nan"))
         excluded = time_excluded(row)
         seconds, reason = step_seconds(row, counted, batch, peak, marks) if row.status == "ok" else (None, row.status)
+        if seconds and not excluded:
+            reason = impossible(shape, batch, cluster.devices, seconds, peak)
+            seconds = None if reason else seconds
         memory = row.measured_memory_gib * 2**30 if row.measured_memory_gib and row.status == "ok" else None
         if row.status == "ok" and memory is None and (seconds is None or excluded):
             return None, excluded or reason

@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 
 from paceline.backtest.schema import StepRow
+from paceline.backtest.words.settings import is_unfused
 from paceline.plan.cost.constants import family_of
 from paceline.plan.cost.programs.known import program_of
 from paceline.task.profile.transformer import ExpertSizes, Latent, TransformerShape
@@ -17,6 +18,8 @@ PADDED_TO = 128  # Megatron-LM pads a vocabulary to a multiple of this times tp
 # What no column holds of public families, from their config.json on the Hugging Face hub: the width of a head where
 # it is not hidden / heads, and the experts of DeepSeek's layers, whose `ffn_hidden` is that of the dense ones.
 HEAD_DIMS = {"qwen3": 128, "gpt-oss": 64}
+# Queries that share a head of keys, of families by name, from the same files: where a table states heads alone.
+KV_HEADS = {"llama3": 8, "llama2-70b": 8, "mistral-7b": 8, "mixtral": 8, "gpt-oss": 8, "qwen3-30b": 4, "qwen3-235b": 4}
 HEAD_NORMS = ("qwen3",)  # families whose queries and keys are normalised
 # Tokens back that layers attend to, and of so many layers one that attends to all (`sliding_window`, `layer_types`).
 WINDOWS = {"gpt-oss": (128, 2), "gemma2": (4096, 2), "gemma3": (1024, 6), "mistral-7b-v0.1": (4096, 0)}
@@ -58,7 +61,7 @@ def shape_of(row: StepRow) -> tuple[TransformerShape | None, list[str]]:
         hidden=row.hidden,
         ffn=row.ffn_hidden or 4 * row.hidden,
         heads=heads,
-        kv_heads=row.kv_heads or heads,
+        kv_heads=row.kv_heads or _kv_heads(row, heads, marks),
         head_dim=row.head_dim or _head_dim(row, row.hidden, heads),
         vocab=vocab,
         seq_len=row.seq_len,
@@ -75,6 +78,18 @@ def shape_of(row: StepRow) -> tuple[TransformerShape | None, list[str]]:
 def _heads(hidden: int, marks: list[str]) -> int:
     marks.append("heads of width 128 assumed")
     return max(1, hidden // 128)
+
+
+def _kv_heads(row: StepRow, heads: int, marks: list[str]) -> int:
+    """Return the heads of keys and values of a row that states none: of its family, else as many as queries have."""
+    name = re.sub(r"[-_ ]", "-", row.model.lower()).replace("llama-", "llama")
+    known = next((number for family, number in KV_HEADS.items() if name.startswith(family)), 0)
+    if known and heads % known == 0:
+        marks.append(f"{known} heads of keys and values, as {row.model} has")
+        return known
+    if row.arch in ("llama", "moe"):
+        marks.append("as many heads of keys and values as of queries assumed")
+    return heads
 
 
 def _head_dim(row: StepRow, hidden: int, heads: int) -> int:
@@ -127,11 +142,13 @@ def _with_kernels(shape: TransformerShape, row: StepRow, marks: list[str]) -> Tr
     since Hopper (2022) and queries that share keys (Ainslie et al. 2023, arXiv:2305.13245) are younger than
     FlashAttention (May 2022, arXiv:2205.14135), and came with programs that use it.
     """
-    kernel = row.attention_kernel.lower()
-    unfused = any(sign in kernel for sign in ("unfused", "no flash", "non-flash", "local"))
-    if not kernel:
+    unfused = is_unfused(row.attention_kernel)
+    if not row.attention_kernel:
         program, assumed = program_of(row.program, row.zero_stage)
-        younger = family_of(row.accelerator) in ("hopper", "blackwell") or shape.kv_heads < shape.heads
+        younger = (
+            family_of(row.accelerator.upper().replace("_", "-")) in ("hopper", "blackwell")
+            or shape.kv_heads < shape.heads
+        )
         engine = re.search(r"\bte\b", row.precision.lower())  # layers of Transformer Engine, whose attention is fused
         unfused = row.arch == "gpt" and not (program.fuses_attention or assumed or younger or engine)
         marks.append(f"{'unfused' if unfused else 'fused'} attention assumed")

@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,9 @@ from paceline.backtest.schema import KINDS, AnyRow, Origin
 from paceline.errors import DataError, MissingExtra, suggestion
 
 SUFFIXES = (".csv", ".jsonl", ".parquet")
+# What stands in a cell of numbers that has none.
+NOTHING = ("n/a", "na", "none", "null", "nil", "-", "–", "?", "unknown", "not stated")
+THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
 _ORIGIN = {field.name for field in dataclasses.fields(Origin)}
 
 
@@ -124,17 +128,27 @@ def _row(row_type: type[AnyRow], types: dict[str, str], file: str, line: int, ce
         if cell is None or cell == "" or (isinstance(cell, float) and math.isnan(cell)):
             continue
         try:
-            values[name] = _value(cell, kind)
-        except ValueError:
+            value = _value(cell, kind)
+            values |= {} if value is None else {name: value}
+        except (ValueError, TypeError):
             problems.append(f"{name} = {cell!r} is not a {'whole ' if 'int' in kind else ''}number")
     return row_type(file=file, line=line, problem="; ".join(problems), **values)
 
 
 def _value(cell: Any, kind: str) -> Any:
-    """Return a cell as the type of its column. Raises ValueError where it is not one."""
+    """Return a cell as the type of its column, None where it says that there is none. Raises ValueError for others.
+
+    Example: "12,288" is 12288, "45%" is 0.45, "n/a" is None; "3,5" is no number.
+    """
     if kind == "str":
         return str(cell).strip()
-    number = float(cell)
+    if isinstance(cell, str):
+        plain = cell.strip().replace("\u202f", "").replace(",", "" if THOUSANDS.fullmatch(cell.strip()) else ",")
+        if plain.lower() in NOTHING:
+            return None
+        number = float(plain.removesuffix("%")) / (100 if plain.endswith("%") else 1)
+    else:
+        number = float(cell)
     if not 0 <= number < math.inf or (kind.startswith("int") and number != int(number)):
         raise ValueError(cell)
     return int(number) if kind.startswith("int") else number

@@ -34,6 +34,8 @@ from paceline.spec.optimizers import gathered_values
 
 BUCKET_RANKS = 40  # from so many ranks on, a bucket grows with them
 FP8_BYTES = 1
+# Recipes of fp8 whose scales are of parts of a weight: it is gathered in bf16, as a shard holds parts of other parts.
+SCALED_WITHIN = ("rowwise", "blockwise")
 ROUNDED_BYTES = 2  # of a gradient's value in bf16
 LOSS_REDUCTIONS = 3  # over tp, per token in fp32: the largest logit, the sum of exponentials, the label's logit
 
@@ -146,7 +148,8 @@ def gather_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
     columns, part, rounds = sheet.columns, sheet.heaviest, sheet.columns.accumulation
     third, size = columns.zero == 3, sheet.rates.element_bytes
     software = sheet.context.software
-    if columns.precision == "fp8" and software.gathers_fp8 and software.recipe != "rowwise":  # scales are of rows then
+    narrow = software.gathers_fp8 and software.recipe not in SCALED_WITHIN
+    if columns.precision == "fp8" and narrow:
         size = FP8_BYTES
     dense, experts = _held(sheet)
     passes = np.where(third, 2 * rounds, 1)

@@ -10,6 +10,7 @@ source and precision say nothing of the program. What a program does by default 
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from paceline.plan.cost.software import Software
@@ -48,6 +49,7 @@ NEMO = replace(
     reduce_bytes=2,
     hides_tensor=True,
     fuses_attention=True,
+    gathers_fp8=True,  # `fp8_param_gather` of its recipes but those of blocks: mixed_precision.py, read 2026-11-24
     classes=(1,),
 )
 # Its recipes of mixtures (scripts/performance/configs, read again): `expert_tensor_parallel_size=1`, tokens sent
@@ -125,14 +127,18 @@ TORCHTITAN = Software(
 FSDP2 = Software(
     "PyTorch FSDP2", classes=(3,), splits_root=True, fuses_compiled=True, logit_share=EAGER_LOGITS, recipe="tensorwise"
 )
+# DistributedDataParallel: whole copies, reduced in fp32 in every backward pass.
+DDP = replace(FSDP2, name="PyTorch DDP", classes=(0,), fuses_compiled=True)
 # FSDP2 around layers of Transformer Engine, tokens sent through DeepEP (its performance summary, read 2026-11-24).
 NEMO_AUTOMODEL = replace(FSDP2, name="NeMo Automodel", fuses_compiled=False, sends_once_per_node=True, recipe="current")
 # XLA gathers every weight by itself, in the compute dtype, and reduces its gradient in it. Of its policies of recompute
 # `minimal` keeps products with weights, and not attention's output (`get_remat_policy` of layers/decoders.py: "save all
 # except context", read 2026-11-24); what a block adds to the stream at its end is kept as the next block's input alone.
+# Logits come in bf16 (`logits_dot_in_fp32` is false in base.yml) and are cast inside of the loss's kernels: 8B with a
+# vocabulary of 128,256 ran on chips of 32 GB that logits in fp32 would fill (AI-Hypercomputer/tpu-recipes, v6e).
 MAXTEXT = Software(
     "MaxText", reduce_bytes=2, classes=(3,), splits_root=True, recipe="delayed", gathers_weights=True,
-    selective_attention=False,
+    selective_attention=False, logit_share=FUSED_LOGITS,
 )  # fmt: skip
 # Layers of Pax are repeated, and repeated layers compute something again: `CHECKPOINT_POLICY` is SAVE_NOTHING in
 # tasks/lm/model_params.py, and SAVE_DOT_WITH_NO_BATCH_DIM, which keeps products with weights alone, in its 5B
@@ -169,16 +175,43 @@ PROGRAMS = {
     "composer": LLM_FOUNDRY,
     "lingua": FSDP2,
     "olmo": FSDP,
+    "olmo-core": FSDP2,
     "levanter": MAXTEXT,
     "axlearn": MAXTEXT,
     "t5x": MAXTEXT,
+    # The same by other names.
+    "megatron": MEGATRON,
+    "mcore": MEGATRON,
+    "nemo2": NEMO,
+    "torch-titan": TORCHTITAN,
+    "fsdp": FSDP,
+    "fsdp1": FSDP,
+    "fsdp2": FSDP2,
+    "pytorch-fsdp": FSDP,
+    "pytorch-ddp": DDP,
+    "ddp": DDP,
+    "nanogpt": DDP,
 }
+MAKERS = re.compile(r"^(nvidia|amd|google|jax|meta|aws|habana|intel)-")
+VERSION = re.compile(r"-v?\d+(\.\d+)*$")
+# Programs that hold the name of the one whose engine they run, the longer names first: "Pai-Megatron-Patch".
+ENGINES = ("torchtitan", "maxtext", "megatron-deepspeed", "megatron-bridge", "nemo-automodel", "llm-foundry",
+           "nanotron", "deepspeed", "megatron", "nemo")  # fmt: skip
+# They train modules of Hugging Face's transformers, whose kernels are separate, by DeepSpeed or FSDP.
+AROUND_TRANSFORMERS = ("transformers", "trainer", "accelerate", "axolotl", "trl", "llama-factory", "unsloth", "optimum")
 
 
 def program_of(name: str, sharding: str) -> tuple[Software, str]:
     """Return the conventions of a program, and what was assumed where it is not known: by how it shards its state."""
-    known = PROGRAMS.get("-".join(name.lower().replace("_", " ").split()))
-    if known is not None:
-        return known, ""
-    found = FSDP if sharding.lower().startswith(("fsdp", "hsdp")) else MEGATRON
+    word = "-".join(name.lower().replace("_", " ").split())
+    for plain in (word, MAKERS.sub("", word), VERSION.sub("", MAKERS.sub("", word))):
+        if plain in PROGRAMS:
+            return PROGRAMS[plain], ""
+    engine = next((engine for engine in ENGINES if engine in word), "")
+    if engine:
+        return PROGRAMS[engine], ""
+    sharded = sharding.lower().startswith(("fsdp", "hsdp"))
+    if any(sign in word for sign in AROUND_TRANSFORMERS):
+        return replace(FSDP, fused=False) if sharded else DEEPSPEED, f"program {name} priced as modules of Transformers"
+    found = FSDP if sharded else MEGATRON
     return found, f"{f'program {name} priced' if name else 'no program stated: priced'} as {found.name}"

@@ -1,0 +1,164 @@
+"""Tables of strangers: their words for machines, precisions, shards and programs, their units, and what cannot be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from backtest_examples import LLAMA, case_of, cells_of, reason_of, write_table
+
+from paceline.backtest.backtest import run_backtest
+from paceline.backtest.machine import Machines
+from paceline.backtest.words.settings import precision_of, recompute_of, sharding_of
+from paceline.plan.cost.programs.known import program_of
+
+EIGHT = replace(
+    LLAMA, model="llama3-8b", ffn_hidden=14336, kv_heads=8, vocab=128256, seq_len=8192, accelerator="H100-80GB",
+    micro_batch=1, measured_step_s=6.0,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("word", "precision"),
+    [
+        ("fp8_hybrid", "fp8"), ("mxfp8", "fp8"), ("te_fp8", "fp8"), ("float8_rowwise", "fp8"), ("e4m3", "fp8"),
+        ("bf16 with fp8", "fp8"), ("nvfp4", "fp4"), ("fp4_e2m1", "fp4"), ("bfloat16", "bf16"), ("amp_bf16", "bf16"),
+        ("float16", "fp16"), ("16-mixed", "fp16"), ("float32", "fp32"), ("32-true", "fp32"), ("", "bf16"),
+        ("amp", "bf16"),
+    ],
+)  # fmt: skip
+def test_precisions_in_other_words(word: str, precision: str) -> None:
+    assert precision_of(word, []) == (precision, "")
+
+
+@pytest.mark.parametrize("word", ["int8", "aqt_int8", "tf32", "nf4", "x", "128x128"])
+def test_a_precision_of_no_plan_is_no_bf16(word: str) -> None:
+    assert word in reason_of(precision=word)
+
+
+def test_a_chip_without_bf16_ran_in_fp16_where_nothing_is_said() -> None:
+    changes = {"accelerator": "V100-SXM2-32GB", "micro_batch": None, "measured_step_s": 40.0}
+    assert case_of(EIGHT, precision="", **changes).plans[0].precision == "fp16"
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("ZeRO-3", "3"), ("zero3", "3"), ("stage 3", "3"), ("3.0", "3"), ("zero_1", "1"), ("1 (dist_opt)", "1"),
+        ("SHARD_GRAD_OP", "2"), ("FULL_SHARD", "fsdp"), ("fsdp2", "fsdp"), ("HYBRID_SHARD", "hsdp"), ("DDP", "0"),
+        ("NO_SHARD", "0"), ("none", "0"), ("distributed_optimizer", "dist_opt"), ("1(group 8)", "1 group 8"),
+        ("fsdp ici=8 dcn=16 dp=4", "fsdp dp=4"), ("fsdp+dp", "fsdp+dp"), ("3+offload", "3 offload"), ("", ""),
+    ],
+)  # fmt: skip
+def test_shards_in_other_words(word: str, meant: str) -> None:
+    assert sharding_of(word, []) == meant
+
+
+def test_a_word_for_shards_that_means_nothing_leaves_them_open() -> None:
+    case = case_of(zero_stage="zorro", program="deepspeed")
+    assert {plan.zero for plan in case.plans} == {1, 2, 3} and "sharding zorro is not known" in case.marks
+
+
+def test_recompute_in_other_words() -> None:
+    assert [recompute_of(word) for word in ("None", "False", "0", "off")] == ["none"] * 4
+    assert [recompute_of(word) for word in ("True", "full/uniform 1", "FULL", "1")] == ["full"] * 4
+    assert recompute_of("save_dot_except_mlp") == "save_dot_except_mlp" and recompute_of("selective") == "selective"
+    assert {plan.recompute for plan in case_of(recompute="False").plans} == {"none"}
+
+
+@pytest.mark.parametrize(
+    ("name", "entry"),
+    [
+        ("H100-SXM5-80GB", "h100-sxm"), ("NVIDIA H100 80GB HBM3", "h100-sxm"), ("8xH100", "h100-sxm"),
+        ("DGX H100", "h100-sxm"), ("h100_80gb", "h100-sxm"), ("H100 80G", "h100-sxm"), ("DGX-B200", "b200"),
+        ("A100-SXM-80GB-450W", "a100-80"), ("p4d.24xlarge", "a100-40"), ("v5p-128", "tpu-v5p"),
+        ("v5litepod-256", "tpu-v5e"), ("trn1.32xlarge", "trn1"), ("HPU Gaudi 3", "gaudi3"),
+    ],
+)  # fmt: skip
+def test_machines_in_other_words(name: str, entry: str) -> None:
+    found, because = Machines().entry(name)
+    assert found is not None and found.name == entry, because
+
+
+def test_programs_in_other_words() -> None:
+    for name, known in (
+        ("NeMo 25.02", "NeMo"), ("NVIDIA NeMo", "NeMo"), ("mcore", "Megatron-LM"),
+        ("GPT-NeoX 2.0", "Megatron-DeepSpeed"),
+        ("Pai-Megatron-Patch", "Megatron-LM"), ("Primus (torchtitan)", "torchtitan"), ("JAX MaxText", "MaxText"),
+        ("PyTorch FSDP", "PyTorch FSDP"), ("nanoGPT", "PyTorch DDP"),
+    ):  # fmt: skip
+        found, assumed = program_of(name, "")
+        assert (found.name, assumed) == (known, ""), name
+    eager, assumed = program_of("axolotl", "fsdp")
+    assert not eager.fused and eager.name == "PyTorch FSDP" and "Transformers" in assumed
+    assert program_of("axolotl", "3")[0].name == "DeepSpeed"
+
+
+def test_mfu_in_per_cent_is_the_same_as_a_fraction() -> None:
+    given = {"measured_step_s": None, "tflops_convention": "6n"}
+    whole, part = (case_of(EIGHT, measured_mfu=mfu, **given) for mfu in (45.0, 0.45))
+    assert whole.step_seconds == part.step_seconds and "MFU taken to be in per cent" in whole.marks
+    assert reason_of(EIGHT, measured_mfu=1.2, **given) == "MFU above 1"
+
+
+def test_what_all_devices_did_is_not_what_one_did() -> None:
+    """8.03e9 parameters, 0.53e9 of them an embedding: 45 GFLOP a token and half a one of attention at 1,024.
+
+    At 88,000 tokens a second on each of eight: 88e3 x 45.8e9 = 4.03e15, 4.1 times the 989e12 of an H100.
+    """
+    given = {"measured_step_s": None, "measured_tokens_per_s_per_device": 88_000.0}
+    assert reason_of(EIGHT, **given).startswith("measured at 4.08 times the device's peak")
+    assert case_of(EIGHT, **{**given, "measured_tokens_per_s_per_device": 11_000.0}).step_seconds
+
+
+def test_milliseconds_are_no_seconds(tmp_path: Path) -> None:
+    rows = [cells_of(EIGHT), cells_of(EIGHT, measured_step_s=6000.0), cells_of(EIGHT, measured_step_s=60.0)]
+    (file,) = run_backtest([write_table(tmp_path / "a.csv", rows)]).files
+    assert file.score.scored == 2 and [item.row.line for item in file.unscored] == [3]
+    assert "milliseconds" in file.unscored[0].reason
+
+
+def test_a_batch_in_tokens_is_one_in_sequences() -> None:
+    case = case_of(EIGHT, global_batch=4 * 2**20 * 512, measured_step_s=30_000.0)
+    assert case.batch_samples == 4 * 2**20 * 512 // 8192 and "global batch taken to be in tokens" in case.marks
+    assert case_of(EIGHT, global_batch=1 << 15, measured_step_s=4e3).batch_samples == 1 << 15  # 268 M tokens may be
+
+
+def test_settings_that_contradict_each_other_are_named() -> None:
+    moe = {"arch": "moe", "experts": 4, "topk": 2}
+    assert reason_of(**{**moe, "topk": 8}) == "a token passes more experts than there are"
+    assert reason_of(**moe, ep=8) == "ep does not divide the experts"
+    assert reason_of(kv_heads=5) == "kv_heads does not divide heads"
+    assert reason_of(tp=64, dp=1, n_devices=64) == "more tensor ranks than heads"
+
+
+def test_shared_keys_of_known_families_are_not_forgotten() -> None:
+    stated, unstated = case_of(EIGHT), case_of(EIGHT, kv_heads=None, model="Llama-3.1-8B")
+    unstated_name = case_of(EIGHT, kv_heads=None, model="llama3.1-8b")
+    assert unstated.profile.parameters == unstated_name.profile.parameters == stated.profile.parameters
+    other = case_of(EIGHT, kv_heads=None, model="ours")
+    assert other.profile.parameters == stated.profile.parameters + 32 * 2 * 4096 * (32 - 8) * 128
+    assert "as many heads of keys and values as of queries assumed" in other.marks
+
+
+def test_cells_of_numbers_as_strangers_write_them(tmp_path: Path) -> None:
+    strange = {"vpp": "n/a", "n_params": "8,030,261,248", "n_devices": "8.0", "ep": "-", "measured_step_s": " 6.0 "}
+    rows = [cells_of(EIGHT, **strange), cells_of(EIGHT, measured_step_s="3,5"), cells_of(EIGHT, layers="32 layers")]
+    rows += [cells_of(EIGHT, measured_step_s=None, measured_mfu="45%", tflops_convention="6n")]
+    (file,) = run_backtest([write_table(tmp_path / "a.csv", rows)]).files
+    (first, last) = file.steps
+    assert first.case.row.n_params == 8_030_261_248 and first.case.row.vpp is None and first.case.step_seconds == 6.0
+    assert last.case.step_seconds == case_of(EIGHT, measured_step_s=None, measured_mfu=0.45,
+                                             tflops_convention="6n").step_seconds  # fmt: skip
+    assert [item.reason for item in file.unscored] == [
+        "unreadable: measured_step_s = '3,5' is not a number", "unreadable: layers = '32 layers' is not a whole number"
+    ]  # fmt: skip
+
+
+def test_a_table_of_the_fewest_columns_is_scored(tmp_path: Path) -> None:
+    names = ("model", "layers", "hidden", "seq_len", "accelerator", "n_devices", "dp", "measured_step_s")
+    cells = {name: value for name, value in cells_of(EIGHT).items() if name in names}
+    (file,) = run_backtest([write_table(tmp_path / "a.csv", [cells, {**cells, "accelerator": "Cerebras CS-2"}])]).files
+    assert file.score.scored == 1 and list(file.score.not_scored) == ["accelerator Cerebras CS-2 is not in the catalog"]
+    assert {"bf16 assumed", "heads of width 128 assumed"} <= set(file.score.marks)
