@@ -107,14 +107,14 @@ def test_following_gives_each_line_once_over_files_that_are_set_aside(tmp_path: 
 
 def test_following_a_rank_that_prints_fast_misses_and_repeats_no_line(tmp_path: Path) -> None:
     """Files are set aside while they are looked for, and the disk's number of one that is gone is another's."""
-    lines, follower, found = 1500, LogFollower(tmp_path, [0]), list[str]()
+    lines, follower, found = 500, LogFollower(tmp_path, [0]), list[str]()
 
     def print_fast() -> None:
-        log = RankLog(tmp_path, 0, 300, 200, Redactor())
+        log = RankLog(tmp_path, 0, 300, 100, Redactor())
         for number in range(lines):
             log.write(OUT, f"line {number}\n".encode())
-            if number % 100 == 0:
-                caught_up.wait(0.02)
+            if number % 20 == 0:
+                caught_up.wait(0.004)
         log.close()
 
     caught_up = threading.Event()

@@ -18,6 +18,7 @@ from paceline.supervise.logs.files import ERR, FOLDER, OUT, log_path
 
 _NAME = re.compile(r"rank-([0-9]+)\.log(?:\.([0-9]+))?")
 HEAD_BYTES, PIECE_BYTES = 64, 1 << 20  # of a file that tell it from others; that are read at once
+TRIES = 20  # to look at all files while none is set aside
 MOST_MISSING = 3  # numbers in a row that are free, after which there are no older files
 LogKey = tuple[int, bytes]
 LAST_BYTES = 1 << 18  # of a start's journal that are looked at for how it ended
@@ -147,6 +148,23 @@ class LogFollower:
     def _of(self, rank: int) -> list[LogLine]:
         known, offset = self._at.get(rank, ((0, b""), 0))
         pieces: dict[LogKey, bytes] = {}
+        for _ in range(TRIES):
+            before = _number_on_disk(log_path(self._run_dir, rank))
+            pieces = self._pieces(rank, known, offset)
+            if _number_on_disk(log_path(self._run_dir, rank)) == before:
+                break
+        found: list[LogLine] = []
+        for key, piece in list(pieces.items())[::-1]:
+            found += [parsed(rank, line) for line in piece.split(b"\n")[:-1]]
+            self._at[rank] = key, (offset if key == known else 0) + len(piece)
+        return found
+
+    def _pieces(self, rank: int, known: LogKey, offset: int) -> dict[LogKey, bytes]:
+        """Return the whole lines of each file that are new, the newest file first.
+
+        Their order is right where no file was set aside meanwhile.
+        """
+        pieces: dict[LogKey, bytes] = {}
         for key, file in _files(self._run_dir, rank):
             if key[1]:  # one without a whole line is looked at again
                 file.seek(offset if key == known else 0)
@@ -154,8 +172,11 @@ class LogFollower:
                 pieces[key] = content[: content.rfind(b"\n") + 1]
             if key == known:
                 break
-        found: list[LogLine] = []
-        for key, piece in list(pieces.items())[::-1]:
-            found += [parsed(rank, line) for line in piece.split(b"\n")[:-1]]
-            self._at[rank] = key, (offset if key == known else 0) + len(piece)
-        return found
+        return pieces
+
+
+def _number_on_disk(path: Path) -> int:
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return 0
