@@ -95,7 +95,7 @@ def _key(file: BinaryIO) -> LogKey:
 
 
 def _piece(run_dir: Path, rank: int, known: LogKey, offset: int) -> bytes:
-    """Return what a file holds from an offset on, as much as is read at once; nothing at its end, or once it is gone."""
+    """Return what a file holds from an offset on, as much as is read at once; nothing where there is no more."""
     for key, file in _files(run_dir, rank):
         if key == known:
             file.seek(offset)
