@@ -20,6 +20,7 @@ SECONDS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "second": 1.0, "seconds": 1.0, "m":
            "minutes": 60.0, "h": 3600.0, "hour": 3600.0, "hours": 3600.0, "d": 86400.0, "day": 86400.0,
            "days": 86400.0}  # fmt: skip
 MOST_IN_A_UNIT = 10_000  # of values that are compared in one unit
+LARGEST_LOSS = 1e5  # that is written out
 COUNTED_IN_SECONDS = 600.0  # durations that are compared, the longest of which is shorter
 AMOUNT_UNITS = ("steps", "samples", "tokens", "epochs")
 
@@ -217,6 +218,15 @@ def _size(value: float) -> str:
 def _figures(value: float) -> str:
     """Return three figures, and whole numbers from a thousand on."""
     return f"{value:,.0f}" if abs(_three_figures(value)) >= 1000 else f"{value:.3g}"
+
+
+def format_loss(loss: float | None) -> str:
+    """Return a loss: "2.3012", "1.3e+09" where it is beyond all losses, "no number" where it is none, "–" for None."""
+    if loss is None:
+        return "–"
+    if not math.isfinite(loss):
+        return "no number"
+    return f"{loss:.4f}" if abs(loss) < LARGEST_LOSS else f"{loss:.2g}"
 
 
 def format_count(count: float) -> str:

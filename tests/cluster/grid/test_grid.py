@@ -57,6 +57,23 @@ def test_single_hours_come_before_typical_ones(tmp_path: Path) -> None:
     assert (figures.at(at(9, 23)), figures.at(at(9, 24)), figures.at(at(9, 27))) == (100.0, 300.0, 200.0)
 
 
+def test_several_rows_of_an_hour_are_their_mean(tmp_path: Path) -> None:
+    """Grids that publish half hours: the last row of an hour is not the hour."""
+    path = tmp_path / "half-hours.csv"
+    path.write_text("time,g\n2026-11-23T18:00,100\n2026-11-23T18:30,300\n2026-11-24T18:00,500\n7,1\n7:00,3\n")
+    figures = read_figures(str(path), "run.when.carbon")
+    assert (figures.at(at(18.2)), figures.at(at(18.9)), figures.at(at(7))) == (200.0, 200.0, 2.0)
+    assert figures.at(at(18, day=26)) == 350.0, "each day counts once"
+
+
+@pytest.mark.parametrize("text", ["0,-0.05\n1,0.1\n", "2026-11-23T00:00,n/a\n1,0.1\n", "0,nan\n1,1\n", "0\n1,1\n"])
+def test_a_first_row_that_is_an_hour_is_no_header(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "hours.csv"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="row 1"):
+        read_figures(str(path), "run.when.tariff")
+
+
 @pytest.mark.parametrize("text", ["hour,usd\n7,cheap\n", "7,-1\n8,1\n9,-2\n", "", "25:00,1\n26:00,1\n"])
 def test_files_without_hours_are_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "hours.csv"

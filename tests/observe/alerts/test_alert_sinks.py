@@ -12,12 +12,12 @@ import pytest
 from observe.alerts.alert_journals import BEGAN, Watched, started, steady, step
 from runs import wait_until
 
-from paceline.errors import ConfigError, MissingExtra
+from paceline.errors import ConfigError, MissingExtra, PacelineError
 from paceline.observe.alerts import outbox as outboxes
 from paceline.observe.alerts.message import AlertMessage
 from paceline.observe.alerts.outbox import Outbox
 from paceline.observe.alerts.silence import silence
-from paceline.observe.alerts.sinks.make import make_sinks
+from paceline.observe.alerts.sinks.make import NamedSink, make_sinks
 from paceline.observe.alerts.sinks.webhook import body
 from paceline.spec.journal.beside import read_beside
 from paceline.spec.journal.watching import AlertRecord
@@ -37,6 +37,7 @@ class Hook(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.taken: list[tuple[str, dict[str, str], dict[str, object]]] = []
         self.status, self.answers = 200, threading.Event()
+        self.elsewhere = ""  # where its answer sends who asks
         self.answers.set()
 
     @property
@@ -48,11 +49,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     server: Hook
 
     def do_POST(self) -> None:
-        content = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.taken.append((self.path, dict(self.headers), json.loads(content)))
+        content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.server.taken.append((self.path, dict(self.headers), json.loads(content or b"{}")))
         self.server.answers.wait()
         self.send_response(self.server.status)
+        if self.server.elsewhere:
+            self.send_header("Location", self.server.elsewhere)
         self.end_headers()
+
+    do_GET = do_POST
 
     def log_message(self, *arguments: object) -> None:
         """Print nothing."""
@@ -79,6 +84,40 @@ def test_a_webhook_gets_json_and_its_token(hook: Hook) -> None:
     ((path, headers, sent),) = hook.taken
     assert path == f"/{SECRET}" and headers["Authorization"] == "Bearer t0ken-of-mine"
     assert sent["run"] == "asr-2" and sent["alerts"][0]["rule"] == "no_step"  # type: ignore[index]
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_webhook_that_sends_on_gets_no_message_there_and_no_token(hook: Hook, status: int) -> None:
+    """urllib would send the token along, without the message, and take that for success."""
+    with Hook() as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        hook.status, hook.elsewhere = status, other.url.replace("127.0.0.1", "localhost")
+        sink = AlertSinkSpec("webhook", hook.url, token="$TOKEN")
+        (made,) = make_sinks(AlertsSpec(sinks=(sink,)), {"TOKEN": "t0ken-of-mine"})
+        with pytest.raises(PacelineError, match="takes no message") as refused:
+            made.send(MESSAGE)
+        assert str(status) in refused.value.because and other.taken == []
+        other.shutdown()
+
+
+def test_whatever_a_sink_raises_its_later_messages_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service's package may raise anything: the thread of the sink goes on, and no word holds a password."""
+    monkeypatch.setattr(outboxes, "RETRY_SECONDS", ())
+    taken: list[AlertMessage] = []
+
+    def deliver(message: AlertMessage) -> None:
+        taken.append(message)
+        if len(taken) == 1:
+            raise AttributeError("no route to https://me:pa55word-of-mine@host/x")
+
+    said: list[str] = []
+    sink = AlertSinkSpec("webhook", "http://host/")
+    outbox = Outbox([NamedSink("webhook 1", sink, deliver)], said.append)
+    for _ in range(2):
+        outbox.put(MESSAGE)
+    wait_until(lambda: len(taken) == 2)
+    outbox.close(30.0)
+    assert len(said) == 1 and "AttributeError" in said[0] and "pa55word" not in said[0]
 
 
 def test_slack_and_discord_get_their_own_shapes_and_nobody_is_pinged() -> None:

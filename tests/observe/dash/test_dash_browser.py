@@ -16,6 +16,7 @@ from paceline.observe.live.run import RUNNING, LiveRun
 from paceline.spec.watch.traced import requested_trace
 
 EVIL = "<img src=x onerror=\"document.body.dataset.evil='1'\"><script>document.body.dataset.evil='1'</script>"
+FIND = "((field) => {{ field.value = {}; field.dispatchEvent(new Event('input')) }})(document.getElementById('find'))"
 
 
 def test_a_live_run_in_a_browser(tmp_path: Path) -> None:
@@ -74,6 +75,32 @@ def test_odd_journals_fit_a_phone_and_complain_of_nothing(tmp_path: Path) -> Non
             tab.open(f"{server.address.url}{path}")
             tab.wait("document.readyState === 'complete' && document.querySelector('#page')")
             assert tab.ask("document.documentElement.scrollWidth") <= 375, f"{path[:20]} is wider than a phone"
+        assert tab.complaints == []
+
+
+def test_of_many_runs_one_is_found_and_a_long_name_pushes_nothing_away(tmp_path: Path) -> None:
+    records = journals.complete()[:30]
+    diverged = [{**each, "loss": "nan"} if each["kind"] == "step" else each for each in records]
+    names = ["x" * 200, "日本語-прогон", *(f"sweep-{number:03d}" for number in range(60))]
+    for name in names:
+        journals.write(tmp_path / "runs" / name, records)
+    journals.write(tmp_path / "runs" / "diverged", diverged)
+    with served(tmp_path / "runs") as server, browser(tmp_path / "profile") as tab:
+        tab.call("Emulation.setDeviceMetricsOverride", width=1280, height=900, deviceScaleFactor=1, mobile=False)
+        tab.open(server.address.url)
+        tab.wait("document.getElementById('found').textContent === '63 of 63 runs'")
+        row = "[...document.querySelectorAll('#runs tr')].find((each) => each.textContent.includes('diverged'))"
+        assert "no number" in tab.ask(f"{row}.textContent")
+        assert tab.ask(f"{row}.cells[8].getBoundingClientRect().right") <= 1280, "the last record is out of sight"
+        assert tab.ask(f"{row}.getBoundingClientRect().height") < 50, "a row is more than a line"
+        assert tab.ask("document.querySelector('.tools button').getBoundingClientRect().bottom") < 400
+        for typed, left in (("SWEEP-00 silent", 10), ("прогон", 1), ("", 63)):
+            tab.ask(FIND.format(json.dumps(typed)))
+            shown = "[...document.querySelectorAll('#runs tbody tr')].filter((each) => each.offsetHeight > 0).length"
+            assert tab.ask(shown) == left, typed
+        tab.ask(FIND.format("'diverged'"))
+        journals.write(tmp_path / "runs" / "another", records)
+        tab.wait("document.getElementById('found').textContent === '1 of 64 runs'")
         assert tab.complaints == []
 
 

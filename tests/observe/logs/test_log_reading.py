@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import threading
 from pathlib import Path
 
 import pytest
@@ -101,6 +103,50 @@ def test_following_gives_each_line_once_over_files_that_are_set_aside(tmp_path: 
     with log_path(tmp_path, 0).open("ab") as file:
         file.write(b"2026-01-01T00:00:00.000Z out not who")
     assert follower.new() == []
+
+
+def test_following_a_rank_that_prints_fast_misses_and_repeats_no_line(tmp_path: Path) -> None:
+    """Files are set aside while they are looked for, and the disk's number of one that is gone is another's."""
+    lines, follower, found = 500, LogFollower(tmp_path, [0]), list[str]()
+
+    def print_fast() -> None:
+        log = RankLog(tmp_path, 0, 300, 100, Redactor())
+        for number in range(lines):
+            log.write(OUT, f"line {number}\n".encode())
+            if number % 20 == 0:
+                caught_up.wait(0.004)
+        log.close()
+
+    caught_up = threading.Event()
+    printing = threading.Thread(target=print_fast)
+    printing.start()
+    while printing.is_alive():
+        found += [line.text for line in follower.new()]
+    found += [line.text for line in follower.new()]
+    assert found == [f"line {number}" for number in range(lines)]
+
+
+def test_a_file_that_took_the_place_of_one_that_is_gone_is_read_from_its_beginning(tmp_path: Path) -> None:
+    """With a single file kept, the disk gives the number of the last one to the next."""
+    log, follower, found = RankLog(tmp_path, 0, 200, 0, Redactor()), LogFollower(tmp_path, [0]), list[str]()
+    for number in range(60):
+        log.write(OUT, f"line {number}\n".encode())
+        found += [line.text for line in follower.new()]
+    assert found == [f"line {number}" for number in range(60)]
+
+
+def test_more_ranks_than_files_may_be_open_are_merged(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    ranks = range(300)
+    for rank in ranks:
+        log_path(tmp_path, rank).write_text("".join(f"2026-01-01T00:00:0{step}.000Z out {rank}\n" for step in (0, 1)))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 200), hard))
+    try:
+        found = [line.text for line in merged(tmp_path, ranks)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert found == [str(rank) for _ in (0, 1) for rank in ranks]
 
 
 def test_a_line_of_another_form_is_text(tmp_path: Path) -> None:

@@ -75,23 +75,25 @@ def read_figures(text: str, what: str) -> GridFigures:
             f"{what} = '{text}' cannot be read", str(error), "a number, or a file of hourly values"
         ) from error
     rows = _toml_rows(content, text, what) if path.suffix == ".toml" else _csv_rows(content)
-    hours: dict[float, float] = {}
-    of_day: dict[int, float] = {}
+    hours: dict[float, list[float]] = {}
+    of_day: dict[int, list[float]] = {}
     for number, (when, value) in enumerate(rows, 1):
+        if number == 1 and path.suffix != ".toml" and not _is_hour(when):
+            continue  # the names of the columns
         try:
             if found := _OF_DAY.fullmatch(when.strip()):
-                of_day[int(found[1])] = _positive(value)
+                of_day.setdefault(int(found[1]), []).append(_positive(value))
             else:
-                hours[datetime.datetime.fromisoformat(when.strip()).timestamp()] = _positive(value)
-        except ValueError as error:
-            if number == 1 and path.suffix != ".toml":
-                continue  # the names of the columns
+                moment = datetime.datetime.fromisoformat(when.strip()).timestamp()
+                hours.setdefault(_begun(moment), []).append(_positive(value))
+        except (ValueError, OverflowError, OSError) as error:
             because = f"row {number} is '{when},{value}'"
             try_ = "rows of an hour (0 to 23, or 2026-11-23T18:00+01:00) and a number that is not negative"
             raise ConfigError(f"{what} = '{text}' has no hour there", because, try_) from error
     if not hours and not of_day:
         raise ConfigError(f"{what} = '{text}' has no hours", "no row of it is one", "rows such as 18,0.12")
-    return HourlyFigures(hours, of_day, f"{what} = {text}")
+    means = {moment: statistics.fmean(values) for moment, values in hours.items()}
+    return HourlyFigures(means, {hour: statistics.fmean(values) for hour, values in of_day.items()}, f"{what} = {text}")
 
 
 def mean_of(figures: GridFigures, began: float, ended: float) -> float:
@@ -118,6 +120,14 @@ def _toml_rows(content: str, text: str, what: str) -> list[tuple[str, str]]:
     if not isinstance(found, dict):
         raise ConfigError(f"{what} = '{text}' has no hours", "it has no table [hours]", '[hours] "18" = 0.12')
     return [(str(when), str(value)) for when, value in found.items()]
+
+
+def _is_hour(text: str) -> bool:
+    """Return whether a text is an hour of the day, or a moment."""
+    try:
+        return _OF_DAY.fullmatch(text.strip()) is not None or bool(datetime.datetime.fromisoformat(text.strip()))
+    except ValueError:
+        return False
 
 
 def _positive(text: str) -> float:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from paceline.observe.compare.runs import ALONE, RunComparison
 from paceline.report.charts import Line, line_chart
-from paceline.report.drawn.figures import figure
+from paceline.report.drawn.figures import CEILING, figure
 from paceline.report.drawn.markup import esc, note_html, pill, section, table_html
 from paceline.report.format import quantity
-from paceline.units import format_count, format_seconds
+from paceline.units import format_count, format_loss, format_seconds
 
 MOST_DIFFERENCES = 200
 
@@ -21,7 +21,9 @@ def compare_html(found: RunComparison) -> str:
         f" {found.last_steps} steps</p></header>"
         + section("Is one better", _figures(found))
         + section("Loss", _chart(found, 0, "loss, nats per item", "Losses of the runs over steps"))
-        + section("Speed", _chart(found, 1, "seconds per step", "Seconds per step of the runs over steps"))
+        + section(
+            "Speed", _chart(found, 1, "seconds per step", "Seconds per step of the runs over steps", is_usual=True)
+        )
         + section("The runs", _runs(found))
         + section("What differs between them", _differences(found))
     )
@@ -44,7 +46,8 @@ def _figures(found: RunComparison) -> str:
     return table_html(head, rows, (2, 3, 4, 5)) + note_html(found.note + ".")
 
 
-def _chart(found: RunComparison, which: int, y_label: str, label: str) -> str:
+def _chart(found: RunComparison, which: int, y_label: str, label: str, is_usual: bool = False) -> str:
+    """Return the runs' curves; with `is_usual` a few values far above the usual ones do not flatten the rest."""
     both = enumerate(zip(found.runs, found.curves, strict=True))
     lines = [Line(run.name, curve[which].points, f"c{index % 8}") for index, (run, curve) in both]
     lines = [line for line in lines if line.points]
@@ -52,8 +55,15 @@ def _chart(found: RunComparison, which: int, y_label: str, label: str) -> str:
         return ""
     values = [value for line in lines for _, value in line.points]
     height = 300 if len(lines) < 9 else 460
-    log = min(values) > 0 and max(values) > 20 * min(values)
-    return figure(line_chart(lines, label=label, x_label="step", y_label=y_label, log=log, height=height))
+    usual = CEILING * max(_p95(line) for line in lines) if is_usual else None
+    log = usual is None and min(values) > 0 and max(values) > 20 * min(values)
+    chart = line_chart(lines, label=label, x_label="step", y_label=y_label, log=log, height=height, ceiling=usual)
+    return figure(chart)
+
+
+def _p95(line: Line) -> float:
+    values = sorted(value for _, value in line.points)
+    return values[int(0.95 * (len(values) - 1))]
 
 
 def _runs(found: RunComparison) -> str:
@@ -62,8 +72,8 @@ def _runs(found: RunComparison) -> str:
             esc(run.name),
             esc(run.status),
             f"{run.steps:,}",
-            "–" if run.loss is None else f"{run.loss:.4f}",
-            "–" if run.held_out is None else f"{run.held_out:.4f}",
+            esc(format_loss(run.loss)),
+            esc(format_loss(run.held_out)),
             "–" if run.step_seconds is None else esc(format_seconds(run.step_seconds)),
             "–" if run.items_per_second is None else esc(format_count(run.items_per_second)),
             esc(quantity(run.peak_bytes, "B")),

@@ -40,7 +40,7 @@ class ComparedRun:
     steps: int
     plan: str
     devices: int | None
-    loss: float | None  # mean over the last steps that all have
+    loss: float | None  # mean over the last steps that all have, NaN where it is no number at that step
     held_out: float | None  # at the last step at which all were evaluated
     step_seconds: float | None
     items_per_second: float | None
@@ -212,6 +212,8 @@ def _window(values: StepValues, name: str, until: int, last: int) -> Sampled:
 def _with(run: ComparedRun, group: int, window: Sampled, held_out: float | None) -> ComparedRun:
     finite = window[np.isfinite(window)]
     loss = float(finite.mean()) if len(finite) else None
+    if len(window) and not np.isfinite(window[-1]):  # it has diverged: what it was before is not how it stands
+        loss = math.nan
     return replace(run, loss=loss, held_out=held_out, group=group)
 
 
@@ -247,7 +249,7 @@ def _figures(runs: Sequence[ComparedRun], taken: Sequence[_Taken], until: int, l
 def _figure(
     name: str, field: str, runs: Sequence[ComparedRun], index: int, noise: Noise | None, kinds: RunKinds
 ) -> ComparedFigure | None:
-    values = [getattr(run, field) for run in runs]
+    values = [number(getattr(run, field)) for run in runs]
     first, own = values[0], values[index]
     if first is None or own is None:
         return None

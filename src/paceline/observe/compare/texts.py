@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.observe.compare.runs import RunComparison
 from paceline.report.format import quantity
-from paceline.units import format_count, format_seconds
+from paceline.units import format_count, format_loss, format_seconds
 
 MOST_DIFFERENCES, WIDTH = 30, 36
 
@@ -16,7 +16,7 @@ def compare_lines(found: RunComparison) -> list[str]:
     for run in found.runs:
         rows.append(
             (
-                run.name, run.status, f"{run.steps:,}", _number(run.loss), _number(run.held_out),
+                run.name, run.status, f"{run.steps:,}", format_loss(run.loss), format_loss(run.held_out),
                 "–" if run.step_seconds is None else format_seconds(run.step_seconds),
                 "–" if run.items_per_second is None else format_count(run.items_per_second),
                 quantity(run.peak_bytes, "B"), quantity(run.usd, "USD"),
@@ -32,10 +32,6 @@ def compare_lines(found: RunComparison) -> list[str]:
         lines.append(f"  {option.name:<{WIDTH}} {'  |  '.join(_short(value) for value in option.values)}")
     left = len(found.differences) - MOST_DIFFERENCES
     return [*lines, f"  and {left:,} more: --json has all"] if left > 0 else lines
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}"
 
 
 def _short(value: str) -> str:

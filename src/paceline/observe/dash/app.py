@@ -60,7 +60,7 @@ class DashServer:
         if self.runs.is_one and len(found) == 1:
             return RedirectResponse(f"/run/{_quoted(next(iter(found)))}", 303)
         body = runs_body([str(path) for path in self.runs.paths], self._runs_table())
-        return HTMLResponse(shell("Runs", body, events="/events"))
+        return HTMLResponse(shell("Runs", body, events="/events", wide=True))
 
     def one_run(self, request: Request) -> Response:
         """Show a run."""

@@ -10,7 +10,7 @@ from paceline.observe.live.glance import Glance
 from paceline.report.drawn.markup import esc, pill
 from paceline.report.format import signed_percent
 from paceline.report.style import CSS
-from paceline.units import format_seconds
+from paceline.units import format_loss, format_seconds
 
 STYLE = (
     CSS
@@ -24,7 +24,14 @@ a{color:var(--train)}:focus-visible{outline:2px solid var(--train);outline-offse
 main.wide{max-width:100rem;padding-top:1.2rem;display:grid;gap:0 3rem;
 grid-template-columns:repeat(auto-fit,minmax(min(100%,36rem),1fr))}
 main.wide>header,main.wide>footer,#head,#alerts,#cards,#decisions,#faults,#logs{grid-column:1/-1}
-#runs td:last-child{min-width:16rem}
+#runs td{white-space:nowrap}
+#runs td:nth-child(3){white-space:normal;overflow-wrap:anywhere;min-width:11rem;max-width:26rem}
+#runs td:nth-child(4){max-width:14rem;overflow:hidden;text-overflow:ellipsis}
+#runs td:last-child{max-width:34rem;overflow:hidden;text-overflow:ellipsis}
+.tools{display:flex;flex-wrap:wrap;gap:.5rem 1rem;align-items:center;position:sticky;top:2.9rem;z-index:1;
+background:var(--bg);padding:.4rem 0;margin:0}.tools input{font:inherit;color:var(--ink);background:var(--panel);
+border:1px solid var(--line);border-radius:.4rem;padding:.25rem .6rem;width:16rem;max-width:60vw}
+main.wide>form{grid-column:1/-1;min-width:0}
 main.wide>header{margin-bottom:0}main.wide h2{margin-top:1.2rem}main.wide section{min-width:0}
 section[hidden]{display:none}.part>h2:empty{display:none}
 progress{width:100%;height:.6rem;accent-color:var(--expected)}
@@ -97,15 +104,16 @@ def runs_table(glances: Mapping[str, Glance], now: float) -> str:
         took, promised = glance.step_seconds, glance.forecast_seconds
         against = signed_percent(took / promised - 1) if took is not None and promised else ""
         ago = "" if glance.last is None else f"{format_seconds(max(0.0, now - glance.last))} ago"
+        plan = glance.plan[:MOST_PLAN]
         rows.append(
             f'<tr><td><input type="checkbox" name="run" value="{esc(name)}" aria-label="compare {esc(name)}"></td>'
+            f"<td>{pill(STYLES.get(status, 'none'), status)}</td>"
             f'<td><a href="/run/{esc(quote(name, safe=""))}">{esc(name)}</a></td><td>{esc(glance.task)}</td>'
-            f'<td>{pill(STYLES.get(status, "none"), status)}</td><td class="n">{esc(step + of)}</td>'
-            f'<td class="n">{"–" if glance.loss is None else f"{glance.loss:.4f}"}</td>'
+            f'<td class="n">{esc(step + of)}</td><td class="n">{esc(format_loss(glance.loss))}</td>'
             f'<td class="n">{"–" if took is None else esc(format_seconds(took))}</td><td class="n">{esc(against)}</td>'
-            f'<td class="n">{esc(ago)}</td><td>{esc(glance.plan[:MOST_PLAN])}</td></tr>'
+            f'<td class="n">{esc(ago)}</td><td title="{esc(plan)}">{esc(plan)}</td></tr>'
         )
-    names = ("", "run", "task", "status", "steps", "loss", "step", "against forecast", "last record", "plan")
+    names = ("", "status", "run", "task", "steps", "loss", "step", "against forecast", "last record", "plan")
     head = "".join(f'<th scope="col"{" class=n" if 4 <= index <= 8 else ""}>{name}</th>'
                    for index, name in enumerate(names))  # fmt: skip
     none = "" if rows else "<p>No run is here yet; one that begins appears.</p>"
@@ -118,8 +126,10 @@ def runs_body(folders: Sequence[str], found: str) -> str:
     """Return the page of all runs."""
     return (
         f'<header><div class="eyebrow">Paceline, live</div><h1>Runs</h1><p class="meta">{esc(" · ".join(folders))}</p>'
-        '</header><form action="/compare" method="get"><section class="part" id="runs" aria-label="runs">'
-        f'<div class="body">{found}</div></section><button>compare the chosen ones</button></form>'
+        '</header><form action="/compare" method="get"><p class="tools"><input type="search" id="find"'
+        ' placeholder="find a run" aria-label="find a run by its name, status, task or plan" hidden>'
+        '<button>compare the chosen ones</button><span id="found" role="status"></span></p>'
+        f'<section class="part" id="runs" aria-label="runs"><div class="body">{found}</div></section></form>'
     )
 
 

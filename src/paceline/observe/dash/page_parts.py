@@ -48,7 +48,7 @@ from paceline.report.phases import starts_of
 from paceline.report.records import Records, number, table, text
 from paceline.report.series import Series, thin, trend
 from paceline.spec.journal.kinds import DecisionRecord, EvaluationRecord, RunStarted, VerifyRecord
-from paceline.units import format_count, format_seconds
+from paceline.units import format_count, format_loss, format_seconds
 
 POINTS = 500  # of a curve: the page is drawn again and again
 STYLES = {RUNNING: "good", "complete": "good", "requeue": "warn", "stopped": "warn", "failed": "bad", SILENT: "warn"}
@@ -196,9 +196,8 @@ def loss(view: RunView) -> str:
     chart = loss_chart(
         thin(x, y, POINTS), trend(x, y), thin(held[:, 0], held[:, 1], POINTS), by_frequency, view.run.restarts()
     )
-    last = number(view.run.steps.last("loss"))
-    rows = [("last step", "" if last is None else f"{last:.4f}"),
-            ("held-out", f"{pairs[-1][1]:.4f} after step {pairs[-1][0]:,}" if pairs else "")]  # fmt: skip
+    rows = [("last step", format_loss(view.run.steps.last("loss")) if len(y) else ""),
+            ("held-out", f"{format_loss(pairs[-1][1])} after step {pairs[-1][0]:,}" if pairs else "")]  # fmt: skip
     bad = int((~np.isfinite(y)).sum())
     caption = f"{plural(bad, 'step')} without a finite loss; the curve leaves them out." if bad else ""
     return figure(chart, caption) + listing(rows)

@@ -10,6 +10,7 @@ from paceline.observe.live.run import RUNNING, SILENT, SILENT_SECONDS, SILENT_ST
 from paceline.report.records import number, table, text
 from paceline.spec.journal.kinds import RunEnded, RunStarted, parse
 from paceline.spec.journal.reading import parsed_line, records_in, starts_of
+from paceline.spec.journal.record import number as journal_number
 
 END_BYTES = 128 << 10  # of a journal that are read
 
@@ -24,7 +25,7 @@ class Glance:
     ended: str  # how its newest start ended; empty where there is no end on record
     step: int | None
     steps: int | None
-    loss: float | None
+    loss: float | None  # NaN where it is no number
     step_seconds: float | None
     forecast_seconds: float | None
     devices: int | None
@@ -79,7 +80,7 @@ class Glances:
             ended=ended,
             step=None if done is None else int(done),
             steps=None if steps is None else int(steps),
-            loss=number(step.get("loss")) if step else None,
+            loss=journal_number(step.get("loss")) if step else None,
             step_seconds=number(table(step.get("seconds")).get("total")) if step else None,
             forecast_seconds=number(seconds.get("value")),
             devices=begun.world_size if begun else None,

@@ -14,7 +14,7 @@ from paceline.observe.alerts.sinks.command import run_command
 from paceline.observe.alerts.sinks.file import append_line
 from paceline.observe.alerts.sinks.services import send_by_apprise
 from paceline.observe.alerts.sinks.webhook import post
-from paceline.spec.journal.redact import MARK
+from paceline.spec.journal.redact import MARK, Redactor
 from paceline.spec.watch.alerts import SEVERITIES, AlertSinkSpec, AlertsSpec, variable_in
 
 Environ = Mapping[str, str]
@@ -43,7 +43,7 @@ class NamedSink:
             self.deliver(message)
         except PacelineError as error:
             because = self.hide(error.because)
-        except (OSError, ValueError, RuntimeError) as error:
+        except Exception as error:  # of somebody else's program: whatever it is, the thread of this sink goes on
             because = self.hide(f"{type(error).__name__}: {error}")
         else:
             return
@@ -54,7 +54,7 @@ class NamedSink:
         """Return a text without what is secret in this sink."""
         for secret in self.secrets:
             text = text.replace(secret, MARK)
-        return text
+        return Redactor().text(text)
 
 
 def make_sinks(spec: AlertsSpec, environ: Environ | None = None) -> list[NamedSink]:

@@ -15,6 +15,16 @@ MOST_CHARACTERS = {"slack": 3000, "discord": 2000}  # of one message, as the ser
 SCHEMES = ("http://", "https://")
 
 
+class NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows no redirection: what is behind one would get the token, and no message."""
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        """Return nothing, so that the redirection is an answer like any other error."""
+
+
+OPENER = urllib.request.build_opener(NoRedirects)
+
+
 def post(kind: str, url: str, token: str, message: AlertMessage, timeout_seconds: float) -> None:
     """Send a message to a webhook. Raises PacelineError where it does not answer in time, or not with success."""
     if not url.lower().startswith(SCHEMES):
@@ -23,10 +33,11 @@ def post(kind: str, url: str, token: str, message: AlertMessage, timeout_seconds
     headers |= {"Authorization": f"Bearer {token}"} if token else {}
     request = urllib.request.Request(url, json.dumps(body(kind, message)).encode(), headers, method="POST")
     try:
-        with urllib.request.urlopen(request, timeout=timeout_seconds):
+        with OPENER.open(request, timeout=timeout_seconds):
             return
     except urllib.error.HTTPError as error:
-        because = f"it answers {error.code}"
+        elsewhere = ", another address, which is not followed" if 300 <= error.code < 400 else ""
+        because = f"it answers {error.code}{elsewhere}"
     except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
         reason = getattr(error, "reason", error)
         because = f"it does not answer: {type(reason).__name__}"

@@ -46,7 +46,26 @@
       const field = body.querySelector(`input[name="${name}"]`);
       if (field) field.value = value;
     });
+    if (name === "runs") sieve();
   };
+
+  // Of many runs those are shown in whose rows all of the words are that were typed.
+  const find = document.getElementById("find");
+  const sieve = () => {
+    if (!find) return;
+    const words = find.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const rows = [...document.querySelectorAll("#runs tbody tr")];
+    rows.forEach((row) => (row.hidden = !words.every((word) => row.textContent.toLowerCase().includes(word))));
+    const told = `${rows.filter((row) => !row.hidden).length} of ${rows.length} runs`;
+    const found = document.getElementById("found");
+    if (found.textContent !== told) found.textContent = told;
+  };
+  if (find) {
+    find.hidden = false;
+    find.addEventListener("input", sieve);
+    find.addEventListener("keydown", (event) => event.key === "Enter" && event.preventDefault());
+    sieve();
+  }
 
   const flush = () => [...waiting].forEach(([name, html]) => put(name, html));
 
