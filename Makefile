@@ -39,7 +39,7 @@ test-cuda: $(VENV)/.test  ## the tests that need a GPU, and its benchmarks
 	fi
 
 bench: $(VENV)/.bench  ## the benchmarks, on this machine (ARGS=--quick for a short look)
-	@for script in $$(grep -l __main__ benchmarks/*.py benchmarks/costs/*.py); do echo "== $$script"; $(BIN) $$script $(ARGS); done
+	@for script in $$(grep -l '"--quick"' benchmarks/*.py benchmarks/costs/*.py); do echo "== $$script"; $(BIN) $$script $(ARGS); done
 
 mutants: $(VENV)/.mutants  ## small changes of the code that no test notices (ARGS="--rooms verify --sample 20")
 	$(BIN) tests/mutations/mutants.py $(ARGS)

@@ -35,7 +35,7 @@ from grid.scores import document, parts_of, rows_of, score, table
 from worlds import slow_network
 
 from paceline.cluster.probe.probe import probe_machine
-from paceline.errors import PacelineError
+from paceline.errors import DoesNotFit, PacelineError
 from paceline.plan.learn.observation import Observation, machine_key, observation_from_dict
 from paceline.plan.learn.recall import forecast_runs
 from paceline.plan.planned import Planned, plan_task
@@ -65,7 +65,7 @@ TASKS = {
     "experts in little memory": ["task.model=moe-2m", "task.data.seq_len=64", "task.global_batch=32 samples"],
 }  # fmt: skip
 SLOW = {"slow network": {"SLOW_BYTES_PER_SECOND": "125e6", "SLOW_SECONDS": "2e-4"}}  # a gigabit, and 0.2 ms
-LITTLE = 0.9  # of the memory that copies are forecast to need
+LITTLE = (0.9, 0.95, 1.0)  # of what copies are forecast to need, headroom aside: the least in which any plan fits
 COMMON = ["cluster.device=cpu", "cluster.learn=false", "plan.precision=fp32", "plan.recompute=none",
           "task.stop=1000 steps"]  # fmt: skip
 QUICK = ["task.data.seq_len=32", "task.global_batch=4 samples"]
@@ -142,10 +142,25 @@ def case_of(task: str, devices: int, work: Path, options: argparse.Namespace) ->
     asked = [*COMMON, *given, *data, *(QUICK if options.quick else []), f"cluster.devices={devices}"]
     planned, limit = plan_task(load_spec(None, asked)), 0.0
     if "little memory" in task:
-        copies = next(one for one in planned.search.candidates if one.plan.layout.dp_replicate == devices)
-        limit = LITTLE * copies.forecast.peak_bytes.value
-        planned = plan_task(load_spec(None, [*asked, f"cluster.memory_per_device={limit:.0f} B"]))
+        planned, limit = in_little_memory(planned, asked)
     return Case(task, planned, tuple(plans_of(planned, options.layouts)), limit)
+
+
+def in_little_memory(planned: Planned, asked: Sequence[str]) -> tuple[Planned, float]:
+    """Return the task planned on devices that cannot hold copies, and their bytes. Raises DoesNotFit where none fits.
+
+    Of a small model most of the memory is the runtime's, which no layout makes less, so a fixed share of what copies
+    need may leave no plan.
+    """
+    devices = planned.cluster.devices
+    copies = next(one for one in planned.search.candidates if one.plan.layout.dp_replicate == devices)
+    for share in LITTLE:
+        limit = share * copies.forecast.peak_bytes.value
+        try:
+            return plan_task(load_spec(None, [*asked, f"cluster.memory_per_device={limit:.0f} B"])), limit
+        except DoesNotFit as error:
+            refused = error
+    raise refused
 
 
 def measure(planned: Planned, plans: Sequence[Plan], options: argparse.Namespace) -> list[dict[str, Any]]:

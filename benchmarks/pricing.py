@@ -1,4 +1,4 @@
-"""How fast plans are priced and searched: `OMP_NUM_THREADS=1 python benchmarks/pricing.py [--json]`. Needs no GPU.
+"""How fast plans are priced and searched: `OMP_NUM_THREADS=1 python benchmarks/pricing.py [--quick] [--json]`. Needs no GPU.
 
 Four figures. Layouts priced per second, memory and time of each; the complete search for Llama 3.1 405B on 16,384 H100
 in a process that has only just started, Python's own start included; the one for a model of 530B on 5,120 A100, beside
@@ -63,7 +63,7 @@ print(len(found.candidates) + len(found.refused), found.best.plan, sep="|")
 """
 
 
-def priced_per_second() -> dict[str, Any]:
+def priced_per_second(repeats: int) -> dict[str, Any]:
     """Return how many plans of the whole space are priced in a second of one core: memory and time of each."""
     profile = profile_decoder(resolve_decoder(ModelSpec("llama-405b"), 0, SEQUENCE), SEQUENCE)
     cluster, _ = resolve_cluster(ClusterSpec(device="h100-sxm", devices=DEVICES))
@@ -72,7 +72,7 @@ def priced_per_second() -> dict[str, Any]:
     layouts = allowed_layouts(context, constraints, base, [])
     columns = Space(context, constraints, base, modes, []).columns(layouts)
     seconds = []
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         began = time.process_time()
         needed_bytes(context, columns)
         step_seconds(context, columns)
@@ -80,10 +80,10 @@ def priced_per_second() -> dict[str, Any]:
     return {"plans": len(columns), "layouts": len(layouts), "per_second": len(columns) / statistics.median(seconds)}
 
 
-def cold(command: list[str]) -> tuple[dict[str, float], str]:
+def cold(command: list[str], repeats: int) -> tuple[dict[str, float], str]:
     """Return the median wall and processor seconds of a process from its start to its end, and what it printed."""
     wall, used, printed = [], [], ""
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         before, began = os.times(), time.perf_counter()
         printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         after = os.times()
@@ -96,19 +96,21 @@ def main() -> None:
     """Measure, and print lines for people or JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
-    as_json = parser.parse_args().json
-    priced = priced_per_second()
+    parser.add_argument("--quick", action="store_true", help="each figure once")
+    options = parser.parse_args()
+    as_json, repeats = options.json, 1 if options.quick else REPEATS
+    priced = priced_per_second(repeats)
     code = SEARCH.format(sequence=SEQUENCE, devices=DEVICES, batch=BATCH)
-    searched, printed = cold([sys.executable, "-c", code])
+    searched, printed = cold([sys.executable, "-c", code], repeats)
     count, _, best = printed.strip().partition("|")
-    turing, printed = cold([sys.executable, "-c", TURING])
+    turing, printed = cold([sys.executable, "-c", TURING], repeats)
     of_turing, _, best_turing = printed.strip().partition("|")
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "text.txt"
         text.write_text("A paceline is a line of riders who share the work. " * 4000, "utf-8")
         small = [f"task.data.source={text}", "task.model=llama-11m", "cluster.device=h100-sxm", "cluster.devices=8"]
         sets = [word for pair in small for word in ("--set", pair)]
-        planned, _ = cold([sys.executable, "-m", "paceline", "plan", *sets])
+        planned, _ = cold([sys.executable, "-m", "paceline", "plan", *sets], repeats)
     if as_json:
         print(json.dumps({"priced": priced, "search_405b": {**searched, "plans": int(count)},
                           "search_530b": {**turing, "plans": int(of_turing)}, "plan_small": planned}))  # fmt: skip

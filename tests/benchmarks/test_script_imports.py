@@ -85,3 +85,13 @@ def test_a_name_that_is_gone_is_found() -> None:
     assert absent("paceline.units", {"format_bytes", "format_pounds"}) == {"format_pounds"}
     assert absent("paceline.of_no_name", {"one"}) == {"one"}
     assert absent("paceline", {"Run", "no_name"}) == {"no_name"}
+
+
+def test_make_bench_runs_every_script_that_needs_no_arguments() -> None:
+    """`make bench ARGS=--quick` goes through the scripts that have a short form; the others ask for files."""
+    scripts = [path for folder in ("", "costs") for path in sorted((ROOT / "benchmarks" / folder).glob("*.py"))]
+    runnable = {path.stem for path in scripts if "__main__" in path.read_text()}
+    short = {path.stem for path in scripts if '"--quick"' in path.read_text()}
+    assert short <= runnable and runnable - short == {"choices"}, "choices.py reads tables that are named"
+    recipe = (ROOT / "Makefile").read_text().partition("\nbench:")[2].partition("\n\n")[0]
+    assert """grep -l '"--quick"' benchmarks/*.py benchmarks/costs/*.py""" in recipe

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 SPIN_VARIABLE = "GOMP_SPINCOUNT"
 CHOSEN_BY_USER = ("OMP_WAIT_POLICY", SPIN_VARIABLE)
-SPIN_TURNS = 3_000  # 30 to 150 µs by processor: longer than the gap between two operators, and than waking a thread takes
+SPIN_TURNS = 3_000  # 30 to 150 µs by processor: longer than the gap between two operators, and than a waking takes
 
 
 def waiting(environ: Mapping[str, str]) -> dict[str, str]:
