@@ -1,4 +1,4 @@
-"""How fast plans are priced and searched: `OMP_NUM_THREADS=1 python benchmarks/pricing.py [--quick] [--json]`. Needs no GPU.
+"""How fast plans are priced and searched: `OMP_NUM_THREADS=1 python benchmarks/pricing.py [--quick] [--json]`; no GPU.
 
 Four figures. Layouts priced per second, memory and time of each; the complete search for Llama 3.1 405B on 16,384 H100
 in a process that has only just started, Python's own start included; the one for a model of 530B on 5,120 A100, beside
