@@ -63,3 +63,5 @@ def test_the_journal_is_told_where_several_threads_compute() -> None:
     (told,) = told_waiting(2, waiting({}))
     assert (told.what, told.after) == (SPIN_VARIABLE, str(SPIN_TURNS)) and "another program" in told.because
     assert told_waiting(1, waiting({})) == [] == told_waiting(2, {SPIN_VARIABLE: "7"})
+    (late,) = told_waiting(2, {})
+    assert late.after is None and f"start python with {SPIN_VARIABLE}={SPIN_TURNS}" in late.because

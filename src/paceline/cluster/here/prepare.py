@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from paceline.cluster.here.cores import bind_process, is_bound, memory_nodes, node_of_device, split_cores
 from paceline.cluster.here.determinism import deterministic_price
-from paceline.cluster.here.waiting import SPIN_TURNS, SPIN_VARIABLE
+from paceline.cluster.here.waiting import SPIN_TURNS, SPIN_VARIABLE, waiting
 from paceline.errors import ConfigError
 from paceline.spec.run import RunSpec
 
@@ -101,8 +101,18 @@ def prepare_process(run: RunSpec, kind: str, environ: MutableMapping[str, str] =
 
 
 def told_waiting(threads: int, environ: Mapping[str, str] = os.environ) -> list[Switched]:
-    """Return how the compute threads of this process wait for each other, where who started it has chosen that."""
-    if threads == 1 or environ.get(SPIN_VARIABLE) != str(SPIN_TURNS):
+    """Return how the compute threads of this process wait for each other, unless the user has chosen that.
+
+    Who starts a process chooses. A script that has loaded torch before its run begins can only be told.
+    """
+    if threads == 1:
+        return []
+    if waiting(environ):
+        because = (
+            f"{WAITING_GAIN}. Too late where torch is loaded already: start python with {SPIN_VARIABLE}={SPIN_TURNS}"
+        )
+        return [Switched(SPIN_VARIABLE, None, None, because)]
+    if environ.get(SPIN_VARIABLE) != str(SPIN_TURNS):
         return []
     return [Switched(SPIN_VARIABLE, None, environ[SPIN_VARIABLE], WAITING_GAIN)]
 
