@@ -267,7 +267,7 @@ def test_tests_that_are_deep_are_there() -> None:
         assert f"def {name.partition('[')[0]}(" in text, line
 
 
-GROUPS = {"paceline.run.process.groups", "paceline.run.process.world"}  # of a run: one time-out, one teardown
+GROUPS = {"paceline.run.process.groups", "paceline.run.process.world"}  # of a run
 OWN_GROUPS = {"paceline.cluster.probe.rank", "paceline.cluster.probe.worker"}  # a probe's processes have no run
 MAKE_GROUPS = {"new_group", "new_subgroups", "init_process_group", "init_device_mesh", "split_group"}
 

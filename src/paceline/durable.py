@@ -33,6 +33,14 @@ def publish(unfinished: Path, path: Path) -> None:
     sync_folder(path.parent)
 
 
+def sync_all(folder: Path) -> None:
+    """Make durable what another library wrote into a folder: its files' content, and their names. Raises OSError."""
+    for path in sorted(folder.iterdir()):
+        if path.is_file():
+            sync_file(path)
+    sync_folder(folder)
+
+
 def _sync(path: Path, flags: int) -> None:
     descriptor = os.open(path, flags)
     try:

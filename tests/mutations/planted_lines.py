@@ -81,7 +81,7 @@ LINE_PROOFS = [
             line("run.parallel.context.kernels:Merged.add", ("before.copy_(both)", "before.copy_(lse)")),
             "loss", "forward pass", "loss"),
     Planted("packed documents", "tokens see the documents before their own", "packed rows, shared sequences",
-            line(f"{ZIGZAG}:SequencePart.__call__", ('part["mask"] = document', 'part["unread"] = document')),
+            line(f"{ZIGZAG}:SequencePart.__call__", ('part["mask"] = Packed', 'part["unread"] = Packed')),
             "loss", "forward pass", "loss"),
     Planted("packed documents", "positions are those in a rank's part of the rows", "packed rows, shared sequences",
             line(f"{ZIGZAG}:SequencePart.__call__",

@@ -7,8 +7,10 @@ import pytest
 
 from paceline.errors import ConfigError, DoesNotFit
 from paceline.plan.explain.choice import tried_text
-from paceline.plan.explain.explain import LISTED, explain_lines, headline_lines, money_text
+from paceline.plan.explain.explain import LISTED, explain_lines
+from paceline.plan.explain.headline import headline_lines
 from paceline.plan.explain.lines import WIDTH
+from paceline.plan.explain.money import money_text
 from paceline.plan.planned import plan_task
 from paceline.spec.load import load_spec
 from paceline.task.profile.apart import _trace_in_child

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.observe.live.spent import SpentAmount
-from paceline.plan.explain.explain import energy_text
+from paceline.plan.explain.headline import energy_text
 from paceline.report.format import figure, plural, quantity, signed_percent, usd, utc
 
 

@@ -154,8 +154,9 @@ def _draw(found: Answer, options: argparse.Namespace) -> None:
 def _lines(found: Answer, spec: Spec, explain: bool, everything: bool) -> list[str]:
     """Return what is printed for people."""
     from paceline.plan.explain.compare_clusters import Comparison
-    from paceline.plan.explain.explain import explain_lines, without_effect_lines
+    from paceline.plan.explain.explain import explain_lines
     from paceline.plan.explain.groups import grouped_lines
+    from paceline.plan.explain.headline import without_effect_lines
     from paceline.plan.explain.screen import screen_lines
     from paceline.plan.placement.grouped import Grouped
 
@@ -171,7 +172,7 @@ def _lines(found: Answer, spec: Spec, explain: bool, everything: bool) -> list[s
 def _headline(found: Planned) -> list[str]:
     """Return the block that every run opens with, and what training in its hours brings."""
     from paceline.cluster.grid.window import window_of
-    from paceline.plan.explain.explain import headline_lines
+    from paceline.plan.explain.headline import headline_lines
     from paceline.plan.explain.hours import hours_lines
 
     return [*headline_lines(found), *hours_lines(found, window_of(found.spec.run.when))]

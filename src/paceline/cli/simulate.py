@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     """Run `paceline simulate`. Raises ConfigError where nothing is known of how often the machines fail."""
     from paceline.errors import ConfigError
-    from paceline.plan.explain.explain import headline_lines
+    from paceline.plan.explain.headline import headline_lines
     from paceline.session.verbs.simulation import simulation
     from paceline.spec.load import load_spec
 
@@ -173,7 +173,7 @@ def _head(looks: bool) -> tuple[str, ...]:
 
 
 def _row(result: PolicyResult, looks: bool) -> tuple[str, ...]:
-    from paceline.plan.explain.explain import money_text
+    from paceline.plan.explain.money import money_text
     from paceline.simulate.policy import duration_text
     from paceline.units import format_durations, format_energy, format_seconds
 

@@ -13,7 +13,7 @@ import pytest
 
 from paceline.cli.main import main
 from paceline.plan.explain.choice import sure_lines
-from paceline.plan.explain.explain import headline_lines, without_effect_lines
+from paceline.plan.explain.headline import headline_lines, without_effect_lines
 from paceline.plan.explain.lines import WIDTH
 from paceline.plan.explain.money import bought_text, expected_usd, finish_lines, limit_lines, price_lines
 from paceline.plan.explain.screen import LINES, screen_lines

@@ -170,7 +170,8 @@ def _with_amounts(row: ClusterRow, planned: Planned, with_failures: bool) -> Clu
 
 def comparison_rows(comparison: Comparison) -> list[tuple[str, ...]]:
     """Return the comparison as rows of text, a head first."""
-    from paceline.plan.explain.explain import carbon_text, energy_text, money_text
+    from paceline.plan.explain.headline import carbon_text, energy_text
+    from paceline.plan.explain.money import money_text
     from paceline.units import format_bytes
 
     head = ["", "cluster", "time", "money", "energy", "carbon", "step", "memory", "plan"]

@@ -12,7 +12,7 @@ import numpy as np
 from paceline import svg
 from paceline.errors import ConfigError
 from paceline.plan.explain.compare_clusters import Comparison
-from paceline.plan.explain.explain import money_text
+from paceline.plan.explain.money import money_text
 from paceline.plan.planned import Planned
 from paceline.plan.search.pareto import front_of
 from paceline.simulate.files import write_text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from paceline.plan.explain.explain import bill_text
+from paceline.plan.explain.headline import bill_text
 from paceline.plan.explain.lines import wrap
 from paceline.plan.placement.grouped import Grouped
 from paceline.plan.placement.uneven import Uneven

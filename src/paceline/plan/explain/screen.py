@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from paceline.plan.explain.choice import alternative_lines, sensitivity_lines, sure_lines, tried_gain
 from paceline.plan.explain.difference import difference
-from paceline.plan.explain.explain import energy_text, expected_text
+from paceline.plan.explain.headline import energy_text, expected_text
 from paceline.plan.explain.lines import WIDTH
 from paceline.plan.explain.money import bought_text, money_text
 from paceline.plan.planned import Planned

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.plan.cost.memory.usable import usable_bytes
-from paceline.plan.explain.explain import headline_lines
+from paceline.plan.explain.headline import headline_lines
 from paceline.plan.planned import Planned
 from paceline.plan.risk.outlook import outlook_of
 from paceline.plan.smaller import SmallerPlan, smaller_from_dict, smaller_plans

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from paceline.plan.explain.explain import headline_lines
+from paceline.plan.explain.headline import headline_lines
 from paceline.plan.planned import Planned
 from paceline.run.process.brief import Brief, make_brief
 from paceline.session.confirm.micro_batch import confirm_micro_batch

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from paceline.durable import publish
 from paceline.errors import StorageError
 from paceline.spec.load import spec_from_dict
 from paceline.spec.task import DataSpec
@@ -39,7 +40,8 @@ def write_classes(kept: Mapping[str, Any], out: Path) -> list[Path]:
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            (out / name).write_text(text, "utf-8")
+            (part := out / (name + ".part")).write_text(text, "utf-8")
+            publish(part, out / name)
     except OSError as error:
         raise StorageError(f"cannot write to {out}", str(error), "a folder with room to write") from error
     return [out / name for name in texts]

@@ -31,7 +31,7 @@ from torch.library import CustomOpDef
 
 from paceline.run.parallel.context.exchange import METHODS, all_gather, reduce_scatter
 from paceline.run.parallel.context.kernels import Merged, attend, attend_backward
-from paceline.task.models.layers.attention import AttentionFunction, Mask, scaled_attention
+from paceline.task.models.layers.attention import AttentionFunction, scaled_attention
 from paceline.task.models.layers.packed import PackedPart, packed_part_attention
 
 
@@ -43,7 +43,9 @@ def shared_attention(group: dist.ProcessGroup, method: str) -> AttentionFunction
     """
     name = group.group_name
 
-    def attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float | None = None) -> Tensor:
+    def attention(
+        q: Tensor, k: Tensor, v: Tensor, mask: Tensor | PackedPart | None, scale: float | None = None
+    ) -> Tensor:
         if mask is not None:
             return _masked(q, k, v, mask, scale, group)
         return sequence_attention(q, k, v, name, method, scale)[0]
@@ -154,7 +156,9 @@ OPERATOR = torch.ops.paceline.sequence_attention.default  # as selective recompu
 # ---- attention with a mask: over the whole sequence's keys ---------------------------------------------------------
 
 
-def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None, group: dist.ProcessGroup) -> Tensor:
+def _masked(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | PackedPart, scale: float | None, group: dist.ProcessGroup
+) -> Tensor:
     """Return attention under a mask: each chunk's queries against the keys up to that chunk's end, in their order.
 
     A query may see nothing in a block of keys, so blocks are not merged here. Of packed documents no mask is made where

@@ -1,0 +1,207 @@
+"""The headline of a run: its task, its cluster, its plan and their price, as every run prints them before it begins."""
+
+from __future__ import annotations
+
+import math
+
+from paceline.cluster.catalog.devices import spot_remarks
+from paceline.cluster.catalog.file import load_catalog
+from paceline.cluster.here.determinism import deterministic_price
+from paceline.plan.cost.rates import Rates
+from paceline.plan.cost.software import PACELINE
+from paceline.plan.cost.unknown import time_widths
+from paceline.plan.explain.choice import tried_text
+from paceline.plan.explain.lines import wrap
+from paceline.plan.explain.money import finish_lines, limit_lines, money_text, price_lines
+from paceline.plan.planned import Planned
+from paceline.spec.arguments import has_checkpoint, run_directory
+from paceline.spec.forecast import BillTerm, Estimate
+from paceline.spec.steps.growth import course_of
+from paceline.spec.steps.selection import LOSS
+from paceline.spec.task import ModelSpec
+from paceline.task.models.huggingface.start import start_lines
+from paceline.units import (
+    format_bytes,
+    format_carbon,
+    format_count,
+    format_energy,
+    format_rate,
+    format_seconds,
+)
+
+INDENT = " " * 9
+NOTABLE_GOODPUT = 0.995  # failures that cost less stand in `--explain` only
+
+
+def headline_lines(planned: Planned) -> list[str]:
+    """Return the block that every run opens with: task, cluster, plan and price."""
+    others = f"best of {len(planned.search.candidates)} that fit, {len(planned.search.refused)} refused"
+    others += f"{tried_text(planned.contest)}: --explain"
+    device = planned.cluster.device.kind
+    return [
+        f"task     {task_text(planned)}",
+        *([f"{INDENT}{trained}"] if (trained := trained_text(planned)) else []),
+        *model_lines(planned),
+        *(line for shown in planned.facts.shown for line in wrap("data     ", shown)),
+        f"cluster  {cluster_text(planned)}",
+        f"plan     {planned.plan}",
+        f"{INDENT}{price_text(planned)}   ({others})",
+        *([f"{INDENT}{expected_text(planned)}"] if planned.expected.goodput < NOTABLE_GOODPUT else []),
+        *(f"{INDENT}{line}" for line in (*finish_lines(planned), *limit_lines(planned), *price_lines(planned))),
+        *([f"{INDENT}deterministic kernels: {deterministic_price(device)}"] if planned.spec.run.deterministic else []),
+    ]
+
+
+def model_lines(planned: Planned) -> list[str]:
+    """Return what is built for a model's folder, and what it starts from; nothing of other models, nor of a resume."""
+    if has_checkpoint(run_directory(planned.spec)):  # which holds the weights
+        return []
+    texts = start_lines(planned.spec.task.model, planned.spec.task.data)
+    heads = ["model    ", *[INDENT] * len(texts)]
+    return [line for head, text in zip(heads, texts, strict=False) for line in wrap(head, text)]
+
+
+def without_effect_lines(planned: Planned) -> list[str]:
+    """Return what of the model, the batch or a price has no effect, without what `--explain` notes beside it."""
+    cluster = planned.spec.cluster
+    remarks = [
+        *planned.spec.remarks,
+        *planned.profile.remarks,
+        *spot_remarks(cluster, planned.cluster, load_catalog(cluster.catalog)),
+    ]
+    return [line for remark in remarks for line in wrap("note     ", remark)]
+
+
+def task_text(planned: Planned) -> str:
+    """Return the task in one line: model, data, batch, length and seed."""
+    task, facts = planned.spec.task, planned.facts
+    name = planned.profile.name
+    if isinstance(task.model, ModelSpec) and ":" not in task.model.name:
+        name = task.model.name
+    items = planned.batch_samples * facts.items_per_sample
+    steps = f"{planned.steps:,} step" + ("" if planned.steps == 1 else "s")
+    batch = f"{items:,} {facts.unit}/step{_growth_text(planned)}{_selection_text(planned)}"
+    return f"{name} on {facts.description} · {batch} · {steps} · seed {task.seed}"
+
+
+def trained_text(planned: Planned) -> str:
+    """Return what of the model is trained, and what is beside it; "" where all of it is."""
+    profile, adapter = planned.profile, planned.spec.task.adapter
+    if profile.trained_parameters == profile.parameters:
+        return ""
+    share = profile.trained_parameters / profile.parameters
+    what = f"{format_count(profile.trained_parameters)} of {format_count(profile.parameters)} parameters ({share:.2%})"
+    how = "" if adapter.is_none else f" · {adapter.kind} of rank {adapter.rank}, alpha {adapter.alpha:g}"
+    narrow = sum(block.narrow_parameters for block in profile.blocks)
+    packed = sum(block.packed_parameters for block in profile.blocks)
+    rests = f", {format_count(narrow)} of them in {adapter.base_dtype}" if narrow else ""
+    rests += f", {format_count(packed)} more in four bits ({adapter.base_dtype})" if packed else ""
+    return f"trains {what}{how}; the rest is frozen{rests}: no gradients, no optimizer state"
+
+
+def _growth_text(planned: Planned) -> str:
+    """Return how far the batch grows, in items, and by what; "" where it does not."""
+    growth, facts = planned.spec.task.growth, planned.facts
+    if not growth.grows:
+        return ""
+    if growth.by == "noise":
+        unit, value = (growth.largest.unit, growth.largest.value) if growth.largest else ("samples", math.nan)
+        return f", growing to {value * (1 if unit == 'tokens' else facts.items_per_sample):,.0f} by the noise scale"
+    course = course_of(growth, planned.batch_samples, facts.items_per_sample)
+    largest = max(samples for _, samples in course.stretches(steps=planned.steps))
+    return f", growing to {largest * facts.items_per_sample:,} by a schedule"
+
+
+def _selection_text(planned: Planned) -> str:
+    """Return among how many items a step chooses, and how; "" where it trains on all that it reads."""
+    selection, facts = planned.spec.task.selection, planned.facts
+    if not selection.selects:
+        return ""
+    read = selection.candidates_of(planned.batch_samples) * facts.items_per_sample
+    how = "drawn by loss" if selection.by == LOSS else "of the largest loss"
+    return f", {how} among {read:,}"
+
+
+def cluster_text(planned: Planned) -> str:
+    """Return the cluster in one line: devices, rates, links, and how they are known."""
+    cluster, precision = planned.cluster, planned.plan.precision
+    device = cluster.device
+    kind = device.kind if cluster.host else device.name
+    parts = [f"{'this machine: ' if cluster.host else ''}{cluster.devices} x {kind}"]
+    rates = [rate for _, rate in device.matmul_flops.get(precision, ())]
+    parts.append(f"{_rate(max(rates, default=math.nan), 'FLOP')} {precision}")
+    parts.append(f"{_rate(device.memory_bytes_per_second.value, 'B')} memory")
+    if cluster.devices > 1:
+        link = cluster.link(cluster.devices)
+        between = "ranks" if device.kind == "cpu" else "devices" if link.level == "node" else "nodes, per device"
+        latency = format_seconds(link.latency_seconds.value)
+        parts.append(f"{_rate(link.bytes_per_second.value, 'B')}, {latency} between {between}")
+    known = {"measured": "probed", "published": "published figures", "assumed": "assumed: `paceline probe` measures it"}
+    return f"{' · '.join(parts)} ({known.get(device.rate_source(precision), 'unknown figures')})"
+
+
+def price_text(planned: Planned) -> str:
+    """Return the forecast in one line: step time with its interval, memory, run time, energy and money."""
+    forecast = planned.forecast
+    step = forecast.step_seconds
+    return " · ".join([
+        f"{format_seconds(step.value)}/step{_percent(step)}{sure_text(planned)}",
+        f"{format_bytes(forecast.peak_bytes.value)}/device",
+        format_seconds(forecast.run_seconds.value),
+        energy_text(forecast.kwh.value),
+        money_text(forecast.usd.value),
+    ])  # fmt: skip
+
+
+def expected_text(planned: Planned) -> str:
+    """Return in one line what failures make of the run: its time with its interval, goodput, interruptions."""
+    expected = planned.expected
+    if not math.isfinite(expected.goodput):
+        return f"unknown: {expected.because}; set cluster.reliability.mtbf_hours_per_device"
+    return (
+        f"expected: {format_seconds(expected.wall_seconds.value)}{_percent(expected.wall_seconds)}"
+        f" · goodput {expected.goodput:.1%} · {format_count(expected.interruptions)} interruptions"
+        + (f" · {money_text(expected.usd)}" if math.isfinite(expected.usd) else "")
+    )
+
+
+def bill_text(term: BillTerm) -> str:
+    """Return money, energy or carbon in one line: the value, both intervals, the formula and its source."""
+    if not math.isfinite(term.value):
+        return f"unknown: {term.formula}"
+    values = (term.value, term.low, term.high, term.low95, term.high95)
+    show = {"USD": money_text, "kWh": energy_text}
+    value, low, high, low95, high95 = format_carbon(*values) if term.unit == "g" else map(show[term.unit], values)
+    return f"{value} (80 %: {low} to {high}; 95 %: {low95} to {high95}); {term.formula} [{term.source}]"
+
+
+def carbon_text(grams: float) -> str:
+    """Return an amount of carbon; "carbon unknown" where it is."""
+    if not math.isfinite(grams):
+        return "carbon unknown"
+    return format_carbon(grams)[0]
+
+
+def energy_text(kwh: float) -> str:
+    """Return an amount of energy; "energy unknown" where it is."""
+    return format_energy(kwh)[0] if math.isfinite(kwh) else "energy unknown"
+
+
+def sure_text(planned: Planned) -> str:
+    """Return what of a published device's forecast was measured, and what never; nothing of others."""
+    cluster, precision = planned.cluster, planned.plan.precision
+    rates = Rates(cluster.device, precision)
+    if not rates.is_published or planned.learnt is not None:
+        return ""
+    device = cluster.device
+    widths = time_widths(rates.constants, device.name, precision, PACELINE.name, cluster.devices, device.assumed_rates)
+    because = widths.because
+    return f" ({because})" if because else ""
+
+
+def _percent(estimate: Estimate) -> str:
+    return f" ±{(estimate.high / estimate.value - 1) * 100:.0f}%" if math.isfinite(estimate.value) else ""
+
+
+def _rate(per_second: float, unit: str) -> str:
+    return format_rate(per_second, unit) if math.isfinite(per_second) else f"unknown {unit}/s"
