@@ -31,7 +31,7 @@ ROW_WORDS = 2**12  # of a row of several dimensions: the longer it is, the more 
 SHORT_ROW_WORDS = 64
 
 PartSums = dict[str, dict[Box, int]]
-Words = npt.NDArray[Any]
+WordArray = npt.NDArray[Any]
 
 
 def parts_held(tensors: Mapping[str, torch.Tensor]) -> PartSums:
@@ -135,7 +135,7 @@ def _begun(
     ]
 
 
-def _sum_here(rows: Words, row: Words, outer: Words) -> int:
+def _sum_here(rows: WordArray, row: WordArray, outer: WordArray) -> int:
     """Return the sum of rows in the host's memory, without torch: the calling thread alone computes."""
     step = min(len(rows), max(1, PIECE_WORDS // row.size))
     wide = np.empty((step, row.size), dtype=np.int64)
@@ -183,7 +183,7 @@ class PlaceWeights:
     """The weights of coordinates, odd 64-bit numbers by dimension; each is computed once."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, int, int], Words] = {}
+        self._known: dict[tuple[int, int, int], WordArray] = {}
         self._room = torch.empty(0, dtype=torch.int64)
 
     def room(self, words: int, device: torch.device) -> torch.Tensor:
@@ -192,14 +192,14 @@ class PlaceWeights:
             self._room = torch.empty(words, dtype=torch.int64, device=device)
         return self._room[:words]
 
-    def product(self, first: int, offsets: Sequence[int], sizes: Sequence[int]) -> Words:
+    def product(self, first: int, offsets: Sequence[int], sizes: Sequence[int]) -> WordArray:
         """Return the weights of all places of a block over the dimensions from number `first` on, int64, flat."""
         flat = np.ones(1, dtype=np.int64)
         for dimension, (offset, size) in enumerate(zip(offsets, sizes, strict=True), first):
             flat = (flat[:, None] * self._along(dimension, offset, size)).reshape(-1)
         return flat
 
-    def _along(self, dimension: int, offset: int, size: int) -> Words:
+    def _along(self, dimension: int, offset: int, size: int) -> WordArray:
         key = (dimension, offset, size)
         if key not in self._known:
             places = np.arange(offset, offset + size, dtype=np.uint64) + np.uint64(dimension << 48)
