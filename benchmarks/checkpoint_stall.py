@@ -2,7 +2,9 @@
 
     python benchmarks/checkpoint_stall.py [--quick] [--model llama-11m] [--devices 2] [--dir DIR] [--json OUT] [--save]
 
-The same run is made with checkpoints beside training and with training waiting for them. The disk's own rate is that of
+The same run is made with checkpoints beside training, with training waiting for them, and with saves as often as the
+run itself chooses (`interval = "auto"`) where each device fails once an hour: the stall over all steps of that one is
+what saving costs. The disk's own rate is that of
 as many bytes, written to the same folder in one piece and flushed, and read again; it is measured in the same minutes.
 A file that was just written is read from memory: both loads are measured, that one and one from the disk, for which the
 system is asked to forget the files (`posix_fadvise`). Rounds of the disk and of Paceline take turns.
@@ -30,17 +32,26 @@ from paceline.spec.journal.reading import read_journal
 
 PIECE_BYTES = 2**26
 ROUNDS = 3
+CHOSEN = "chosen"
+KINDS = {"on": "beside training", "off": "training waits", CHOSEN: "beside training, as often as the run chooses"}
+MTBF_HOURS = 1  # of a device: worse than any that is published, so that a short run chooses to save at all
 
 
-def train(options: argparse.Namespace, run_dir: Path, asynchronous: str) -> dict[str, float]:
-    """Train and return seconds of a step, of a stall and of a whole save, and a checkpoint's bytes (medians)."""
+def train(options: argparse.Namespace, run_dir: Path, kind: str) -> dict[str, float]:
+    """Train and return seconds of a step, of a stall and of a whole save, and a checkpoint's bytes (medians).
+
+    `stall_share` is what all saves but the last stood still, over the time of all steps.
+    """
+    is_chosen = kind == CHOSEN
     settings = {
         "task.model.name": options.model, "task.data.source": "stdlib", "task.data.max_bytes": "1 MB",
         "task.data.seq_len": 128, "task.global_batch": f"{options.samples} samples",
         "task.stop": f"{options.steps} steps",
         "cluster.device": "cpu", "cluster.devices": options.devices, "cluster.probe": False,
-        "run.checkpoint_every": f"{options.every} steps", "run.evaluate_every": "none", "run.verify": False,
-        "run.checkpoints.asynchronous": asynchronous, "run.dir": str(run_dir),
+        "run.checkpoint_every": f"{options.steps if is_chosen else options.every} steps", "run.evaluate_every": "none",
+        "run.verify": False, "run.checkpoints.asynchronous": "on" if is_chosen else kind, "run.dir": str(run_dir),
+        "run.checkpoints.interval": "auto" if is_chosen else "fixed",
+        "cluster.reliability.mtbf_hours_per_device": MTBF_HOURS,
     }  # fmt: skip
     words = [sys.executable, "-m", "paceline", "train"]
     for key, value in settings.items():
@@ -51,8 +62,11 @@ def train(options: argparse.Namespace, run_dir: Path, asynchronous: str) -> dict
         raise SystemExit(done.stdout + done.stderr)
     journal = list(read_journal(run_dir))
     steps = [line["seconds"]["total"] for line in journal if line["kind"] == "step" and line["step"] > 1]
-    saves = [line for line in journal if line["kind"] == "checkpoint"][:-1]  # the last one is waited for in any case
+    saves = [line for line in journal if line["kind"] == "checkpoint"]
+    saves = saves[:-1] or saves  # the last one is waited for in any case
     return {
+        "saves": len(saves),
+        "stall_share": sum(line["stall_seconds"] for line in saves) / sum(steps),
         "step_seconds": statistics.median(steps),
         "stall_seconds": statistics.median(line["stall_seconds"] for line in saves),
         "save_seconds": statistics.median(line["seconds"] for line in saves),
@@ -128,17 +142,18 @@ def main() -> None:
     if options.quick:
         options.model, options.devices, options.samples, options.steps, options.every = "llama-1m", 1, 2, 6, 2
     with tempfile.TemporaryDirectory(prefix="checkpoint-stall-", dir=options.dir) as folder:
-        runs = {name: train(options, Path(folder, name), name) for name in ("on", "off")}
+        runs = {name: train(options, Path(folder, name), name) for name in KINDS}
         measured = rates(Path(folder, "on"))
     result: dict[str, Any] = {"machine": machine(), "model": options.model, "devices": options.devices, "runs": runs}
     result["rates"] = measured
     print(f"{options.model} on {options.devices} processes, {runs['on']['bytes'] / 1e6:.0f} MB a checkpoint\n")
-    print("| checkpoints | step | stall | stall over step | whole save |\n|---|---|---|---|---|")
-    for name, title in (("on", "beside training"), ("off", "training waits")):
+    print("| checkpoints | step | saves | stall | stall over step | stalls over all steps | whole save |")
+    print("|---|---|---|---|---|---|---|")
+    for name, title in KINDS.items():
         one = runs[name]
         ratio = one["stall_seconds"] / one["step_seconds"]
-        print(f"| {title} | {one['step_seconds']:.3f} s | {one['stall_seconds'] * 1e3:.1f} ms | {ratio:.1%} |"
-              f" {one['save_seconds']:.3f} s |")  # fmt: skip
+        print(f"| {title} | {one['step_seconds']:.3f} s | {one['saves']} | {one['stall_seconds'] * 1e3:.1f} ms |"
+              f" {ratio:.1%} | {one['stall_share']:.2%} | {one['save_seconds']:.3f} s |")  # fmt: skip
     print("\n| one process | MB/s | over the disk's own |\n|---|---|---|")
     for name, of in (("save", "disk_write"), ("load", "disk_read"), ("load_memory", "memory_read")):
         print(f"| {name.replace('_', ' from ')} | {measured[name] / 1e6:.0f} | {measured[name] / measured[of]:.0%} |")

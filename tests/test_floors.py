@@ -227,7 +227,9 @@ def test_no_folder_has_more_files_than_an_eye_takes_in() -> None:
     assert {folder: count for folder, count in counts.items() if count > MOST_FILES} == {}
 
 
-TELL = "\nimport json, sys; print(json.dumps([n for n in ('torch', 'numpy') if n in sys.modules]))"
+TELL = "\nimport json, sys; print(json.dumps([n for n in {} if n in sys.modules]))"
+PLANNER = {"paceline.plan.planned", "paceline.plan.search", "paceline.plan.cost", "paceline.simulate.outcome"}
+RANK = "import paceline.launch.worker, paceline.launch.run"
 CLI = "from paceline.cli.main import main; main({})"
 PLAN = ["plan", "examples/stdlib-code.toml", "--set", "task.data.max_bytes=1 MB"]
 
@@ -238,11 +240,13 @@ PLAN = ["plan", "examples/stdlib-code.toml", "--set", "task.data.max_bytes=1 MB"
      (CLI.format(["plan", "--help"]), {"torch", "numpy"}),
      (CLI.format(["train", "--help"]), {"torch", "numpy"}),
      (CLI.format(["schema"]), {"torch", "numpy"}),
-     (CLI.format(PLAN), {"torch"})],
-    ids=["import", "plan --help", "train --help", "schema", "plan"],
+     (CLI.format(PLAN), {"torch"}), (RANK, PLANNER)],
+    ids=["import", "plan --help", "train --help", "schema", "plan", "rank"],
 )  # fmt: skip
 def test_what_must_start_at_once_imports_nothing_heavy(code: str, forbidden: set[str]) -> None:
-    ran = run_patiently([sys.executable, "-c", code + TELL], 60, cwd=Path(__file__).parents[1])
+    ran = run_patiently(
+        [sys.executable, "-c", code + TELL.format(sorted(forbidden))], 60, cwd=Path(__file__).parents[1]
+    )
     assert ran.returncode == 0, ran.stderr
     assert not forbidden & set(json.loads(ran.stdout.splitlines()[-1]))
 

@@ -34,10 +34,10 @@ from paceline.checkpoint.snapshot import Part, Snapshot
 from paceline.checkpoint.writers.choose import WriterChoice, choose_writers
 from paceline.checkpoint.writers.talk import carry
 from paceline.plan.planned import plan_task
-from paceline.run.process.brief import make_brief
 from paceline.run.process.groups import own_part
 from paceline.run.process.spread import spread_over
 from paceline.run.process.world import World
+from paceline.session.ready.told import make_brief
 from paceline.spec.load import spec_from_dict
 
 TENSORS = 8  # weights of the simulated model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from checkpoint_samples import KINDS, full, laid_out, load_sample, save_sample
 from distributed import run_ranks
+from runs import run_patiently
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -18,6 +20,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 
 from paceline.checkpoint import (
     find_latest,
+    fingerprint,
     load_checkpoint,
     load_latest,
     read_index,
@@ -29,6 +32,23 @@ from paceline.checkpoint import (
 )
 from paceline.checkpoint.fingerprint import _mixed, parts_held, whole_fingerprints
 from paceline.errors import StorageError
+
+THREADS = """
+import os, tempfile
+from pathlib import Path
+
+import torch
+
+from paceline.checkpoint import load_checkpoint, save_checkpoint
+
+torch.set_num_threads(4)
+state = {"a": torch.empty(2**21), "b": torch.empty(2**10, 2**11)}
+before = os.listdir("/proc/self/task")
+with tempfile.TemporaryDirectory() as folder:
+    path = save_checkpoint(Path(folder), 1, state, {}, keep_last=1).path
+    load_checkpoint(path, state)
+print(len(set(os.listdir("/proc/self/task")) - set(before)))
+"""
 
 
 def of(tensor: torch.Tensor) -> str:
@@ -71,6 +91,31 @@ def test_pieces_of_any_size_make_the_same_number(monkeypatch: pytest.MonkeyPatch
     for words in (1, 2, 13, 100, 143, 1000, 10**6):
         monkeypatch.setattr("paceline.checkpoint.fingerprint.PIECE_WORDS", words)
         assert of(tensor) == expected, words
+
+
+def test_threads_that_share_a_tensor_out_make_the_same_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.checkpoint.fingerprint.FEW_WORDS", 1)
+    kinds = [name for name in KINDS if name != "empty"]
+    for words in (1, 7, 100):
+        monkeypatch.setattr("paceline.checkpoint.fingerprint.TASK_WORDS", words)
+        assert {name: of(full(name)) for name in kinds} == {name: plainly(full(name)) for name in kinds}, words
+
+
+def test_the_sum_that_a_device_makes_is_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = torch.Generator().manual_seed(4)
+    rows, row, outer = (torch.randint(-(2**31), 2**31, size, generator=drawn) for size in ((9, 13), (13,), (9,)))
+    for words in (1, 13, 30, 1000):
+        monkeypatch.setattr(fingerprint, "PIECE_WORDS", words)
+        for dtype in (torch.int32, torch.int16):
+            here = fingerprint._sum_here(rows.to(dtype).numpy(), row.numpy(), outer.numpy())
+            there = fingerprint._sum_on_device(rows.to(dtype), row, outer, fingerprint.PlaceWeights())
+            assert here % 2**64 == there % 2**64
+
+
+def test_no_thread_of_torch_is_started_for_them() -> None:
+    """Those wait turning for the next piece of work, and on a busy machine take the core that a step needs."""
+    ran = run_patiently([sys.executable, "-c", THREADS], 60)
+    assert (ran.returncode, ran.stdout) == (0, "0\n"), ran.stderr
 
 
 def test_any_change_makes_another() -> None:

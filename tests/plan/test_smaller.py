@@ -10,10 +10,12 @@ from plan_examples import cluster, profile
 
 from paceline.plan.cost.pricing import price
 from paceline.plan.cost.sheet import PricedTask
-from paceline.plan.search.micro_batch import with_micro_batch, worth_a_try
-from paceline.plan.smaller import smaller_from_dict, smaller_plans
+from paceline.plan.feasible.micro_batch import with_micro_batch
+from paceline.plan.search.micro_batch import worth_a_try
+from paceline.plan.smaller import smaller_plans
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
+from paceline.spec.survive.smaller import smaller_from_dict
 
 PLAN = with_micro_batch(Plan(Layout(dp_shard=2), batch_samples=26, precision="bf16"), 13)
 

@@ -66,7 +66,7 @@ def test_a_probe_settles_it_and_the_run_changes_it_where_memory_gets_short(tmp_p
 
 
 def test_a_plan_is_the_same_but_for_its_passes() -> None:
-    from paceline.plan.search.micro_batch import with_micro_batch
+    from paceline.plan.feasible.micro_batch import with_micro_batch
     from paceline.spec.layout import Layout
     from paceline.spec.plan import Plan
 

@@ -31,7 +31,7 @@ ROW_WORDS = 2**12  # of a row of several dimensions: the longer it is, the more 
 SHORT_ROW_WORDS = 64
 
 PartSums = dict[str, dict[Box, int]]
-Words = npt.NDArray[Any]
+WordArray = npt.NDArray[Any]
 
 
 def parts_held(tensors: Mapping[str, torch.Tensor]) -> PartSums:
@@ -121,20 +121,21 @@ def _begun(
     inner = _row_dimensions(words.shape)
     row = weights.product(inner, places[inner:], words.shape[inner:])
     outer = weights.product(0, places[:inner], words.shape[:inner])
-    rows = words.reshape(outer.numel(), row.numel())
+    rows = words.reshape(outer.size, row.size)
     if words.device.type != "cpu":
-        return [_sum_on_device(rows, row.to(words.device), outer.to(words.device), weights)]
-    here = rows.numpy(), row.numpy(), outer.numpy()
+        row_there, outer_there = (torch.from_numpy(each).to(words.device) for each in (row, outer))
+        return [_sum_on_device(rows, row_there, outer_there, weights)]
+    here = rows.numpy(), row, outer
     if hands is None or rows.numel() < FEW_WORDS:
         return [_sum_here(*here)]
-    step = max(1, TASK_WORDS // row.numel())
+    step = max(1, TASK_WORDS // row.size)
     return [
         hands.submit(_sum_here, here[0][begin : begin + step], here[1], here[2][begin : begin + step])
         for begin in range(0, len(rows), step)
     ]
 
 
-def _sum_here(rows: Words, row: Words, outer: Words) -> int:
+def _sum_here(rows: WordArray, row: WordArray, outer: WordArray) -> int:
     """Return the sum of rows in the host's memory, without torch: the calling thread alone computes."""
     step = min(len(rows), max(1, PIECE_WORDS // row.size))
     wide = np.empty((step, row.size), dtype=np.int64)
@@ -182,7 +183,7 @@ class PlaceWeights:
     """The weights of coordinates, odd 64-bit numbers by dimension; each is computed once."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, int, int], torch.Tensor] = {}
+        self._known: dict[tuple[int, int, int], WordArray] = {}
         self._room = torch.empty(0, dtype=torch.int64)
 
     def room(self, words: int, device: torch.device) -> torch.Tensor:
@@ -191,18 +192,18 @@ class PlaceWeights:
             self._room = torch.empty(words, dtype=torch.int64, device=device)
         return self._room[:words]
 
-    def product(self, first: int, offsets: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
+    def product(self, first: int, offsets: Sequence[int], sizes: Sequence[int]) -> WordArray:
         """Return the weights of all places of a block over the dimensions from number `first` on, int64, flat."""
-        flat = torch.ones(1, dtype=torch.int64)
+        flat = np.ones(1, dtype=np.int64)
         for dimension, (offset, size) in enumerate(zip(offsets, sizes, strict=True), first):
-            flat = (flat[:, None] * self._along(dimension, offset, size)).flatten()
+            flat = (flat[:, None] * self._along(dimension, offset, size)).reshape(-1)
         return flat
 
-    def _along(self, dimension: int, offset: int, size: int) -> torch.Tensor:
+    def _along(self, dimension: int, offset: int, size: int) -> WordArray:
         key = (dimension, offset, size)
         if key not in self._known:
             places = np.arange(offset, offset + size, dtype=np.uint64) + np.uint64(dimension << 48)
-            self._known[key] = torch.from_numpy((_mixed(places) | np.uint64(1)).view(np.int64))
+            self._known[key] = (_mixed(places) | np.uint64(1)).view(np.int64)
         return self._known[key]
 
 

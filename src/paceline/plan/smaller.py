@@ -9,9 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
 
 from paceline.plan.cost.components import terms_of, total
 from paceline.plan.cost.memory.usable import needed_terms
@@ -21,32 +19,11 @@ from paceline.plan.feasible.refusals import refusal
 from paceline.spec.forecast import Term
 from paceline.spec.layout import accumulation_for, largest_part
 from paceline.spec.plan import RECOMPUTE, Plan
+from paceline.spec.survive.smaller import SmallerPlan
 
-FIXED = ("weights", "gradients", "optimizer", "runtime")  # kinds of memory that no micro-batch changes
 TRIED_RECOMPUTE = ("selective", "full")  # beside the plan's own
 OFFLOADED = {"none": "optimizer", "activations": "all"}  # what a plan becomes whose optimizer rests on the host
 MOST = 16  # plans that a run carries along
-
-
-@dataclass(frozen=True)
-class SmallerPlan:
-    """A plan that needs less memory: what it changes, as options of a spec, and what it is forecast to take.
-
-    `held` are the bytes on the fullest device by kind of term, such as `weights` and `activations`.
-    """
-
-    change: str
-    micro_batch: int
-    accumulation: int
-    recompute: str
-    offload: str
-    held: Mapping[str, float]
-    step_seconds: float
-
-    @property
-    def bytes(self) -> float:
-        """The bytes that the fullest device must have."""
-        return sum(self.held.values())
 
 
 def smaller_plans(context: PricedTask, plan: Plan) -> tuple[SmallerPlan, ...]:
@@ -82,11 +59,6 @@ def held_by_kind(terms: list[Term]) -> dict[str, float]:
     for term in terms:
         found[term.kind] = found.get(term.kind, 0.0) + term.value
     return found
-
-
-def smaller_from_dict(data: Mapping[str, Any]) -> SmallerPlan:
-    """Return the plan that `dataclasses.asdict` took apart."""
-    return SmallerPlan(**data)
 
 
 def _changes(context: PricedTask, plan: Plan) -> Iterator[Plan]:

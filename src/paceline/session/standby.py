@@ -1,7 +1,8 @@
-"""The standby process: `python -m paceline.session.standby DESCRIPTOR worker SPEC`, or `... script FILE ARGUMENTS`.
+"""The standby process: `python -m paceline.session.standby DESCRIPTOR worker`, or `... script`.
 
 It imports what a rank needs, which takes seconds, says so over the descriptor, and forks a rank whenever it is asked
-to. A rank goes on here as the process would that it stands for: as `launch.worker`, or as the user's script.
+to. A rank goes on here as the process would that it stands for, in the words that it is asked with: as `launch.worker`
+of a SPEC, or as the user's script, a FILE with ARGUMENTS.
 
 A fork copies only the thread that calls it, so the process must have started none, and a device that it had used could
 not be used by its children. Both are looked at before it says that it is ready.
@@ -27,6 +28,8 @@ from paceline.supervise.logs.rank import into_log
 from paceline.supervise.parent import end_with_parent, ends_by, name_process
 from paceline.supervise.signals import STOP_SIGNALS
 
+WORKER, SCRIPT = "worker", "script"  # kinds of ranks
+
 
 def main() -> int:
     """Fork ranks until the supervisor is gone; in a rank, do its work and return its exit code."""
@@ -38,25 +41,33 @@ def main() -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     name_process("paceline-standby")
     lines = Lines(socket.socket(fileno=int(sys.argv[1])))
-    kind, *words = sys.argv[2:]
-    because = prepare()
+    is_worker = sys.argv[2] == WORKER
+    because = prepare(is_worker)
     lines.send({"because": because})
-    if because or not serve(lines):
+    words = [] if because else serve(lines)
+    if not words:
         return 0
     lines.end.close()
     into_log()
-    if kind == "worker":
+    if is_worker:
         _as_worker(words)
     return as_script(words)
 
 
-def prepare() -> str:
-    """Import what ranks need without starting a thread, and return why this process must not fork, or ""."""
+def prepare(is_worker: bool) -> str:
+    """Import what ranks need without starting a thread, and return why this process must not fork, or "".
+
+    A script may plan; a worker is told its plan, and needs nothing of the planner.
+    """
     import torch
     import torch._dynamo  # of which DTensor's first use would import it
     import torch.distributed.tensor.debug  # which a rank needs when it loses a peer
 
-    import paceline.session.run  # noqa: F401
+    if is_worker:
+        import paceline.launch.run
+        import paceline.launch.worker
+    else:
+        import paceline.session.run  # noqa: F401
 
     gc.collect()
     gc.freeze()  # or every rank's collections would go through, and so copy, all that this process holds
@@ -69,8 +80,11 @@ def prepare() -> str:
     return ""
 
 
-def serve(lines: Lines) -> bool:
-    """Fork ranks as asked and tell how they end, until the supervisor is gone; return True in a rank."""
+def serve(lines: Lines) -> list[str]:
+    """Fork ranks as asked and tell how they end, until the supervisor is gone; in a rank return the words of its work.
+
+    Returns none here, at the end.
+    """
     running: dict[int, bool] = {}  # whether a rank's end is told
     wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(woken)
@@ -84,7 +98,7 @@ def serve(lines: Lines) -> bool:
                 continue
             asked = lines.take(0.0)
         except EOFError:
-            return False
+            return []
         if asked is not None and "fork" in asked:
             child = split(asked["fork"], ends_by(asked["fork"]))
             if child is None:
@@ -92,7 +106,7 @@ def serve(lines: Lines) -> bool:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 os.close(wake)
                 os.close(woken)
-                return True
+                return list(asked["work"])
             running[child.pid] = False
             lines.send({"forked": child.pid})
         elif asked is not None:

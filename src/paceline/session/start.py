@@ -24,7 +24,7 @@ from paceline.session.closing import close_run
 from paceline.session.extras import check_extras
 from paceline.session.ready.brief import confirm_and_price, proven_brief
 from paceline.session.ready.budget import used_up
-from paceline.session.survive import WORKER, survive
+from paceline.session.survive import WORKER, standby_ahead, survive
 from paceline.session.watch.alerting import alerts_beside
 from paceline.session.watch.exporting import exports_beside
 from paceline.session.watch.hours import in_hours
@@ -35,6 +35,7 @@ from paceline.supervise.blame import Outcome
 from paceline.supervise.early import requeued_early
 from paceline.supervise.logs.tee import kept_here
 from paceline.supervise.parent import end_with_step
+from paceline.supervise.standby import Standby
 from paceline.supervise.supervisor import explain
 from paceline.supervise.trace_signal import traced_by_signal
 
@@ -65,7 +66,7 @@ def train(spec: Spec, say: Say = say_line) -> int:
 
 def _train_alone(spec: Spec, run_dir: Path, say: Say, is_over: Callable[[], None]) -> int:
     """Tell the story of a run that nobody else takes part in, and return its exit code."""
-    with take(run_dir) as lock:
+    with take(run_dir) as lock, standby_ahead(spec, lock) as standby:
         planned = plan_here(spec, say)
         planned, decisions = confirm_and_price(planned, say)
         window = window_of(spec.run.when)
@@ -76,7 +77,7 @@ def _train_alone(spec: Spec, run_dir: Path, say: Say, is_over: Callable[[], None
             if because := used_up(spec.run, run_dir):  # by those that it is shared with, while it has waited
                 say(f"stop     {because}")
                 return Outcome(0 if spec.run.budget.at_end == "stop" else Requeue.exit_code)
-            return run_brief(spec, proven_brief(planned, decisions, say), lock, say)
+            return run_brief(spec, proven_brief(planned, decisions, say), lock, say, standby)
 
         outcome = in_hours(window, run, say)
         is_over()
@@ -115,23 +116,23 @@ def check_writable(run_dir: Path) -> None:
         raise StorageError(what, because, fix) from error
 
 
-def run_brief(spec: Spec, brief: Brief, lock: RunLock, say: Say) -> Outcome:
+def run_brief(spec: Spec, brief: Brief, lock: RunLock, say: Say, standby: Standby | None = None) -> Outcome:
     """Train in this process on one device, in processes of their own on several."""
     with traced_by_signal(run_directory(spec)), exports_beside(spec, say):
         if brief.plan.layout.devices > 1:
-            return _in_processes(spec, brief, lock, say)
+            return _in_processes(spec, brief, lock, say, standby)
         with alerts_beside(spec, say, supervises=False) as alerts:
             alerts.outcome = _in_this_process(spec, brief, lock)
         return alerts.outcome
 
 
-def _in_processes(spec: Spec, brief: Brief, lock: RunLock, say: Say) -> Outcome:
+def _in_processes(spec: Spec, brief: Brief, lock: RunLock, say: Say, standby: Standby | None) -> Outcome:
     with (
         Scratch("spec") as folder,
         brief.file() as path,
     ):
         words = ["-m", WORKER, str(hand_over(spec, Path(folder)))]
-        return survive(words, spec, brief, {**os.environ, BRIEF_VARIABLE: path}, lock, say)
+        return survive(words, spec, brief, {**os.environ, BRIEF_VARIABLE: path}, lock, say, standby)
 
 
 def _in_this_process(spec: Spec, brief: Brief, lock: RunLock) -> Outcome:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from paceline.errors import ConfigError
 from paceline.lock import RunLock
@@ -12,9 +13,10 @@ from paceline.run.process.brief import Brief
 from paceline.said import say_line
 from paceline.session.replanner import Replanner
 from paceline.session.watch.alerting import alerts_beside
-from paceline.spec.arguments import run_directory
+from paceline.spec.arguments import has_checkpoint, run_directory
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec
+from paceline.spec.watch.when import WhenSpec
 from paceline.supervise.again.generations import Generations
 from paceline.supervise.again.machines import OneMachine
 from paceline.supervise.blame import Outcome
@@ -30,9 +32,18 @@ STANDBY = "paceline.session.standby"
 
 
 def survive(
-    words: Sequence[str], spec: Spec, brief: Brief, environ: Mapping[str, str], lock: RunLock, say: Say = say_line
+    words: Sequence[str],
+    spec: Spec,
+    brief: Brief,
+    environ: Mapping[str, str],
+    lock: RunLock,
+    say: Say = say_line,
+    standby: Standby | None = None,
 ) -> Outcome:
-    """Run `python WORDS` for each device of the plan, again after a fault that may pass, and return how it ended."""
+    """Run `python WORDS` for each device of the plan, again after a fault that may pass, and return how it ended.
+
+    Ranks are forked from `standby`, where there is one already.
+    """
     if spec.run.nodes.count > 1:
         raise ConfigError(
             f"run.nodes.count = {spec.run.nodes.count} for a loop of your own, or `fit`",
@@ -43,7 +54,7 @@ def survive(
     policy = spec.run.recovery
     with alerts_beside(spec, say, supervises=True) as alerts:
         generations = Generations(
-            OneMachine(starter_of(words, environ, spec, say, lock), environ),
+            OneMachine(starter_of(words, environ, spec, say, lock, standby), environ),
             brief,
             lock,
             policy,
@@ -58,16 +69,41 @@ def survive(
 
 
 def starter_of(
-    words: Sequence[str], environ: Mapping[str, str], spec: Spec, say: Say, lock: RunLock | None = None
+    words: Sequence[str],
+    environ: Mapping[str, str],
+    spec: Spec,
+    say: Say,
+    lock: RunLock | None = None,
+    standby: Standby | None = None,
 ) -> Starter:
     """Return what starts `python WORDS` as a rank: forked from a standby where the policy wants one and one can be."""
-    standby, because, policy = None, "", spec.run.recovery
+    because, policy = "", spec.run.recovery
     if policy.standby:
         work, because = forkable(words)
         unbuffered = {"PYTHONUNBUFFERED": "1"} if words[:1] == ["-u"] else {}
-        standby = Standby(STANDBY, work, {**environ, **unbuffered}, lock) if work else None
+        if work:
+            standby = standby or Standby(STANDBY, work[0], {**environ, **unbuffered}, lock)
+            standby.forks(work[1:], environ)
     logs = pump_of(run_directory(spec), spec.run)
     return Starter(starter([sys.executable, *words], environ, lock), standby, say, because, logs)
+
+
+@contextlib.contextmanager
+def standby_ahead(spec: Spec, lock: RunLock) -> Iterator[Standby | None]:
+    """Give a standby that imports torch while the run is planned, where one goes on that had ranks of their own.
+
+    A run that begins is proven first, in processes that import torch too: with few cores, they would wait for it.
+    """
+    run_dir = run_directory(spec)
+    is_wanted = spec.run.recovery.standby and spec.cluster.devices > 1 and has_checkpoint(run_dir)
+    if not is_wanted or spec.run.when != WhenSpec():
+        yield None
+        return
+    standby = Standby(STANDBY, forkable(["-m", WORKER, ""])[0][0], os.environ, lock)
+    try:
+        yield standby
+    finally:
+        standby.close()
 
 
 def forkable(words: Sequence[str]) -> tuple[list[str], str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from paceline.errors import ConfigError, suggestion
 from paceline.plan.choice import Choice
 from paceline.plan.cost.bill import busy_share
-from paceline.simulate.failures import FailureRates, failure_rates
+from paceline.simulate.failures import FailureRates, rates_of
 from paceline.simulate.interval import daly_interval
 from paceline.simulate.outcome import NodeCosts
 from paceline.simulate.policy import Policy, duration_text
@@ -42,11 +42,6 @@ class Saving:
     state_bytes: float
     write: float  # to storage, and from it
     copy: float  # of every device's share to its host's memory
-
-
-def rates_of(device: str, reliability: ReliabilitySpec) -> FailureRates:
-    """Return the failure rates that a spec's table means for a device; the source is "unknown" where there are none."""
-    return failure_rates(device, reliability.failures, reliability.mtbf_hours_per_device)
 
 
 def saving_of(parameters: int, optimizer: str, nodes: int, devices: int, reliability: ReliabilitySpec) -> Saving:

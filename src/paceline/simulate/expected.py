@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 
 from paceline.plan.choice import Choice
-from paceline.simulate.defaults import make_policy, rates_of, saving_for, scenario_of
+from paceline.simulate.defaults import make_policy, saving_for, scenario_of
+from paceline.simulate.failures import rates_of
 from paceline.simulate.interval import expected_time
 from paceline.simulate.policy import Policy, duration_text
 from paceline.simulate.scenario import Scenario

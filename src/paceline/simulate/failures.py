@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from paceline.errors import ConfigError, suggestion
+from paceline.spec.reliability import ReliabilitySpec
 
 HOURS_PER_DAY = 24.0
 SECONDS_PER_HOUR = 3600.0
@@ -133,6 +134,11 @@ def failure_rates(device: str, failures: str = "auto", mtbf_hours_per_device: fl
     if failures == "auto" and own is None:
         return FailureRates(UNKNOWN.name, (), f"{UNKNOWN.text} of {device}", UNKNOWN.source)
     return base
+
+
+def rates_of(device: str, reliability: ReliabilitySpec) -> FailureRates:
+    """Return the failure rates that a spec's table means for a device; the source is "unknown" where there are none."""
+    return failure_rates(device, reliability.failures, reliability.mtbf_hours_per_device)
 
 
 def _scaled(base: FailureRates, mtbf_hours: float) -> FailureRates:

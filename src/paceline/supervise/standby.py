@@ -51,20 +51,23 @@ NO_THREADS = {"OPENBLAS_NUM_THREADS": "1"}
 class Standby:
     """The supervisor's hold on a process that forks ranks. `because` says why there is none, where there is none."""
 
-    def __init__(
-        self, module: str, work: Sequence[str], environ: Mapping[str, str], lock: RunLock | None = None
-    ) -> None:
-        """Start the module as a process. `work` is what each rank does, in words that the module takes."""
+    def __init__(self, module: str, kind: str, environ: Mapping[str, str], lock: RunLock | None = None) -> None:
+        """Start the module as a process. It takes `kind` of the ranks, and says by that what they need."""
         ours, theirs = socket.socketpair()
         self._lines, self._endings, self._lock = Lines(ours), dict[int, int](), lock
-        self._is_ready = False
+        self._work, self._environ = list[str](), dict[str, str]()
+        self._is_ready, self._is_closed = False, False
         self.because = ""
         with theirs, blocked_signals():
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, str(theirs.fileno()), *work],
+                [sys.executable, "-m", module, str(theirs.fileno()), kind],
                 env={**NO_THREADS, **waiting(environ), **environ, PARENT_VARIABLE: str(os.getpid())}, process_group=0,
                 pass_fds=(theirs.fileno(), *((lock.descriptor,) if lock else ())),
             )  # fmt: skip
+
+    def forks(self, work: Sequence[str], environ: Mapping[str, str]) -> None:
+        """Take what ranks do, in words that the module takes, and where: it may import before that is known."""
+        self._work, self._environ = list(work), dict(environ)
 
     def is_ready(self) -> bool:
         """Return whether it can fork, when that is known; `because` says why not."""
@@ -81,7 +84,8 @@ class Standby:
         """Fork a rank with these additions to its environment. Raises OSError where the standby is gone."""
         held = self._lock.for_first_rank() if self._lock else {}
         try:
-            self._lines.send({"fork": {**place, **held, PARENT_VARIABLE: str(self._process.pid)}})
+            environ = {**self._environ, **place, **held, PARENT_VARIABLE: str(self._process.pid)}
+            self._lines.send({"fork": environ, "work": self._work})
             while True:
                 told = self._lines.take()
                 assert told is not None
@@ -114,8 +118,10 @@ class Standby:
 
     def close(self) -> None:
         """End the process, and whatever it has forked with it."""
-        self._lines.end.close()
-        collect([self._process])
+        if not self._is_closed:  # its number may be another's by the second time
+            self._is_closed = True
+            self._lines.end.close()
+            collect([self._process])
 
     def _is_gone(self) -> None:
         self._is_ready = False

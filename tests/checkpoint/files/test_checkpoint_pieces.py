@@ -16,7 +16,7 @@ import torch
 from checkpoint_samples import write_document
 
 from paceline.checkpoint import load_checkpoint, read_manifest, save_checkpoint, verify_checkpoint
-from paceline.checkpoint.files import past_caches, pieces
+from paceline.checkpoint.files import copies, past_caches, pieces
 from paceline.checkpoint.files.read_back import PiecesDigest
 from paceline.checkpoint.manifest import MANIFEST_NAME
 from paceline.errors import StorageError
@@ -115,6 +115,14 @@ def test_a_long_file_with_a_plain_digest_loads_as_earlier_releases_wrote_it(tmp_
         verify_checkpoint(path)
 
 
+def test_threads_that_share_copies_out_load_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copies, "FEW_BYTES", 1)
+    path = saved(tmp_path)
+    for task in (1, 64, 4096):
+        monkeypatch.setattr(copies, "TASK_BYTES", task)
+        check_loads(path)
+
+
 @pytest.mark.usefixtures("small")
 def test_a_changed_byte_in_any_piece_is_found(tmp_path: Path) -> None:
     path = saved(tmp_path)
@@ -150,6 +158,46 @@ def test_a_system_that_writes_and_reads_a_part_of_what_it_is_asked_changes_nothi
     monkeypatch.setattr(os, "pwrite", lambda file, content, at: pwrite(file, content[:1001], at))
     monkeypatch.setattr(os, "preadv", lambda file, into, at: preadv(file, [into[0][:999]], at))
     check_loads(saved(tmp_path))
+
+
+@pytest.mark.usefixtures("small")
+def test_a_file_is_the_same_past_the_caches_and_through_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    past = saved(tmp_path / "past")
+    monkeypatch.setattr(past_caches, "open_past_caches", lambda path: None)
+    through = saved(tmp_path / "through")
+    assert (past / SHARD).read_bytes() == (through / SHARD).read_bytes()
+    assert read_manifest(past).files[SHARD] == read_manifest(through).files[SHARD]
+    check_loads(past)
+
+
+@pytest.mark.parametrize("refusals", range(1, 12))
+@pytest.mark.usefixtures("small")
+def test_a_file_system_that_refuses_in_the_middle_gets_the_rest_through_the_caches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusals: int
+) -> None:
+    """Some accept the flag when a file is opened, and not the calls, or not each of them."""
+    calls, direct, opened = [0], set[int](), past_caches.open_past_caches
+
+    def noted(path: Path) -> int | None:
+        if (descriptor := opened(path)) is not None:
+            direct.add(descriptor)
+        return descriptor
+
+    def refusing(call: Any) -> Any:
+        def refused(file: int, *given: Any) -> Any:
+            calls[0] += file in direct
+            if file in direct and calls[0] == refusals:
+                raise OSError(errno.EINVAL, "as a test wants")
+            return call(file, *given)
+
+        return refused
+
+    monkeypatch.setattr(past_caches, "open_past_caches", noted)
+    monkeypatch.setattr(os, "pwrite", refusing(os.pwrite))
+    monkeypatch.setattr(os, "preadv", refusing(os.preadv))
+    path = saved(tmp_path)
+    monkeypatch.undo()
+    check_loads(path)
 
 
 @pytest.mark.parametrize("place", [0, PIECE, 3 * PIECE + 5, -1])

@@ -22,7 +22,6 @@ from torch import nn
 from paceline.checkpoint import find_latest
 from paceline.checkpoint.inspect.sound import check_sound
 from paceline.errors import OutOfMemory
-from paceline.plan.smaller import SmallerPlan
 from paceline.run.loop.training import Training
 from paceline.run.memory.exhausted import asked_bytes, is_exhausted, smallest_that_fits
 from paceline.run.memory.live import largest_live
@@ -33,6 +32,7 @@ from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.journal.settled import settled_micro_batch
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
+from paceline.spec.survive.smaller import SmallerPlan
 
 # After a few passes a rank's address space is limited to what it has: the allocator fails as on a full machine.
 MODEL = """

@@ -49,6 +49,7 @@ def _resumed(folder: str) -> tuple[int, str, dict[str, torch.Tensor]]:
 
 
 EVERY_STEP = {"every": 4, "memory_every": 1}
+OWN = f"{memory_tier.PREFIX}{os.getuid()}-*"  # of this user's runs, and of no rescue
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -86,9 +87,9 @@ def _completed(folder: str) -> None:
 
 
 def test_a_run_that_is_complete_gives_the_memory_back(tmp_path: Path) -> None:
-    before = set(memory_tier.RAM_DISK.iterdir())
+    before = set(memory_tier.RAM_DISK.glob(OWN))
     run_ranks(_completed, 2, str(tmp_path))
-    assert not [path for path in set(memory_tier.RAM_DISK.iterdir()) - before if str(os.getuid()) in path.name]
+    assert not set(memory_tier.RAM_DISK.glob(OWN)) - before
     assert memory_root(tmp_path) is None and not (tmp_path / NAME).exists()
     assert 8 in values_of(tmp_path)
 

@@ -16,9 +16,9 @@ from paceline.plan.cost.components import terms_of
 from paceline.plan.cost.memory.usable import needed_terms, usable_bytes
 from paceline.plan.cost.pricing import held_components, time_components
 from paceline.plan.cost.sheet import PricedTask
+from paceline.plan.feasible.micro_batch import with_micro_batch
 from paceline.plan.feasible.refusals import refusal
 from paceline.plan.risk.sensitivity import calibrated_as
-from paceline.plan.search.micro_batch import with_micro_batch
 from paceline.spec.layout import largest_part
 from paceline.spec.plan import SCHEDULES, Plan
 

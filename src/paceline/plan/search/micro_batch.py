@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.plan.cost.memory.usable import needed_terms, usable_bytes
 from paceline.plan.cost.pricing import memory_of
 from paceline.plan.cost.sheet import PricedTask
+from paceline.plan.feasible.micro_batch import with_micro_batch
 from paceline.plan.feasible.refusals import refusal
-from paceline.plan.feasible.stages import fill_pipeline
-from paceline.spec.layout import accumulation_for, largest_part
 from paceline.spec.plan import Plan
 
 LEAST_GAIN = 0.02  # of a step, that a larger micro-batch must save: forecasts and clocks tell no less apart
@@ -25,15 +23,6 @@ class TriedMicroBatch:
     seconds: float
     spread: float  # of the middle half of the repeats, over their median
     peak_bytes: float
-
-
-def with_micro_batch(plan: Plan, micro_batch: int) -> Plan:
-    """Return the plan with another micro-batch, and as many passes as its global batch then takes."""
-    layout = plan.layout
-    micro_batch = min(micro_batch, largest_part(plan.batch_samples, layout.data_degree, plan.rows))
-    passes = accumulation_for(plan.batch_samples, layout.data_degree, micro_batch, plan.rows)
-    passes = fill_pipeline(passes, layout.pp, plan.schedule) if layout.pp > 1 else passes
-    return dataclasses.replace(plan, micro_batch=micro_batch, accumulation=passes)
 
 
 def worth_a_try(context: PricedTask, plan: Plan) -> tuple[int, ...]:

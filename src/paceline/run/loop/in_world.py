@@ -14,7 +14,7 @@ from torch import nn
 from paceline.checkpoint.tiers.held_by_ranks import HeldByRanks
 from paceline.errors import OutOfMemory, StorageError
 from paceline.lock import RunLock, take
-from paceline.plan.search.micro_batch import with_micro_batch
+from paceline.plan.feasible.micro_batch import with_micro_batch
 from paceline.run.callbacks.callbacks import Callbacks
 from paceline.run.evaluate.best import BestEvaluation, values_on_record, was_stopped
 from paceline.run.evaluate.samples import sample_writer

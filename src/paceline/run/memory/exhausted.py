@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline.errors import OutOfMemory
-from paceline.plan.smaller import FIXED, SmallerPlan
 from paceline.run.memory.free_memory import free_bytes
 from paceline.run.memory.live import LiveTensors, largest_live
 from paceline.run.memory.spent import MemoryMeter, held_bytes
@@ -21,6 +20,7 @@ from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
 from paceline.spec.journal.settled import conditions_of
 from paceline.spec.survive.phases import TOLD
+from paceline.spec.survive.smaller import FIXED, SmallerPlan
 from paceline.units import format_bytes, format_sizes
 
 # What torch's allocators say: the one of a CPU raises a RuntimeError (c10/core/impl/alloc_cpu.cpp).

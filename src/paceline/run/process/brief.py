@@ -1,4 +1,7 @@
-"""Brief: what the planner decided, as the processes of a run receive it. Plain data, so that it travels as JSON."""
+"""Brief: what the planner decided, as the processes of a run receive it. Plain data, so that it travels as JSON.
+
+It imports nothing of the planner, which a rank has no use for: `session/ready/told.py` makes a brief of a plan.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +10,14 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.plan.cost.memory.usable import usable_bytes
-from paceline.plan.explain.headline import headline_lines
-from paceline.plan.planned import Planned
-from paceline.plan.risk.outlook import outlook_of
-from paceline.plan.smaller import SmallerPlan, smaller_from_dict, smaller_plans
 from paceline.scratch import Scratch
-from paceline.spec.arguments import has_checkpoint, run_directory
-from paceline.spec.journal.kinds import DecisionRecord, VerifyRecord
 from paceline.spec.journal.planned import PlannedRecord, planned_from_dict
-from paceline.spec.optimizers import optimizer_key
 from paceline.spec.plan import Plan, plan_from_dict
-from paceline.task.models.huggingface.start import start_decision
-from paceline.task.profile.plain import pack_profile
-from paceline.uncaught import is_notebook
+from paceline.spec.survive.smaller import SmallerPlan, smaller_from_dict
 
 BRIEF_VARIABLE = "PACELINE_BRIEF"
 
@@ -61,55 +54,6 @@ class Brief:
             path = Path(folder) / "brief.json"
             path.write_text(self.to_json())
             yield str(path)
-
-
-def make_brief(
-    planned: Planned, verified: VerifyRecord | None = None, decisions: Sequence[DecisionRecord] = ()
-) -> Brief:
-    """Return the brief of a planned task.
-
-    `verified` is the proof, if there was one, and `decisions` are those made since planning.
-    """
-    plan, cluster, forecast = planned.plan, planned.cluster, planned.forecast
-    price = cluster.price_usd_per_device_hour.value
-    peak = planned.peak_flops(plan.precision) * cluster.devices
-    evidence = {"step_seconds": forecast.step_seconds.value, "peak_bytes": forecast.peak_bytes.value}
-    decision = DecisionRecord("plan", dataclasses.asdict(planned.spec.plan), str(plan), planned.reason, evidence)
-    return Brief(
-        plan=plan,
-        steps=planned.steps,
-        items_per_sample=planned.facts.items_per_sample,
-        unit=planned.facts.unit,
-        device=cluster.device.kind,
-        threads=planned.threads,
-        step_seconds=forecast.step_seconds.value,
-        usd_per_second=price * cluster.devices / 3600 if math.isfinite(price) else math.nan,
-        model_flops_per_step=forecast.model_flops_per_step,
-        peak_flops=peak,
-        record=PlannedRecord(
-            cluster=dataclasses.asdict(cluster),
-            forecast=dataclasses.asdict(forecast),
-            placement=dataclasses.asdict(planned.placement),
-            facts=dataclasses.asdict(planned.facts),
-            parameters=planned.profile.parameters,
-            profile=pack_profile(planned.profile),
-            optimizer=optimizer_key(planned.spec.task.optimizer),
-            headline=tuple(headline_lines(planned)),
-            provenance={key: str(origin) for key, origin in planned.spec.provenance.items()},
-            decisions=(*planned.settled, decision, *_started(planned), *decisions),
-            outlook=outlook_of(planned.search.candidates.context, plan),
-            verify=verified,
-        ),
-        usable_bytes=usable_bytes(cluster),
-        smaller=smaller_plans(planned.search.candidates.context, plan),
-        redraws=is_notebook(),
-    )
-
-
-def _started(planned: Planned) -> list[DecisionRecord]:
-    """Return which model a folder became and which weights it starts from, where it starts from any."""
-    found = None if has_checkpoint(run_directory(planned.spec)) else start_decision(planned.spec.task.model)
-    return [found] if found is not None else []
 
 
 def brief_from_json(text: str) -> Brief:

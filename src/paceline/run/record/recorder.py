@@ -16,7 +16,6 @@ import torch.distributed as dist
 
 from paceline.errors import DataError, PacelineError, Requeue, RunInUse, StorageError
 from paceline.observe.verdict.live import verdict_record
-from paceline.plan.learn.observe import remember_run
 from paceline.run.loop.evaluate import EvaluationResult
 from paceline.run.loop.resume import Progress, Restored
 from paceline.run.loop.step import StepStats
@@ -323,6 +322,8 @@ class Recorder:
 
     def _remember(self) -> None:
         """Leave what this run measured for the next forecast. A run that tells nothing is none the worse for it."""
+        from paceline.plan.learn.observe import remember_run  # with the planner, which no rank needs before its end
+
         try:
             remember_run(self._run_dir)
         except (DataError, StorageError) as error:

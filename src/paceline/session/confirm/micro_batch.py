@@ -20,8 +20,9 @@ from typing import Any
 from paceline.errors import DoesNotFit, OutOfMemory, PacelineError
 from paceline.plan.cost.memory.usable import usable_bytes
 from paceline.plan.cost.pricing import price
+from paceline.plan.feasible.micro_batch import with_micro_batch
 from paceline.plan.planned import Planned
-from paceline.plan.search.micro_batch import TriedMicroBatch, taken, with_micro_batch, worth_a_try
+from paceline.plan.search.micro_batch import TriedMicroBatch, taken, worth_a_try
 from paceline.run.process.handover import hand_over
 from paceline.scratch import Scratch
 from paceline.session.confirm.device import spread_of

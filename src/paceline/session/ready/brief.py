@@ -10,10 +10,11 @@ from collections.abc import Callable
 
 from paceline.plan.explain.headline import headline_lines
 from paceline.plan.planned import Planned
-from paceline.run.process.brief import Brief, make_brief
+from paceline.run.process.brief import Brief
 from paceline.session.confirm.micro_batch import confirm_micro_batch
 from paceline.session.ready.budget import check_budget
 from paceline.session.ready.prove import prove
+from paceline.session.ready.told import make_brief
 from paceline.spec.journal.kinds import DecisionRecord
 
 Say = Callable[[str], None]

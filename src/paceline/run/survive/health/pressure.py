@@ -10,8 +10,8 @@ import dataclasses
 
 import torch
 
+from paceline.plan.feasible.micro_batch import with_micro_batch
 from paceline.plan.placement.recut import keeps_passes
-from paceline.plan.search.micro_batch import with_micro_batch
 from paceline.run.loop.under_plan import UnderPlan
 from paceline.run.memory.free_memory import free_bytes
 from paceline.run.memory.spent import MemoryMeter

@@ -19,7 +19,7 @@ from paceline.run.survive.saving.intervals import (
     mtbf_seconds,
 )
 from paceline.run.survive.saving.tiers import MEMORY
-from paceline.simulate.defaults import rates_of
+from paceline.simulate.failures import rates_of
 from paceline.spec.load import Spec
 
 
