@@ -59,7 +59,7 @@ def opened(kind: str, folder: Path) -> Any:
         return open_sources(DataSpec(str(folder / "shards"), seq_len=SEQ_LEN, rows=rows, validation_fraction=0.0), 1)[0]
     ends = np.fromfile(folder / "train.offsets", dtype="<i8")
     split = TokenSplit(str(folder), "train", "<u2", int(ends[-1]), len(ends) - 1, "0" * 32)
-    source = (PackedSource if "packed" in kind else TokenSource)(split, VOCAB, SEQ_LEN, "apart" not in kind)
+    source: Any = (PackedSource if "packed" in kind else TokenSource)(split, VOCAB, SEQ_LEN, "apart" not in kind)
     if "long" in kind:
         source._is_long = True  # how rows of long pieces are laid
     return source
@@ -93,7 +93,12 @@ def test_few_rows_are_gathered_once_for_several_steps(folder: Path, monkeypatch:
     """And many are read by themselves: no more than so many tokens are gathered ahead."""
     source, asked = opened("windows", folder), list[int]()
     gather = TokenSource.gather
-    monkeypatch.setattr(TokenSource, "gather", lambda self, ids: (asked.append(len(ids)), gather(self, ids))[1])
+
+    def counted(self: TokenSource, ids: np.ndarray) -> Any:
+        asked.append(len(ids))
+        return gather(self, ids)
+
+    monkeypatch.setattr(TokenSource, "gather", counted)
     monkeypatch.setattr(rows_together, "MOST_ITEMS", 32 * SEQ_LEN)
     stream = BatchStream(source, SEED, Plan(micro_batch=4, batch_samples=4), 0, torch.device("cpu"))
     for step in range(40):

@@ -51,7 +51,7 @@ class PackedSource(SourceOfSplit):
         super().__init__(split, vocab, seq_len, cross_documents)
         self._watch, tokens = watch_of(split), split.open()
         # A memory map makes an object of its own of each slice; an array over it does not.
-        self._tokens = tokens.view(np.ndarray) if isinstance(tokens, np.ndarray) else tokens
+        self._tokens: Any = tokens.view(np.ndarray) if isinstance(tokens, np.ndarray) else tokens
         self._filling = np.zeros(seq_len, dtype=tokens.dtype)
         rows = self._rows_of(split, seq_len)
         self.rows = PackedRows(np.asarray(rows.firsts), np.asarray(rows.starts), np.asarray(rows.lengths))
