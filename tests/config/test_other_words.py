@@ -32,6 +32,10 @@ from paceline.units import parse_amount
         ("task.adapter.kind=qlora", 'base_dtype = "nf4"'),
         ("plan.precision=bfloat16", "'bf16'"),
         ("plan.goal=cheapest", "'money'"),
+        ("task.schedule.kind=linear_with_warmup", 'kind = "linear", warmup ='),
+        ("task.schedule.kind=cosine_with_restarts", "CosineAnnealingWarmRestarts"),  # 'constant' is nearest in letters
+        ("task.schedule.kind=polynomial", "PolynomialLR"),
+        ("task.schedule.kind=inverse_sqrt", "a function of the step"),
     ],
 )
 def test_the_word_of_another_tool_is_answered_by_its_meaning(written: str, told: str) -> None:

@@ -101,9 +101,22 @@ def _check_keys(key: str, values: Mapping[Any, Any]) -> None:
 
 def _object(member: Option | ShapedTable, key: str, value: Any) -> Any:
     """Return an object of the user's. Raises ConfigError where it is nothing that the option can use."""
+    is_class = isinstance(value, type) and "__call__" not in member.objects  # it has what its objects will have
     fits = any(all(hasattr(value, name) for name in names.split()) for names in member.objects)
-    if fits and not isinstance(value, bytes | bytearray):
+    if fits and not isinstance(value, bytes | bytearray) and not is_class:
         return value
+    if is_class:
+        raise ConfigError(
+            f"{key} = {literal(value)} cannot be used", "it is a class, and an object of it is wanted",
+            f"{value.__name__}(...)",
+        )  # fmt: skip
+    if "__len__ __getitem__" in member.objects and hasattr(value, "__iter__") and not hasattr(value, "__getitem__"):
+        raise ConfigError(
+            f"{key} = {literal(value)} cannot be used",
+            f"it is {kind_of(value)}, which gives samples one after the other; the order of samples, a resume and "
+            "other devices need any of them by its number",
+            "list(...) of it where that fits into memory, or its samples written as JSONL or Parquet",
+        )
     also = [f"text, {member.cls.__name__}(...)"] if isinstance(member, ShapedTable) else ["text"]
     if isinstance(member, Option) and member.kind == "object":
         also = []

@@ -71,6 +71,17 @@ _VALUES: dict[str, str] = {
     "double": '"fp64"', "bfloat16": '"bf16"', "mixed": '"bf16"', "bf16mixed": '"bf16"', "16mixed": '"fp16"',
     "cheapest": "money", "cost": "money", "price": "money", "fastest": "time", "speed": "time", "throughput": "time",
     "int4": '"nf4"', "4bit": '"nf4"',
+    # Schedules of transformers.
+    "linearwithwarmup": 'task.schedule = { kind = "linear", warmup = "100 steps" }',
+    "constantwithwarmup": 'task.schedule = { kind = "constant", warmup = "100 steps" }',
+    "cosinewithwarmup": 'task.schedule = { kind = "cosine", warmup = "100 steps" }',
+    "cosinewithminlr": 'task.schedule = { kind = "cosine", final = 0.1 }',
+    "warmupstabledecay": 'task.schedule = { kind = "wsd", decay = "100 steps" }',
+    "cosinewithrestarts": 'task.schedule.kind = "torch.optim.lr_scheduler:CosineAnnealingWarmRestarts", with its T_0 '
+    "in task.schedule.arguments",
+    "polynomial": 'task.schedule.kind = "torch.optim.lr_scheduler:PolynomialLR", with its total_iters in '
+    "task.schedule.arguments",
+    "inversesqrt": "a function of the step: task.schedule.kind = \"my_module:rate\"",
 }  # fmt: skip
 
 

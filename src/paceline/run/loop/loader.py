@@ -19,6 +19,7 @@ from paceline.task.data.order.many_steps import StepIds
 from paceline.task.data.order.of_source import ids_at
 from paceline.task.data.order.permutation import sample_ids
 from paceline.task.data.protocol import FinishesBatches, Source, reading_ahead
+from paceline.task.data.rows_together import HeldRows, RowsTogether
 
 HELD_OUT_SEED = 0
 MOST_KEPT = 8  # batches that a measurement trains on again
@@ -119,6 +120,7 @@ class BatchStream:
         finishes = self.device.type == "cuda" and isinstance(self.source, FinishesBatches)
         self.finishing: FinishesBatches | None = cast(FinishesBatches, self.source) if finishes else None
         self._ids, self._lock = StepIds(self.source, self.seed), threading.Lock()
+        self._together = RowsTogether(self.source, self._ids)
         self._cuts: tuple[Plan, dict[tuple[int | None, int | None], tuple[np.ndarray, list[range]]]] = self.plan, {}
 
     def at(
@@ -165,9 +167,9 @@ class BatchStream:
         offsets, parts = self._cut(samples, micro_batch)
         positions = offsets + position
         with self._lock:  # several threads may read several batches
-            ids = self._ids.at(positions, samples or plan.batch_samples)
+            ids, rows = self._together.at(positions, samples or plan.batch_samples)
             self._expect(positions, samples or plan.batch_samples)
-        micro_batches = tuple([self._read(ids, positions, part, step) for part in parts])
+        micro_batches = tuple([self._read(ids, positions, part, step, rows) for part in parts])
         return StepBatch(step, position, samples or plan.batch_samples, micro_batches)
 
     def _cut(self, samples: int | None, micro_batch: int | None) -> tuple[np.ndarray, list[range]]:
@@ -205,12 +207,19 @@ class BatchStream:
             coming = self._ids.coming(positions, samples, ahead.steps_ahead + 1).reshape(-1)
             ahead.expect(ids_at(self.source, self.seed, coming))
 
-    def _read(self, ids: np.ndarray, positions: np.ndarray, part: range, step: int) -> MicroBatch:
+    def _read(
+        self, ids: np.ndarray, positions: np.ndarray, part: range, step: int, rows: HeldRows | None = None
+    ) -> MicroBatch:
+        """Return a part of a rank's rows, read now where `rows` does not hold them already."""
         counts = len(part) > 0
         taken = slice(part.start, part.stop) if counts else slice(0, 1)
-        read = self.source.read if self.finishing is None else self.finishing.read_unfinished
         own, places = ids[taken], positions[taken]
-        data = pinned(read(own, places), self.device)
+        if rows is not None:
+            data = rows.batch(taken)
+        else:
+            read = self.source.read if self.finishing is None else self.finishing.read_unfinished
+            data = read(own, places)
+        data = pinned(data, self.device)
         return MicroBatch(data, own if counts else ids[:0], places.item(0), counts, step, places)
 
 

@@ -45,6 +45,22 @@ class FinishesBatches(Protocol):
         ...
 
 
+class GathersRows(Protocol):
+    """A source whose rows are copies of near memory: those of several steps are gathered at once, and made into batches
+    step by step. `batch(gather(ids), first, last)` is `read(ids[first:last])`, bit for bit.
+    """
+
+    gathers_rows: bool
+
+    def gather(self, ids: npt.NDArray[np.int64]) -> Any:
+        """Return what `batch` makes batches of these samples from. Raises DataError where one cannot be read."""
+        ...
+
+    def batch(self, gathered: Any, first: int, last: int) -> Any:
+        """Return the batch of the gathered rows first..last."""
+        ...
+
+
 class ReadsAhead(Protocol):
     """A source that fetches what it reads: it wants to know the samples of the next `steps_ahead` steps, 0 of none."""
 

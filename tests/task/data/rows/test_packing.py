@@ -156,6 +156,17 @@ def test_rows_of_long_documents_are_laid_alike_in_both_ways(tmp_path: Path, cros
     source = packed(tmp_path, np.random.default_rng(3).geometric(1 / 400, 300).tolist(), 160, cross)
     assert source._is_long
     for ids in (np.arange(source.samples), np.random.default_rng(4).integers(0, source.samples, 37), np.arange(0)):
-        for one, other in zip(source._laid_in_runs(ids), source._laid_by_place(ids), strict=True):
-            assert (one is None and other is None) or np.array_equal(one, other)
-            assert one is None or one.dtype == np.int64
+        whole, by_place = source._laid_whole(ids), source._laid_by_place(ids)
+        one, other = (source.batch(found, 0, len(ids)) for found in (whole, by_place))
+        assert set(one) == set(other) == {"tokens", "labels", *([] if cross else ["documents"])}
+        assert all(torch.equal(one[name], other[name]) and one[name].dtype == torch.int64 for name in one)
+
+
+@pytest.mark.parametrize("cross", [True, False])
+def test_a_row_is_the_same_whatever_is_read_with_it(tmp_path: Path, cross: bool) -> None:
+    """The numbers of a row's documents too: they count within the row."""
+    source = packed(tmp_path, np.random.default_rng(5).geometric(1 / 30, 90).tolist(), 64, cross)
+    together = source.read(np.arange(source.samples))
+    for sample in range(source.samples):
+        alone = source.read(np.array([sample]))
+        assert all(torch.equal(alone[name][0], together[name][sample]) for name in together)

@@ -164,6 +164,8 @@ def test_undecodable_bytes_name_the_offset(tmp_path: Path) -> None:
     file = write(tmp_path / "a.txt", b"x" * 20_000 + b"\xe9 caf\xe9")
     message = str(refusal(file))
     assert str(file) in message and "byte 20,000 is 0xe9" in message and "iconv" in message
+    marked = str(refusal(write(tmp_path / "c.txt", "möbel".encode("utf-16"))))
+    assert "mark of UTF-16" in marked and "iconv -f UTF-16 -t UTF-8" in marked
     assert "line 2" in str(refusal(write(tmp_path / "b.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n')))
 
 

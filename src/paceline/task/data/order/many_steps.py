@@ -25,6 +25,7 @@ class StepIds:
         self._end: int | None = getattr(order_of(source), "end", None)  # of a mixture whose sources have limits
         self._known: Ints = np.zeros((0, 0), dtype=np.int64)  # [steps, rows]
         self._first, self._samples = 0, 1  # the first position of those, and samples from a step to the next
+        self._step = 0  # the one that was asked for last
         self._steps, self._following = 1, (-1, 0)  # worked out at once; position and rows that come after those
 
     def at(self, positions: Ints, samples: int) -> Ints:
@@ -41,8 +42,16 @@ class StepIds:
             self._known = ids_at(self._source, self._seed, coming.reshape(-1)).reshape(coming.shape)
             self._first, self._samples, step = first, samples, 0
             self._following = int(coming[-1, 0]) + samples, rows
+        self._step = step
         found: Ints = self._known[step]
         return found
+
+    def known(self, most: int) -> Ints:
+        """Return the ids of the step that was asked for last and of those after it that are worked out: [steps, rows].
+
+        They are `most` steps at most.
+        """
+        return self._known[self._step : self._step + most]
 
     def coming(self, positions: Ints, samples: int, steps: int) -> Ints:
         """Return the positions of so many steps, this one first: [steps, rows]. Fewer where the order ends before."""

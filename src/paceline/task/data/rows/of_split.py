@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy.typing as npt
+
 from paceline.task.data.sources.tokens import Split, TokenSplit
 
 
@@ -14,12 +16,28 @@ class SourceOfSplit:
     unit = "tokens"
     reads_in_threads = True  # of a mapped file, and of nothing that changes
     is_near = True  # reading it costs no request over a network
+    gathers_rows = True  # of near memory: those of several steps at once (task/data/protocol.py)
     skip_bad = False  # whether damaged samples are left out
 
     def __init__(self, split: Split, vocab: int, seq_len: int, cross_documents: bool = True) -> None:
         self.split, self.items_per_sample = split, seq_len
         self.vocab: int | None = vocab
         self.cross_documents = cross_documents
+
+    def read(self, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> Any:
+        """Return {"tokens", "labels"}: int64 tensors [rows, seq_len]; and "documents" where they do not mix.
+
+        Positions do not matter.
+        """
+        return self.batch(self.gather(ids), 0, len(ids))
+
+    def gather(self, ids: npt.NDArray[Any]) -> Any:
+        """Return the rows of these samples as they lie. Raises DataError where one cannot be read."""
+        raise NotImplementedError
+
+    def batch(self, gathered: Any, first: int, last: int) -> Any:
+        """Return the batch of the gathered rows first..last, as `read` does."""
+        raise NotImplementedError
 
     def _made_of(self) -> tuple[Any, ...]:
         return self.split, self.vocab, self.items_per_sample, self.cross_documents

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,20 +13,35 @@ from paceline.errors import DataError
 from paceline.task.data.rows.kept_rows import FORMAT, rows_of_split
 from paceline.task.data.rows.of_split import SourceOfSplit, watch_of
 from paceline.task.data.rows.packing import WINDOW_PIECES, Ints, PackedRows
+from paceline.task.data.rows.rows_from import RowsFrom
 from paceline.task.data.sources.shards.tokens_in_files import TokenParts
 from paceline.task.data.sources.tokens import Split
 
 IGNORED = -100  # the label of what is no token
 LONG_TOKENS = 128  # of pieces that are as long on average, and mapped, each is copied by itself
 
-PackedPiece = tuple[int, int, int, int]  # row, place in it, first token on the disk, tokens
+Array = npt.NDArray[Any]
+Parts = tuple[int, list[tuple[int, int]]]
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredRows:
+    """Packed rows as they lie in the files: tokens and labels of the files' type, [rows, seq_len]."""
+
+    tokens: Array
+    labels: Array
+    # Of rows that are not one run of tokens: how many they hold, and the places and values of labels that are not the
+    # next token of the row.
+    parts: list[Parts | None]
+    documents: Array | None  # from 1 on in each row, 0 of what fills it; None where documents mix
+    counts: Array | None  # which labels count, where not all of them do
 
 
 class PackedSource(SourceOfSplit):
     """Sample i is row i: documents, and pieces of those longer than a row, of at most seq_len tokens together.
 
     What a row does not fill are tokens of 0 whose labels do not count. Without `cross_documents` a batch says which
-    document each token is of, and what fills the row is one of its own.
+    document of its row each token is of, and what fills the row is one of its own.
     """
 
     leaves_out = False  # whether labels of tokens are left out
@@ -34,16 +49,16 @@ class PackedSource(SourceOfSplit):
     def __init__(self, split: Split, vocab: int, seq_len: int, cross_documents: bool = True) -> None:
         """Map the split and pack its documents. Raises DataError where it does not hold two tokens."""
         super().__init__(split, vocab, seq_len, cross_documents)
-        self._watch, self._tokens = watch_of(split), split.open()
+        self._watch, tokens = watch_of(split), split.open()
         # A memory map makes an object of its own of each slice; an array over it does not.
-        self._mapped = self._tokens.view(np.ndarray) if isinstance(self._tokens, np.ndarray) else None
-        self._filling = np.zeros(seq_len, dtype=self._tokens.dtype)
+        self._tokens: Any = tokens.view(np.ndarray) if isinstance(tokens, np.ndarray) else tokens
+        self._filling = np.zeros(seq_len, dtype=tokens.dtype)
         rows = self._rows_of(split, seq_len)
         self.rows = PackedRows(np.asarray(rows.firsts), np.asarray(rows.starts), np.asarray(rows.lengths))
-        self._runs = self._tokens.runs if isinstance(self._tokens, TokenParts) else self._mapped_runs
-        is_near = self._mapped is not None or (isinstance(self._tokens, TokenParts) and self._tokens.is_near)
-        self._is_long = is_near and split.tokens >= LONG_TOKENS * len(self.rows.lengths)
-        self._looks_at_pieces = not cross_documents or self.leaves_out
+        near = tokens.is_near if isinstance(tokens, TokenParts) else True
+        # Which labels count is worked out place by place.
+        self._is_long = near and not self.leaves_out and split.tokens >= LONG_TOKENS * len(self.rows.lengths)
+        self._in_rows = tokens if isinstance(tokens, TokenParts) else RowsFrom(self._tokens)
         self.samples = len(self.rows.firsts) - 1
         if split.tokens < 2 or not self.samples:
             raise DataError(
@@ -62,102 +77,122 @@ class PackedSource(SourceOfSplit):
         """The part of all rows that no token fills."""
         return 1 - (self.split.tokens - 1) / (self.samples * self.items_per_sample)
 
-    def read(self, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> Any:
-        """Return {"tokens", "labels"}: int64 tensors [rows, seq_len]; and "documents" where they do not mix.
-
-        Positions do not matter.
-        """
-        import torch
-
+    def gather(self, ids: npt.NDArray[Any]) -> GatheredRows:
+        """Return the rows as they lie."""
         assert min(ids.tolist(), default=0) >= 0, "a sample id is negative"
         self._watch()
-        tokens, labels, documents = self._laid_in_runs(ids) if self._is_long else self._laid_by_place(ids)
+        return self._laid_whole(ids) if self._is_long else self._laid_by_place(ids)
+
+    def batch(self, gathered: GatheredRows, first: int, last: int) -> Any:
+        """Return {"tokens", "labels"}, and "documents" where they do not mix."""
+        import torch
+
+        tokens, labels = gathered.tokens[first:last].astype(np.int64), gathered.labels[first:last].astype(np.int64)
+        if gathered.counts is not None:
+            labels[~gathered.counts[first:last]] = IGNORED
+        for row, part in enumerate(gathered.parts[first:last]):
+            if part is not None:
+                for place, label in part[1]:
+                    labels[row, place] = label
+                if part[0] < self.items_per_sample:
+                    labels[row, part[0] :] = IGNORED
         batch = {"tokens": torch.from_numpy(tokens), "labels": torch.from_numpy(labels)}
-        return batch if documents is None else {**batch, "documents": torch.from_numpy(documents)}
+        if gathered.documents is not None:
+            batch["documents"] = torch.from_numpy(gathered.documents[first:last].astype(np.int64))
+        return batch
 
-    def _laid_in_runs(self, ids: npt.NDArray[Any]) -> tuple[Ints, Ints, Ints | None]:
-        """Return the rows, piece after piece with what fills them between: where pieces are long that is quickest.
+    def _laid_whole(self, ids: npt.NDArray[Any]) -> GatheredRows:
+        """Return the rows, each copied from its first piece on, and then what else it holds laid over.
 
-        A row is read with the token after its end. The label of a token is then the next one in the row, but for the
-        last of a piece that has another one after it: that is looked up. Of a batch's few pieces numpy's calls would
-        take longer than the loop.
+        Where pieces are long most rows are a single one, and one call copies nearly all. A row is read with the token
+        after its end: its labels are what lies one further on, but for the last of a piece that has another after it.
         """
-        seq_len, firsts = self.items_per_sample, self.rows.firsts
-        start_of, length_of = self.rows.starts.item, self.rows.lengths.item
-        begins, ends = list[int](), list[int]()  # of runs of tokens on the disk
-        pieces: list[PackedPiece] = []
-        rows_of_inner, places, after = list[int](), list[int](), list[int]()  # of labels within a row; where they lie
-        short: list[tuple[int, int, int]] = []  # row, tokens in it, runs up to its end
-        for row, (first, last) in enumerate(zip(firsts[ids].tolist(), firsts[ids + 1].tolist(), strict=True)):
-            at = 0
-            for piece in range(first, last):
-                start, length = start_of(piece), length_of(piece)
-                stop = start + length
-                if self._looks_at_pieces:
-                    pieces.append((row, at, start, length))
-                at += length
-                begins.append(start)
-                if at == seq_len:
-                    ends.append(stop + 1)
-                else:
-                    ends.append(stop)
-                    rows_of_inner.append(row)
-                    places.append(at - 1)
-                    after.append(stop)
+        seq_len = self.items_per_sample
+        begins = self.rows.firsts[ids]
+        starts, lengths = self.rows.starts[begins], self.rows.lengths[begins]
+        rows, is_whole = self._in_rows.rows_from(starts, starts + lengths + 1, seq_len + 1)
+        documents = None if self.cross_documents else np.ones((len(ids), seq_len), dtype=np.int32)
+        parts: list[Parts | None] = [None] * len(ids)
+        rest = np.flatnonzero((lengths < seq_len) | ~is_whole)
+        if len(rest):
+            rows[rest] = self._laid_piece_by_piece(rest.tolist(), ids[rest], parts, documents)
+        return GatheredRows(rows[:, :-1], rows[:, 1:], parts, documents, None)
+
+    def _laid_piece_by_piece(
+        self, places: list[int], ids: npt.NDArray[Any], parts: list[Parts | None], documents: Array | None
+    ) -> Array:
+        """Return rows of seq_len + 1 tokens, and note at their places among all rows what they are made of.
+
+        Of a batch's few pieces numpy's calls would take longer than the loop.
+        """
+        seq_len, lasts = self.items_per_sample, self.rows.firsts[ids + 1]
+        counts = lasts - self.rows.firsts[ids]
+        ends = np.cumsum(counts)
+        pieces = np.repeat(lasts - ends, counts) + np.arange(ends[-1])
+        begins, lengths = self.rows.starts[pieces], self.rows.lengths[pieces]
+        stops = begins + lengths
+        after = self._in_rows.at(stops)
+        stops[ends - 1] += 1  # the last label of a row lies after it
+        runs = self._in_rows.runs(begins.tolist(), stops.tolist())
+        sizes, labels = lengths.tolist(), after.tolist()
+        first, short = 0, list[tuple[int, int, int]]()  # row, tokens in it, runs up to its end
+        for row, (place, last) in enumerate(zip(places, ends.tolist(), strict=True)):
+            at, inner = 0, list[tuple[int, int]]()
+            for number in range(first, last):
+                stop = at + sizes[number]
+                if documents is not None:
+                    documents[place, at:stop] = number - first + 1
+                at = stop
+                inner.append((at - 1, labels[number]))
+            parts[place] = at, inner
             if at < seq_len:
-                short.append((row, at, len(ends)))
-        runs = self._runs(begins, ends)
-        for _, filled, end in reversed(short):  # from the last one, so that places before it stay
-            runs.insert(end, self._filling[: seq_len + 1 - filled])
-        rows = np.concatenate(runs).reshape(-1, seq_len + 1) if runs else self._filling[:0].reshape(0, seq_len + 1)
-        tokens, labels = rows[:, :-1].astype(np.int64), rows[:, 1:].astype(np.int64)
-        if after:
-            labels[rows_of_inner, places] = (
-                self._tokens[np.array(after)] if self._mapped is None else self._mapped[after]
-            )
-        self._leave_out(labels, pieces)
-        for row, filled, _ in short:
-            labels[row, filled:] = IGNORED
-        if self.cross_documents:
-            return tokens, labels, None
-        documents = np.zeros(tokens.shape, dtype=np.int64)  # 0 is what fills the row
-        for number, (row, place, _, length) in enumerate(pieces, start=1):
-            documents[row, place : place + length] = number
-        return tokens, labels, documents
+                short.append((row, at, last))
+                if documents is not None:
+                    documents[place, at:] = 0
+            first = last
+        for _, at, last in reversed(short):  # from the last one, so that places before it stay
+            runs.insert(last, self._filling[: seq_len - at])
+        rows = np.concatenate(runs).reshape(-1, seq_len + 1)
+        for row, at, _ in short:
+            rows[row, at] = 0  # the last label's place
+        return rows
 
-    def _leave_out(self, labels: Ints, pieces: Sequence[PackedPiece]) -> None:
-        """Have labels that do not count be -100. Here all of them count."""
-
-    def _mapped_runs(self, starts: Sequence[int], stops: Sequence[int]) -> list[npt.NDArray[Any]]:
-        mapped = self._mapped
-        assert mapped is not None
-        return [mapped[start:stop] for start, stop in zip(starts, stops, strict=True)]
-
-    def _laid_by_place(self, ids: npt.NDArray[Any]) -> tuple[Ints, Ints, Ints | None]:
+    def _laid_by_place(self, ids: npt.NDArray[Any]) -> GatheredRows:
         """Return the rows, all their places at once: where pieces are short that is quicker than one by one."""
+        seq_len = self.items_per_sample
         first, last = self.rows.firsts[ids], self.rows.firsts[np.asarray(ids) + 1]
         counts = last - first
-        pieces = np.repeat(first - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+        ahead_of_row = np.cumsum(counts) - counts
+        within = np.arange(counts.sum()) - np.repeat(ahead_of_row, counts)  # number of each piece in its row
+        pieces = np.repeat(first, counts) + within
         starts, lengths = self.rows.starts[pieces], self.rows.lengths[pieces]
         row = np.repeat(np.arange(len(ids)), counts)
         # Where each piece stands in the flattened rows: after the pieces of its row before it.
         ahead = np.cumsum(lengths) - lengths
-        began = ahead[np.cumsum(counts) - counts] if len(counts) else ahead
-        at = row * self.items_per_sample + ahead - began[row]
-        shape = (len(ids), self.items_per_sample)
-        tokens, labels = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int64)
-        filled = np.bincount(row, lengths, len(ids)).astype(np.int64)
-        for short in np.flatnonzero(filled < self.items_per_sample).tolist():
-            tokens[short, filled[short] :], labels[short, filled[short] :] = 0, IGNORED
+        began = ahead[ahead_of_row] if len(counts) else ahead
+        at = row * seq_len + ahead - began[row]
         places = np.repeat(at - ahead, lengths) + np.arange(lengths.sum())
-        tokens.reshape(-1)[places], labels.reshape(-1)[places] = self._gathered(starts, lengths)
-        if self.cross_documents:
-            return tokens, labels, None
-        documents = np.zeros(shape, dtype=np.int64)  # 0 is what fills the row
-        documents.reshape(-1)[places] = np.repeat(np.arange(1, len(lengths) + 1), lengths)
-        return tokens, labels, documents
 
-    def _gathered(self, starts: Ints, lengths: Ints) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        def laid(values: Array) -> Array:
+            found = np.zeros((len(ids), seq_len), dtype=values.dtype)
+            found.reshape(-1)[places] = values
+            return found
+
+        tokens, labels = self._gathered(starts, lengths)
+        counted = self._counted_labels(starts, lengths)
+        return GatheredRows(
+            laid(tokens),
+            laid(labels),
+            [(int(filled), []) for filled in np.bincount(row, lengths, len(ids)).tolist()],
+            None if self.cross_documents else laid(np.repeat(within + 1, lengths).astype(np.int32)),
+            None if counted is None else laid(counted),
+        )
+
+    def _counted_labels(self, starts: Ints, lengths: Ints) -> Array | None:
+        """Return which labels of pieces, one after the other, count. None where all of them do: here."""
+        return None
+
+    def _gathered(self, starts: Ints, lengths: Ints) -> tuple[Array, Array]:
         """Return the tokens of pieces one after the other, and those after each of them: each is read once."""
         more = lengths + 1
         ahead = np.cumsum(more) - more

@@ -56,17 +56,16 @@ class TokenSource(SourceOfSplit):
         self._watch()
         return self._windows[ids]
 
-    def read(self, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> Any:
-        """Return {"tokens", "labels"}: int64 tensors [rows, seq_len]; and "documents" where they do not mix.
-
-        Positions do not matter.
-        """
+    def gather(self, ids: npt.NDArray[Any]) -> Any:
+        """Return the samples' numbers and rows."""
         assert min(ids.tolist(), default=0) >= 0, "a sample id is negative"
-        return self._batch(ids, self._rows(ids))
+        return ids, self._rows(ids)
 
-    def _batch(self, ids: npt.NDArray[Any], rows: npt.NDArray[Any]) -> Any:
+    def batch(self, gathered: Any, first: int, last: int) -> Any:
+        """Return {"tokens", "labels"}, and "documents" where they do not mix."""
         import torch
 
+        ids, rows = gathered[0][first:last], gathered[1][first:last]
         batch = {
             "tokens": torch.from_numpy(rows[:, :-1].astype(np.int64)),
             "labels": torch.from_numpy(rows[:, 1:].astype(np.int64)),

@@ -7,6 +7,7 @@ that fails, a permission) is a DataError, which always ends the reading: documen
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
@@ -174,10 +175,13 @@ def _why_not_text(file: File, piece: bytes, offset: int) -> DamagedData | None:
     try:
         piece.decode()
     except UnicodeDecodeError as error:
+        is_utf_16 = not offset and piece.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         return DamagedData(
             f"{file.path} is not UTF-8 text",
-            f"byte {offset + error.start:,} is 0x{piece[error.start]:02x}: {error.reason}",
-            "convert it (iconv -f LATIN1 -t UTF-8), or leave it out with include patterns",
+            f"byte {offset + error.start:,} is 0x{piece[error.start]:02x}: "
+            + ("it begins with the mark of UTF-16" if is_utf_16 else error.reason),
+            f"convert it (iconv -f {'UTF-16' if is_utf_16 else 'LATIN1'} -t UTF-8), or leave it out with include "
+            "patterns",
         )
     return None
 

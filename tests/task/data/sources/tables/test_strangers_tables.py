@@ -149,6 +149,22 @@ def test_what_cannot_be_read_says_what_to_do(settled: Settle, name: str, content
     assert hint in caught.value.try_, caught.value
 
 
+@pytest.mark.parametrize(("text", "because", "hint"), [
+    ([text.encode() for text, _ in ROWS], "holds bytes", "cast(table['text'], 'string')"),
+    ([{"body": text, "n": 1} for text, _ in ROWS], "fields of its own: body, n", "flatten()"),
+])  # fmt: skip
+def test_a_parquet_column_that_is_no_text_says_how_it_becomes_one(
+    settled: Settle, text: list[Any], because: str, hint: str
+) -> None:
+    """Bytes that nothing calls text, as some writers leave them, and columns within a column."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    content = arrow.BufferOutputStream()
+    parquet.write_table(arrow.table({"text": text, "label": [label for _, label in ROWS]}), content)
+    with pytest.raises(PacelineError) as caught:
+        settled("odd.parquet", content.getvalue().to_pybytes())
+    assert because in caught.value.because and hint in caught.value.try_, caught.value
+
+
 def test_a_column_that_is_not_read_is_told(settled: Settle) -> None:
     (line, *_) = seen_lines(settled("more.csv", csv_of("text,label,shop", [(*row, "a") for row in ROWS])))
     assert "not read: shop" in line

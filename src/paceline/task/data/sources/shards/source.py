@@ -41,6 +41,7 @@ class _OverFiles(SourceOfSplit):
         self.skip_bad, self.notices = skip_bad, notices or DataNotices()
         super().__init__(split, vocab, seq_len, cross_documents)
         self.is_near, self._is_checked = self._tokens.is_near, self._tokens.is_checked
+        self.gathers_rows = self.is_near
         self.steps_ahead = 0 if self.is_near else STEPS_AHEAD
 
     def _made_of(self) -> tuple[Any, ...]:
@@ -52,7 +53,7 @@ class _OverFiles(SourceOfSplit):
         A storage that fails, and a token that the vocabulary lacks, are raised always.
         """
         try:
-            return self._held(read(ids))
+            return read(ids)
         except DamagedData as error:
             if not self.skip_bad:
                 raise
@@ -62,6 +63,10 @@ class _OverFiles(SourceOfSplit):
 
         rows = [self._or_blank(read, ids[at : at + 1]) for at in range(len(ids))]
         return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+
+    def batch(self, gathered: Any, first: int, last: int) -> Any:
+        """Return the batch, whose tokens are of the vocabulary."""
+        return self._held(super().batch(gathered, first, last))
 
     def _left_out(self, error: DamagedData) -> dict[str, Any]:
         import torch

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paceline.task.data.rows.rows_from import RowsFrom
 from paceline.task.data.sources.shards.layout import damaged
 from paceline.task.data.sources.tokenizer import Tokens
 from paceline.task.data.storage.bytes import ByteFile, LocalBytes, as_words
 
 Indices = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 
 class Checksums:
@@ -63,10 +65,11 @@ class TokenPart:
         self._start, self._checksums = start, checksums
         self.is_checked = checksums is not None
         self._mapped: Tokens | None = None
-        self._view: Tokens | None = None  # every window of the length that was asked for last
+        self._rows: RowsFrom | None = None
         self._watch = file.watch if isinstance(file, LocalBytes) else None
         if isinstance(file, LocalBytes):
             self._mapped = as_words(file.read(start, start + tokens * self.dtype.itemsize), dtype)
+            self._rows = RowsFrom(self._mapped)
 
     def read(self, start: int, stop: int) -> Tokens:
         """Return the tokens start..stop. Raises DataError where they are not as they were written."""
@@ -89,15 +92,16 @@ class TokenPart:
         self._hold(firsts.tolist(), (lasts + 1).tolist())
         return self._mapped[places]
 
-    def windows(self, starts: Indices, length: int) -> Tokens:
-        """Return the `length` tokens from each start on: [starts, length]."""
-        if self._mapped is None:
-            return np.stack(self.runs(starts.tolist(), (starts + length).tolist()))
-        self._hold(starts.tolist(), (starts + length).tolist())
-        if self._view is None or self._view.shape[1] != length:
-            size, shape = self.dtype.itemsize, (self.tokens - length + 1, length)
-            self._view = np.lib.stride_tricks.as_strided(self._mapped, shape, (size, size), writeable=False)
-        return self._view[starts]
+    def rows_from(self, starts: Indices, stops: Indices, length: int) -> tuple[Tokens, Flags]:
+        """Return `length` tokens from each start on, [starts, length], and of which rows they are there.
+
+        The others would end after the file. Raises DataError where what lies up to `stops` is not as it was written.
+        """
+        assert self._rows is not None, "a file that is fetched is read run by run"
+        is_whole = starts <= self.tokens - length
+        held = slice(None) if is_whole.all() else is_whole
+        self._hold(starts[held].tolist(), stops[held].tolist())
+        return self._rows.rows_from(starts, stops, length)
 
     def expect(self, spans: Indices) -> None:
         """Say which tokens will be read next: [spans, 2], where each begins and ends."""
@@ -123,14 +127,10 @@ class TokenParts:
         self._parts = [part for part in parts if part.tokens]
         self._begins = np.cumsum([0, *(part.tokens for part in self._parts)], dtype=np.int64)
         self._bounds: list[int] = self._begins.tolist()
+        self.is_near = all(isinstance(part.file, LocalBytes) for part in self._parts)  # in local files
         self.dtype = max(
             (part.dtype for part in self._parts), key=lambda dtype: dtype.itemsize, default=np.dtype("<u2")
         )
-
-    @property
-    def is_near(self) -> bool:
-        """Whether all of them are in local files."""
-        return all(isinstance(part.file, LocalBytes) for part in self._parts)
 
     @property
     def is_checked(self) -> bool:
@@ -168,10 +168,33 @@ class TokenParts:
 
     def windows(self, starts: Indices, length: int) -> Tokens:
         """Return the `length` tokens from each start on: [starts, length]. Raises DataError for damaged ones."""
+        if not self.is_near:
+            runs = self.runs(starts.tolist(), (starts + length).tolist())
+            return np.concatenate(runs).reshape(-1, length) if runs else np.zeros((0, length), dtype=self.dtype)
+        found, is_whole = self.rows_from(starts, starts + length, length)
+        if not is_whole.all():  # they begin in one file and end in another
+            over = np.flatnonzero(~is_whole)
+            for row, run in zip(
+                over.tolist(), self.runs(starts[over].tolist(), (starts[over] + length).tolist()), strict=True
+            ):
+                found[row] = run
+        return found
+
+    def rows_from(self, starts: Indices, stops: Indices, length: int) -> tuple[Tokens, Flags]:
+        """Return `length` tokens from each start on, [starts, length], and of which rows they are there.
+
+        The others would go on in another file. Raises DataError where what lies up to `stops` is damaged.
+        """
         if len(self._parts) == 1:
-            return self._parts[0].windows(starts, length)
-        rows = self.runs(starts.tolist(), (starts + length).tolist())
-        return np.concatenate(rows).reshape(-1, length) if rows else np.zeros((0, length), dtype=self.dtype)
+            return self._parts[0].rows_from(starts, stops, length)
+        found = np.zeros((len(starts), length), dtype=self.dtype)
+        is_whole = np.zeros(len(starts), dtype=bool)
+        numbers = np.searchsorted(self._begins, starts, side="right") - 1
+        for number in np.unique(numbers).tolist():
+            chosen, begin = np.flatnonzero(numbers == number), self._bounds[number]
+            rows = self._parts[number].rows_from(starts[chosen] - begin, stops[chosen] - begin, length)
+            found[chosen], is_whole[chosen] = rows
+        return found, is_whole
 
     def _gather(self, places: Indices) -> Tokens:
         found = np.empty(len(places), dtype=self.dtype)
@@ -180,6 +203,10 @@ class TokenParts:
             chosen = np.flatnonzero(numbers == number)
             found[chosen] = self._parts[number].gather(places[chosen] - self._begins[number])
         return found
+
+    def at(self, places: Indices) -> Tokens:
+        """Return single tokens. Raises DataError for damaged ones."""
+        return self._gather(places)
 
     def expect(self, starts: Indices, stops: Indices) -> None:
         """Say which runs of tokens will be read next, in their order."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy.typing as npt
 
 from paceline.errors import DataError
 from paceline.task.data.rows.kept_rows import labels_that_count, rows_of_split
-from paceline.task.data.rows.packed_source import IGNORED, PackedPiece, PackedSource
+from paceline.task.data.rows.packed_source import IGNORED, PackedSource
 from paceline.task.data.rows.packing import Ints, PackedRows
 from paceline.task.data.sources.tables.store import TextTable
 from paceline.task.data.sources.tokens import Split, TokenSplit
@@ -156,15 +155,10 @@ class PackedDialogue(PackedSource):
     def _made_of(self) -> tuple[Any, ...]:
         return self.table, self.split, self.items_per_sample, self.cross_documents
 
-    def _leave_out(self, labels: Ints, pieces: Sequence[PackedPiece]) -> None:
-        for row, place, start, length in pieces:
-            labels[row, place : place + length][self._counted[start + 1 : start + 1 + length] == 0] = IGNORED
-
-    def _gathered(self, starts: Ints, lengths: Ints) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        tokens, labels = super()._gathered(starts, lengths)
+    def _counted_labels(self, starts: Ints, lengths: Ints) -> npt.NDArray[Any]:
         ahead = np.cumsum(lengths) - lengths
-        places = np.repeat(starts + 1 - ahead, lengths) + np.arange(lengths.sum())
-        return tokens, np.where(self._counted[places] > 0, labels.astype(np.int64), IGNORED)
+        found: npt.NDArray[Any] = self._counted[np.repeat(starts + 1 - ahead, lengths) + np.arange(lengths.sum())] > 0
+        return found
 
 
 def _counted_print(split: TokenSplit, counted: npt.NDArray[np.uint8], made: str) -> str:

@@ -77,12 +77,25 @@ class RowReader:
                 )  # fmt: skip
         text = record.values.get(column)
         if not isinstance(text, str):
-            raise DamagedData(
-                f"{where} has no text", f"its column '{column}' holds {json.dumps(text, default=str)[:40]}",
-                "a text in every row",
-            )  # fmt: skip
+            raise _no_text(where, column, text)
         label = label_value(record.values.get(labels[0]), where, labels[0]) if labels else None
         return _checked(TableRow(where, [TextPart(text, True)], label, held_out))
+
+
+def _no_text(where: str, column: str, value: Any) -> DamagedData:
+    """Return what is wrong with a row whose text is no text, and how its column becomes one."""
+    what, holds = f"{where} has no text", f"its column '{column}' holds"
+    if isinstance(value, bytes):
+        return DamagedData(
+            what, f"{holds} bytes, and nothing says that they are text",
+            f"write the column as strings, such as pyarrow.compute.cast(table['{column}'], 'string')",
+        )  # fmt: skip
+    if isinstance(value, dict):
+        return DamagedData(
+            what, f"{holds} fields of its own: {', '.join(map(str, value)) or 'none'}",
+            "a column for the text itself: a table of pyarrow has flatten(), pandas has json_normalize()",
+        )  # fmt: skip
+    return DamagedData(what, f"{holds} {json.dumps(value, default=str)[:40]}", "a text in every row")
 
 
 def _checked(row: TableRow) -> TableRow:

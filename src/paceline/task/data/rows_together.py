@@ -1,0 +1,72 @@
+"""Rows of the coming steps, gathered with those of this one: of a few short rows, a read's own calls take as long again
+as the copy.
+
+They are gathered as they lie, two or four bytes a token, and made into a batch by the step that trains on them: the
+int64 of several steps would be more than a core's cache holds, and take longer to write than what is spared.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import DataError
+from paceline.task.data.order.many_steps import StepIds
+from paceline.task.data.protocol import GathersRows
+
+MOST_ITEMS = 2**17  # tokens that are gathered at once
+
+
+class HeldRows(NamedTuple):
+    """A step's rows among those that were gathered with them: from row `first` on."""
+
+    source: GathersRows
+    gathered: Any
+    first: int
+
+    def batch(self, taken: slice) -> Any:
+        """Return a slice of the step's rows as a batch."""
+        return self.source.batch(self.gathered, self.first + taken.start, self.first + taken.stop)
+
+
+class RowsTogether:
+    """Gathers the rows of a step, and with them those of steps that follow, as long as all are few."""
+
+    def __init__(self, source: Any, ids: StepIds) -> None:
+        """`ids` are what says which rows those are."""
+        self._ids, self._source = ids, cast(GathersRows, source)
+        # By the attribute: a source in an order of its own passes it on.
+        self._most_rows = MOST_ITEMS // source.items_per_sample if getattr(source, "gathers_rows", False) else 0
+        self._gathered: Any = None
+        self._first, self._samples = 0, 1  # the first position of those, and samples from a step to the next
+        self._steps, self._rows = 0, 0
+
+    def at(self, positions: npt.NDArray[np.int64], samples: int) -> tuple[npt.NDArray[np.int64], HeldRows | None]:
+        """Return the ids at consecutive positions, and their rows; None of rows that are to be read by themselves.
+
+        The next step's positions are `samples` further on. Raises DataError past the end of an order that has one.
+        """
+        ids = self._ids.at(positions, samples)
+        rows = len(ids)
+        if 2 * rows > self._most_rows:
+            return ids, None
+        step, within = divmod(positions.item(0) - self._first, self._samples)
+        if within or not 0 <= step < self._steps or rows != self._rows:
+            coming = self._ids.known(self._most_rows // rows)
+            self._first, self._samples, self._rows = positions.item(0), samples, rows
+            self._steps, step = self._gather(coming), 0
+        return ids, HeldRows(self._source, self._gathered, step * rows) if self._steps else None
+
+    def _gather(self, ids: npt.NDArray[np.int64]) -> int:
+        """Gather the rows of steps, [steps, rows] ids of them; return of how many: none of one alone, or where any of
+        them cannot be read. What is wrong with a row is said by the step that it is read for."""
+        self._gathered = None
+        if len(ids) < 2:
+            return 0
+        try:
+            self._gathered = self._source.gather(ids.reshape(-1))
+        except DataError:
+            return 0
+        return len(ids)

@@ -1,0 +1,140 @@
+"""Rows of several steps that are gathered at once: every batch is the one that a read by itself gives."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.errors import DamagedData, DataError
+from paceline.run.loop.loader import BatchStream
+from paceline.spec.layout import Layout, accumulation_for
+from paceline.spec.plan import Plan
+from paceline.spec.task import DataSpec
+from paceline.task.data import rows_together
+from paceline.task.data.order.many_steps import StepIds
+from paceline.task.data.order.of_source import ids_at
+from paceline.task.data.rows.packed_source import PackedSource
+from paceline.task.data.rows.windows import TokenSource
+from paceline.task.data.rows_together import RowsTogether
+from paceline.task.data.source import open_sources
+from paceline.task.data.sources.shards.folder import ShardIndex, write_index
+from paceline.task.data.sources.shards.layout import ShardWriter
+from paceline.task.data.sources.tokenizer import ByteTokenizer
+from paceline.task.data.sources.tokens import TokenSplit, TokenWriter
+
+VOCAB, SEQ_LEN, SEED = 512, 24, 5
+KINDS = ("windows", "windows apart", "packed", "packed apart", "packed, long", "shards", "packed shards")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the same documents as a corpus and as three shards."""
+    found, random = tmp_path_factory.mktemp("corpus"), np.random.default_rng(1)
+    documents = [random.integers(0, VOCAB - 1, length) for length in random.geometric(1 / 20, 200)]
+    with TokenWriter(found, "train", VOCAB, VOCAB - 1) as writer:
+        writer.add(documents)
+    shards = found / "shards"
+    shards.mkdir()
+    written = []
+    for number, first in enumerate((0, 70, 140)):
+        with ShardWriter(shards / f"{number}.shard", 2, VOCAB - 1) as shard:
+            shard.add(documents[first : first + 70])
+        written.append(shard.result())
+    (shards / "tokenizer.json").write_text(ByteTokenizer().to_json())
+    write_index(shards, ShardIndex("bytes", VOCAB, VOCAB - 1, {"train": tuple(written), "validation": ()}, {}))
+    return found
+
+
+def opened(kind: str, folder: Path) -> Any:
+    """Return a source of a kind."""
+    if "shards" in kind:
+        rows = "packed" if "packed" in kind else "windows"
+        return open_sources(DataSpec(str(folder / "shards"), seq_len=SEQ_LEN, rows=rows, validation_fraction=0.0), 1)[0]
+    ends = np.fromfile(folder / "train.offsets", dtype="<i8")
+    split = TokenSplit(str(folder), "train", "<u2", int(ends[-1]), len(ends) - 1, "0" * 32)
+    source: Any = (PackedSource if "packed" in kind else TokenSource)(split, VOCAB, SEQ_LEN, "apart" not in kind)
+    if "long" in kind:
+        source._is_long = True  # how rows of long pieces are laid
+    return source
+
+
+jumps = st.lists(st.tuples(st.integers(0, 5000), st.integers(1, 9)), min_size=1, max_size=6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=25, deadline=None)
+@given(jumps=jumps, batch=st.integers(1, 20), rank=st.integers(0, 2), ranks=st.integers(3, 4), micro=st.integers(1, 5))
+def test_batches_are_those_of_reads_by_themselves(
+    kind: str, jumps: list[tuple[int, int]], batch: int, rank: int, ranks: int, micro: int, folder: Path
+) -> None:
+    """Wherever the stream is asked to go on, on any rank, in any micro-batches."""
+    source = opened(kind, folder)
+    passes = accumulation_for(batch, ranks, micro, ())
+    plan = Plan(Layout(dp_replicate=ranks), micro_batch=micro, accumulation=passes, batch_samples=batch)
+    stream, alone = BatchStream(source, SEED, plan, rank, torch.device("cpu")), opened(kind, folder)
+    for position, steps in jumps:
+        for step in range(steps):
+            for part in stream.at(position + step * batch).micro_batches:
+                if part.counts:
+                    wanted = alone.read(part.ids)
+                    assert set(part.data) == set(wanted)
+                    assert all(torch.equal(part.data[name], wanted[name]) for name in wanted)
+                    assert all(part.data[name].is_contiguous() for name in wanted)
+
+
+def test_few_rows_are_gathered_once_for_several_steps(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And many are read by themselves: no more than so many tokens are gathered ahead."""
+    source, asked = opened("windows", folder), list[int]()
+    gather = TokenSource.gather
+
+    def counted(self: TokenSource, ids: np.ndarray) -> Any:
+        asked.append(len(ids))
+        return gather(self, ids)
+
+    monkeypatch.setattr(TokenSource, "gather", counted)
+    monkeypatch.setattr(rows_together, "MOST_ITEMS", 32 * SEQ_LEN)
+    stream = BatchStream(source, SEED, Plan(micro_batch=4, batch_samples=4), 0, torch.device("cpu"))
+    for step in range(40):
+        stream.at(4 * step)
+    assert sum(asked) <= 4 * 40 + 32 and max(asked) <= 32
+    assert len(asked) < 40 / 4
+    asked.clear()
+    stream = BatchStream(source, SEED, Plan(micro_batch=20, batch_samples=20), 0, torch.device("cpu"))
+    for step in range(8):
+        stream.at(20 * step)
+    assert asked == [20] * 8
+
+
+def test_what_is_wrong_with_a_row_is_said_by_its_own_step(folder: Path, tmp_path: Path) -> None:
+    """Steps before it are given, though their rows were asked for together with the damaged one."""
+    shutil.copytree(folder / "shards", tmp_path / "shards")
+    shard = tmp_path / "shards" / "2.shard"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    shard.write_bytes(content)
+    data = DataSpec(str(tmp_path / "shards"), seq_len=SEQ_LEN, validation_fraction=0.0)
+    source, told = open_sources(data, 1)[0], list[int]()
+    rows = RowsTogether(source, StepIds(source, SEED))
+    for step in range(40):
+        positions = np.array([step])
+        try:
+            ids, held = rows.at(positions, 1)
+            assert np.array_equal(ids, ids_at(source, SEED, positions))
+            if held is None:
+                source.read(ids)
+        except DamagedData:
+            told.append(step)
+    alone = []
+    for step in range(40):
+        try:
+            open_sources(data, 1)[0].read(ids_at(source, SEED, np.array([step])))
+        except DataError:
+            alone.append(step)
+    assert told == alone and 0 < len(told) < 40
