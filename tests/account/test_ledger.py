@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import in_process
 
 from paceline.account.bill import bill_csv, make_bill
 from paceline.account.ledger import LedgerEntry, ledger_of
@@ -132,7 +134,8 @@ def test_energy_is_that_of_the_counters_where_they_cover_a_stretch() -> None:
     assert [entry.usd for entry in entries] == pytest.approx([entry.device_seconds / 1000 for entry in entries])
     modelled = ledger_of(lines, "run")
     for few in (samples[:3], [node(40, 0.0, [0, 1], 40.0, cpu_joules=9.0)], [node(40, 5.0, [0], 40.0)]):
-        assert ledger_of(lines, "run", samples=few) == modelled, "three quarters; no GPU's counter; one node of two"
+        found = [dataclasses.replace(entry, nodes=modelled[0].nodes) for entry in ledger_of(lines, "run", samples=few)]
+        assert found == modelled, "three quarters; no GPU's counter; one node of two"
 
 
 def test_a_journal_without_a_start_costs_nothing_and_one_that_cannot_be_read_is_said(
@@ -197,6 +200,8 @@ def test_electricity_and_carbon_by_the_hour_are_those_of_the_hours_in_which_a_ru
         ('[[prices]]\nusd_per_hour = 1\n', r"prices.toml:1: unknown key 'usd_per_hour'"),
         ('[[prices]]\nusd_per_device_hour = -1\n', "prices"),
         ('[[prices]]\nsince = "March"\n', r"prices\[1\] has 'March'"),
+        ('[[prices]]\nsince = "2026-06-01"\nuntil = "2026-01-31"\n', r"prices\[1\] holds on no day"),
+        ('[[prices]]\nusd_per_device_hour = nan\n', "finite"),
         ('[[electricity]]\nhours = "22-30"\n', r"electricity\[1\] has '22-30'"),
     ],
 )  # fmt: skip
@@ -234,6 +239,37 @@ def test_a_bill_groups_runs_by_their_tags_and_says_what_it_does_not_know(tmp_pat
     assert header.startswith("team,device_hours,usd,kwh,carbon_kg,useful_device_hours")
     assert second.startswith("'=cmd,"), "a spreadsheet takes it for no formula"
     assert sum(float(row.hours["lost"]) for row in make_bill([tmp_path], "kind").rows) == pytest.approx(3 * 10 / 3600)
+
+
+def test_nodes_share_what_a_run_has_cost_and_their_sum_is_the_whole(tmp_path: Path) -> None:
+    """One of two nodes has three ranks of four. Without samples a run is its host's, and one on two nodes nobody's."""
+    lines = [{**started(1, 0, 4), "host": "here"}, step(1, 1, 40)]
+    run = write_journal(tmp_path / "run", lines)
+    beside = run / "journal" / "nodes"
+    samples = [node(10.0 * each, 0.0, [0]) for each in range(1, 5)] + [
+        dataclasses.replace(node(10.0 * each, 0.0, [1, 2, 3]), node="b") for each in range(1, 5)
+    ]
+    (entry, *_) = ledger_of(lines, "run", samples=samples)
+    assert sorted(entry.nodes.values()) == [0.25, 0.75] and entry.nodes["b"] == 0.75
+    assert not beside.exists()
+    bill, whole = make_bill([run], "node"), make_bill([run])
+    assert [row.group for row in bill.rows] == ["here"] and bill.rows[0].device_hours == whole.total.device_hours
+    several = {**lines[0], "spec": {"run": {"nodes": {"count": 2}}}}
+    assert ledger_of([several, lines[1]], "run")[0].nodes == {"(not sampled)": 1.0}
+    assert in_process("bill", run, "--by", "node", "--export", tmp_path / "bill.html").returncode == 0
+    page = (tmp_path / "bill.html").read_text()
+    assert "What runs cost, by node" in page and "default-src 'none'" in page and "<script" not in page
+
+
+def test_a_run_in_an_hour_that_a_tariff_lacks_has_cost_nobody_knows_what(tmp_path: Path) -> None:
+    """The price of its devices alone would be said to be all."""
+    lacking = (datetime.datetime.fromtimestamp(START).hour + 6) % 24
+    (tmp_path / "usd.csv").write_text(f"{lacking},0.1\n")
+    path = tmp_path / "prices.toml"
+    path.write_text('[[prices]]\nusd_per_device_hour = 0.36\n[power]\ntariff_hours = "usd.csv"\n')
+    assert {entry.usd for entry in ledger_of(stormy(), "run", read_prices(path))} == {None}
+    path.write_text(f'[[prices]]\nusd_per_device_hour = 0.36\n[[electricity]]\nhours = "{lacking}-{lacking + 1}"\n')
+    assert {entry.usd for entry in ledger_of(stormy(), "run", read_prices(path))} == {None}
 
 
 def test_what_holds_no_run_and_a_tag_of_nobody_are_errors(tmp_path: Path) -> None:

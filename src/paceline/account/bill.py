@@ -15,7 +15,7 @@ from paceline.account.timeline import KINDS
 from paceline.errors import ConfigError, StorageError
 from paceline.spec.journal.reading import read_journal, read_nodes
 
-GROUPS = ("run", "start", "plan", "device", "kind", "day", "month")
+GROUPS = ("run", "start", "plan", "device", "node", "kind", "day", "month")
 UNTAGGED = "(none)"
 COLUMNS = ("device_hours", "usd", "kwh", "carbon_kg", *KINDS)
 
@@ -32,16 +32,16 @@ class BillRow:
     hours: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))  # device-hours by kind
     missing: set[str] = field(default_factory=set)
 
-    def add(self, entry: LedgerEntry) -> None:
-        """Count an entry."""
-        self.device_hours += entry.device_seconds / 3600
-        self.hours[entry.kind] += entry.device_seconds / 3600
+    def add(self, entry: LedgerEntry, share: float = 1.0) -> None:
+        """Count a share of an entry."""
+        self.device_hours += share * entry.device_seconds / 3600
+        self.hours[entry.kind] += share * entry.device_seconds / 3600
         for name, value in (("usd", entry.usd), ("kwh", entry.kwh),
                             ("carbon_kg", None if entry.carbon_g is None else entry.carbon_g / 1000)):  # fmt: skip
             if value is None:
                 self.missing.add(name)
             else:
-                setattr(self, name, (getattr(self, name) or 0.0) + value)
+                setattr(self, name, (getattr(self, name) or 0.0) + share * value)
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class Bill:
     total: BillRow
     how: dict[str, tuple[str, ...]]  # amount -> where the rates of it are from
     runs: int
+    tags: tuple[str, ...] = ()  # that some run has
 
 
 def runs_in(paths: Sequence[Path]) -> list[Path]:
@@ -91,11 +92,11 @@ def make_bill(
     rows: dict[str, BillRow] = {}
     total = BillRow("total")
     for entry in kept:
-        name = _group(entry, by)
-        rows.setdefault(name, BillRow(name)).add(entry)
+        for name, share in (entry.nodes if by == "node" else {_group(entry, by): 1.0}).items():
+            rows.setdefault(name, BillRow(name)).add(entry, share)
         total.add(entry)
     ordered = sorted(rows.values(), key=lambda row: (-(row.usd or 0.0), -row.device_hours))
-    return Bill(by, tuple(ordered), total, _origins(kept), len({entry.run for entry in kept}))
+    return Bill(by, tuple(ordered), total, _origins(kept), len({entry.run for entry in kept}), tuple(known))
 
 
 def _ledger(run: Path, book: PriceBook | None, price_class: str) -> list[LedgerEntry]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.account.node_counters import measured_rate
+from paceline.account.node_counters import measured_rate, node_shares
 from paceline.account.prices import PriceBook
 from paceline.account.timeline import SpentTime, stretches
 from paceline.cluster.grid.figures import GridFigures, mean_of, read_figures
@@ -48,6 +48,7 @@ class LedgerEntry:
     carbon_g: float | None
     tags: Mapping[str, str]
     how: Mapping[str, str]  # amount -> where its rate is from
+    nodes: Mapping[str, float]  # node -> the share of it, which add up to 1
 
     @property
     def day(self) -> str:
@@ -81,6 +82,7 @@ def _entries(
     on_cpu = text(table(start.cluster.get("device")).get("kind")) == "cpu" or device == "cpu"
     counted = measured_rate(samples, held.began, held.ended, held.devices, on_cpu)
     rates, how = _rates(start, device, book, price_class, held.began, held.ended, counted)
+    nodes = node_shares(samples, start, held.began, held.ended)
     for kind, seconds in stretch.seconds.items():
         if seconds > 0:
             spent = seconds * held.devices
@@ -96,6 +98,7 @@ def _entries(
                 device_seconds=spent,
                 tags=_tags(start),
                 how=how,
+                nodes=nodes,
                 **amounts,
             )
 
@@ -129,7 +132,9 @@ def _rates(
     if not math.isnan(priced):
         usd, of_usd = priced / 3600, OWN_BOOK
     tariff = book.usd_per_kwh(began, ended)
-    if tariff and kwh is not None and not math.isnan(tariff):
+    if math.isnan(tariff) or (tariff and kwh is None):  # the device's price alone is not what that time has cost
+        usd = None
+    elif tariff and kwh is not None:
         usd, of_usd = (usd or 0.0) + kwh * tariff, f"{of_usd}, and electricity" if usd else "electricity"
     rates, how = {"usd": usd, "kwh": kwh, "carbon_g": grams}, {"usd": of_usd, "kwh": of_kwh, "carbon_g": of_grams}
     return rates, {name: origin for name, origin in how.items() if rates[name] is not None}

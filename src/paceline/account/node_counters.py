@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from paceline.report.records import number, table
+from paceline.spec.journal.kinds import RunStarted
 from paceline.spec.journal.rates import JOULES_PER_KWH
 from paceline.spec.journal.watching import NodeSample
 
 LEAST_SHARE = 0.8  # of a stretch's device-time that samples have to cover
+NOT_SAMPLED = "(not sampled)"
 COUNTERS = {"device_joules": "GPUs", "cpu_joules": "processors"}
 
 
@@ -38,3 +41,21 @@ def measured_rate(
         return None
     counters = " and ".join(COUNTERS[name] for name in COUNTERS if name in seen)
     return joules / covered / JOULES_PER_KWH, f"measured by the counters of {counters}"
+
+
+def node_shares(samples: Sequence[NodeSample], start: RunStarted, began: float, ended: float) -> dict[str, float]:
+    """Return which part of a stretch's device-time each node has, by how many ranks its samples have; they add up to 1.
+
+    Where nothing was sampled a run on one node is its host's, and nobody knows whose one on several is.
+    """
+    seconds: dict[str, float] = {}
+    for sample in samples:
+        last = sample.time or 0.0
+        within = min(last, ended) - max(last - (sample.seconds or 0.0), began)
+        if within > 0 and sample.ranks:
+            seconds[sample.node] = seconds.get(sample.node, 0.0) + within * len(sample.ranks)
+    total = sum(seconds.values())
+    if total > 0:
+        return {node: own / total for node, own in seconds.items()}
+    count = number(table(table(start.spec.get("run")).get("nodes")).get("count")) or 1
+    return {start.host if count == 1 and start.host else NOT_SAMPLED: 1.0}

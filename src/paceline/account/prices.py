@@ -126,6 +126,9 @@ def read_prices(path: Path | None) -> PriceBook:
     for index, price in enumerate(book.prices, start=1):
         for text in filter(None, (price.since, price.until)):
             _checked(_day, text, f"{path}: prices[{index}]", 'a day is "YYYY-MM-DD"')
+        if price.since and price.until and _day(price.until) < _day(price.since):
+            because = "its last day is before its first"
+            raise ConfigError(f"{path}: prices[{index}] holds on no day", because, "mend it there")
     for index, tariff in enumerate(book.electricity, start=1):
         if tariff.hours:
             because = 'hours are from-to of the day, such as "22-06"'

@@ -18,23 +18,27 @@ def bill_lines(bill: Bill) -> list[str]:
     """Return the table and what stands under it."""
     if not bill.rows:
         return ["nothing was spent in that time"]
-    rows = [[bill.by, *HEADS], *(_cells(row) for row in (*bill.rows, bill.total))]
+    rows = [[bill.by, *HEADS], *(cells_of(row) for row in (*bill.rows, bill.total))]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [_line(row, widths) for row in rows]
     lines.insert(1, "-" * len(lines[0]))
     lines.insert(len(lines) - 1, "-" * len(lines[0]))
+    lines.append("")
+    return [*lines, *(f"{head:<10} {words}" for head, words in notes_of(bill))]
+
+
+def notes_of(bill: Bill) -> list[tuple[str, str]]:
+    """Return what stands under the table: a word, and what is said of it."""
     wasted = sum(bill.total.hours[kind] for kind in ("lost", "restart", "stall", "checkpoint"))
     share = wasted / bill.total.device_hours if bill.total.device_hours else 0.0
-    lines += [
-        "",
-        f"not useful {share:.1%} of {bill.total.device_hours:,.4g} device-hours; time between starts holds none",
-    ]
-    lines += [f"{WORDS[name]:<10} estimated {', '.join(origins)}" for name, origins in bill.how.items()]
-    lines += [f"unknown    {MISSING[name]}" for name in sorted(bill.total.missing)]
-    return lines
+    hours = f"{share:.1%} of {bill.total.device_hours:,.4g} device-hours; time between starts holds none"
+    rates = [(WORDS[name], f"estimated {', '.join(origins)}") for name, origins in bill.how.items()]
+    unknown = [("unknown", MISSING[name]) for name in sorted(bill.total.missing)]
+    return [("not useful", hours), *rates, *unknown]
 
 
-def _cells(row: BillRow) -> list[str]:
+def cells_of(row: BillRow) -> list[str]:
+    """Return a row of the table as texts."""
     amounts = [_amount(value) for value in (row.device_hours, row.usd, row.kwh, row.carbon_kg)]
     whole = row.device_hours or 1.0
     return [row.group, *amounts, *(f"{row.hours[kind] / whole:.1%}" for kind in KINDS)]

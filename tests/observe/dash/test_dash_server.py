@@ -74,6 +74,19 @@ PATHS = (
 )  # fmt: skip
 
 
+def test_what_runs_cost_is_a_page_by_any_tag_and_no_word_of_one_is_code(tmp_path: Path) -> None:
+    evil = "<script>alert(1)</script>"
+    records = journals.complete()
+    records[0]["spec"].setdefault("run", {})["tags"] = {"team": evil, evil: "x"}
+    journals.write(tmp_path / "a", records)
+    with served(tmp_path) as server:
+        assert 'href="/bill"' in server.get("/").body
+        for by in ("", "?by=team", "?by=node", "?by=kind"):
+            told = server.get(f"/bill{by}")
+            assert told.status == 200 and "device-hours" in told.body and "<script>alert" not in told.body, by
+        assert server.get("/bill?by=nothing").status == 400
+
+
 def test_no_path_leads_out_of_the_runs(tmp_path: Path) -> None:
     journals.write(tmp_path / "runs" / "one", journals.one_step())
     journals.write(tmp_path / "secret", journals.complete())

@@ -112,6 +112,18 @@ def test_a_tool_that_hangs_dies_and_comes_back_gets_each_record_once_and_in_orde
     assert len(said) == 1 and "slow takes nothing: RuntimeError: no route" in said[0], "once, until it goes on"
 
 
+def test_a_tool_that_fails_tells_no_password(tmp_path: Path) -> None:
+    def opened(run: ExportedRun, state: dict[str, Any]) -> Any:
+        raise RuntimeError("API request to http://me:pa55word-of-mine@tracking/api?token=t0ken-0f-mine1 failed")
+
+    append(tmp_path, started(1), step_line(1))
+    said: list[str] = []
+    delivery = Delivery("mlflow", run_of(tmp_path), opened, said.append).start()
+    wait_until(lambda: bool(said))
+    assert "tracking/api" in said[0] and "pa55word" not in said[0] and "t0ken" not in said[0]
+    assert not delivery.has_all
+
+
 def test_what_was_missed_is_delivered_by_the_next_start(tmp_path: Path) -> None:
     dead, tool, said = Tool(), Tool(), list[str]()
     dead.fails = True

@@ -6,11 +6,13 @@ import datetime
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
-from runs import in_process, write_spec
+from runs import STARTED, ending, environment, in_process, records_of, steps_of, wait_until, write_spec
 
 from paceline.cluster.grid.window import window_of
 from paceline.errors import Requeue
@@ -132,6 +134,39 @@ def test_a_run_that_is_stopped_in_its_hours_does_not_say_that_it_goes_on(monkeyp
         looking = Notices(RunSpec(when=when))
         looking.enter(0.0, True, None)
         assert looking.goes_on() is None
+
+
+@pytest.mark.deep
+def test_a_run_in_the_greenest_hours_pauses_for_the_dirty_one_and_goes_on(tmp_path: Path) -> None:
+    """For real, by an hourly file, in a zone whose clock is put forward: its dirty hour lasts for a minute."""
+    closes = (time.time() // 60 + 2) * 60
+    opens = closes + 60
+    local = datetime.datetime.fromtimestamp(closes, datetime.UTC)
+    west = local.hour * 60 + local.minute - 60  # so that it is 1:00 there when the dirty hour begins
+    day = (local - datetime.timedelta(minutes=west)).timetuple().tm_yday - 1
+    zone = f"AAA{_of_zone(west)}BBB{_of_zone(west - 59)},{day}/1:01,{(day + 180) % 365}/3"
+    (tmp_path / "carbon.csv").write_text("".join(f"{hour},{900 if hour == 1 else 100}\n" for hour in range(24)))
+    run_dir = tmp_path / "run"
+    path = write_spec(tmp_path, run_dir, steps=100_000)
+    hours = "--set=run.when.window=greenest", "--set=run.when.hours=23", "--set=run.budget.device_hours=1000"
+    words = [sys.executable, "-m", "paceline", "train", str(path), f"--set=run.when.carbon={tmp_path / 'carbon.csv'}"]
+    # A process of its own from the beginning: one that is forked has its zone already.
+    process = subprocess.Popen([*words, *hours], env=environment(TZ=zone), text=True, stdout=subprocess.DEVNULL)
+    STARTED.append(process)
+    wait_until(lambda: bool(records_of(run_dir, "run_ended")), 300)
+    (ended,) = records_of(run_dir, "run_ended")
+    assert ended["status"] == "requeue" and ended["goes_on"] == opens and ended["time"] >= closes - 1
+    wait_until(lambda: len(records_of(run_dir, "run_started")) == 2, 200)
+    again = records_of(run_dir, "run_started")[1]
+    assert again["time"] >= opens and again["step"] == ended["step"]
+    process.send_signal(signal.SIGTERM)
+    ending(process, 90)
+    positions = [each["position_before"] for each in steps_of(run_dir)]
+    assert positions == sorted(set(positions))
+
+
+def _of_zone(west: int) -> str:
+    return f"{'-' if west < 0 else ''}{abs(west) // 60}:{abs(west) % 60:02d}"
 
 
 def test_hours_are_a_text_or_a_table_and_their_file_stands_beside_the_spec(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import time
 from pathlib import Path
 
 from paceline.cli.json.shapes import BILL
@@ -22,13 +23,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `paceline bill`."""
     parser.add_argument("runs", metavar="RUNS", type=Path, nargs="*", help="runs' directories, or folders of them")
     parser.add_argument(
-        "--by", default="run", metavar="GROUP", help="run, start, plan, device, kind, day, month, or the name of a tag"
+        "--by",
+        default="run",
+        metavar="GROUP",
+        help="run, start, plan, device, node, kind, day, month, or the name of a tag",
     )
     parser.add_argument("--since", metavar="DAY", help="leave out the days before this one, YYYY-MM-DD")
     parser.add_argument("--until", metavar="DAY", help="leave out the days after this one, YYYY-MM-DD")
     parser.add_argument("--prices", metavar="FILE", type=Path, help="a price book of your own (docs/guide/bill.md)")
     parser.add_argument("--price-class", default="", metavar="CLASS", help="take prices of this class in the book")
     parser.add_argument("--csv", action="store_true", help="write the table as CSV")
+    parser.add_argument("--export", metavar="FILE", type=Path, help="write it as a page, too: one file of HTML")
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -36,6 +41,9 @@ def execute(options: argparse.Namespace) -> int:
     from paceline.account.bill import bill_csv, make_bill
     from paceline.account.prices import read_prices
     from paceline.account.texts import bill_lines
+    from paceline.observe.dash.bill_page import bill_page
+    from paceline.observe.dash.export import write_page
+    from paceline.report.format import utc
 
     bill = make_bill(
         options.runs or [Path("runs")],
@@ -45,6 +53,9 @@ def execute(options: argparse.Namespace) -> int:
         read_prices(options.prices),
         options.price_class,
     )
+    if options.export:
+        made = f"Made at {utc(time.time())} from the journals of {', '.join(map(str, options.runs or ['runs']))}."
+        write_page(options.export, bill_page(bill, made))
     if options.json:
         print_json(bill, BILL)
     elif options.csv:

@@ -150,6 +150,7 @@ SHAPES: dict[str, dict[str, str]] = {
         "total": "of all",
         "how": "where the rates of each amount are from",
         "runs": "how many runs were counted",
+        "tags": "the tags that some run has, each a group",
     },
     ALERTS: {
         "alerts": "those on record, oldest first: `run`, and the journal's `alert` record",

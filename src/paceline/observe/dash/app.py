@@ -14,9 +14,11 @@ from starlette.applications import Starlette
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from paceline.account.bill import make_bill
 from paceline.errors import PacelineError
 from paceline.observe.compare.page import compare_html
 from paceline.observe.compare.runs import MOST_RUNS, compare_live
+from paceline.observe.dash.bill_page import bill_body
 from paceline.observe.dash.guard import HEADERS, DashGuard, PageAnswer, PageRequest
 from paceline.observe.dash.page import STYLE, run_body, runs_body, runs_table, shell, words_page
 from paceline.observe.dash.traced import MOST_BYTES, ask_by_form
@@ -48,6 +50,7 @@ class DashServer:
             Route("/run/{name}/events", self.run_events),
             Route("/run/{name}/trace", self.trace, methods=["POST"]),
             Route("/compare", self.compared),
+            Route("/bill", self.bill),
             Route("/static/{name}", self.file),
         ]
         return GuardedApp(Starlette(routes=routes), self.guard)
@@ -97,6 +100,14 @@ class DashServer:
         except PacelineError as error:
             return HTMLResponse(words_page(400, str(error)), 400)
         return HTMLResponse(shell("Compared", body, up="/"))
+
+    def bill(self, request: Request) -> Response:
+        """Show what the runs have cost, at their own rates, added up by run or by what is asked for."""
+        try:
+            found = make_bill(list(self.runs.scan().values()), request.query_params.get("by") or "run")
+        except PacelineError as error:
+            return HTMLResponse(words_page(400, str(error)), 400)
+        return HTMLResponse(shell("Bill", bill_body(found, links=True), up="/"))
 
     def file(self, request: Request) -> Response:
         """Return one of the page's own files."""

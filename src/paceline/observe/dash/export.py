@@ -38,10 +38,15 @@ def export_page(paths: Sequence[Path], out: Path) -> int:
         raise ConfigError(f"{len(runs)} runs on one page", f"it shows {MOST_RUNS} at most", "name the ones to compare")
     else:
         page = static("Compared", compare_html(compare_runs(list(runs.values()))), made)
+    write_page(out, page)
+    return len(runs)
+
+
+def write_page(out: Path, page: str) -> None:
+    """Write a page, whole or not at all. Raises StorageError."""
     try:
         unfinished = out.with_name(f".{out.name}.{os.getpid()}")
         unfinished.write_text(page, encoding="utf-8", errors="replace")
         publish(unfinished, out)
     except OSError as error:
         raise StorageError(f"cannot write {out}", str(error), "free space, or name another file") from error
-    return len(runs)

@@ -128,7 +128,8 @@ def runs_body(folders: Sequence[str], found: str) -> str:
         f'<header><div class="eyebrow">Paceline, live</div><h1>Runs</h1><p class="meta">{esc(" · ".join(folders))}</p>'
         '</header><form action="/compare" method="get"><p class="tools"><input type="search" id="find"'
         ' placeholder="find a run" aria-label="find a run by its name, status, task or plan" hidden>'
-        '<button>compare the chosen ones</button><span id="found" role="status"></span></p>'
+        '<button>compare the chosen ones</button><a href="/bill">what they cost</a>'
+        '<span id="found" role="status"></span></p>'
         f'<section class="part" id="runs" aria-label="runs"><div class="body">{found}</div></section></form>'
     )
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from paceline.observe.exports.cursor import JournalCursor
 from paceline.observe.exports.sink import ExportedRun, ExportSink, OpenExport
+from paceline.spec.journal.redact import Redactor
 
 LOOK_SECONDS = 1.0  # between two looks for new records
 LONGEST_SECONDS = 60.0  # between two tries of a sink that fails
@@ -87,9 +88,9 @@ class Delivery:
         except Exception as error:  # of somebody else's program: whatever it is, the records come again later
             self._failed += 1
             if self._failed == 1:
-                self._say(
-                    f"exports  {self.name} takes nothing: {type(error).__name__}: {error}; it gets all of it later"
-                )
+                # An address may hold a password, and a tool says where it has failed.
+                because = Redactor().text(f"{type(error).__name__}: {error}")
+                self._say(f"exports  {self.name} takes nothing: {because}; it gets all of it later")
             sink, self._sink = self._sink, None
             if sink is not None:
                 with contextlib.suppress(
