@@ -87,11 +87,11 @@ were mended, but for one row of bridge_gb300 that was printed by mistake, and fo
 where to read: the last mend is from recipes that were read because GB300 came out long. Mended were, each by what the
 program's own code or logs say: weights of NeMo and Megatron Bridge are gathered in fp8 where they are in fp8; products
 in NVFP4 have a rate that was measured; logits of MaxText rest in bf16; mixtures of Megatron Bridge in MXFP8 run as one
-graph on chips since GB200. Since then the rows that were looked at went from {looked_first:.1%} to {looked:.1%}, and those that were
-not from {held_first:.1%} to {held_out:.1%} (their 80 % intervals hold {held_covered:.0%}); all are off by {now:.1%},
-intervals hold {now_held:.0%}, and {now_refused} are called too large. A fit with MLPerf's logs among the tables changed
-the former from 9.8 to 9.2 % and the latter from 20.0 to 20.7 %, before those mends, and most tables above for the
-worse: it was not kept.
+graph on chips since GB200. Since then the rows that were looked at went from {looked_first:.1%} to {looked:.1%}, and
+those that were not from {held_first:.1%} to {held_out:.1%} (their 80 % intervals hold {held_covered:.0%}); all are off
+by {now:.1%}, intervals hold {now_held:.0%}, and {now_refused} are called too large. A fit with MLPerf's logs among the
+tables changed the former from 9.8 to 9.2 % and the latter from 20.0 to 20.7 %, before those mends, and most tables
+above for the worse: it was not kept.
 
 What is left, of what was looked at: on B200 dense models in fp8 come out 5 to 20 % long, while the one table of
 Blackwell that the constants are fitted on comes out short, so no share of its peak mends both; mixtures at
