@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -16,10 +17,19 @@ from paceline.cluster.resolve import resolve_cluster
 from paceline.plan.cost import pricing
 from paceline.plan.cost.collectives import expert_collective, gather_collectives, reduce_collectives
 from paceline.plan.cost.constants import FittedOn, read_constants
-from paceline.plan.cost.programs.known import EAGER_LOGITS, MAXTEXT, MEGATRON, NEMO, PROGRAMS, TORCHTITAN
+from paceline.plan.cost.programs.known import (
+    EAGER_LOGITS,
+    MAXTEXT,
+    MEGATRON,
+    MEGATRON_BRIDGE,
+    NEMO,
+    PROGRAMS,
+    TORCHTITAN,
+)
 from paceline.plan.cost.programs.low import RECIPES, recipe_of
 from paceline.plan.cost.sheet import PricedTask, Sheet
 from paceline.plan.cost.software import Software
+from paceline.plan.cost.time.axes import SENDING_UNITS
 from paceline.plan.cost.time.ring import ring
 from paceline.plan.cost.unknown import CHIP, PROGRAM, UNNAMED, time_widths
 from paceline.spec.cluster import ClusterSpec
@@ -193,6 +203,31 @@ def test_products_in_nvfp4_take_half_of_the_arithmetic_of_fp8_over_nine_tenths()
     spared = narrow.context.shapes.blocks[at].matmul_flops / (2 * 4.5e15 * narrow.rates.sustained_share)
     assert narrow.product_seconds[0, at] == pytest.approx((wide.product_seconds[0, at] - spared) / 0.9)
     assert narrow.product_seconds[0, last] == wide.product_seconds[0, last]  # the head is in bf16
+
+
+def test_mixtures_of_megatron_bridge_in_mxfp8_run_as_one_graph_since_gb200() -> None:
+    """No operator is started by the host, and of a second of routing over 8 passes of one group an eighth shows.
+
+    The rest comes beside another micro-batch's computing, and holds it up by the part of the device that sends.
+    """
+    moe = {"arch": "moe", "experts": 8, "topk": 2, "ep": 8, "program": "megatron-bridge", "zero_stage": "1"}
+    chips, precisions = ("GB200", "GB300", "B300", "B200", "H100-80GB"), ("mxfp8", "fp8-cs")
+    captured = [
+        (chip, precision)
+        for chip, precision in itertools.product(chips, precisions)
+        if software_of(case_of(**moe, accelerator=chip, precision=precision)).captured
+    ]
+    assert captured == [("GB200", "mxfp8"), ("GB300", "mxfp8"), ("B300", "mxfp8")]
+    assert not software_of(case_of(**{**moe, "program": "nemo"}, accelerator="GB200", precision="mxfp8")).captured
+    row = {**moe, "accelerator": "GB200", "precision": "mxfp8", "micro_batch": 1}
+    terms = []
+    for is_graph in (False, True):
+        sheet = sheet_of(replace(MEGATRON_BRIDGE, recipe="mxfp8", captured=is_graph), **row)
+        terms.append({term.name: float(term.values[0]) for term in pricing.time_components(sheet)})
+    plain, graph = terms
+    assert plain["operator launches"] > 0 and graph["operator launches"] == 0
+    routed = plain["expert all-to-all"]
+    assert graph["expert all-to-all"] == pytest.approx(routed / 8 + SENDING_UNITS * routed * 7 / 8)
 
 
 def test_logits_of_an_eager_loss_are_half_as_many_bytes_again() -> None:

@@ -18,7 +18,7 @@ from paceline.plan.cost.components import only, without
 from paceline.plan.cost.constants import Constants, read_constants
 from paceline.plan.cost.intervals import memory_widths, published_widths
 from paceline.plan.cost.memory.usable import needed, usable_bytes
-from paceline.plan.cost.programs.known import MEGATRON, program_of
+from paceline.plan.cost.programs.known import CAPTURED_ON, MEGATRON, MEGATRON_BRIDGE, program_of
 from paceline.plan.cost.programs.low import recipe_of
 from paceline.plan.cost.rates import BYTES
 from paceline.plan.cost.sheet import PricedTask
@@ -93,6 +93,8 @@ def software_of(case: Case) -> Software:
         found = replace(found, fused=False)
     if case.plans[0].precision == "fp8":
         found = replace(found, recipe=recipe_of(case.row.precision, found.recipe))
+    if found.name == MEGATRON_BRIDGE.name and found.recipe == "mxfp8":
+        found = replace(found, captured=any(chip in case.cluster.device.name.split() for chip in CAPTURED_ON))
     return replace(found, sequence_parallel=case.sequence_parallel) if found.master_weights else found
 
 

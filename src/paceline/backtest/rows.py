@@ -81,7 +81,7 @@ class Reader:
             return None, "the number of devices is not stated"
         if reason := contradiction(row):
             return None, reason
-        marks: list[str] = []
+        marks, devices = list[str](), row.n_devices
         row = replace(row, zero_stage=sharding_of(row.zero_stage, marks), recompute=recompute_of(row.recompute))
         shape, assumed = shape_of(row)
         if shape is None:
@@ -90,7 +90,7 @@ class Reader:
         assumed_program = program_of(row.program, row.zero_stage)[1]
         marks += [assumed_program] if assumed_program else []
         cluster, assumed = self.machines.cluster(
-            row.accelerator, row.n_devices, row.devices_per_node, row.intra_bw, row.inter_bw
+            row.accelerator, devices, row.devices_per_node, row.intra_bw, row.inter_bw
         )
         if cluster is None:
             return None, assumed[0]

@@ -50,6 +50,9 @@ class Software:
     interleaves: bool = False  # whether its pipelines may hold several stages per device
     interleaved_stages: int = 0  # per device, of those that interleave unless told otherwise; 0: any number
     hides_experts: bool = False  # whether interleaved pipelines route between nodes while they compute other samples
+    captured: bool = (
+        False  # whether a step of a mixture is one graph: no launches, and routing hidden inside a node too
+    )
     pipeline_waits: bool = False  # whether tensor collectives wait for each other's ranks where there is a pipeline
     flushes: bool = False  # whether micro-batches empty the allocator's cache where it would outgrow the device
     half_in_fp16: bool = False  # whether gradients are kept and reduced in 2 bytes where training is in fp16

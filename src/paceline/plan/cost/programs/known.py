@@ -58,6 +58,10 @@ NEMO = replace(
 MEGATRON_BRIDGE = replace(
     NEMO, name="Megatron Bridge", spreads_experts=True, sends_once_per_node=True, hides_experts=True
 )
+# On chips since GB200 its MXFP8 recipes of mixtures run a whole step as one CUDA graph and hide the all-to-all whatever
+# the group (`_enable_hybridep_full_iteration_mxfp8` and `_enable_deepseek_full_iteration_mxfp8` of perf_recipes, read
+# 2026-11-24; its releases before 26.06 did not).
+CAPTURED_ON = ("GB200", "GB300", "B300")
 # DeepSeek's own (DeepSeek-AI 2024, arXiv:2412.19437): tokens cross to a node once (section 3.2.2) while DualPipe has
 # devices compute other micro-batches, on two chunks each (3.2.1), ZeRO-1 (3.2), operands of products in fp8 by
 # blocks of 128 (3.3). Not one row of it is among the tables.

@@ -123,7 +123,9 @@ def _expert(sheet: Sheet) -> Component:
     passes = expert_passes(sheet)
     moved = routed.buffer_bytes / passes
     seconds = seconds_of(group, routed)
-    if sheet.context.software.hides_experts:
+    if sheet.context.software.captured:
+        seconds = np.where((columns.virtual_stages > 1) | (columns.pp == 1), _beside_others(sheet, seconds), seconds)
+    elif sheet.context.software.hides_experts:
         seconds = np.where((columns.virtual_stages > 1) & (group.nodes > 1), _beside_others(sheet, seconds), seconds)
     return Component(
         "expert all-to-all",
@@ -140,12 +142,13 @@ def _expert(sheet: Sheet) -> Component:
 def _beside_others(sheet: Sheet, seconds: Floats) -> Floats:
     """Return what a step waits for tokens that travel while its devices compute another micro-batch.
 
-    Nothing hides them while the pipeline fills and drains. Those that are hidden hold up computing by the
-    multiprocessors that send them. Example: of 10 s beside 20 s of computing, 64 micro-batches in 8 stages of 4
-    chunks, with an overlap of 0.8: 0.27 s of filling, and 0.15 of the other 9.73 s.
+    Nothing hides them while the pipeline fills and drains, or in the first micro-batch without one. Those that are
+    hidden hold up computing by the multiprocessors that send them. Example: of 10 s beside 20 s of computing, 64
+    micro-batches in 8 stages of 4 chunks, with an overlap of 0.8: 0.27 s of filling, and 0.15 of the other 9.73 s.
     """
     columns, overlap = sheet.columns, sheet.context.constants.overlap
-    filling = seconds * np.minimum(1.0, (columns.pp - 1) / columns.accumulation / columns.virtual_stages)
+    alone = np.maximum(columns.pp - 1, 1)
+    filling = seconds * np.minimum(1.0, alone / columns.accumulation / columns.virtual_stages)
     room = overlap * columns.device_samples * sheet.busy_seconds[sheet.slowest_row]
     hidden = np.minimum(seconds - filling, room)
     found: Floats = seconds - hidden + SENDING_UNITS * hidden

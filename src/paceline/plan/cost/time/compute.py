@@ -165,6 +165,7 @@ def launch_component(sheet: Sheet, busy_seconds: Floats) -> Component:
         awaited = _routing_starts(sheet, at)
         exposed = launch.value * columns.accumulation * awaited
         seconds = np.maximum(0.0, seconds - busy_seconds - exposed) + exposed
+        seconds = np.where(sheet.context.software.captured & (awaited > 0), 0.0, seconds)
     note = calibration_note(sheet) if on_cpu else ", beyond the device's work"
     known = SOURCES.index("measured" if on_cpu and sheet.measured else launch.source)
     weak = max(known, SOURCES.index("assumed"))
