@@ -8,13 +8,14 @@ from typing import Any
 import models_huggingface
 import models_odd
 import models_own
+import models_peculiar
 import models_rare
 import models_strange
 import models_stranger
 import models_unusual
 
 UNUSUAL, HF, DATA = "models_unusual:", "models_huggingface:", "foreign_data:"
-MODULES = (models_own, models_unusual, models_strange, models_stranger, models_odd, models_rare)
+MODULES = (models_own, models_unusual, models_strange, models_stranger, models_odd, models_rare, models_peculiar)
 
 
 @dataclass(frozen=True)
@@ -172,6 +173,19 @@ ODD_PROGRAMS = (
     _own("adaptive softmax", "clusters of tokens that many a batch lacks", "Adaptive", "next_tokens", "adaptive_loss"),
     _own("sparse codes", "counts since when a code is idle", "SparseCodes", "vectors"),
     _own("annealing", "an objective that counts its calls", "Classifier", "vectors", "annealed"),
+    _own("flat parameter", "all weights are views of one", "Flat", "vectors"),
+    _own("two names", "a module by two names, a layer of it by a third", "TwoNames", "vectors"),
+    _own("thawing", "requires_grad by the number of calls", "Thawing", "vectors"),
+    _own("forces", "the loss is of a gradient by the inputs", "Forces", "vectors", "forces_error"),
+    _own("reversible", "a Function that computes its inputs again", "Reversible", "vectors"),
+    _own("gradient meter", "a backward hook moves a buffer that the forward pass reads", "GradientMeter", "vectors"),
+    _own("nested recompute", "checkpointing inside of checkpointing", "Nested", "vectors"),
+    _own("extra state", "a number in the state dict", "ExtraState", "vectors"),
+    _own("counts evaluations", "a buffer that only evaluations move", "SeenInEvaluation", "vectors"),
+    _own("dataclass", "outputs in a class that torch does not know", "Dataclassed", "vectors", "of_dataclass"),
+    _own("units", "a class with `__torch_function__`", "Units", "vectors"),
+    _own("expert choice", "experts choose among the rows that are there", "ChosenTokens", "vectors"),
+    _own("unique tokens", "each token of a batch is computed once", "UniqueTokens", "next_tokens", "next_token"),
     _own("nn.Transformer", "torch's encoder and decoder in one", "Translator", "next_tokens", "next_token"),
 )  # fmt: skip
 

@@ -11,6 +11,8 @@ from write_foreign import verdict
 # on one device; an error that says what to do; a refusal before it trains.
 VERDICTS = {
     **dict.fromkeys(("spectral norm by hooks", "curriculum", "remembers", "in turn", "by rows"), "told"),
+    **dict.fromkeys(("counts evaluations", "expert choice"), "told"),
+    **dict.fromkeys(("thawing", "reversible", "gradient meter", "extra state"), "failed"),
     **dict.fromkeys(("REINFORCE", "by frequency", "mean in the backward pass", "annealing"), "told"),
     **dict.fromkeys(("dropout computed again", "numpy noise", "Python's chance"), "random"),
     **dict.fromkeys(("numpy's choice", "Python's order", "random weights", "RReLU"), "random"),

@@ -32,8 +32,9 @@ and {own} programs with something in them that distributed training gets wrong. 
 A row says
 
 - which **axes** are open; why the others are closed follows below the tables;
-- the **proof**: what `paceline verify` finds for every open axis alone and for a composition of up to four ranks, and
-  the largest relative difference of losses and weights from one device in fp64;
+- the **proof**: what `paceline verify` finds for every open axis alone and for a composition of up to four ranks (for
+  that alone where a row names no other), and the largest relative difference of losses and weights from one device in
+  fp64;
 - **{steps} steps** of AdamW on {batch} samples each, in fp64 and in micro-batches of two rows, by Paceline's own
   training loop in real processes: how far the losses (largest relative difference) and the weights (norm of the
   difference over the norm) are from those of a loop written with torch alone on whole batches, on one device and on

@@ -10,10 +10,12 @@ import planted_axes
 import planted_experts
 import planted_lines
 import planted_low
+import planted_met
 import planted_odd
 import planted_rare
 import planted_story
 import planted_three
+import planted_updates
 from planted import Planted, nothing
 
 DECODER = 'name = "llama-1m", hidden = 32, layers = 2, heads = 4, kv_heads = 2, ffn = 48'
@@ -38,6 +40,8 @@ OWN_BETAS = GROUPS.replace(" }]", ", arguments = { betas = [0.5, 0.6] } }]")
 FROZEN_LATE = GROUPS.replace(" }]", ', frozen_after = "200 steps" }]')
 INTERLEAVED = "pp=2,schedule=interleaved,virtual_stages=2"
 COPIES = "dp_replicate = 2\n[plan.sync]\n"
+OUTER = 'kind = "outer"\nevery = 2\nlr = 0.7\nmomentum = 0.9'
+FROZEN = GROUPS.replace(" }]", ', frozen_until = "200 steps" }]')
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ CASES = {
     "packed rows, shared sequences": Case("cp=2", data=PACKED),
     "noise, shared sequences": Case("cp=2", task="embedding_noise = 5.0"),
     "groups, zero 3": Case("dp_shard=2,zero=3", optimizer=GROUPS),
-    "frozen groups": Case("dp_shard=2", optimizer=GROUPS.replace(" }]", ', frozen_until = "200 steps" }]')),
+    "frozen groups": Case("dp_shard=2", optimizer=FROZEN),
     "layer rates, stages": Case("pp=2", optimizer="layer_decay = 0.7"),
     "muon, zero 3": Case("dp_shard=2,zero=3", optimizer='name = "muon"'),
     "activations on the host": Case("dp_replicate=2,offload=activations"),
@@ -96,7 +100,7 @@ CASES = {
     "stages, copies": Case("dp_replicate=2,pp=2"),
     "stages, tied, shards": Case("dp_shard=2,pp=2", f"{DECODER}, tied = true"),
     "growing batches": Case("dp_replicate=2", tables=GROWING),
-    "outer steps": Case("dp_replicate=2", plan=f'{COPIES}kind = "outer"\nevery = 2\nlr = 0.7\nmomentum = 0.9'),
+    "outer steps": Case("dp_replicate=2", plan=f"{COPIES}{OUTER}"),
     "rounded sums": Case("dp_replicate=2", plan=f'{COPIES}wire = "bf16"'),
     "dropout, shards": Case("dp_shard=2,zero=3", 'name = "planted_models:Dropout"'),
     "loss by the world": Case("dp_replicate=2", objective="by_world"),
@@ -127,6 +131,25 @@ CASES = {
     "own rule, zero 3": Case("dp_shard=2,zero=3", optimizer='name = "planted_models:Counted"', eps=""),
     "shared experts, tensor": Case("tp=2", SHARED_EXPERTS),
     "packed rows, copies": Case("dp_replicate=2", data=PACKED),
+    # Options that are rarely used together.
+    "rounded sums of four": Case("dp_replicate=4", plan=f'{COPIES.replace("2", "4")}wire = "bf16"'),
+    "outer steps, shards": Case("dp_replicate=2,dp_shard=2", plan=f"{COPIES}{OUTER}"),
+    "growing by noise, frozen groups": Case("dp_replicate=2", optimizer=FROZEN, tables=BY_NOISE),
+    "largest losses, stages": Case("pp=2", tables=BY_LOSS.replace('"loss"', '"largest"')),
+    "packed rows, shared by four": Case("cp=4", data=PACKED),
+    "LoRA with dropout, shared sequences": Case("cp=2", tables=f"{LORA}dropout = 0.3\n"),
+    "noise, shared sequences, tensor": Case("cp=2,tp=2", task="embedding_noise = 5.0"),
+    "metrics, shared sequences": Case("cp=2", tables=METRICS),
+    "metrics, stages": Case("pp=2", tables=METRICS),
+    "experts, spread, shared sequences": Case("dp_shard=2,cp=2,ep=2", BALANCED),
+    "stages, tied, copies": Case("dp_replicate=2,pp=2", f"{DECODER}, tied = true"),
+    "stages, tensor": Case("pp=2,tp=2"),
+    "stages, dropout, own recompute": Case("pp=2", 'name = "planted_models:RecomputedChain"'),
+    "scalar, hybrid": Case("dp_replicate=2,dp_shard=2", 'name = "planted_models:Tempered"'),
+    "adafactor, zero 3": Case("dp_shard=2,zero=3", optimizer='name = "adafactor"', eps=""),
+    "growing, state on the host": Case("dp_replicate=2,offload=optimizer", tables=GROWING),
+    "transposed, copies": Case("dp_replicate=2", 'name = "planted_models:Transposed"'),
+    "branches, zero 1, bf16": Case("dp_shard=2,zero=1,precision=bf16", 'name = "planted_models:Branches"'),
     # Losses that are no sums over rows.
     "contrast": Case("dp_replicate=2", 'name = "planted_models:Halves"', "info_nce"),
     "gathered contrast": Case("dp_replicate=2", 'name = "planted_models:Halves"', "nce_without_gradients"),
@@ -143,6 +166,10 @@ CASES = {
     "experts, bf16": Case("dp_shard=2,ep=2,precision=bf16", BALANCED),
     "experts, fp16": Case("dp_shard=2,ep=2,precision=fp16", BALANCED),
     "experts, bias, fp16": Case("dp_shard=2,ep=2,precision=fp16", f'{MOE}, balance = "bias"'),
+    "zero 2, bf16": Case("dp_shard=2,zero=2,precision=bf16"),
+    "zero 3, fp16": Case("dp_shard=2,zero=3,precision=fp16"),
+    "stages, bf16": Case("pp=2,precision=bf16"),
+    "tensor, bf16": Case("tp=2,precision=bf16"),
     "experts, tensor, bf16": Case("tp=2,precision=bf16", BALANCED),
     "experts, shared sequences, bf16": Case("cp=2,precision=bf16", BALANCED),
 }
@@ -150,7 +177,7 @@ CASES = {
 PROOFS = [
     *planted.PROOFS, *planted_axes.AXIS_PROOFS, *planted_experts.EXPERT_PROOFS, *planted_three.THREE_PROOFS,
     *planted_lines.LINE_PROOFS, *planted_rare.RARE_PROOFS, *planted_story.STORY_PROOFS, *planted_low.LOW_PROOFS,
-    *planted_odd.ODD_PROOFS,
+    *planted_odd.ODD_PROOFS, *planted_met.MET_PROOFS, *planted_updates.UPDATES_PROOFS,
 ]  # fmt: skip
 # Without a mistake cases prove equal, in every part of the proof.
 CONTROLLED = (

@@ -48,6 +48,7 @@ def _function(target: str) -> Any:
     found: Any = importlib.import_module(f"paceline.{module}")
     for name in path.split("."):
         found = inspect.getattr_static(found, name)
+    found = getattr(found, "_init_fn", found)  # what an operator of ours runs
     return inspect.unwrap(getattr(found, "__func__", found))
 
 

@@ -272,7 +272,7 @@ def low(
     family: str, what: str, case: str, plant: Any, quantity: str, tensor: str, diagnosed: str = "", step: int = 1
 ) -> Planted:
     """Return a mistake that the part in low precision names, and none before it."""
-    says = "ranks that must decide alike" if family == "loss scale" else ""
+    says = "ranks that must decide alike" if diagnosed == "update" else ""
     return Planted(family, what, case, plant, quantity, diagnosed or HALF, tensor, says, "low precision", step)
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from paceline.task.objective import next_token
 from paceline.task.rules import Rules
@@ -43,6 +44,17 @@ class Chain(nn.Module):
         return self.head(x)
 
 
+class RecomputedChain(Chain):
+    """The chain, which computes its blocks again by itself."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits [rows, seq, vocab]."""
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = x + checkpoint(layer, x, use_reentrant=False)
+        return self.head(x)
+
+
 class TiedChain(Chain):
     """The chain without its noise, whose head is its embedding."""
 
@@ -71,6 +83,32 @@ class Branches(nn.Module):
             if chosen.any():
                 x = x.index_add(0, chosen.nonzero().flatten(), layer(x[chosen]))
         return self.head(x)
+
+
+class Tempered(nn.Module):
+    """A head whose logits are divided by a temperature, a parameter without dimensions."""
+
+    def __init__(self, width: int = 12) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCAB, width), nn.Linear(width, VOCAB)
+        self.temperature = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits [rows, seq, vocab]."""
+        return self.head(self.embed(tokens)) / self.temperature
+
+
+class Transposed(nn.Module):
+    """A layer whose weight lies column after column in memory."""
+
+    def __init__(self, width: int = 12) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCAB, width), nn.Linear(width, VOCAB)
+        self.head.weight = nn.Parameter(torch.randn(width, VOCAB).mul_(0.1).t())
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits [rows, seq, vocab]."""
+        return self.head(self.embed(tokens).tanh())
 
 
 class Counted(torch.optim.Optimizer):

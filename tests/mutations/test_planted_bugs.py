@@ -29,6 +29,7 @@ ALWAYS = (
     "the learning rate is one step late after a resume", "experts are saved under the wrong rank",
     "rank 1 trains on rank 0's rows", "every rank evaluates the same part of the held-out samples",
     "bf16: shards reduce-scatter their gradients in bf16", "fp16: one rank alone sees that gradients overflow",
+    "bf16: copies keep the casts of their first weights",
 )  # fmt: skip
 # Without a mistake every part of a proof runs, the story too. Of these, `make test` has others that are like them:
 # test_compare.py, test_low.py and test_no_false_alarm.py in tests/verify/ prove such layouts equal.

@@ -13,6 +13,7 @@ from tests_shared import SEQ_LEN, VOCAB, Dropout, decoder_task, plan_of
 from torch import nn
 
 from paceline.run.process.world import join_world
+from paceline.spec.adapt.adapter import AdapterSpec
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan, PlanSpec
@@ -141,6 +142,35 @@ def test_a_weight_of_several_uses_is_summed_as_the_layout_gathers_it() -> None:
 @pytest.mark.deep
 def test_more_right_layouts_are_equal_in_low_precision() -> None:
     assert_equal(2, more_right_cases())
+
+
+def rare_cases() -> list[tuple[Task, Plan]]:
+    """Options that move weights far, hardly, or otherwise than in the reference of most: later updates are held too."""
+
+    def dense(**optimizer: Any) -> Task:
+        return decoder_task(model=DENSE.model, optimizer=OptimizerSpec(**{"lr": 1e-2, "eps": 1e-5, **optimizer}))
+
+    lora = AdapterSpec(kind="lora", rank=4, alpha=8, dropout=0.3)
+    rules = [("sgd", 0.1, "bf16", 1), ("lion", 1e-3, "fp16", 2), ("muon", 1e-2, "bf16", 3)]
+    own = [(decoder_task(model=DENSE.model, optimizer=OptimizerSpec(name=name, lr=lr)),
+            plan_in(SHARDED, dtype, zero=zero)) for name, lr, dtype, zero in rules]  # fmt: skip
+    return [
+        *own,
+        (dense(lr=1.0), plan_in(REPLICATED)),
+        (dense(lr=1.0), plan_in(Layout(tp=2))),
+        (dense(lr=1e-6), plan_in(Layout(tp=2))),
+        (dense(layer_decay=0.5), plan_in(Layout(pp=2), "fp16")),
+        (dense(), plan_in(SHARDED, offload="optimizer")),
+        (dataclasses.replace(dense(), adapter=lora), plan_in(Layout(tp=2))),
+        (dataclasses.replace(dense(), embedding_noise=5.0), plan_in(Layout(cp=2))),
+        (DROPS, plan_in(SHARDED, zero=1)),
+    ]
+
+
+@pytest.mark.deep
+def test_rare_options_are_equal_in_low_precision() -> None:
+    for proof in assert_equal(2, rare_cases()):
+        assert not proof.left_out and proof.differences["evaluation"] >= 0, proof
 
 
 @pytest.mark.deep
