@@ -42,7 +42,7 @@ def test_ranks_are_started_with_it(tmp_path: Path, chosen: dict[str, str], told:
 def test_the_process_that_forks_ranks_has_it_before_it_loads_torch(tmp_path: Path) -> None:
     tell = f"import os\nopen({str(tmp_path / 'told')!r}, 'w').write(os.environ['GOMP_SPINCOUNT'])\n"
     (tmp_path / "standby_that_tells.py").write_text(tell)
-    standby = Standby("standby_that_tells", [], unchosen(PYTHONPATH=str(tmp_path)))
+    standby = Standby("standby_that_tells", "worker", unchosen(PYTHONPATH=str(tmp_path)))
     assert not standby.is_ready(), "it ends at once"
     standby.close()
     assert (tmp_path / "told").read_text() == str(SPIN_TURNS)

@@ -17,6 +17,7 @@ from paceline.run.loop.step import StepStats
 from paceline.run.memory.leaks import LeakWatch
 from paceline.run.memory.spent import spent_now, spent_on
 from paceline.run.numerics.invariants import check_agreement, is_due, numbers_of
+from paceline.run.record.own_counts import OwnCounts
 from paceline.run.record.remarks import data_faults, remarks_on_batch
 from paceline.run.record.samples_read import ids_read
 from paceline.run.record.tally import EVALUATING, SAVING
@@ -42,6 +43,7 @@ class BetweenSteps(InWorld):
         self._stop = StopFlag()
         self._leaks = LeakWatch(self.brief.usable_bytes)
         self._idle: IdleWatch | None = None  # of a `Run` alone: other loops are ours
+        self._counts = OwnCounts()
         self._is_spent = False  # whether a budget has ended the run
         # Until the first step has said what the built-in decoder does not read; a survey has said it of other models.
         self._objective: Objective | None = None
@@ -70,6 +72,8 @@ class BetweenSteps(InWorld):
         for remark in remarks_on_batch(self._objective, batch.micro_batches[0].data) if self._objective else ():
             self._record.remark(remark)
         self._objective = None
+        for remark in self._counts.after_step(self.model):
+            self._record.remark(remark)
         if last or batch.position == 0:
             self._measure_memory()
         self._points.reached("check", step)

@@ -31,6 +31,15 @@ def values_beside(model: nn.Module) -> dict[str, str]:
     return {name: _digest(value) for name, value in _attributes(model, known)}
 
 
+def numbers_beside(model: nn.Module) -> dict[str, float]:
+    """Return the real numbers that modules hold in plain attributes, by their names."""
+    found = dict(_attributes(model, set()))
+    numbers = (int, float, np.integer, np.floating)
+    return {
+        name: float(value) for name, value in found.items() if isinstance(value, numbers) and type(value) is not bool
+    }
+
+
 def refuse_other_values(gathered: list[dict[str, str]]) -> None:
     """Raise ConfigError where ranks hold other tensors or arrays beside their weights; `gathered` is of all ranks."""
     names = dict.fromkeys(name for one in gathered for name in one)

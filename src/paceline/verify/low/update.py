@@ -84,7 +84,7 @@ def one_update(
 
 
 @dataclass(frozen=True)
-class OneDevice:
+class PreparedDevice:
     """A model that makes the casts of a plan on one device, and what its passes need."""
 
     model: nn.Module
@@ -94,7 +94,7 @@ class OneDevice:
     cast: Callable[[], AbstractContextManager[None]]  # within it gathered weights are one tensor for all their uses
 
 
-def prepared(model: nn.Module, task: Task, plan: Plan, source: Source) -> OneDevice:
+def prepared(model: nn.Module, task: Task, plan: Plan, source: Source) -> PreparedDevice:
     """Return the model with the casts of a plan, changed in place."""
     turns = turns_of(task, source.unit)
     objectives = [turn.objective for turn in turns]
@@ -107,7 +107,7 @@ def prepared(model: nn.Module, task: Task, plan: Plan, source: Source) -> OneDev
     coupled = any(is_coupled(model, objective) for objective in objectives)
     apply_plan(model, [block for _, block in find_blocks(model)], alone, None)
     cast = functools.partial(cast_once, model, gathered, COMPUTE_DTYPES[plan.precision])
-    return OneDevice(model, turns, coupled, randomness, cast)
+    return PreparedDevice(model, turns, coupled, randomness, cast)
 
 
 def one_evaluation(model: nn.Module, task: Task, plan: Plan, source: Source, step: int) -> float:
@@ -150,7 +150,7 @@ def cast_once(model: nn.Module, weights: Collection[nn.Parameter], dtype: torch.
 
 
 def _one_turn(
-    one: OneDevice,
+    one: PreparedDevice,
     turn: Turn,
     trained: dict[str, nn.Parameter],
     task: Task,

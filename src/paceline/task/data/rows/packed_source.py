@@ -21,18 +21,18 @@ IGNORED = -100  # the label of what is no token
 LONG_TOKENS = 128  # of pieces that are as long on average, and mapped, each is copied by itself
 
 Array = npt.NDArray[Any]
-Parts = tuple[int, list[tuple[int, int]]]
+RowPieces = tuple[int, list[tuple[int, int]]]
 
 
 @dataclass(frozen=True, slots=True)
-class GatheredRows:
+class RowsAsTheyLie:
     """Packed rows as they lie in the files: tokens and labels of the files' type, [rows, seq_len]."""
 
     tokens: Array
     labels: Array
     # Of rows that are not one run of tokens: how many they hold, and the places and values of labels that are not the
     # next token of the row.
-    parts: list[Parts | None]
+    parts: list[RowPieces | None]
     documents: Array | None  # from 1 on in each row, 0 of what fills it; None where documents mix
     counts: Array | None  # which labels count, where not all of them do
 
@@ -77,13 +77,13 @@ class PackedSource(SourceOfSplit):
         """The part of all rows that no token fills."""
         return 1 - (self.split.tokens - 1) / (self.samples * self.items_per_sample)
 
-    def gather(self, ids: npt.NDArray[Any]) -> GatheredRows:
+    def gather(self, ids: npt.NDArray[Any]) -> RowsAsTheyLie:
         """Return the rows as they lie."""
         assert min(ids.tolist(), default=0) >= 0, "a sample id is negative"
         self._watch()
         return self._laid_whole(ids) if self._is_long else self._laid_by_place(ids)
 
-    def batch(self, gathered: GatheredRows, first: int, last: int) -> Any:
+    def batch(self, gathered: RowsAsTheyLie, first: int, last: int) -> Any:
         """Return {"tokens", "labels"}, and "documents" where they do not mix."""
         import torch
 
@@ -101,7 +101,7 @@ class PackedSource(SourceOfSplit):
             batch["documents"] = torch.from_numpy(gathered.documents[first:last].astype(np.int64))
         return batch
 
-    def _laid_whole(self, ids: npt.NDArray[Any]) -> GatheredRows:
+    def _laid_whole(self, ids: npt.NDArray[Any]) -> RowsAsTheyLie:
         """Return the rows, each copied from its first piece on, and then what else it holds laid over.
 
         Where pieces are long most rows are a single one, and one call copies nearly all. A row is read with the token
@@ -112,14 +112,14 @@ class PackedSource(SourceOfSplit):
         starts, lengths = self.rows.starts[begins], self.rows.lengths[begins]
         rows, is_whole = self._in_rows.rows_from(starts, starts + lengths + 1, seq_len + 1)
         documents = None if self.cross_documents else np.ones((len(ids), seq_len), dtype=np.int32)
-        parts: list[Parts | None] = [None] * len(ids)
+        parts: list[RowPieces | None] = [None] * len(ids)
         rest = np.flatnonzero((lengths < seq_len) | ~is_whole)
         if len(rest):
             rows[rest] = self._laid_piece_by_piece(rest.tolist(), ids[rest], parts, documents)
-        return GatheredRows(rows[:, :-1], rows[:, 1:], parts, documents, None)
+        return RowsAsTheyLie(rows[:, :-1], rows[:, 1:], parts, documents, None)
 
     def _laid_piece_by_piece(
-        self, places: list[int], ids: npt.NDArray[Any], parts: list[Parts | None], documents: Array | None
+        self, places: list[int], ids: npt.NDArray[Any], parts: list[RowPieces | None], documents: Array | None
     ) -> Array:
         """Return rows of seq_len + 1 tokens, and note at their places among all rows what they are made of.
 
@@ -157,7 +157,7 @@ class PackedSource(SourceOfSplit):
             rows[row, at] = 0  # the last label's place
         return rows
 
-    def _laid_by_place(self, ids: npt.NDArray[Any]) -> GatheredRows:
+    def _laid_by_place(self, ids: npt.NDArray[Any]) -> RowsAsTheyLie:
         """Return the rows, all their places at once: where pieces are short that is quicker than one by one."""
         seq_len = self.items_per_sample
         first, last = self.rows.firsts[ids], self.rows.firsts[np.asarray(ids) + 1]
@@ -180,7 +180,7 @@ class PackedSource(SourceOfSplit):
 
         tokens, labels = self._gathered(starts, lengths)
         counted = self._counted_labels(starts, lengths)
-        return GatheredRows(
+        return RowsAsTheyLie(
             laid(tokens),
             laid(labels),
             [(int(filled), []) for filled in np.bincount(row, lengths, len(ids)).tolist()],
