@@ -31,6 +31,7 @@ from common import machine, median_of
 POLICIES: dict[str, dict[str, str]] = {
     "the default": {},
     "ours": waiting({}),
+    "1,000 turns": {"GOMP_SPINCOUNT": "1000"},
     "10,000 turns": {"GOMP_SPINCOUNT": "10000"},
     "asleep": {"OMP_WAIT_POLICY": "passive"},
     "the default again": {},
@@ -78,8 +79,12 @@ def step_seconds(model: str, added: dict[str, str], options: argparse.Namespace)
 
 @contextlib.contextmanager
 def busy(processes: int) -> Iterator[None]:
-    """Have some processes compute all the time while what stands inside runs."""
-    started = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+    """Have some processes compute all the time while what stands inside runs.
+
+    Each has a session of its own, as programs of others do: Linux shares cores out by session first.
+    """
+    command = [sys.executable, "-c", "while True: pass"]
+    started = [subprocess.Popen(command, start_new_session=True) for _ in range(processes)]
     try:
         yield
     finally:
