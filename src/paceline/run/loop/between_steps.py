@@ -51,6 +51,13 @@ class BetweenSteps(InWorld):
         if isinstance(task.model, ModelSpec) and is_named(task.model.name):
             self._objective = objective_of(task, self.source.unit)
 
+    def _remark(self, batch: StepBatch) -> None:
+        """Say what the first steps show of the batch and of the model."""
+        of_batch = remarks_on_batch(self._objective, batch.micro_batches[0].data) if self._objective else []
+        self._objective = None
+        for remark in (*of_batch, *self._counts.after_step(self.model)):
+            self._record.remark(remark)
+
     def _after(self, stats: StepStats, batch: StepBatch) -> None:
         scaler, step, last = self._stepper.scaler, stats.step, stats.step == self.brief.steps
         self._keeper.poll()
@@ -69,11 +76,7 @@ class BetweenSteps(InWorld):
         self._record.recovered(self._recovered.stepped())
         self._record.decided_now(self._stepper.guard.take() if self._stepper.guard else ())
         self._points.tell(self._record)
-        for remark in remarks_on_batch(self._objective, batch.micro_batches[0].data) if self._objective else ():
-            self._record.remark(remark)
-        self._objective = None
-        for remark in self._counts.after_step(self.model):
-            self._record.remark(remark)
+        self._remark(batch)
         if last or batch.position == 0:
             self._measure_memory()
         self._points.reached("check", step)

@@ -17,6 +17,7 @@ from paceline.errors import ConfigError
 
 _OF_TORCH = frozenset(vars(nn.Module()))  # what every module has
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
+_REAL = (int, float, np.integer, np.floating)
 _MANY = (list, tuple, dict, np.ndarray, Tensor)
 NO_VALUES = "no values"  # of a tensor on the meta device
 
@@ -33,10 +34,11 @@ def values_beside(model: nn.Module) -> dict[str, str]:
 
 def numbers_beside(model: nn.Module) -> dict[str, float]:
     """Return the real numbers that modules hold in plain attributes, by their names."""
-    found = dict(_attributes(model, set()))
-    numbers = (int, float, np.integer, np.floating)
     return {
-        name: float(value) for name, value in found.items() if isinstance(value, numbers) and type(value) is not bool
+        f"{path}.{name}".lstrip("."): float(value)
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if name not in _OF_TORCH and isinstance(value, _REAL) and type(value) is not bool
     }
 
 
