@@ -20,7 +20,8 @@ class Counted(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 2)
-        self.calls, self.longest, self.rate, self.is_warm = 0, 0, 0.1, False
+        self.calls, self.longest, self.rate, self.is_warm = 0, 0, float("nan"), False
+        self.key = 10**400  # more than a float holds
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits [rows, 2]."""
@@ -75,6 +76,6 @@ def test_only_what_changes_between_each_two_looks_counts() -> None:
     model, counts = Counted(), OwnCounts()
     seen = []
     for step in range(LOOKS + 2):
-        model.calls, model.longest, model.rate = 2 * step, min(step, 1), 0.1
+        model.calls, model.longest = 2 * step, min(step, 1)
         seen.append(counts.after_step(model))
     assert [len(remarks) for remarks in seen] == [0, 0, 1, 0, 0] and "'calls'" in seen[2][0]

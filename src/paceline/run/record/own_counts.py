@@ -13,7 +13,7 @@ class OwnCounts:
     """Looks at a model after the first steps of a process, and says once which numbers changed in each of them."""
 
     def __init__(self) -> None:
-        self._seen: list[dict[str, float]] = []
+        self._seen: list[dict[str, object]] = []
 
     def after_step(self, model: nn.Module) -> list[str]:
         """Return what to say of the model after another step: nothing, or one remark."""

@@ -32,10 +32,10 @@ def values_beside(model: nn.Module) -> dict[str, str]:
     return {name: _digest(value) for name, value in _attributes(model, known)}
 
 
-def numbers_beside(model: nn.Module) -> dict[str, float]:
+def numbers_beside(model: nn.Module) -> dict[str, object]:
     """Return the real numbers that modules hold in plain attributes, by their names."""
     return {
-        f"{path}.{name}".lstrip("."): float(value)
+        f"{path}.{name}".lstrip("."): value
         for path, module in model.named_modules()
         for name, value in vars(module).items()
         if name not in _OF_TORCH and isinstance(value, _REAL) and type(value) is not bool
