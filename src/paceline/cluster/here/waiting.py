@@ -1,7 +1,7 @@
 """How long the threads of one rank wait for each other awake, on a CPU.
 
 A product of two matrices is cut over threads, and a thread that is done waits for the others. libgomp, the OpenMP of
-PyTorch's wheels, has it turn in a loop 30 billion times by default (the documentation of GOMP_SPINCOUNT), so that it
+PyTorch's wheels, has it turn in a loop 300,000 times by default (the documentation of GOMP_SPINCOUNT), so that it
 holds its core while the one it waits for may have none: beside a single other program that computes, a step takes many
 times as long. A short loop finds the other threads nearly always where cores are free, and gives its core away where
 they are not (`benchmarks/costs/waiting.py` measures both).
