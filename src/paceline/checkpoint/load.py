@@ -84,7 +84,7 @@ def load_checkpoint(
     verify: bool = True,
     may_skip: tuple[str, ...] = (),
     process_group: dist.ProcessGroup | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Load the checkpoint `path` in place into `tensors` (plain or DTensor, on any device) and return its `extra`.
 
     Every rank of the group calls it, each with its own names. Together they must name every stored tensor, except

@@ -56,7 +56,7 @@ def print_json(value: Any, shape: str, exit_code: int | None = None) -> None:
     print_bare({"format": FORMAT, "exit_code": code if exit_code is None else exit_code, **plain})
 
 
-def print_bare(value: Any) -> None:
+def print_bare(value: object) -> None:
     """Write a document of another format, such as a JSON schema, on stdout."""
     print(json.dumps(json_safe(value), indent=2, allow_nan=False))
 

@@ -133,7 +133,7 @@ class _Built:
 
 def _build(table: ShapedTable, layer: GivenLayer, prefix: KeyPath, found: _Built) -> Any:
     """Return the table's dataclass; None where something in it is wrong, which is in `found`."""
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, object] = {}
     origins, problems, before = found.origins, found.problems, len(found.problems)
     for name, member in table.members.items():
         key = (*prefix, name)
@@ -201,7 +201,7 @@ def _located(origin: str) -> Iterator[None]:
         raise ConfigError(f"{origin}: {error.what}", error.because, error.try_) from error
 
 
-def _flatten(table: ShapedTable, values: Any, source: _Source, prefix: KeyPath, layer: GivenLayer) -> None:
+def _flatten(table: ShapedTable, values: object, source: _Source, prefix: KeyPath, layer: GivenLayer) -> None:
     if not isinstance(values, Mapping):
         name = dotted(prefix)
         example = f"[{name}] with options {', '.join(table.members)}"
@@ -227,7 +227,7 @@ def _flatten(table: ShapedTable, values: Any, source: _Source, prefix: KeyPath, 
             layer[key] = GivenValue(value, source.where(key))
 
 
-def _flatten_free(values: Mapping[str, Any], source: _Source, prefix: KeyPath, layer: GivenLayer) -> None:
+def _flatten_free(values: Mapping[str, object], source: _Source, prefix: KeyPath, layer: GivenLayer) -> None:
     for name, value in values.items():
         key = (*prefix, name)
         if isinstance(value, Mapping) and value:

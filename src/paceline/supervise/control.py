@@ -69,7 +69,7 @@ class Control:
             self._unnamed.remove(lines)
         return self._standing
 
-    def dismiss(self, ranks: Mapping[int, Mapping[str, Any]] | None = None) -> None:
+    def dismiss(self, ranks: Mapping[int, Mapping[str, object]] | None = None) -> None:
         """Answer all that stand by: each with its message, or that it does not go on."""
         for rank, standing in self._standing.items():
             standing.answer((ranks or {}).get(rank, {}))

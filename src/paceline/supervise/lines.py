@@ -17,7 +17,7 @@ class Lines:
     def __init__(self, end: socket.socket) -> None:
         self.end = end
         self._rest = b""
-        self._taken: list[dict[str, Any]] = []
+        self._taken: list[dict[str, object]] = []
 
     @property
     def has_more(self) -> bool:

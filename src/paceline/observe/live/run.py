@@ -8,7 +8,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -65,20 +64,20 @@ class LiveRun:
         self.others: dict[str, deque[Record]] = {}
         self.counts: Counter[str] = Counter()
         self.slowest: Counter[int] = Counter()  # rank -> in how many records of all ranks it was the slowest
-        self.nodes: dict[str, Mapping[str, Any]] = {}  # name -> newest sample
-        self.health: Mapping[str, Any] | None = None  # the newest sample
-        self.told: deque[Mapping[str, Any]] = deque(maxlen=MOST_TOLD)  # what samples found, with their `step`
+        self.nodes: dict[str, Mapping[str, object]] = {}  # name -> newest sample
+        self.health: Mapping[str, object] | None = None  # the newest sample
+        self.told: deque[Mapping[str, object]] = deque(maxlen=MOST_TOLD)  # what samples found, with their `step`
         self.bound: VerdictRecord | None = None  # the newest verdict on record
-        self.alerts: dict[str, Mapping[str, Any]] = {}  # rule -> newest record, which says whether it fires
-        self.alerted: deque[Mapping[str, Any]] = deque(maxlen=MOST_OF_A_KIND)  # all of them
+        self.alerts: dict[str, Mapping[str, object]] = {}  # rule -> newest record, which says whether it fires
+        self.alerted: deque[Mapping[str, object]] = deque(maxlen=MOST_OF_A_KIND)  # all of them
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self.undone = 0
         self.items = 0.0
         self._clock = RunMoments()
         self.version = 0  # grows with each refresh that read something
         self.trouble = ""  # why the journal could not be read, the last time
-        self._recent: deque[tuple[dict[str, Any], int]] = deque(maxlen=RECENT_STEPS)
-        self._lines: Iterator[dict[str, Any]] | None = None
+        self._recent: deque[tuple[dict[str, object], int]] = deque(maxlen=RECENT_STEPS)
+        self._lines: Iterator[dict[str, object]] | None = None
         self._follower = Follower(self.run_dir, node_bytes=NODE_BYTES)
 
     # ---- reading ---------------------------------------------------------------------------------------------------
@@ -106,7 +105,7 @@ class LiveRun:
         self.version += any_new
         return any_new
 
-    def _fold(self, line: dict[str, Any]) -> None:
+    def _fold(self, line: dict[str, object]) -> None:
         kind, attempt = line.get("kind"), int(number(line.get("attempt")) or 1)
         moment = None if kind in BESIDE else self._clock.of(attempt, line)
         if moment is not None:
@@ -130,7 +129,7 @@ class LiveRun:
         elif (record := parse({**line, "attempt": attempt})) is not None:
             self._fold_other(record, attempt)
 
-    def _fold_step(self, line: Mapping[str, Any], attempt: int) -> None:
+    def _fold_step(self, line: Mapping[str, object], attempt: int) -> None:
         step = number(line.get("step"))
         if step is None:
             return
@@ -169,7 +168,7 @@ class LiveRun:
         elif isinstance(record, RanksRecord) and (slowest := slowest_of(record)) is not None:
             self.slowest[slowest[0]] += 1
 
-    def _fold_alert(self, line: Mapping[str, Any]) -> None:
+    def _fold_alert(self, line: Mapping[str, object]) -> None:
         name = text(line.get("rule"))
         self.alerted.append(line)
         self.alerts.pop(name, None)  # the newest stands last

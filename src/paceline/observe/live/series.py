@@ -72,10 +72,10 @@ class StepSeries:
         return StepValues(np.array(self._values, dtype=np.float64).reshape(-1, WIDTH))
 
 
-def row_of(line: Mapping[str, Any]) -> list[float]:
+def row_of(line: Mapping[str, object]) -> list[float]:
     """Return a step's line as a row of COLUMNS."""
     seconds = line.get("seconds")
-    parts: Mapping[str, Any] = seconds if isinstance(seconds, Mapping) else {}
+    parts: Mapping[str, object] = seconds if isinstance(seconds, Mapping) else {}
     found = (
         line.get("step"), line.get("time"), line.get("loss"), line.get("grad_norm"), line.get("lr"),
         parts.get("total"), parts.get("data"), line.get("tokens_per_second"), line.get("peak_bytes"),

@@ -54,7 +54,7 @@ def table_html(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequ
     return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Return a journal value for people: text as it is, an object as its pairs, the rest as JSON, numbers short."""
     if isinstance(value, str):
         return value
@@ -63,7 +63,7 @@ def shown(value: Any) -> str:
     return "" if value is None else json.dumps(_shortened(value), ensure_ascii=False)
 
 
-def _shortened(value: Any) -> Any:
+def _shortened(value: object) -> Any:
     if isinstance(value, dict):
         return {key: _shortened(item) for key, item in value.items()}
     if isinstance(value, list):

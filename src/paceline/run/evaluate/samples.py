@@ -110,7 +110,7 @@ class _NextTokens:
         return {}
 
 
-def sample_writer(spec: SamplesSpec, source: Source, objective: Any, seed: int) -> SampleWriter | None:
+def sample_writer(spec: SamplesSpec, source: Source, objective: object, seed: int) -> SampleWriter | None:
     """Return what continues the prompts of a task, None where it has none.
 
     Raises ConfigError for a task that predicts no next token of text tokenised here, and for prompts that are too long.

@@ -100,7 +100,7 @@ class World:
             known.update(dict.fromkeys(self.share(own, digests.index(digest))))
         return list(known)
 
-    def first_told(self, item: Any) -> Any:
+    def first_told(self, item: object) -> Any:
         """Return on every rank what the lowest rank has that has something; None where none has any."""
         if self.size == 1:
             return item or None
@@ -109,17 +109,17 @@ class World:
 
     def gather(self, item: Any) -> list[Any]:
         """Return every rank's picklable item, in rank order, on every rank."""
-        items: list[Any] = [item]
+        items: list[object] = [item]
         if self.size > 1:
             items = [None] * self.size
             dist.all_gather_object(items, item)
         return items
 
-    def bring_to_first(self, item: Any) -> list[Any] | None:
+    def bring_to_first(self, item: object) -> list[Any] | None:
         """Return every rank's picklable item, in rank order, on rank 0; None on the others, which hold their own."""
         if self.size == 1:
             return [item]
-        items: list[Any] | None = [None] * self.size if self.is_first else None
+        items: list[object] | None = [None] * self.size if self.is_first else None
         dist.gather_object(item, items, dst=0)
         return items
 

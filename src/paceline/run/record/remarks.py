@@ -49,7 +49,7 @@ def ended_early(step: int, run_dir: Path) -> str:
     )
 
 
-def remarks_on_batch(objective: Objective, batch: Any) -> list[str]:
+def remarks_on_batch(objective: Objective, batch: object) -> list[str]:
     """Return what is said of entries of a batch that the built-in decoder's objective does not read."""
     if objective is not next_token or not isinstance(batch, Mapping):
         return []

@@ -18,7 +18,7 @@ def line_of(record: Record) -> bytes:
     return line
 
 
-def spelt(value: Any) -> Any:
+def spelt(value: object) -> Any:
     """Return the value with numbers that JSON lacks (NaN, infinities) spelt as strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)

@@ -66,7 +66,7 @@ def records_in(path: Path, last_bytes: int | None = None) -> Iterator[dict[str, 
     yield from filter(None, map(parsed_line, lines))
 
 
-def parsed_line(line: bytes) -> dict[str, Any] | None:
+def parsed_line(line: bytes) -> dict[str, object] | None:
     """Return a line's record; None for an empty line, or the last one of a process that was killed while writing."""
     try:
         record = json.loads(line)

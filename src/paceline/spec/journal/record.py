@@ -75,7 +75,7 @@ def fields_of(kind: type[Record]) -> tuple[Field, ...]:
     return _KNOWN[kind]
 
 
-def _is_told(hint: Any) -> bool:
+def _is_told(hint: object) -> bool:
     return isinstance(next(iter(getattr(hint, "__metadata__", ())), None), Told)
 
 
@@ -123,15 +123,15 @@ def whole(value: Any) -> int | None:
     return None if known is None or not math.isfinite(known) else int(known)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _table(value: Any) -> Table:
+def _table(value: object) -> Table:
     return value if isinstance(value, dict) else {}
 
 
-def _numbers(value: Any) -> Numbers:
+def _numbers(value: object) -> Numbers:
     return {name: known for name, each in _table(value).items() if (known := number(each)) is not None}
 
 
@@ -139,7 +139,7 @@ def _words(value: Any) -> Words:
     return tuple(map(_text, value)) if isinstance(value, list | tuple) else ()
 
 
-def _ids(value: Any) -> Ids | None:
+def _ids(value: object) -> Ids | None:
     if not isinstance(value, list | tuple):
         return None
     known = [whole(each) for each in value]

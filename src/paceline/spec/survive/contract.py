@@ -152,7 +152,7 @@ def check_contract(then: Mapping[str, Any], now: Mapping[str, Any], run_dir: obj
     return [change for change in changes if change.clause.on_resume == NOTICE]
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
     """Yield (dotted key, value) of nested tables."""
     for key, value in values.items():
         if isinstance(value, Mapping) and value:

@@ -80,7 +80,7 @@ class NodeLink:
             self.send({})
 
 
-def knock(address: tuple[str, int], secret: str, hello: Mapping[str, Any], seconds: float) -> Lines:
+def knock(address: tuple[str, int], secret: str, hello: Mapping[str, object], seconds: float) -> Lines:
     """Return a connection to a coordinator that knows the secret, which has been told who this is. Raises NoPeer."""
     try:
         lines = Lines(socket.create_connection(address, timeout=seconds))

@@ -40,7 +40,7 @@ class FinishesBatches(Protocol):
         """Return what `read` starts from, on the CPU."""
         ...
 
-    def finish(self, batch: Any) -> Any:
+    def finish(self, batch: object) -> Any:
         """Return the batch as `read` does, on the device on which its tensors are."""
         ...
 

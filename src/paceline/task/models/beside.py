@@ -61,14 +61,14 @@ def arrays_beside(model: nn.Module) -> dict[str, str]:
     return {name: _digest(value) for name, value in _attributes(model, known) if isinstance(value, _MANY)}
 
 
-def _attributes(model: nn.Module, known: set[int]) -> Iterator[tuple[str, Any]]:
+def _attributes(model: nn.Module, known: set[int]) -> Iterator[tuple[str, object]]:
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             if name not in _OF_TORCH and _is_plain(value, known):
                 yield f"{path}.{name}".lstrip("."), value
 
 
-def _is_plain(value: Any, known: set[int]) -> bool:
+def _is_plain(value: object, known: set[int]) -> bool:
     """Return whether a value is made of plain ones alone, of which one at least is no weight.
 
     A tensor with a graph is computed of weights and has their values: hooks make it anew in each pass.
@@ -84,7 +84,7 @@ def _is_plain(value: Any, known: set[int]) -> bool:
     return isinstance(value, _PLAIN)
 
 
-def _digest(value: Any) -> str:
+def _digest(value: object) -> str:
     whole = hashlib.blake2b(digest_size=16)
     parts = list(_parts(value))
     for part in parts:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from paceline import svg
 from paceline.observe.live.run import LiveRun, slowest_of
@@ -87,7 +86,7 @@ def nodes_html(run: LiveRun) -> str:
     return table_html(head, rows, range(1, len(head))) + more
 
 
-def _signal(line: Mapping[str, Any], name: str) -> str:
+def _signal(line: Mapping[str, object], name: str) -> str:
     found = table(table(line.get("signals")).get(name))
     middle, most, rank = (number(found.get(key)) for key in ("median", "max", "rank"))
     if middle is None:

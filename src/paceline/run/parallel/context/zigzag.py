@@ -70,7 +70,7 @@ class SequencePart:
         if isinstance(whole.get("labels"), Tensor) and whole["labels"].shape == tokens.shape:
             whole["real"] = before_last_label(whole["labels"])
         seen = whole.pop(PADDING_MASK) if self.masks_padding and PADDING_MASK in whole else None
-        part: dict[str, Any] = {name: self._cut(name, value, seq) for name, value in whole.items()}
+        part: dict[str, object] = {name: self._cut(name, value, seq) for name, value in whole.items()}
         if "positions" not in part:
             part["positions"] = places.expand(rows, -1)
         if documents is not None:

@@ -63,7 +63,7 @@ class ReachedWeights:
             if not count:
                 held[name].grad = None
 
-    def _look(self, unit: nn.Module, *_: Any) -> None:
+    def _look(self, unit: nn.Module, *_: object) -> None:
         if unit in self._units:
             self.look(unit)
 

@@ -40,7 +40,7 @@ def planned_rows(plan: Plan) -> list[float]:
 
 def device_facts() -> dict[str, Any]:
     """Return what the machine tells of its temperature and clocks, as far as it does."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     try:
         zones = list(THERMAL.glob("thermal_zone*/temp"))
     except OSError:  # no descriptor may be left: what is told beside the numbers must not end a run

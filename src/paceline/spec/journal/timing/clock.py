@@ -69,7 +69,7 @@ class RunMoments:
             moment = self._step_at(attempt, moment, line)
         return moment
 
-    def _step_at(self, attempt: int, moment: float, line: Mapping[str, Any]) -> float:
+    def _step_at(self, attempt: int, moment: float, line: Mapping[str, object]) -> float:
         """Return when a step was made. One long before the step that it follows tells that the clock was set back."""
         last = self._last_step.get(attempt, -math.inf)
         if moment < last - BACK_SECONDS:

@@ -59,7 +59,7 @@ class TokenBudget:
         return found
 
 
-def lengths_of(source: Any) -> Any:
+def lengths_of(source: object) -> object:
     """Return the lengths of a source's samples, by id; None where they are not known."""
     while source is not None:
         if (lengths := getattr(source, "lengths", None)) is not None:

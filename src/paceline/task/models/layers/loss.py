@@ -113,7 +113,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return summed_loss(ctx, hidden, head, labels, backward, size, _of_chunk)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: object, grad: Tensor) -> tuple[Tensor | None, ...]:
         return *kept_gradients(ctx, grad), None, None, None
 
 
@@ -134,7 +134,7 @@ class _WeightedCrossEntropy(torch.autograd.Function):
         return summed_loss(ctx, hidden, head, labels, backward, size, of_chunk)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: object, grad: Tensor) -> tuple[Tensor | None, ...]:
         return *kept_gradients(ctx, grad), None, None, None, None
 
 
