@@ -104,7 +104,7 @@ def _load(
     verify: bool = True,
     may_skip: tuple[str, ...] = (),
     ranks: Ranks,
-) -> tuple[dict[str, Any], tuple[str, ...]]:
+) -> tuple[dict[str, object], tuple[str, ...]]:
     """Load as `load_checkpoint` does; return `extra` and the names of the tensors without a fingerprint."""
     what = f"{path} was not loaded"
     manifest, kinds, chunks = _open_for(path, tensors, may_skip, ranks)

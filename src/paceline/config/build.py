@@ -57,7 +57,7 @@ def document_layer(table: ShapedTable, document: TomlDocument, problems: Problem
 
 
 def mapping_layer(
-    table: ShapedTable, values: Mapping[str, Any], where: Callable[[KeyPath], str], problems: Problems | None = None
+    table: ShapedTable, values: Mapping[str, object], where: Callable[[KeyPath], str], problems: Problems | None = None
 ) -> GivenLayer:
     """Return nested values as a flat layer; `where` tells the origin of a key.
 
@@ -167,7 +167,7 @@ def _origin_of(layer: GivenLayer, prefix: KeyPath) -> str:
     return next((entry.origin for key, entry in layer.items() if prefix and key[: len(prefix)] == prefix), "")
 
 
-def _items(member: Option, entry: GivenValue, key: KeyPath, problems: Problems) -> Iterator[Any]:
+def _items(member: Option, entry: GivenValue, key: KeyPath, problems: Problems) -> Iterator[object]:
     """Yield the dataclasses of a list of tables. Raises ConfigError, with the origin, for what is none."""
     assert member.item is not None
     if not isinstance(entry.value, list | tuple):
@@ -236,7 +236,7 @@ def _flatten_free(values: Mapping[str, object], source: _Source, prefix: KeyPath
             layer[key] = GivenValue(value, source.where(key))
 
 
-def _nest(entries: Mapping[KeyPath, GivenValue], prefix: KeyPath) -> dict[str, Any]:
+def _nest(entries: Mapping[KeyPath, GivenValue], prefix: KeyPath) -> dict[str, object]:
     nested: dict[str, Any] = {}
     for key, entry in entries.items():
         *parents, last = key[len(prefix) :]

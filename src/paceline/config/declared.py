@@ -43,7 +43,7 @@ class Declared:
         super().__init_subclass__(**rest)
         cls.table_name = table or cls.table_name
 
-    def __new__(cls, *values: object, **named: Any) -> Declared:
+    def __new__(cls, *values: object, **named: object) -> Declared:
         """Return an empty instance. Raises ConfigError for names that the table lacks, which `__init__` cannot tell."""
         fields = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]  # each is a dataclass
         with told_at_caller() as problems:

@@ -215,7 +215,7 @@ def check_options(spec: OptimizerSpec, where: str = "task.optimizer") -> None:
             )
 
 
-def _value(spec: OptimizerSpec, option: str | tuple[str, ...]) -> Any:
+def _value(spec: OptimizerSpec, option: str | tuple[str, ...]) -> object:
     return getattr(spec, option) if isinstance(option, str) else tuple(getattr(spec, part) for part in option)
 
 

@@ -31,7 +31,7 @@ class Standing:
     step: int
     lines: Lines
 
-    def answer(self, message: Mapping[str, Any]) -> None:
+    def answer(self, message: Mapping[str, object]) -> None:
         """Tell the rank where to go on; an empty message says that the rank does not."""
         with contextlib.suppress(OSError):  # it has died meanwhile, which its ending tells
             self.lines.send(message)

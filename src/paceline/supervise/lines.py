@@ -24,7 +24,7 @@ class Lines:
         """Whether a message has come that is not taken: nothing more of it is to be seen at the socket."""
         return bool(self._taken)
 
-    def send(self, message: Mapping[str, Any]) -> None:
+    def send(self, message: Mapping[str, object]) -> None:
         """Send one message. Raises OSError where the other end is gone."""
         self.end.sendall(json.dumps(message).encode() + b"\n")
 

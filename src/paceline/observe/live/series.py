@@ -6,7 +6,6 @@ import math
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +41,7 @@ class StepSeries:
     def __len__(self) -> int:
         return len(self._values) // WIDTH
 
-    def add(self, line: Mapping[str, Any]) -> tuple[int, float, float]:
+    def add(self, line: Mapping[str, object]) -> tuple[int, float, float]:
         """Add a step's line; return how many steps it undid, their seconds, and of these the waiting for data."""
         row = row_of(line)
         undone = self.undo_from(row[0])

@@ -34,11 +34,11 @@ def _by_figure(cluster: Mapping[str, object]) -> dict[str, float | None]:
     return {"usd": None if price is None else price / 3600, "kwh": kwh, "carbon_g": grams}
 
 
-def _value(table: Mapping[str, Any], name: str) -> float | None:
+def _value(table: Mapping[str, object], name: str) -> float | None:
     entry = table.get(name)
     return _number(entry.get("value")) if isinstance(entry, Mapping) else None
 
 
-def _number(value: Any) -> Any:
+def _number(value: object) -> Any:
     known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return value if known else None

@@ -92,7 +92,7 @@ def own_fields(record: Record) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in left_out}
 
 
-def read(kind: type[Some], line: Mapping[str, Any]) -> Some:
+def read(kind: type[Some], line: Mapping[str, object]) -> Some:
     """Return a line of the journal as a record of this kind. Raises nothing.
 
     What the line lacks or holds in another type is None, an empty text or an empty table. Numbers that JSON lacks are
@@ -117,7 +117,7 @@ def number(value: Any) -> float | None:
         return None
 
 
-def whole(value: Any) -> int | None:
+def whole(value: object) -> int | None:
     """Return a whole number; None for anything else."""
     known = number(value)
     return None if known is None or not math.isfinite(known) else int(known)
@@ -135,7 +135,7 @@ def _numbers(value: object) -> Numbers:
     return {name: known for name, each in _table(value).items() if (known := number(each)) is not None}
 
 
-def _words(value: Any) -> Words:
+def _words(value: object) -> Words:
     return tuple(map(_text, value)) if isinstance(value, list | tuple) else ()
 
 

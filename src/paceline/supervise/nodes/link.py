@@ -50,7 +50,7 @@ class NodeLink:
             self.because = f"nothing was heard from it for {self._lost_after:g} s of an idle machine"
         return bool(self.because)
 
-    def send(self, message: Mapping[str, Any]) -> None:
+    def send(self, message: Mapping[str, object]) -> None:
         """Send a message; a link that has gone is found out at the next look."""
         try:
             with self._sending:
@@ -102,7 +102,7 @@ def knock(address: tuple[str, int], secret: str, hello: Mapping[str, object], se
         raise
 
 
-def open_to(end: socket.socket, secret: str, seconds: float) -> tuple[Lines, dict[str, Any]]:
+def open_to(end: socket.socket, secret: str, seconds: float) -> tuple[Lines, dict[str, object]]:
     """Return a connection that a node has made which knows the secret, and what it says of itself. Raises NoPeer."""
     end.settimeout(seconds)
     lines, ours = Lines(end), secrets.token_hex(16)

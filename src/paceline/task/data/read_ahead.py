@@ -60,7 +60,7 @@ class ReadAhead(Generic[Item]):
     def __init__(
         self,
         read: Callable[..., Item],
-        prepare: Callable[[], Any] | None = None,
+        prepare: Callable[[], object] | None = None,
         rule: DepthRule | None = None,
         send: Callable[[Item], Item] | None = None,
         receive: Callable[[Item], Item] | None = None,
@@ -78,7 +78,7 @@ class ReadAhead(Generic[Item]):
         """How many results are to be asked for ahead."""
         return self._rule.depth if self._rule is not None else 1
 
-    def begin(self, *arguments: Any) -> None:
+    def begin(self, *arguments: object) -> None:
         """Say what `take` will be asked for, after what was said before; a thread begins to read it."""
         if arguments in self._asked:
             return

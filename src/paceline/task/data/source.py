@@ -202,7 +202,7 @@ def _sources_of(data: object, seed: int, collate: object = None) -> Pair:
     return _wrap(train, seed, collate), None if validation is None else _wrap(validation, seed, collate)
 
 
-def _wrap(data: Any, seed: int, collate: Any = None) -> Source:
+def _wrap(data: object, seed: int, collate: Any = None) -> Source:
     if isinstance(data, Source):
         _refuse_collate_of(data, collate)
         return data

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -92,7 +91,7 @@ def _digest(value: object) -> str:
     return NO_VALUES if NO_VALUES.encode() in parts else whole.hexdigest()
 
 
-def _parts(value: Any) -> Iterator[bytes]:
+def _parts(value: object) -> Iterator[bytes]:
     if isinstance(value, Tensor):
         yield f"{value.dtype} {tuple(value.shape)}".encode()
         yield NO_VALUES.encode() if value.is_meta else _bytes(value)

@@ -43,7 +43,7 @@ class _Shared:
         attention_mask: Tensor | None,
         scaling: float | None = None,
         dropout: float = 0.0,
-        **asked: Any,
+        **asked: object,
     ) -> tuple[Tensor, None]:
         """Return [rows, 2c, heads, width of values] for queries, keys and values [rows, heads, 2c, width]."""
         if dropout or (because := unknown_of(asked)):
