@@ -1,4 +1,4 @@
-"""What the ranks of one node tell each other, in the store of their world: what it costs does not grow with the world."""
+"""What the ranks of one node tell each other, in the store of their world; its cost does not grow with the world."""
 
 from __future__ import annotations
 
