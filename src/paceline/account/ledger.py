@@ -14,7 +14,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from paceline.account.node_counters import measured_rate, node_shares
 from paceline.account.prices import PriceBook
@@ -57,7 +56,7 @@ class LedgerEntry:
 
 
 def ledger_of(
-    lines: Iterable[Mapping[str, Any]],
+    lines: Iterable[Mapping[str, object]],
     run: str,
     book: PriceBook | None = None,
     price_class: str = "",

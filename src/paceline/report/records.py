@@ -36,17 +36,17 @@ def number(value: Any) -> float | None:
         return None
 
 
-def table(value: Any) -> dict[str, Any]:
+def table(value: object) -> dict[str, Any]:
     """Return the value where it is a JSON object, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
-def text(value: Any) -> str:
+def text(value: object) -> str:
     """Return the value as text; an absent one is the empty string."""
     return "" if value is None else str(value)
 
 
-def json_safe(value: Any) -> Any:
+def json_safe(value: object) -> Any:
     """Return the value with tuples as lists and numbers that JSON lacks (NaN, infinities) as None."""
     if isinstance(value, Mapping):
         return {str(key): json_safe(item) for key, item in value.items()}
@@ -113,7 +113,7 @@ def row_of(record: StepRecord, attempt: int, step: float) -> list[float]:
     return [math.nan if value is None else value for value in found]
 
 
-def gather(lines: Iterable[Mapping[str, Any]]) -> Records:
+def gather(lines: Iterable[Mapping[str, object]]) -> Records:
     """Return the lines of a journal sorted for a report, in one pass over them; unknown kinds are not shown."""
     starts: dict[int, RunStarted] = {}
     others: list[Record] = []

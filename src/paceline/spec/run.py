@@ -128,6 +128,6 @@ class RunSpec(Declared, table="run"):
             )
 
 
-def with_faults(run: RunSpec, given: Any) -> RunSpec:
+def with_faults(run: RunSpec, given: object) -> RunSpec:
     """Return the table with a plan of faults: a TOML file's, or as `read_faults` takes it. Raises ConfigError."""
     return dataclasses.replace(run, faults=read_faults(given))

@@ -6,7 +6,6 @@ import datetime
 import math
 import time
 from dataclasses import dataclass
-from typing import Any
 
 from paceline.cluster.grid.window import RunWindow, Waiting
 from paceline.plan.planned import Planned
@@ -42,7 +41,7 @@ def priced_hours(planned: Planned, window: RunWindow, now: float | None = None) 
     return HoursPriced(window.is_open(now), window.changes(now), window.waiting(now, seconds), kwh)
 
 
-def hours_as_data(planned: Planned, window: RunWindow, now: float | None = None) -> dict[str, Any] | None:
+def hours_as_data(planned: Planned, window: RunWindow, now: float | None = None) -> dict[str, object] | None:
     """Return the hours of a run as data, moments in seconds since the epoch; None where it trains at any."""
     if not planned.spec.run.when.window:
         return None

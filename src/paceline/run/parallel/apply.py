@@ -6,7 +6,7 @@ Tensor, context, precision, recompute, compile, offload, shard, replicas.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -182,7 +182,7 @@ def _shard(
     blocks: list[nn.Module],
     mesh: Mesh,
     plan: Plan,
-    placed: Mapping[nn.Parameter, Any] | None,
+    placed: Mapping[nn.Parameter, object] | None,
     whole: Sequence[nn.Parameter],
     alone: UnsharedExperts | None,
     sums: BucketSum | None,

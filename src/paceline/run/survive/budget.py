@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.planned import PlannedRecord
@@ -77,8 +76,8 @@ class RunBudget:
         self,
         spec: BudgetSpec,
         held: Sequence[HeldTime],
-        forecast: Mapping[str, Any],
-        cluster: Mapping[str, Any],
+        forecast: Mapping[str, object],
+        cluster: Mapping[str, object],
         devices: int,
         passed: float = 0.0,
     ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -44,8 +43,3 @@ def grown(before: HeldBytes, after: HeldBytes) -> list[dict[str, Any]]:
         for kind, size in more.most_common(MOST_NAMED)
         if size > 0
     ]
-
-
-def grown_text(found: list[Mapping[str, Any]], most: int = 3) -> str:
-    """Return what has grown in words, the most of it first."""
-    return "; ".join(f"{each['more']} more of {each['tensors']}" for each in found[:most])

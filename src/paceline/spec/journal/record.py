@@ -75,7 +75,7 @@ def fields_of(kind: type[Record]) -> tuple[Field, ...]:
     return _KNOWN[kind]
 
 
-def _is_told(hint: Any) -> bool:
+def _is_told(hint: object) -> bool:
     return isinstance(next(iter(getattr(hint, "__metadata__", ())), None), Told)
 
 
@@ -92,7 +92,7 @@ def own_fields(record: Record) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in left_out}
 
 
-def read(kind: type[Some], line: Mapping[str, Any]) -> Some:
+def read(kind: type[Some], line: Mapping[str, object]) -> Some:
     """Return a line of the journal as a record of this kind. Raises nothing.
 
     What the line lacks or holds in another type is None, an empty text or an empty table. Numbers that JSON lacks are
@@ -117,29 +117,29 @@ def number(value: Any) -> float | None:
         return None
 
 
-def whole(value: Any) -> int | None:
+def whole(value: object) -> int | None:
     """Return a whole number; None for anything else."""
     known = number(value)
     return None if known is None or not math.isfinite(known) else int(known)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _table(value: Any) -> Table:
+def _table(value: object) -> Table:
     return value if isinstance(value, dict) else {}
 
 
-def _numbers(value: Any) -> Numbers:
+def _numbers(value: object) -> Numbers:
     return {name: known for name, each in _table(value).items() if (known := number(each)) is not None}
 
 
-def _words(value: Any) -> Words:
+def _words(value: object) -> Words:
     return tuple(map(_text, value)) if isinstance(value, list | tuple) else ()
 
 
-def _ids(value: Any) -> Ids | None:
+def _ids(value: object) -> Ids | None:
     if not isinstance(value, list | tuple):
         return None
     known = [whole(each) for each in value]

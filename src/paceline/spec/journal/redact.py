@@ -32,7 +32,7 @@ class Redactor:
             text = pattern.sub(_keep_head, text)
         return text
 
-    def data(self, value: Any) -> Any:
+    def data(self, value: object) -> Any:
         """Return nested data with the secrets in its texts replaced: also a text whose key or option names a secret."""
         if isinstance(value, str):
             return self.text(value)
@@ -51,14 +51,14 @@ class Redactor:
         found = self._valued(name, value)
         return tuple(found) if isinstance(value, tuple) else found
 
-    def _valued(self, key: str, value: Any) -> Any:
+    def _valued(self, key: str, value: object) -> Any:
         if isinstance(value, int | float) and not isinstance(value, bool) and NUMBERED.match(key):
             return MARK
         return _all_secret(value) if NAMED.match(key) else self.data(value)
 
-    def _words(self, words: Sequence[Any]) -> list[Any]:
+    def _words(self, words: Sequence[Any]) -> list[object]:
         """Return a list with its items redacted, and with what follows an option that names a secret, as in argv."""
-        cleaned: list[Any] = []
+        cleaned: list[object] = []
         secret = False
         for word in words:
             is_option = isinstance(word, str) and word.startswith("-")
@@ -80,7 +80,7 @@ def compiled(pattern: str) -> re.Pattern[str]:
     return found
 
 
-def _all_secret(value: Any) -> Any:
+def _all_secret(value: object) -> object:
     """Return nested data with every text in it replaced."""
     if isinstance(value, str):
         return MARK if value else value

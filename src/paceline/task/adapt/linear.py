@@ -10,7 +10,6 @@ as [rank, features]: a tensor axis cuts features, and shards cut the rank, never
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -68,7 +67,7 @@ class AdaptedLinear(nn.Linear):
         out = adapted_product(self, x, self.weight, self.lora_A, self.lora_B, self.lora_magnitude_vector)
         return out if self.bias is None else out + self.bias
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> object:
         """Change all tensors by `fn`, as nn.Module does, and keep the frozen weight in the dtype it rests in."""
         super()._apply(fn, recurse)
         rest_in_base_dtype(self)

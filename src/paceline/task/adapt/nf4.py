@@ -119,7 +119,7 @@ class PackedProduct(torch.autograd.Function):
         return F.linear(x, Packed(shape, values, scales, wide).to(x.dtype))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
+    def backward(ctx: Any, *gradients: Tensor) -> object:
         """Return the gradient of x alone."""
         (gradient,) = gradients
         weight = Packed(ctx.shape, *ctx.saved_tensors).to(gradient.dtype)

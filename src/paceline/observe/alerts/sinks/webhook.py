@@ -18,7 +18,7 @@ SCHEMES = ("http://", "https://")
 class NoRedirects(urllib.request.HTTPRedirectHandler):
     """Follows no redirection: what is behind one would get the token, and no message."""
 
-    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+    def redirect_request(self, *args: object, **kwargs: object) -> None:
         """Return nothing, so that the redirection is an answer like any other error."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from paceline.run.loop.loader import StepBatch
 from paceline.run.loop.step import StepStats
@@ -38,9 +37,9 @@ def planned_rows(plan: Plan) -> list[float]:
     return [float(max(rows, plan.accumulation)) for rows in parts]
 
 
-def device_facts() -> dict[str, Any]:
+def device_facts() -> dict[str, object]:
     """Return what the machine tells of its temperature and clocks, as far as it does."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     try:
         zones = list(THERMAL.glob("thermal_zone*/temp"))
     except OSError:  # no descriptor may be left: what is told beside the numbers must not end a run

@@ -10,7 +10,6 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 from paceline.spec.journal.kinds import ClockRecord, RunStarted, StepRecord
 from paceline.spec.journal.record import Some, number
@@ -55,7 +54,7 @@ class RunMoments:
         self.moved: dict[int, float] = {}
         self._last_step: dict[int, float] = {}
 
-    def of(self, attempt: int, line: Mapping[str, Any]) -> float | None:
+    def of(self, attempt: int, line: Mapping[str, object]) -> float | None:
         """Return the moment of the next line of a start; None where it has none."""
         kind, moment = line.get("kind"), _finite(line.get("time"))
         if kind == RunStarted.KIND:
@@ -69,7 +68,7 @@ class RunMoments:
             moment = self._step_at(attempt, moment, line)
         return moment
 
-    def _step_at(self, attempt: int, moment: float, line: Mapping[str, Any]) -> float:
+    def _step_at(self, attempt: int, moment: float, line: Mapping[str, object]) -> float:
         """Return when a step was made. One long before the step that it follows tells that the clock was set back."""
         last = self._last_step.get(attempt, -math.inf)
         if moment < last - BACK_SECONDS:
@@ -112,6 +111,6 @@ def shifted(record: Some, seconds: float) -> Some:
     return later
 
 
-def _finite(value: Any) -> float | None:
+def _finite(value: object) -> float | None:
     known = number(value)
     return known if known is not None and math.isfinite(known) else None

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from paceline.lock import live_since
 from paceline.spec.journal.kinds import ClockRecord, RecoveryRecord, RunEnded, RunStarted
@@ -101,7 +101,7 @@ def held_in(run_dir: Path) -> list[HeldTime]:
     return held_time(starts, spans, recoveries)
 
 
-def held_by_others(run_dir: Path, tags: Mapping[str, Any], tag: str) -> list[HeldTime]:
+def held_by_others(run_dir: Path, tags: Mapping[str, object], tag: str) -> list[HeldTime]:
     """Return the held time of the runs beside a run's directory whose newest start has the same value of a tag.
 
     Runs that cannot be read, or have begun nothing yet, have held none. A run that is at work on this machine holds

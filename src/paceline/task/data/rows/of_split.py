@@ -39,10 +39,10 @@ class SourceOfSplit:
         """Return the batch of the gathered rows first..last, as `read` does."""
         raise NotImplementedError
 
-    def _made_of(self) -> tuple[Any, ...]:
+    def _made_of(self) -> tuple[object, ...]:
         return self.split, self.vocab, self.items_per_sample, self.cross_documents
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         # A process that receives the source maps the files again; the tokens themselves do not travel.
         return type(self), self._made_of()
 

@@ -49,7 +49,7 @@ def arrow_rows(stream: IO[bytes]) -> tuple[Any, Iterator[Any]]:
     return whole.schema, (whole.get_batch(number) for number in range(whole.num_record_batches))
 
 
-def plain_rows(batch: Any, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+def plain_rows(batch: Any, columns: Sequence[str]) -> Iterator[dict[str, object]]:
     """Yield the rows of a batch, each as its values in these columns by name."""
     values = [_plain(batch.column(batch.schema.get_field_index(name))) for name in columns]
     for row in range(batch.num_rows):
@@ -64,7 +64,7 @@ def _plain(column: Any) -> list[Any]:
         return [_plain_value(column, row) for row in range(len(column))]
 
 
-def _plain_value(column: Any, row: int) -> Any:
+def _plain_value(column: Any, row: int) -> object:
     try:
         return column[row].as_py()
     except (ValueError, OverflowError, KeyError) as error:
@@ -100,6 +100,6 @@ def check_column(schema: Any, field: str, path: str) -> None:
         )
 
 
-def _is_text(kind: Any) -> bool:
+def _is_text(kind: object) -> bool:
     value = getattr(kind, "value_type", None) if str(kind).startswith("dictionary<") else kind
     return str(value) in TEXTS

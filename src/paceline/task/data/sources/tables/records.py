@@ -60,7 +60,7 @@ def read_records(listing: CorpusFiles, damaged: Damaged) -> Iterator[TableRecord
             damaged.found(error)
 
 
-def _rows_of(file: File, damaged: Damaged) -> Iterator[tuple[str, dict[str, Any]]]:
+def _rows_of(file: File, damaged: Damaged) -> Iterator[tuple[str, dict[str, object]]]:
     kind = kind_of(file.name)
     if kind in ("csv", "tsv"):
         return read_csv(file, kind, damaged)
@@ -76,7 +76,7 @@ def _rows_of(file: File, damaged: Damaged) -> Iterator[tuple[str, dict[str, Any]
     )  # fmt: skip
 
 
-def _read_jsonl(file: File, damaged: Damaged) -> Iterator[tuple[str, dict[str, Any]]]:
+def _read_jsonl(file: File, damaged: Damaged) -> Iterator[tuple[str, dict[str, object]]]:
     with opened(file) as stream:
         for number, line in enumerate(stream, 1):
             text = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
@@ -94,7 +94,7 @@ def _read_jsonl(file: File, damaged: Damaged) -> Iterator[tuple[str, dict[str, A
                 yield f"{file.name}, line {number:,}", values
 
 
-def _read_arrow(file: File, kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _read_arrow(file: File, kind: str) -> Iterator[tuple[str, dict[str, object]]]:
     with opened(file) as stream:
         _, batches = _arrow_table(stream, file, kind)
         number = 0
