@@ -13,6 +13,7 @@ from paceline.run.evaluate.best import called_off
 from paceline.run.loop.evaluate import EvaluationResult, evaluate
 from paceline.run.loop.in_world import InWorld
 from paceline.run.loop.loader import StepBatch
+from paceline.run.loop.resume import state_tensors
 from paceline.run.loop.step import StepStats
 from paceline.run.memory.leaks import LeakWatch
 from paceline.run.memory.spent import spent_now, spent_on
@@ -91,6 +92,7 @@ class BetweenSteps(InWorld):
             numbers = numbers_of(stats, scaler.scale if scaler else None, (chosen and chosen.chosen) or "")
             apart = self._stepper.sync.apart_after(step)
             check_agreement(self.model, numbers, step, self.world, self.brief.plan.layout, apart)
+            self._agreed.after(step, state_tensors(self._under.built) if self._agreed.remembers else {})
             self._record.decided_now(self._stragglers.compare(step))
             self._watch_memory(step)
             self._record.ranks(self._tally.over_ranks(step, last, self._under.batches.tell))

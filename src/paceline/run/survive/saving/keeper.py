@@ -53,7 +53,7 @@ class CheckpointKeeper:
         """`every_steps` are the steps between checkpoints on disk, in memory and in remote storage."""
         self.good = good
         self._run, self._record, self._spec = run, record, run.spec.run.checkpoints
-        self._pace = SavingPace(run.spec, dict(zip((DISK, MEMORY), every_steps, strict=False)), begun_step)
+        self._pace = SavingPace(run.spec, run.dir, dict(zip((DISK, MEMORY), every_steps, strict=False)), begun_step)
         self.tiers = Tiers(run, record, fence, self._pace.cadences)
         self._remote = RemoteCopies(self._spec, every_steps[2], record)
         self._is_first = isinstance(record, Recorder)
