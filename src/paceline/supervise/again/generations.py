@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import Requeue, RunInUse
+from paceline.errors import Requeue, RunInUse, StorageError
 from paceline.lock import RunLock
 from paceline.patience import Patience
 from paceline.run.process.brief import Brief
@@ -170,11 +170,10 @@ class Generations:
         None of its processes runs afterwards but those that stand by again.
         """
         folder = self._folder / f"generation-{generation.number}"
-        folder.mkdir()
         kills = memory_kills()
         before, self._crew = self._crew, Crew(tell=self._tell, is_stopped=self._is_stopped)
         generation = replace(generation, decisions=(*generation.decisions, *self._machines.decisions()))
-        told = {**generation.write(folder), **self._elastic.environ(folder)}
+        told = self._left_for_ranks(generation, folder)
         # Where the run may not go on nobody waits for those that stand by, so nobody does.
         told |= self._machines.for_survivors() if self._policy.reform and self._policy.may_go_on else {}
         answers: dict[int, dict[str, Any]] = {}
@@ -193,6 +192,18 @@ class Generations:
         self._machines.dismiss(answers)
         collect([before.processes[rank] for rank in standing if rank not in answers])
         return self._attended(generation.number, folder, kills, pulses)
+
+    def _left_for_ranks(self, generation: Generation, folder: Path) -> dict[str, str]:
+        """Leave in a generation's folder what its ranks read, and return what their environment says of it."""
+        try:
+            folder.mkdir()
+            return {**generation.write(folder), **self._elastic.environ(folder)}
+        except OSError as error:
+            raise StorageError(
+                f"cannot begin generation {generation.number} of the run",
+                f"the folder of what its ranks are told was not written: {error}",
+                "free space there, or set TMPDIR, and start again: it goes on from the newest checkpoint",
+            ) from error
 
     def _attended(self, number: int, folder: Path, kills: int | None, pulses: PulseWatch | None) -> Fallen:
         """Return how the world of this number ended, when it has."""
