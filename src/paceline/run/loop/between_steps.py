@@ -61,6 +61,7 @@ class BetweenSteps(InWorld):
 
     def _after(self, stats: StepStats, batch: StepBatch) -> None:
         scaler, step, last = self._stepper.scaler, stats.step, stats.step == self.brief.steps
+        self._mark()
         self._keeper.poll()
         ids = ids_read(batch, self.world, self.brief.plan.layout) if self.spec.run.record_samples else None
         if self._expected is not None:
@@ -136,6 +137,7 @@ class BetweenSteps(InWorld):
             if saved:
                 self._stop.interrupt_if_asked()
         self._done_step = step
+        self._callbacks.unmark()
         if not last:
             self._stragglers.leave(self._save)
 
@@ -225,6 +227,11 @@ class BetweenSteps(InWorld):
             self._stopped = True
             self._record.ended_early(called_off(*found.stop, step, steps))
         return found
+
+    def _mark(self) -> None:
+        """Note what callbacks keep: where peers are lost from here on, their hooks are called again for this step."""
+        if self._call is not None:
+            self._callbacks.mark()
 
     def _busy(self) -> AbstractContextManager[None]:
         """Return a block in which the run is not idle. Raises where it was ended since nobody used it."""

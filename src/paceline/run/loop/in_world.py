@@ -337,6 +337,7 @@ class InWorld:
         if why_not_reformed(self.spec.task, self.brief.plan):
             return False
         is_done = self._done_step >= self.progress.step
+        self._callbacks.put_back()
         built, plan, step = self._under.built, self.brief.plan, self.progress.step
         is_due = bool(self._check_every) and step % (self._check_every or 1) == 0  # by the spec: more are made at first
         held = hold(self._run, built, plan, self.progress, self._made, is_done, self._agreed, is_due)

@@ -206,6 +206,7 @@ class Training(BetweenSteps):
         self._tally.begins(self._data_seconds)
         began = time.perf_counter()
         task = self.spec.task
+        self._mark()
         lr = learning_rate(task.schedule, task.optimizer.lr, batch.step, self.brief.steps, self._warmup, self._decay)
         self._record.decided_now(freezing(task.optimizer, batch.step))
         growth = self._under.growth
