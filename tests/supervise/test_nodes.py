@@ -238,6 +238,31 @@ def test_whatever_a_stranger_answers_is_told_as_such(proof: object) -> None:
         thread.join()
 
 
+@pytest.mark.deep
+def test_a_node_whose_supervisor_is_stopped_is_lost_and_joins_again_when_it_goes_on(folder: Path) -> None:
+    """Its rank lives, so that no connection of the world ends by itself: the others leave it at the word."""
+    run_dir = folder / "stopped"
+    nodes = Nodes(write_spec(folder, run_dir, 2, "dp_replicate = 2", precision="fp64"), 2, *OPTIONS)
+    try:
+        nodes.start()
+        wait_for_step(run_dir, 12, nodes.processes[0])
+        (far,) = [number for number in (0, 1) if nodes.coordinator() not in nodes.running(number)]
+        nodes.processes[far].send_signal(signal.SIGSTOP)
+        wait_until(lambda: bool(records_of(run_dir, "recovery")) or nodes.processes[1 - far].poll() is not None)
+        (lost,) = records_of(run_dir, "recovery")
+        assert lost["rung"] == "reform" and lost["to_world"] == 1 and f"node {far}" in lost["because"]
+        nodes.processes[far].send_signal(signal.SIGCONT)
+        wait_until(lambda: len(records_of(run_dir, "recovery")) > 1 or nodes.processes[1 - far].poll() is not None)
+        assert [each["to_world"] for each in records_of(run_dir, "recovery")] == [1, 2]
+        assert not records_of(run_dir, "run_ended")
+        assert len(records_of(run_dir, "fault")) == 1 and "is lost" in records_of(run_dir, "fault")[0]["what"]
+        assert [step["step"] for step in steps_of(run_dir)] == list(range(1, len(steps_of(run_dir)) + 1))
+        nodes.processes[1 - far].send_signal(signal.SIGTERM)
+        assert [nodes.ended(number)[0] for number in (0, 1)] == [75, 75]
+    finally:
+        nodes.close()
+
+
 def test_who_failed_first_does_not_depend_on_the_clocks_of_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

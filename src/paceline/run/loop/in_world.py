@@ -357,7 +357,7 @@ class InWorld:
                 self._open_data()
                 self._enter(held)
                 return True
-            except (RuntimeError, StorageError) as error:  # another one was lost meanwhile
+            except Exception as error:  # another one was lost meanwhile
                 if not is_lost_peer(error):
                     raise
                 without_frames(error)

@@ -43,7 +43,8 @@ def state_left(plan: Plan, held: Mapping[int, HeldState], has_checkpoint: bool) 
             continue
         because = _apart(step, holders) or _not_compared(step, holders, has_checkpoint)
         if not because:
-            return LeftState(step, "; ".join(filter(None, (*refused, _alone(step, holders)))))
+            doubt = _alone(step, holders) if len(held) < plan.layout.devices else ""  # else nobody was lost
+            return LeftState(step, "; ".join(filter(None, (*refused, doubt))))
         refused.append(because)
     return LeftState(None, "; ".join(refused))
 

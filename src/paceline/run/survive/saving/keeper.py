@@ -22,7 +22,7 @@ from paceline.errors import Requeue, RunInUse, StorageError
 from paceline.run.assemble import Assembled
 from paceline.run.loop.resume import Progress, RunIdentity, saved_state
 from paceline.run.process.world import World
-from paceline.run.record.recorder import Recorder, SilentRecorder
+from paceline.run.record.recorder import Recorder, SilentRecorder, is_echo
 from paceline.run.survive.saving.host_room import why_not_beside
 from paceline.run.survive.saving.pace import SavingPace
 from paceline.run.survive.saving.remote_copies import RemoteCopies
@@ -292,6 +292,8 @@ class CheckpointKeeper:
             )
 
     def _tell_failure(self, error: BaseException) -> None:
+        if is_echo(error):  # of a peer that has gone, which is told as such
+            return
         what, because = (error.what, error.because) if isinstance(error, StorageError) else (str(error), "")
         kept = f"; {self.good} is kept" if self.good else ""
         self._record.fault(what, f"{because}{kept}")
