@@ -13,6 +13,7 @@ from paceline.run.evaluate.best import called_off
 from paceline.run.loop.evaluate import EvaluationResult, evaluate
 from paceline.run.loop.in_world import InWorld
 from paceline.run.loop.loader import StepBatch
+from paceline.run.loop.resume import state_tensors
 from paceline.run.loop.step import StepStats
 from paceline.run.memory.leaks import LeakWatch
 from paceline.run.memory.spent import spent_now, spent_on
@@ -60,6 +61,7 @@ class BetweenSteps(InWorld):
 
     def _after(self, stats: StepStats, batch: StepBatch) -> None:
         scaler, step, last = self._stepper.scaler, stats.step, stats.step == self.brief.steps
+        self._mark()
         self._keeper.poll()
         ids = ids_read(batch, self.world, self.brief.plan.layout) if self.spec.run.record_samples else None
         if self._expected is not None:
@@ -91,6 +93,7 @@ class BetweenSteps(InWorld):
             numbers = numbers_of(stats, scaler.scale if scaler else None, (chosen and chosen.chosen) or "")
             apart = self._stepper.sync.apart_after(step)
             check_agreement(self.model, numbers, step, self.world, self.brief.plan.layout, apart)
+            self._agreed.after(step, state_tensors(self._under.built) if self._agreed.remembers else {})
             self._record.decided_now(self._stragglers.compare(step))
             self._watch_memory(step)
             self._record.ranks(self._tally.over_ranks(step, last, self._under.batches.tell))
@@ -134,6 +137,7 @@ class BetweenSteps(InWorld):
             if saved:
                 self._stop.interrupt_if_asked()
         self._done_step = step
+        self._callbacks.unmark()
         if not last:
             self._stragglers.leave(self._save)
 
@@ -223,6 +227,11 @@ class BetweenSteps(InWorld):
             self._stopped = True
             self._record.ended_early(called_off(*found.stop, step, steps))
         return found
+
+    def _mark(self) -> None:
+        """Note what callbacks keep: where peers are lost from here on, their hooks are called again for this step."""
+        if self._call is not None:
+            self._callbacks.mark()
 
     def _busy(self) -> AbstractContextManager[None]:
         """Return a block in which the run is not idle. Raises where it was ended since nobody used it."""
