@@ -119,7 +119,7 @@ class ShardSource(_OverFiles, TokenSource):
         return self._tokens.windows(self._starts(ids), self.items_per_sample + 1)
 
     def _starts(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        if (highest := max(ids.tolist(), default=0)) >= self.samples:
+        if (highest := int(ids.max(initial=0))) >= self.samples:
             raise IndexError(f"sample {highest:,} of {self.samples:,}")
         return np.asarray(ids, dtype=np.int64) * self.items_per_sample
 

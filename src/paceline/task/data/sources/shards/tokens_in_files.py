@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paceline.errors import DataError
 from paceline.task.data.rows.rows_from import RowsFrom
 from paceline.task.data.sources.shards.layout import damaged
 from paceline.task.data.sources.tokenizer import Tokens
@@ -100,8 +101,21 @@ class TokenPart:
         assert self._rows is not None, "a file that is fetched is read run by run"
         is_whole = starts <= self.tokens - length
         held = slice(None) if is_whole.all() else is_whole
-        self._hold(starts[held].tolist(), stops[held].tolist())
+        self._hold(starts[held], stops[held])
         return self._rows.rows_from(starts, stops, length)
+
+    def lay(self, into: Tokens, places: Sequence[int], starts: Sequence[int], stops: Sequence[int]) -> None:
+        """Copy runs as `RowsFrom.lay` does. Raises DataError where they are not as they were written."""
+        assert self._rows is not None, "a file that is fetched is read run by run"
+        self._hold(starts, stops)
+        self._rows.lay(into, places, starts, stops)
+
+    def at(self, places: Indices) -> Tokens:
+        """Return single tokens. Raises DataError for damaged ones."""
+        if self._mapped is None:
+            return self.gather(places)
+        self._hold(places, places + 1)
+        return self._mapped[places]
 
     def expect(self, spans: Indices) -> None:
         """Say which tokens will be read next: [spans, 2], where each begins and ends."""
@@ -111,13 +125,18 @@ class TokenPart:
         size = self.dtype.itemsize
         return as_words(self.file.read(self._start + start * size, self._start + stop * size), self.dtype.str)
 
-    def _hold(self, starts: Sequence[int], stops: Sequence[int]) -> None:
+    def _hold(self, starts: Sequence[int] | Indices, stops: Sequence[int] | Indices) -> None:
         """Raise DataError where the file has changed, or a block of these runs is not as it was written."""
         size = self.dtype.itemsize
-        if self._watch is not None and starts:
-            self._watch.hold(self._start + size * min(starts), self._start + size * max(stops))
+        if self._watch is not None and len(starts):
+            try:
+                self._watch.hold()
+            except DataError:  # which bytes were wanted is worked out for its words alone
+                self._watch.hold(self._start + size * int(min(starts)), self._start + size * int(max(stops)))
+                raise
         if self._checksums is not None and self._checksums.unseen:
-            self._checksums.hold([start * size for start in starts], [stop * size for stop in stops])
+            firsts, lasts = np.asarray(starts) * size, np.asarray(stops) * size
+            self._checksums.hold(firsts.tolist(), lasts.tolist())
 
 
 class TokenParts:
@@ -204,9 +223,17 @@ class TokenParts:
             found[chosen] = self._parts[number].gather(places[chosen] - self._begins[number])
         return found
 
+    def lay(self, into: Tokens, places: Sequence[int], starts: Sequence[int], stops: Sequence[int]) -> None:
+        """Copy runs as `RowsFrom.lay` does. Raises DataError for damaged ones."""
+        if len(self._parts) == 1:
+            self._parts[0].lay(into, places, starts, stops)
+            return
+        for place, run in zip(places, self.runs(starts, stops), strict=True):
+            into[place : place + len(run)] = run
+
     def at(self, places: Indices) -> Tokens:
         """Return single tokens. Raises DataError for damaged ones."""
-        return self._gather(places)
+        return self._parts[0].at(places) if len(self._parts) == 1 else self._gather(places)
 
     def expect(self, starts: Indices, stops: Indices) -> None:
         """Say which runs of tokens will be read next, in their order."""
