@@ -144,4 +144,4 @@ def test_documents_of_windows_are_counted_as_by_looking_up_each_token(
     ids = np.array(data.draw(st.lists(st.integers(0, windows - 1), max_size=6)) if windows else [], dtype=np.int64)
     places = ids[:, None] * seq_len + np.arange(seq_len)
     found = _documents(begins, ids, seq_len)
-    assert np.array_equal(found, np.searchsorted(begins, places, side="right")) and found.dtype == np.int64
+    assert np.array_equal(found, np.searchsorted(begins, places, side="right")) and found.dtype == np.int32

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,14 +13,14 @@ import numpy.typing as npt
 
 from paceline.errors import DataError
 from paceline.task.data.rows.kept_rows import FORMAT, rows_of_split
-from paceline.task.data.rows.of_split import SourceOfSplit, watch_of
+from paceline.task.data.rows.of_split import SourceOfSplit, rows_at, watch_of
 from paceline.task.data.rows.packing import WINDOW_PIECES, Ints, PackedRows
 from paceline.task.data.rows.rows_from import RowsFrom
 from paceline.task.data.sources.shards.tokens_in_files import TokenParts
 from paceline.task.data.sources.tokens import Split
 
 IGNORED = -100  # the label of what is no token
-LONG_TOKENS = 128  # of pieces that are as long on average, and mapped, each is copied by itself
+LONG_TOKENS = 32  # of pieces that are as long on average, and mapped, each is copied by itself
 
 Array = npt.NDArray[Any]
 
@@ -97,6 +98,29 @@ class PackedSource(SourceOfSplit):
             batch["documents"] = torch.from_numpy(gathered.documents[first:last].astype(np.int64))
         return batch
 
+    def joined(self, parts: Sequence[RowsAsTheyLie], places: Sequence[Ints]) -> RowsAsTheyLie:
+        """Return the rows of several sources as one, each part's at its places."""
+        patches, short = list[tuple[int, int, int]](), list[tuple[int, int]]()
+        for part, place in zip(parts, places, strict=True):
+            at = place.tolist()
+            patches += [(at[row], column, label) for row, column, label in part.patches]
+            short += [(at[row], filled) for row, filled in part.short]
+        documents = [part.documents for part in parts if part.documents is not None]
+        counts: list[Array] | None = None
+        if any(part.counts is not None for part in parts):
+            everywhere = [np.ones(part.tokens.shape, dtype=bool) for part in parts]
+            counts = [
+                every if part.counts is None else part.counts for part, every in zip(parts, everywhere, strict=True)
+            ]
+        return RowsAsTheyLie(
+            rows_at([part.tokens for part in parts], places),
+            rows_at([part.labels for part in parts], places),
+            sorted(patches),
+            sorted(short),
+            rows_at(documents, places) if documents else None,
+            rows_at(counts, places) if counts else None,
+        )
+
     def _laid_whole(self, ids: npt.NDArray[Any]) -> RowsAsTheyLie:
         """Return the rows, each copied from its first piece on, and those of several pieces laid anew.
 
@@ -142,11 +166,11 @@ class PackedSource(SourceOfSplit):
         found.patches.extend(zip(row.tolist(), place.tolist(), labels[other].tolist(), strict=True))
         if (documents := found.documents) is not None:
             number_in_row = np.arange(ends[-1]) - np.repeat(ends - counts, counts) + 1
-            marks = (*np.divmod(at, size), lengths, number_in_row)
-            for row_of, place_of, length, number in zip(*(each.tolist() for each in marks), strict=True):
-                documents[row_of, place_of : place_of + length] = number
-            for row_of, tokens in found.short:
-                documents[row_of, tokens:] = 0
+            if found.short:  # what fills a row has the number 0
+                is_short = filled < seq_len
+                number_in_row = np.insert(number_in_row, ends[is_short], 0)
+                lengths = np.insert(lengths, ends[is_short], seq_len - filled[is_short])
+            documents[places] = np.repeat(number_in_row.astype(np.int32), lengths).reshape(-1, seq_len)
 
     def _laid_by_place(self, ids: npt.NDArray[Any]) -> RowsAsTheyLie:
         """Return the rows, all their places at once: where pieces are short that is quicker than one by one."""
