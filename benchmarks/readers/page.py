@@ -92,6 +92,6 @@ def _made(name: str, part: dict[str, Any]) -> str:
     about, base = part["machine"], part["rows"].get(BASELINE, {})
     what = name if name in TABLES else f"readers, {'no package' if name == 'none' else name}"
     made = f"{about['date']}, {about['cpu']}, {about['cores']} cores, torch {about['torch']}"
-    load = " and ".join(f"{each:.1f}" for each in part["load"])
+    load = " and ".join(f"{each:.1f}" for each in part["load"]) or "not noted"
     micro = f"{base['cpu'] * 1e6:.2f}" if "cpu" in base else ""
     return f"| {what} | {made} | {load} | {part.get('rounds', '')} | {micro} |"
