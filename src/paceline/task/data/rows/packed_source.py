@@ -31,8 +31,11 @@ class RowsAsTheyLie:
 
     tokens: Array
     labels: Array
-    patches: list[tuple[int, int, int]]  # row, place, label: of labels that are another token than the row's next one
-    short: list[tuple[int, int]]  # rows that are not full, and the tokens in each
+    # Labels that are another token than their row's next one, and their places in the flattened labels, in order.
+    patched: list[int]
+    places: list[int]
+    short: list[int]  # rows that are not full, in order
+    filled: list[int]  # and the tokens in each of them
     documents: Array | None  # from 1 on in each row, 0 of what fills it; None where documents mix
     counts: Array | None  # which labels count, where not all of them do
 
@@ -89,10 +92,11 @@ class PackedSource(SourceOfSplit):
         tokens, labels = gathered.tokens[first:last].astype(np.int64), gathered.labels[first:last].astype(np.int64)
         if gathered.counts is not None:
             labels[~gathered.counts[first:last]] = IGNORED
-        for row, place, label in _of_rows(gathered.patches, first, last):
-            labels[row - first, place] = label
-        for row, filled in _of_rows(gathered.short, first, last):
-            labels[row - first, filled:] = IGNORED
+        flat, begin, end = labels.reshape(-1), first * self.items_per_sample, last * self.items_per_sample
+        for at in range(bisect_left(gathered.places, begin), bisect_left(gathered.places, end)):
+            flat[gathered.places[at] - begin] = gathered.patched[at]
+        for at in range(bisect_left(gathered.short, first), bisect_left(gathered.short, last)):
+            labels[gathered.short[at] - first, gathered.filled[at] :] = IGNORED
         batch = {"tokens": torch.from_numpy(tokens), "labels": torch.from_numpy(labels)}
         if gathered.documents is not None:
             batch["documents"] = torch.from_numpy(gathered.documents[first:last].astype(np.int64))
@@ -100,11 +104,12 @@ class PackedSource(SourceOfSplit):
 
     def joined(self, parts: Sequence[RowsAsTheyLie], places: Sequence[Ints]) -> RowsAsTheyLie:
         """Return the rows of several sources as one, each part's at its places."""
-        patches, short = list[tuple[int, int, int]](), list[tuple[int, int]]()
-        for part, place in zip(parts, places, strict=True):
-            at = place.tolist()
-            patches += [(at[row], column, label) for row, column, label in part.patches]
-            short += [(at[row], filled) for row, filled in part.short]
+        size = self.items_per_sample
+        at = [place[np.array(part.places, dtype=np.int64) // size] * size + np.array(part.places, dtype=np.int64) % size
+              for part, place in zip(parts, places, strict=True)]  # fmt: skip
+        rows = [place[part.short] for part, place in zip(parts, places, strict=True)]
+        patches, patched = _in_order(at, [part.patched for part in parts])
+        short, filled = _in_order(rows, [part.filled for part in parts])
         documents = [part.documents for part in parts if part.documents is not None]
         counts: list[Array] | None = None
         if any(part.counts is not None for part in parts):
@@ -115,8 +120,10 @@ class PackedSource(SourceOfSplit):
         return RowsAsTheyLie(
             rows_at([part.tokens for part in parts], places),
             rows_at([part.labels for part in parts], places),
-            sorted(patches),
-            sorted(short),
+            patched,
+            patches,
+            short,
+            filled,
             rows_at(documents, places) if documents else None,
             rows_at(counts, places) if counts else None,
         )
@@ -133,7 +140,7 @@ class PackedSource(SourceOfSplit):
         # To leave out here what is laid anew takes longer than copying it in vain.
         rows, is_whole = self._in_rows.rows_from(starts, starts + lengths + 1, seq_len + 1)
         documents = None if self.cross_documents else np.ones((len(ids), seq_len), dtype=np.int32)
-        found = RowsAsTheyLie(rows[:, :-1], rows[:, 1:], [], [], documents, None)
+        found = RowsAsTheyLie(rows[:, :-1], rows[:, 1:], [], [], [], [], documents, None)
         rest = np.flatnonzero((lengths < seq_len) | ~is_whole)
         if len(rest):
             self._lay_pieces(rows, rest, begins[rest], self.rows.firsts[ids[rest] + 1], found)
@@ -157,17 +164,18 @@ class PackedSource(SourceOfSplit):
         labels = self._in_rows.at(stops)  # at once, so that memory which is far away is asked for together
         self._in_rows.lay(flat, at.tolist(), starts.tolist(), (stops + 1).tolist())
         filled = after[ends - 1] - places * size
-        for number in np.flatnonzero(filled < seq_len).tolist():
-            row, tokens = int(places[number]), int(filled[number])
+        is_short = filled < seq_len
+        for row, tokens in zip(places[is_short].tolist(), filled[is_short].tolist(), strict=True):
             rows[row, tokens:] = 0
-            found.short.append((row, tokens))
+            found.short.append(row)
+            found.filled.append(tokens)
         other = np.flatnonzero(flat[after] != labels)
-        row, place = np.divmod(after[other] - 1, size)
-        found.patches.extend(zip(row.tolist(), place.tolist(), labels[other].tolist(), strict=True))
+        found.patched.extend(labels[other].tolist())
+        # Of the flattened labels: a row of them is one shorter than one of tokens with the token after its end.
+        found.places.extend((after[other] - 1 - np.repeat(places, counts)[other]).tolist())
         if (documents := found.documents) is not None:
             number_in_row = np.arange(ends[-1]) - np.repeat(ends - counts, counts) + 1
             if found.short:  # what fills a row has the number 0
-                is_short = filled < seq_len
                 number_in_row = np.insert(number_in_row, ends[is_short], 0)
                 lengths = np.insert(lengths, ends[is_short], seq_len - filled[is_short])
             documents[places] = np.repeat(number_in_row.astype(np.int32), lengths).reshape(-1, seq_len)
@@ -199,7 +207,9 @@ class PackedSource(SourceOfSplit):
             laid(tokens),
             laid(labels),
             [],
-            [(row, int(filled)) for row, filled in enumerate(filled.tolist()) if filled < seq_len],
+            [],
+            np.flatnonzero(filled < seq_len).tolist(),
+            filled[filled < seq_len].astype(np.int64).tolist(),
             None if self.cross_documents else laid(np.repeat(within + 1, lengths).astype(np.int32)),
             None if counted is None else laid(counted),
         )
@@ -218,6 +228,8 @@ class PackedSource(SourceOfSplit):
         return found[is_token], found[is_label]
 
 
-def _of_rows(found: list[Any], first: int, last: int) -> list[Any]:
-    """Return those of rows first..last; each begins with its row, in their order."""
-    return found[bisect_left(found, (first,)) : bisect_left(found, (last,))] if found else found
+def _in_order(places: Sequence[Ints], values: Sequence[list[int]]) -> tuple[list[int], list[int]]:
+    """Return the places of all parts in order, and their values."""
+    joined = np.concatenate([np.asarray(each, dtype=np.int64) for each in places])
+    order = np.argsort(joined)
+    return joined[order].tolist(), np.concatenate([np.asarray(each, dtype=np.int64) for each in values])[order].tolist()

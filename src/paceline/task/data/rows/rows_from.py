@@ -34,7 +34,12 @@ class RowsFrom:
             self._view = np.lib.stride_tricks.as_strided(
                 self._tokens, (last + 1, length), (size, size), writeable=False
             )
+        self.touch(starts)
         return self._view[starts if is_whole.all() else np.minimum(starts, last)], is_whole
+
+    def touch(self, places: npt.NDArray[np.int64]) -> None:
+        """Ask for the tokens at these places together: memory is waited for once, and not for each row that is far."""
+        self._tokens[places]
 
     def lay(self, into: Tokens, places: Sequence[int], starts: Sequence[int], stops: Sequence[int]) -> None:
         """Copy the tokens starts..stops of each run to `into`, from its place on; each over the end of the one before.

@@ -110,6 +110,20 @@ class TokenPart:
         self._hold(starts, stops)
         self._rows.lay(into, places, starts, stops)
 
+    def lay_rows(self, into: Tokens, rows: Indices, starts: Indices, stops: Indices) -> None:
+        """Fill rows of `into` with the tokens from each start on, which are there for its whole length.
+
+        Raises DataError where what lies up to `stops` is not as it was written.
+        """
+        assert self._rows is not None and self._mapped is not None, "a file that is fetched is read run by run"
+        self._hold(starts, stops)
+        length = into.shape[1]
+        if self._mapped.dtype != into.dtype:
+            into[rows] = self._rows.rows_from(starts, stops, length)[0]
+            return
+        self._rows.touch(starts)
+        self._rows.lay(into.reshape(-1), (rows * length).tolist(), starts.tolist(), (starts + length).tolist())
+
     def at(self, places: Indices) -> Tokens:
         """Return single tokens. Raises DataError for damaged ones."""
         if self._mapped is None:
@@ -206,13 +220,13 @@ class TokenParts:
         """
         if len(self._parts) == 1:
             return self._parts[0].rows_from(starts, stops, length)
-        found = np.zeros((len(starts), length), dtype=self.dtype)
-        is_whole = np.zeros(len(starts), dtype=bool)
+        found = np.empty((len(starts), length), dtype=self.dtype)
         numbers = np.searchsorted(self._begins, starts, side="right") - 1
+        is_whole: Flags = starts + length <= self._begins[numbers + 1]
         for number in np.unique(numbers).tolist():
-            chosen, begin = np.flatnonzero(numbers == number), self._bounds[number]
-            rows = self._parts[number].rows_from(starts[chosen] - begin, stops[chosen] - begin, length)
-            found[chosen], is_whole[chosen] = rows
+            part, begin = self._parts[number], self._bounds[number]
+            chosen = np.flatnonzero(is_whole & (numbers == number))
+            part.lay_rows(found, chosen, starts[chosen] - begin, stops[chosen] - begin)
         return found, is_whole
 
     def _gather(self, places: Indices) -> Tokens:
