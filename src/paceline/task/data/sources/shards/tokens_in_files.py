@@ -17,6 +17,8 @@ from paceline.task.data.sources.shards.layout import damaged
 from paceline.task.data.sources.tokenizer import Tokens
 from paceline.task.data.storage.bytes import ByteFile, LocalBytes, as_words
 
+MANY_RUNS = 32  # so many are looked at together
+
 Indices = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
@@ -29,10 +31,16 @@ class Checksums:
         self._file, self._start, self._stop = file, start, stop
         self._block_bytes, self._recorded = block_bytes, recorded
         self._sound, self._lock = bytearray(len(recorded)), threading.Lock()
+        self._are_sound = np.frombuffer(self._sound, dtype=np.bool_)  # the same memory
         self.unseen = len(recorded)  # blocks that were not read yet
 
-    def hold(self, starts: Sequence[int], stops: Sequence[int]) -> None:
+    def hold(self, starts: Sequence[int] | Indices, stops: Sequence[int] | Indices) -> None:
         """Raise DamagedData unless the bytes starts..stops, counted from the first one, are as they were written."""
+        if isinstance(starts, np.ndarray) and isinstance(stops, np.ndarray):
+            first = np.minimum(starts // self._block_bytes, len(self._sound) - 1)
+            last = (stops - 1) // self._block_bytes
+            open_ = (stops > starts) & ~(self._are_sound[first] & self._are_sound[last] & (last - first < 2))
+            starts, stops = starts[open_].tolist(), stops[open_].tolist()
         # Of a batch's few runs, numpy's calls would take longer than these.
         sound, size = self._sound, self._block_bytes
         for start, stop in zip(starts, stops, strict=True):
@@ -110,20 +118,6 @@ class TokenPart:
         self._hold(starts, stops)
         self._rows.lay(into, places, starts, stops)
 
-    def lay_rows(self, into: Tokens, rows: Indices, starts: Indices, stops: Indices) -> None:
-        """Fill rows of `into` with the tokens from each start on, which are there for its whole length.
-
-        Raises DataError where what lies up to `stops` is not as it was written.
-        """
-        assert self._rows is not None and self._mapped is not None, "a file that is fetched is read run by run"
-        self._hold(starts, stops)
-        length = into.shape[1]
-        if self._mapped.dtype != into.dtype:
-            into[rows] = self._rows.rows_from(starts, stops, length)[0]
-            return
-        self._rows.touch(starts)
-        self._rows.lay(into.reshape(-1), (rows * length).tolist(), starts.tolist(), (starts + length).tolist())
-
     def at(self, places: Indices) -> Tokens:
         """Return single tokens. Raises DataError for damaged ones."""
         if self._mapped is None:
@@ -149,8 +143,10 @@ class TokenPart:
                 self._watch.hold(self._start + size * int(min(starts)), self._start + size * int(max(stops)))
                 raise
         if self._checksums is not None and self._checksums.unseen:
-            firsts, lasts = np.asarray(starts) * size, np.asarray(stops) * size
-            self._checksums.hold(firsts.tolist(), lasts.tolist())
+            if isinstance(starts, np.ndarray) and isinstance(stops, np.ndarray) and len(starts) >= MANY_RUNS:
+                self._checksums.hold(starts * size, stops * size)
+            else:
+                self._checksums.hold([int(start) * size for start in starts], [int(stop) * size for stop in stops])
 
 
 class TokenParts:
@@ -226,7 +222,7 @@ class TokenParts:
         for number in np.unique(numbers).tolist():
             part, begin = self._parts[number], self._bounds[number]
             chosen = np.flatnonzero(is_whole & (numbers == number))
-            part.lay_rows(found, chosen, starts[chosen] - begin, stops[chosen] - begin)
+            found[chosen] = part.rows_from(starts[chosen] - begin, stops[chosen] - begin, length)[0]
         return found, is_whole
 
     def _gather(self, places: Indices) -> Tokens:
