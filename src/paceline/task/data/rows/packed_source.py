@@ -161,8 +161,7 @@ class PackedSource(SourceOfSplit):
         ahead -= lengths
         at = np.repeat(places * size - ahead[ends - counts], counts) + ahead  # where each begins
         after = at + lengths
-        labels = self._in_rows.at(stops)  # at once, so that memory which is far away is asked for together
-        self._in_rows.lay(flat, at.tolist(), starts.tolist(), (stops + 1).tolist())
+        labels = self._in_rows.lay(flat, at, starts, stops + 1)
         filled = after[ends - 1] - places * size
         is_short = filled < seq_len
         for row, tokens in zip(places[is_short].tolist(), filled[is_short].tolist(), strict=True):

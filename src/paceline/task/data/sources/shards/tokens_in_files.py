@@ -86,7 +86,7 @@ class TokenPart:
 
     def runs(self, starts: Sequence[int], stops: Sequence[int]) -> list[Tokens]:
         """Return the tokens starts..stops of each run. Raises DataError where they are not as they were written."""
-        self._hold(starts, stops)
+        self.hold(starts, stops)
         if (mapped := self._mapped) is not None:
             return [mapped[start:stop] for start, stop in zip(starts, stops, strict=True)]
         return [self._raw(start, stop) for start, stop in zip(starts, stops, strict=True)]
@@ -98,7 +98,7 @@ class TokenPart:
         lasts = places[np.concatenate([breaks, [len(places)]]) - 1]
         if self._mapped is None:
             return np.concatenate(self.runs(firsts.tolist(), (lasts + 1).tolist()))
-        self._hold(firsts.tolist(), (lasts + 1).tolist())
+        self.hold(firsts.tolist(), (lasts + 1).tolist())
         return self._mapped[places]
 
     def rows_from(self, starts: Indices, stops: Indices, length: int) -> tuple[Tokens, Flags]:
@@ -109,21 +109,20 @@ class TokenPart:
         assert self._rows is not None, "a file that is fetched is read run by run"
         is_whole = starts <= self.tokens - length
         held = slice(None) if is_whole.all() else is_whole
-        self._hold(starts[held], stops[held])
+        self.hold(starts[held], stops[held])
         return self._rows.rows_from(starts, stops, length)
 
-    def lay(self, into: Tokens, places: Sequence[int], starts: Sequence[int], stops: Sequence[int]) -> None:
-        """Copy runs as `RowsFrom.lay` does. Raises DataError where they are not as they were written."""
+    def lay(self, into: Tokens, places: Indices, starts: Indices, stops: Indices) -> Tokens:
+        """Copy runs and return the last token of each, as `RowsFrom.lay` does. Raises DataError for damaged ones."""
         assert self._rows is not None, "a file that is fetched is read run by run"
-        self._hold(starts, stops)
-        self._rows.lay(into, places, starts, stops)
+        self.hold(starts, stops)
+        return self._rows.lay(into, places, starts, stops)
 
-    def at(self, places: Indices) -> Tokens:
-        """Return single tokens. Raises DataError for damaged ones."""
-        if self._mapped is None:
-            return self.gather(places)
-        self._hold(places, places + 1)
-        return self._mapped[places]
+    @property
+    def memory(self) -> memoryview:
+        """The tokens of a local file; whoever reads them holds them first."""
+        assert self._rows is not None, "a file that is fetched is read run by run"
+        return self._rows.memory
 
     def expect(self, spans: Indices) -> None:
         """Say which tokens will be read next: [spans, 2], where each begins and ends."""
@@ -133,7 +132,7 @@ class TokenPart:
         size = self.dtype.itemsize
         return as_words(self.file.read(self._start + start * size, self._start + stop * size), self.dtype.str)
 
-    def _hold(self, starts: Sequence[int] | Indices, stops: Sequence[int] | Indices) -> None:
+    def hold(self, starts: Sequence[int] | Indices, stops: Sequence[int] | Indices) -> None:
         """Raise DataError where the file has changed, or a block of these runs is not as it was written."""
         size = self.dtype.itemsize
         if self._watch is not None and len(starts):
@@ -142,11 +141,17 @@ class TokenPart:
             except DataError:  # which bytes were wanted is worked out for its words alone
                 self._watch.hold(self._start + size * int(min(starts)), self._start + size * int(max(stops)))
                 raise
-        if self._checksums is not None and self._checksums.unseen:
-            if isinstance(starts, np.ndarray) and isinstance(stops, np.ndarray) and len(starts) >= MANY_RUNS:
-                self._checksums.hold(starts * size, stops * size)
-            else:
-                self._checksums.hold([int(start) * size for start in starts], [int(stop) * size for stop in stops])
+        if self._checksums is None or not self._checksums.unseen:
+            return
+        if isinstance(starts, np.ndarray) and isinstance(stops, np.ndarray) and len(starts) >= MANY_RUNS:
+            self._checksums.hold(starts * size, stops * size)
+        else:
+            self._checksums.hold([int(start) * size for start in starts], [int(stop) * size for stop in stops])
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a block of it was not held against its checksum yet."""
+        return self._checksums is not None and self._checksums.unseen > 0
 
 
 class TokenParts:
@@ -201,28 +206,28 @@ class TokenParts:
             runs = self.runs(starts.tolist(), (starts + length).tolist())
             return np.concatenate(runs).reshape(-1, length) if runs else np.zeros((0, length), dtype=self.dtype)
         found, is_whole = self.rows_from(starts, starts + length, length)
-        if not is_whole.all():  # they begin in one file and end in another
+        if not is_whole.all():
             over = np.flatnonzero(~is_whole)
-            for row, run in zip(
-                over.tolist(), self.runs(starts[over].tolist(), (starts[over] + length).tolist()), strict=True
-            ):
-                found[row] = run
+            self.lay(found.reshape(-1), over * length, starts[over], starts[over] + length)
         return found
 
     def rows_from(self, starts: Indices, stops: Indices, length: int) -> tuple[Tokens, Flags]:
         """Return `length` tokens from each start on, [starts, length], and of which rows they are there.
 
-        The others would go on in another file. Raises DataError where what lies up to `stops` is damaged.
+        The others would go on in another file, or are to be laid: of a few rows of each of many files, to copy those of
+        a file at once takes longer. Raises DataError where what lies up to `stops` is damaged.
         """
         if len(self._parts) == 1:
             return self._parts[0].rows_from(starts, stops, length)
         found = np.empty((len(starts), length), dtype=self.dtype)
         numbers = np.searchsorted(self._begins, starts, side="right") - 1
+        chosen_parts = np.unique(numbers).tolist()
+        if len(starts) < MANY_RUNS * len(chosen_parts):
+            return found, np.zeros(len(starts), dtype=bool)
         is_whole: Flags = starts + length <= self._begins[numbers + 1]
-        for number in np.unique(numbers).tolist():
-            part, begin = self._parts[number], self._bounds[number]
-            chosen = np.flatnonzero(is_whole & (numbers == number))
-            found[chosen] = part.rows_from(starts[chosen] - begin, stops[chosen] - begin, length)[0]
+        for number in chosen_parts:
+            begin, chosen = self._bounds[number], np.flatnonzero(is_whole & (numbers == number))
+            found[chosen] = self._parts[number].rows_from(starts[chosen] - begin, stops[chosen] - begin, length)[0]
         return found, is_whole
 
     def _gather(self, places: Indices) -> Tokens:
@@ -233,17 +238,36 @@ class TokenParts:
             found[chosen] = self._parts[number].gather(places[chosen] - self._begins[number])
         return found
 
-    def lay(self, into: Tokens, places: Sequence[int], starts: Sequence[int], stops: Sequence[int]) -> None:
-        """Copy runs as `RowsFrom.lay` does. Raises DataError for damaged ones."""
+    def lay(self, into: Tokens, places: Indices, starts: Indices, stops: Indices) -> Tokens:
+        """Copy runs and return the last token of each, as `RowsFrom.lay` does. Raises DataError for damaged ones."""
         if len(self._parts) == 1:
-            self._parts[0].lay(into, places, starts, stops)
-            return
-        for place, run in zip(places, self.runs(starts, stops), strict=True):
-            into[place : place + len(run)] = run
+            return self._parts[0].lay(into, places, starts, stops)
+        numbers = np.searchsorted(self._begins, starts, side="right") - 1
+        self._hold(numbers, starts, stops)
+        there, lasts = memoryview(into), list[int]()
+        memories = [part.memory if part.dtype == into.dtype else None for part in self._parts]
+        runs = zip(places.tolist(), starts.tolist(), stops.tolist(), numbers.tolist(), strict=True)
+        for place, start, stop, number in runs:
+            begin, memory = self._bounds[number], memories[number]
+            if memory is None or stop > self._bounds[number + 1]:  # it goes on in another file, or has another type
+                run = self.runs([start], [stop])[0]
+                into[place : place + stop - start] = run
+                lasts.append(int(run[-1]))
+            else:
+                there[place : place + stop - start] = memory[start - begin : stop - begin]
+                lasts.append(memory[stop - begin - 1])
+        return np.array(lasts, dtype=self.dtype)
 
-    def at(self, places: Indices) -> Tokens:
-        """Return single tokens. Raises DataError for damaged ones."""
-        return self._parts[0].at(places) if len(self._parts) == 1 else self._gather(places)
+    def _hold(self, numbers: Indices, starts: Indices, stops: Indices) -> None:
+        """Hold what runs read of the files in which they begin. Raises DataError for damaged ones."""
+        for number, start in dict(zip(numbers.tolist(), starts.tolist(), strict=True)).items():
+            part, begin = self._parts[number], self._bounds[number]
+            if part.is_open:
+                chosen = np.flatnonzero(numbers == number)
+                inside = np.minimum(stops[chosen], self._bounds[number + 1])
+                part.hold(starts[chosen] - begin, inside - begin)
+            else:
+                part.hold((start - begin,), (start - begin + 1,))
 
     def expect(self, starts: Indices, stops: Indices) -> None:
         """Say which runs of tokens will be read next, in their order."""
