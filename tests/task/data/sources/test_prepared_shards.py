@@ -159,6 +159,9 @@ def test_what_a_folder_holds_is_not_added_to_it_again(tmp_path: Path, workers: i
     removed = after.index.card["duplicates_removed"] - before.index.card["duplicates_removed"]
     assert removed == len(texts) + 1, "the rest was there"
     assert after.index.card["bytes"] == before.index.card["bytes"] + 2 * len("1 new")
+    (tmp_path / "text" / "again.jsonl").write_text(json.dumps({"text": "1 new"}))
+    nothing = prepare(spec, tmp_path / "out", workers=workers, dedup=True, append=True, part_bytes=PART)
+    assert nothing.index.fingerprint == after.index.fingerprint, "nothing was new"
     prepare(spec, tmp_path / "twice", part_bytes=PART)
     (tmp_path / "text" / "new.jsonl").write_text(json.dumps({"text": "3 new"}))
     mixed = prepare(spec, tmp_path / "twice", dedup=True, append=True, part_bytes=PART).index.card

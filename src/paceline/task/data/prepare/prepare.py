@@ -263,7 +263,8 @@ def _index(
     job: PrepareJob, tokenizer: Tokenizer, receipts: Sequence[Receipt], before: ShardIndex | None, key: str
 ) -> ShardIndex:
     found = {split: tuple(each.shards[split] for each in receipts if split in each.shards) for split in SPLITS}
-    if not any(found.values()):
+    nothing_new = before is not None and any(each.duplicates for each in receipts)
+    if not any(found.values()) and not nothing_new:
         first = next((each.left_out_first for each in receipts if each.left_out), "")
         raise DataError(
             f"'{job.data.source}' holds no text",
