@@ -49,6 +49,39 @@ def test_the_misuses_that_once_passed_in_silence(make: Callable[[], Any], told: 
     assert all(part in str(caught.value) for part in told), str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("misuse", "told"),
+    [
+        (lambda run: run.step(7), "for batch in run: run.step(batch)"),
+        (lambda run: run.replan("dp_shard=2"), 'paceline.plan(task, "dp_shard=2", cluster=2).plan'),
+        (lambda run: run.evaluate("validation"), "name the arguments"),
+        (lambda run: run.save(path="mine"), "unknown argument 'path'"),
+    ],
+)
+def test_methods_of_a_run_are_as_strict(misuse: Callable[[Any], Any], told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        misuse(object.__new__(paceline.Run))  # nothing of it is needed to tell
+    assert told in str(caught.value) and "test_misuse.py:" in caught.value.what
+
+
+@pytest.mark.parametrize(
+    ("misuse", "told"),
+    [
+        (lambda run: run.records("stpe"), "did you mean 'step'?"),
+        (lambda run: run.checkpoint("newest"), "a whole number is expected"),
+        (lambda run: run.weights(-1), "step"),
+        (lambda run: run.export(7), "out"),
+        (lambda run: run.export("out", merge="yes"), "merge"),
+        (lambda run: run.export("out", marge=True), "did you mean 'merge'?"),
+    ],
+)
+def test_methods_of_a_runs_folder_are_as_strict(misuse: Callable[[Any], Any], told: str, tmp_path: Path) -> None:
+    (tmp_path / "journal").mkdir()
+    with pytest.raises(ConfigError) as caught:
+        misuse(paceline.load_run(tmp_path))
+    assert told in str(caught.value), caught.value
+
+
 def test_units_are_text_and_tables_are_dicts() -> None:
     assert paceline.ScheduleSpec(warmup="60 steps").warmup == paceline.Amount(60, "steps")
     assert paceline.RunSpec(checkpoint_every="50 steps", time_limit="2 h").time_limit == 7200.0
