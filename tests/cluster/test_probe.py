@@ -93,8 +93,8 @@ def test_the_slowest_rank_counts():
 
 
 def test_a_step_that_costs_no_more_than_its_collectives_adds_nothing():
-    steps = {"plain_seconds": 0.1, "sharded_seconds": 0.11, "moved_seconds": 0.09, "work_seconds": 4e-3, "units": 4, "unit_bytes": 0,
-             "moves": 16, "move_bytes": 0}  # fmt: skip
+    steps = {"plain_seconds": 0.1, "sharded_seconds": 0.11, "moved_seconds": 0.09, "work_seconds": 4e-3,
+             "units": 4, "unit_bytes": 0, "moves": 16, "move_bytes": 0}  # fmt: skip
     rates = {"all_reduce_latency_seconds": 1e-3, "bytes_per_second": {"all_gather": 1e9, "reduce_scatter": 1e9}}
     assert _beyond([steps], rates, 2) == {"unit_seconds": 0.0, "move_seconds": 0.0, "work_seconds": 4e-3}
 

@@ -274,7 +274,8 @@ def measure(request: ProbeRequest, rank: int, folder: Path) -> RankProbe:
     steps = step_times(here)
     result: RankProbe = {
         "torch": torch.__version__, "launch": launch, "runtime_bytes": runtime_bytes, "collectives": collectives,
-        "steps": steps, "matmul": matmul, "attention": attention, "blocks": timed_blocks, "optimizer": optimizer, "memory": memory,
+        "steps": steps, "matmul": matmul, "attention": attention, "blocks": timed_blocks, "optimizer": optimizer,
+        "memory": memory,
         "core_share": cpu_seconds / fair_seconds,
     }  # fmt: skip
     if here.kind == "cuda":
