@@ -25,6 +25,7 @@ from paceline.spec.journal.timing import held_devices as held_module
 from paceline.spec.journal.timing.held_devices import held_by_others, held_in
 from paceline.spec.run import RunSpec
 from paceline.spec.survive.budget import BUDGETS, BudgetSpec
+from paceline.units import format_usd
 
 START = 1_772_323_200.0
 CLUSTER = {"price_usd_per_device_hour": {"value": 3.6}, "watts_per_device": {"value": 1000.0},
@@ -71,9 +72,9 @@ def test_it_is_told_once_at_its_share_and_ends_at_its_limit(tmp_path: Path, monk
         buys.append(budget.steps_left())
     assert [second for second, (_, told) in enumerate(found) if told] == [5]
     assert [second for second, (because, _) in enumerate(found) if because] == [29, 30, 31]
-    assert found[29][0] == "the budget of $0.5 is used up"
+    assert found[29][0] == "the budget of $0.50 is used up"
     (warning,) = found[5][1]
-    assert "$0.4 of $0.5 is spent, 80%; what is left buys 25 steps" in warning.because
+    assert "$0.40 of $0.50 is spent, 80%; what is left buys 25 steps" in warning.because
     assert budget.spent() == {"usd": pytest.approx(0.38 + 0.004 * 31)}
     assert buys[0] is None, "no step was made yet"
     assert buys[5] == pytest.approx(25) and buys[29] == pytest.approx(1) and buys[31] == 0.0
@@ -276,7 +277,7 @@ def test_a_run_ends_within_a_step_of_its_budget_with_a_checkpoint_and_is_not_beg
     longest = max(after - before for before, after in itertools.pairwise(moments))  # of a step, with what lies between
     assert usd - longest < paid < usd + longest
     again = paceline("train", spec, *options)
-    assert again.returncode == 2 and f"the budget of ${usd:,.4g} is used up" in again.stderr
+    assert again.returncode == 2 and f"the budget of {format_usd(usd)} is used up" in again.stderr
     refused = paceline(
         "train", spec, *options, "--set", f"run.budget.usd={usd + 96}", "--set", "run.budget.forecast=refuse"
     )

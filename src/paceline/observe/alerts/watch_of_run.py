@@ -17,7 +17,7 @@ from paceline.spec.journal.reading import read_records
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.journal.watching import AlertRecord
 from paceline.spec.run import RunSpec
-from paceline.spec.survive.budget import BUDGETS
+from paceline.spec.survive.budget import BUDGETS, Said
 from paceline.supervise.ranks_lost import RanksLost
 
 OF_A_MOMENT = ("disk", "memory", "budget")  # rules that look at what is now: a journal does not tell what was
@@ -68,7 +68,7 @@ def spending_of(run: RunSpec, run_dir: Path) -> Spending:
 
     budget = run.budget
 
-    def spending() -> dict[str, tuple[float, float, str]]:
+    def spending() -> dict[str, tuple[float, float, Said]]:
         if not budget.limits:
             return {}
         try:

@@ -136,7 +136,7 @@ class RunBudget:
         for name, limit in self._spec.limits.items():
             spent, said = self._amount(name, passed), BUDGETS[name][2]
             if self._amount(name, passed + next_seconds) >= limit * (1 - ROUNDING):
-                because = because or f"the budget of {said.format(limit)} is used up"
+                because = because or f"the budget of {said(limit)} is used up"
             elif spent >= self._spec.warn_at * limit and name not in self._told:
                 self._told.add(name)
                 self._decisions.append(self._warning(name, limit, spent, step_seconds))
@@ -196,5 +196,5 @@ class RunBudget:
         if step_seconds:
             buys = f"what is left buys {left / step_seconds:,.0f} steps at the pace so far"
         evidence = {"spent": spent, "limit": limit, "seconds_left": left}
-        because = f"{said.format(spent)} of {said.format(limit)} is spent, {spent / limit:.0%}; {buys}"
+        because = f"{said(spent)} of {said(limit)} is spent, {spent / limit:.0%}; {buys}"
         return DecisionRecord("budget", "spend", "spend on", because, evidence)

@@ -52,20 +52,18 @@ def check_budget(planned: Planned, say: Say) -> None:
             )  # fmt: skip
         if left <= 0:
             raise ConfigError(
-                f"the budget of {said.format(limit)} is used up",
-                f"{_whose(planned, run_dir)} cost {said.format(limit - left)}",
+                f"the budget of {said(limit)} is used up",
+                f"{_whose(planned, run_dir)} cost {said(limit - left)}",
                 f"a larger run.budget.{name}",
             )  # fmt: skip
         steps = math.floor(left / ahead * (planned.steps - done)) if ahead else planned.steps - done
-        text = (
-            f"{said.format(left)} of {said.format(limit)} is left, and buys {min(steps, planned.steps - done):,} steps"
-        )
+        text = f"{said(left)} of {said(limit)} is left, and buys {min(steps, planned.steps - done):,} steps"
         if ahead > left and budget.forecast == "refuse":
             raise DoesNotFit(
-                f"the forecast of {said.format(ahead)} is beyond the budget",
+                f"the forecast of {said(ahead)} is beyond the budget",
                 text, _cheaper(planned, budget, name, ahead, left, done + steps),
             )  # fmt: skip
-        say(f"budget   {text}; the forecast is {said.format(ahead)}")
+        say(f"budget   {text}; the forecast is {said(ahead)}")
 
 
 def used_up(run: RunSpec, run_dir: Path) -> str:
@@ -75,7 +73,7 @@ def used_up(run: RunSpec, run_dir: Path) -> str:
     for name, limit in limits.items():
         amount, unit, said = BUDGETS[name]
         if spent[amount] / unit >= limit:
-            return f"the budget of {said.format(limit)} is used up"
+            return f"the budget of {said(limit)} is used up"
     return ""
 
 
@@ -99,7 +97,7 @@ def _cheaper(planned: Planned, budget: BudgetSpec, name: str, ahead: float, left
         least, other = min(within, key=lambda each: each[0])
         fewer = other.cluster.devices < planned.cluster.devices
         said = f"cluster.devices = {other.cluster.devices} and " if fewer else ""
-        takes = f"{BUDGETS[name][2].format(least)} and {format_seconds(other.forecast.run_seconds.value * share)}"
+        takes = f"{BUDGETS[name][2](least)} and {format_seconds(other.forecast.run_seconds.value * share)}"
         ways.insert(0, f"{said}plan.goal = '{goal}', which takes {takes} as {other.plan}")
     return "; or ".join([*ways, f"a larger run.budget.{name}", "run.budget.forecast = 'tell'"])
 

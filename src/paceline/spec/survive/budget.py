@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from paceline.config.declared import Declared
 from paceline.config.fields import option
+from paceline.units import format_amount, format_usd
+
+Said = Callable[[float], str]  # an amount, in the option's unit, for people
 
 # Option -> (the amount that is counted, amounts to one of the option's unit, how the option is said)
-BUDGETS = {
-    "usd": ("usd", 1.0, "${:,.4g}"),
-    "kwh": ("kwh", 1.0, "{:,.4g} kWh"),
-    "kg_co2e": ("carbon_g", 1000.0, "{:,.4g} kg CO2e"),
-    "device_hours": ("device_seconds", 3600.0, "{:,.4g} device-hours"),
+BUDGETS: dict[str, tuple[str, float, Said]] = {
+    "usd": ("usd", 1.0, format_usd),
+    "kwh": ("kwh", 1.0, partial(format_amount, unit="kWh")),
+    "kg_co2e": ("carbon_g", 1000.0, partial(format_amount, unit="kg CO2e")),
+    "device_hours": ("device_seconds", 3600.0, partial(format_amount, unit="device-hours")),
 }
 
 
