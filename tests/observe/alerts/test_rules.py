@@ -172,7 +172,7 @@ def test_a_loss_that_is_no_number(tmp_path: Path) -> None:
 
 
 def test_an_alert_takes_a_trace_where_it_is_asked_for_and_only_once(tmp_path: Path) -> None:
-    watched = Watched(tmp_path, AlertsSpec(trace=("not_finite",), again=1.0))
+    watched = Watched(tmp_path, AlertsSpec(trace=("not_finite",), again="1 s"))
     watched.take(*steady(20), step(21, BEGAN + 11.0, 1e6))
     assert requested_trace(tmp_path) is None, "a spike was not asked for"
     watched.take(step(22, BEGAN + 11.5, math.nan))
