@@ -92,7 +92,7 @@ class LiveRun:
 
     def refresh(self, seconds: float = math.inf) -> bool:
         """Read what is new, for about so long; return whether there was any. What is left is read the next time."""
-        until, any_new = time.monotonic() + seconds, False
+        until, any_new, trouble = time.monotonic() + seconds, False, self.trouble
         try:
             self._lines = self._lines or self._follower.lines()
             for line in self._lines:
@@ -102,10 +102,11 @@ class LiveRun:
                     break
             else:
                 self._lines = None
-            self.trouble = ""
+            is_gone = bool(self.spans) and not (self.run_dir / "journal").is_dir()
+            self.trouble = "it is gone, and what was read of it stays" if is_gone else ""
         except OSError as error:
             self._lines, self.trouble = None, str(error)
-        self.version += any_new
+        self.version += any_new or self.trouble != trouble
         return any_new
 
     def _fold(self, line: dict[str, Any]) -> None:
