@@ -45,6 +45,21 @@ class BudgetSpec(Declared, table="run.budget"):
     )
 
     @property
+    def text(self) -> str:
+        """What tells this budget from the run's other one in a sentence: "" of the run's own."""
+        return ""
+
+    @property
     def limits(self) -> dict[str, float]:
         """The limit of every option that is set, in its unit."""
         return {name: value for name in BUDGETS if (value := getattr(self, name)) is not None}
+
+
+@dataclass(frozen=True)
+class SharedBudgetSpec(BudgetSpec, table="run.shared_budget"):
+    """A second budget, of all runs with the same value of a tag: `shared_by` names it. It is beside the run's own."""
+
+    @property
+    def text(self) -> str:
+        """Whose budget it is."""
+        return f" that all runs of the same {self.shared_by} share"

@@ -34,12 +34,12 @@ class BudgetSpent(AlertRule):
     def _furthest(self) -> Trouble | None:
         found = [(spent / limit, spent, limit, name, said)
                  for name, (spent, limit, said) in self._spending().items()]  # fmt: skip
-        share, spent, limit, name, said = max(found, default=(0.0, 0.0, 0.0, "", "{}"))
-        if not found or share < self._warn_at:
+        if not found or max(found)[0] < self._warn_at:
             return None
+        share, spent, limit, name, said = max(found, key=lambda each: each[:4])
         title = f"{share:.0%} of the budget of {said(limit)} is spent"
         evidence = {"budget": name, "spent": spent, "limit": limit, "share": share}
-        advice = f"a larger run.budget.{name}, or let the run end with a checkpoint"
+        advice = f"a larger {name}, or let the run end with a checkpoint"
         return Trouble(title, evidence, advice, "critical" if share >= 1.0 else "")
 
 
