@@ -91,9 +91,8 @@ def make_bill(
     run has, and StorageError where a journal cannot be read.
     """
     runs = runs_in(paths)
-    sampled = {run: _samples(run) for run in runs}
-    use = NodeUse(sampled.values())
-    entries = [entry for run in runs for entry in _ledger(run, book, price_class, sampled[run], use)]
+    use = NodeUse(_samples(run) for run in runs) if len(runs) > 1 else None
+    entries = [entry for run in runs for entry in _ledger(run, book, price_class, use)]
     known = sorted({tag for entry in entries for tag in entry.tags})
     if by not in GROUPS and by not in known and entries:
         words = f"tags here: {', '.join(known)}" if known else "no run has a tag: run.tags = { team = ... }"
@@ -108,7 +107,7 @@ def make_bill(
         total.add(entry)
     ordered = sorted(rows.values(), key=lambda row: (-(row.usd or 0.0), -row.device_hours))
     return Bill(by, tuple(ordered), total, _origins(kept), len({entry.run for entry in kept}), tuple(known),
-                use.shared)  # fmt: skip
+                use.shared if use else {})  # fmt: skip
 
 
 def _samples(run: Path) -> list[NodeSample]:
@@ -118,11 +117,9 @@ def _samples(run: Path) -> list[NodeSample]:
         raise _unreadable(run, error) from error
 
 
-def _ledger(
-    run: Path, book: PriceBook | None, price_class: str, samples: list[NodeSample], use: NodeUse
-) -> list[LedgerEntry]:
+def _ledger(run: Path, book: PriceBook | None, price_class: str, use: NodeUse | None) -> list[LedgerEntry]:
     try:
-        return ledger_of(read_journal(run), run.name, book, price_class, samples, use)
+        return ledger_of(read_journal(run), run.name, book, price_class, _samples(run), use)
     except OSError as error:
         raise _unreadable(run, error) from error
 

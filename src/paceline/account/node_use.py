@@ -9,19 +9,19 @@ from numpy.typing import NDArray
 
 from paceline.spec.journal.watching import NodeSample
 
+Span = tuple[float, float, int, int]  # from when to when a run had so many ranks on a node, and which run
 LEAST_SECONDS = 1.0  # of sharing that is told: samples of runs that follow each other may touch
 
 
 class NodeUse:
     """How many ranks of all runs each node had at each moment, by these runs' samples."""
 
-    def __init__(self, samples_of_runs: Iterable[Sequence[NodeSample]]) -> None:
-        spans: dict[str, list[tuple[float, float, int, int]]] = {}
+    def __init__(self, samples_of_runs: Iterable[Iterable[NodeSample]]) -> None:
+        spans: dict[str, list[Span]] = {}
         for run, samples in enumerate(samples_of_runs):
             for sample in samples:
                 if sample.time is not None and sample.seconds and sample.ranks:
-                    each = (sample.time - sample.seconds, sample.time, len(sample.ranks), run)
-                    spans.setdefault(sample.node, []).append(each)
+                    _take(spans.setdefault(sample.node, []), sample.time, sample.seconds, len(sample.ranks), run)
         self._used = {node: _summed([(began, ended, ranks) for began, ended, ranks, _ in own])
                       for node, own in spans.items()}  # fmt: skip
         self.shared_seconds = {node: _overlap(own) for node, own in spans.items()}
@@ -40,6 +40,14 @@ class NodeUse:
         return {node: seconds for node, seconds in self.shared_seconds.items() if seconds >= LEAST_SECONDS}
 
 
+def _take(spans: list[Span], ended: float, seconds: float, ranks: int, run: int) -> None:
+    """Add the time of a sample; one that follows the last of its run is a part of that span: a run has many samples."""
+    began = ended - seconds
+    if spans and spans[-1][2:] == (ranks, run) and abs(began - spans[-1][1]) < LEAST_SECONDS:
+        began = spans.pop()[0]
+    spans.append((began, ended, ranks, run))
+
+
 def _summed(spans: Sequence[tuple[float, float, int]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return moments, and the rank-seconds up to each of them."""
     edges = [(began, ranks) for began, _, ranks in spans] + [(ended, -ranks) for _, ended, ranks in spans]
@@ -49,7 +57,7 @@ def _summed(spans: Sequence[tuple[float, float, int]]) -> tuple[NDArray[np.float
     return moments, np.concatenate([[0.0], np.cumsum(np.diff(moments) * ranks[:-1])])
 
 
-def _overlap(spans: Sequence[tuple[float, float, int, int]]) -> float:
+def _overlap(spans: Sequence[Span]) -> float:
     """Return for how long samples of at least two runs are of the same time."""
     edges = sorted([(began, 1, run) for began, _, _, run in spans] + [(ended, 0, run) for _, ended, _, run in spans])
     there: dict[int, int] = {}
