@@ -259,7 +259,7 @@ class LiveRun:
         spans = [(*placed[attempt], ended_at.get(attempt)) for attempt in sorted(placed)]
         gaps = [between_starts(ended, after[0], end) for (_, ended, end), after in itertools.pairwise(spans)]
         known = {**self.seconds, START_UP: max(0.0, running - sum(self.seconds.values()))}
-        known[BETWEEN], known[PAUSED] = (sum(part) for part in zip(*gaps, strict=True)) if gaps else (0.0, 0.0)
+        known[BETWEEN], known[PAUSED] = sum(broken for broken, _ in gaps), sum(paused for _, paused in gaps)
         return tuple(Phase.of(kind, seconds) for kind, seconds in known.items() if seconds > 0)
 
     def on_one_clock(

@@ -34,9 +34,10 @@ class BudgetSpent(AlertRule):
     def _furthest(self) -> Trouble | None:
         found = [(spent / limit, spent, limit, name, said)
                  for name, (spent, limit, said) in self._spending().items()]  # fmt: skip
-        if not found or max(found)[0] < self._warn_at:
+        furthest = max(found, key=lambda each: each[:4], default=None)
+        if furthest is None or furthest[0] < self._warn_at:
             return None
-        share, spent, limit, name, said = max(found, key=lambda each: each[:4])
+        share, spent, limit, name, said = furthest
         title = f"{share:.0%} of the budget of {said(limit)} is spent"
         evidence = {"budget": name, "spent": spent, "limit": limit, "share": share}
         advice = f"a larger {name}, or let the run end with a checkpoint"
