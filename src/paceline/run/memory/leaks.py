@@ -48,6 +48,11 @@ class LeakWatch:
         self._first: dict[str, float] = {}  # the level from which it had grown when it was told first
         self._is_first = True
 
+    def begin_anew(self) -> None:
+        """Forget what was seen: something that is known takes memory now, such as a trace."""
+        self._looks.clear()
+        self._is_first = True
+
     def look(self, step: int, components: Mapping[str, float]) -> MemoryGrowth | None:
         """Take what memory is spent on after a step, and return the component that grows most, where one does.
 
