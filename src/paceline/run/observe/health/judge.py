@@ -146,9 +146,10 @@ class HealthJudge:
         gone = [name for name, value in relative.items() if value < limit]
         named = gone[0] if gone else min(relative, key=lambda name: relative[name])
         so_many = f", and as small in {len(gone) - 1} more of {len(relative)} blocks" if len(gone) > 1 else ""
+        here, there = f"{relative[named]:.2g}", f"{relative[second]:.2g} in {second}"
         return finding(
             "vanishing gradient", named, relative[named], limit, bool(gone),
-            f"the gradient over the weights is {relative[named]:.2g} there, {relative[second]:.2g} in {second}{so_many}",
+            f"the gradient over the weights is {here} there and {there}{so_many}",
             "normalisation or residual connections around the block, another first weights' scale",
         )  # fmt: skip
 
