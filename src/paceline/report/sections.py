@@ -122,7 +122,7 @@ def moved(found: Mapping[str, object] | None) -> str:
         ]
         for name, of_block in blocks.items()
     ]
-    losses = [found.get(name) for name in ("loss_at_start", "loss_now")]
+    losses = [number(found.get(name)) for name in ("loss_at_start", "loss_now")]
     both = f"{format_loss(losses[0])}, now {format_loss(losses[1])}" if None not in losses else ""
     fresh = found.get("fresh") or 0
     return listing(

@@ -103,7 +103,7 @@ def shifts_of(
     return shifts
 
 
-def at_moment(line: Mapping[str, Any], moment: float) -> dict[str, Any]:
+def at_moment(line: Mapping[str, object], moment: float) -> dict[str, object]:
     """Return a line as one that was written at another moment of the clock, with what it tells of a later one."""
     later, written = _finite(line.get("goes_on")), _finite(line.get("time"))
     if later is None or written is None:

@@ -84,8 +84,10 @@ def _plain(column: Any) -> list[Any]:
 
 
 def _decoded(value: bytes | None) -> str | UnreadableValue | None:
+    if value is None:
+        return None
     try:
-        return None if value is None else value.decode()
+        return value.decode()
     except UnicodeDecodeError as error:
         return UnreadableValue(f"byte {error.start:,} is 0x{value[error.start]:02x}, so it is no UTF-8 text")
 
