@@ -16,7 +16,7 @@ from typing import cast
 from paceline.cluster.probe.records import ProbeRecord
 from paceline.errors import StorageError
 
-SCHEMA = 3
+SCHEMA = 4
 
 
 def cache_dir() -> Path:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from paceline.spec.journal.kinds import CheckpointRecord, EvaluationRecord, RunStarted, StepRecord, parse
 from paceline.spec.journal.record import Record, Some, read
 from paceline.spec.journal.steady import Step, unsteady
-from paceline.spec.journal.timing.clock import RunMoments, shifted, shifts_of
+from paceline.spec.journal.timing.clock import RunMoments, at_moment, shifted, shifts_of
 
 SECONDS = ("total", "data", "forward_backward", "reduce", "optimizer", "other")
 COLUMNS = ("attempt", "step", "time", "position_before", "position_after", "loss", "weight", "grad_norm", "lr",
@@ -127,6 +127,8 @@ def gather(lines: Iterable[Mapping[str, object]]) -> Records:
         if moment is not None:
             first, last = spans.get(attempt, (moment, moment))
             spans[attempt] = (min(first, moment), max(last, moment))
+        if moment is not None and "goes_on" in line:
+            line = at_moment(line, moment)
         record = parse({**line, "time": moment, "attempt": attempt})
         if isinstance(record, RunStarted):
             starts[attempt] = record

@@ -11,7 +11,7 @@ from paceline.report.drawn.markup import difference, esc, known, listing, note_h
 from paceline.report.format import figure, quantities, utc
 from paceline.report.records import number, table
 from paceline.report.summary import Event, Summary
-from paceline.units import format_bytes, format_count, format_rate, format_seconds
+from paceline.units import format_bytes, format_count, format_loss, format_rate, format_seconds
 
 VERDICTS = {
     "inside": ("good", "kept"),
@@ -122,8 +122,8 @@ def moved(found: Mapping[str, object] | None) -> str:
         ]
         for name, of_block in blocks.items()
     ]
-    losses = [found.get(name) for name in ("loss_at_start", "loss_now")]
-    both = f"{losses[0]:.4f}, now {losses[1]:.4f}" if all(isinstance(loss, float) for loss in losses) else ""
+    losses = [number(found.get(name)) for name in ("loss_at_start", "loss_now")]
+    both = f"{format_loss(losses[0])}, now {format_loss(losses[1])}" if None not in losses else ""
     fresh = found.get("fresh") or 0
     return listing(
         [("distance", f"{_share(found.get('distance'))} of the norm of the starting weights"),

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.supervise.again.held import HeldState
 from paceline.supervise.lines import Lines
 
 CALL_NAME = "call"  # a file in a generation's folder: ranks are to stand by at the next step boundary
@@ -25,10 +26,10 @@ LONGEST_PATH = 100  # the system's limit for the name of a socket is some bytes 
 
 @dataclass(frozen=True)
 class Standing:
-    """A rank that waits for its next world: what it holds is the whole state after `step` steps, or -1."""
+    """A rank that waits for its next world, and what it holds of the state."""
 
     rank: int
-    step: int
+    held: HeldState
     lines: Lines
 
     def answer(self, message: Mapping[str, object]) -> None:
@@ -65,7 +66,7 @@ class Control:
                 if told is None:
                     continue
                 if told["generation"] == generation:
-                    self._standing[told["rank"]] = Standing(told["rank"], told["step"], lines)
+                    self._standing[told["rank"]] = Standing(told["rank"], HeldState.of(told["held"]), lines)
             self._unnamed.remove(lines)
         return self._standing
 
@@ -82,7 +83,7 @@ class Control:
             self._server.close()
 
 
-def stand_by(rank: int, generation: int, step: int) -> dict[str, Any]:
+def stand_by(rank: int, generation: int, held: HeldState) -> dict[str, Any]:
     """Wait for the supervisor's answer and return it: empty where this rank does not go on."""
     path = os.environ.get(CONTROL_VARIABLE)
     if not path:
@@ -90,6 +91,6 @@ def stand_by(rank: int, generation: int, step: int) -> dict[str, Any]:
     with socket.socket(socket.AF_UNIX) as end, contextlib.suppress(OSError, EOFError):
         end.connect(path)
         lines = Lines(end)
-        lines.send({"rank": rank, "generation": generation, "step": step})
+        lines.send({"rank": rank, "generation": generation, "held": held.as_dict()})
         return lines.take() or {}
     return {}

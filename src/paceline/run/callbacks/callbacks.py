@@ -48,6 +48,7 @@ class Callbacks:
     def __init__(self, given: Sequence[object]) -> None:
         """Raise ConfigError for what cannot be imported or made, or has no hook."""
         self._all = [_made(each) for each in given]
+        self._mark: dict[str, Any] = {}
         names = [each.name for each in self._all]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigError(
@@ -95,6 +96,19 @@ class Callbacks:
         for each in self._all:
             if states and each.name in states and hasattr(each.made, "load"):
                 each.made.load(states[each.name])
+
+    def mark(self) -> None:
+        """Note what the callbacks keep now, which `put_back` gives them again."""
+        self._mark = json.loads(json.dumps(self.state()))
+
+    def unmark(self) -> None:
+        """Note that what has been called since the mark is done, and stays."""
+        self._mark = {}
+
+    def put_back(self) -> None:
+        """Give the callbacks what they kept at the mark, where there is one: what was called since is called again."""
+        self.load(self._mark)
+        self._mark = {}
 
 
 def _made(given: object) -> _Callback:

@@ -25,7 +25,7 @@ HELD_OUT_SEED = 0
 MOST_KEPT = 8  # batches that a measurement trains on again
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # frozen, each would take a microsecond more to make: a tenth of reading a row
 class MicroBatch:
     """The rows of one forward pass. `counts` is False for a stand-in that only keeps the ranks in step.
 
@@ -41,7 +41,7 @@ class MicroBatch:
     objective: Any = None  # of these rows, in the place of the task's
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class StepBatch:
     """This rank's part of one global batch."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -68,6 +70,8 @@ class SequentialPasses:
     take_part: Callable[[Any], Any] = lambda data: data
     # Calls the objective on (model, data); a sharded model must be entered.
     call: Callable[[AnyObjective, nn.Module, Any], Any] = call
+    # Within it a backward pass runs: errors that come of a sharded model are told as such.
+    told: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
     # Called after the forward pass of each micro-batch that counts: routers are watched here.
     after_forward: Callable[[nn.Module], None] | None = None
     # The number by which random numbers of a step are told apart: a step of several objectives has one for each.
@@ -83,7 +87,8 @@ class SequentialPasses:
             self.gradients.before_micro_batch(last=index == len(micro_batches) - 1)
             with self.randomness.during(sample_rows(micro, self.draws_as)):
                 loss_sum, weight = self._forward(micro)
-            (loss_sum * (down if micro.counts else 0.0)).backward()
+            with self.told():
+                (loss_sum * (down if micro.counts else 0.0)).backward()
             if micro.counts:
                 loss_total = loss_total + loss_sum.detach().double()
                 weight_total = weight_total + weight

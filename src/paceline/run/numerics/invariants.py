@@ -104,8 +104,10 @@ def held_by(model: nn.Module, numbers: Mapping[str, float], apart: int | None = 
             part += tuple((str(place), at) for place, at in places if not place.is_replicate())
             local = parameter.to_local()  # type: ignore[assignment]
         found[name, part] = fingerprint(local)
-    # A buffer is whole on every rank: a function of the weights, or of what all ranks saw together.
-    found |= {(name, BUFFER): fingerprint(buffer) for name, buffer in model.named_buffers()}
+    # A buffer is whole on every rank, a function of the weights or of what all ranks saw together; or it is frozen.
+    for name, buffer in model.named_buffers():
+        if not isinstance(buffer, DTensor):
+            found[name, BUFFER] = fingerprint(buffer)
     return {("", name): bits_of(value) for name, value in numbers.items()} | _on_host(found)
 
 

@@ -24,6 +24,7 @@ from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
 from paceline.run.record.sink import Sink
 from paceline.run.survive.faults.ledger import StruckFault
+from paceline.run.survive.listener import was_aborted
 from paceline.said import say_line
 from paceline.spec.journal.bound import TraceRecord
 from paceline.spec.journal.kinds import (
@@ -356,6 +357,8 @@ def describe(error: BaseException | None) -> tuple[dict[str, Any], int]:
 
 def is_echo(error: BaseException | None) -> bool:
     """Return whether the error only says that a peer has gone: the peer's own end is the cause."""
+    if isinstance(error, Exception) and not isinstance(error, PacelineError) and was_aborted():
+        return True
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 

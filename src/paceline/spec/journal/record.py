@@ -10,7 +10,7 @@ import dataclasses
 import math
 import time
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
@@ -21,6 +21,8 @@ Words = tuple[str, ...]
 Tables = tuple[Table, ...]
 Ids = tuple[int, ...]
 Some = TypeVar("Some", bound="Record")
+LATEST = 253_370_764_800.0  # the first day of the year 9999, by UTC
+MOMENTS = ("began", "goes_on")  # further fields that are moments, of all kinds of records
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,8 @@ def read(kind: type[Some], line: Mapping[str, object]) -> Some:
     spelt as text there, and are numbers here.
     """
     values = {each.name: each.reader(line.get(each.key)) for each in fields_of(kind)}
-    return kind(**values, time=number(line.get("time")), attempt=whole(line.get("attempt")))
+    values |= {name: moment(values[name]) for name in MOMENTS if name in values}
+    return kind(**values, time=moment(line.get("time")), attempt=whole(line.get("attempt")))
 
 
 def now(record: Some) -> Some:
@@ -115,6 +118,18 @@ def number(value: Any) -> float | None:
         return float(value)
     except OverflowError:  # an integer beyond the range of floats
         return None
+
+
+def moment(value: object) -> float | None:
+    """Return seconds since the epoch; None for anything that no calendar has: a damaged line, a clock that is none."""
+    known = number(value)
+    return known if known is not None and 0.0 <= known <= LATEST else None
+
+
+def plain_mean(values: Iterable[float]) -> float:
+    """Return the mean; infinite where the sum is beyond all numbers, NaN of nothing."""
+    known = list(values)
+    return sum(known) / len(known) if known else math.nan
 
 
 def whole(value: object) -> int | None:

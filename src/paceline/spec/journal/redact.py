@@ -9,7 +9,14 @@ from typing import Any
 
 from paceline.errors import ConfigError
 from paceline.spec.journal.record import Some
-from paceline.spec.journal.secret_shapes import AFTER_A_NAME, KNOWN, NAMED, NUMBERED
+from paceline.spec.journal.secret_shapes import (
+    AFTER_A_NAME,
+    FOLDED_TO_ASCII,
+    KNOWN,
+    NAMED,
+    NUMBERED,
+    SIGNS_OF_KNOWN,
+)
 
 MARK = "[redacted]"
 
@@ -26,10 +33,15 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """Return the text with each secret replaced; its surroundings stay."""
-        for pattern in (*self._own, *KNOWN):
+        for pattern in self._own:
             text = pattern.sub(lambda found: MARK if found.group() else "", text)
-        for pattern in AFTER_A_NAME:
-            text = pattern.sub(_keep_head, text)
+        is_odd = not text.isascii() and any(each in text for each in FOLDED_TO_ASCII)
+        if is_odd or any(sign in text for sign in SIGNS_OF_KNOWN):
+            text = KNOWN.sub(lambda found: MARK if found.group() else "", text)
+        folded = text.lower()
+        for pattern, signs in AFTER_A_NAME:
+            if is_odd or any(sign in folded for sign in signs):
+                text = pattern.sub(_keep_head, text)
         return text
 
     def data(self, value: object) -> Any:

@@ -10,6 +10,7 @@ from paceline.lock import RunLock
 from paceline.run.survive.health.watch import PulseWatch
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.survive.health import HealthSpec
+from paceline.supervise.again.held import HeldState
 from paceline.supervise.again.rescue import rescue_folder
 from paceline.supervise.control import Control
 from paceline.supervise.groups import Process
@@ -19,10 +20,10 @@ from paceline.supervise.supervisor import places
 
 
 class Stander(Protocol):
-    """A rank that stands by: what it holds is the whole state after `step` steps, or -1."""
+    """A rank that stands by, and what it holds of the state."""
 
     @property
-    def step(self) -> int: ...
+    def held(self) -> HeldState: ...
 
 
 class RankHosts(Protocol):
@@ -148,8 +149,8 @@ class OneMachine:
         return PulseWatch.of(health, folder, ranks, run_dir)
 
     def rescue(self, lock: RunLock, generation: int) -> str:
-        """Return the folder in which the ranks of the next world bring together what they hold."""
-        return str(rescue_folder(lock, generation))
+        """Return the folder in which the ranks of the next world bring together what they hold, or FROM_RANKS."""
+        return rescue_folder(lock, generation)
 
     def held(self, ranks: int) -> HeldPieces | None:
         """Return None: what a machine's memory holds of checkpoints is found as those on disk are."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from paceline.spec.adapt.adapter import NF4, AdapterSpec
 from paceline.task.adapt.nf4 import Packed, pack, packed_product, sizes_of
+from paceline.task.models.held import held_part
 
 A, B, MAGNITUDE = "lora_A", "lora_B", "lora_magnitude_vector"
 NAMES = (A, B, MAGNITUDE)
@@ -79,7 +80,7 @@ class AdaptedLinear(nn.Linear):
 
 
 class PackedLinear(AdaptedLinear):
-    """An adapted layer whose frozen weight rests in four bits: buffers that no layout cuts and a checkpoint has."""
+    """An adapted layer whose frozen weight rests in four bits, in buffers; ranks may hold a part of the values."""
 
     weight_nf4: Tensor
     weight_scales: Tensor
@@ -102,13 +103,14 @@ class PackedLinear(AdaptedLinear):
 
     @torch.no_grad()
     def pack(self, weight: Tensor) -> None:
-        """Put a whole weight [out, in] into the four bits."""
+        """Put a whole weight [out, in] into the four bits, or this rank's part of them."""
         packed = pack(weight.to(self.weight_nf4.device))
         for buffer, values in zip(
             (self.weight_nf4, self.weight_scales, self.weight_wide), (packed.values, packed.scales, packed.wide),
             strict=True,
         ):  # fmt: skip
-            buffer.copy_(values)
+            local, (begin,), (size,) = held_part(buffer)
+            local.copy_(values.narrow(0, begin, size))
 
 
 def adapted(layer: nn.Linear, spec: AdapterSpec) -> AdaptedLinear:

@@ -16,7 +16,7 @@ from paceline.errors import DataError
 from paceline.task.data.order.many_steps import StepIds
 from paceline.task.data.protocol import GathersRows
 
-MOST_ITEMS = 2**17  # tokens that are gathered at once
+MOST_ITEMS = 2**18  # tokens that are gathered at once: twice as many take packed rows a tenth less
 
 
 class HeldRows(NamedTuple):

@@ -109,16 +109,17 @@ def disagreeing(everyone: Sequence[Mapping[Any, TensorPair]], layout: Layout) ->
     return [rank for rank, (mine, first) in enumerate(zip(everyone, firsts, strict=True)) if not _same(mine, first)]
 
 
-def joined(everyone: Sequence[Mapping[Any, TensorPair]], plan: Plan, length: int) -> Choices | None:
-    """Return the choices of a first step of samples of `length` tokens by all ranks, None where any lack.
+def joined(everyone: Sequence[Mapping[Any, TensorPair]], plan: Plan, length: int, first: int) -> Choices | None:
+    """Return the choices of a step of samples of `length` tokens by all ranks, None where any lack.
 
-    A rank's own rows alone count: one without rows runs a row that stands in.
+    The step's samples stand from position `first` on. A rank's own rows alone count: one without rows runs a row that
+    stands in.
     """
     found: Choices = {}
     for rank, parts in enumerate(everyone):
         own = plan.rows_of(plan.layout.data_rank(rank))
         for (name, position), (places, chosen) in parts.items():
-            if position in own:
+            if position - first in own:
                 whole = found.setdefault(name, {}).setdefault(position, chosen.new_full((length, chosen.shape[1]), -1))
                 real = places < length  # those after it fill up a sequence that ranks share
                 whole[places[real]] = chosen[real]

@@ -17,11 +17,13 @@ def computed_seconds(stats: StepStats, under: UnderPlan | None) -> float | None:
     """Return for how long this rank computed in a step, apart from waiting for others; None where that is not known.
 
     A CPU's thread says when it did not run. On CUDA kernels of collectives wait for peers: what is known there is the
-    time of passes without any, those of whole copies of the model, whose gradients are summed on a stream of its own.
+    time of passes without any: those of whole copies of the model, frozen weights too, whose gradients are summed on a
+    stream of its own.
     """
     if stats.waiting_seconds is not None:
         return sum(stats.seconds.get(phase, 0.0) for phase in PHASES) - stats.waiting_seconds
-    if under is not None and not under.plan.layout.is_sharded and not under.sees_whole_batch:
+    alone = under is not None and under.plan.frozen != "spread" and not under.plan.layout.is_sharded
+    if alone and under is not None and not under.sees_whole_batch:
         return stats.seconds.get("forward_backward")
     return None
 

@@ -11,8 +11,9 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from paceline.spec.journal.kinds import ClockRecord, RunStarted, StepRecord
+from paceline.spec.journal.kinds import ClockRecord, RunEnded, RunStarted, StepRecord
 from paceline.spec.journal.record import Some, number
+from paceline.spec.journal.record import moment as known_moment
 
 LEAST_SECONDS = 1.0  # of a move that is noted: clocks that are kept right drift by less in days
 BACK_SECONDS = 10.0  # from which on steps that come before each other are taken for a move that nobody has noted
@@ -56,7 +57,7 @@ class RunMoments:
 
     def of(self, attempt: int, line: Mapping[str, object]) -> float | None:
         """Return the moment of the next line of a start; None where it has none."""
-        kind, moment = line.get("kind"), _finite(line.get("time"))
+        kind, moment = line.get("kind"), known_moment(line.get("time"))
         if kind == RunStarted.KIND:
             self._last_step.pop(attempt, None)
         if kind == ClockRecord.KIND:
@@ -74,8 +75,9 @@ class RunMoments:
         if moment < last - BACK_SECONDS:
             seconds = line.get("seconds")
             after = last + ((_finite(seconds.get("total")) if isinstance(seconds, Mapping) else None) or 0.0)
-            self.moved[attempt] = self.moved.get(attempt, 0.0) + moment - after
-            moment = after
+            if known_moment(after) is not None:
+                self.moved[attempt] = self.moved.get(attempt, 0.0) + moment - after
+                moment = after
         self._last_step[attempt] = moment
         return moment
 
@@ -101,6 +103,14 @@ def shifts_of(
     return shifts
 
 
+def at_moment(line: Mapping[str, object], moment: float) -> dict[str, object]:
+    """Return a line as one that was written at another moment of the clock, with what it tells of a later one."""
+    later, written = _finite(line.get("goes_on")), _finite(line.get("time"))
+    if later is None or written is None:
+        return {**line, "time": moment}
+    return {**line, "time": moment, "goes_on": later + moment - written}
+
+
 def shifted(record: Some, seconds: float) -> Some:
     """Return a record as one that was made so many seconds later."""
     if not seconds or record.time is None:
@@ -108,6 +118,8 @@ def shifted(record: Some, seconds: float) -> Some:
     later = dataclasses.replace(record, time=record.time + seconds)
     if isinstance(later, RunStarted) and later.began is not None:
         later = dataclasses.replace(later, began=later.began + seconds)
+    if isinstance(later, RunEnded) and later.goes_on is not None:
+        later = dataclasses.replace(later, goes_on=later.goes_on + seconds)
     return later
 
 

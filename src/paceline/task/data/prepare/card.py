@@ -42,7 +42,7 @@ def make_card(
         "tokens_per_document": length_quantiles(lengths),
         "tokenizer": {"name": Path(data.tokenizer).name, "vocab": tokenizer.vocab, "identity": tokenizer.identity},
         "split": {"by": "a hash of each document's text", "validation_fraction": data.validation_fraction},
-        "dedup": job.dedup,
+        "dedup": job.dedup and bool(before.get("dedup", True)),  # of all shards
         "made_by": f"paceline {__version__}",
         "fingerprint": index.fingerprint,
         "parts": job.first + len(receipts),
