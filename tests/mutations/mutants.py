@@ -46,16 +46,16 @@ ROOMS = {
         [
             "tests/run/loop/test_step.py",
             "tests/run/loop/test_resume.py",
-            "tests/verify/test_story.py",
+            "tests/verify/story/test_story.py",
             "tests/test_distributed.py",
         ],
         ["tests/verify", "tests/run", "tests/mutations/test_planted_bugs.py"],
     ),
     "verify": (
         [
-            "tests/verify/test_compare.py",
-            "tests/verify/test_loops.py",
-            "tests/verify/test_story.py",
+            "tests/verify/compare/test_compare.py",
+            "tests/verify/loops/test_loops.py",
+            "tests/verify/story/test_story.py",
             "tests/verify/test_verify_verb.py",
         ],
         ["tests/verify", "tests/mutations/test_planted_bugs.py"],

@@ -30,7 +30,7 @@ AnyObjective = Callable[[nn.Module, Any], tuple[torch.Tensor, Any]]
 class Passes(Protocol):
     """Runs micro-batches. What it returns adds up over all ranks to the global sums."""
 
-    def accumulate(self, micro_batches: Sequence[MicroBatch], down: float) -> tuple[Any, Any]:
+    def accumulate(self, micro_batches: Sequence[MicroBatch], down: float) -> tuple[object, object]:
         """Run forward and backward on the loss times `down`; return this rank's share of (loss sum, weight)."""
 
     def evaluate(
@@ -79,7 +79,7 @@ class SequentialPasses:
     statistics: RankSums | None = None  # of batch normalisation over all ranks
     watched_by: MicroBatchWatch | None = None  # who looks at what blocks give
 
-    def accumulate(self, micro_batches: Sequence[MicroBatch], down: float) -> tuple[Any, Any]:
+    def accumulate(self, micro_batches: Sequence[MicroBatch], down: float) -> tuple[object, object]:
         """Run forward and backward of all micro-batches; return this rank's share of the loss sum and the weight."""
         loss_total: Any = 0.0
         weight_total: Any = 0.0
@@ -127,7 +127,7 @@ class SequentialPasses:
         """Call `wrapper(objective)` in the place of the objective from now on."""
         self.objective = wrapper(self.objective)
 
-    def _forward(self, micro: MicroBatch) -> tuple[torch.Tensor, Any]:
+    def _forward(self, micro: MicroBatch) -> tuple[torch.Tensor, object]:
         objective = self.objective if micro.objective is None else micro.objective
         objective = objective if micro.counts else without_own_rows(objective)
         if self.statistics is not None:
@@ -159,6 +159,6 @@ def in_double(number: Any) -> Any:
     return number.detach().double() if isinstance(number, torch.Tensor) else float(number)
 
 
-def in_model_precision(data: Any, plan: Plan) -> Any:
+def in_model_precision(data: object, plan: Plan) -> Any:
     """Return a batch in the model's precision: data sets give fp32, and only fp64 weights cannot take it."""
     return cast_floats(data, torch.float64) if plan.precision == "fp64" else data

@@ -25,7 +25,9 @@ from paceline.run.parallel.data.sharding import GatheredGradients, ShardedGradie
 from paceline.task.objective import Objective
 
 
-def entry_of(model: nn.Module, gradients: Any, device: torch.device) -> Callable[[Objective, nn.Module, Any], Any]:
+def entry_of(
+    model: nn.Module, gradients: Any, device: torch.device
+) -> Callable[[Objective, nn.Module, object], object]:
     """Return what calls an objective on (model, batch), where gradients come together as `gradients` says."""
     while hasattr(gradients, "inner"):
         gradients = gradients.inner
@@ -76,7 +78,7 @@ class _Entry:
     gradients: ShardedGradients
     calls: Calls | None
 
-    def __call__(self, objective: Objective, model: nn.Module, batch: Any, turn: int = 0) -> Any:
+    def __call__(self, objective: Objective, model: nn.Module, batch: object, turn: int = 0) -> object:
         """Return what the objective of a turn returns."""
         assert isinstance(model, FSDPModule)
         state = model._get_fsdp_state()

@@ -63,7 +63,7 @@ def low(
     source: Source,
     items_per_sample: int,
     steps: int,
-    kept: dict[Any, Any] | None = None,
+    kept: dict[object, object] | None = None,
     *,
     brief: bool = False,
 ) -> CheckProof:
@@ -174,7 +174,7 @@ def _evaluated(watch: Watch, stream: BatchStream, step: int, device: LowDevice) 
     return _Held(dataclasses.replace(known, allowed={AT: bound} if math.isfinite(bound) else {}), found)
 
 
-def _of_first(world: World, made: Callable[[], Any]) -> Any:
+def _of_first(world: World, made: Callable[[], object]) -> Any:
     """Return on every rank what the first one makes."""
     return world.share(made() if world.is_first else None)
 

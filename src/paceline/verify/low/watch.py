@@ -46,7 +46,7 @@ class Watch:
             built.stepper.wrap_objectives(self._seen)
 
     def _seen(self, objective: AnyObjective) -> AnyObjective:
-        def seen(model: nn.Module, batch: Any) -> tuple[torch.Tensor, Any]:
+        def seen(model: nn.Module, batch: object) -> tuple[torch.Tensor, object]:
             loss_sum, weight = objective(model, batch)
             self._losses.add(loss_sum.dtype)
             if self._overflows and loss_sum.requires_grad:
