@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import planted
 import planted_axes
+import planted_beyond
 import planted_experts
 import planted_lines
 import planted_low
@@ -150,6 +151,10 @@ CASES = {
     "growing, state on the host": Case("dp_replicate=2,offload=optimizer", tables=GROWING),
     "transposed, copies": Case("dp_replicate=2", 'name = "planted_models:Transposed"'),
     "branches, zero 1, bf16": Case("dp_shard=2,zero=1,precision=bf16", 'name = "planted_models:Branches"'),
+    "whole weights, zero 3": Case("dp_shard=2,zero=3", 'name = "planted_models:WholeBranches"'),
+    "dropout, selective": Case("dp_replicate=2,recompute=selective", 'name = "planted_models:Dropout"'),
+    "stages, zero-bubble": Case("pp=2,schedule=zero-bubble"),
+    "unequal shares": Case("dp_replicate=2", plan='dp_replicate = 2\nrows = "11+3"'),
     # Losses that are no sums over rows.
     "contrast": Case("dp_replicate=2", 'name = "planted_models:Halves"', "info_nce"),
     "gathered contrast": Case("dp_replicate=2", 'name = "planted_models:Halves"', "nce_without_gradients"),
@@ -178,6 +183,7 @@ PROOFS = [
     *planted.PROOFS, *planted_axes.AXIS_PROOFS, *planted_experts.EXPERT_PROOFS, *planted_three.THREE_PROOFS,
     *planted_lines.LINE_PROOFS, *planted_rare.RARE_PROOFS, *planted_story.STORY_PROOFS, *planted_low.LOW_PROOFS,
     *planted_odd.ODD_PROOFS, *planted_met.MET_PROOFS, *planted_updates.UPDATES_PROOFS,
+    *planted_beyond.BEYOND_PROOFS,
 ]  # fmt: skip
 # Without a mistake cases prove equal, in every part of the proof.
 CONTROLLED = (

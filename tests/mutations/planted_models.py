@@ -85,6 +85,12 @@ class Branches(nn.Module):
         return self.head(x)
 
 
+class WholeBranches(Branches):
+    """The branches, whose weights are gathered before each pass."""
+
+    needs_whole_weights = True
+
+
 class Tempered(nn.Module):
     """A head whose logits are divided by a temperature, a parameter without dimensions."""
 

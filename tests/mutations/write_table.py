@@ -48,6 +48,9 @@ FOOT = """
 | mistake | why | what sees it |
 |---|---|---|
 | from the fifth data rank or the fourth stage on | twins have fewer | `train`: copies that drift apart |
+| from the fourth micro-batch or the fifth step of a start on | twins have fewer | nothing before the run |
+| in files of weights, or drawing more than four million values | twins draw few | the first losses in the journal |
+| in batches by length, or a schedule of one's own | twins have fixed batches and a linear one | the journal has both |
 | of sequences longer than 4,096 tokens | the longest row of a twin | nothing before the run |
 | of one size of a kernel: widths, depths and batches of the real model | twins are narrow | nothing before the run |
 | of a GPU's kernels, of NCCL, of compiled code | proofs run eagerly, on CPUs | `train`: copies that drift apart |
@@ -55,6 +58,7 @@ FOOT = """
 | in a loss scale that a restart loses | the story runs in fp32 or fp64 | a resumed run against an unbroken one, above |
 | in the objective, the model or the data themselves | layout and reference share them | the reader of the loss |
 | of random numbers that belong to no sample | every cut draws others | told as not compared |
+| in what a save beside training copies | the story leaves after its save | a resume is held against the journal |
 | in further sets of held-out samples | the story evaluates one set | nothing before the run |
 | in a new plan between two steps of one process | the story resumes instead | `train`: copies that drift apart |
 """

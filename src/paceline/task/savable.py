@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -42,7 +40,7 @@ def refuse_state(model: nn.Module) -> None:
             )
 
 
-def _state_of(model: nn.Module) -> dict[str, Any]:
+def _state_of(model: nn.Module) -> dict[str, object]:
     """Return a model's state dict, with its own tensors; nothing where it needs values that "meta" has none of."""
     try:
         return model.state_dict(keep_vars=True)

@@ -31,6 +31,10 @@ SHARDS = (2, 3, 4)  # ranks of a twin that may share a vocabulary
 DOCUMENT_TOKENS = 5  # of a twin's packed documents, on average
 
 
+TwinBatch = dict[str, torch.Tensor]
+GatheredTwin = tuple[npt.NDArray[np.int64], object]  # ids of the rows, and what the other source has gathered
+
+
 class ChangedSource:
     """The samples of another source, changed: each batch by the ids of its samples. It is read as the other one is."""
 
@@ -43,20 +47,20 @@ class ChangedSource:
         self.fingerprint = f"{source.fingerprint} {changed}"
         self.gathers_rows = bool(getattr(source, "gathers_rows", False))
 
-    def read(self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64] | None = None) -> Any:
+    def read(self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64] | None = None) -> TwinBatch:
         """Return the batch of the other source, a dict, changed."""
         return self.change(dict(self._source.read(ids, positions)), ids)
 
-    def gather(self, ids: npt.NDArray[np.int64]) -> Any:
+    def gather(self, ids: npt.NDArray[np.int64]) -> GatheredTwin:
         """Return what `batch` makes batches of these samples from, where the other source gathers rows."""
         return ids, cast(GathersRows, self._source).gather(ids)
 
-    def batch(self, gathered: Any, first: int, last: int) -> Any:
+    def batch(self, gathered: GatheredTwin, first: int, last: int) -> TwinBatch:
         """Return the batch of the gathered rows first..last, changed."""
         ids, rows = gathered
         return self.change(dict(cast(GathersRows, self._source).batch(rows, first, last)), ids[first:last])
 
-    def change(self, batch: dict[str, Any], ids: npt.NDArray[np.int64]) -> Any:
+    def change(self, batch: TwinBatch, ids: npt.NDArray[np.int64]) -> TwinBatch:
         """Return a batch of the samples of these ids as it is to be."""
         raise NotImplementedError
 
@@ -71,7 +75,7 @@ class FoldedSource(ChangedSource):
         super().__init__(source, f"modulo {vocab}")
         self.vocab = vocab
 
-    def change(self, batch: dict[str, Any], ids: npt.NDArray[np.int64]) -> Any:
+    def change(self, batch: TwinBatch, ids: npt.NDArray[np.int64]) -> TwinBatch:
         """Return the batch with its tokens and labels folded."""
         for name in FOLDED:
             batch[name] = torch.where(batch[name] < 0, batch[name], batch[name] % self.vocab)
@@ -87,7 +91,7 @@ class MaskedSource(ChangedSource):
     def __init__(self, source: Source) -> None:
         super().__init__(source, "masked")
 
-    def change(self, batch: dict[str, Any], ids: npt.NDArray[np.int64]) -> Any:
+    def change(self, batch: TwinBatch, ids: npt.NDArray[np.int64]) -> TwinBatch:
         """Return the batch with labels masked; which of them count depends on the sample alone."""
         labels = batch["labels"].clone()
         for row, sample in zip(labels, ids, strict=True):
@@ -112,7 +116,7 @@ class RareSource(ChangedSource):
         super().__init__(source, f"with rare ids of {vocab}")
         self._edges = np.array(edges_of(vocab, min(vocab, source.vocab or vocab)), dtype=np.int64)
 
-    def change(self, batch: dict[str, Any], ids: npt.NDArray[np.int64]) -> Any:
+    def change(self, batch: TwinBatch, ids: npt.NDArray[np.int64]) -> TwinBatch:
         """Return the batch with rare ids and short documents; what changes in a row depends on its sample alone."""
         for name in (*FOLDED, DOCUMENTS):
             if name in batch:
