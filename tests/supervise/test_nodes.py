@@ -17,11 +17,13 @@ from networks import networks
 from nodes import Nodes
 from rounding import assert_curves_close
 from runs import paceline, records_of, steps_of, wait_for_step, wait_until, write_spec
+from thread_worlds import on_threads
 
 from paceline.errors import PacelineError
 from paceline.lock import RunLock
 from paceline.run.loop.resume import RANKS_MEMORY
-from paceline.run.survive.saving.peers import peers_of
+from paceline.run.process.world import World
+from paceline.run.survive.saving.peers import Peers, met_on
 from paceline.spec.survive.nodes import NodesSpec
 from paceline.supervise.blame import errors_told, leave_error
 from paceline.supervise.lines import Lines
@@ -208,10 +210,26 @@ def test_a_folder_in_memory_has_its_name_once_it_is_locked(tmp_path: Path, monke
     assert not list(tmp_path.iterdir())
 
 
+def copies_go_to(node_of: list[int], nodes_per_rack: int = 0) -> list[int]:
+    """Return which rank keeps a copy of each rank's part, where all have asked in a world of threads."""
+
+    def told(world: World) -> Peers | None:
+        return met_on(world, node_of[world.rank], nodes_per_rack)
+
+    peers = [each for each in on_threads(len(node_of), told) if each is not None]
+    assert len(peers) == len(node_of)
+    assert [each.of for each in peers] == [
+        tuple(other.rank for other in peers if other.to == each.rank) for each in peers
+    ], "who is sent a copy knows it"
+    return [each.to for each in peers]
+
+
 def test_copies_go_to_another_node_and_what_is_left_is_read_where_it_is() -> None:
-    assert peers_of([0, 0, 1, 1]) == (2, 3, 0, 1)
-    assert peers_of([0, 0, 1]) == (2, 2, 0), "nodes of different sizes"
-    assert peers_of([0, 1, 2, 3], nodes_per_rack=2) == (2, 3, 0, 1), "another rack"
+    assert copies_go_to([0, 0, 1, 1]) == [2, 3, 0, 1]
+    assert copies_go_to([0, 0, 1]) == [2, 2, 0], "nodes of different sizes"
+    assert copies_go_to([0, 2, 2]) == [1, 0, 0], "a node that is lost"
+    assert copies_go_to([0, 1, 2, 3], nodes_per_rack=2) == [2, 3, 0, 1], "another rack"
+    assert copies_go_to([0, 1, 2, 3, 4], nodes_per_rack=2) == [2, 3, 4, 0, 1], "racks of different sizes"
     names = {rank: f"/dev/shm/x/step-00000004.rank-{rank}.of-2" for rank in (0, 1)}
     held = {0: [names[0], names[1], "/dev/shm/x/step-00000006.rank-0.of-2"]}
     found = whole_of(held, {0: range(1)})

@@ -32,7 +32,7 @@ class Standing:
     held: HeldState
     lines: Lines
 
-    def answer(self, message: Mapping[str, Any]) -> None:
+    def answer(self, message: Mapping[str, object]) -> None:
         """Tell the rank where to go on; an empty message says that the rank does not."""
         with contextlib.suppress(OSError):  # it has died meanwhile, which its ending tells
             self.lines.send(message)
@@ -70,7 +70,7 @@ class Control:
             self._unnamed.remove(lines)
         return self._standing
 
-    def dismiss(self, ranks: Mapping[int, Mapping[str, Any]] | None = None) -> None:
+    def dismiss(self, ranks: Mapping[int, Mapping[str, object]] | None = None) -> None:
         """Answer all that stand by: each with its message, or that it does not go on."""
         for rank, standing in self._standing.items():
             standing.answer((ranks or {}).get(rank, {}))

@@ -25,6 +25,7 @@ from paceline.run.record.tally import EVALUATING, SAVING
 from paceline.run.survive.health.pressure import LOOKS_EVERY
 from paceline.run.survive.idle import IdleWatch
 from paceline.run.survive.replay import hold_against, rounding_of
+from paceline.run.trace.tensors import HeldBytes, grown, grown_text, tensors_held
 from paceline.run.updates.distance_moved import moved
 from paceline.spec.sync import refuse_between
 from paceline.spec.task import ModelSpec
@@ -43,6 +44,7 @@ class BetweenSteps(InWorld):
     def _begin(self) -> None:
         self._stop = StopFlag()
         self._leaks = LeakWatch(self.brief.usable_bytes)
+        self._held: tuple[int, HeldBytes] | None = None  # the tensors at the look that told of growing memory
         self._idle: IdleWatch | None = None  # of a `Run` alone: other loops are ours
         self._counts = OwnCounts()
         self._is_spent = False  # whether a budget has ended the run
@@ -245,8 +247,14 @@ class BetweenSteps(InWorld):
         """Tell of memory that grows from check to check. Every rank does its part."""
         spent = spent_now(self.model, self.optimizer, self._meter, self.world.maximum)
         growth = self._leaks.look(step, spent)
+        if self._held is not None:  # what grew until the look before has gone on growing since
+            since, held = self._held
+            self._held = None
+            if found := grown(held, tensors_held(self.model)):
+                self._record.fault("memory grows", f"in the steps {since + 1} to {step}: {grown_text(found)}")
         if growth is not None:
             self._record.fault("memory grows", growth.because)
+            self._held = step, tensors_held(self.model)
 
     def _measure_memory(self) -> None:
         components, peak = spent_on(self.model, self.optimizer, self._meter, self.world.maximum)

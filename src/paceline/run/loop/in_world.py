@@ -39,7 +39,7 @@ from paceline.run.record.sink import OpenSink, Sink
 from paceline.run.record.status import StatusLine
 from paceline.run.record.tally import RankTally
 from paceline.run.survive.agreed import Agreed
-from paceline.run.survive.budget import RunBudget, budget_of
+from paceline.run.survive.budget import RunBudgets, budget_of
 from paceline.run.survive.health.passed_over import PassedOver
 from paceline.run.survive.health.pressure import MemoryPressure
 from paceline.run.survive.health.second_look import SecondLook
@@ -209,8 +209,8 @@ class InWorld:
         if together and together.stats and not together.is_done:
             self._done_step -= 1
 
-    def _open_budget(self) -> RunBudget | None:
-        """Return the budget of the run in this world, once its records have begun; the first rank counts it."""
+    def _open_budget(self) -> RunBudgets | None:
+        """Return the budgets of the run in this world, once its records have begun; the first rank counts it."""
         first = self.world.is_first
         return budget_of(self.spec.run, self.dir, self.brief.record, self.world.size) if first else None
 

@@ -127,7 +127,7 @@ def save(
 
 def saved_state(
     run: RunIdentity, built: Assembled, plan: Plan, progress: Progress
-) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
     """Return what a checkpoint of this moment holds on this rank: the live tensors by name, and what the run adds."""
     scaler = built.stepper.scaler
     tensors = state_tensors(built)
@@ -283,7 +283,7 @@ def _check_same_data(run: RunIdentity, extra: dict[str, Any]) -> list[str]:
     )
 
 
-def _precision_changed(written: dict[str, Any], plan: Plan) -> list[str]:
+def _precision_changed(written: dict[str, object], plan: Plan) -> list[str]:
     """Return what is to be told where a plan rounds otherwise than the one before, chosen or not."""
     if written["precision"] == plan.precision:
         return []

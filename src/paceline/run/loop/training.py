@@ -82,6 +82,8 @@ class Training(BetweenSteps):
                 before = self.progress.step
                 self._went_back = False
                 self._tracer.at(before + 1, self.world, self._points, self.model)
+                if self._tracer.is_tracing:
+                    self._leaks.begin_anew()
                 batch = self._taken(before + 1)
                 yield batch
                 if self.progress.step == before and not self._went_back:

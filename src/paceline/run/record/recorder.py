@@ -77,7 +77,7 @@ class Recorder:
         for sink in self._sinks:
             sink.write(record)
 
-    def _decided(self, what: str, before: Any, after: Any, because: str, evidence: Any = None) -> None:
+    def _decided(self, what: str, before: object, after: object, because: str, evidence: object = None) -> None:
         self._write(DecisionRecord(what, before, after, because, evidence))
 
     def started(
@@ -217,7 +217,7 @@ class Recorder:
         """Record a published checkpoint."""
         self._write(CheckpointRecord(step, str(path), size, seconds, stall_seconds, tier))
 
-    def decided(self, what: str, before: Any, after: Any, because: str, evidence: Any = None) -> None:
+    def decided(self, what: str, before: object, after: object, because: str, evidence: object = None) -> None:
         """Say and record an automatic choice."""
         self._decided(what, before, after, because, evidence)
         self.say(f"{what:<8} {because}")
@@ -362,7 +362,7 @@ def is_echo(error: BaseException | None) -> bool:
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 
-def _of_set(measured: EvaluationResult) -> dict[str, Any]:
+def _of_set(measured: EvaluationResult) -> dict[str, object]:
     """Return what a further set of held-out data gave, as the journal keeps it."""
-    found: dict[str, Any] = {"loss": measured.loss, "weight": measured.weight}
+    found: dict[str, object] = {"loss": measured.loss, "weight": measured.weight}
     return {**found, "metrics": dict(measured.metrics)} if measured.metrics else found

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from paceline.errors import Requeue, RunInUse, StorageError
 from paceline.lock import RunLock
@@ -176,7 +175,7 @@ class Generations:
         told = self._left_for_ranks(generation, folder)
         # Where the run may not go on nobody waits for those that stand by, so nobody does.
         told |= self._machines.for_survivors() if self._policy.reform and self._policy.may_go_on else {}
-        answers: dict[int, dict[str, Any]] = {}
+        answers: dict[int, dict[str, object]] = {}
         ranks = self._plan.layout.devices
         pulses = self._machines.watch(self._health, folder, ranks, self._lock.run_dir)
         told |= pulses.for_ranks() if pulses else {}
@@ -259,7 +258,7 @@ class Generations:
 
     def _after(self, before: Generation, fallen: Fallen) -> Generation | None:
         """Return the generation that follows a fallen one, its fault on record; None where the run is another's."""
-        error: dict[str, Any] = dict(fallen.outcome.error or {})
+        error: dict[str, object] = dict(fallen.outcome.error or {})
         if error and 0 not in fallen.standing:  # whose journal it is
             with contextlib.suppress(OSError):  # a full disk is told by whoever writes next
                 mark_fault(self._lock.run_dir, error, self._redactor)

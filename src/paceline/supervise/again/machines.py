@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from paceline.lock import RunLock
 from paceline.run.survive.health.watch import PulseWatch
@@ -66,7 +66,7 @@ class RankHosts(Protocol):
     def standing(self, generation: int) -> Mapping[int, Stander]:
         """Return the ranks of a generation that stand by now."""
 
-    def dismiss(self, ranks: Mapping[int, Mapping[str, Any]] | None = None) -> None:
+    def dismiss(self, ranks: Mapping[int, Mapping[str, object]] | None = None) -> None:
         """Answer all that stand by: each with its message, or that it does not go on."""
 
     def word(self, folder: Path, name: str) -> None:
@@ -135,7 +135,7 @@ class OneMachine:
         """Return the ranks of a generation that stand by now."""
         return self._control.look(generation) if self._control else {}
 
-    def dismiss(self, ranks: Mapping[int, Mapping[str, Any]] | None = None) -> None:
+    def dismiss(self, ranks: Mapping[int, Mapping[str, object]] | None = None) -> None:
         """Answer all that stand by: each with its message, or that it does not go on."""
         if self._control is not None:
             self._control.dismiss(ranks)

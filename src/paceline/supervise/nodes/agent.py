@@ -50,7 +50,7 @@ class Agent:
     ) -> None:
         """`seat` is what the environment of ranks says whose node is a part of a machine, whatever the coordinator."""
         self._seat = seat or {}
-        self.error: Mapping[str, Any] | None = None  # by which the run has ended, where no rank was ever here
+        self.error: Mapping[str, object] | None = None  # by which the run has ended, where no rank was ever here
         self.folder, self.node, self.devices = folder, node, devices
         self._starter, self._environ, self._control = starter, environ, Control(folder)
         self._pieces = PiecesFolder(node)
@@ -67,7 +67,7 @@ class Agent:
 
     # ---- with a coordinator ----------------------------------------------------------------------------------------
 
-    def hello(self) -> dict[str, Any]:
+    def hello(self) -> dict[str, object]:
         """Return what a coordinator is told of this node: what it has, and what is left of the world before."""
         older = [number for number in self._processes if number not in self._ranks.values()]
         collect([self._processes.pop(number) for number in older])
@@ -182,7 +182,7 @@ class Agent:
         self._errors, self._stood, self._asked = set(), {}, {}
 
     def _answer(self, answers: Mapping[str, Mapping[str, Any]], link: NodeLink) -> None:
-        told: dict[int, dict[str, Any]] = {}
+        told: dict[int, dict[str, object]] = {}
         for old, answer in answers.items():
             place = self._placed(answer["place"], link)
             told[int(old)] = {**answer, "place": place}
