@@ -33,7 +33,7 @@ MEETINGS: dict[str, tuple[list[dict[str, Any]], str]] = {
                 "rank 0"),
 }  # fmt: skip
 
-KILLS = [{"kind": "kill", "step": 4, "rank": 1, "phase": "backward"},
+KILLS: list[dict[str, Any]] = [{"kind": "kill", "step": 4, "rank": 1, "phase": "backward"},
          {"kind": "kill", "step": 8, "rank": 1, "phase": "save"}]  # fmt: skip
 
 
