@@ -49,7 +49,7 @@ class EarlierShards:
         if not len(self._firsts):
             return False
         first, second = np.frombuffer(_hash(ids), dtype="<u8")
-        at, stop = (int(np.searchsorted(self._firsts, first, side)) for side in ("left", "right"))  # type: ignore[call-overload]
+        at, stop = np.searchsorted(self._firsts, first, "left"), np.searchsorted(self._firsts, first, "right")
         return bool((self._seconds[at:stop] == second).any())
 
 
