@@ -23,7 +23,7 @@ class HeldRows(NamedTuple):
     """A step's rows among those that were gathered with them: from row `first` on."""
 
     source: GathersRows
-    gathered: Any
+    gathered: object
     first: int
 
     def batch(self, taken: slice) -> Any:
@@ -39,7 +39,7 @@ class RowsTogether:
         self._ids, self._source = ids, cast(GathersRows, source)
         # By the attribute: a source in an order of its own passes it on.
         self._most_rows = MOST_ITEMS // source.items_per_sample if getattr(source, "gathers_rows", False) else 0
-        self._gathered: Any = None
+        self._gathered: object = None
         self._first, self._samples = 0, 1  # the first position of those, and samples from a step to the next
         self._steps, self._rows = 0, 0
 

@@ -122,7 +122,7 @@ class InOrder:
         self.vocab, self.fingerprint = source.vocab, source.fingerprint
         self.read = source.read
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name == "inner":
             raise AttributeError(name)
         return getattr(self.inner, name)

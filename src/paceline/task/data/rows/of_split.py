@@ -45,10 +45,10 @@ class SourceOfSplit:
         """Return what sources like this one have gathered as if one had, each part's rows at its places."""
         raise NotImplementedError
 
-    def _made_of(self) -> tuple[Any, ...]:
+    def _made_of(self) -> tuple[object, ...]:
         return self.split, self.vocab, self.items_per_sample, self.cross_documents
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         # A process that receives the source maps the files again; the tokens themselves do not travel.
         return type(self), self._made_of()
 

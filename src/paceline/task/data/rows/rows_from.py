@@ -14,7 +14,7 @@ class RowsFrom:
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
-        self.memory = memoryview(tokens)
+        self.memory = tokens.data
         self._view: Tokens | None = None  # every row of the length that was asked for last
 
     def rows_from(self, starts: Ints, stops: Ints, length: int) -> tuple[Tokens, npt.NDArray[np.bool_]]:
@@ -45,7 +45,7 @@ class RowsFrom:
         take twice as long.
         """
         lasts = self.touch(stops - 1)
-        there, here = memoryview(into), self.memory
+        there, here = into.data, self.memory
         for place, start, stop in zip(places.tolist(), starts.tolist(), stops.tolist(), strict=True):
             there[place : place + stop - start] = here[start:stop]
         return lasts

@@ -88,7 +88,7 @@ class LocalBytes:
     def expect(self, spans: npt.NDArray[np.int64]) -> None:
         """Begin nothing."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return LocalBytes, (self.name, self.watch.state)
 
 
@@ -193,7 +193,7 @@ class CachedBytes:
             known = self._stretches[stretch] = hashlib.blake2b(what.encode(), digest_size=16).hexdigest()
         return f"{known}{place:02x}"
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _again, (self._file, self._cache, self._ahead, self._piece_bytes, self._head_bytes, self._is_checked)
 
 

@@ -127,7 +127,7 @@ def as_mask(packed: PackedDocuments) -> Tensor:
     return document_mask(packed.documents)
 
 
-def kept_operator() -> Any:
+def kept_operator() -> object:
     """Return the operator whose output selective recompute keeps, None where torch has none."""
     return None if KERNEL is None else torch.ops.torch_attn._varlen_attn.default
 

@@ -244,7 +244,7 @@ class TokenParts:
             return self._parts[0].lay(into, places, starts, stops)
         numbers = np.searchsorted(self._begins, starts, side="right") - 1
         self._hold(numbers, starts, stops)
-        there, lasts = memoryview(into), list[int]()
+        there, lasts = into.data, list[int]()
         memories = [part.memory if part.dtype == into.dtype else None for part in self._parts]
         runs = zip(places.tolist(), starts.tolist(), stops.tolist(), numbers.tolist(), strict=True)
         for place, start, stop, number in runs:
