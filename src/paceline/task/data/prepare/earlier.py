@@ -18,6 +18,7 @@ from paceline.task.data.sources.tokenizer import Tokens
 from paceline.task.data.storage.bytes import Storage
 
 NAME = "earlier.npy"
+Hashes = npt.NDArray[np.uint64]
 
 
 def write_earlier(work: Path, folder: Path, index: ShardIndex, storage: Storage) -> None:
@@ -40,9 +41,7 @@ class EarlierShards:
 
     def __init__(self, work: Path) -> None:
         path = work / NAME
-        hashes: npt.NDArray[np.uint64] = (
-            np.load(path, mmap_mode="r") if path.exists() else np.zeros((0, 2), dtype=np.uint64)
-        )
+        hashes: Hashes = np.load(path, mmap_mode="r") if path.exists() else np.zeros((0, 2), dtype=np.uint64)
         self._firsts, self._seconds = np.ascontiguousarray(hashes[:, 0]), hashes[:, 1]
 
     def have(self, ids: Tokens) -> bool:
@@ -50,7 +49,7 @@ class EarlierShards:
         if not len(self._firsts):
             return False
         first, second = np.frombuffer(_hash(ids), dtype="<u8")
-        at, stop = np.searchsorted(self._firsts, first, "left"), np.searchsorted(self._firsts, first, "right")
+        at, stop = (int(np.searchsorted(self._firsts, first, side)) for side in ("left", "right"))
         return bool((self._seconds[at:stop] == second).any())
 
 
