@@ -11,7 +11,7 @@ not there is said to be not installed.
 
 The whole is made of parts: the readers of one package each (`none` for those that need no package), and the tables
 `resume`, `cold` and `batches`. With `--only` the other parts come from the file that `--json` names, so that a long run
-can be made in pieces. Each part holds its own baseline, machine, date, load and rounds.
+can be made in pieces. Each part holds its own baseline, machine, date, load, tokens and rounds.
 
 CPU is that of all processes of a reader for a row: it does not see what else the machine does. The baseline is a memory
 map and a permutation that numpy draws for each epoch. Then: seconds from opening the source to its first batch, what
@@ -185,7 +185,10 @@ def main() -> None:
             else:
                 rows = read_by(readers_of(part), folder, chosen.rounds, chosen.batches, pythons)
                 found = {"rows": rows, "rounds": chosen.rounds}
-            report["parts"][part] = {"machine": machine(), "load": [load, os.getloadavg()[0]], **found}
+            loads = [load, os.getloadavg()[0]]
+            real_time = os.sched_getscheduler(0) != os.SCHED_OTHER  # by chrt: other programs wait for it
+            about = {"machine": machine(), "load": loads, "real_time": real_time, "tokens": chosen.tokens}
+            report["parts"][part] = {**about, **found}
             if chosen.json:  # at once: a long run may be cut
                 chosen.json.write_text(json.dumps(report, indent=1) + "\n")
     print(page(report))

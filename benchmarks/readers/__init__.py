@@ -57,6 +57,8 @@ READERS = {
     "Paceline, read ahead by a thread": Reader("ours", "windows_ahead"),
     "Paceline, order of two levels": Reader("ours", "windows_of_blocks"),
     "Paceline, packed rows": Reader("ours", "packed", of_windows=False),
+    "Paceline, packed rows, documents apart": Reader("ours", "packed_apart", of_windows=False),
+    "Paceline, mixture of three sources": Reader("ours", "mixed"),
     "Paceline, token shards": Reader("ours", "shards"),
     "Paceline, token shards, read ahead": Reader("ours", "shards_ahead"),
     "torch DataLoader, batched, no worker": Reader("torch_loaders", "data_loader"),

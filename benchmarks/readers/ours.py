@@ -10,9 +10,11 @@ import torch
 from paceline.run.loop.loader import BatchStream
 from paceline.spec.plan import Plan
 from paceline.spec.task import DataSpec
+from paceline.task.data.order.mixture import MixShare, MixtureOrder
+from paceline.task.data.order.of_source import GlobalOrder
 from paceline.task.data.order.windowed import WindowedOrder
 from paceline.task.data.read_ahead import ReadAhead
-from paceline.task.data.rows.mixed import InOrder
+from paceline.task.data.rows.mixed import InOrder, MixedSource
 from paceline.task.data.rows.packed_source import PackedSource
 from paceline.task.data.rows.windows import TokenSource
 from paceline.task.data.source import open_sources
@@ -85,6 +87,19 @@ def windows_of_blocks(folder: Path) -> Batches:
 def packed(folder: Path) -> Batches:
     """Rows of whole documents."""
     return _read(PackedSource(split_of(folder), VOCAB, SEQ_LEN))
+
+
+def packed_apart(folder: Path) -> Batches:
+    """The same, with the number of each token's document."""
+    return _read(PackedSource(split_of(folder), VOCAB, SEQ_LEN, cross_documents=False))
+
+
+def mixed(folder: Path) -> Batches:
+    """Windows of three sources with weights of their own."""
+    sources = [TokenSource(split_of(folder), VOCAB, SEQ_LEN) for _ in range(3)]
+    shares = [MixShare(source.samples, weight) for source, weight in zip(sources, (3.0, 1.0, 0.5), strict=True)]
+    order = MixtureOrder(shares, [GlobalOrder(source.samples) for source in sources])
+    return _read(MixedSource(sources, ["a", "b", "c"], order))
 
 
 def of_shards(folder: str, **options: Any) -> Any:

@@ -15,7 +15,7 @@ def page(report: dict[str, Any]) -> str:
     parts = report["parts"]
     lines = [
         "# Reading samples of text", "",
-        f"{report['tokens']:,} tokens, batches of {report['rows']} rows of {report['seq_len']:,} with their labels.",
+        f"Batches of {report['rows']} rows of {report['seq_len']:,} tokens with their labels.",
         "Neighbours: how often windows less than 8 apart meet in a batch of 64, against a uniform shuffle. Medians of"
         " rounds; each reader is held against a memory map that took turns with it.", "",
     ]  # fmt: skip
@@ -41,8 +41,8 @@ def page(report: dict[str, Any]) -> str:
         lines += _batches(parts["batches"]["rows"])
     lines += [
         "",
-        "| part | made on | load before and after | rounds | memory map, µs a row |",
-        "|---|---|---:|---:|---:|",
+        "| part | made on | load before and after | million tokens | rounds | memory map, µs a row |",
+        "|---|---|---:|---:|---:|---:|",
     ]
     return "\n".join([*lines, *(_made(name, part) for name, part in parts.items())]) + "\n"
 
@@ -93,5 +93,6 @@ def _made(name: str, part: dict[str, Any]) -> str:
     what = name if name in TABLES else f"readers, {'no package' if name == 'none' else name}"
     made = f"{about['date']}, {about['cpu']}, {about['cores']} cores, torch {about['torch']}"
     load = " and ".join(f"{each:.1f}" for each in part["load"]) or "not noted"
+    load += ", real-time priority" if part.get("real_time") else ""
     micro = f"{base['cpu'] * 1e6:.2f}" if "cpu" in base else ""
-    return f"| {what} | {made} | {load} | {part.get('rounds', '')} | {micro} |"
+    return f"| {what} | {made} | {load} | {part['tokens'] / 1e6:.0f} | {part.get('rounds', '')} | {micro} |"

@@ -225,7 +225,7 @@ def test_reading_samples_of_text(tmp_path: Path) -> None:
     assert all(row["waste"] < 0.01 for kind, row in parts["batches"]["rows"].items() if kind.startswith("packed"))
     assert set(parts["resume"]["rows"]) == {"plain", "packed", "bucketed", "mixed"}
     assert all(row["amplification"] >= 1 for row in parts["cold"]["rows"].values())
-    assert printed.count("| Paceline") == 7
+    assert printed.count("| Paceline") == 9
     absent = [row["not_measured"] for row in every.values() if "not_measured" in row]
     assert all(why == "not installed" for why in absent), "a reader that fails is no reader that is absent"
 

@@ -22,6 +22,7 @@ from paceline.spec.task import DataSpec
 from paceline.task.data.facts import data_facts
 from paceline.task.data.rows.packed_source import PackedSource
 from paceline.task.data.source import open_sources
+from paceline.task.data.sources.shards import tokens_in_files
 from paceline.task.data.sources.shards.folder import ShardIndex, write_index
 from paceline.task.data.sources.shards.layout import BLOCK_BYTES, ShardWriter
 from paceline.task.data.sources.shards.source import ShardSource
@@ -83,7 +84,9 @@ def test_a_shard_is_as_its_page_says(tmp_path: Path, vocab: int) -> None:
     assert not list(tmp_path.glob(".*part"))
 
 
-def test_windows_run_through_all_shards(tmp_path: Path) -> None:
+@pytest.mark.parametrize("at_once", [1, 10**6], ids=["file by file", "row by row"])
+def test_windows_run_through_all_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    monkeypatch.setattr(tokens_in_files, "MANY_RUNS", at_once)
     parts = [documents_of(seed, count) for seed, count in ((1, 40), (2, 1), (3, 0), (4, 25), (5, 30))]
     spec = write_folder(tmp_path, parts)
     train, validation = open_sources(spec, 7)
@@ -164,8 +167,12 @@ class Whole:
         return (self.tokens - 1) // seq_len
 
 
+@pytest.mark.parametrize("at_once", [1, 10**6], ids=["file by file", "row by row"])
 @pytest.mark.parametrize("cross_documents", [True, False])
-def test_packed_rows_of_many_shards_are_those_of_one_array(tmp_path: Path, cross_documents: bool) -> None:
+def test_packed_rows_of_many_shards_are_those_of_one_array(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cross_documents: bool, at_once: int
+) -> None:
+    monkeypatch.setattr(tokens_in_files, "MANY_RUNS", at_once)
     parts = [documents_of(seed, count) for seed, count in ((1, 900), (2, 1), (3, 700), (5, 30))]
     spec = write_folder(tmp_path, parts)
     options = {"seq_len": 64, "rows": "packed", "cross_documents": cross_documents, "cache_dir": spec.cache_dir}

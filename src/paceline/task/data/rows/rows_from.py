@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from paceline.task.data.rows.packing import Ints
 from paceline.task.data.sources.tokenizer import Tokens
-
-Places = npt.NDArray[np.int64]
 
 
 class RowsFrom:
@@ -18,7 +17,7 @@ class RowsFrom:
         self.memory = tokens.data
         self._view: Tokens | None = None  # every row of the length that was asked for last
 
-    def rows_from(self, starts: Places, stops: Places, length: int) -> tuple[Tokens, npt.NDArray[np.bool_]]:
+    def rows_from(self, starts: Ints, stops: Ints, length: int) -> tuple[Tokens, npt.NDArray[np.bool_]]:
         """Return `length` tokens from each start on, [starts, length], and of which rows they are there.
 
         The others would end after the tokens do, and hold something else.
@@ -35,11 +34,11 @@ class RowsFrom:
         self.touch(starts)
         return self._view[starts if is_whole.all() else np.minimum(starts, last)], is_whole
 
-    def touch(self, places: Places) -> Tokens:
+    def touch(self, places: Ints) -> Tokens:
         """Return the tokens at these places: memory that is far away is waited for once, and not for each of them."""
         return self._tokens[places]
 
-    def lay(self, into: Tokens, places: Places, starts: Places, stops: Places) -> Tokens:
+    def lay(self, into: Tokens, places: Ints, starts: Ints, stops: Ints) -> Tokens:
         """Copy the tokens starts..stops of each run to `into`, from its place on, and return the last token of each.
 
         A run may lie over the end of the one before. Views of memory copy them: of a few short runs, slices of arrays
