@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import math
 import os
 import platform
@@ -14,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from paceline.cli.output import json_safe
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -28,6 +31,11 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
+
+
+def strict_json(result: Any) -> str:
+    """Return a result as JSON that any reader takes: a number that is not finite is null, since JSON has no NaN."""
+    return json.dumps(json_safe(result), indent=1, allow_nan=False) + "\n"
 
 
 def _cpu_model() -> str:

@@ -30,7 +30,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, machine
+from common import RESULTS, machine, strict_json
 from grid.scores import document, parts_of, rows_of, score, table
 from worlds import slow_network
 
@@ -293,11 +293,11 @@ def main(arguments: list[str]) -> int:
     page = document(result, rows, f"python benchmarks/forecast_grid.py {' '.join(arguments)}".strip())
     print("\n".join(table(rows)))
     if options.json:
-        Path(options.json).write_text(json.dumps(result, indent=1) + "\n")
+        Path(options.json).write_text(strict_json(result))
     if options.save:
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / "forecast_grid.md").write_text(page)
-        (RESULTS / "forecast_grid.json").write_text(json.dumps(result, indent=1) + "\n")
+        (RESULTS / "forecast_grid.json").write_text(strict_json(result))
     return 0
 
 

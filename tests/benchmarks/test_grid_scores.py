@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -125,3 +126,17 @@ def test_all_layouts_are_measured_unless_fewer_are_asked_for(modules):
     planned = SimpleNamespace(search=SimpleNamespace(candidates=[SimpleNamespace(plan=plan) for plan in plans]))
     assert grid.plans_of(planned, 0) == plans[::2], "the best of every layout and class"
     assert grid.plans_of(planned, 2) == [plans[0], plans[4]]
+
+
+def test_what_no_group_can_say_is_null_in_strict_json(modules, rows):
+    """Tasks of one row have no regret and no rank correlation: NaN is no JSON, and a strict reader refuses the file."""
+    document = {"scores": modules[0].score(rows[:1]), "rows": [dataclasses.asdict(rows[0])]}
+    assert math.isnan(document["scores"]["regret_mean"])
+    text = importlib.import_module("common").strict_json(document)
+    read = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    assert read["scores"]["regret_mean"] is None and read["rows"][0]["measured_seconds"] == 1.0
+
+
+@pytest.mark.parametrize("path", sorted((BENCHMARKS / "results").glob("*.json")), ids=lambda path: path.name)
+def test_a_kept_result_is_strict_json(path):
+    assert json.loads(path.read_text(), parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))

@@ -52,6 +52,7 @@ PRINTED = {
     "b300": (270, 8000, 2250, 75, 1100),
     "gb300": (277, 8000, 2500, 83, 1400),
     "l4": (24, 300, 121, 30.3, 72),
+    "l40": (48, 864, 181.05, 90.5, 300),
     "l40s": (48, 864, 362, 91.6, 350),
     "a10": (24, 600, 125, 31.2, 150),
     "a40": (48, 696, 149.7, 37.4, 300),
@@ -61,7 +62,9 @@ PRINTED = {
     "mi250": (64, 1638.4, 181, 45.3, 280),
     "mi250x": (64, 1638.4, 191.5, 47.9, 280),
     "mi300x": (192, 5300, 1307.4, 163.4, 750),
+    "mi300a": (128, 5300, 980.6, 122.6, 550),
     "mi325x": (256, 6000, 1307.4, 163.4, 1000),
+    "mi350x": (288, 8000, 2306.9, 144.2, 1000),
     "mi355x": (288, 8000, 2516.6, 157.3, 1400),
     "gaudi2": (96, 2460, 432, None, 600),
     "gaudi3": (128, 3700, 1835, None, 900),
@@ -406,3 +409,13 @@ def test_the_page_of_the_catalog_says_what_the_catalog_says():
     written = runpy.run_path(str(docs / "scripts" / "write_catalog.py"))["catalog_page"]()
     on_disk = (docs / "reference" / "catalog.md").read_text(encoding="utf-8")
     assert on_disk == written, "run: python docs/scripts/write_catalog.py"
+
+
+@pytest.mark.parametrize(("name", "like", "share"), [("mi350x", "mi355x", 2.2 / 2.4), ("mi300a", "mi300x", 228 / 304)])
+def test_what_is_worked_out_from_a_sister_chip_is_called_assumed(name, like, share):
+    """By the clock, and by the number of compute units: no document was read for these rates."""
+    own, sister = (find_entry(each, load_catalog("")) for each in (name, like))
+    for precision, rate in own.peak_flops.items():
+        assert rate == pytest.approx(share * sister.peak_flops[precision], rel=1e-3)
+        assert f"peak_flops.{precision}" in own.assumed
+    assert resolve_cluster(ClusterSpec(device=name, devices=8))[0].device.rate_source("bf16") == "assumed"

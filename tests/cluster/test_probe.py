@@ -5,7 +5,7 @@ import math
 import pytest
 
 from paceline.cluster.probe import probe
-from paceline.cluster.probe.probe import combine, probe_lines, probe_machine, threads_per_device
+from paceline.cluster.probe.probe import _beyond, combine, probe_lines, probe_machine, threads_per_device
 from paceline.cluster.resolve import resolve_cluster
 from paceline.errors import ConfigError, PacelineError
 from paceline.spec.cluster import ClusterSpec
@@ -64,6 +64,16 @@ def test_the_slowest_rank_counts():
             "blocks": [timed],
             "core_share": 1 / scale,
             "collectives": {"latency": timed, "sizes": sizes, "groups": {}},
+            "steps": {
+                "plain_seconds": 0.1,
+                "sharded_seconds": 0.1 + 0.08 * scale,
+                "moved_seconds": 0.1 + 0.1 * scale,
+                "work_seconds": 4e-3 * scale,
+                "units": 4,
+                "unit_bytes": 9e5,
+                "moves": 16,
+                "move_bytes": 1.8e6,
+            },
         }
 
     record = combine([result(1.0), result(2.0)])
@@ -75,6 +85,18 @@ def test_the_slowest_rank_counts():
     assert record["link"]["bytes_per_second"]["all_gather"] == pytest.approx(2e6 / (20e-3 - 2e-3))
     assert math.isclose(record["relative_spread"], 0.1)
     assert record["link"]["groups"] == []
+    # Each of 4 units made the slowest rank's step 40 ms longer, and its three collectives take 2 ms and half of 0.9 MB
+    # at 111 MB/s, 4.05 ms each; each of 16 moves 12.5 ms, of which its own 2 + 8.1 ms.
+    assert record["link"]["unit_seconds"] == pytest.approx(40e-3 - 3 * 6.05e-3)
+    assert record["link"]["move_seconds"] == pytest.approx(12.5e-3 - 10.1e-3)
+    assert record["link"]["work_seconds"] == pytest.approx(8e-3)
+
+
+def test_a_step_that_costs_no_more_than_its_collectives_adds_nothing():
+    steps = {"plain_seconds": 0.1, "sharded_seconds": 0.11, "moved_seconds": 0.09, "work_seconds": 4e-3,
+             "units": 4, "unit_bytes": 0, "moves": 16, "move_bytes": 0}  # fmt: skip
+    rates = {"all_reduce_latency_seconds": 1e-3, "bytes_per_second": {"all_gather": 1e9, "reduce_scatter": 1e9}}
+    assert _beyond([steps], rates, 2) == {"unit_seconds": 0.0, "move_seconds": 0.0, "work_seconds": 4e-3}
 
 
 @pytest.mark.deep

@@ -180,3 +180,12 @@ def test_weights_that_a_forward_pass_makes_are_refused(looks: bool) -> None:
     assert model.head is None
     model(IMAGES["images"])
     assert profile_module(model, IMAGES, classification).source == "traced"
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_weights_are_no_short_lived_buffers(rows: int) -> None:
+    """They rest, and do not grow with the samples: a product of 64 to 512 and a gelu hold 512 values and 512 more."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 512), nn.GELU(), nn.Linear(512, 64)) for _ in range(2)))
+    batch = {"images": torch.randn(rows, 64), "labels": torch.zeros(rows, dtype=torch.int64)}
+    block = profile_module(model, batch, classification).blocks[0]
+    assert block.transient_elements == 2 * 512

@@ -252,6 +252,9 @@ def apply_probe(cluster: Cluster, record: ProbeRecord) -> Cluster:
                     GroupRates(group["size"], float(group["hop_seconds"]), group["bytes_per_second"])
                     for group in record["link"].get("groups", ())
                 ),
+                unit_seconds=record["link"].get("unit_seconds", 0.0),
+                move_seconds=record["link"].get("move_seconds", 0.0),
+                work_seconds=record["link"].get("work_seconds", 0.0),
             ),
             *cluster.links[1:],
         )

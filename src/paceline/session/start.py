@@ -76,9 +76,10 @@ def _train_alone(spec: Spec, run_dir: Path, say: Say, is_over: Callable[[], None
             say(line)
 
         def run() -> Outcome:
-            if because := used_up(spec.run, run_dir):  # by those that it is shared with, while it has waited
+            if used := used_up(spec.run, run_dir):  # by those that it is shared with, while it has waited
+                because, budget = used
                 say(f"stop     {because}")
-                return Outcome(0 if spec.run.budget.at_end == "stop" else Requeue.exit_code)
+                return Outcome(0 if budget.at_end == "stop" else Requeue.exit_code)
             return run_brief(spec, proven_brief(planned, decisions, say), lock, say, standby)
 
         outcome = in_hours(window, run, say)

@@ -87,6 +87,10 @@ class Link:
     # Measured rates per collective (all_reduce, all_gather, reduce_scatter), as moved by a ring; empty: not measured.
     collective_bytes_per_second: dict[str, float] = field(default_factory=dict)
     groups: tuple[GroupRates, ...] = ()  # of smaller groups than all ranks, by rising size; empty: not measured
+    # Measured on CPUs, whose communication shares the cores with computing, beyond the seconds of collectives:
+    unit_seconds: float = 0.0  # that a sharded unit adds to a micro-batch which reduces its gradients
+    move_seconds: float = 0.0  # that a collective between layers adds
+    work_seconds: float = 0.0  # of computing between two collectives, when both were measured
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ def with_copy(spec: Spec) -> Settled:
     return Settled(settled, tuple(decided.records))
 
 
-def _plain_model(name: str) -> Any:
+def _plain_model(name: str) -> object:
     return getattr(ModelSpec(), name)
 
 
@@ -126,7 +126,7 @@ class _Decided:
         self._note(f"task.{name}", plain[0], plain[1], because)
         self.task = replace(self.task, **{name: value})
 
-    def _note(self, what: str, before: Any, value: Any, because: str) -> None:
+    def _note(self, what: str, before: object, value: object, because: str) -> None:
         self.records.append(DecisionRecord(what, before, value, because, {"source": self.data.source}))
 
 

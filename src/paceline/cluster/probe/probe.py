@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypedDict
 
 from paceline.cluster.here.waiting import waiting
 from paceline.cluster.machine import read_machine, torch_without_cuda, visible_gpus
@@ -26,6 +27,7 @@ from paceline.cluster.probe.records import (
     ProbeRecord,
     ProbeRequest,
     RankProbe,
+    StepTimes,
     SubgroupRates,
     TimedRate,
 )
@@ -199,7 +201,40 @@ def _link(results: list[RankProbe], ranks: int) -> LinkRates:
         {"size": int(size), **_rates([of_rank["groups"][size] for of_rank in found], int(size))}
         for size in found[0]["groups"]
     ]
-    return {**_rates([*found], ranks), "groups": groups}
+    rates: LinkRates = {**_rates([*found], ranks), "groups": groups}
+    steps = [result["steps"] for result in results if result["steps"]]
+    return {**rates, **_beyond(steps, rates, ranks)} if steps else rates
+
+
+class Beyond(TypedDict):
+    """What a step pays beyond its collectives."""
+
+    unit_seconds: float
+    move_seconds: float
+    work_seconds: float
+
+
+def _beyond(steps: list[StepTimes], link: LinkRates, ranks: int) -> Beyond:
+    """Return what a sharded unit and a collective between layers add to a step beyond the collectives' own seconds.
+
+    Example: 4 units make a step 60 ms longer; each has two gathers of 3 ms and a reduce-scatter of 4 ms, so that
+    5 ms are left of its 15. The slowest rank counts.
+    """
+    own = {
+        name: {
+            size: link["all_reduce_latency_seconds"] + (ranks - 1) / ranks * steps[0][size] / rate
+            for size in ("unit_bytes", "move_bytes")
+        }
+        for name, rate in link["bytes_per_second"].items()
+    }
+    gather, scatter = own["all_gather"], own["reduce_scatter"]
+    sharded = max(step["sharded_seconds"] - step["plain_seconds"] for step in steps) / steps[0]["units"]
+    moved = max(step["moved_seconds"] - step["plain_seconds"] for step in steps) / steps[0]["moves"]
+    return {
+        "unit_seconds": max(0.0, sharded - 2 * gather["unit_bytes"] - scatter["unit_bytes"]),
+        "move_seconds": max(0.0, moved - (gather["move_bytes"] + scatter["move_bytes"]) / 2),
+        "work_seconds": max(step["work_seconds"] for step in steps),
+    }
 
 
 def _rates(results: list[GroupTimes], ranks: int) -> CollectiveRates:
@@ -251,6 +286,12 @@ def probe_lines(record: ProbeRecord) -> list[str]:
             lines.append(f"  {name:23}{_collectives_text(group)}")
     if busy := reasons_of(record):
         lines.append(f"  ! {busy_text(busy)}")
+    if seconds := record.get("link", {}).get("unit_seconds"):
+        move = record["link"]["move_seconds"]
+        lines.append(
+            f"  beyond collectives     {format_seconds(seconds)} a sharded unit · {format_seconds(move)} a collective "
+            "between layers"
+        )
     for step in record["calibration"]:
         rate = format_rate(3 * (step["matmul_flops"] + step["attention_flops"]) / step["seconds"], "FLOP")
         lines.append(

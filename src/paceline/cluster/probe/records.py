@@ -76,6 +76,19 @@ class CollectiveTimes(GroupTimes):
     groups: dict[str, GroupTimes]
 
 
+class StepTimes(TypedDict):
+    """Seconds of a small model's forward and backward pass, and what the ranks tell each other meanwhile."""
+
+    plain_seconds: float
+    sharded_seconds: float  # each of its layers a unit of FSDP2, gathered in both passes
+    moved_seconds: float  # a gather before and a reduce-scatter after every layer, and back
+    work_seconds: float  # computing as before each collective that is timed
+    units: int
+    unit_bytes: int
+    moves: int
+    move_bytes: int  # of the gathered rows
+
+
 class RankProbe(TypedDict):
     """All that one rank measured. Rates of products and attention are by precision."""
 
@@ -83,6 +96,7 @@ class RankProbe(TypedDict):
     launch: dict[str, Timed]
     runtime_bytes: int
     collectives: CollectiveTimes | None  # None of a rank without peers
+    steps: StepTimes | None  # the same, and of accelerators
     matmul: dict[str, list[TimedRate]]
     attention: dict[str, list[TimedRate]]
     blocks: list[TimedBlock]
@@ -111,6 +125,9 @@ class LinkRates(CollectiveRates):
     """The rates of collectives over all ranks, and of smaller groups."""
 
     groups: list[SubgroupRates]
+    unit_seconds: NotRequired[float]  # that a sharded unit adds to a step beyond its collectives
+    move_seconds: NotRequired[float]  # that a collective between layers adds beyond its own seconds
+    work_seconds: NotRequired[float]  # of computing before each collective, when these were measured
 
 
 class MeasuredMachine(TypedDict):

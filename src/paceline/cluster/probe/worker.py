@@ -25,6 +25,7 @@ from paceline.cluster.probe.records import (
     TimedBytes,
     TimedRate,
 )
+from paceline.cluster.probe.units import computing, step_times
 from paceline.spec.cluster import FUSED_ADAMW_BYTES
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
@@ -38,11 +39,9 @@ HOPELESS = 4  # a precision so many times slower than fp32 is measured at the sm
 CPU_BLOCKS = ((128, 384, 4, 8, 128), (384, 1024, 6, 2, 256))
 CUDA_BLOCKS = ((1024, 2816, 16, 4, 2048), (2048, 5632, 16, 4, 2048))
 BLOCK_LAYERS = 2
-# Products of this width between two collectives: some milliseconds of one thread, as between two layers of a step.
-WORK_WIDTH, WORK_PRODUCTS = 256, 12
 
 
-def time_in_step(rank: Rank, call: Callable[[], Any], repeats: int) -> float:
+def time_in_step(rank: Rank, call: Callable[[], object], repeats: int) -> float:
     """Return the seconds that a collective adds to a rank that computes before it, as training does.
 
     On a CPU a collective after computing takes some ten times as long as the same collective in a row of collectives:
@@ -50,22 +49,17 @@ def time_in_step(rank: Rank, call: Callable[[], Any], repeats: int) -> float:
     Returns the mean over the repeats, since a step waits for slow collectives too. On an accelerator collectives have
     a queue of their own beside the computation, and are timed by themselves.
     """
-    import torch
     import torch.distributed as dist
 
     if rank.kind != "cpu":
         return rank.time(call, repeats=repeats)["seconds"]
-    square = torch.ones(WORK_WIDTH, WORK_WIDTH)
-
-    def work() -> None:
-        for _ in range(WORK_PRODUCTS):
-            torch.mm(square, square)
+    work = computing()
 
     def work_and_call() -> None:
         work()
         call()
 
-    def mean(each: Callable[[], Any]) -> float:
+    def mean(each: Callable[[], object]) -> float:
         each()
         dist.barrier()
         begin = time.perf_counter()
@@ -186,7 +180,7 @@ def collective_times(rank: Rank) -> CollectiveTimes | None:
     return result
 
 
-def _group_times(rank: Rank, group: Any, ranks: int) -> GroupTimes:
+def _group_times(rank: Rank, group: object, ranks: int) -> GroupTimes:
     """Return the latency of a one-element all-reduce and the time of three collectives at two sizes, as in a step."""
     import torch
     import torch.distributed as dist
@@ -262,10 +256,11 @@ def measure(request: ProbeRequest, rank: int, folder: Path) -> RankProbe:
 
     here = Rank(request, rank, folder)
     launch = launch_times(here)
-    begin_wall, begin_cpu = time.perf_counter(), time.process_time()
     warm_libraries(here)
     runtime_bytes = resident_bytes(here.kind)
-    collectives, matmul = collective_times(here), matmul_rates(here)
+    collectives = collective_times(here)
+    begin_wall, begin_cpu = time.perf_counter(), time.process_time()
+    matmul = matmul_rates(here)
     blocks = (CPU_BLOCKS if here.kind == "cpu" else CUDA_BLOCKS)[: 1 if here.trial else 2]
     # A precision slower than fp32 (fp16 on most CPUs) is not worth timing; the forecaster takes fp32's calibration.
     rates = {name: points[-1]["flops"] for name, points in matmul.items() if len(points) == len(matmul["fp32"])}
@@ -273,12 +268,14 @@ def measure(request: ProbeRequest, rank: int, folder: Path) -> RankProbe:
     attention = attention_rates(here, {name: DTYPES[name] for name in [*usable, "fp64"]})
     timed_blocks = block_times(here, blocks, BLOCK_LAYERS, {name: DTYPES[name] for name in usable})
     optimizer, memory = optimizer_rate(here), memory_rates(here)
-    # Waiting for peers takes little, so on CPUs a rank that got less than its cores shared them with somebody else.
+    # All this is computing, so on CPUs a rank that got less than its cores shared them with somebody else.
     cpu_seconds = time.process_time() - begin_cpu
     fair_seconds = (time.perf_counter() - begin_wall) * request["threads"] * request["fair_share"]
+    steps = step_times(here)
     result: RankProbe = {
         "torch": torch.__version__, "launch": launch, "runtime_bytes": runtime_bytes, "collectives": collectives,
-        "matmul": matmul, "attention": attention, "blocks": timed_blocks, "optimizer": optimizer, "memory": memory,
+        "steps": steps, "matmul": matmul, "attention": attention, "blocks": timed_blocks, "optimizer": optimizer,
+        "memory": memory,
         "core_share": cpu_seconds / fair_seconds,
     }  # fmt: skip
     if here.kind == "cuda":

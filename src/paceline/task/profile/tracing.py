@@ -45,7 +45,7 @@ class Counts:
     product_elements: float = 0.0  # outputs of matrix products and attention, which selective recompute keeps
     attention_elements: float = 0.0  # those of them that are attention's
     input_elements: float = 0.0
-    largest_elements: float = 0.0  # read and written by the block's largest operator
+    largest_elements: float = 0.0  # read and written by the block's largest operator, weights and the batch aside
     operators: int = 0
     grouped: int = 0  # convolutions whose channels are in groups
     log_width: float = 0.0  # sum over products of FLOPs * log(width)
@@ -165,6 +165,10 @@ class _Recorder:
     def now(self) -> Counts:
         return self.counts[self._current[-1]]
 
+    def holds(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is a weight, a buffer or of the batch."""
+        return _address(tensor) in self._held
+
     def enter(self, index: int, tensors: Iterable[Any]) -> None:
         self._current.append(index)
         for tensor in tensors:
@@ -241,7 +245,9 @@ class _OperatorMode(TorchDispatchMode):
         inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         read = outputs if name in LOOKUPS else inputs  # of a table, only the rows that are looked up
         touched = sum(x.numel() for x in read + outputs)
-        counts.largest_elements = max(counts.largest_elements, touched)
+        # What is there in any case does not come and go, and weights do not grow with the samples.
+        short_lived = sum(x.numel() for x in read + outputs if not self._recorder.holds(x))
+        counts.largest_elements = max(counts.largest_elements, short_lived)
         kept = sum(x.nbytes for x in outputs if x.is_floating_point()) / 2
         if name.startswith("_scaled_dot_product"):
             counts.attention_flops += _attention_flops(func, args, kwargs)

@@ -16,6 +16,7 @@ from paceline.plan.cost.collectives import (
     frozen_collective,
     gather_collectives,
     gradient_bytes,
+    packed_collective,
     reduce_collectives,
     reductions,
 )
@@ -23,6 +24,7 @@ from paceline.plan.cost.columns import Floats, Ints
 from paceline.plan.cost.components import Component
 from paceline.plan.cost.sheet import Sheet
 from paceline.plan.cost.time.axes import RING, seconds_of
+from paceline.spec.cluster import SOURCES
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def network_components(sheet: Sheet, forward_backward_seconds: Floats) -> list[C
         return hidden if overlaps else f"not overlapped{' (CPU)' if on_cpu else ''}"
 
     shards, reduces = columns.state_degree > 1, columns.dp_replicate > 1
-    frozen = [_frozen_gathering(sheet)] if columns.common.frozen == "spread" else []
+    frozen = _spread_gathering(sheet) if columns.common.frozen == "spread" else []
     outer = [_outer_step(sheet)] if columns.common.sync.has_outer_step else []
     return [
         *outer,
@@ -120,7 +122,57 @@ def network_components(sheet: Sheet, forward_backward_seconds: Floats) -> list[C
             shards | reduces if not outer else shards,
             "reduce",
         ),
+        *_unit_upkeep(sheet, forward_backward_seconds),
     ]
+
+
+def _unit_upkeep(sheet: Sheet, forward_backward_seconds: Floats) -> list[Component]:
+    """Return what sharded units cost beyond their collectives, where a probe measured it: of CPUs alone.
+
+    Hooks, copies and waits of every unit, in every micro-batch whose gradients are reduced; most of it is computing
+    that is held up while the last unit's gradients travel, so a unit that computes for less time than what was probed
+    pays in proportion. Example: 7 units of 5 ms in 4 micro-batches of ZeRO-3 take 140 ms, of ZeRO-1, which reduces
+    once, 35 ms; half of it where units compute for 2 ms and the probe's for 4.
+    """
+    columns, part, times = sheet.columns, sheet.heaviest, reductions(sheet)
+    link = sheet.context.cluster.links[0]
+    each = np.full(len(columns), link.unit_seconds)
+    if link.work_seconds:
+        busy = forward_backward_seconds / columns.accumulation / np.maximum(1, part.units)
+        each = each * np.minimum(1.0, busy / link.work_seconds)
+    shards = columns.state_degree > 1
+    if not link.unit_seconds or not shards.any():
+        return []
+
+    def text(i: int) -> str:
+        return f"{times[i]} x {part.units[i]:.0f} units x {each[i] * 1e3:.3g} ms beyond their collectives, as probed"
+
+    seconds = np.where(shards, times * part.units * each, 0.0)
+    known = np.full(len(columns), SOURCES.index("measured"))
+    return [Component("upkeep of shards", "sync", seconds, known, text, "measured", shards, "reduce")]
+
+
+def _spread_gathering(sheet: Sheet) -> list[Component]:
+    """Return what gathering frozen weights adds that are spread over all data ranks."""
+    shapes = sheet.context.shapes
+    found = [_frozen_gathering(sheet)] if shapes["forward_only_parameters"].any() else []
+    return [*found, _packed_gathering(sheet)] if shapes["packed_parameters"].any() else found
+
+
+def _packed_gathering(sheet: Sheet) -> Component:
+    """Return what gathering weights in four bits takes: a layer waits for its own, so nothing hides it."""
+    group, moved = sheet.ring("data"), packed_collective(sheet)
+    seconds = seconds_of(group, moved) + 2 * moved.buffer_bytes / sheet.rates.memory_rate
+
+    def text(i: int) -> str:
+        return (
+            f"{moved.calls[i]:,.0f} all-gathers a step of {moved.buffer_bytes[i]:,.0f} B in all over {group.size[i]} "
+            "data ranks, whenever a layer is unpacked; not overlapped"
+        )
+
+    some = np.asarray(group.size > 1)
+    return Component("gathering of four bits", "sync", np.where(some, seconds, 0.0), group.source, text, RING, some,
+                     "forward_backward")  # fmt: skip
 
 
 def _frozen_gathering(sheet: Sheet) -> Component:

@@ -11,7 +11,7 @@ import codecs
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from paceline.errors import DamagedData, DataError, MissingExtra, suggestion
 from paceline.spec.import_paths import scheme_of
@@ -226,7 +226,7 @@ def read_lines(file: File, start: int, stop: int, data: DataSpec, damaged: Damag
 
 
 def _of_record(
-    record: bytes | dict[str, Any], file: File, place: str, data: DataSpec, damaged: Damaged
+    record: bytes | dict[str, object], file: File, place: str, data: DataSpec, damaged: Damaged
 ) -> Iterator[Document]:
     """Yield the document of a line of JSON or of a row, unless it is blank, damaged, or of another score."""
     if isinstance(record, bytes) and not record.strip():

@@ -51,7 +51,7 @@ def arrow_rows(stream: IO[bytes]) -> tuple[Any, Iterator[Any]]:
     return whole.schema, (whole.get_batch(number) for number in range(whole.num_record_batches))
 
 
-def plain_rows(batch: Any, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+def plain_rows(batch: Any, columns: Sequence[str]) -> Iterator[dict[str, object]]:
     """Yield the rows of a batch, each as its values in these columns by name; "a.b" is a field of column a."""
     values = [_plain(_column(batch, name)) for name in columns]
     for row in range(batch.num_rows):
@@ -84,13 +84,15 @@ def _plain(column: Any) -> list[Any]:
 
 
 def _decoded(value: bytes | None) -> str | UnreadableValue | None:
+    if value is None:
+        return None
     try:
-        return None if value is None else value.decode()
+        return value.decode()
     except UnicodeDecodeError as error:
         return UnreadableValue(f"byte {error.start:,} is 0x{value[error.start]:02x}, so it is no UTF-8 text")
 
 
-def _plain_value(column: Any, row: int) -> Any:
+def _plain_value(column: Any, row: int) -> object:
     try:
         return column[row].as_py()
     except (ValueError, OverflowError, KeyError) as error:
@@ -127,6 +129,6 @@ def check_column(schema: Any, field: str, path: str) -> None:
         )
 
 
-def _is_text(kind: Any) -> bool:
+def _is_text(kind: object) -> bool:
     value = getattr(kind, "value_type", None) if str(kind).startswith("dictionary<") else kind
     return str(value) in (*TEXTS, *BYTES)

@@ -9,7 +9,7 @@ import io
 import itertools
 import sys
 from collections.abc import Iterator
-from typing import IO, Any, cast
+from typing import IO, cast
 
 from paceline.errors import DamagedData, DataError
 from paceline.task.data.sources.documents import Damaged
@@ -30,7 +30,7 @@ def csv_columns(stream: IO[bytes], file: File, kind: str) -> tuple[str, ...]:
     return tuple(_header(_lines(stream), file, kind)[0])
 
 
-def read_csv(file: File, kind: str, damaged: Damaged) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_csv(file: File, kind: str, damaged: Damaged) -> Iterator[tuple[str, dict[str, object]]]:
     """Yield the rows below the header; all values are text."""
     csv.field_size_limit(sys.maxsize)  # of the parser, for all of Python: a text may be longer than 131,072 characters
     with opened(file) as stream:

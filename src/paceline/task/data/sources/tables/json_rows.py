@@ -87,7 +87,7 @@ def _single(file: File, found: Any) -> DataError:
     )
 
 
-def _no_object(file: File, place: str, found: Any) -> DamagedData:
+def _no_object(file: File, place: str, found: object) -> DamagedData:
     return DamagedData(f"{file.path}, {place} is not an object", f"it is {json.dumps(found)[:40]}", _FORM)
 
 

@@ -66,7 +66,7 @@ def read_records(listing: CorpusFiles, damaged: Damaged, asked: Sequence[str] = 
             damaged.found(error)
 
 
-def _rows_of(file: File, damaged: Damaged, asked: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _rows_of(file: File, damaged: Damaged, asked: Sequence[str]) -> Iterator[tuple[str, dict[str, object]]]:
     kind = kind_of(file.name)
     if kind in ("csv", "tsv"):
         return read_csv(file, kind, damaged)
@@ -82,7 +82,7 @@ def _rows_of(file: File, damaged: Damaged, asked: Sequence[str]) -> Iterator[tup
     )  # fmt: skip
 
 
-def _read_jsonl(file: File, damaged: Damaged) -> Iterator[tuple[str, dict[str, Any]]]:
+def _read_jsonl(file: File, damaged: Damaged) -> Iterator[tuple[str, dict[str, object]]]:
     with opened(file) as stream:
         for number, line in enumerate(stream, 1):
             text = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
@@ -100,7 +100,7 @@ def _read_jsonl(file: File, damaged: Damaged) -> Iterator[tuple[str, dict[str, A
                 yield f"{file.name}, line {number:,}", values
 
 
-def _read_arrow(file: File, kind: str, asked: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _read_arrow(file: File, kind: str, asked: Sequence[str]) -> Iterator[tuple[str, dict[str, object]]]:
     with opened(file) as stream:
         _, batches = _arrow_table(stream, file, kind)
         number = 0

@@ -84,7 +84,7 @@ class RowReader:
         return _checked(TableRow(where, [TextPart(text, True)], label, held_out))
 
 
-def _no_text(where: str, column: str, value: Any) -> DamagedData:
+def _no_text(where: str, column: str, value: object) -> DamagedData:
     """Return what is wrong with a row whose text is no text, and how its column becomes one."""
     what, holds = f"{where} has no text", f"its column '{column}' holds"
     if isinstance(value, UnreadableValue):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plan_examples import cluster, network_terms, plan, profile
+from plan_examples import axis_terms, cluster, network_terms, opened, plan, profile
 
 from paceline.cluster.resolve import resolve_cluster
 from paceline.plan.cost.constants import read_constants
@@ -122,3 +122,34 @@ def test_smaller_groups_have_the_rates_that_were_measured_of_them():
     assert found.bytes_per_second["all_gather"] == pytest.approx([1e9] * 3)  # not measured of pairs
     plain = rings(cluster(8), CONSTANTS, np.array([2, 8]), np.ones(2, dtype=np.int64))
     assert plain.bytes_per_second["all_reduce"] == pytest.approx([1e9] * 2)
+
+
+PROBED = Link("process", Figure(1e-4, "measured"), Figure(1e9, "measured"), unit_seconds=5e-3, move_seconds=8e-4,
+              work_seconds=4e-3)  # fmt: skip
+
+
+@pytest.mark.parametrize(("zero", "reduced"), [(1, 1), (2, 4), (3, 4)])
+def test_what_a_sharded_unit_costs_beyond_its_collectives_follows_the_reductions(zero, reduced):
+    """Four micro-batches, five units (four blocks and the root) of 5 ms."""
+    chosen = plan(Layout(dp_shard=4), 4, zero=zero)
+    terms = {term.name: term for term in network_terms(PricedTask(profile(4), cluster(4, links=(PROBED,)), 64, 1),
+                                                       chosen, 1.0)}  # fmt: skip
+    upkeep = terms["upkeep of shards"]
+    assert upkeep.value == pytest.approx(reduced * 5 * 5e-3) and upkeep.source == "measured"
+    short = network_terms(PricedTask(profile(4), cluster(4, links=(PROBED,)), 64, 1), chosen, 4 * 5 * 2e-3)
+    halves = next(term for term in short if term.name == "upkeep of shards")
+    assert halves.value == pytest.approx(upkeep.value / 2), "units that compute for 2 ms, where the probe's did for 4"
+    unprobed = network_terms(PricedTask(profile(4), cluster(4), 64, 1), chosen, 1.0)
+    assert "upkeep of shards" not in {term.name for term in unprobed}
+    copies = network_terms(PricedTask(profile(4), cluster(4, links=(PROBED,)), 64, 1), plan(Layout(4), 4), 1.0)
+    assert "upkeep of shards" not in {term.name for term in copies}
+
+
+def test_collectives_between_layers_cost_more_than_they_take_by_themselves():
+    """Of a forward pass four in each of four blocks and one in the embedding, as many in backward: 34 x 0.8 ms."""
+    context = PricedTask(opened(profile(4)), cluster(2, links=(PROBED,)), 64, 1)
+    plain = PricedTask(opened(profile(4)), cluster(2), 64, 1)
+    for layout, calls in ((Layout(tp=2), 34), (Layout(dp_shard=2), 0)):
+        more = sum(term.value for term in axis_terms(context, plan(layout, 64 // layout.data_degree)))
+        less = sum(term.value for term in axis_terms(plain, plan(layout, 64 // layout.data_degree)))
+        assert more - less == pytest.approx(calls * 8e-4)

@@ -1,0 +1,155 @@
+"""What communication costs a training step on CPUs beyond its collectives: of a sharded unit, and between layers.
+
+Collectives by themselves are timed between products of plain torch (worker.py). In a training step more is paid for
+each: hooks of FSDP2 run in Python, parts are copied together and apart, autograd waits, and the threads that move bytes
+share the cores with those that compute, while the next layer is already on its way. None of it follows from a rate, and
+all of it follows the processor. So the step of a small model is timed three ways, in turns: as it is, with every layer
+a unit of FSDP2, and with a gather before and a reduce-scatter after every layer.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from paceline.cluster.probe.block import build_block
+from paceline.cluster.probe.records import StepTimes
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from paceline.cluster.probe.rank import Rank
+
+LAYERS, HIDDEN, FFN, HEADS, SEQUENCE = 4, 128, 384, 4, 128
+ROUNDS, TRIAL_ROUNDS = 7, 2
+MOVES = 4  # of a layer: a gather and a reduce-scatter in each pass
+# Products of this width between two collectives: some milliseconds of one thread, as between two layers of a step.
+WORK_WIDTH, WORK_PRODUCTS = 256, 12
+
+
+def computing() -> Callable[[], None]:
+    """Return what a rank computes before each collective that a probe times."""
+    import torch
+
+    square = torch.ones(WORK_WIDTH, WORK_WIDTH)
+
+    def work() -> None:
+        for _ in range(WORK_PRODUCTS):
+            torch.mm(square, square)
+
+    return work
+
+
+def step_times(rank: Rank) -> StepTimes | None:
+    """Return the seconds of a forward and backward pass plain, sharded, and with collectives between layers.
+
+    None of accelerators, which have queues of their own for collectives, and of a rank without peers.
+    """
+    import torch
+
+    if rank.kind != "cpu" or rank.ranks == 1:
+        return None
+    rows = 2 * rank.ranks
+    inputs = torch.randn(rows, SEQUENCE, HIDDEN)
+    plain = build_block(HIDDEN, FFN, HEADS, LAYERS, rank.device)
+    sharded, moved = _shards(rank), _with_moves(rank)
+    calls = {
+        "plain": _step(plain, inputs),
+        "sharded": _step(sharded, inputs),
+        "moved": _step(moved, inputs[:: rank.ranks].contiguous()),
+        "work": computing(),
+    }
+    took = _in_turns(calls, TRIAL_ROUNDS if rank.trial else ROUNDS)
+    parameters = sum(parameter.numel() for parameter in plain.parameters())
+    return {
+        "plain_seconds": took["plain"],
+        "sharded_seconds": took["sharded"],
+        "moved_seconds": took["moved"],
+        "work_seconds": took["work"],
+        "units": LAYERS,
+        "unit_bytes": 4 * parameters // LAYERS,
+        "moves": MOVES * LAYERS,
+        "move_bytes": inputs.numel() * 4,
+    }
+
+
+def _in_turns(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Return the median seconds of each call; all take turns, so that what else runs here hits all alike."""
+    import torch.distributed as dist
+
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(rounds + 1):
+        for name, call in calls.items():
+            dist.barrier()
+            begin = time.perf_counter()
+            call()
+            if number:  # the first one makes buffers and groups
+                samples[name].append(time.perf_counter() - begin)
+    return {name: statistics.median(values) for name, values in samples.items()}
+
+
+def _step(model: nn.Module, inputs: torch.Tensor) -> Callable[[], None]:
+    def step() -> None:
+        for parameter in model.parameters():
+            parameter.grad = None
+        model(inputs).square().mean().backward()
+
+    return step
+
+
+def _shards(rank: Rank) -> nn.Module:
+    """Return the model with every layer a unit of FSDP2, gathered in both passes, gradients summed as a run sums."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    mesh = init_device_mesh(rank.kind, (rank.ranks,))
+    model = build_block(HIDDEN, FFN, HEADS, LAYERS, rank.device)
+    for unit in (*model.children(), model):
+        fully_shard(unit, mesh=mesh, reshard_after_forward=unit is not model)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+    return model
+
+
+def _with_moves(rank: Rank) -> nn.Module:
+    """Return the model with the rows of all ranks gathered before every layer, and summed and scattered after it."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    def gather(part: torch.Tensor) -> torch.Tensor:
+        whole = part.new_empty(rank.ranks * part.shape[0], *part.shape[1:])
+        dist.all_gather_into_tensor(whole, part.contiguous())
+        return whole
+
+    def scatter(whole: torch.Tensor) -> torch.Tensor:
+        part = whole.new_empty(whole.shape[0] // rank.ranks, *whole.shape[1:])
+        dist.reduce_scatter_tensor(part, whole.contiguous())
+        return part
+
+    class Move(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, rows: torch.Tensor, gathers: bool) -> torch.Tensor:
+            ctx.gathers = gathers
+            return gather(rows) if gathers else scatter(rows)
+
+        @staticmethod
+        def backward(ctx: Any, by_rows: torch.Tensor) -> tuple[torch.Tensor, None]:
+            return scatter(by_rows) if ctx.gathers else gather(by_rows), None
+
+    class Moving(nn.Module):
+        def __init__(self, layer: nn.Module) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, part: torch.Tensor) -> torch.Tensor:
+            moved: torch.Tensor = Move.apply(self.layer(Move.apply(part, True)) / rank.ranks, False)
+            return moved
+
+    layers = build_block(HIDDEN, FFN, HEADS, LAYERS, rank.device).children()
+    return nn.Sequential(*(Moving(layer) for layer in layers))
