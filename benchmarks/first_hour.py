@@ -1,7 +1,7 @@
 """What a user types and waits for, the first time: a model fine-tuned, a classifier, a loop of one's own.
 
     python benchmarks/first_hour.py [--tasks finetune,loop] [--rounds 3] [--quick] [--json OUT] [--save]
-    python benchmarks/first_hour.py --join JSON ... [--save]
+    python benchmarks/first_hour.py --join JSON ... [--note TEXT] [--save]
 
 Every contender of a task is a script, or a spec file, in `first_hour_tasks/`, as its own guide would write it: all
 train the same model on the same data with AdamW at the same constant rate for as many steps of as many rows. Told of
@@ -153,8 +153,9 @@ def document(
         "accuracy (classify, images), or the loss of the last 20 steps (loop). All hold out the same documents, rows",
         "and images, and none warms its rate up; rows come in an order of each library's own, and the decay of weights",
         "and of second moments is each one's default, so metrics are equal within noise and not to the digit.",
-        "Paceline's planner takes bf16 where it is faster, the others are fp32 as their guides write it; its first run",
-        "on a machine measures that once, 10 s.",
+        "Paceline's planner takes bf16 where it holds it to be faster, the others are fp32 as their guides write it.",
+        "Its first run on a machine that may take longer than measuring the machine waits 10 s for that; a median over",
+        "two rounds has the half of it.",
         *([""] if left else []),
         *left,
         "",
@@ -201,6 +202,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", metavar="OUT", help="also write the result as JSON")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/first_hour.md and .json")
     parser.add_argument("--join", nargs="+", metavar="JSON", help="measure nothing; put these results together")
+    parser.add_argument("--note", default="", metavar="TEXT", help="with --join: how the machine was meanwhile")
     options = parser.parse_args(arguments)
     names = options.tasks.split(",")
     if unknown := set(names) - set(NAMES):
@@ -208,6 +210,7 @@ def main(arguments: list[str]) -> int:
     rounds = 1 if options.quick else options.rounds
     if options.join:
         result = joined([json.loads(Path(path).read_text("utf-8")) for path in options.join])
+        result["left_out"] += [options.note] if options.note else []
         arguments = ["--tasks", "TASK", "--rounds", str(result["rounds"]), "--json", "OUT"]
     else:
         with tempfile.TemporaryDirectory(prefix="first-hour-") as name:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from torch import nn
@@ -77,7 +77,7 @@ def target_layers(model: nn.Module, spec: AdapterSpec) -> dict[str, nn.Linear]:
         inside = _places(model)
         found = {name: layer for name, layer in linear.items() if name.startswith(inside) and name not in closed}
         if not found:
-            because = next(iter(closed.values()), "it holds no nn.Linear")
+            because = _turned(modules) or next(iter(closed.values()), "it holds no nn.Linear")
             raise ConfigError(
                 f"task.adapter.kind = '{spec.kind}': {type(model).__name__} has no layer for it", because,
                 "task.adapter.targets names linear layers, or task.train the parameters to train without adapters",
@@ -122,6 +122,12 @@ def why_not(model: nn.Module, modules: dict[str, nn.Module], name: str, layer: n
     if not isinstance(layer._parameters.get("weight"), nn.Parameter):
         return "its weight is computed from others (a parametrisation)"
     return ""
+
+
+def _turned(modules: Mapping[str, nn.Module]) -> str:
+    """Return why layers whose weights lie the other way round have no adapter, "" where there are none."""
+    name = next((name for name, module in modules.items() if type(module).__name__ == "Conv1D"), "")
+    return name and f"its layers, such as '{name}', are transformers' Conv1D ([in, out]), and nn.Linear alone is known"
 
 
 def _holds(module: nn.Module, weight: object) -> bool:
