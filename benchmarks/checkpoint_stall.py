@@ -7,12 +7,15 @@ run itself chooses (`interval = "auto"`) where each device fails once an hour: t
 what saving costs. The disk's own rate is that of
 as many bytes, written to the same folder in one piece and flushed, and read again; it is measured in the same minutes.
 A file that was just written is read from memory: both loads are measured, that one and one from the disk, for which the
-system is asked to forget the files (`posix_fadvise`). Rounds of the disk and of Paceline take turns.
+system is asked to forget the files (`posix_fadvise`). A save reads back from the disk what it has written, so beside
+the plain write stands one with such a read after it. Rounds of the disk and of Paceline take turns, and what part of
+the disk's own rate Paceline reaches is the median of rounds: a disk that others use changes within minutes.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import statistics
@@ -28,10 +31,11 @@ import torch
 from common import RESULTS, machine
 
 from paceline.checkpoint import list_checkpoints, load_checkpoint, read_index, save_checkpoint
+from paceline.checkpoint.files.threads import Hands, at_once
 from paceline.spec.journal.reading import read_journal
 
-PIECE_BYTES = 2**26
-ROUNDS = 3
+PIECE_BYTES, HASHED_BYTES = 2**26, 2**22
+ROUNDS = 5
 CHOSEN = "chosen"
 KINDS = {"on": "beside training", "off": "training waits", CHOSEN: "beside training, as often as the run chooses"}
 MTBF_HOURS = 1  # of a device: worse than any that is published, so that a short run chooses to save at all
@@ -74,6 +78,11 @@ def train(options: argparse.Namespace, run_dir: Path, kind: str) -> dict[str, fl
     }
 
 
+BESIDE = (
+    ("save", "disk_write"), ("save", "disk_write_and_back"), ("load", "disk_read"), ("load_memory", "memory_read"),
+)  # fmt: skip
+
+
 def write_raw(path: Path, size: int, piece: bytes) -> None:
     """Write so many bytes into one file, a piece again and again, and have the disk take them."""
     path.unlink(missing_ok=True)
@@ -99,8 +108,28 @@ def forget(paths: Iterable[Path]) -> None:
         os.close(descriptor)
 
 
-def rates(run_dir: Path) -> dict[str, float]:
-    """Return bytes per second of the disk, and of a save and loads of the newest checkpoint's state by one process."""
+def write_and_read_raw(path: Path, size: int, piece: bytes) -> None:
+    """Write a file as `write_raw` does, and read it back from the disk: what a save that trusts no disk asks of it."""
+    write_raw(path, size, piece)
+    forget([path])
+    read_raw(path)
+
+
+def hash_raw(size: int, piece: bytes) -> None:
+    """Hash so many bytes in pieces, by as many threads as a save works with at once."""
+    with Hands(at_once(), "hash") as hands:
+        lengths = [min(HASHED_BYTES, size - begin) for begin in range(0, size, HASHED_BYTES)]
+        made = [hands.submit(lambda length: hashlib.sha256(memoryview(piece)[:length]).digest(), length)
+                for length in lengths]  # fmt: skip
+        for each in made:
+            each.result()
+
+
+def rates(run_dir: Path) -> tuple[dict[str, float], dict[str, float]]:
+    """Return bytes per second of the disk, and of a save and loads of the newest checkpoint's state by one process.
+
+    And what part each is of the disk's own, as the median over rounds: a disk that others use changes between rounds.
+    """
     newest = list_checkpoints(run_dir / "checkpoints").complete[0]
     index = read_index(newest.path, newest.manifest)
     state = {name: torch.empty(entry.shape, dtype=getattr(torch, entry.dtype)) for name, entry in index.items()}
@@ -110,6 +139,8 @@ def rates(run_dir: Path) -> dict[str, float]:
     work: dict[str, Callable[[], object]] = {
         "disk_write": lambda: write_raw(raw, size, piece),
         "save": lambda: save_checkpoint(root, 1, state, {}, keep_last=1),
+        "disk_write_and_back": lambda: write_and_read_raw(raw, size, piece),
+        "sha256": lambda: hash_raw(size, piece),
         "memory_read": lambda: read_raw(raw),
         "load_memory": lambda: load_checkpoint(newest.path, state),
         "disk_read": lambda: read_raw(raw),
@@ -123,7 +154,11 @@ def rates(run_dir: Path) -> dict[str, float]:
             began = time.perf_counter()
             call()
             taken[name].append(time.perf_counter() - began)
-    return {name: size / statistics.median(seconds) for name, seconds in taken.items()}
+    parts = {
+        f"{name} of {of}": statistics.median(its / own for own, its in zip(taken[name], taken[of], strict=True))
+        for name, of in BESIDE
+    }
+    return {name: size / statistics.median(seconds) for name, seconds in taken.items()}, parts
 
 
 def main() -> None:
@@ -143,9 +178,9 @@ def main() -> None:
         options.model, options.devices, options.samples, options.steps, options.every = "llama-1m", 1, 2, 6, 2
     with tempfile.TemporaryDirectory(prefix="checkpoint-stall-", dir=options.dir) as folder:
         runs = {name: train(options, Path(folder, name), name) for name in KINDS}
-        measured = rates(Path(folder, "on"))
+        measured, parts = rates(Path(folder, "on"))
     result: dict[str, Any] = {"machine": machine(), "model": options.model, "devices": options.devices, "runs": runs}
-    result["rates"] = measured
+    result |= {"rates": measured, "parts": parts}
     print(f"{options.model} on {options.devices} processes, {runs['on']['bytes'] / 1e6:.0f} MB a checkpoint\n")
     print("| checkpoints | step | saves | stall | stall over step | stalls over all steps | whole save |")
     print("|---|---|---|---|---|---|---|")
@@ -155,8 +190,10 @@ def main() -> None:
         print(f"| {title} | {one['step_seconds']:.3f} s | {one['saves']} | {one['stall_seconds'] * 1e3:.1f} ms |"
               f" {ratio:.1%} | {one['stall_share']:.2%} | {one['save_seconds']:.3f} s |")  # fmt: skip
     print("\n| one process | MB/s | over the disk's own |\n|---|---|---|")
-    for name, of in (("save", "disk_write"), ("load", "disk_read"), ("load_memory", "memory_read")):
-        print(f"| {name.replace('_', ' from ')} | {measured[name] / 1e6:.0f} | {measured[name] / measured[of]:.0%} |")
+    for name, of in BESIDE:
+        part = f"{parts[f'{name} of {of}']:.0%} of {of.replace('_', ' ')}"
+        print(f"| {name.replace('_', ' from ')} | {measured[name] / 1e6:.0f} | {part} |")
+    print(f"| sha256 by itself | {measured['sha256'] / 1e6:.0f} | |")
     for path in [options.json, RESULTS / "checkpoint_stall.json" if options.save else None]:
         if path:
             path.write_text(json.dumps(result, indent=1) + "\n")

@@ -1,14 +1,17 @@
 """What samples of text cost to read: Paceline's sources beside a memory map, torch's loaders and other libraries.
 
     python benchmarks/data.py [--quick] [--tokens 100000000] [--rounds 3] [--json OUT] [--save]
-        [--only PACKAGE ...] [--python datasets=PATH] [--python litdata=PATH] [--python grain=PATH]
+        [--only PART ...] [--python datasets=PATH] [--python litdata=PATH] [--python grain=PATH]
         [--python mosaicml-streaming=PATH]
 
 Each reader reads the same tokens in a process of its own, in batches of rows with their labels (int64), in a new order
 each epoch; readers take turns. A library that needs an environment of its own is given its Python: make a virtual
 environment, install `benchmarks/readers/requirements/PACKAGE.txt` into it, and name its interpreter. A library that is
-not there is said to be not installed. With `--only` (`none` for readers that need no package) the other readers' rows,
-and the tables below, come from the file that `--json` names, so that a long run can be made in parts.
+not there is said to be not installed.
+
+The whole is made of parts: the readers of one package each (`none` for those that need no package), and the tables
+`resume`, `cold` and `batches`. With `--only` the other parts come from the file that `--json` names, so that a long run
+can be made in pieces. Each part holds its own baseline, machine, date, load and rounds.
 
 CPU is that of all processes of a reader for a row: it does not see what else the machine does. The baseline is a memory
 map and a permutation that numpy draws for each epoch. Then: seconds from opening the source to its first batch, what
@@ -27,22 +30,18 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from common import RESULTS, machine
-from readers import READERS, ROWS, SEED, SEQ_LEN, VOCAB
+from readers import BASELINE, READERS, ROWS, SEED, SEQ_LEN, VOCAB
+from readers.batches import batches_of_documents
 from readers.cold import cold_reads
+from readers.page import TABLES, page
 from readers.resume import resumes
 
-from paceline.spec.task import DataSpec
-from paceline.task.data.order.bucketed import BucketedOrder
-from paceline.task.data.order.of_source import ids_at
-from paceline.task.data.rows.packed_source import PackedSource
-from paceline.task.data.rows.packing import pieces_of
-from paceline.task.data.source import open_sources
 from paceline.task.data.sources.shards.folder import ShardIndex, write_index
 from paceline.task.data.sources.shards.layout import ShardWriter
 from paceline.task.data.sources.tokenizer import ByteTokenizer
@@ -50,8 +49,7 @@ from paceline.task.data.sources.tokens import TokenWriter
 
 DOCUMENT_TOKENS = 2095  # on average, as in a corpus of code
 MANY_SAMPLES = 10**8
-BATCH, RANKS = 64, 8
-BASELINE = "memory map and permutation"
+NO_PACKAGE = "none"  # the part of the readers that need no package
 SHARD_TOKENS = 2**25
 MOST_SECONDS = 300  # of one reader in one round, or of writing its files
 MEASURE = Path(__file__).parent / "readers" / "measure.py"
@@ -140,127 +138,65 @@ def read_by(names: Sequence[str], folder: Path, rounds: int, batches: int, pytho
     return rows
 
 
-def batches_of_documents(folder: Path, max_bytes: int) -> dict[str, Any]:
-    """Return what batches of the built-in corpus leave empty, and how unequal ranks are, over three epochs.
-
-    Rows of packed documents; and whole documents, cut where they are longer than a row, in buckets of about one length.
-    """
-    found = {}
-    for seq_len in (512, 2048):
-        data = DataSpec(seq_len=seq_len, rows="packed", max_bytes=max_bytes, cache_dir=str(folder))
-        train, _ = open_sources(data, SEED)
-        assert isinstance(train, PackedSource)
-        filled = np.add.reduceat(train.rows.lengths, train.rows.firsts[:-1])
-        loads = filled[ids_at(train, SEED, np.arange(3 * train.samples))]
-        found[f"packed rows of {seq_len:,}"] = {"rows": train.samples, "waste": train.waste, **_skew(loads)}
-        lengths = pieces_of(train.split.offsets(), seq_len)[1]
-        order = BucketedOrder(lengths, BATCH, 2048 * 16)
-        loads = lengths[order.ids(SEED, np.arange(3 * len(lengths)))]
-        passes = loads[: len(loads) // BATCH * BATCH].reshape(-1, BATCH // RANKS)
-        waste = 1 - passes.sum() / (passes.max(1) * passes.shape[1]).sum()
-        found[f"documents of at most {seq_len:,} in buckets"] = {"rows": len(lengths), "waste": float(waste),
-                                                                 **_skew(loads)}  # fmt: skip
-    return found
-
-
-def _skew(loads: np.ndarray) -> dict[str, float]:
-    """Return how many tokens the fullest rank has over the mean."""
-    by_rank = loads[: len(loads) // BATCH * BATCH].reshape(-1, RANKS, BATCH // RANKS).sum(2)
-    skew = by_rank.max(1) / by_rank.mean(1)
-    return {"skew_median": float(np.median(skew)), "skew_95": float(np.quantile(skew, 0.95)),
-            "skew_max": float(skew.max())}  # fmt: skip
-
-
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--tokens", type=int, default=100_000_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--batches", type=int, default=4000)
+    parser.add_argument("--batches", type=int, default=20_000)
     parser.add_argument("--python", action="append", default=[], metavar="PACKAGE=PATH")
-    parser.add_argument("--only", action="append", default=[], metavar="PACKAGE")
+    parser.add_argument("--only", action="append", default=[], metavar="PART")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--save", action="store_true")
     chosen = parser.parse_args()
     pythons = dict(each.split("=", 1) for each in chosen.python)
-    packages = {reader.package for reader in READERS.values()}
-    if unknown := (set(pythons) | set(chosen.only)) - packages - {"none"}:
-        parser.error(f"no reader needs {', '.join(unknown)}")
+    packages = dict.fromkeys(reader.package or NO_PACKAGE for reader in READERS.values())
+    parts = [*packages, *TABLES]
+    if unknown := (set(pythons) - set(packages)) | (set(chosen.only) - set(parts)):
+        parser.error(f"{', '.join(sorted(unknown))}: the parts are {', '.join(parts)}")
     many, max_bytes = MANY_SAMPLES, 20_000_000
     if chosen.quick:
         chosen.tokens, chosen.rounds, chosen.batches, many, max_bytes = 2_000_000, 1, 200, 10**6, 300_000
-    names = [
-        name for name, reader in READERS.items()
-        if name == BASELINE or not chosen.only or (reader.package or "none") in chosen.only
-    ]  # fmt: skip
-    before = json.loads(chosen.json.read_text()) if chosen.only and chosen.json and chosen.json.exists() else {}
+    report: dict[str, Any] = {
+        "tokens": chosen.tokens,
+        "rows": ROWS,
+        "seq_len": SEQ_LEN,
+        "resume_samples": many,
+        "parts": {},
+    }
+    if chosen.only and chosen.json and chosen.json.exists():
+        before = json.loads(chosen.json.read_text())
+        if any(before.get(key) != value for key, value in report.items() if key != "parts"):
+            parser.error(f"{chosen.json} is of another size")
+        report = before
     with tempfile.TemporaryDirectory(prefix="data-") as folder_name:
         folder = Path(folder_name)
         write_corpus(folder, chosen.tokens)
-        about = {"tokens": chosen.tokens, "rows": ROWS, "seq_len": SEQ_LEN, "resume_samples": many}
-        if before and {key: before[key] for key in about} != about:
-            parser.error(f"{chosen.json} is of another size")
-        report = before or {
-            "cold": cold_reads(folder), "resume": resumes(folder, many), "readers": {},
-            "batches": batches_of_documents(folder / "cache", max_bytes),
-        }  # fmt: skip
-        rows = {**report["readers"], **read_by(names, folder, chosen.rounds, chosen.batches, pythons)}
-        report = {
-            "machine": machine(),
-            **about,
-            **report,
-            "readers": {name: rows[name] for name in READERS if name in rows},
+        tables: dict[str, Callable[[], dict[str, Any]]] = {
+            "resume": lambda: resumes(folder, many),
+            "cold": lambda: cold_reads(folder),
+            "batches": lambda: batches_of_documents(folder / "cache", max_bytes),
         }
+        for part in chosen.only or parts:
+            load = os.getloadavg()[0]
+            if part in tables:
+                found: dict[str, Any] = {"rows": tables[part]()}
+            else:
+                rows = read_by(readers_of(part), folder, chosen.rounds, chosen.batches, pythons)
+                found = {"rows": rows, "rounds": chosen.rounds}
+            report["parts"][part] = {"machine": machine(), "load": [load, os.getloadavg()[0]], **found}
+            if chosen.json:  # at once: a long run may be cut
+                chosen.json.write_text(json.dumps(report, indent=1) + "\n")
     print(page(report))
-    if chosen.json:
-        chosen.json.write_text(json.dumps(report, indent=1) + "\n")
     if chosen.save:
         (RESULTS / "data.json").write_text(json.dumps(report, indent=1) + "\n")
         (RESULTS / "data.md").write_text(page(report))
 
 
-def page(report: dict[str, Any]) -> str:
-    """Return the tables."""
-    about = report["machine"]
-    lines = [
-        "# Reading samples of text", "",
-        f"{about['date']} · {about['cpu']}, {about['cores']} cores · torch {about['torch']} · {report['tokens']:,}"
-        f" tokens, batches of {report['rows']} rows of {report['seq_len']:,} with their labels. Neighbours: how often"
-        " windows less than 8 apart meet in a batch of 64, against a uniform shuffle.", "",
-        "| reader | CPU µs a row | over the memory map | first batch, ms | memory, MB | neighbours |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]  # fmt: skip
-    for name, row in report["readers"].items():
-        if "not_measured" in row:
-            lines.append(f"| {name} | {row['not_measured']} | | | | |")
-            continue
-        near = f"{row['near']:.2f}" if "near" in row else ""
-        lines.append(
-            f"| {name} | {row['cpu'] * 1e6:.1f} | {row['over_memory_map']:.2f} | {row['first'] * 1e3:.0f} |"
-            f" {row['memory'] / 1e6:.0f} | {near} |"
-        )
-    many = f"{report['resume_samples']:,}"
-    lines += ["", f"| from opening to a batch anywhere in {many} samples | median, ms | most, ms |", "|---|---:|---:|"]
-    for kind, row in report["resume"].items():
-        lines.append(f"| {kind} | {row['median'] * 1e3:.1f} | {row['most'] * 1e3:.1f} |")
-    lines += ["", "| a cold epoch of remote shards | bytes fetched over their bytes | requests |", "|---|---:|---:|"]
-    for kind, row in report["cold"].items():
-        lines.append(f"| {kind} | {row['amplification']:.2f} | {row['requests']:,} |")
-    lines += [
-        "",
-        f"Global batches of {BATCH} rows of the Python library over {RANKS} ranks: what of a rank's rows is padding,"
-        " and tokens of the fullest rank over the mean.",
-        "",
-        "| samples | how many | empty | fullest rank: median | 95 % | most |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
-    for kind, row in report["batches"].items():
-        lines.append(
-            f"| {kind} | {row['rows']:,} | {row['waste']:.2%} | {row['skew_median']:.4f} | {row['skew_95']:.4f} |"
-            f" {row['skew_max']:.3f} |"
-        )
-    return "\n".join(lines) + "\n"
+def readers_of(part: str) -> list[str]:
+    """Return the baseline and the readers that need a part's package."""
+    return [name for name, each in READERS.items() if name == BASELINE or (each.package or NO_PACKAGE) == part]
 
 
 if __name__ == "__main__":

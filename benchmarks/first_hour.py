@@ -7,8 +7,8 @@ Every contender of a task is a script, or a spec file, in `first_hour_tasks/`, a
 train the same model on the same data with AdamW at the same constant rate for as many steps of as many rows. Told of
 each: the lines that a user writes (without empty ones and comments), seconds from the start of the process to the
 first step, steps per second after it, the largest resident memory, and the metric on the same held-out data, which is
-not the same to the last digit: rows come in another order. They take turns; figures are medians over rounds. One
-process on one CPU device.
+not the same to the last digit: rows come in another order. They take turns; figures are medians over rounds. Each is
+one process on one core, the same for all.
 """
 
 from __future__ import annotations
@@ -139,13 +139,13 @@ def document(
     rows: list[dict[str, Any]], left: list[str], rounds: int, facts: dict[str, Any], arguments: list[str]
 ) -> list[str]:
     """Return the Markdown page of a result, in lines."""
-    where = f"{facts['date']} · {facts['cpu']}, {facts['cores']} cores · torch {facts['torch']}"
+    where = f"{facts['date']} · {facts['cpu']}, one of {facts['cores']} cores · torch {facts['torch']}"
     return [
         "# The first hour, side by side",
         "",
         f"`python benchmarks/first_hour.py {' '.join(arguments)}`",
         "",
-        f"{where} · one process on one thread · {rounds} rounds",
+        f"{where} · one process on one core · {rounds} rounds",
         "",
         table(rows),
         "",

@@ -4,13 +4,16 @@ Besides, the loss of a node: everything on one of two nodes (two supervisors on 
 part of the RAM disk is emptied. With copies the state is in the ranks that are left, with shards in the memory of both.
 And "cold": the supervisor is killed and all its ranks end with it, and the run is started again at once.
 
-    python benchmarks/recovery.py [--quick] [--rounds 5] [--ranks 4] [--json OUT] [--save]
+    python benchmarks/recovery.py [--quick] [--rounds 5] [--ranks 4] [--only NAME ...] [--add JSON ...] [--json OUT]
+                                  [--save]
 
-Contenders take turns. Paceline's seconds are those of its journal, in which every phase is apart; they count from the
-moment at which the supervisor last saw all ranks well. The loop by hand is a DDP model of the same size in order of
-magnitude that saves a checkpoint after every step and notes the time of each; torchrun starts its workers again. It
-runs as torchrun comes, and with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, without which a restart over gloo meets the dead
-workers' addresses (torch 2.13). A contender that has made no step after its limit is told as such.
+Contenders take turns. With `--only` some of them do, and `--add` counts the rounds of earlier calls on this machine:
+where a call may not last for long, the rounds are made in parts. Paceline's seconds are those of its journal, in which
+every phase is apart; they count from the moment at which the supervisor last saw all ranks well. The loop by hand is a
+DDP model of the same size in order of magnitude that saves a checkpoint after every step and notes the time of each;
+torchrun starts its workers again. It runs as torchrun comes, and with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, without
+which a restart over gloo meets the dead workers' addresses (torch 2.13). A contender that has made no step after its
+limit is told as such.
 """
 
 from __future__ import annotations
@@ -257,12 +260,26 @@ def torchrun(ranks: int, folder: Path, **environ: str) -> dict[str, float] | Non
         end(process)
 
 
+def earlier(name: str, ranks: int, here: dict[str, Any], files: list[Path]) -> list[dict[str, float] | None]:
+    """Return the rounds of a contender in earlier calls. Ends the script where they were on another machine or day."""
+    found: list[dict[str, float] | None] = []
+    for path in files:
+        report = json.loads(path.read_text())
+        if (report["machine"], report["ranks"]) != (here, ranks):
+            sys.exit(f"{path}: {report['ranks']} ranks on {report['machine']}, and this call has {ranks} on {here}")
+        row = report["contenders"].get(name, {"never": 0})
+        found += [*row.get("results", ()), *[None] * row["never"]]
+    return found
+
+
 def main() -> None:
     """Run every contender in turn, print the table, and keep the figures if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one round with two ranks")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="contenders of this call")
+    parser.add_argument("--add", nargs="+", type=Path, default=[], metavar="JSON", help="figures of earlier calls")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--save", action="store_true")
     chosen = parser.parse_args()
@@ -274,14 +291,19 @@ def main() -> None:
         "torchrun": lambda folder: torchrun(ranks, folder),
         "torchrun, own store": lambda folder: torchrun(ranks, folder, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"),
     }
-    found: dict[str, list[dict[str, float] | None]] = {name: [] for name in contenders}
+    here = machine()
+    found = {name: earlier(name, ranks, here, chosen.add) for name in contenders}
     for _ in range(rounds):
         for name, contender in contenders.items():
+            if name not in (chosen.only or contenders):
+                continue
             with tempfile.TemporaryDirectory() as folder:
                 found[name].append(contender(Path(folder)))
     print(f"{'':22}{'seconds':>9}{'95 %':>16}  " + "".join(f"{phase:>9}" for phase in PHASES) + "  never")
     rows = {}
     for name, results in found.items():
+        if not results:
+            continue
         made = [result for result in results if result]
         rows[name] = {"rounds": len(results), "never": len(results) - len(made)}
         if made:
@@ -295,7 +317,7 @@ def main() -> None:
                   f"{rows[name]['never']:7}")  # fmt: skip
         else:
             print(f"{name:22}{'never':>9}")
-    report = {"machine": machine(), "ranks": ranks, "contenders": rows}
+    report = {"machine": here, "ranks": ranks, "contenders": rows}
     if chosen.json:
         chosen.json.write_text(json.dumps(report, indent=1))
     if chosen.save:

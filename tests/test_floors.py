@@ -10,7 +10,9 @@ from __future__ import annotations
 import ast
 import graphlib
 import json
+import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +26,7 @@ LONGEST_FILE_LINES = 600
 
 LARGEST_ROOM = 0.25  # of the code
 MOST_FILES = 15  # at the top of a folder; its __init__.py does not count
+OF_HELPERS = ("tests", "tests/mutations")  # what tests of all rooms import by a bare name, and the mistakes they plant
 
 # Room -> floor. The longest matching name decides.
 FLOORS: dict[str, float] = {
@@ -32,6 +35,7 @@ FLOORS: dict[str, float] = {
     "paceline.errors": 1,
     "paceline.units": 1,
     "paceline.uncaught": 1,
+    "paceline.direct": 1,
     "paceline.durable": 1,
     "paceline.said": 1,
     "paceline.scratch": 1,
@@ -221,10 +225,58 @@ def test_no_room_holds_more_than_its_part() -> None:
 
 
 def test_no_folder_has_more_files_than_an_eye_takes_in() -> None:
-    scripts = (Path(__file__).parents[1] / "benchmarks").rglob("*.py")
-    folders = {path.parent for path in [*SOURCES.values(), *scripts]}
+    repository = Path(__file__).parents[1]
+    others = [
+        path for folder in ("benchmarks", "docs", "examples", "tests") for path in (repository / folder).rglob("*.py")
+    ]
+    folders = {path.parent for path in [*SOURCES.values(), *others]} - {repository / each for each in OF_HELPERS}
     counts = {str(folder): len([p for p in folder.glob("*.py") if p.name != "__init__.py"]) for folder in folders}
     assert {folder: count for folder, count in counts.items() if count > MOST_FILES} == {}
+
+
+MOST_ANY = {r"\bAny\b": 12.6, r"dict\[str, Any\]": 1.95}  # of 1,000 lines of the package; these may only fall
+
+
+@pytest.mark.parametrize("pattern", MOST_ANY)
+def test_what_the_type_checker_does_not_look_at_becomes_less(pattern: str) -> None:
+    """A value that is only passed on is an `object`, a record its class: `Any` is for what a library does not type."""
+    texts = [path.read_text(encoding="utf-8") for path in SOURCES.values()]
+    found = sum(len(re.findall(pattern, text)) for text in texts)
+    assert 1000 * found / sum(len(text.splitlines()) for text in texts) <= MOST_ANY[pattern]
+
+
+# Functions of the package that tests alone call: what a test holds the others against, or has in place of processes.
+FOR_TESTS = {"fit_file", "from_hf_state", "initial_tensor", "metric_names", "to_hf_state", "undeclared"}
+
+
+def names_used(text: str) -> Iterator[str]:
+    """Yield the names that a file's code uses, and those that it spells as text."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.ImportFrom):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from re.split(r"[.:]", node.value)[-1:]
+
+
+def test_nothing_is_there_that_nobody_uses() -> None:
+    """Every function and class at the top of a file is used in the package, by a benchmark, or shown on a page."""
+    repository = Path(__file__).parents[1]
+    pages = [path.read_text(encoding="utf-8") for path in (repository / "docs").rglob("*.md") if path.name != "log.md"]
+    scripts = [path for folder in ("benchmarks", "docs", "examples") for path in (repository / folder).rglob("*.py")]
+    used = {name for path in [*SOURCES.values(), *scripts] for name in names_used(path.read_text(encoding="utf-8"))}
+    used |= {word for page in pages for word in re.findall(r"\w+", page)}
+    defined = {
+        node.name
+        for path in SOURCES.values()
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        if not node.decorator_list or isinstance(node, ast.ClassDef)
+    }
+    assert defined - used - {"__getattr__", "__dir__"} == FOR_TESTS
 
 
 TELL = "\nimport json, sys; print(json.dumps([n for n in {} if n in sys.modules]))"

@@ -2,7 +2,8 @@
 
     python timed.py OUT.json [-m] NAME [ARGUMENT ...]
 
-The moments are seconds since the process began; torch is imported when the script does it, and not before.
+It is held to one core: how many threads a variable allows is heeded by some and not by others. The moments are seconds
+since the process began; torch is imported when the script does it, and not before.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import importlib.abc
 import importlib.util
 import json
+import os
 import resource
 import runpy
 import sys
@@ -56,6 +58,7 @@ def main() -> None:
     out, *words = sys.argv[1:]
     as_module = words[0] == "-m"
     sys.argv = words[1:] if as_module else words
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     moments: list[float] = []
     sys.meta_path.insert(0, Hooked(moments))
     sys.path[0] = "" if as_module else str(Path(words[0]).parent)

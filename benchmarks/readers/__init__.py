@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 SEQ_LEN, ROWS, SEED, VOCAB = 1024, 16, 7, 32768
+BASELINE = "memory map and permutation"
 
 Batches = Iterator[dict[str, torch.Tensor]]
 Read = Callable[[Path], Batches]
@@ -50,7 +51,7 @@ class Reader:
 
 
 READERS = {
-    "memory map and permutation": Reader("torch_loaders", "memory_map"),
+    BASELINE: Reader("torch_loaders", "memory_map"),
     "Paceline": Reader("ours", "windows"),
     "Paceline, read ahead": Reader("ours", "windows_while_busy"),
     "Paceline, read ahead by a thread": Reader("ours", "windows_ahead"),

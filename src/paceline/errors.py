@@ -7,6 +7,7 @@ the only case in which a traceback is shown.
 from __future__ import annotations
 
 import difflib
+import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -60,6 +61,7 @@ class DoesNotFit(PacelineError):
     """No layout of the task fits the cluster, or the one asked for does not."""
 
     exit_code = 3
+    least_bytes = math.inf  # of a device's memory that the smallest plan needs, where that is why
 
 
 class OutOfMemory(DoesNotFit):

@@ -302,7 +302,7 @@ def _this_process() -> dict[str, Any]:
     return {"host": platform.node(), "started": started, "processes": [[os.getpid(), _began(os.getpid())]]}
 
 
-def _write(descriptor: int, record: Mapping[str, Any]) -> None:
+def _write(descriptor: int, record: Mapping[str, object]) -> None:
     line = json.dumps(record).encode().ljust(RECORD_BYTES - 1) + b"\n"
     os.pwrite(descriptor, line, 0)
     os.ftruncate(descriptor, len(line))

@@ -26,6 +26,11 @@ def is_shown(stream: TextIO) -> bool:
     return stream.isatty() or (stream is sys.stdout and TERMINAL_VARIABLE in os.environ)
 
 
+def one_line(text: str) -> str:
+    """Return a text of somebody else's as one line that no terminal obeys: what cannot be printed is spelt out."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
 def say_line(text: str, stream: TextIO | None = None) -> None:
     """Print a line at once. Where a disk does not take it, it is tried again with the next one."""
     stream = stream or sys.stdout

@@ -6,7 +6,6 @@ import builtins
 import sys
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
 
 from paceline.errors import PacelineError
 
@@ -14,7 +13,7 @@ from paceline.errors import PacelineError
 class EndsWithCode:
     """Shows an error as the hook before it does; of a PacelineError the process ends with its exit code."""
 
-    def __init__(self, before: Callable[..., Any]) -> None:
+    def __init__(self, before: Callable[..., object]) -> None:
         self._before = before
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

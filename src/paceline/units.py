@@ -21,6 +21,7 @@ SECONDS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "second": 1.0, "seconds": 1.0, "m":
            "days": 86400.0}  # fmt: skip
 MOST_IN_A_UNIT = 10_000  # of values that are compared in one unit
 LARGEST_LOSS = 1e5  # that is written out
+LEAST_USD = 1e-6  # that is written out
 COUNTED_IN_SECONDS = 600.0  # durations that are compared, the longest of which is shorter
 AMOUNT_UNITS = ("steps", "samples", "tokens", "epochs")
 
@@ -218,6 +219,32 @@ def _size(value: float) -> str:
 def _figures(value: float) -> str:
     """Return three figures, and whole numbers from a thousand on."""
     return f"{value:,.0f}" if abs(_three_figures(value)) >= 1000 else f"{value:.3g}"
+
+
+def format_usd(usd: float) -> str:
+    """Return money: "$1,204", "$3.52", "$0.50", "$0.01691"; "unknown" where it is not known."""
+    if not math.isfinite(usd):
+        return "unknown"
+    if usd < 0:
+        return f"-{format_usd(-usd)}"
+    if usd == 0 or usd >= 0.995:
+        return f"${usd:,.0f}" if usd >= 99.995 else f"${usd:,.2f}"
+    if usd < LEAST_USD:
+        return f"<${LEAST_USD:f}"
+    figures = f"{usd:.{3 - math.floor(math.log10(usd))}f}".rstrip("0")
+    whole, _, cents = figures.partition(".")
+    return f"${whole}.{cents:0<2}"
+
+
+def format_amount(value: float, unit: str = "") -> str:
+    """Return a plain amount with its unit, in four figures, whole from a thousand on: "0.4475", "12,346 device-hours".
+
+    "unknown" where it is not known.
+    """
+    if not math.isfinite(value):
+        return "unknown"
+    figures = f"{value:,.0f}" if abs(value) >= 999.95 else f"{value:.4g}"
+    return f"{figures} {unit}".strip()
 
 
 def format_loss(loss: float | None) -> str:

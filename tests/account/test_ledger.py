@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import datetime
+import io
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +20,14 @@ from paceline.account.prices import BookPrice, PriceBook, read_prices
 from paceline.account.texts import bill_lines
 from paceline.account.timeline import held_devices
 from paceline.errors import ConfigError, StorageError
+from paceline.observe.dash.bill_page import bill_page
+from paceline.observe.live.run import LiveRun
+from paceline.observe.live.spent import spent_so_far
+from paceline.report.html import render_html
 from paceline.report.records import gather
+from paceline.report.summary import summarise
 from paceline.spec.journal.kinds import parse
+from paceline.spec.journal.reading import read_journal
 from paceline.spec.journal.watching import NodeSample
 
 START = 1_772_323_200.0
@@ -80,7 +89,10 @@ def test_devices_times_time_add_up_and_each_kind_is_what_a_hand_counts() -> None
             "stall": 2 * 1 * 2 + 1 * 1 + 2 * 1 * 3,  # waiting for data
             "lost": 10 * 1,  # step 4 of the first start
             "checkpoint": 2 * 2,
-            "restart": (46 - 22) * 2 + (24 - 20) * 1 + (30 - 24) * 3,
+            "restart": 10 * 2 + 6 * 2 + 5 * 3,  # until the first steps, and recovering
+            "idle": (1 + 7) * 2
+            + 4 * 1
+            + 1 * 3,  # after step 2, between the save and the fault; cut off; before the end
         }
     )
     assert [(held.devices, held.seconds) for held in held_devices(gather(stormy()))] == [
@@ -180,6 +192,57 @@ def test_a_price_book_replaces_prices_by_day_and_class_and_electricity_goes_by_t
     assert sum(entry.usd or 0.0 for entry in with_power) == pytest.approx(206 / 3600 * (0.36 + 1.5 * tariff))
 
 
+def test_devices_that_may_be_taken_away_cost_their_share_of_a_books_price(tmp_path: Path) -> None:
+    path = tmp_path / "prices.toml"
+    path.write_text("[[prices]]\nusd_per_device_hour = 3.6\nspot_ratio = 0.25\n")
+    spot = [{**line, "spec": {"cluster": {"spot": True}}} if "spec" in line else line for line in stormy()]
+    paid = [sum(entry.usd or 0.0 for entry in ledger_of(lines, "run", read_prices(path))) for lines in (stormy(), spot)]
+    assert paid == [pytest.approx(0.206), pytest.approx(0.206 / 4)]
+    path.write_text("[[prices]]\nusd_per_device_hour = 3.6\n")
+    assert sum(entry.usd or 0.0 for entry in ledger_of(spot, "run", read_prices(path))) == pytest.approx(0.206)
+    path.write_text("[[prices]]\nspot_ratio = 1.5\n")
+    with pytest.raises(ConfigError, match="spot_ratio"):
+        read_prices(path)
+
+
+def test_what_devices_draw_without_work_is_told_beside_what_they_drew(tmp_path: Path) -> None:
+    """A kilowatt at work and 400 W without, in a building of 1.5; what a counter says may be less than the model."""
+    idle = {**started(1, 0, 2)["cluster"], "waiting_watts_per_device": figure(400.0), "pue": figure(1.5)}
+    lines = [started(1, 0, 2, cluster=idle), step(1, 1, 40)]
+    assert sum(entry.baseline_kwh or 0.0 for entry in ledger_of(lines, "run")) == pytest.approx(80 * 600 / 3.6e6)
+    frugal = [node(40, 80 * 100.0, [0, 1], 40.0)]
+    assert [entry.baseline_kwh for entry in ledger_of(lines, "run", samples=frugal)] == [
+        entry.kwh for entry in ledger_of(lines, "run", samples=frugal)
+    ]
+    write_journal(tmp_path / "a", lines)
+    assert "40% of the energy is what held devices draw without any work" in "\n".join(
+        bill_lines(make_bill([tmp_path]))
+    )
+    write_journal(tmp_path / "b", stormy())
+    assert "at least" in "\n".join(bill_lines(make_bill([tmp_path])))
+
+
+def test_runs_that_are_on_a_node_at_once_share_what_its_processors_took(tmp_path: Path) -> None:
+    """20 s alone with one rank, then 20 s beside three ranks of another run: their sum is what the node's counter says.
+
+    GPUs are a run's own, and are not shared out.
+    """
+    cpu = {**started(1, 0, 1)["cluster"], "device": {"name": "cpu", "kind": "cpu"}}
+    for name, began, devices in (("a", 0, 1), ("b", 20, 3)):
+        lines = [started(1, began, devices, cluster=cpu), step(1, 1, 40)]
+        for moment in range(began + 10, 41, 10):
+            sample = node(moment, 0.0, list(range(devices)), cpu_joules=1000.0)
+            lines.append({**dataclasses.asdict(sample), "kind": "node"})
+        write_journal(tmp_path / name, lines)
+    bill = make_bill([tmp_path])
+    by_run = {row.group: row.kwh for row in bill.rows}
+    assert by_run == {"a": pytest.approx(2500 / 3.6e6), "b": pytest.approx(1500 / 3.6e6)}
+    assert bill.shared == {"a": pytest.approx(20.0)} and "a had several of these runs at once for 20 s" in str(
+        bill_lines(bill)
+    )
+    assert make_bill([tmp_path / "a"]).total.kwh == pytest.approx(4000 / 3.6e6), "alone, a node's counter is its own"
+
+
 def test_electricity_and_carbon_by_the_hour_are_those_of_the_hours_in_which_a_run_trains(tmp_path: Path) -> None:
     """The same files that a run's window is chosen by (run.when) stand in the price book."""
     (tmp_path / "usd.csv").write_text("".join(f"{hour},{0.01 * (hour + 1)}\n" for hour in range(24)))
@@ -203,6 +266,8 @@ def test_electricity_and_carbon_by_the_hour_are_those_of_the_hours_in_which_a_ru
         ('[[prices]]\nsince = "2026-06-01"\nuntil = "2026-01-31"\n', r"prices\[1\] holds on no day"),
         ('[[prices]]\nusd_per_device_hour = nan\n', "finite"),
         ('[[electricity]]\nhours = "22-30"\n', r"electricity\[1\] has '22-30'"),
+        ('[[electricity]]\nhours = "5-5"\n', r"electricity\[1\] has '5-5'"),
+        ('[[prices]]\nsince = "2026-02-29"\n', r"prices\[1\] has '2026-02-29'"),
     ],
 )  # fmt: skip
 def test_a_mistake_in_a_price_book_is_told_with_its_place(tmp_path: Path, text: str, said: str) -> None:
@@ -239,6 +304,33 @@ def test_a_bill_groups_runs_by_their_tags_and_says_what_it_does_not_know(tmp_pat
     assert header.startswith("team,device_hours,usd,kwh,carbon_kg,useful_device_hours")
     assert second.startswith("'=cmd,"), "a spreadsheet takes it for no formula"
     assert sum(float(row.hours["lost"]) for row in make_bill([tmp_path], "kind").rows) == pytest.approx(3 * 10 / 3600)
+
+
+def test_whatever_a_tag_is_a_bill_has_a_line_for_it_and_a_terminal_obeys_none(tmp_path: Path) -> None:
+    tag = 'a,b\nc\x1b[2J<script>alert(1)</script>"'
+    write_journal(tmp_path / "run", [started(1, 0, 2, spec={"run": {"tags": {"team": tag}}}), step(1, 1, 20)])
+    bill = make_bill([tmp_path], "team")
+    head, rule, row, *_ = bill_lines(bill)
+    assert row.startswith(r'a,b\nc\x1b[2J<script>alert(1)</script>"') and len(head) == len(row) == len(rule)
+    assert list(csv.reader(io.StringIO(bill_csv(bill))))[1][0] == tag
+    assert "<script>alert" not in bill_page(bill, "now")
+
+
+def test_a_damaged_line_whose_moment_no_calendar_has_costs_nothing(tmp_path: Path) -> None:
+    """One line of garbage ended the bill, the report and the live page with a traceback."""
+    for place, junk in enumerate((1e308, -1e18, 2**70, "9" * 5000, [1], math.nan)):
+        lines = [*stormy(), {**stormy()[-1], "kind": "run_ended", "goes_on": junk}]
+        torn = [{**line, "time": junk} if line["kind"] in ("evaluation", "fault") else line for line in lines]
+        torn[0] = {**torn[0], "began": junk}
+        run = write_journal(tmp_path / str(place), torn)
+        whole = [line for line in lines if line["kind"] not in ("evaluation", "fault")]
+        assert make_bill([run]).total.device_hours == pytest.approx(
+            sum(entry.device_seconds for entry in ledger_of(whole, "run")) / 3600
+        )
+        render_html(summarise(read_journal(run)))
+        live = LiveRun(run)
+        live.refresh()
+        assert spent_so_far(live) and live.phases()
 
 
 def test_nodes_share_what_a_run_has_cost_and_their_sum_is_the_whole(tmp_path: Path) -> None:

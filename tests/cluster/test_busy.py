@@ -99,3 +99,17 @@ def test_a_probe_that_fails_does_not_end_a_run(monkeypatch: pytest.MonkeyPatch, 
     planned = start.plan_here(load_spec(None, small), add)
     assert any("going on with assumed figures" in line for line in said)
     assert is_unprobed(planned.cluster)
+
+
+def test_a_run_shorter_than_the_probe_is_not_kept_waiting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    probed: list[object] = []
+    monkeypatch.setattr(start, "probe_machine", lambda *words, **options: probed.append(words))
+    small = ["task.model=llama-1m", "task.data.max_bytes=100000", "task.data.seq_len=32", "cluster.device=cpu"]
+    small.append("task.global_batch=4 samples")
+    for steps, times in ((4, 0), (100_000, 1)):
+        said: list[str] = []
+        planned = start.plan_here(load_spec(None, [*small, f"task.stop={steps} steps"]), said.append)
+        assert len(probed) == times
+        assert any("not for a run of at most" in line for line in said) is (times == 0), said
+        assert is_unprobed(planned.cluster)

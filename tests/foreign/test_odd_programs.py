@@ -12,13 +12,13 @@ from write_foreign import verdict
 VERDICTS = {
     **dict.fromkeys(("spectral norm by hooks", "curriculum", "remembers", "in turn", "by rows"), "told"),
     **dict.fromkeys(("counts evaluations", "expert choice"), "told"),
-    **dict.fromkeys(("thawing", "reversible", "gradient meter", "extra state"), "failed"),
+    **dict.fromkeys(("thawing", "reversible", "gradient meter"), "failed"),
     **dict.fromkeys(("REINFORCE", "by frequency", "mean in the backward pass", "annealing"), "told"),
     **dict.fromkeys(("dropout computed again", "numpy noise", "Python's chance"), "random"),
     **dict.fromkeys(("numpy's choice", "Python's order", "random weights", "RReLU"), "random"),
     **dict.fromkeys(("compiled part", "penalty for each row", "one penalty"), "failed"),
     **dict.fromkeys(("first batch", "adaptive softmax", "sparse codes"), "failed"),
-    **dict.fromkeys(("sparse buffer", "inner steps", "late head"), "refused"),
+    **dict.fromkeys(("sparse buffer", "inner steps", "late head", "extra state"), "refused"),
 }
 
 

@@ -2,12 +2,14 @@
 
     python tests/mutations/mutants.py                                    # 40 mutants of each room
     python tests/mutations/mutants.py --rooms plan/cost --sample 200     # more of one room
-    python tests/mutations/mutants.py --rooms run --match step.py        # of one file
+    python tests/mutations/mutants.py --rooms run --match loop/ numerics/  # of some files
+    python tests/mutations/mutants.py --rooms run --skip 40              # the forty after those
     python tests/mutations/mutants.py --rooms verify --whole             # with every test of the room, for hours
 
 Each mutant is one change by an operator of cosmic-ray (`a + b` to `a - b`, `<` to `<=`, a number to the next, a loop
 that never runs, ...), made in a copy of the checkout. The tests that import the mutated module run first, then a few
-that drive all of its room; a mutant that fails none of them survives. The seed decides which mutants are tried.
+that drive all of its room, in one process of pytest; a mutant that fails none of them survives. The seed decides which
+mutants are tried.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parents[2]
 COPIED = ("src", "tests", "examples", "docs", "benchmarks", "pyproject.toml", "README.md", "CONTRIBUTING.md")
 NO_TESTS = 5  # pytest's exit code where all tests of a file are deselected
-LIMIT_SECONDS = 900.0  # of one file of tests, several times the longest; a loop without an end is noticed by it
+LIMIT_SECONDS = 900.0  # of the tests of a mutant, several times what they take; a loop without an end is noticed by it
 
 # room -> tests that drive all of it, and every test that looks after it; those that name the mutated module come first
 ROOMS = {
@@ -44,16 +46,16 @@ ROOMS = {
         [
             "tests/run/loop/test_step.py",
             "tests/run/loop/test_resume.py",
-            "tests/verify/test_story.py",
+            "tests/verify/story/test_story.py",
             "tests/test_distributed.py",
         ],
         ["tests/verify", "tests/run", "tests/mutations/test_planted_bugs.py"],
     ),
     "verify": (
         [
-            "tests/verify/test_compare.py",
-            "tests/verify/test_loops.py",
-            "tests/verify/test_story.py",
+            "tests/verify/compare/test_compare.py",
+            "tests/verify/loops/test_loops.py",
+            "tests/verify/story/test_story.py",
             "tests/verify/test_verify_verb.py",
         ],
         ["tests/verify", "tests/mutations/test_planted_bugs.py"],
@@ -95,7 +97,7 @@ class Verdict:
     mutant: Mutant
     outcome: str
     seconds: float
-    by: str = ""  # the first test that failed, or the file that did not end
+    by: str = ""  # the first test that failed
 
 
 def places_of(path: str, root: Path) -> Iterator[Place]:
@@ -148,8 +150,11 @@ def _meaning(code: str) -> str | None:
     return ast.dump(tree)
 
 
-def tests_of(path: str, room: str, root: Path, whole: bool = False) -> list[str]:
-    """Return the tests to run for a file: those that name its module, then those of the room, few or the `whole`."""
+def tests_of(path: str, room: str, root: Path, whole: bool = False, most: int = 0) -> list[str]:
+    """Return the tests to run for a file: those that name its module, then those of the room, few or the `whole`.
+
+    Of the first, those come first that lie where the file does; `most` is how many there are at most, 0 for all.
+    """
     module = path.removeprefix("src/").removesuffix(".py").replace("/", ".")
     short = module.rpartition(".")
     named = re.compile(rf"{re.escape(module)}\b|from {re.escape(short[0])} import [^\n]*\b{short[2]}\b")
@@ -159,6 +164,8 @@ def tests_of(path: str, room: str, root: Path, whole: bool = False) -> list[str]
     if room in TORCHLESS:
         texts = {test: text for test, text in texts.items() if "run_ranks" not in text}
     own = [test for test, text in texts.items() if named.search(text)]
+    beside = str(Path(path).parent).replace("src/paceline", "tests")
+    own = sorted(own, key=lambda test: not test.startswith(beside))[: most or None]
     return [*own, *(test for test in rest if test in texts and test not in own)]
 
 
@@ -170,31 +177,33 @@ def judge(mutant: Mutant, tests: list[str], root: Path) -> Verdict:
     environ = {**os.environ, "PYTHONPATH": str(root / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not deep", "-p", "no:cacheprovider", "--tb=no"]
     try:
-        for test in tests:
-            ended = subprocess.run(
-                [*command, test],
-                cwd=root, env=environ, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False,
-            )  # fmt: skip
-            if ended.returncode not in (0, NO_TESTS):
-                failed = re.search(r"^(?:FAILED|ERROR) (\S+)", ended.stdout, re.MULTILINE)
-                return Verdict(mutant, "killed", time.monotonic() - began, failed[1] if failed else test)
+        ended = subprocess.run(
+            [*command, "-n", "0", *tests],
+            cwd=root, env=environ, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False,
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return Verdict(mutant, "endless", time.monotonic() - began, test)
+        return Verdict(mutant, "endless", time.monotonic() - began)
     finally:
         target.write_text(before, encoding="utf-8")
-    return Verdict(mutant, "survived", time.monotonic() - began)
+    seconds = time.monotonic() - began
+    if ended.returncode in (0, NO_TESTS):
+        return Verdict(mutant, "survived", seconds)
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", ended.stdout, re.MULTILINE)
+    return Verdict(mutant, "killed", seconds, failed[1] if failed else "the start of the tests")
 
 
 def main() -> int:
     """Try the mutants that were asked for and print what became of them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rooms", nargs="+", default=list(ROOMS), choices=list(ROOMS))
-    parser.add_argument("--match", default="", help="only files whose path contains this")
+    parser.add_argument("--match", nargs="+", default=[""], help="only files whose path contains one of these")
+    parser.add_argument("--skip", type=int, default=0, help="leave out so many mutants of each room: they were tried")
     parser.add_argument("--sample", type=int, default=40, help="mutants of each room")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--whole", action="store_true", help="every test of the room, not only those that drive all of it"
     )
+    parser.add_argument("--most", type=int, default=0, help="test files that name the mutated module, 0 for all")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mutants-") as name:
         root = Path(name)
@@ -208,17 +217,16 @@ def main() -> int:
 
 def _try_room(room: str, options: argparse.Namespace, root: Path) -> None:
     files = [p.relative_to(root).as_posix() for p in sorted((root / "src/paceline" / room).rglob("*.py"))]
-    places = [place for path in files if options.match in path for place in places_of(path, root)]
+    places = [place for path in files if any(part in path for part in options.match) for place in places_of(path, root)]
     random.Random(options.seed).shuffle(places)
     mutants = (mutant for place in places if (mutant := mutant_at(place, root)) is not None)
     print(f"{room}: {len(places)} places in {len(files)} files, {options.sample} mutants are tried", flush=True)
     verdicts = []
-    for mutant in itertools.islice(mutants, options.sample):
-        verdict = judge(mutant, tests_of(mutant.path, room, root, options.whole), root)
+    for mutant in itertools.islice(mutants, options.skip, options.skip + options.sample):
+        verdict = judge(mutant, tests_of(mutant.path, room, root, options.whole, options.most), root)
         verdicts.append(verdict)
-        print(
-            f"  {verdict.outcome:8} {mutant.path}:{mutant.line} {mutant.operator} {verdict.seconds:.0f} s {verdict.by}"
-        )
+        where = f"{mutant.path}:{mutant.line} {mutant.operator}"
+        print(f"  {verdict.outcome:8} {where} {verdict.seconds:.0f} s {verdict.by}", flush=True)
         if verdict.outcome == "survived":
             print("    " + mutant.difference(root).replace("\n", "\n    "), flush=True)
     counts = {kind: sum(v.outcome == kind for v in verdicts) for kind in ("killed", "endless", "survived")}

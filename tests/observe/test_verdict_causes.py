@@ -171,4 +171,4 @@ def test_a_run_of_small_micro_batches_is_told_so(tmp_path: Path) -> None:
     # A thread without a core is the host's: on a busy machine that is most of it.
     assert small["memory"] > 0.1 and usual.get("memory", 0.0) == 0.0
     assert found["small"]["bound"] in ("memory", "host") and found["plain"]["bound"] in ("compute", "host")
-    assert small["memory"] + small["compute"] < 0.5 or "plan.micro_batch = " in found["small"]["promise"]
+    assert found["small"]["bound"] == "host" or "plan.micro_batch = " in found["small"]["promise"]

@@ -130,7 +130,7 @@ def test_money_is_never_invented():
     assert [money_text(usd) for usd in (float("nan"), 0.0, 0.001, 0.5, 1234.5)] == [
         "price unknown",
         "$0.00",
-        "<$0.01",
+        "$0.001",
         "$0.50",
         "$1,234",
     ]

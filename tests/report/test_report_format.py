@@ -6,15 +6,47 @@ import pytest
 
 from paceline.observe.live.spent import SpentAmount
 from paceline.plan.explain.headline import energy_text
-from paceline.report.format import figure, plural, quantity, signed_percent, usd, utc
+from paceline.report.format import figure, plural, quantity, signed_percent, utc
+from paceline.run.record.status import sparkline
+from paceline.spec.survive.budget import BUDGETS
+from paceline.units import format_amount, format_loss, format_usd
 
 
 @pytest.mark.parametrize(
     ("value", "words"),
-    [(0, "$0.00"), (1204.4, "$1,204"), (3.52, "$3.52"), (0.5, "$0.50"), (0.0169, "$0.017"), (0.00042, "$0.00042")],
+    [
+        (0, "$0.00"),
+        (1204.4, "$1,204"),
+        (3.52, "$3.52"),
+        (0.5, "$0.50"),
+        (0.0169, "$0.0169"),
+        (0.00042, "$0.00042"),
+        (0.0437331, "$0.04373"),
+        (0.4, "$0.40"),
+        (0.9999, "$1.00"),
+        (99.999, "$100"),
+        (-3.5, "-$3.50"),
+        (1e-300, "<$0.000001"),
+        (12345.67, "$12,346"),
+        (float("nan"), "unknown"),
+        (float("inf"), "unknown"),
+    ],
 )
 def test_money(value: float, words: str) -> None:
-    assert usd(value) == words
+    assert format_usd(value) == words
+
+
+def test_a_large_budget_has_all_of_its_figures() -> None:
+    """Four figures of 12,345.67 were 1.235e+04."""
+    assert BUDGETS["usd"][2](12345.67) == "$12,346" and BUDGETS["kwh"][2](1_287_000.0) == "1,287,000 kWh"
+    assert BUDGETS["device_hours"][2](54_321.0) == "54,321 device-hours" and format_amount(0.4475) == "0.4475"
+    assert format_amount(999.99) == "1,000" and format_amount(float("nan"), "kWh") == "unknown"
+
+
+def test_a_loss_that_is_no_number_is_told_and_drawn_around() -> None:
+    """A terminal's curve of losses ended the run with the first one that was no number."""
+    assert sparkline([1.0, float("nan"), 2.0, float("inf")]) == "▁▇" and sparkline([float("nan")]) == ""
+    assert format_loss(float("nan")) == "no number" and format_loss(1.3e9) == "1.3e+09"
 
 
 @pytest.mark.parametrize(

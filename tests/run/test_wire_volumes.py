@@ -21,16 +21,22 @@ from paceline.run.assemble import assemble
 from paceline.run.loop.loader import BatchStream
 from paceline.run.parallel.context import exchange
 from paceline.run.process.world import join_world
+from paceline.spec.adapt.adapter import AdapterSpec
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
+from paceline.task.models.build import build_model
 from paceline.task.models.sizes import resolve_decoder
+from paceline.task.profile.adapted import adapted_profile
 from paceline.task.profile.decoder import profile_decoder
 
 BATCH = 8
 SCALARS = 100  # bytes of a buffer: what is smaller is the step's own accounting (weights, norms, agreement)
 KINDS = {"allgather": "all_gather", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
          "allreduce": "all_reduce", "all_reduce": "all_reduce", "alltoall": "all_to_all", "send": "send"}  # fmt: skip
+
+
+WHOLE = AdapterSpec()  # none
 
 
 class WireCount(TorchDispatchMode):
@@ -63,9 +69,9 @@ class WireCount(TorchDispatchMode):
         return counts
 
 
-def counted(plan: Plan) -> dict[str, int]:
+def counted(plan: Plan, adapter: AdapterSpec = WHOLE) -> dict[str, int]:
     """Return the bytes of this rank's collectives in its second step."""
-    task = decoder_task()
+    task = decoder_task(adapter=adapter)
     world = join_world("cpu", threads=1)
     built = assemble(task, plan, world, task.data, SEQ_LEN)
     stream = BatchStream(task.data, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
@@ -77,10 +83,11 @@ def counted(plan: Plan) -> dict[str, int]:
     return dict(count.buffer_bytes)
 
 
-def told(plan: Plan) -> Counter[str]:
+def told(plan: Plan, adapter: AdapterSpec = WHOLE) -> Counter[str]:
     """Return what the one description of collectives says of the same step."""
-    task = decoder_task()
+    task = decoder_task(adapter=adapter)
     model = profile_decoder(resolve_decoder(task.model, task.data.vocab, SEQ_LEN), SEQ_LEN)
+    model = adapted_profile(model, build_model(task.model, task.data.vocab, SEQ_LEN, 0, "meta", task.adaptation))
     where = resolve_cluster(ClusterSpec("a100-80", plan.layout.devices))[0]
     found: Counter[str] = Counter()
     for one in collectives(PricedTask(model, where, BATCH, 1).sheet(plan)):
@@ -100,3 +107,18 @@ def test_counted_bytes_are_those_told(layout: str) -> None:
         for seen in run_ranks(counted, 2, plan):
             for kind, value in expected.items():
                 assert seen[kind] == pytest.approx(value, rel=0.01), (zero, kind)
+
+
+@pytest.mark.parametrize(("kind", "recompute"), [("lora", "none"), ("dora", "full")])
+def test_the_bytes_of_spread_four_bits_are_those_told(kind: str, recompute: str) -> None:
+    """Of copies whose adapters alone are reduced: all that is gathered is the four bits, whenever they are unpacked."""
+    adapter = AdapterSpec(kind=kind, rank=4, init="random", base_dtype="nf4")
+    plan = plan_of(Layout(dp_replicate=2), BATCH, precision="fp32", frozen="spread", recompute=recompute)
+    expected = told(plan, adapter)
+    assert set(expected) == {"all_gather", "all_reduce"}
+    # The first block's query, key and value read what has no gradient, and unpack nothing in the backward pass.
+    size = resolve_decoder(decoder_task().model, decoder_task().data.vocab, SEQ_LEN)
+    width = size.hidden * (size.heads + 2 * size.kv_heads) / size.heads
+    expected["all_gather"] -= plan.accumulation * 0.5 * size.hidden * width
+    for seen in run_ranks(counted, 2, plan, adapter):
+        assert seen["all_gather"] == pytest.approx(expected["all_gather"], rel=1e-6)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 
+from paceline.run.process.neighbours import ToldByRanks
 from paceline.run.process.world import World
 
 T = TypeVar("T")
@@ -46,6 +47,12 @@ class InThreads(World):
         """Return every rank's item on rank 0."""
         found = self.meet(item)
         return found if self.is_first else None
+
+    def told_at(self, node: str, item: Any, others: Sequence[str] = ()) -> dict[str, ToldByRanks]:
+        """Return what ranks have brought on this rank's node and on others."""
+        found = self.meet((node, item))
+        return {at: [(rank, item) for rank, (where, item) in enumerate(found) if where == at]
+                for at in (node, *others)}  # fmt: skip
 
     def gather(self, item: Any) -> list[Any]:
         """Return every rank's item."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import random
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from runs import environment, run_patiently
 
 import paceline
-from paceline.config.declared import Declared, declared_table
+from paceline.config.declared import Declared
 from paceline.config.shape import Option, ShapedTable
 from paceline.errors import ConfigError, ConfigErrors, PacelineError
 from paceline.session.verbs.given import spec_of
@@ -46,6 +47,39 @@ def test_the_misuses_that_once_passed_in_silence(make: Callable[[], Any], told: 
     assert caught.value.exit_code == 2
     assert "test_misuse.py:" in caught.value.what
     assert all(part in str(caught.value) for part in told), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("misuse", "told"),
+    [
+        (lambda run: run.step(7), "for batch in run: run.step(batch)"),
+        (lambda run: run.replan("dp_shard=2"), 'paceline.plan(task, "dp_shard=2", cluster=2).plan'),
+        (lambda run: run.evaluate("validation"), "name the arguments"),
+        (lambda run: run.save(path="mine"), "unknown argument 'path'"),
+    ],
+)
+def test_methods_of_a_run_are_as_strict(misuse: Callable[[Any], Any], told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        misuse(object.__new__(paceline.Run))  # nothing of it is needed to tell
+    assert told in str(caught.value) and "test_misuse.py:" in caught.value.what
+
+
+@pytest.mark.parametrize(
+    ("misuse", "told"),
+    [
+        (lambda run: run.records("stpe"), "did you mean 'step'?"),
+        (lambda run: run.checkpoint("newest"), "a whole number is expected"),
+        (lambda run: run.weights(-1), "step"),
+        (lambda run: run.export(7), "out"),
+        (lambda run: run.export("out", merge="yes"), "merge"),
+        (lambda run: run.export("out", marge=True), "did you mean 'merge'?"),
+    ],
+)
+def test_methods_of_a_runs_folder_are_as_strict(misuse: Callable[[Any], Any], told: str, tmp_path: Path) -> None:
+    (tmp_path / "journal").mkdir()
+    with pytest.raises(ConfigError) as caught:
+        misuse(paceline.load_run(tmp_path))
+    assert told in str(caught.value), caught.value
 
 
 def test_units_are_text_and_tables_are_dicts() -> None:
@@ -118,8 +152,20 @@ WRONG: dict[str, list[Any]] = {
     "free": [7, "x", [1], None, True, {3: 4}, {"a": float("nan")}],
     "tables": [7, "x", {"a": 1}, None, [7], ["x"], [{"no_such": 1}]],
 }
-TABLES = (paceline.Task, paceline.ModelSpec, paceline.DataSpec, paceline.OptimizerSpec, paceline.ScheduleSpec,
-          paceline.GroupSpec, paceline.TurnSpec, paceline.ClusterSpec, paceline.PlanSpec, paceline.RunSpec)  # fmt: skip
+Way = tuple[tuple[str, bool], ...]  # from the spec to a table: names, and whether each is a list of tables
+
+
+def every_table(of: ShapedTable, way: Way = ()) -> Iterator[tuple[Way, ShapedTable]]:
+    """Yield every table below a table, lists of tables too, and the way to it."""
+    for name, member in of.members.items():
+        inner = member if isinstance(member, ShapedTable) else member.item
+        if inner is not None:
+            there = (*way, (name, inner is not member))
+            yield there, inner
+            yield from every_table(inner, there)
+
+
+TABLES = list(every_table(table()))
 
 
 def wrong_value(member: Option | ShapedTable, draw: random.Random) -> Any:
@@ -132,7 +178,7 @@ def wrong_value(member: Option | ShapedTable, draw: random.Random) -> Any:
     wrong += [member.above] if member.above is not None and member.kind in ("whole", "number") else []
     wrong += [member.maximum + 1] if member.maximum is not None and member.kind in ("whole", "number") else []
     value = draw.choice([*wrong, *NEVER])
-    fits = (value is None and member.optional) or (member.objects and callable(value))
+    fits = (value is None and member.optional) or (member.objects and (callable(value) or isinstance(value, range)))
     return object() if fits else value
 
 
@@ -142,42 +188,94 @@ def misspelt(name: str, draw: random.Random) -> str:
 
 
 def misuse(draw: random.Random) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """Return a public callable and named arguments of which at least one is wrong."""
-    cls: Any = draw.choice(TABLES)
-    members = declared_table(cls).members
-    name = draw.choice(list(members))
-    wrong = {name: wrong_value(members[name], draw)}
+    """Return a public callable, or a dataclass of any table, and named arguments of which at least one is wrong."""
+    if draw.random() < 0.3:
+        name = draw.choice(list(CALLED))
+        argument = draw.choice([*CALLED[name], "tsak"])
+        wrong = {argument: draw.choice(ARGUMENTS.get(argument, [1]))}
+        return getattr(paceline, name), {"task": TASK} | wrong if "task" in CALLED[name] else wrong
+    way, of = draw.choice(TABLES)
+    name = draw.choice(list(of.members))
+    wrong = {name: wrong_value(of.members[name], draw)}
     if draw.random() < 0.2:
         other = misspelt(name, draw)
-        wrong |= {other: 1} if other not in members else {}
-    public = draw.choice([paceline.fit, paceline.Run, paceline.plan])
-    if draw.random() < 0.5:
-        return cls, wrong
-    if cls is paceline.Task:
-        return public, {"task": wrong}
-    argument = {paceline.PlanSpec: "plan", paceline.ClusterSpec: "cluster", paceline.RunSpec: "run"}.get(cls)
-    if argument and not (public is paceline.plan and argument == "run"):
-        return public, {"task": TASK, argument: wrong}
-    return public, {"task": TASK, **draw.choice(ARGUMENTS)}
+        wrong |= {other: 1} if other not in of.members else {}
+    if draw.random() < 0.4:
+        return of.cls, wrong
+    held: Any = wrong
+    for part, listed in reversed(way):
+        held = {part: [held] if listed else held}
+    publics = [paceline.fit, paceline.Run] + ([paceline.plan] if "run" not in held else [])
+    return draw.choice(publics), {"task": TASK} | held
 
 
-ARGUMENTS: list[dict[str, Any]] = [
-    {"plan": 7}, {"plan": "dp_shard=two"}, {"plan": None}, {"plan": "dp_shard"}, {"plan": ["dp_shard=2"]}, {"plan": ""},
-    {"cluster": -1}, {"cluster": 1.5}, {"cluster": None}, {"cluster": True}, {"cluster": {"device": 3}}, {"custer": 2},
-    {"cluster": object()}, {"planned": "auto"}, {"plan": "precision=bf17"}, {"plan": "zero=4"}, {"plan": "tp=2 tp=2"},
-]  # fmt: skip
+ARGUMENTS: dict[str, list[Any]] = {
+    "task": [7, None, "no.toml", [TASK], object(), {"modle": "x"}, b"x", 1.5, {"model": 7}],
+    "plan": [7, "dp_shard=two", None, "dp_shard", ["dp_shard=2"], "", "precision=bf17", "zero=4", "tp=2 tp=2",
+             {"layuot": 1}, object(), "dp_shard=-2", "dp_shard=2.5"],
+    "cluster": [-1, 1.5, None, True, {"device": 3}, object(), b"x", {"devcies": 2}, [0], [], [True], ["cpu", 1.5]],
+    "run": [7, "runs/x", {"dri": "x"}, {"dir": 3}, {"checkpoint_every": 50}, [], True, object()],
+    "verify": ["yes", 1, 0, [], {}, object()],
+    "faults": ["no.toml", 7, [{"kind": "meteor"}], [{"knd": "kill"}], {"kind": "kill"}, True, object(), [7]],
+    "overrides": ["task.stop=4 steps", ["stop"], [7], None, {"a": 1}, ["task.stpo=4 steps"], object()],
+    "layout": [7, "dp_shard", "dp_shard=two", [], True, {"dp_shard": 2}, "tp=2 tp=2"],
+    "every": ["4", -1, 1.5, True, None],
+    "steps": [0, -1, "3", 1.5, True, None],
+    "dtypes": ["fp32", ["fp31"], [7], 7, True, {"fp32": 1}],
+    "days": ["3", 0, -1, True, float("nan"), [1]],
+    "policies": ["spares", [7], 7, ["no_such"], {"a": 1}, ["spares,every=soon"]],
+    "runs": [0, -1, 1.5, "50", True, None, [7]],
+    "seed": [-1, "7", 1.5, True, None],
+    "intervals": [1, "yes", None],
+    "measured": [7, "no_such_dir", True, []],
+    "measure": [1, "yes", None],
+    "say": [7, "x", True],
+    "run_dir": [7, None, "no_such", True, b"x"],
+    "by": [7, None, True],
+    "since": ["1st of May", 7, True, 1.5],
+    "until": ["2026-13-01", 7, []],
+    "prices": [7, "no.toml", True],
+    "price_class": [7, None, True],
+    "files": [7, None, [7], {"a": 1}, True],
+}  # fmt: skip
+TRAINS = ("task", "plan", "cluster", "run", "verify", "faults", "overrides")
+CALLED: dict[str, tuple[str, ...]] = {
+    "fit": TRAINS,
+    "Run": TRAINS,
+    "plan": ("task", "plan", "cluster", "overrides", "measure", "say"),
+    "verify": ("task", "layout", "every", "cluster", "overrides", "steps", "dtypes", "say"),
+    "simulate": ("task", "plan", "cluster", "overrides", "days", "policies", "runs", "seed", "intervals", "measured",
+                 "say"),
+    "backtest": ("files",),
+    "report": ("run_dir",),
+    "load_run": ("run_dir",),
+    "bill": ("runs", "by", "since", "until", "prices", "price_class"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("count", [200, pytest.param(2000, marks=pytest.mark.deep)])
-def test_no_misuse_is_silent_or_starts_a_process(count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_every_argument_of_every_public_function_is_misused() -> None:
+    """What is public and takes arguments is in the table above; `verify_loop` takes modules and has its own tests."""
+    for name in paceline.__all__:
+        function = getattr(paceline, name)
+        if name == "verify_loop" or (isinstance(function, type) and name != "Run"):
+            continue
+        taken = [each for each in inspect.signature(function).parameters if each != "self"]
+        assert set(taken) == set(CALLED[name]), name
+        assert set(taken) <= set(ARGUMENTS), name
+
+
+MISUSES = 2000
+
+
+def test_no_misuse_is_silent_or_starts_a_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def started(*arguments: object, **options: object) -> None:
         raise AssertionError(f"a process was started: {arguments}")
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(subprocess, "Popen", started)
     monkeypatch.setattr("os.fork", started)
-    for number in range(count):
-        function, arguments = misuse(random.Random(number + count))
+    for number in range(MISUSES):
+        function, arguments = misuse(random.Random(number))
         try:
             function(**arguments)
         except PacelineError as error:

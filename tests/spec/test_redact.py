@@ -9,6 +9,7 @@ import pytest
 
 from paceline.errors import ConfigError
 from paceline.spec.journal.redact import MARK, Redactor
+from paceline.spec.journal.secret_shapes import AFTER_A_NAME, KNOWN
 
 # Made up, and put together here so that no scanner takes this file for a leak.
 HEX = "0123456789abcdef" * 3
@@ -176,3 +177,20 @@ def test_patterns_of_ones_own() -> None:
     for pattern, says in (("(", "no regular expression"), ("x*", "matches the empty text")):
         with pytest.raises(ConfigError, match=says):
             Redactor((pattern,))
+
+
+ODD = str.maketrans({"s": "\u017f", "k": "\u212a", "i": "\u0131", "I": "\u0130"})  # what (?i) takes for s, k and i
+
+
+def test_what_is_looked_for_first_hides_no_secret() -> None:
+    """Patterns are tried only where a text that each of their matches has is there: with them alone it is the same."""
+    samples = [*TOKENS.values(), *IN_CONTEXT.values(), "no secret at all: 3 of 4, loss = 2.5", "ключ = секрет", ""]
+    samples += [each.swapcase() for each in samples] + [each.translate(ODD) for each in samples]
+    changed = 0
+    for sample in [*samples, " ".join(samples)]:
+        plain = KNOWN.sub(MARK, sample)
+        for pattern, _ in AFTER_A_NAME:
+            plain = pattern.sub(lambda found: found["head"] + MARK, plain)
+        assert Redactor().text(sample) == plain, sample
+        changed += plain != sample
+    assert changed > len(TOKENS) + len(IN_CONTEXT)

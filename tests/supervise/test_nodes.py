@@ -6,21 +6,34 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from networks import networks
 from nodes import Nodes
 from rounding import assert_curves_close
 from runs import paceline, records_of, steps_of, wait_for_step, wait_until, write_spec
+from thread_worlds import on_threads
 
+from paceline.errors import PacelineError
+from paceline.lock import RunLock
 from paceline.run.loop.resume import RANKS_MEMORY
-from paceline.run.survive.saving.peers import peers_of
+from paceline.run.process.world import World
+from paceline.run.survive.saving.peers import Peers, met_on
+from paceline.spec.survive.nodes import NodesSpec
+from paceline.supervise.blame import errors_told, leave_error
 from paceline.supervise.lines import Lines
 from paceline.supervise.nodes import held_in_memory
+from paceline.supervise.nodes.agent import Agent
+from paceline.supervise.nodes.fleet import Fleet
 from paceline.supervise.nodes.held_in_memory import PREFIX, PiecesFolder, whole_of
 from paceline.supervise.nodes.link import NodeLink, NoPeer, knock, open_to
+from paceline.supervise.nodes.member import Member
+from paceline.supervise.starting import Starter
 
 STEPS = 16
 OPTIONS = [
@@ -197,10 +210,26 @@ def test_a_folder_in_memory_has_its_name_once_it_is_locked(tmp_path: Path, monke
     assert not list(tmp_path.iterdir())
 
 
+def copies_go_to(node_of: list[int], nodes_per_rack: int = 0) -> list[int]:
+    """Return which rank keeps a copy of each rank's part, where all have asked in a world of threads."""
+
+    def told(world: World) -> Peers | None:
+        return met_on(world, node_of[world.rank], nodes_per_rack)
+
+    peers = [each for each in on_threads(len(node_of), told) if each is not None]
+    assert len(peers) == len(node_of)
+    assert [each.of for each in peers] == [
+        tuple(other.rank for other in peers if other.to == each.rank) for each in peers
+    ], "who is sent a copy knows it"
+    return [each.to for each in peers]
+
+
 def test_copies_go_to_another_node_and_what_is_left_is_read_where_it_is() -> None:
-    assert peers_of([0, 0, 1, 1]) == (2, 3, 0, 1)
-    assert peers_of([0, 0, 1]) == (2, 2, 0), "nodes of different sizes"
-    assert peers_of([0, 1, 2, 3], nodes_per_rack=2) == (2, 3, 0, 1), "another rack"
+    assert copies_go_to([0, 0, 1, 1]) == [2, 3, 0, 1]
+    assert copies_go_to([0, 0, 1]) == [2, 2, 0], "nodes of different sizes"
+    assert copies_go_to([0, 2, 2]) == [1, 0, 0], "a node that is lost"
+    assert copies_go_to([0, 1, 2, 3], nodes_per_rack=2) == [2, 3, 0, 1], "another rack"
+    assert copies_go_to([0, 1, 2, 3, 4], nodes_per_rack=2) == [2, 3, 4, 0, 1], "racks of different sizes"
     names = {rank: f"/dev/shm/x/step-00000004.rank-{rank}.of-2" for rank in (0, 1)}
     held = {0: [names[0], names[1], "/dev/shm/x/step-00000006.rank-0.of-2"]}
     found = whole_of(held, {0: range(1)})
@@ -225,6 +254,62 @@ def test_whatever_a_stranger_answers_is_told_as_such(proof: object) -> None:
         with pytest.raises(NoPeer):
             knock(server.getsockname(), "right", {"node": 3}, 5.0)
         thread.join()
+
+
+@pytest.mark.deep
+def test_a_node_whose_supervisor_is_stopped_is_lost_and_joins_again_when_it_goes_on(folder: Path) -> None:
+    """Its rank lives, so that no connection of the world ends by itself: the others leave it at the word."""
+    run_dir = folder / "stopped"
+    nodes = Nodes(write_spec(folder, run_dir, 2, "dp_replicate = 2", precision="fp64"), 2, *OPTIONS)
+    try:
+        nodes.start()
+        wait_for_step(run_dir, 12, nodes.processes[0])
+        (far,) = [number for number in (0, 1) if nodes.coordinator() not in nodes.running(number)]
+        nodes.processes[far].send_signal(signal.SIGSTOP)
+        wait_until(lambda: bool(records_of(run_dir, "recovery")) or nodes.processes[1 - far].poll() is not None)
+        (lost,) = records_of(run_dir, "recovery")
+        assert lost["rung"] == "reform" and lost["to_world"] == 1 and f"node {far}" in lost["because"]
+        nodes.processes[far].send_signal(signal.SIGCONT)
+        wait_until(lambda: len(records_of(run_dir, "recovery")) > 1 or nodes.processes[1 - far].poll() is not None)
+        assert [each["to_world"] for each in records_of(run_dir, "recovery")] == [1, 2]
+        assert not records_of(run_dir, "run_ended")
+        assert len(records_of(run_dir, "fault")) == 1 and "is lost" in records_of(run_dir, "fault")[0]["what"]
+        assert [step["step"] for step in steps_of(run_dir)] == list(range(1, len(steps_of(run_dir)) + 1))
+        nodes.processes[1 - far].send_signal(signal.SIGTERM)
+        assert [nodes.ended(number)[0] for number in (0, 1)] == [75, 75]
+    finally:
+        nodes.close()
+
+
+def test_who_failed_first_does_not_depend_on_the_clocks_of_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two nodes whose clocks are an hour apart: rank 1 fails, and rank 0's error a moment later is its echo."""
+    here = time.time()
+    clock = {"now": here}
+    monkeypatch.setattr(time, "time", lambda: clock["now"])
+    sent: list[dict[str, Any]] = []
+    link = cast(NodeLink, SimpleNamespace(send=sent.append, address="127.0.0.1"))
+    for rank, apart, age in ((0, -3600.0, 0.5), (1, 3600.0, 0.9)):
+        clock["now"] = here + apart
+        folder = tmp_path / f"node-{rank}"
+        folder.mkdir()
+        agent = Agent(folder, cast(Starter, SimpleNamespace(close=lambda: None)), rank, 1, {})
+        agent._generation, agent._ranks = 1, {rank: 1}
+        agent._world_folder.mkdir()
+        told = PacelineError(f"rank {rank} failed", "of something", "nothing").as_dict()
+        leave_error(agent._world_folder, rank, told, cause=True, moment=here + apart - age)
+        agent._tell(link)
+        agent.close()
+    clock["now"] = here
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        fleet = Fleet(NodesSpec(), server, "secret", cast(RunLock, None), lambda line: None)
+        fleet.open(tmp_path)
+        for message in sent:
+            if "error" in message:
+                fleet._hear(cast(Member, None), message)
+    assert [error["rank"] for error in errors_told(tmp_path)] == [1, 0]
+    assert [round(here - error["time"], 3) for error in errors_told(tmp_path)] == [0.9, 0.5]
 
 
 def test_who_does_not_know_the_secret_is_not_let_in_and_a_silent_end_is_lost() -> None:

@@ -26,9 +26,10 @@ from paceline.spec.survive.recovery import RecoverySpec
 from paceline.spec.sync import Sync
 from paceline.supervise.again.elastic import Elastic, Replanned
 from paceline.supervise.again.generations import Generations
+from paceline.supervise.again.held import AGREED, DUE, OPEN, HeldState
 from paceline.supervise.again.judge import FRUITLESS, Judge, Reached
 from paceline.supervise.again.machines import OneMachine, seats_of
-from paceline.supervise.again.survivors import step_held
+from paceline.supervise.again.survivors import state_left
 from paceline.supervise.blame import Outcome
 from paceline.supervise.control import CALL_NAME
 from paceline.supervise.crew import Crew
@@ -105,7 +106,34 @@ MIXED = Plan(Layout(dp_replicate=2, dp_shard=2))  # ranks 0 and 2 hold the same,
     ],
 )
 def test_survivors_hold_a_step_where_every_part_of_it_is_left(plan: Plan, steps: dict[int, int], held: int) -> None:
-    assert step_held(plan, steps) == held
+    assert state_left(plan, {rank: HeldState(step) for rank, step in steps.items()}, True).step == held
+
+
+SOUND, OTHER = HeldState(7, "a", AGREED, 7), HeldState(7, "b", AGREED, 7)
+TO_BE, UNCOMPARED = HeldState(7, "a", DUE, 6), HeldState(7, "a", OPEN, 5)
+
+
+@pytest.mark.parametrize(
+    ("held", "has_checkpoint", "step", "says"),
+    [
+        ({0: SOUND, 1: OTHER, 2: SOUND}, True, 7, ""),
+        ({0: SOUND, 1: OTHER}, True, 7, ""),
+        ({0: SOUND, 1: OTHER, 2: OTHER}, True, None, "ranks 0 and 2 hold the same part"),
+        ({0: TO_BE, 1: OTHER, 2: SOUND}, True, 7, ""),
+        ({0: TO_BE, 1: OTHER, 2: TO_BE}, True, None, "was to be compared"),
+        ({0: TO_BE, 1: OTHER}, True, None, "was to be compared"),
+        ({0: TO_BE, 1: OTHER}, False, 7, "rank 0 alone has its part of the state after step 7, which was compared last "
+                                         "after step 6"),
+        ({0: UNCOMPARED, 1: OTHER}, True, 7, "compared last after step 5"),
+        ({0: HeldState(agreed_step=7, changed="'w' after step 7"), 1: OTHER, 2: SOUND}, True, 7, "'w' after step 7 of"),
+        ({0: HeldState(agreed_step=7, changed="'w' after step 7"), 1: OTHER, 3: OTHER}, True, None, "'w' after step 7"),
+    ],
+)  # fmt: skip
+def test_what_survivors_hold_is_used_where_it_can_be_compared(
+    held: dict[int, HeldState], has_checkpoint: bool, step: int | None, says: str
+) -> None:
+    found = state_left(MIXED, held, has_checkpoint)
+    assert found.step == step and says in found.because and bool(says) == bool(found.because)
 
 
 def test_survivors_keep_their_seats_where_there_are_any() -> None:

@@ -44,6 +44,9 @@ def test_where_documents_begin() -> None:
     found = documents_of(ROWS).starts
     assert found.dtype == torch.int32 and found.tolist() == STARTS_OF_ROWS
     assert document_starts(torch.tensor([[0, 1, 0]])) is None, "two tokens of one document with another between"
+    assert document_starts(torch.tensor([[1, 0, 2, 0]])) is None and document_starts(torch.tensor([[3, 1, 2]])) is None
+    filled = document_starts(torch.tensor([[1, 1, 2, 0, 0], [1, 2, 3, 4, 5]]))
+    assert filled is not None and filled.tolist() == [0, 2, 3, 5, 6, 7, 8, 9, 10], "what fills a row is one of its own"
     assert documents_of([[5]]).starts.tolist() == [0, 1]
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import csv
 import datetime
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.account.ledger import LedgerEntry, ledger_of
+from paceline.account.node_use import NodeUse
 from paceline.account.prices import PriceBook
 from paceline.account.timeline import KINDS
 from paceline.errors import ConfigError, StorageError
 from paceline.spec.journal.reading import read_journal, read_nodes
+from paceline.spec.journal.watching import NodeSample
 
 GROUPS = ("run", "start", "plan", "device", "node", "kind", "day", "month")
 UNTAGGED = "(none)"
@@ -31,6 +33,8 @@ class BillRow:
     carbon_kg: float | None = None
     hours: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))  # device-hours by kind
     missing: set[str] = field(default_factory=set)
+    baseline_kwh: float | None = None  # of `kwh`, what devices draw without any work, of the entries that know it
+    baseline_lacks: bool = False  # whether some entries do not know it
 
     def add(self, entry: LedgerEntry, share: float = 1.0) -> None:
         """Count a share of an entry."""
@@ -42,6 +46,10 @@ class BillRow:
                 self.missing.add(name)
             else:
                 setattr(self, name, (getattr(self, name) or 0.0) + share * value)
+        if entry.baseline_kwh is not None:
+            self.baseline_kwh = (self.baseline_kwh or 0.0) + share * entry.baseline_kwh
+        elif entry.kwh is not None:
+            self.baseline_lacks = True
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,7 @@ class Bill:
     how: dict[str, tuple[str, ...]]  # amount -> where the rates of it are from
     runs: int
     tags: tuple[str, ...] = ()  # that some run has
+    shared: Mapping[str, float] = field(default_factory=dict)  # nodes with several of the runs at once, and seconds
 
 
 def runs_in(paths: Sequence[Path]) -> list[Path]:
@@ -82,7 +91,8 @@ def make_bill(
     run has, and StorageError where a journal cannot be read.
     """
     runs = runs_in(paths)
-    entries = [entry for run in runs for entry in _ledger(run, book, price_class)]
+    use = NodeUse(_samples(run) for run in runs) if len(runs) > 1 else None
+    entries = [entry for run in runs for entry in _ledger(run, book, price_class, use)]
     known = sorted({tag for entry in entries for tag in entry.tags})
     if by not in GROUPS and by not in known and entries:
         words = f"tags here: {', '.join(known)}" if known else "no run has a tag: run.tags = { team = ... }"
@@ -96,14 +106,26 @@ def make_bill(
             rows.setdefault(name, BillRow(name)).add(entry, share)
         total.add(entry)
     ordered = sorted(rows.values(), key=lambda row: (-(row.usd or 0.0), -row.device_hours))
-    return Bill(by, tuple(ordered), total, _origins(kept), len({entry.run for entry in kept}), tuple(known))
+    return Bill(by, tuple(ordered), total, _origins(kept), len({entry.run for entry in kept}), tuple(known),
+                use.shared if use else {})  # fmt: skip
 
 
-def _ledger(run: Path, book: PriceBook | None, price_class: str) -> list[LedgerEntry]:
+def _samples(run: Path) -> list[NodeSample]:
     try:
-        return ledger_of(read_journal(run), run.name, book, price_class, list(read_nodes(run)))
+        return list(read_nodes(run))
     except OSError as error:
-        raise StorageError(f"the journal of {run} cannot be read", str(error), "mend it, or name the others") from error
+        raise _unreadable(run, error) from error
+
+
+def _ledger(run: Path, book: PriceBook | None, price_class: str, use: NodeUse | None) -> list[LedgerEntry]:
+    try:
+        return ledger_of(read_journal(run), run.name, book, price_class, _samples(run), use)
+    except OSError as error:
+        raise _unreadable(run, error) from error
+
+
+def _unreadable(run: Path, error: OSError) -> StorageError:
+    return StorageError(f"the journal of {run} cannot be read", str(error), "mend it, or name the others")
 
 
 def bill_csv(bill: Bill) -> str:

@@ -36,7 +36,7 @@ class BudgetLeft:
         buys = "what that buys is not known" if self.steps is None else f"which buys {format_count(self.steps)} steps"
         items = f", {format_count(self.items)} items" if self.items else ""
         loss = f", to {self.loss.text}" if self.loss is not None else ""
-        return f"{said.format(left)} of {said.format(self.limit)} is left, {buys}{items}{loss}"
+        return f"{said(left)} of {said(self.limit)} is left, {buys}{items}{loss}"
 
 
 def budgets_left(records: Records) -> tuple[BudgetLeft, ...]:

@@ -14,9 +14,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from paceline.account.node_counters import measured_rate, node_shares
+from paceline.account.node_use import NodeUse
 from paceline.account.prices import PriceBook
 from paceline.account.timeline import SpentTime, stretches
 from paceline.cluster.grid.figures import GridFigures, mean_of, read_figures
@@ -24,7 +24,7 @@ from paceline.cluster.grid.watttime import PREFIX
 from paceline.errors import ConfigError
 from paceline.report.records import gather, number, table, text
 from paceline.spec.journal.kinds import RunStarted
-from paceline.spec.journal.rates import AMOUNTS, rate_of
+from paceline.spec.journal.rates import AMOUNTS, JOULES_PER_KWH, rate_of
 from paceline.spec.journal.watching import NodeSample
 
 OWN_BOOK = "price book"
@@ -46,6 +46,7 @@ class LedgerEntry:
     usd: float | None
     kwh: float | None
     carbon_g: float | None
+    baseline_kwh: float | None  # of `kwh`, what the devices would have drawn without any work
     tags: Mapping[str, str]
     how: Mapping[str, str]  # amount -> where its rate is from
     nodes: Mapping[str, float]  # node -> the share of it, which add up to 1
@@ -57,31 +58,33 @@ class LedgerEntry:
 
 
 def ledger_of(
-    lines: Iterable[Mapping[str, Any]],
+    lines: Iterable[Mapping[str, object]],
     run: str,
     book: PriceBook | None = None,
     price_class: str = "",
     samples: Sequence[NodeSample] = (),
+    use: NodeUse | None = None,
 ) -> list[LedgerEntry]:
     """Return the entries of a run from its journal's lines, in order of time. `run` is what it is called.
 
     Prices of `book` hold where it has one; `price_class` picks among them. `samples` are those of all of its nodes:
-    where they have counters of energy, these take the place of the power model.
+    where they have counters of energy, these take the place of the power model. `use` has those of the runs beside it.
     """
     found: list[LedgerEntry] = []
     for stretch in stretches(gather(lines)):
-        found += _entries(stretch, run, book or PriceBook(), price_class, samples)
+        found += _entries(stretch, run, book or PriceBook(), price_class, samples, use)
     return found
 
 
 def _entries(
-    stretch: SpentTime, run: str, book: PriceBook, price_class: str, samples: Sequence[NodeSample]
+    stretch: SpentTime, run: str, book: PriceBook, price_class: str, samples: Sequence[NodeSample], use: NodeUse | None
 ) -> Iterable[LedgerEntry]:
     held, start = stretch.held, stretch.held.start
     device = text(table(start.cluster.get("device")).get("name"))
     on_cpu = text(table(start.cluster.get("device")).get("kind")) == "cpu" or device == "cpu"
-    counted = measured_rate(samples, held.began, held.ended, held.devices, on_cpu)
+    counted = measured_rate(samples, held.began, held.ended, held.devices, on_cpu, use)
     rates, how = _rates(start, device, book, price_class, held.began, held.ended, counted)
+    baseline = _baseline(start, book, rates["kwh"])
     nodes = node_shares(samples, start, held.began, held.ended)
     for kind, seconds in stretch.seconds.items():
         if seconds > 0:
@@ -99,6 +102,7 @@ def _entries(
                 tags=_tags(start),
                 how=how,
                 nodes=nodes,
+                baseline_kwh=None if baseline is None else baseline * spent,
                 **amounts,
             )
 
@@ -128,7 +132,8 @@ def _rates(
         grams *= kwh / before
     elif intensity is not None:
         grams, of_grams = (None if kwh is None else kwh * intensity), of_intensity
-    priced = book.usd_per_hour(device, price_class, began)
+    is_spot = table(start.spec.get("cluster")).get("spot") is True
+    priced = book.usd_per_hour(device, price_class, began, is_spot)
     if not math.isnan(priced):
         usd, of_usd = priced / 3600, OWN_BOOK
     tariff = book.usd_per_kwh(began, ended)
@@ -138,6 +143,15 @@ def _rates(
         usd, of_usd = (usd or 0.0) + kwh * tariff, f"{of_usd}, and electricity" if usd else "electricity"
     rates, how = {"usd": usd, "kwh": kwh, "carbon_g": grams}, {"usd": of_usd, "kwh": of_kwh, "carbon_g": of_grams}
     return rates, {name: origin for name, origin in how.items() if rates[name] is not None}
+
+
+def _baseline(start: RunStarted, book: PriceBook, kwh: float | None) -> float | None:
+    """Return kWh per device-second that a device draws without any work, by the power model; at most what it drew."""
+    watts = number(table(start.cluster.get("waiting_watts_per_device")).get("value"))
+    if watts is None or kwh is None:
+        return None
+    building = book.power.pue or number(table(start.cluster.get("pue")).get("value")) or 1.0
+    return min(kwh, watts * building / JOULES_PER_KWH)
 
 
 def _stated_carbon(start: RunStarted, began: float, ended: float) -> float | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from paceline.account.node_use import NodeUse
 from paceline.report.records import number, table
 from paceline.spec.journal.kinds import RunStarted
 from paceline.spec.journal.rates import JOULES_PER_KWH
@@ -18,12 +19,12 @@ COUNTERS = {"device_joules": "GPUs", "cpu_joules": "processors"}
 
 
 def measured_rate(
-    samples: Sequence[NodeSample], began: float, ended: float, devices: int, on_cpu: bool
+    samples: Sequence[NodeSample], began: float, ended: float, devices: int, on_cpu: bool, use: NodeUse | None = None
 ) -> tuple[float, str] | None:
     """Return kWh per device-second of a stretch of time, and which counters say so.
 
     None where samples do not cover the stretch, or the devices themselves have no counter: then the power model is
-    better than a part of the truth.
+    better than a part of the truth. What processors took is shared out by `use` among the runs that a node had at once.
     """
     needed = "cpu_joules" if on_cpu else "device_joules"
     joules = covered = 0.0
@@ -34,7 +35,9 @@ def measured_rate(
         if within <= 0 or sample.host.get(needed) is None:
             continue
         own = {name: value for name in COUNTERS if (value := sample.host.get(name)) is not None}
-        joules += sum(own.values()) * within / seconds
+        whole = 1.0 if use is None else use.share(sample)
+        spent = sum(value * (whole if name == "cpu_joules" else 1.0) for name, value in own.items())
+        joules += spent * within / seconds
         covered += within * len(sample.ranks or ())
         seen.update(dict.fromkeys(own))
     if covered <= 0 or covered < LEAST_SHARE * devices * (ended - began):

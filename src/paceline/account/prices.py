@@ -4,6 +4,7 @@
 accelerator = "h100-sxm"          # a catalog's name, or "*" for any device
 price_class = "contract"          # a word of your own, picked by --price-class
 usd_per_device_hour = 2.10
+spot_ratio = 0.35                 # of that price for runs with cluster.spot; may be left out
 since = "2026-01-01"              # both may be left out
 until = "2026-06-30"
 
@@ -46,6 +47,9 @@ class BookPrice:
     accelerator: str = option(ANY, "a device's name in the catalog, or '*' for any")
     price_class: str = option("", "a word for whom or for what it holds, such as 'contract' or 'spot'")
     usd_per_device_hour: float = option(0.0, "US dollars", minimum=0.0)
+    spot_ratio: float | None = option(
+        None, "which part of it devices cost that may be taken away (runs with cluster.spot)", minimum=0.0, maximum=1.0
+    )
     since: str = option("", "the first day on which it holds, YYYY-MM-DD; empty: always")
     until: str = option("", "the last day on which it holds, YYYY-MM-DD; empty: always")
 
@@ -83,7 +87,7 @@ class PriceBook:
     """Prices that replace those which runs were forecast with."""
 
     prices: tuple[BookPrice, ...] = option((), "what devices cost an hour; of several that hold the last is taken")
-    electricity: tuple[BookTariff, ...] = option((), "what electricity costs, beside the devices")
+    electricity: tuple[BookTariff, ...] = option((), "what electricity costs; of several with an hour the last holds")
     power: BookPower = option(factory=BookPower, doc="the building and the grid")
     tariff: GridFigures | None = None  # of power.tariff_hours, read
     carbon: GridFigures | None = None
@@ -93,11 +97,14 @@ class PriceBook:
         hourly = mean_of(self.carbon, began, ended) if self.carbon else math.nan
         return self.power.carbon_g_per_kwh if math.isnan(hourly) else hourly
 
-    def usd_per_hour(self, accelerator: str, price_class: str, moment: float) -> float:
-        """Return a device's price at a moment; NaN where the book has none."""
+    def usd_per_hour(self, accelerator: str, price_class: str, moment: float, is_spot: bool = False) -> float:
+        """Return a device's price at a moment; NaN where the book has none. `is_spot`: the device may be taken away."""
         day = datetime.datetime.fromtimestamp(moment).date()
         fitting = [each for each in self.prices if each.holds(accelerator, price_class, day)]
-        return fitting[-1].usd_per_device_hour if fitting else math.nan
+        if not fitting:
+            return math.nan
+        ratio = fitting[-1].spot_ratio if is_spot else None
+        return fitting[-1].usd_per_device_hour * (1.0 if ratio is None else ratio)
 
     def usd_per_kwh(self, began: float, ended: float) -> float:
         """Return the mean price of electricity over a stretch of time; 0 where the book has no tariff."""
@@ -131,7 +138,7 @@ def read_prices(path: Path | None) -> PriceBook:
             raise ConfigError(f"{path}: prices[{index}] holds on no day", because, "mend it there")
     for index, tariff in enumerate(book.electricity, start=1):
         if tariff.hours:
-            because = 'hours are from-to of the day, such as "22-06"'
+            because = 'hours are from-to of the day, such as "22-06", and at least one'
             _checked(_hours, tariff.hours, f"{path}: electricity[{index}]", because)
     power = book.power
     return dataclasses.replace(
@@ -161,7 +168,7 @@ def _day(text: str) -> datetime.date:
 
 def _hours(text: str) -> tuple[int, int]:
     found = HOURS.fullmatch(text)
-    if found is None or not all(0 <= int(part) <= 24 for part in found.groups()):
+    if found is None or not all(0 <= int(part) <= 24 for part in found.groups()) or found[1] == found[2]:
         raise ValueError(text)
     return int(found[1]), int(found[2])
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from paceline.account.bill import Bill, BillRow
 from paceline.account.timeline import KINDS
+from paceline.said import one_line
+from paceline.units import format_amount, format_seconds
 
 WORDS = {"usd": "money", "kwh": "energy", "carbon_g": "carbon"}
 MISSING = {
@@ -29,23 +31,35 @@ def bill_lines(bill: Bill) -> list[str]:
 
 def notes_of(bill: Bill) -> list[tuple[str, str]]:
     """Return what stands under the table: a word, and what is said of it."""
-    wasted = sum(bill.total.hours[kind] for kind in ("lost", "restart", "stall", "checkpoint"))
+    wasted = sum(bill.total.hours[kind] for kind in KINDS if kind != "useful")
     share = wasted / bill.total.device_hours if bill.total.device_hours else 0.0
-    hours = f"{share:.1%} of {bill.total.device_hours:,.4g} device-hours; time between starts holds none"
+    hours = f"{share:.1%} of {format_amount(bill.total.device_hours)} device-hours; time between starts holds none"
     rates = [(WORDS[name], f"estimated {', '.join(origins)}") for name, origins in bill.how.items()]
+    drawn = [("idle draw", _baseline(bill.total))] if bill.total.kwh else []
+    shared = [("shared", f"{node} had several of these runs at once for {format_seconds(seconds)}: what its processors"
+                         " took is shared out by ranks") for node, seconds in bill.shared.items()]  # fmt: skip
     unknown = [("unknown", MISSING[name]) for name in sorted(bill.total.missing)]
-    return [("not useful", hours), *rates, *unknown]
+    return [("not useful", hours), *rates, *drawn, *shared, *unknown]
+
+
+def _baseline(total: BillRow) -> str:
+    """Return what of the energy devices draw without any work."""
+    if total.baseline_kwh is None:
+        return "unknown, of what is drawn without any work: set cluster.figures.waiting_watts"
+    least = "at least " if total.baseline_lacks else ""
+    share = total.baseline_kwh / (total.kwh or 1.0)
+    return f"{least}{share:.0%} of the energy is what held devices draw without any work, by the power model"
 
 
 def cells_of(row: BillRow) -> list[str]:
     """Return a row of the table as texts."""
     amounts = [_amount(value) for value in (row.device_hours, row.usd, row.kwh, row.carbon_kg)]
     whole = row.device_hours or 1.0
-    return [row.group, *amounts, *(f"{row.hours[kind] / whole:.1%}" for kind in KINDS)]
+    return [one_line(row.group), *amounts, *(f"{row.hours[kind] / whole:.1%}" for kind in KINDS)]
 
 
 def _amount(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:,.2f}" if abs(value) >= 100 else f"{value:.4g}"
+    return "unknown" if value is None else format_amount(value)
 
 
 def _line(row: list[str], widths: list[int]) -> str:

@@ -1,7 +1,8 @@
 """Device-seconds of a run: how many devices it held at each moment, and what they did.
 
 Devices times seconds, summed over the kinds, are exactly the devices times the time in which they were held
-(spec/journal/timing/held_devices.py); what no record claims is starting.
+(spec/journal/timing/held_devices.py); what no record claims is starting before the first step of a start and while a
+fault is recovered from, and idle after that.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paceline.account.starting import unclaimed_starting
 from paceline.report.phases import lost_mask
 from paceline.report.records import Records, number
 from paceline.spec.journal.kinds import CheckpointRecord, EvaluationRecord, RecoveryRecord
 from paceline.spec.journal.timing.held_devices import HeldTime, held_time
 
 # What devices do while they are held. `useful`: steps that count, and evaluations. `stall`: waiting for data. `lost`:
-# steps made again. `checkpoint`: waiting for one. `restart`: starting, building, and recovering from faults.
-KINDS = ("useful", "stall", "lost", "checkpoint", "restart")
+# steps made again. `checkpoint`: waiting for one. `restart`: starting, building, and recovering from faults. `idle`:
+# between steps, where nothing else is on record: code of the user's, a hang until it is seen, a step that was cut off.
+KINDS = ("useful", "stall", "lost", "checkpoint", "restart", "idle")
 
 
 @dataclass(frozen=True)
@@ -74,10 +77,14 @@ def stretches(records: Records) -> list[SpentTime]:
     add(moments[lost], total[lost], "lost")
     evaluations = [(number(record.time), number(record.seconds)) for record in records.of(EvaluationRecord)]
     saves = [(number(record.time), number(record.cost_seconds)) for record in records.of(CheckpointRecord)]
+    beside = []
     for kind, pairs in (("useful", evaluations), ("checkpoint", saves)):
         own = np.array([pair for pair in pairs if None not in pair], dtype=np.float64).reshape(-1, 2)
         add(own[:, 0], own[:, 1], kind)
-    return [SpentTime(each, _whole(each.seconds, seconds)) for each, seconds in zip(held, found, strict=True)]
+        beside.append(own)
+    free = unclaimed_starting(records, np.concatenate(beside), [(each.began, each.ended) for each in held])
+    return [SpentTime(each, _whole(each.seconds, seconds, starting))
+            for each, seconds, starting in zip(held, found, free, strict=True)]  # fmt: skip
 
 
 def _by_day(held: HeldTime) -> Iterator[HeldTime]:
@@ -90,9 +97,13 @@ def _by_day(held: HeldTime) -> Iterator[HeldTime]:
         began = midnight
 
 
-def _whole(seconds: float, kinds: dict[str, float]) -> dict[str, float]:
-    """Return the kinds with what none of them claims as restart; where they claim too much, in their proportion."""
+def _whole(seconds: float, kinds: dict[str, float], starting: float) -> dict[str, float]:
+    """Return the kinds with what none of them claims: as much of it as is `starting` as restart, the rest as idle.
+
+    Where they claim too much, they are taken in their proportion.
+    """
     claimed = sum(kinds.values())
     if claimed > seconds:
         return {kind: value * seconds / claimed for kind, value in kinds.items()}
-    return {**kinds, "restart": kinds["restart"] + seconds - claimed}
+    restart = min(seconds - claimed, starting)
+    return {**kinds, "restart": kinds["restart"] + restart, "idle": kinds["idle"] + seconds - claimed - restart}

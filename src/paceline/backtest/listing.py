@@ -151,7 +151,7 @@ def _rows(result: FileResult) -> Iterator[dict[str, Any]]:
         yield cells
 
 
-def _step_cells(item: Scored, null: float | None) -> dict[str, Any]:
+def _step_cells(item: Scored, null: float | None) -> dict[str, object]:
     row, case, seconds = item.case.row, item.case, item.priced.step_seconds
     return {
         "file": row.file,
@@ -181,7 +181,7 @@ def _step_cells(item: Scored, null: float | None) -> dict[str, Any]:
     }
 
 
-def _part_cells(part: Compared) -> dict[str, Any]:
+def _part_cells(part: Compared) -> dict[str, object]:
     return {
         "file": part.row.file,
         "line": part.row.line,

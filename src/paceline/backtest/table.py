@@ -66,7 +66,7 @@ def _columns_fix() -> str:
     return f"columns such as {', '.join(KINDS['steps'][1])}"
 
 
-def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _lines(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
     """Yield (line, cells by column) of a file; lines count from 1, the line of column names included."""
     if path.suffix not in SUFFIXES:
         raise DataError(f"{path} is not a table", f"its name does not end in {', '.join(SUFFIXES)}", "a .csv file")
@@ -81,7 +81,7 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise DataError(f"{path} cannot be read", str(error), "a readable file in UTF-8") from error
 
 
-def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file)
         for cells in reader:
@@ -94,7 +94,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             yield reader.line_num, dict(cells)
 
 
-def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
     with path.open(encoding="utf-8") as file:
         for line, text in enumerate(file, start=1):
             if not text.strip():
@@ -108,7 +108,7 @@ def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             yield line, cells
 
 
-def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
+def _parquet_rows(path: Path) -> Iterator[dict[str, object]]:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -120,7 +120,7 @@ def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
         raise DataError(f"{path} cannot be read", str(error), "a Parquet file") from error
 
 
-def _row(row_type: type[AnyRow], types: dict[str, str], file: str, line: int, cells: dict[str, Any]) -> AnyRow:
+def _row(row_type: type[AnyRow], types: dict[str, str], file: str, line: int, cells: dict[str, object]) -> AnyRow:
     values: dict[str, Any] = {}
     problems = []
     for name, kind in types.items():
@@ -135,7 +135,7 @@ def _row(row_type: type[AnyRow], types: dict[str, str], file: str, line: int, ce
     return row_type(file=file, line=line, problem="; ".join(problems), **values)
 
 
-def _value(cell: Any, kind: str) -> Any:
+def _value(cell: Any, kind: str) -> object:
     """Return a cell as the type of its column, None where it says that there is none. Raises ValueError for others.
 
     Example: "12,288" is 12288, "45%" is 0.45, "n/a" is None; "3,5" is no number.

@@ -84,7 +84,7 @@ def load_checkpoint(
     verify: bool = True,
     may_skip: tuple[str, ...] = (),
     process_group: dist.ProcessGroup | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Load the checkpoint `path` in place into `tensors` (plain or DTensor, on any device) and return its `extra`.
 
     Every rank of the group calls it, each with its own names. Together they must name every stored tensor, except
@@ -104,7 +104,7 @@ def _load(
     verify: bool = True,
     may_skip: tuple[str, ...] = (),
     ranks: Ranks,
-) -> tuple[dict[str, Any], tuple[str, ...]]:
+) -> tuple[dict[str, object], tuple[str, ...]]:
     """Load as `load_checkpoint` does; return `extra` and the names of the tensors without a fingerprint."""
     what = f"{path} was not loaded"
     manifest, kinds, chunks = _open_for(path, tensors, may_skip, ranks)

@@ -181,16 +181,16 @@ class Ranks:
             raise _error(what, failures, error)
         return answer
 
-    def _scatter(self, items: list[Any]) -> Any:
+    def _scatter(self, items: list[object]) -> Any:
         """Return this rank's item of the first rank's list."""
         if self.size == 1:
             return items[0]
-        box: list[Any] = [None]
+        box: list[object] = [None]
         dist.scatter_object_list(box, None if self.rank else items, group=self.group, group_src=0)
         return box[0]
 
 
-def _attempt(function: Callable[[], Any]) -> tuple[_Outcome, BaseException | None]:
+def _attempt(function: Callable[[], object]) -> tuple[_Outcome, BaseException | None]:
     """Return what a call comes to, and what it raised; whatever that is, other ranks must not wait for this one."""
     try:
         return _Outcome(function()), None

@@ -90,7 +90,7 @@ def save_checkpoint(
     root: Path,
     step: int,
     tensors: Mapping[str, torch.Tensor],
-    extra: Mapping[str, Any],
+    extra: Mapping[str, object],
     *,
     keep_last: int | Retention,
     process_group: dist.ProcessGroup | None = None,

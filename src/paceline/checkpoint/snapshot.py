@@ -56,7 +56,7 @@ class Snapshot:
 
 
 def take_snapshot(
-    step: int, tensors: Mapping[str, torch.Tensor], extra: Mapping[str, Any], *, copy: bool = True
+    step: int, tensors: Mapping[str, torch.Tensor], extra: Mapping[str, object], *, copy: bool = True
 ) -> Snapshot:
     """Return the state of this moment. Nothing is sent or written, so training may go on when it returns.
 
@@ -102,7 +102,7 @@ def _checked(name: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach()
 
 
-def plain_json(extra: Mapping[str, Any]) -> dict[str, Any]:
+def plain_json(extra: Mapping[str, object]) -> dict[str, object]:
     """Return a copy of `extra` as JSON has it."""
     try:
         return dict(json.loads(json.dumps(dict(extra), allow_nan=False)))

@@ -36,19 +36,19 @@ def content(file: Path) -> bytes:
     return file.read_bytes()
 
 
-def digest(body: Any) -> str:
+def digest(body: object) -> str:
     """Return the digest of a value in canonical form: keys sorted, no spaces, ASCII."""
     return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()).hexdigest()
 
 
-def table(document: Any) -> dict[str, Any]:
+def table(document: object) -> dict[str, Any]:
     """Return the document if it is a table. Raises Refused."""
     if not isinstance(document, dict):
         raise Refused(f"it is a {type(document).__name__}, not a table")
     return document
 
 
-def typed(holder: Any, key: str, kind: type) -> Any:
+def typed(holder: object, key: str, kind: type) -> Any:
     """Return `holder[key]` if it is of that type. Raises Refused."""
     value = holder.get(key) if isinstance(holder, dict) else None
     if not isinstance(value, kind):
@@ -56,7 +56,7 @@ def typed(holder: Any, key: str, kind: type) -> Any:
     return value
 
 
-def count(holder: Any, key: str) -> int:
+def count(holder: object, key: str) -> int:
     """Return `holder[key]` if it is a whole number from 0 to 2^63 - 1. Raises Refused."""
     return numbers([typed(holder, key, int)], key)[0]
 

@@ -44,7 +44,7 @@ def stdout_to_stderr() -> Iterator[None]:
         os.close(kept)
 
 
-def print_json(value: Any, shape: str, exit_code: int | None = None) -> None:
+def print_json(value: object, shape: str, exit_code: int | None = None) -> None:
     """Write the value as one JSON object of a declared shape on stdout, with `format` and the command's `exit_code`.
 
     The exit code is the one that is given, else the value's own, else 0.
@@ -56,12 +56,12 @@ def print_json(value: Any, shape: str, exit_code: int | None = None) -> None:
     print_bare({"format": FORMAT, "exit_code": code if exit_code is None else exit_code, **plain})
 
 
-def print_bare(value: Any) -> None:
+def print_bare(value: object) -> None:
     """Write a document of another format, such as a JSON schema, on stdout."""
     print(json.dumps(json_safe(value), indent=2, allow_nan=False))
 
 
-def json_safe(value: Any) -> Any:
+def json_safe(value: object) -> Any:
     """Return dataclasses, amounts and paths as plain data. A number that is not finite is unknown: null."""
     if isinstance(value, Amount):
         return str(value)

@@ -189,7 +189,7 @@ def _compared(found: Comparison, spec: Spec) -> list[str]:
     return [*table_lines(comparison_rows(found)), best, *([f"note     {stated}"] if stated else [])]
 
 
-def _fields(found: Answer, explain: bool, everything: bool) -> tuple[str, dict[str, Any]]:
+def _fields(found: Answer, explain: bool, everything: bool) -> tuple[str, dict[str, object]]:
     """Return the shape of an answer, and what --json holds of it."""
     from paceline.plan.explain.compare_clusters import Comparison
     from paceline.plan.planned import Planned
@@ -211,7 +211,7 @@ def _fields(found: Answer, explain: bool, everything: bool) -> tuple[str, dict[s
     return GROUPED, fields
 
 
-def _planned_fields(planned: Planned, listed: int) -> dict[str, Any]:
+def _planned_fields(planned: Planned, listed: int) -> dict[str, object]:
     """Return what was planned; of the search so many of the best plans and of the refusals, and how many there are."""
     from paceline.cluster.grid.window import window_of
     from paceline.plan.explain.hours import hours_as_data
@@ -246,7 +246,7 @@ def _planned_fields(planned: Planned, listed: int) -> dict[str, Any]:
     }
 
 
-def _explained(planned: Planned) -> dict[str, Any]:
+def _explained(planned: Planned) -> dict[str, object]:
     """Return what `--explain` adds: the other side of every choice, and what would change it."""
     from paceline.plan.explain.alternatives import alternatives
 

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from paceline.cluster.resolve import resolve_cluster
 from paceline.config import build, shape
@@ -56,7 +55,7 @@ def _table() -> shape.ShapedTable:
     return shape.table_of(ClusterSpec, "cluster")
 
 
-def _group_spec(spec: ClusterSpec, name: str, values: Any) -> ClusterSpec:
+def _group_spec(spec: ClusterSpec, name: str, values: object) -> ClusterSpec:
     place = f"cluster.groups.{toml_key(name)}"
     if not isinstance(values, dict):
         raise ConfigError(f"{place} is not a table", "a group states its device and how many there are",

@@ -55,7 +55,7 @@ def _stated(value: float) -> Figure:
     return Figure(float(value), "published", "from the spec")
 
 
-def _with_figures(cluster: Cluster, figures: dict[str, Any]) -> Cluster:
+def _with_figures(cluster: Cluster, figures: dict[str, object]) -> Cluster:
     """Return the cluster with the single figures of `[cluster.figures]`."""
     for name, value in figures.items():
         if name not in FIGURES:
@@ -88,7 +88,7 @@ def _with_link(links: tuple[Link, ...], name: str, number: float) -> tuple[Link,
     return (*links[:index], dataclasses.replace(links[index], **changes), *links[index + 1 :])
 
 
-def _with_peaks(device: Device, rates: Any) -> Device:
+def _with_peaks(device: Device, rates: object) -> Device:
     """Return the device with stated peaks: for utilisation, and for products too where nobody has measured those."""
     if not isinstance(rates, dict) or not rates:
         raise ConfigError(f"cluster.figures.peak_flops = {literal(rates)}", "it holds a rate for each precision",
@@ -113,7 +113,7 @@ def _without_assumed(device: Device, stated: set[str]) -> Device:
     return dataclasses.replace(device, assumed_rates=kept)
 
 
-def _positive(name: str, value: Any) -> float:
+def _positive(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         raise ConfigError(
             f"cluster.figures.{name} = {literal(value)}", "a figure is a positive number in SI units", "25e9"

@@ -11,7 +11,7 @@ import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from paceline.cluster.probe.records import ProbeRecord
 from paceline.errors import StorageError
@@ -35,12 +35,12 @@ def safe_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "-", name) or "host"
 
 
-def write_probe(record: Mapping[str, Any], path: Path) -> None:
+def write_probe(record: Mapping[str, object], path: Path) -> None:
     """Write a probe atomically. Raises StorageError where the folder cannot be written."""
     write_json(record, path)
 
 
-def write_json(record: Mapping[str, Any], path: Path) -> None:
+def write_json(record: Mapping[str, object], path: Path) -> None:
     """Write what was measured here as JSON, whole or not at all. Raises StorageError where it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

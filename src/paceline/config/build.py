@@ -57,7 +57,7 @@ def document_layer(table: ShapedTable, document: TomlDocument, problems: Problem
 
 
 def mapping_layer(
-    table: ShapedTable, values: Mapping[str, Any], where: Callable[[KeyPath], str], problems: Problems | None = None
+    table: ShapedTable, values: Mapping[str, object], where: Callable[[KeyPath], str], problems: Problems | None = None
 ) -> GivenLayer:
     """Return nested values as a flat layer; `where` tells the origin of a key.
 
@@ -133,7 +133,7 @@ class _Built:
 
 def _build(table: ShapedTable, layer: GivenLayer, prefix: KeyPath, found: _Built) -> Any:
     """Return the table's dataclass; None where something in it is wrong, which is in `found`."""
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, object] = {}
     origins, problems, before = found.origins, found.problems, len(found.problems)
     for name, member in table.members.items():
         key = (*prefix, name)
@@ -167,7 +167,7 @@ def _origin_of(layer: GivenLayer, prefix: KeyPath) -> str:
     return next((entry.origin for key, entry in layer.items() if prefix and key[: len(prefix)] == prefix), "")
 
 
-def _items(member: Option, entry: GivenValue, key: KeyPath, problems: Problems) -> Iterator[Any]:
+def _items(member: Option, entry: GivenValue, key: KeyPath, problems: Problems) -> Iterator[object]:
     """Yield the dataclasses of a list of tables. Raises ConfigError, with the origin, for what is none."""
     assert member.item is not None
     if not isinstance(entry.value, list | tuple):
@@ -201,7 +201,7 @@ def _located(origin: str) -> Iterator[None]:
         raise ConfigError(f"{origin}: {error.what}", error.because, error.try_) from error
 
 
-def _flatten(table: ShapedTable, values: Any, source: _Source, prefix: KeyPath, layer: GivenLayer) -> None:
+def _flatten(table: ShapedTable, values: object, source: _Source, prefix: KeyPath, layer: GivenLayer) -> None:
     if not isinstance(values, Mapping):
         name = dotted(prefix)
         example = f"[{name}] with options {', '.join(table.members)}"
@@ -227,7 +227,7 @@ def _flatten(table: ShapedTable, values: Any, source: _Source, prefix: KeyPath, 
             layer[key] = GivenValue(value, source.where(key))
 
 
-def _flatten_free(values: Mapping[str, Any], source: _Source, prefix: KeyPath, layer: GivenLayer) -> None:
+def _flatten_free(values: Mapping[str, object], source: _Source, prefix: KeyPath, layer: GivenLayer) -> None:
     for name, value in values.items():
         key = (*prefix, name)
         if isinstance(value, Mapping) and value:
@@ -236,7 +236,7 @@ def _flatten_free(values: Mapping[str, Any], source: _Source, prefix: KeyPath, l
             layer[key] = GivenValue(value, source.where(key))
 
 
-def _nest(entries: Mapping[KeyPath, GivenValue], prefix: KeyPath) -> dict[str, Any]:
+def _nest(entries: Mapping[KeyPath, GivenValue], prefix: KeyPath) -> dict[str, object]:
     nested: dict[str, Any] = {}
     for key, entry in entries.items():
         *parents, last = key[len(prefix) :]

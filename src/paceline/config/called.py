@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from paceline.config.declared import told_at_caller
 from paceline.config.given import settled
@@ -76,7 +76,7 @@ def _of_a_script() -> Iterator[None]:
 
 
 def _bound(
-    signature: inspect.Signature, name: str, values: tuple[Any, ...], named: dict[str, Any]
+    signature: inspect.Signature, name: str, values: tuple[object, ...], named: dict[str, object]
 ) -> inspect.BoundArguments:
     """Return the arguments by name. Raises ConfigError where they do not fit."""
     known = [each for each in signature.parameters if each != "self"]

@@ -39,11 +39,11 @@ class Declared:
     table_name: ClassVar[str] = ""
     _stated: ClassVar[frozenset[str]] = frozenset()  # of an instance: the names of the options that it was made with
 
-    def __init_subclass__(cls, table: str = "", **rest: Any) -> None:
+    def __init_subclass__(cls, table: str = "", **rest: object) -> None:
         super().__init_subclass__(**rest)
         cls.table_name = table or cls.table_name
 
-    def __new__(cls, *values: Any, **named: Any) -> Declared:
+    def __new__(cls, *values: object, **named: object) -> Declared:
         """Return an empty instance. Raises ConfigError for names that the table lacks, which `__init__` cannot tell."""
         fields = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]  # each is a dataclass
         with told_at_caller() as problems:
@@ -133,7 +133,7 @@ def _unknown(cls: type[Declared], name: str, fields: list[str]) -> ConfigError:
     )
 
 
-def _too_many(cls: type[Declared], values: tuple[Any, ...], fields: list[str]) -> ConfigError:
+def _too_many(cls: type[Declared], values: tuple[object, ...], fields: list[str]) -> ConfigError:
     first = literal(values[len(fields)])
     because = f"{cls.__name__} has {len(fields)} options, and {len(values)} values were given"
     return ConfigError(f"{cls.__name__}: nothing takes the value {first}", because, "name the options")

@@ -84,7 +84,7 @@ def key_lines(text: str) -> dict[KeyPath, int]:
 def _parts(key: str) -> KeyPath:
     """Return the parts of a dotted key, quotes resolved by the TOML parser itself."""
     parts: list[str] = []
-    nested: Any = tomllib.loads(f"{key} = 0")
+    nested: object = tomllib.loads(f"{key} = 0")
     while isinstance(nested, dict):
         ((part, nested),) = nested.items()
         parts.append(part)

@@ -15,7 +15,7 @@ from paceline.errors import ConfigError
 from paceline.units import Amount, Seconds
 
 
-def settled(member: Option | ShapedTable, key: str, value: Any) -> Any:
+def settled(member: Option | ShapedTable, key: str, value: Any) -> object:
     """Return what a dataclass holds for a value of Python. Raises ConfigError, naming the key, for what breaks a rule.
 
     A table is taken as its dataclass, a dict of its options, or, where it has a main option, that option's text.
@@ -44,11 +44,11 @@ def settled(member: Option | ShapedTable, key: str, value: Any) -> Any:
     return convert(member, key, given)
 
 
-def _is_default(option: Option, value: Any) -> bool:
+def _is_default(option: Option, value: object) -> bool:
     return type(value) is float and value == option.default
 
 
-def _table(table: ShapedTable, key: str, value: Any) -> Any:
+def _table(table: ShapedTable, key: str, value: object) -> Any:
     if isinstance(value, table.cls):
         return value
     if isinstance(value, Mapping):
@@ -74,14 +74,14 @@ def _made(cls: Any, key: str, given: Mapping[Any, Any]) -> Any:
     return cls(**given)
 
 
-def _tables(option: Option, key: str, value: Any) -> tuple[Any, ...]:
+def _tables(option: Option, key: str, value: object) -> tuple[object, ...]:
     assert option.item is not None
     if not isinstance(value, list | tuple):
         raise wrong_type(option, key, value)
     return tuple(_table(option.item, f"{key}.{number}", each) for number, each in enumerate(value, 1))
 
 
-def _free(option: Option, key: str, value: Any) -> Any:
+def _free(option: Option, key: str, value: object) -> object:
     """Return a table of the user's own keys. In Python it may hold objects, which stay as they are."""
     if not isinstance(value, Mapping):
         raise wrong_type(option, key, value)
@@ -89,7 +89,7 @@ def _free(option: Option, key: str, value: Any) -> Any:
     return value
 
 
-def _check_keys(key: str, values: Mapping[Any, Any]) -> None:
+def _check_keys(key: str, values: Mapping[object, object]) -> None:
     for name, value in values.items():
         if not isinstance(name, str):
             raise ConfigError(f"{key} has the key {literal(name)}", "names of arguments are text", f"'{name}'")
@@ -99,7 +99,7 @@ def _check_keys(key: str, values: Mapping[Any, Any]) -> None:
             check_free(f"{key}.{name}", value)
 
 
-def _object(member: Option | ShapedTable, key: str, value: Any) -> Any:
+def _object(member: Option | ShapedTable, key: str, value: Any) -> object:
     """Return an object of the user's. Raises ConfigError where it is nothing that the option can use."""
     is_class = isinstance(value, type) and "__call__" not in member.objects  # it has what its objects will have
     fits = any(all(hasattr(value, name) for name in names.split()) for names in member.objects)
@@ -124,12 +124,12 @@ def _object(member: Option | ShapedTable, key: str, value: Any) -> Any:
     raise ConfigError(f"{key} = {literal(value)} cannot be used", f"it is {kind_of(value)}", wanted)
 
 
-def _text_or_object(option: Option, key: str, value: Any) -> Any:
+def _text_or_object(option: Option, key: str, value: object) -> object:
     """Return an item of a list of names: a text, or what Python may put in the place of one."""
     return value if isinstance(value, str) else _object(option, key, value)
 
 
-def _as_in_a_file(option: Option, value: Any) -> Any:
+def _as_in_a_file(option: Option, value: object) -> object:
     """Return a value of Python as a file would hold it; what no file can hold stays as it is."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
@@ -142,7 +142,7 @@ def _as_in_a_file(option: Option, value: Any) -> Any:
     return plain(option, value) if option.kind == "amount" and isinstance(value, Amount) else value
 
 
-def _as_index(value: Any) -> Any:
+def _as_index(value: Any) -> object:
     """Return a whole number of any kind (numpy's, torch's) as Python's."""
     try:
         return operator.index(value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 from paceline.config.build import dotted
 from paceline.config.document import KeyPath
@@ -12,12 +11,12 @@ from paceline.config.shape import Option, ShapedTable
 from paceline.config.values import plain, toml, toml_key
 
 
-def to_plain(table: ShapedTable, instance: Any) -> dict[str, Any]:
+def to_plain(table: ShapedTable, instance: object) -> dict[str, object]:
     """Return the dataclass as nested plain data that JSON can hold and `mapping_layer` reads back.
 
     An object of the user's (a module, a data set, a function) becomes its import path, `package.module:name`.
     """
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for name, member in table.members.items():
         value = getattr(instance, name)
         if isinstance(member, ShapedTable):
@@ -35,18 +34,18 @@ def to_plain(table: ShapedTable, instance: Any) -> dict[str, Any]:
     return values
 
 
-def object_path(value: Any) -> str:
+def object_path(value: object) -> str:
     """Return `package.module:name` of a function or class, or of an instance's class."""
     named = value if hasattr(value, "__qualname__") else type(value)
     return f"{named.__module__}:{named.__qualname__}"
 
 
-def flat_values(table: ShapedTable, instance: Any) -> Iterator[tuple[str, Any]]:
+def flat_values(table: ShapedTable, instance: object) -> Iterator[tuple[str, object]]:
     """Yield (dotted key, plain value) of every option, and of every key of the user's own tables."""
     yield from _walk(to_plain(table, instance), ())
 
 
-def _walk(values: Mapping[str, Any], prefix: KeyPath) -> Iterator[tuple[str, Any]]:
+def _walk(values: Mapping[str, object], prefix: KeyPath) -> Iterator[tuple[str, object]]:
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
             yield from _walk(value, (*prefix, name))
@@ -54,7 +53,7 @@ def _walk(values: Mapping[str, Any], prefix: KeyPath) -> Iterator[tuple[str, Any
             yield dotted((*prefix, name)), value
 
 
-def dump_toml(table: ShapedTable, instance: Any, comment: Callable[[str, Option], str] | None = None) -> str:
+def dump_toml(table: ShapedTable, instance: object, comment: Callable[[str, Option], str] | None = None) -> str:
     """Return the whole spec as TOML text that reads back as an equal spec.
 
     `comment(dotted key, option)` may add a comment to each line. Unset options are left out where that is their
@@ -67,12 +66,12 @@ def dump_toml(table: ShapedTable, instance: Any, comment: Callable[[str, Option]
 
 def _dump(
     table: ShapedTable,
-    values: Mapping[str, Any],
+    values: Mapping[str, object],
     prefix: KeyPath,
     lines: list[str],
     comment: Callable[[str, Option], str],
 ) -> None:
-    nested: list[tuple[ShapedTable, KeyPath, Mapping[str, Any]]] = []
+    nested: list[tuple[ShapedTable, KeyPath, Mapping[str, object]]] = []
     for name, member in table.members.items():
         key, value = (*prefix, name), values[name]
         if isinstance(member, ShapedTable) and isinstance(value, Mapping):

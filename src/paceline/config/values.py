@@ -25,7 +25,7 @@ _EXAMPLES = {"texts": '["*.py", "*.md"]', "duration": '"90 s" or "2 h"', "bytes"
              "tables": '[{ match = ["*.bias"] }]'}  # fmt: skip
 
 
-def convert(option: Option, key: str, value: Any) -> Any:
+def convert(option: Option, key: str, value: Any) -> object:
     """Return what the dataclass holds for a file's value.
 
     Raises ConfigError, naming the key, where the value breaks a rule of the option.
@@ -55,12 +55,12 @@ def convert(option: Option, key: str, value: Any) -> Any:
     return _in_range(option, key, value, _number(option, key, value))
 
 
-def duration(option: Option, key: str, given: Any, seconds: float) -> Seconds:
+def duration(option: Option, key: str, given: object, seconds: float) -> Seconds:
     """Return the seconds that were `given`. Raises ConfigError where they are out of the option's range."""
     return Seconds(_in_range(option, key, given, seconds))
 
 
-def check_free(key: str, value: Any) -> None:
+def check_free(key: str, value: object) -> None:
     """Raise ConfigError where a value for the user's own keys is not plain: text, number, flag, or lists of them."""
     if isinstance(value, list):
         for item in value:
@@ -76,7 +76,7 @@ def check_free(key: str, value: Any) -> None:
         raise ConfigError(f"{key} = {value} is a {type(value).__name__}", "it has no place in JSON", "put it in quotes")
 
 
-def wrong_type(option: Option, key: str, value: Any) -> ConfigError:
+def wrong_type(option: Option, key: str, value: object) -> ConfigError:
     """Return the error for a value of another type than the option's."""
     named = {bool: "true or false", int: "a whole number", float: "a number with a fraction", str: "text",
              list: "a list", dict: "a table"}  # fmt: skip
@@ -110,7 +110,7 @@ def hint(option: Option) -> str:
     return f"{example} ({option.doc})" if option.doc else example
 
 
-def _text(option: Option, key: str, value: Any) -> str:
+def _text(option: Option, key: str, value: object) -> str:
     if not isinstance(value, str):
         raise wrong_type(option, key, value)
     is_path = bool(option.objects) and ":" in value  # an import path in the place of an object
@@ -137,11 +137,11 @@ def _number(option: Option, key: str, value: Any) -> int | float:
     return float(value) if not isinstance(value, int) or abs(value) <= _LARGEST else math.inf
 
 
-def _is_whole(value: Any) -> bool:
+def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _in_range(option: Option, key: str, shown: Any, value: int | float) -> int | float:
+def _in_range(option: Option, key: str, shown: object, value: int | float) -> int | float:
     rule = _broken_rule(option, value)
     if rule:
         raise ConfigError(f"{key} = {literal(shown)} is out of range", rule, hint(option))
@@ -191,14 +191,14 @@ def plain(option: Option, value: Any) -> Any:
     return next((word for word, held in option.words.items() if held == value), value)
 
 
-def literal(value: Any) -> str:
+def literal(value: object) -> str:
     """Return the value in TOML's syntax (None as the text "none"), shortened where long; of an object what it is."""
     plain_types = str | int | float | list | tuple | dict | Amount | None
     text = toml(value) if isinstance(value, plain_types) else kind_of(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def kind_of(value: Any) -> str:
+def kind_of(value: object) -> str:
     """Return what an object is, for messages: "a DataLoader", "the class Net"."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
@@ -206,7 +206,7 @@ def kind_of(value: Any) -> str:
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
-def toml(value: Any) -> str:
+def toml(value: object) -> str:
     """Return the value in TOML's syntax, whole. None is written as the text "none"."""
     if value is None:
         return f'"{UNSET}"'

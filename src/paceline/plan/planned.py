@@ -240,11 +240,14 @@ def _offload_remarks(plan: Plan, asked: PlanSpec, cluster: Cluster) -> tuple[str
 
 
 def _frozen_remarks(plan: Plan, asked: PlanSpec, profile: ModelProfile) -> tuple[str, ...]:
-    """Return why a model that only goes forward is spread, where that is the planner's choice."""
+    """Return why frozen weights are spread, where that is the planner's choice."""
     if plan.frozen != "spread" or asked.frozen != "auto":
         return ()
-    held = f"{format_count(profile.forward_only_parameters)} parameters that only go forward"
-    return (f"frozen = spread: {held} rest over all data ranks; held as the trained ones, no plan is as good or fits",)
+    alone, packed = profile.forward_only_parameters, profile.packed_parameters
+    held = [f"{format_count(alone)} parameters that only go forward"] if alone else []
+    held += [f"{format_count(packed)} weights in four bits"] if packed else []
+    what = f"{' and '.join(held)} rest over all data ranks"
+    return (f"frozen = spread: {what}; held as the trained ones, no plan is as good or fits",)
 
 
 def _compile_remarks(plan: Plan, profile: ModelProfile) -> tuple[str, ...]:

@@ -70,11 +70,11 @@ def _changes(context: PricedTask, plan: Plan) -> Iterator[Plan]:
     modes = [plan.recompute]
     if context.recomputable and plan.recompute != "budget":
         modes += [mode for mode in TRIED_RECOMPUTE if RECOMPUTE.index(mode) > RECOMPUTE.index(plan.recompute)]
-    hosted = [plan.offload]
+    offloads = [plan.offload]
     if context.cluster.device.kind != "cpu" and plan.offload in OFFLOADED:
-        hosted.append(OFFLOADED[plan.offload])
+        offloads.append(OFFLOADED[plan.offload])
     degree = plan.layout.data_degree
-    for micro_batch, recompute, offload in itertools.product(sizes, modes, hosted):
+    for micro_batch, recompute, offload in itertools.product(sizes, modes, offloads):
         micro_batch = min(micro_batch, largest_part(plan.batch_samples, degree, plan.rows))
         accumulation = accumulation_for(plan.batch_samples, degree, micro_batch, plan.rows)
         changed = dataclasses.replace(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from paceline.config.values import literal
 from paceline.spec.plan import Plan, PlanSpec
 
@@ -33,5 +31,5 @@ def unused_options(plan: Plan, asked: PlanSpec) -> tuple[str, ...]:
     )
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return literal(list(value) if isinstance(value, tuple) else value)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -162,12 +161,12 @@ def _of_first_batch(steps: StepTable, reference: RunStarted) -> tuple[StepTable,
     return steps.where(~other), int(other.sum())
 
 
-def _terms(forecast: Mapping[str, Any], key: str) -> list[TermLine]:
+def _terms(forecast: Mapping[str, object], key: str) -> list[TermLine]:
     listed = forecast.get(key)
     return [_term(term) for term in (listed if isinstance(listed, list | tuple) else []) if isinstance(term, dict)]
 
 
-def _term(term: Mapping[str, Any]) -> TermLine:
+def _term(term: Mapping[str, object]) -> TermLine:
     name, formula, source = (text(term.get(key)) for key in ("name", "formula", "source"))
     return TermLine(name, number(term.get("value")), formula, source, *kind_and_clock(term))
 
@@ -198,7 +197,7 @@ def _without_learnt(terms: list[TermLine]) -> tuple[list[TermLine], float, str]:
     return formulas, factor, f"forecast x {factor:.3f}, {learnt.name}"
 
 
-def _communicates_inside(plan: Mapping[str, Any]) -> bool:
+def _communicates_inside(plan: Mapping[str, object]) -> bool:
     """Return whether collectives run inside forward and backward, where no clock of their own can time them."""
     layout = table(plan.get("layout"))
     return not layout or any((number(layout.get(axis)) or 1) > 1 for axis in ("dp_shard", "cp", "tp", "pp", "ep"))
@@ -257,7 +256,7 @@ def memory_groups(records: Records, reference: RunStarted) -> tuple[TermGroup, .
 def _promise(
     kind: str,
     unit: str,
-    estimate: Any,
+    estimate: object,
     measured: float | None,
     how: str,
     share: float | None = 1.0,

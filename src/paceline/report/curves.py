@@ -67,7 +67,7 @@ def held_out(records: Records) -> list[tuple[float, float]]:
     return sorted((step, loss) for step, loss in by_step.items() if step is not None and loss is not None)
 
 
-def losses_of(records: Records, steps: StepTable, facts: Mapping[str, Any]) -> Losses:
+def losses_of(records: Records, steps: StepTable, facts: Mapping[str, object]) -> Losses:
     """Return the losses of the steps that count and of the evaluations."""
     number_of, loss = steps.column("step"), steps.column("loss")
     finite = np.isfinite(loss)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -14,16 +13,10 @@ from paceline.units import (
     format_rate,
     format_seconds,
     format_sizes,
+    format_usd,
 )
 
 UNKNOWN = "unknown"
-
-
-def usd(value: float) -> str:
-    """Return money: "$1,204", "$3.52", "$0.017"."""
-    if value == 0 or abs(value) >= 1:
-        return f"${value:,.0f}" if abs(value) >= 1000 else f"${value:,.2f}"
-    return f"${value:.{max(2, 1 - math.floor(math.log10(abs(value))))}f}"
 
 
 def plural(count: int, word: str) -> str:
@@ -39,7 +32,7 @@ def figure(name: str, value: float) -> str:
         return format_bytes(value)
     if name.endswith("seconds"):
         return format_seconds(value)
-    return usd(value) if "usd" in name else f"{value:,.6g}"
+    return format_usd(value) if "usd" in name else f"{value:,.6g}"
 
 
 def signed_percent(ratio: float | None, digits: int = 1) -> str:
@@ -60,7 +53,7 @@ def quantity(value: float | None, unit: str) -> str:
     if unit == "B":
         return format_bytes(value)
     if unit == "USD":
-        return usd(value)
+        return format_usd(value)
     if unit == "kWh" and abs(value) < 0.1:
         return f"{value * 1000:.3g} Wh"
     if unit == "g":

@@ -18,14 +18,14 @@ from paceline.report.drawn.figures import (
     speed_chart,
 )
 from paceline.report.drawn.markup import esc, pill, section
-from paceline.report.format import quantities, signed_percent, utc
+from paceline.report.format import UNKNOWN, quantities, signed_percent, utc
 from paceline.report.goodput import goodput_text
 from paceline.report.held_out.page import metrics_html
 from paceline.report.held_out.written_texts import written_rows
-from paceline.report.phases import BETWEEN, LOST
+from paceline.report.phases import BETWEEN, LOST, PAUSED
 from paceline.report.style import CSS
 from paceline.report.summary import Summary
-from paceline.units import format_count, format_seconds
+from paceline.units import format_count, format_loss, format_seconds
 
 STATUS_STYLE = {"complete": "good", "requeue": "warn", "stopped": "warn", "failed": "bad"}
 TITLES = {STEP_TIME: "Step time", MEMORY: "Memory", RUN_TIME: "Run time", MONEY: "Money",
@@ -49,11 +49,13 @@ def _verdict(summary: Summary) -> str:
 
 
 def _cost_of_interruptions(summary: Summary) -> str:
+    rested = sum(phase.seconds for phase in summary.phases if phase.kind == PAUSED)
+    told = f" Planned pauses took {format_seconds(rested)}." if rested >= 1 else ""
     parts = [phase for phase in summary.phases if phase.kind in (LOST, BETWEEN) and phase.seconds >= 1]
     if not parts:
-        return ""
+        return told
     named = ", ".join(f"{phase.name} {format_seconds(phase.seconds)}" for phase in parts)
-    return f" Interruptions cost {format_seconds(sum(phase.seconds for phase in parts))} ({named})."
+    return f" Interruptions cost {format_seconds(sum(phase.seconds for phase in parts))} ({named}).{told}"
 
 
 def _cards(summary: Summary) -> str:
@@ -98,7 +100,7 @@ def _loss(summary: Summary) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.4f}"
+    return UNKNOWN if value is None else format_loss(value)
 
 
 def _at(step: int | None) -> str:

@@ -14,6 +14,7 @@ from paceline.spec.journal.kinds import CheckpointRecord, EvaluationRecord, RunE
 
 TRAINING, DATA, LOST, EVALUATION = "training", "data", "lost_work", "evaluation"
 CHECKPOINTS, VERIFICATION, START_UP, BETWEEN = "checkpoints", "verification", "start_up", "between_starts"
+PAUSED = "paused"
 PHASE_NAMES = {
     TRAINING: "training",
     DATA: "data",
@@ -23,7 +24,9 @@ PHASE_NAMES = {
     VERIFICATION: "verification",
     START_UP: "start-up and other",
     BETWEEN: "between starts",
+    PAUSED: "paused",
 }  # kind -> as it is printed: no code reads the printed name
+AS_ASKED = ("complete", "stopped")  # ends after which a run goes on only when somebody wants more of it
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,19 @@ def _stalls_of(records: Sequence[CheckpointRecord]) -> float:
     return sum(number(record.cost_seconds) or 0.0 for record in records)
 
 
+def between_starts(began: float, ended: float, end: RunEnded | None) -> tuple[float, float]:
+    """Return the seconds between two starts, those of a planned pause apart: (interrupted, paused).
+
+    `end` is that of the first of the two. A start that ended as asked was not interrupted, and one that saved until its
+    hours begin (`run.when`) is late only from then on.
+    """
+    gap = max(0.0, ended - began)
+    if end is None or (end.goes_on is None and end.status not in AS_ASKED):
+        return gap, 0.0
+    paused = gap if end.goes_on is None else min(gap, max(0.0, end.goes_on - began))
+    return gap - paused, paused
+
+
 def phases_of(records: Records, attempts: tuple[Start, ...]) -> tuple[Phase, ...]:
     """Return the wall time by phase; the phases add up to the time from the first record to the last."""
     lost = lost_mask(records)
@@ -155,8 +171,9 @@ def phases_of(records: Records, attempts: tuple[Start, ...]) -> tuple[Phase, ...
         VERIFICATION: (_verify_seconds(records), "proving the plan equal to one device"),
     }
     running = sum(attempt.seconds for attempt in attempts)
+    ends = {end.attempt: end for end in records.of(RunEnded)}
     gaps = [
-        after.started - before.ended
+        between_starts(before.ended, after.started, ends.get(before.number))
         for before, after in itertools.pairwise(attempts)
         if after.started is not None and before.ended is not None
     ]
@@ -164,5 +181,6 @@ def phases_of(records: Records, attempts: tuple[Start, ...]) -> tuple[Phase, ...
         max(0.0, running - sum(seconds for seconds, _ in known.values())),
         "process start, loading, resuming, logging",
     )
-    known[BETWEEN] = (max(0.0, sum(gaps)), "from the last record of a start to the next start")
+    known[BETWEEN] = (sum(broken for broken, _ in gaps), "from the last record of a start to the next start")
+    known[PAUSED] = (sum(paused for _, paused in gaps), "outside its hours, or after an end that was asked for")
     return tuple(Phase.of(kind, seconds, note) for kind, (seconds, note) in known.items() if seconds > 0)

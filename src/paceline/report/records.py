@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from paceline.spec.journal.kinds import CheckpointRecord, EvaluationRecord, RunStarted, StepRecord, parse
 from paceline.spec.journal.record import Record, Some, read
 from paceline.spec.journal.steady import Step, unsteady
-from paceline.spec.journal.timing.clock import RunMoments, shifted, shifts_of
+from paceline.spec.journal.timing.clock import RunMoments, at_moment, shifted, shifts_of
 
 SECONDS = ("total", "data", "forward_backward", "reduce", "optimizer", "other")
 COLUMNS = ("attempt", "step", "time", "position_before", "position_after", "loss", "weight", "grad_norm", "lr",
@@ -36,17 +36,17 @@ def number(value: Any) -> float | None:
         return None
 
 
-def table(value: Any) -> dict[str, Any]:
+def table(value: object) -> dict[str, Any]:
     """Return the value where it is a JSON object, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
-def text(value: Any) -> str:
+def text(value: object) -> str:
     """Return the value as text; an absent one is the empty string."""
     return "" if value is None else str(value)
 
 
-def json_safe(value: Any) -> Any:
+def json_safe(value: object) -> Any:
     """Return the value with tuples as lists and numbers that JSON lacks (NaN, infinities) as None."""
     if isinstance(value, Mapping):
         return {str(key): json_safe(item) for key, item in value.items()}
@@ -113,7 +113,7 @@ def row_of(record: StepRecord, attempt: int, step: float) -> list[float]:
     return [math.nan if value is None else value for value in found]
 
 
-def gather(lines: Iterable[Mapping[str, Any]]) -> Records:
+def gather(lines: Iterable[Mapping[str, object]]) -> Records:
     """Return the lines of a journal sorted for a report, in one pass over them; unknown kinds are not shown."""
     starts: dict[int, RunStarted] = {}
     others: list[Record] = []
@@ -127,6 +127,8 @@ def gather(lines: Iterable[Mapping[str, Any]]) -> Records:
         if moment is not None:
             first, last = spans.get(attempt, (moment, moment))
             spans[attempt] = (min(first, moment), max(last, moment))
+        if moment is not None and "goes_on" in line:
+            line = at_moment(line, moment)
         record = parse({**line, "time": moment, "attempt": attempt})
         if isinstance(record, RunStarted):
             starts[attempt] = record

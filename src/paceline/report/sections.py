@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from paceline.config.values import toml, toml_key
 from paceline.report.compare import Promise, TermGroup
@@ -12,7 +11,7 @@ from paceline.report.drawn.markup import difference, esc, known, listing, note_h
 from paceline.report.format import figure, quantities, utc
 from paceline.report.records import number, table
 from paceline.report.summary import Event, Summary
-from paceline.units import format_bytes, format_count, format_rate, format_seconds
+from paceline.units import format_bytes, format_count, format_loss, format_rate, format_seconds
 
 VERDICTS = {
     "inside": ("good", "kept"),
@@ -110,7 +109,7 @@ def decisions(events: Sequence[Event]) -> str:
     return table_html(("time (UTC)", "what", "from", "to", "because"), rows)
 
 
-def moved(found: Mapping[str, Any] | None) -> str:
+def moved(found: Mapping[str, object] | None) -> str:
     """Return how far a model has moved from the weights that it started from, block by block."""
     if not found:
         return ""
@@ -123,8 +122,8 @@ def moved(found: Mapping[str, Any] | None) -> str:
         ]
         for name, of_block in blocks.items()
     ]
-    losses = [found.get(name) for name in ("loss_at_start", "loss_now")]
-    both = f"{losses[0]:.4f}, now {losses[1]:.4f}" if all(isinstance(loss, float) for loss in losses) else ""
+    losses = [number(found.get(name)) for name in ("loss_at_start", "loss_now")]
+    both = f"{format_loss(losses[0])}, now {format_loss(losses[1])}" if None not in losses else ""
     fresh = found.get("fresh") or 0
     return listing(
         [("distance", f"{_share(found.get('distance'))} of the norm of the starting weights"),
@@ -133,11 +132,11 @@ def moved(found: Mapping[str, Any] | None) -> str:
     ) + table_html(("block", "relative distance", "parameters"), rows, (1, 2))  # fmt: skip
 
 
-def _share(value: Any) -> str:
+def _share(value: object) -> str:
     return f"{value:.3%}" if isinstance(value, int | float) else "unknown"
 
 
-def verification(found: Mapping[str, Any] | None) -> str:
+def verification(found: Mapping[str, object] | None) -> str:
     """Return the proof that the plan equals one device, or that it was not made."""
     if not found:
         return '<p class="note">No proof on record: the run has a single device, or run.verify is off.</p>'
@@ -201,7 +200,7 @@ def starts(summary: Summary) -> str:
     return body
 
 
-def cluster(found: Mapping[str, Any]) -> str:
+def cluster(found: Mapping[str, object]) -> str:
     """Return the machines: every figure with its source and note."""
     device, links = table(found.get("device")), found.get("links")
     named = [(name, name, value) for name, value in (*device.items(), *found.items())]
@@ -231,14 +230,14 @@ def cluster(found: Mapping[str, Any]) -> str:
     return heading + table_html(("figure", "value", "source"), rows, (1,))
 
 
-def _best_rate(points: Any) -> float | None:
+def _best_rate(points: object) -> float | None:
     """Return the highest rate of measured points (width, FLOP/s)."""
     pairs = points if isinstance(points, list) else []
     rates = [number(pair[1]) for pair in pairs if isinstance(pair, list) and len(pair) == 2]
     return max((rate for rate in rates if rate is not None), default=None)
 
 
-def spec_toml(spec: Mapping[str, Any], prefix: str = "") -> str:
+def spec_toml(spec: Mapping[str, object], prefix: str = "") -> str:
     """Return a spec from the journal as TOML that `paceline train` reads; unset values are left out."""
     own = {key: value for key, value in spec.items() if value is not None and not isinstance(value, dict)}
     free = {key: value for key, value in spec.items() if isinstance(value, dict) and key == "arguments"}

@@ -37,7 +37,7 @@ p{margin:.4rem 0;max-width:44rem}
 .alert b{color:var(--bad)}.alert dl{margin:.4rem 0 0}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:.2rem 1.1rem;margin:.6rem 0}
 dt{color:var(--soft)}dd{margin:0;overflow-wrap:anywhere}
-table{overflow-wrap:normal}
+table{overflow-wrap:normal}td:first-child,th:first-child{overflow-wrap:anywhere;min-width:9rem}th:first-child{white-space:normal}
 figure{margin:.8rem 0 1.2rem}
 .scroll{overflow-x:auto;-webkit-overflow-scrolling:touch}
 table{border-collapse:collapse;width:100%;font-size:.89rem;margin:.6rem 0}
@@ -68,6 +68,7 @@ svg .end.train{fill:var(--train)}svg .end.held{fill:var(--held)}svg .end.ref{fil
 .line.train{stroke:var(--train)}.line.held{stroke:var(--held)}.line.dim{stroke:var(--ref)}
 .line.faint{stroke:var(--train);stroke-width:1;opacity:.35}
 .dot.train,.dot.faint{fill:var(--train)}.dot.held{fill:var(--held)}.dot.dim{fill:var(--ref)}
+.line.dashed{stroke-dasharray:7 3}.line.dotted{stroke-dasharray:2 3}
 .reference{stroke:var(--ref);stroke-dasharray:2 4;stroke-width:1.4}
 .expected{stroke:var(--expected);stroke-dasharray:5 4;stroke-width:1.4}
 .expected.solid{stroke-dasharray:none;stroke-width:2}

@@ -124,7 +124,7 @@ class Summary:
     decisions: tuple[Event, ...]
     faults: tuple[Event, ...]
     moved: dict[str, Any] | None  # since the weights that the run started from
-    verification: dict[str, Any] | None
+    verification: dict[str, object] | None
     cluster: dict[str, Any]
     placement: dict[str, Any]
     reproduce: Reproduce
@@ -161,7 +161,7 @@ class Summary:
         for key in ("promises", "time_groups", "memory_groups"):
             for item, source in zip(plain[key], getattr(self, key), strict=True):
                 item["error"] = source.error
-        safe: dict[str, Any] = json_safe(plain)
+        safe: dict[str, object] = json_safe(plain)
         return safe
 
 
@@ -223,7 +223,7 @@ def _reproduce(start: RunStarted) -> Reproduce:
     )
 
 
-def _told_error(error: Mapping[str, Any]) -> dict[str, str] | None:
+def _told_error(error: Mapping[str, object]) -> dict[str, str] | None:
     """Return what ended the newest start, with the traceback of an error of the user's code."""
     keys = ("what", "because", "try", *(["traceback"] if error.get("traceback") else []))
     return {key: text(error.get(key)) for key in keys} if error else None
@@ -244,7 +244,7 @@ def _remarks(records: Records, steps: StepTable) -> tuple[str, ...]:
     return tuple(remarks)
 
 
-def summarise(records: Iterable[Mapping[str, Any]], run_dir: str = "") -> Summary:
+def summarise(records: Iterable[Mapping[str, object]], run_dir: str = "") -> Summary:
     """Return what the records of a journal say about a run.
 
     Any prefix of a journal gives a summary: what is not on record is None, zero or empty. Raises nothing.

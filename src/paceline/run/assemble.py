@@ -29,7 +29,7 @@ from paceline.run.parallel.apply import Gradients, apply_plan, split_by_rules
 from paceline.run.parallel.context.part import part_of
 from paceline.run.parallel.data.rows_of_all_ranks import GatheredRows
 from paceline.run.parallel.data.statistics import RankSums, share_statistics
-from paceline.run.parallel.entry import entry_of
+from paceline.run.parallel.entry import entry_of, told_by
 from paceline.run.parallel.pipeline.passes import PipelinePasses
 from paceline.run.parallel.pipeline.split import Pipeline, split_model
 from paceline.run.parallel.split_check import SplitCheck
@@ -273,6 +273,7 @@ def _passes(laid: _LaidOut, looked: _Looked, plan: Plan, world: World, routing: 
                 laid.pipeline, looked.objective, plan, world.device, looked.randomness, looked.take_part, after_forward
             )
         ]
+    entry = entry_of(laid.model, laid.gradients, world.device)
     plainly = SequentialPasses(
         model=laid.model,
         objective=looked.objective,
@@ -282,5 +283,6 @@ def _passes(laid: _LaidOut, looked: _Looked, plan: Plan, world: World, routing: 
         take_part=looked.take_part,
         after_forward=after_forward,
         statistics=laid.statistics,
+        told=functools.partial(told_by, entry),
     )
-    return passes_in_turn(plainly, looked.turns, entry_of(laid.model, laid.gradients, world.device))
+    return passes_in_turn(plainly, looked.turns, entry)

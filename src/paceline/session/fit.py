@@ -47,8 +47,8 @@ def fit(
     spec = spec_of(task, plan, cluster, overrides, run, verify, faults)
     code = train(spec)
     if code == Requeue.exit_code:
-        because = "the run was stopped early; its checkpoint is saved"
-        raise HandedBack(because) if is_prompt() else Requeue(because)
+        because = "the run was stopped early"
+        raise HandedBack(because) if is_prompt() else Requeue(f"{because}; its checkpoint is saved")
     if code:
         failure = PacelineError(f"the run in {run_directory(spec)} failed", f"exit code {code}", "see its report.html")
         failure.exit_code = code

@@ -50,7 +50,7 @@ def _measure(request_path: Path, result_path: Path) -> None:
     built = assemble(task, plan, alone, source, source.items_per_sample)
     batch = BatchStream(source, task.seed, plan, 0, peers.device).at(0)
     blocks = [block for _, block in find_blocks(built.model)]
-    calls: dict[int, tuple[Any, Any]] = {}
+    calls: dict[int, tuple[object, object]] = {}
     hooks = [block.register_forward_pre_hook(_keep(calls, at), with_kwargs=True) for at, block in enumerate(blocks)]
     built.stepper.step(batch, lr=0.0)  # warms up, and shows what blocks are called with
     for hook in hooks:
@@ -95,7 +95,7 @@ def repeat(
     alike, and the sum of some calls (the blocks) can be held against another call (the whole model).
     """
 
-    def timed(call: Callable[[], Any]) -> float:
+    def timed(call: Callable[[], object]) -> float:
         begin = time.perf_counter()
         call()
         synchronise()
@@ -111,8 +111,8 @@ def lower_quartile(samples: list[float]) -> float:
     return statistics.quantiles(samples, n=4, method="inclusive")[0]
 
 
-def _keep(calls: dict[int, tuple[Any, Any]], at: int) -> Callable[..., None]:
-    def hook(module: Any, arguments: Any, keywords: Any) -> None:
+def _keep(calls: dict[int, tuple[object, object]], at: int) -> Callable[..., None]:
+    def hook(module: object, arguments: object, keywords: object) -> None:
         calls[at] = (arguments, keywords)
 
     return hook
@@ -123,7 +123,7 @@ def _passes(block: Any, arguments: Any, keywords: Any) -> Callable[[], None]:
     import torch
     from torch.utils._pytree import tree_leaves, tree_map
 
-    def own(leaf: Any) -> Any:
+    def own(leaf: object) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
         copy = leaf.detach().clone()
@@ -140,7 +140,7 @@ def _passes(block: Any, arguments: Any, keywords: Any) -> Callable[[], None]:
     return call
 
 
-def request_of(spec: Path, plan: Any, chosen: list[int], kind: str, threads: int, seconds: float) -> dict[str, Any]:
+def request_of(spec: Path, plan: Any, chosen: list[int], kind: str, threads: int, seconds: float) -> dict[str, object]:
     """Return the request; `chosen` are the places of the repeated blocks that are timed by themselves."""
     return {"spec": str(spec), "plan": dataclasses.asdict(plan), "chosen": chosen, "kind": kind, "threads": threads,
             "seconds": seconds}  # fmt: skip

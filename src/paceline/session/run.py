@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from paceline.config.called import OVERRIDES, checked_call
+from paceline.config.values import kind_of, literal
 from paceline.errors import ConfigError, HandedBack, Requeue
 from paceline.launch.here import place_here
 from paceline.lock import RunLock, take
@@ -30,7 +31,7 @@ from paceline.run.loop.training import Training
 from paceline.run.process.brief import BRIEF_VARIABLE, Brief, take_brief
 from paceline.run.process.handover import hand_over, holds_objects
 from paceline.run.process.place import Place
-from paceline.run.process.world import join_world, leave_world
+from paceline.run.process.world import World, join_world, leave_world
 from paceline.run.record.journal import mark_end
 from paceline.run.record.tensorboard import asked_sinks
 from paceline.run.survive.idle import IdleWatch
@@ -136,14 +137,34 @@ class Run(Training):
         """Make one optimizer update with the batch and return what it did, over all ranks: see `Training.step`.
 
         A run that is stopped early raises Requeue, which ends a script with exit code 75. A prompt or a notebook is not
-        ended: there it raises HandedBack, a KeyboardInterrupt.
+        ended: there it raises HandedBack, a KeyboardInterrupt. What is no batch of the run's own is a ConfigError.
         """
+        if not isinstance(batch, StepBatch):
+            _refuse_batch(batch)
         try:
             return super().step(batch)
         except Requeue as stop:
             if is_prompt():
                 raise HandedBack(stop.because) from None
             raise
+
+    @checked_call()
+    def evaluate(self) -> float:
+        """Return the mean loss per item on held-out samples, each counted once: see `Training.evaluate`."""
+        return super().evaluate()
+
+    @checked_call()
+    def save(self) -> Path:
+        """Write a checkpoint and return its folder: see `Training.save`."""
+        return super().save()
+
+    @checked_call()
+    def replan(self, plan: Plan, world: World | None = None) -> None:
+        """Go on under another plan from this moment: see `Training.replan`. Raises ConfigError for what is no Plan."""
+        if not isinstance(plan, Plan):
+            raise ConfigError(f"plan = {literal(plan)} is no Plan", f"it is {kind_of(plan)}",
+                              'paceline.plan(task, "dp_shard=2", cluster=2).plan')  # fmt: skip
+        super().replan(plan, world)
 
     @property
     def model(self) -> nn.Module:
@@ -182,6 +203,13 @@ class Run(Training):
     def close(self) -> None:
         """Leave the process group. Called for you when the interpreter ends."""
         leave_world()
+
+
+@checked_call()
+def _refuse_batch(batch: object) -> None:
+    because = f"it is {kind_of(batch)}, and a run knows its own batches by their place"
+    raise ConfigError("run.step was given something else than a batch of the run", because,
+                      "for batch in run: run.step(batch)")  # fmt: skip
 
 
 def is_script() -> bool:

@@ -38,8 +38,10 @@ from paceline.supervise.parent import end_with_step
 from paceline.supervise.standby import Standby
 from paceline.supervise.supervisor import explain
 from paceline.supervise.trace_signal import traced_by_signal
+from paceline.units import format_seconds
 
 FULL = (errno.ENOSPC, errno.EDQUOT)  # the storage, or what of it is this user's
+PROBE_SECONDS = 15.0  # about what a probe takes on an idle machine
 MOST_PROBE_SECONDS = 90.0  # that a run waits for a probe, by the clock
 Say = Callable[[str], None]
 
@@ -74,9 +76,10 @@ def _train_alone(spec: Spec, run_dir: Path, say: Say, is_over: Callable[[], None
             say(line)
 
         def run() -> Outcome:
-            if because := used_up(spec.run, run_dir):  # by those that it is shared with, while it has waited
+            if used := used_up(spec.run, run_dir):  # by those that it is shared with, while it has waited
+                because, budget = used
                 say(f"stop     {because}")
-                return Outcome(0 if spec.run.budget.at_end == "stop" else Requeue.exit_code)
+                return Outcome(0 if budget.at_end == "stop" else Requeue.exit_code)
             return run_brief(spec, proven_brief(planned, decisions, say), lock, say, standby)
 
         outcome = in_hours(window, run, say)
@@ -87,9 +90,13 @@ def _train_alone(spec: Spec, run_dir: Path, say: Say, is_over: Callable[[], None
 
 
 def plan_here(spec: Spec, say: Say) -> Planned:
-    """Plan, on a machine that has been measured."""
+    """Plan, on a machine that has been measured, or is now where the run may take longer than measuring it."""
     planned = plan_task(spec, say=say)
     if not (spec.cluster.probe and is_unprobed(planned.cluster)):
+        return planned
+    if (most := planned.forecast.run_seconds.high) < PROBE_SECONDS:
+        say(f"probe    not for a run of at most {format_seconds(most)}: to measure this machine takes "
+            f"{PROBE_SECONDS:.0f} s, and `paceline probe` does")  # fmt: skip
         return planned
     say("probe    measuring this machine once, about 15 s; `paceline probe` does it again")
     try:

@@ -9,7 +9,6 @@ import sys
 import traceback
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
 
 from paceline.errors import PacelineError
 from paceline.run.record.recorder import describe, is_echo
@@ -20,7 +19,7 @@ from paceline.uncaught import is_prompt
 class Uncaught:
     """Shows an error, or leaves it to the supervisor where there is one, and ends the process with its exit code."""
 
-    def __init__(self, before: Callable[..., Any]) -> None:
+    def __init__(self, before: Callable[..., object]) -> None:
         self._before = before
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

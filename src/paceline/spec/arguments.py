@@ -21,12 +21,12 @@ from paceline.spec.task import Task
 
 
 def make_spec(
-    task: Any,
-    plan: Any = "auto",
-    cluster: Any = "auto",
-    run: Any = None,
+    task: object,
+    plan: object = "auto",
+    cluster: object = "auto",
+    run: object = None,
     verify: bool | None = None,
-    faults: Any = None,
+    faults: object = None,
 ) -> Spec:
     """Return the spec that Python arguments describe; each takes the typed spec, a dict of it, or a shorthand.
 
@@ -58,7 +58,7 @@ def make_spec(
     return spec
 
 
-def _task(given: Any) -> Task:
+def _task(given: object) -> Task:
     if isinstance(given, Task):
         return given
     if isinstance(given, Mapping):
@@ -74,7 +74,7 @@ def _task(given: Any) -> Task:
     )  # fmt: skip
 
 
-def _plan(given: Any) -> PlanSpec:
+def _plan(given: object) -> PlanSpec:
     if isinstance(given, PlanSpec):
         return given
     if isinstance(given, Plan):
@@ -99,7 +99,7 @@ def _constraints_of(plan: Plan) -> PlanSpec:
     return PlanSpec(**dataclasses.asdict(plan.layout), **rest)
 
 
-def _cluster(given: Any) -> ClusterSpec:
+def _cluster(given: object) -> ClusterSpec:
     if isinstance(given, ClusterSpec):
         return given
     if isinstance(given, int) and not isinstance(given, bool):
@@ -121,7 +121,7 @@ def _run(given: Any) -> RunSpec:
     raise _no("run", given, '{"dir": "runs/first"}, or RunSpec(...)')
 
 
-def _no(name: str, given: Any, wanted: str) -> ConfigError:
+def _no(name: str, given: object, wanted: str) -> ConfigError:
     return ConfigError(f"{name} = {literal(given)} cannot be used", f"it is {kind_of(given)}", wanted)
 
 

@@ -78,7 +78,7 @@ def load_object(path: str, purpose: str, search: Iterable[str | Path] = ()) -> A
     make_importable(search)
     name, _, attributes = (part.strip() for part in path.partition(":"))
     module = _import(name, path, purpose)
-    found: Any = module
+    found: object = module
     for attribute in attributes.split("."):
         if not hasattr(found, attribute):
             public = [known for known in vars(module) if not known.startswith("_")] if found is module else []

@@ -131,7 +131,7 @@ def _of_this_device(file: build.GivenLayer, whole: build.GivenLayer) -> tuple[bu
     return {key: entry for key, entry in file.items() if key not in stated}, tuple(remarks)
 
 
-def spec_to_dict(spec: SpecTables) -> dict[str, Any]:
+def spec_to_dict(spec: SpecTables) -> dict[str, object]:
     """Return the four tables as plain data for JSON, and the spec file as "path". Objects become import paths."""
     path = spec.path if isinstance(spec, Spec) else None
     return {**plain.to_plain(table(), spec), **({"path": str(path.resolve())} if path else {})}
@@ -152,7 +152,7 @@ def dump_toml(spec: SpecTables, comments: bool = False) -> str:
     return plain.dump_toml(table(), spec, (lambda key, member: member.doc) if comments else None)
 
 
-def spec_values(spec: SpecTables) -> list[tuple[str, Any]]:
+def spec_values(spec: SpecTables) -> list[tuple[str, object]]:
     """Return (dotted key, value as a file would hold it) of every option."""
     return list(plain.flat_values(table(), spec))
 
@@ -226,7 +226,7 @@ def _located_model(name: str, folders: Sequence[Path]) -> str:
     return f"{scheme}{beside}" if beside.is_absolute() else name
 
 
-def _located_source(part: Any, entry: build.GivenValue, folders: Sequence[Path]) -> Any:
+def _located_source(part: object, entry: build.GivenValue, folders: Sequence[Path]) -> object:
     """Return a table with a source, with its path made absolute where it exists beside the spec file."""
     if not isinstance(part, Mapping) or "source" not in part:
         return part

@@ -97,7 +97,7 @@ class Use:
     arguments: Mapping[str, Any]
 
 
-def rule_of(name: Any) -> Rule | None:
+def rule_of(name: object) -> Rule | None:
     """Return the rule of a name, None for an import path or a callable. Raises ConfigError for other names."""
     if not isinstance(name, str) or is_import_path(name):
         return None
@@ -110,7 +110,7 @@ def rule_of(name: Any) -> Rule | None:
     return RULES[name]
 
 
-def names_of(spec: OptimizerSpec) -> list[Any]:
+def names_of(spec: OptimizerSpec) -> list[object]:
     """Return the optimizers that a spec uses: its own, those of its groups, and the companion of one for matrices."""
     found = [spec.name, *(group.name for group in spec.groups if group.name)]
     if any(rule is not None and rule.matrices_only for rule in map(rule_of, found)):
@@ -133,7 +133,7 @@ def gathered_values(key: str) -> float:
     return max(RULES[name].gathered_values if name in RULES else 0.0 for name in key.split("+"))
 
 
-def missing_extra(name: Any) -> MissingExtra | None:
+def missing_extra(name: object) -> MissingExtra | None:
     """Return the error for an optimizer whose package is an optional dependency and is not installed."""
     rule = rule_of(name)
     if rule is None or not rule.extra:
@@ -148,12 +148,12 @@ def rounds_inside(spec: OptimizerSpec) -> bool:
     return any(rule is not None and rule.rounds_inside for rule in map(rule_of, names_of(spec)))
 
 
-def needs_no_wrapping(names: Collection[Any]) -> bool:
+def needs_no_wrapping(names: Collection[object]) -> bool:
     """Return whether one optimizer of torch over a model's own tensors, sharded or not, does for these optimizers."""
     return len(names) == 1 and all(name in UNWRAPPED for name in names)
 
 
-def use_of(spec: OptimizerSpec, name: Any, arguments: Mapping[str, Any]) -> Use:
+def use_of(spec: OptimizerSpec, name: Any, arguments: Mapping[str, object]) -> Use:
     """Return the optimizer of a name with a spec's options and further arguments. Imports what the name points to.
 
     Raises ConfigError where it cannot be imported or called, or does not take an argument.
@@ -215,11 +215,11 @@ def check_options(spec: OptimizerSpec, where: str = "task.optimizer") -> None:
             )
 
 
-def _value(spec: OptimizerSpec, option: str | tuple[str, ...]) -> Any:
+def _value(spec: OptimizerSpec, option: str | tuple[str, ...]) -> object:
     return getattr(spec, option) if isinstance(option, str) else tuple(getattr(spec, part) for part in option)
 
 
-def _tuple(value: Any) -> Any:
+def _tuple(value: object) -> object:
     """Return lists, as files have them, as the tuples that optimizers expect."""
     return tuple(map(_tuple, value)) if isinstance(value, list | tuple) else value
 
@@ -235,7 +235,7 @@ def _parameters(factory: Any) -> set[str] | None:
     return set(found)
 
 
-def _declared_scope(factory: Any) -> str:
+def _declared_scope(factory: object) -> str:
     """Return the scope that a factory declares in an attribute `paceline_scope`, or "" """
     scope = getattr(factory, "paceline_scope", "")
     if scope not in ("", "element", "parameter", "model"):
@@ -246,6 +246,6 @@ def _declared_scope(factory: Any) -> str:
     return scope
 
 
-def _path_of(value: Any) -> str:
+def _path_of(value: object) -> str:
     named = value if hasattr(value, "__qualname__") else type(value)
     return f"{named.__module__}:{named.__qualname__}"

@@ -90,8 +90,8 @@ class PlanSpec(Declared, table="plan"):
     )
     frozen: str = option(
         "auto",
-        "where the weights of a frozen teacher or reference rest: as the trained model's do, or spread over all ranks "
-        "that read different samples and gathered block by block (auto: what serves the goal)",
+        "where the weights of a frozen teacher or reference, and those in four bits, rest: as the trained model's do, "
+        "or spread over all ranks that read different samples and gathered block by block (auto: what serves the goal)",
         choices=("auto", *FROZEN),
     )
     precision: str = option(
@@ -147,7 +147,7 @@ class Plan:
     recompute_budget: float = 0.0  # of recompute = budget: the part of the repeated blocks' activation bytes kept
     recompute_blocks: tuple[str, ...] = ()  # of recompute = budget: the mode of every repeated block, in order
     offload: str = "none"  # none, optimizer, activations, all: what rests in host memory
-    frozen: str = "as-model"  # as-model, spread: where models that only go forward rest
+    frozen: str = "as-model"  # as-model, spread: where models that only go forward, and weights in four bits, rest
     sync: Sync = PLAIN  # how copies stay in step
     bucket_bytes: int = 25 * 2**20  # of gradients that copies sum at a time
     state_bucket_bytes: int = 128 * 2**20  # of optimizer state in host memory that visits the device at a time
@@ -196,7 +196,7 @@ class Plan:
             held = {"optimizer": "optimizer state", "activations": "activations"}
             parts.append(f"{held.get(self.offload, 'optimizer state and activations')} in host memory")
         if self.frozen == "spread":
-            parts.append("frozen model spread")
+            parts.append("frozen weights spread")
         if not self.sync.is_plain:
             parts.append(str(self.sync))
         return " · ".join([*parts, *(["compiled"] if self.compile else [])])

@@ -53,7 +53,8 @@ class BlockProfile:
     frozen_parameters: int = 0  # those that are not trained: they have no gradient and no optimizer state
     forward_only_parameters: int = 0  # those of the frozen ones whose model has no backward pass: a teacher's
     narrow_parameters: int = 0  # those of the frozen ones that rest in two bytes
-    packed_parameters: int = 0  # frozen weights in four bits: no parameters, and whole on every rank that has the block
+    packed_parameters: int = 0  # frozen weights in four bits: no parameters, whole, or spread over data ranks
+    packed_layers: int = 0  # how many layers have them
     unpacked_elements: int = 0  # those of the largest layer of them, which are unpacked to compute with it
     unpacks: float = 0.0  # how often a micro-batch unpacks each of them, in forward and backward pass
     unpacks_again: float = 0.0  # how often more where the block is computed again
@@ -119,6 +120,11 @@ class ModelProfile:
     def forward_only_parameters(self) -> int:
         """The number of parameters of models that only go forward: a teacher, a reference."""
         return sum(block.forward_only_parameters for block in self.blocks)
+
+    @cached_property
+    def packed_parameters(self) -> int:
+        """The number of frozen weights in four bits."""
+        return sum(block.packed_parameters for block in self.blocks)
 
     @property
     def active_parameters(self) -> int:

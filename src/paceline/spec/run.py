@@ -9,7 +9,7 @@ from typing import Any
 from paceline.config.declared import Declared
 from paceline.config.fields import option
 from paceline.errors import ConfigError
-from paceline.spec.survive.budget import BudgetSpec
+from paceline.spec.survive.budget import BudgetSpec, SharedBudgetSpec
 from paceline.spec.survive.checkpoints import CheckpointsSpec
 from paceline.spec.survive.faults import FaultPlan, read_faults
 from paceline.spec.survive.health import HealthSpec
@@ -102,6 +102,9 @@ class RunSpec(Declared, table="run"):
     observe: ObserveSpec = option(factory=ObserveSpec, doc="what is read of machines, ranks and weights on the way")
     faults: FaultPlan = option(factory=FaultPlan, doc="faults that are made on purpose, to rehearse them")
     budget: BudgetSpec = option(factory=BudgetSpec, doc="what the run may cost over all its starts")
+    shared_budget: SharedBudgetSpec = option(
+        factory=SharedBudgetSpec, doc="what all runs of the same tag may cost together, beside the run's own budget"
+    )
     tags: dict[str, Any] = option(
         factory=dict, doc='words that a bill groups runs by, such as { team = "speech", project = "asr" }'
     )
@@ -112,14 +115,22 @@ class RunSpec(Declared, table="run"):
     recovery: RecoverySpec = option(factory=RecoverySpec, doc="what is tried when processes of the run are lost")
     nodes: NodesSpec = option(factory=NodesSpec, doc="the nodes of the run, each with a supervisor of its own")
 
+    @property
+    def budgets(self) -> tuple[BudgetSpec, ...]:
+        """The budgets that set a limit: the run's own, and the one that it shares."""
+        return tuple(each for each in (self.budget, self.shared_budget) if each.limits)
+
     def refuse_contradictions(self) -> None:
         """Raise ConfigError where the same work is asked to be cut otherwise and to give the same bits, and for a
         budget that is shared by a tag which the run does not have."""
-        shared = self.budget.shared_by
-        if shared and shared not in self.tags:
-            because = f"run.tags has {', '.join(self.tags) or 'none'}"
-            raise ConfigError(f"run.budget.shared_by = '{shared}' is no tag of the run", because,
-                              f'run.tags = {{ {shared} = "..." }}')  # fmt: skip
+        for budget in (self.budget, self.shared_budget):
+            shared = budget.shared_by
+            if shared and shared not in self.tags:
+                because = f"run.tags has {', '.join(self.tags) or 'none'}"
+                raise ConfigError(f"{budget.table_name}.shared_by = '{shared}' is no tag of the run", because,
+                                  f'run.tags = {{ {shared} = "..." }}')  # fmt: skip
+        if self.shared_budget.limits and not self.shared_budget.shared_by:
+            raise ConfigError("run.shared_budget is shared with nobody", "it names no tag", 'shared_by = "team"')
         if self.deterministic and self.health.on_straggler == "less_work":
             raise ConfigError(
                 "run.health.on_straggler = 'less_work' with run.deterministic",
@@ -128,6 +139,6 @@ class RunSpec(Declared, table="run"):
             )
 
 
-def with_faults(run: RunSpec, given: Any) -> RunSpec:
+def with_faults(run: RunSpec, given: object) -> RunSpec:
     """Return the table with a plan of faults: a TOML file's, or as `read_faults` takes it. Raises ConfigError."""
     return dataclasses.replace(run, faults=read_faults(given))

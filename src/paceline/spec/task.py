@@ -321,7 +321,7 @@ class ScheduleSpec(Declared, table="task.schedule"):
         """Raise ConfigError for options that would have no effect."""
         own = self.is_own
         without_effect = ("warmup", "decay", "final") if own else ("arguments",)
-        defaults: dict[str, Any] = {"warmup": None, "decay": None, "final": 0.1, "arguments": {}}
+        defaults: dict[str, object] = {"warmup": None, "decay": None, "final": 0.1, "arguments": {}}
         for name in without_effect:
             if getattr(self, name) != defaults[name]:
                 raise ConfigError(

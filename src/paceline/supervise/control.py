@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.supervise.again.held import HeldState
 from paceline.supervise.lines import Lines
 
 CALL_NAME = "call"  # a file in a generation's folder: ranks are to stand by at the next step boundary
@@ -25,13 +26,13 @@ LONGEST_PATH = 100  # the system's limit for the name of a socket is some bytes 
 
 @dataclass(frozen=True)
 class Standing:
-    """A rank that waits for its next world: what it holds is the whole state after `step` steps, or -1."""
+    """A rank that waits for its next world, and what it holds of the state."""
 
     rank: int
-    step: int
+    held: HeldState
     lines: Lines
 
-    def answer(self, message: Mapping[str, Any]) -> None:
+    def answer(self, message: Mapping[str, object]) -> None:
         """Tell the rank where to go on; an empty message says that the rank does not."""
         with contextlib.suppress(OSError):  # it has died meanwhile, which its ending tells
             self.lines.send(message)
@@ -65,11 +66,11 @@ class Control:
                 if told is None:
                     continue
                 if told["generation"] == generation:
-                    self._standing[told["rank"]] = Standing(told["rank"], told["step"], lines)
+                    self._standing[told["rank"]] = Standing(told["rank"], HeldState.of(told["held"]), lines)
             self._unnamed.remove(lines)
         return self._standing
 
-    def dismiss(self, ranks: Mapping[int, Mapping[str, Any]] | None = None) -> None:
+    def dismiss(self, ranks: Mapping[int, Mapping[str, object]] | None = None) -> None:
         """Answer all that stand by: each with its message, or that it does not go on."""
         for rank, standing in self._standing.items():
             standing.answer((ranks or {}).get(rank, {}))
@@ -82,7 +83,7 @@ class Control:
             self._server.close()
 
 
-def stand_by(rank: int, generation: int, step: int) -> dict[str, Any]:
+def stand_by(rank: int, generation: int, held: HeldState) -> dict[str, Any]:
     """Wait for the supervisor's answer and return it: empty where this rank does not go on."""
     path = os.environ.get(CONTROL_VARIABLE)
     if not path:
@@ -90,6 +91,6 @@ def stand_by(rank: int, generation: int, step: int) -> dict[str, Any]:
     with socket.socket(socket.AF_UNIX) as end, contextlib.suppress(OSError, EOFError):
         end.connect(path)
         lines = Lines(end)
-        lines.send({"rank": rank, "generation": generation, "step": step})
+        lines.send({"rank": rank, "generation": generation, "held": held.as_dict()})
         return lines.take() or {}
     return {}

@@ -17,14 +17,14 @@ class Lines:
     def __init__(self, end: socket.socket) -> None:
         self.end = end
         self._rest = b""
-        self._taken: list[dict[str, Any]] = []
+        self._taken: list[dict[str, object]] = []
 
     @property
     def has_more(self) -> bool:
         """Whether a message has come that is not taken: nothing more of it is to be seen at the socket."""
         return bool(self._taken)
 
-    def send(self, message: Mapping[str, Any]) -> None:
+    def send(self, message: Mapping[str, object]) -> None:
         """Send one message. Raises OSError where the other end is gone."""
         self.end.sendall(json.dumps(message).encode() + b"\n")
 

@@ -85,12 +85,12 @@ def without_own_rows(objective: Any) -> Any:
     return objective if inside is None else dataclasses.replace(objective, objective=without_own_rows(inside))
 
 
-def is_coupled(model: Any, objective: Any) -> bool:
+def is_coupled(model: object, objective: object) -> bool:
     """Return whether the rows of a batch see each other: by declaration, or in an nn.SyncBatchNorm."""
     return declares_coupling(model, objective) or sees_whole_batch(model)
 
 
-def declares_coupling(model: Any, objective: Any) -> bool:
+def declares_coupling(model: object, objective: object) -> bool:
     """Return whether the model or the objective declares that the rows of a batch see each other."""
     said = [getattr(one, "coupled", None) for one in (objective, model)]
     for value in (value for value in said if isinstance(value, str) and value != BATCH):
@@ -98,6 +98,6 @@ def declares_coupling(model: Any, objective: Any) -> bool:
     return BATCH in said
 
 
-def gathers_rows(objective: Any) -> bool:
+def gathers_rows(objective: object) -> bool:
     """Return whether the objective brings the rows of all data ranks together itself."""
     return isinstance(objective, GatheringObjective)

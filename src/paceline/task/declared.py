@@ -30,7 +30,7 @@ HF_STYLES = {
 }
 
 
-def declared_rules(model: Any) -> Rules | None:
+def declared_rules(model: object) -> Rules | None:
     """Return the rules that a module declares, None where it declares none. Raises ConfigError for other things."""
     rules = getattr(model, ATTRIBUTE, None)
     if rules is None:
@@ -110,12 +110,12 @@ def expert_axis(model: Any) -> tuple[dict[str, Any], str]:
     return found, ""
 
 
-def is_routed(module: Any) -> bool:
+def is_routed(module: object) -> bool:
     """Return whether a module holds experts in the way of transformers: what `use_experts_implementation` marks."""
     return all(hasattr(module, name) for name in ("num_experts", "is_concatenated", "has_gate"))
 
 
-def _is_list_of_experts(name: str, module: Any) -> bool:
+def _is_list_of_experts(name: str, module: object) -> bool:
     return name.rpartition(".")[2] == "experts" and type(module).__name__ == "ModuleList"
 
 
@@ -151,13 +151,13 @@ def hf_rules(model: Any, known: Rules | None = None) -> Rules | None:
     return Rules(tensor, **_chain(model, prefix, inner), counts={n: c for n, c in counts.items() if c})
 
 
-def _ends(model: Any) -> list[Any]:
+def _ends(model: object) -> list[Any]:
     """Return the embedding and the head, as far as the model has them."""
     asked = ("get_input_embeddings", "get_output_embeddings")
     return [end for end in (getattr(model, ask, lambda: None)() for ask in asked) if end is not None]
 
 
-def _spread_by_vocabulary(model: Any) -> list[Any]:
+def _spread_by_vocabulary(model: Any) -> list[object]:
     """Return those of embedding and head that can be spread: plain layers; of tied ones both or neither."""
     ends = _ends(model)
     plain = [end for end in ends if type(end).forward.__module__.startswith("torch.nn.modules")]
@@ -180,5 +180,5 @@ def _chain(model: Any, prefix: str, inner: bool) -> dict[str, Any]:
     return {"first": tuple(named[:at]), "blocks": named[at], "last": tuple(last)}
 
 
-def _name_of(model: Any, module: Any) -> str:
+def _name_of(model: Any, module: object) -> str:
     return next(name for name, found in model.named_modules() if found is module)

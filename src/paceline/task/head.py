@@ -70,7 +70,7 @@ def _new_head(model: ModelSpec, folder: Path, table: TextTable, architecture: st
             f"name = \"hf:{folder}\", its class with such a head, and a head that starts fresh: arguments = "
             f"{{ architecture = \"...{SEQUENCE_HEAD}\", num_labels = {labels.outputs} }}, fresh = [\"score.*\"]",
         )  # fmt: skip
-    arguments: dict[str, Any] = {
+    arguments: dict[str, object] = {
         **model.arguments, ARCHITECTURE: architecture.removesuffix(ending) + SEQUENCE_HEAD,
         "num_labels": labels.outputs, PAD: table.pad,
     }  # fmt: skip
@@ -143,7 +143,7 @@ def check_next_token(task: Task, *, of_text: bool) -> None:
     )  # fmt: skip
 
 
-def _no_tokens(config: dict[str, Any], architecture: str, folder: Path | None) -> tuple[str, str, str] | None:
+def _no_tokens(config: dict[str, object], architecture: str, folder: Path | None) -> tuple[str, str, str] | None:
     """Return (what a class is, why it gets no text, what to write instead), None for one that may read texts."""
     if architecture.endswith(OF_TOKENS):
         return None

@@ -61,7 +61,7 @@ def next_token_logits(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     return _logits(model(_field(batch, "tokens"), **options))
 
 
-def classification(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+def classification(model: nn.Module, batch: object) -> tuple[Tensor, Tensor]:
     """Return the summed cross-entropy in nats and the count of labels that are not -100.
 
     `batch` is a mapping with "labels" and one more entry ("images", say), texts with labels (`of_texts`), or a pair
@@ -129,7 +129,7 @@ def of_texts(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     Raises ConfigError for a model that cannot be told what fills rows up: it would count.
     """
     known = inspect.signature(type(model).forward).parameters
-    options: dict[str, Any] = {"use_cache": False} if "use_cache" in known else {}
+    options: dict[str, object] = {"use_cache": False} if "use_cache" in known else {}
     if "attention_mask" in batch:
         if "attention_mask" not in known:
             raise ConfigError(
@@ -183,9 +183,9 @@ def resolve_objective(objective: Any, source_unit: str) -> Objective:
     raise ConfigError(f"there is no objective '{name}'", "", suggestion(name, ["auto", *BUILT_IN]))
 
 
-def _placement(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Any]:
+def _placement(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, object]:
     """Return what the batch says of where its tokens stand and what they see, as arguments for the model."""
-    found: dict[str, Any] = {name: batch[name] for name in ("positions", "mask") if name in batch}
+    found: dict[str, object] = {name: batch[name] for name in ("positions", "mask") if name in batch}
     if "documents" in batch:
         documents = batch["documents"]
         found = {"positions": document_positions(documents), "mask": _sees(model, batch)}
@@ -215,7 +215,7 @@ def _sees(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor | PackedDocum
 
 def by_row(
     objective: Any, place: Callable[[Objective], Objective] = lambda own: own
-) -> Callable[[nn.Module, Any, Tensor | None], tuple[Tensor, Tensor]] | None:
+) -> Callable[[nn.Module, object, Tensor | None], tuple[Tensor, Tensor]] | None:
     """Return `of_rows(model, batch, weights)` of an objective; None where it does not tell its rows apart.
 
     Without weights it returns the losses and the weights of the rows, [rows] both, without gradients; with weights
@@ -254,7 +254,7 @@ def _summed_cross_entropy(logits: Tensor, labels: LossLabels) -> tuple[Tensor, T
     return loss, (labels != -100).sum()
 
 
-def _logits(output: Any) -> Tensor:
+def _logits(output: object) -> Tensor:
     found = getattr(output, "logits", output)
     if not isinstance(found, Tensor):
         raise ConfigError(
@@ -264,7 +264,7 @@ def _logits(output: Any) -> Tensor:
     return found
 
 
-def _field(batch: Any, name: str) -> Tensor:
+def _field(batch: object, name: str) -> Tensor:
     if not isinstance(batch, Mapping) or name not in batch:
         held = ", ".join(sorted(map(str, batch))) if isinstance(batch, Mapping) else type(batch).__name__
         raise ConfigError(

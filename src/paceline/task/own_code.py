@@ -12,7 +12,6 @@ import importlib.util
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from paceline.spec.import_paths import is_import_path
 from paceline.spec.model_folder import folder_of, is_model_folder
@@ -25,7 +24,7 @@ SETTINGS = (".json", ".toml", ".yaml", ".yml", ".cfg", ".ini")  # beside code; a
 OURS = Path(__file__).resolve().parents[1]  # a part of every key
 
 
-def own_code(table: Iterable[Any], folders: Iterable[Path] = ()) -> str | None:
+def own_code(table: Iterable[object], folders: Iterable[Path] = ()) -> str | None:
     """Return a digest of what the values of a task's table can reach, "" where nothing, None where it is too much.
 
     `folders` are read beside the current one and those of PYTHONPATH. None too where a module cannot be found, or a
@@ -102,7 +101,7 @@ def _exists(text: str) -> bool:
         return False
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts(value: object) -> Iterator[str]:
     """Yield every text in nested plain data."""
     if isinstance(value, str):
         yield value

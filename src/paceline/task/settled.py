@@ -22,7 +22,7 @@ from paceline.task.data.source import open_sources
 from paceline.task.data.sources.cache import Say
 from paceline.task.data.sources.files import NAMED_SOURCES, kind_of, list_files
 from paceline.task.data.sources.named import kind_of_source
-from paceline.task.data.sources.tables.columns import is_kind_of_table
+from paceline.task.data.sources.tables.columns import asked_by_dots, is_kind_of_table
 from paceline.task.data.sources.tables.listing import TABLE_KINDS, inner_path, list_table
 from paceline.task.data.sources.tables.records import columns_of
 from paceline.task.data.sources.tables.store import TextTable, open_table
@@ -97,7 +97,7 @@ def with_copy(spec: Spec) -> Settled:
     return Settled(settled, tuple(decided.records))
 
 
-def _plain_model(name: str) -> Any:
+def _plain_model(name: str) -> object:
     return getattr(ModelSpec(), name)
 
 
@@ -126,7 +126,7 @@ class _Decided:
         self._note(f"task.{name}", plain[0], plain[1], because)
         self.task = replace(self.task, **{name: value})
 
-    def _note(self, what: str, before: Any, value: Any, because: str) -> None:
+    def _note(self, what: str, before: object, value: object, because: str) -> None:
         self.records.append(DecisionRecord(what, before, value, because, {"source": self.data.source}))
 
 
@@ -151,7 +151,7 @@ def _settle_source(decided: _Decided) -> bool:
     if any(kind_of(file.name) not in TABLE_KINDS for file in listing.files):
         return False
     try:
-        columns = columns_of(listing)
+        columns = columns_of(listing, asked_by_dots(data))
     except DamagedData:
         return False  # its reader says what is damaged, or leaves it out
     asked = replace(data, labels=decided.task.objective) if _asks_labels(decided.task) else data

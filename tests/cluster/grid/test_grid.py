@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -120,8 +121,16 @@ def test_hours_that_nothing_can_choose_are_refused() -> None:
 
 
 class _Service(http.server.BaseHTTPRequestHandler):
+    taken: ClassVar[list[str]] = []  # of all services
+
     def do_GET(self) -> None:
         path, authorization = self.path, self.headers["Authorization"]
+        self.taken.append(path)
+        if path.startswith("/moved/"):
+            self.send_response(int(path.split("/")[2]))
+            self.send_header("Location", f"http://localhost:{self.server.server_address[1]}/login")
+            self.end_headers()
+            return
         answer: dict[str, object] = {"token": "t"} if path == "/login" and authorization.startswith("Basic ") else {}
         if path.startswith("/v3/forecast?region=CAISO_NORTH") and authorization == "Bearer t":
             answer = {"data": [{"point_time": f"2026-11-23T{hour:02d}:{minute:02d}:00Z", "value": 100.0 * (hour + 1)}
@@ -152,6 +161,16 @@ def test_a_service_is_asked_with_an_account_and_told_without_its_secret(service:
     with pytest.raises(ConfigError, match="does not answer") as refused:
         watttime_figures("watttime:ELSEWHERE", account, service)
     assert "pa55word" not in str(refused.value)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_service_that_sends_on_gets_no_login_there(service: str, status: int) -> None:
+    """urllib would send name and password along, to whatever host the answer names."""
+    account = {"WATTTIME_USER": "me", "WATTTIME_PASSWORD": "pa55word-of-mine"}
+    _Service.taken.clear()
+    with pytest.raises(ConfigError, match=f"{status}, another address") as refused:
+        watttime_figures("watttime:CAISO_NORTH", account, f"{service}/moved/{status}")
+    assert _Service.taken == [f"/moved/{status}/login"] and "pa55word" not in str(refused.value)
 
 
 @pytest.mark.parametrize("day", ["2026-03-29", "2026-10-25"])

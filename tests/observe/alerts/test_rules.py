@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from observe.alerts.alert_journals import BEGAN, STEP_SECONDS, Watched, healthy, ranks, started, steady, step
 
+from paceline.errors import ConfigError
 from paceline.observe.alerts import watch as watches
 from paceline.observe.alerts.rules.rule import AlertRule
 from paceline.run.record import journal as journals
@@ -27,7 +28,9 @@ from paceline.spec.journal.kinds import (
 from paceline.spec.journal.record import Record
 from paceline.spec.journal.timing.clock import MovedClock
 from paceline.spec.journal.watching import AlertRecord, NodeSample
+from paceline.spec.survive.budget import BUDGETS
 from paceline.spec.watch.alerts import RULES, AlertsSpec
+from paceline.spec.watch.traced import requested_trace
 from paceline.supervise.ranks_lost import RanksLost
 
 
@@ -45,6 +48,21 @@ def test_a_healthy_run_of_1000_steps_wakes_nobody(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
     assert told(watched.through(healthy())) == [("finished", "firing")]
     assert watched.said == [], "an end as planned is on record, and not shouted"
+
+
+def test_a_rule_that_fails_is_said_and_takes_no_other_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A watch that ends with one rule's error wakes nobody any more, and nobody is told."""
+    watched = Watched(tmp_path)
+    broken = {rule.name: rule for rule in watched.rules}
+
+    def fails(*given: object) -> None:
+        raise OverflowError("intermediate overflow in fsum")
+
+    monkeypatch.setattr(broken["plateau"], "add", fails)
+    monkeypatch.setattr(broken["spike"], "look", fails)
+    assert told(watched.through(healthy())) == [("finished", "firing")]
+    assert len(watched.said) == 2, "each once"
+    assert all("fails and is looked at no more: OverflowError" in line for line in watched.said)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.3])
@@ -151,6 +169,20 @@ def test_a_loss_that_is_no_number(tmp_path: Path) -> None:
     assert (fired.rule, fired.severity) == ("not_finite", "critical") and "step 22" in fired.title
     calm = [step(each, BEGAN + each / 2) for each in range(23, 33)]
     assert told(watched.take(*calm)) == [("not_finite", "resolved")]
+
+
+def test_an_alert_takes_a_trace_where_it_is_asked_for_and_only_once(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, AlertsSpec(trace=("not_finite",), again="1 s"))
+    watched.take(*steady(20), step(21, BEGAN + 11.0, 1e6))
+    assert requested_trace(tmp_path) is None, "a spike was not asked for"
+    watched.take(step(22, BEGAN + 11.5, math.nan))
+    first = requested_trace(tmp_path)
+    assert first is not None and (first.by, first.first, first.last, first.memory) == ("alert", None, 3, False)
+    watched.take(*[step(each, BEGAN + each / 2) for each in range(23, 40)])
+    fired = watched.take(step(40, BEGAN + 20.0, math.nan))
+    assert ("not_finite", "firing") in told(fired) and requested_trace(tmp_path) == first
+    with pytest.raises(ConfigError, match=r"run.alerts.trace has 'sloow'"):
+        AlertsSpec(trace=("sloow",))
 
 
 def test_a_spike_until_it_has_fallen_halfway(tmp_path: Path) -> None:
@@ -287,12 +319,12 @@ def test_a_device_that_is_too_hot(tmp_path: Path) -> None:
 
 def test_a_budget_at_80_and_at_100_percent(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
-    watched.spent = {"usd": (79.0, 100.0, "${:,.4g}"), "kwh": (1.0, 10.0, "{:g} kWh")}
+    watched.spent = {"usd": (79.0, 100.0, BUDGETS["usd"][2]), "kwh": (1.0, 10.0, BUDGETS["kwh"][2])}
     assert watched.take(*steady(20)) == []
-    watched.spent["usd"] = (81.0, 100.0, "${:,.4g}")
+    watched.spent["usd"] = (81.0, 100.0, BUDGETS["usd"][2])
     (warned,) = watched.take(after=16.0)
     assert (warned.rule, warned.severity, warned.title) == ("budget", "warning", "81% of the budget of $100 is spent")
-    watched.spent["usd"] = (101.0, 100.0, "${:,.4g}")
+    watched.spent["usd"] = (101.0, 100.0, BUDGETS["usd"][2])
     again = [each for each in watched.take(after=22.0) if each.rule == "budget"]
     assert [(each.severity, each.state) for each in again] == [("critical", "firing")]
 

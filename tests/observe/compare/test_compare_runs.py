@@ -17,6 +17,7 @@ from paceline.cli.json.shapes import undeclared
 from paceline.errors import ConfigError
 from paceline.observe.compare.page import compare_html
 from paceline.observe.compare.runs import ComparedFigure, RunComparison, compare_runs
+from paceline.observe.compare.short_names import short_names
 from paceline.observe.compare.texts import compare_lines
 
 
@@ -167,3 +168,19 @@ def test_twenty_runs_on_one_page_and_no_word_of_theirs_is_code(tmp_path: Path) -
     evil = run(tmp_path, "<img src=x onerror=alert(1)>", 3, steps=40)
     page = compare_html(compare_runs([*paths, evil]))
     assert "<img" not in page and "&lt;img" in page and page.count('class="line c') == 40
+
+
+@pytest.mark.parametrize(
+    ("names", "short"),
+    [
+        (["a", "b"], ["a", "b"]),
+        (["sweep-lr0-seed000", "sweep-lr1-seed001"], ["…lr0-seed000", "…lr1-seed001"]),
+        (["x" * 40 + "1", "x" * 40 + "2"], ["…" + "x" * 11 + "1", "…" + "x" * 11 + "2"]),
+        (["1" + "x" * 40, "2" + "x" * 40], ["1. …" + "x" * 9, "2. …" + "x" * 9]),
+        (["a-very-long-name-of-a-run"], ["…ame-of-a-run"]),
+        ([], []),
+    ],
+)
+def test_names_beside_curves_can_be_told_apart(names: list[str], short: list[str]) -> None:
+    """Of twenty curves all were called "sweep-lr0-seed", since their labels were cut off."""
+    assert short_names(names) == short and all(len(name) <= 13 for name in short)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -164,3 +165,19 @@ def test_a_journal_that_cannot_be_read_is_told_and_read_later(tmp_path: Path, mo
         patch.setattr("paceline.observe.follow.starts_of", broken)
         assert not live.refresh() and "Stale" in live.trouble
     assert live.refresh() and not live.trouble and live.steps_done == 300
+
+
+def test_a_run_that_is_removed_while_it_is_looked_at_is_said_to_be_gone(tmp_path: Path) -> None:
+    """The page showed its last look for ever, as of a run that is there."""
+    live = LiveRun(journals.write(tmp_path / "run", journals.complete()[:20]))
+    live.refresh()
+    assert live.trouble == ""
+    version, steps = live.version, live.steps_done
+    shutil.rmtree(tmp_path / "run")
+    assert not live.refresh() and "gone" in live.trouble and live.version > version and live.steps_done == steps
+    version = live.version
+    live.refresh()
+    assert live.version == version, "it is drawn once"
+    journals.write(tmp_path / "run", journals.complete()[:20])
+    live.refresh()
+    assert live.trouble == ""

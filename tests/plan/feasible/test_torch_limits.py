@@ -18,7 +18,8 @@ from paceline.spec.profile import TensorLimits
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/guide/layouts.md").read_text(encoding="utf-8")
 ZERO_BUBBLE = Plan(layout=Layout(pp=2), schedule="zero-bubble")
-SPLIT = "tests/run/parallel/test_pipeline.py::test_a_split_backward_pass_still_fails_where_the_planner_refuses_it"
+PIPELINES = "tests/run/parallel/pipeline/test_pipeline.py"
+SPLIT = f"{PIPELINES}::test_a_split_backward_pass_still_fails_where_the_planner_refuses_it"
 
 
 def zero_bubble(**changes: object) -> str | None:
@@ -48,7 +49,7 @@ LIMITS = [
     (
         "Uneven parts of a second dimension",
         uneven_experts(),
-        "tests/run/parallel/test_experts.py::test_torch_still_cannot_shard_a_later_dimension_unevenly",
+        "tests/run/parallel/expert/test_experts.py::test_torch_still_cannot_shard_a_later_dimension_unevenly",
     ),
 ]
 

@@ -141,8 +141,8 @@ def test_a_budget_refuses_what_costs_more_and_failures_count() -> None:
     halved = search(SHAPE, where, PlanSpec(budget_usd=limit), batch_samples=64, steps=1000, goodput=0.9)
     assert len(halved.candidates) == int((usd <= 0.9 * limit).sum())
     with pytest.raises(DoesNotFit, match="budget") as error:
-        found(budget_usd=float(usd.min()) / 2)
-    assert "costs $" in error.value.because
+        found(budget_usd=float(usd.min()) * 0.2505)
+    assert "costs $" in error.value.because and "pays for 250 of 1,000 steps" in error.value.because
 
 
 def test_a_limit_on_what_is_unknown_is_an_error() -> None:

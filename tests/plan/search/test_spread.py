@@ -72,7 +72,7 @@ def test_the_planner_spreads_a_teacher_where_its_copies_do_not_fit() -> None:
     with pytest.raises(DoesNotFit):
         found(tight, frozen="as-model", memory_risk=0.5)
     chosen = found(tight, memory_risk=0.5).best.plan
-    assert chosen.frozen == "spread" and "frozen model spread" in str(chosen)
+    assert chosen.frozen == "spread" and "frozen weights spread" in str(chosen)
     assert found(64e9, frozen="spread").best.plan.frozen == "spread", "where it is asked for"
 
 
@@ -96,3 +96,49 @@ def test_what_cannot_be_spread_is_refused_with_the_reason() -> None:
     sequences = dataclasses.replace(plan, layout=Layout(cp=2))
     open_axes = dataclasses.replace(taught(), closed_axes={})
     assert "dp_replicate and dp_shard alone" in str(refusal(sequences, open_axes))
+
+
+def packed() -> ModelProfile:
+    """Return a model of eight blocks of seven frozen layers in four bits each."""
+    bits = {"packed_parameters": EACH, "packed_layers": 7, "unpacked_elements": EACH // 7, "unpacks": 2.0,
+            "unpacks_again": 1.0}  # fmt: skip
+    blocks = [dataclasses.replace(each, **bits) if each.recomputable else each for each in profile().blocks]
+    return dataclasses.replace(profile(), blocks=tuple(blocks))
+
+
+def test_spread_four_bits_rest_in_parts_and_are_gathered_whenever_they_are_unpacked() -> None:
+    blocks = sum(each.packed_parameters > 0 for each in packed().blocks)
+    whole = example_plan(Layout(dp_replicate=2), micro_batch=4, batch=8, recompute="none")
+    spread = dataclasses.replace(whole, frozen="spread")
+
+    def told(plan: object, kind: str) -> dict[str, float]:
+        forecast = price(PricedTask(packed(), cluster(2), 8, 10), plan)
+        return {term.name: term.value for term in getattr(forecast, kind)}
+
+    bits = "weights in four bits"
+    spared = told(whole, "memory")[bits] - told(spread, "memory")[bits]
+    assert spared == pytest.approx(0.5 * blocks * EACH / 2 - 0.5 * (EACH // 7)), "half of them, but a gathered layer"
+    once = told(spread, "time")["gathering of four bits"]
+    moved = 2 * 0.5 * blocks * EACH  # in forward and backward pass, half of it over the link
+    waits = 2 * 7 * blocks * 1e-4  # a layer at a time
+    assert once == pytest.approx(moved / 2 / 1e9 + 2 * moved / 1e10 + waits, rel=0.01)
+    assert "gathering of four bits" not in told(whole, "time")
+    again = dataclasses.replace(spread, recompute="full")
+    assert told(again, "time")["gathering of four bits"] == pytest.approx(1.5 * once)
+    twice = dataclasses.replace(spread, micro_batch=2, accumulation=2)
+    assert told(twice, "time")["gathering of four bits"] == pytest.approx(2 * once)
+
+
+def test_the_planner_spreads_four_bits_where_they_do_not_fit_whole() -> None:
+    def found(memory_bytes: float, **constraints: object) -> SearchResult:
+        where = cluster(2, memory_bytes=memory_bytes)
+        return search(packed(), where, PlanSpec(dp_replicate=2, **constraints), batch_samples=8, steps=10)
+
+    assert found(64e9).best.plan.frozen == "as-model"
+    whole, parts = (found(64e9, frozen=how).candidates.values.memory.min() for how in ("as-model", "spread"))
+    tight = (whole + parts) / 2 / (1 - HEADROOM)
+    with pytest.raises(DoesNotFit):
+        found(tight, frozen="as-model", memory_risk=0.5)
+    assert found(tight, memory_risk=0.5).best.plan.frozen == "spread"
+    with pytest.raises(DoesNotFit, match="frozen weights spread"):  # the nearest of all is told
+        found(parts / 2, memory_risk=0.5)

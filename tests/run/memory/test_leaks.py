@@ -22,10 +22,25 @@ def test_what_grows_at_every_look_is_told_once_and_again_when_it_has_doubled() -
     assert [each.component for each in found] == ["the rest", "the rest"]
     assert found[0].bytes == 20 * LOOKS * MB and math.isclose(found[0].bytes_per_step, 0.2 * MB)
     assert found[0].since == 200 and math.isclose(found[0].steps_left, (2000 - 900 - 200) / 0.2)
-    assert (
-        "paceline trace RUN --memory" in found[0].because
-        and "fills the memory in about 4,500 steps" in found[0].because
-    )
+    assert "names the tensors" in found[0].because and "fills the memory in about 4,500 steps" in found[0].because
+
+
+def test_a_leak_that_goes_on_is_told_ever_more_rarely() -> None:
+    """At an even pace it was told at every sixth look for as long as the run lived."""
+    found = looks(LeakWatch(), [0, *(100.0 + 20 * look for look in range(200))])
+    assert 5 <= len(found) <= 6, "at 100, 200, 400, 800, 1600 and 3200 MiB"
+
+
+def test_memory_that_a_trace_takes_is_no_leak() -> None:
+    """The profiler's own, in the first ten steps, was told as a leak that fills the machine in 902 steps."""
+    watch = LeakWatch()
+    found = []
+    for at in range(30):
+        if at % 5 == 3:
+            watch.begin_anew()
+        found.append(watch.look(at, {"the rest": (100.0 + 20 * at) * MB}))
+    assert found == [None] * 30
+    assert looks(watch, [0, *(900.0 + 20 * look for look in range(LOOKS + 1))]), "it looks on"
 
 
 def test_what_falls_once_or_grows_little_is_no_leak() -> None:

@@ -148,12 +148,12 @@ def whole_run(folder: str) -> tuple[Counter[str], int]:
     return asked, stats.step
 
 
-def test_a_run_asks_all_ranks_where_they_are_and_for_nothing_else(tmp_path: Path) -> None:
+def test_a_run_asks_all_ranks_for_nothing(tmp_path: Path) -> None:
     """Its start, steps, comparisons, saves and end: what grows with the number of ranks is what is listed here."""
     for asked, steps in run_ranks(whole_run, 2, str(tmp_path)):
         assert steps == 3
         del asked["spread_over"]  # which asks in small worlds alone
-        assert asked == {"NodeWatch.__init__": 1}
+        assert not asked
 
 
 def brought() -> tuple[Any, int | None, list[str]]:
@@ -163,3 +163,20 @@ def brought() -> tuple[Any, int | None, list[str]]:
 
 def test_real_ranks_bring_and_agree_likewise() -> None:
     assert run_ranks(brought, 2) == [([0, 1], 1, ["a", "b"]), (None, 1, ["a", "b"])]
+
+
+def told_alike() -> list[Any]:
+    """Return what this rank is told: the even ranks are on one node, the odd ones on another."""
+    world = join_world("cpu", threads=1)
+    own, other = ("even", "odd") if world.rank % 2 == 0 else ("odd", "even")
+    return [world.told_at(own, {"n": world.rank * 10}), world.told_at(own, {"n": world.rank}, (other, "nowhere"))]
+
+
+def test_ranks_of_a_node_tell_each_other_and_two_rounds_are_two() -> None:
+    even, odd = [(0, {"n": 0}), (2, {"n": 2})], [(1, {"n": 1})]
+    first = [{"even": [(0, {"n": 0}), (2, {"n": 20})]}, {"odd": [(1, {"n": 10})]}]
+    found = run_ranks(told_alike, 3)
+    assert [each[0] for each in found] == [first[0], first[1], first[0]]
+    assert [each[1] for each in found] == [{"even": even, "odd": odd, "nowhere": []}] * 3
+    alone = World(0, 1, 0, torch.device("cpu"))
+    assert alone.told_at("a", {"n": 1}, ("b",)) == {"a": [(0, {"n": 1})], "b": []}

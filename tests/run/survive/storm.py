@@ -34,6 +34,7 @@ class Story:
     most_starts: int = 12
     only_once: bool = False  # start once, however that ends
     how: str = ONE_WORLD
+    keeps: bool = False  # a model that keeps running statistics, in place of the decoder, and a callback that counts
 
 
 @dataclass(frozen=True)
@@ -151,13 +152,15 @@ def spec_of(story: Story, run_dir: Path) -> Any:
     """Return the spec of a story: a tiny decoder on tokens of this repository's own making."""
     import dataclasses
 
+    from survive_runs import Counted, normed
     from tests_shared import decoder_task
 
     from paceline.spec.arguments import make_spec
     from paceline.spec.cluster import ClusterSpec
     from paceline.units import Amount
 
-    task = decoder_task(stop=Amount(story.steps, "steps"))
+    own = {"model": normed, "callbacks": (Counted(),)} if story.keeps else {}
+    task = decoder_task(stop=Amount(story.steps, "steps"), **own)
     run = {"dir": str(run_dir), "checkpoint_every": "2 steps", "check_every": "1 steps", "evaluate_every": "none",
            "record_samples": True, "verify": False, "deterministic": True, **story.run}  # fmt: skip
     faults = {"seed": story.seed, "each": story.faults}

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests_shared import SEQ_LEN, decoder_task, plan_of
+from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of
+from torch import nn
 
 from paceline.checkpoint import list_checkpoints, verify_checkpoint
 from paceline.run.loop.training import Training
@@ -72,3 +73,40 @@ def values_of(run_dir: Path) -> dict[int, dict[str, str]]:
         files = each.manifest.files
         found[each.manifest.step] = {name: files[name].sha256 for name in files if name != "manifest.json"}
     return found
+
+
+class Normed(nn.Module):
+    """Predicts the next token from the one before, normalised by running statistics that each forward pass moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm = nn.Embedding(VOCAB, 16), nn.SyncBatchNorm(16)
+        self.head = nn.Linear(16, VOCAB, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return logits [rows, seq, vocab]."""
+        return self.head(self.norm(self.embed(tokens).transpose(1, 2)).transpose(1, 2))
+
+
+def normed() -> nn.Module:
+    return Normed()
+
+
+class Counted:
+    """Lowers the learning rate with each step that it is called for, and with each that it is told is done."""
+
+    def __init__(self) -> None:
+        self.begun = self.done = 0
+
+    def before_step(self, moment: Any) -> dict[str, float]:
+        self.begun += 1
+        return {"lr": 3e-3 * 0.9 ** (self.begun + self.done)}
+
+    def after_step(self, moment: Any) -> None:
+        self.done += 1
+
+    def state(self) -> list[int]:
+        return [self.begun, self.done]
+
+    def load(self, state: list[int]) -> None:
+        self.begun, self.done = state

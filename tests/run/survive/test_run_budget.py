@@ -24,7 +24,8 @@ from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.journal.timing import held_devices as held_module
 from paceline.spec.journal.timing.held_devices import held_by_others, held_in
 from paceline.spec.run import RunSpec
-from paceline.spec.survive.budget import BUDGETS, BudgetSpec
+from paceline.spec.survive.budget import BUDGETS, BudgetSpec, SharedBudgetSpec
+from paceline.units import format_usd
 
 START = 1_772_323_200.0
 CLUSTER = {"price_usd_per_device_hour": {"value": 3.6}, "watts_per_device": {"value": 1000.0},
@@ -71,9 +72,9 @@ def test_it_is_told_once_at_its_share_and_ends_at_its_limit(tmp_path: Path, monk
         buys.append(budget.steps_left())
     assert [second for second, (_, told) in enumerate(found) if told] == [5]
     assert [second for second, (because, _) in enumerate(found) if because] == [29, 30, 31]
-    assert found[29][0] == "the budget of $0.5 is used up"
+    assert found[29][0] == "the budget of $0.50 is used up"
     (warning,) = found[5][1]
-    assert "$0.4 of $0.5 is spent, 80%; what is left buys 25 steps" in warning.because
+    assert "$0.40 of $0.50 is spent, 80%; what is left buys 25 steps" in warning.because
     assert budget.spent() == {"usd": pytest.approx(0.38 + 0.004 * 31)}
     assert buys[0] is None, "no step was made yet"
     assert buys[5] == pytest.approx(25) and buys[29] == pytest.approx(1) and buys[31] == 0.0
@@ -90,14 +91,14 @@ def test_a_world_of_fewer_devices_pays_for_its_own_from_the_last_record(
     run = RunSpec(budget=BudgetSpec(usd=0.45))
     planned = PlannedRecord(cluster={"devices": 4}, forecast=forecast)
     before = budget_of(run, journal(tmp_path), planned, 4)
-    assert before is not None and before.look() == "" and before.spent() == {"usd": pytest.approx(0.42)}
+    assert before is not None and before.look() == "" and before.budgets[0].spent() == {"usd": pytest.approx(0.42)}
     after = budget_of(run, tmp_path, planned, 3)
     assert after is not None
     notices = Notices(run)
     notices.enter(0.0, True, before)
     notices.enter(0.0, True, after)
     clock[0] += 5
-    assert notices.look() == "" and after.spent() == {"usd": pytest.approx(0.38 + 15 * 0.003)}
+    assert notices.look() == "" and after.budgets[0].spent() == {"usd": pytest.approx(0.38 + 15 * 0.003)}
     assert len(notices.take()) == 1, "what was told in the world before is told once"
     for _ in range(2):  # steps of 2.5 s, each of 0.0075
         clock[0] += 2.5
@@ -129,13 +130,13 @@ def test_a_budget_of_a_tag_counts_what_runs_with_the_same_value_have_spent(
     own.mkdir()
     run = RunSpec(tags={"team": "speech"}, budget=BudgetSpec(usd=0.5, shared_by="team"))
     alone = spent_in(held_in(beside("mine", team="speech")))
-    assert spent_by_all(run, own)["usd"] == pytest.approx(alone["usd"] * 2), "theirs and mine"
+    assert spent_by_all(run.budget, run, own)["usd"] == pytest.approx(alone["usd"] * 2), "theirs and mine"
     budget = budget_of(run, own, PlannedRecord(cluster=CLUSTER), 4)
-    assert budget is not None and budget.spent()["usd"] == pytest.approx(alone["usd"] * 2, rel=1e-3)
+    assert budget is not None and budget.budgets[0].spent()["usd"] == pytest.approx(alone["usd"] * 2, rel=1e-3)
     assert "used up" in budget.look(), "0.76 of 0.5 USD are spent, none of it by this run"
     beside("later", team="speech")
     budget.refresh()
-    assert budget.spent()["usd"] == pytest.approx(alone["usd"] * 3, rel=1e-3)
+    assert budget.budgets[0].spent()["usd"] == pytest.approx(alone["usd"] * 3, rel=1e-3)
     with pytest.raises(ConfigError, match="no tag of the run"):
         RunSpec(budget=BudgetSpec(usd=1.0, shared_by="team"))
 
@@ -187,6 +188,51 @@ def test_two_runs_at_once_stop_where_their_shared_budget_ends(monkeypatch: pytes
     assert looks < 30, "journals of others are not read all the time"
 
 
+@pytest.mark.parametrize(("mine", "ours", "is_over"), [("stop", "requeue", True), ("requeue", "requeue", False)])
+def test_a_budget_of_the_run_and_one_of_its_team_may_meet_in_one_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mine: str, ours: str, is_over: bool
+) -> None:
+    """0.004 USD a second here; others have spent 0.9 of the team's dollar. Each ends alone where it is the first."""
+    clock = [0.0]
+    monkeypatch.setattr(budget_module.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(budget_module.time, "time", lambda: clock[0])
+    monkeypatch.setattr(budget_module, "held_by_others", lambda run_dir, tags, tag: [tag, tags[tag]])
+    spent = {"usd": 0.9}
+    monkeypatch.setattr(budget_module, "spent_in", lambda held: {**NOTHING_SPENT, **(spent if held else {})})
+
+    def ended(own: float, shared: float) -> tuple[float, str, bool, int]:
+        clock[0] = 0.0
+        run = RunSpec(tags={"team": "speech"}, budget=BudgetSpec(usd=own, at_end=mine),
+                      shared_budget=SharedBudgetSpec(usd=shared, shared_by="team", at_end=ours))  # fmt: skip
+        budgets = budget_of(run, tmp_path, PlannedRecord(cluster=CLUSTER), 4)
+        assert budgets is not None and len(budgets.budgets) == 2
+        told = 0
+        while not (because := budgets.look()):
+            told += len(budgets.take())
+            clock[0] += 1.0
+        return clock[0], because, budgets.is_over, told + len(budgets.take())
+
+    at, because, over, told = ended(0.1, 1.0)
+    assert at == 24.0 and over is is_over and told == 2, "both use their tenth of a dollar up with the 25th step"
+    assert because == (
+        "the budget of $0.10 is used up, and the budget of $1.00 that all runs of the same team share is used up"
+    )
+    at, because, over, _ = ended(50.0, 1.0)
+    assert (at, over) == (24.0, False) and because.startswith(
+        "the budget of $1.00 that all runs of the same team share"
+    )
+    at, because, over, _ = ended(0.06, 1.0)
+    assert (at, over, because) == (14.0, mine == "stop", "the budget of $0.06 is used up")
+
+
+def test_a_shared_budget_names_its_tag() -> None:
+    assert RunSpec(budget=BudgetSpec(usd=1.0)).budgets == (BudgetSpec(usd=1.0),) and RunSpec().budgets == ()
+    with pytest.raises(ConfigError, match="names no tag"):
+        RunSpec(shared_budget=SharedBudgetSpec(usd=1.0))
+    with pytest.raises(ConfigError, match=r"run.shared_budget.shared_by = 'team' is no tag"):
+        RunSpec(shared_budget=SharedBudgetSpec(usd=1.0, shared_by="team"))
+
+
 @pytest.mark.parametrize("first", [1.0, 3.0, 20.0])
 @pytest.mark.parametrize("limit", [25.0, 30.0, 47.5])
 def test_a_slow_first_step_does_not_end_a_run_early(
@@ -203,6 +249,7 @@ def test_a_slow_first_step_does_not_end_a_run_early(
     assert abs(paid - limit) <= 2.0, "within the longest of the steps after the first"
 
 
+NOTHING_SPENT = {"usd": 0.0, "kwh": 0.0, "carbon_g": 0.0, "device_seconds": 0.0}
 BUDGETS_OF_A_SECOND = {  # option -> what makes a second of one device cost a thousandth of the unit, and the options
     "usd": ["cluster.price_usd_per_device_hour=3.6"],
     "kwh": ["cluster.watts_per_device=3600"],
@@ -276,7 +323,7 @@ def test_a_run_ends_within_a_step_of_its_budget_with_a_checkpoint_and_is_not_beg
     longest = max(after - before for before, after in itertools.pairwise(moments))  # of a step, with what lies between
     assert usd - longest < paid < usd + longest
     again = paceline("train", spec, *options)
-    assert again.returncode == 2 and f"the budget of ${usd:,.4g} is used up" in again.stderr
+    assert again.returncode == 2 and f"the budget of {format_usd(usd)} is used up" in again.stderr
     refused = paceline(
         "train", spec, *options, "--set", f"run.budget.usd={usd + 96}", "--set", "run.budget.forecast=refuse"
     )

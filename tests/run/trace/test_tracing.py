@@ -18,7 +18,7 @@ from paceline.observe.traces.trace_spans import read_trace
 from paceline.run.loop.training import Training
 from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
-from paceline.run.trace.tensors import grown, grown_text, tensors_held
+from paceline.run.trace.tensors import grown, tensors_held
 from paceline.session.verbs.tracing import summaries
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.planned import PlannedRecord
@@ -86,7 +86,6 @@ def test_what_has_grown_is_told_most_first() -> None:
     kept = [torch.zeros(321, dtype=torch.float64) for _ in range(4)]
     found = grown(before, tensors_held(torch.nn.Linear(2, 2)))
     assert {"tensors": "(321,) float64 on cpu", "more": 4, "bytes": 4 * 321 * 8} in found and kept
-    assert grown_text([{"tensors": "a", "more": 2}, {"tensors": "b", "more": 1}]) == "2 more of a; 1 more of b"
 
 
 @pytest.mark.deep

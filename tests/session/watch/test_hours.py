@@ -88,7 +88,7 @@ def test_a_budget_that_others_use_up_while_a_run_waits_ends_it(
 ) -> None:
     said: list[str] = []
     used = "the budget of $1 is used up"
-    monkeypatch.setattr(start, "used_up", lambda run, run_dir: used)
+    monkeypatch.setattr(start, "used_up", lambda run, run_dir: (used, run.budget))
     monkeypatch.setattr(start, "run_brief", lambda *told: pytest.fail("it was begun again"))
     monkeypatch.setattr(start, "close_run", lambda *told: None)
     path = write_spec(tmp_path, tmp_path / "run")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from pathlib import Path
 from typing import Any
@@ -120,10 +121,10 @@ def test_a_folder_is_quantised_as_it_is_read(tmp_path: Path, family: str) -> Non
     assert torch.equal(layer.weight, pack(whole).to(torch.float32))
 
 
-def three_steps(layout: Layout) -> list[tuple[float, float]]:
+def three_steps(layout: Layout, **changes: Any) -> list[tuple[float, float]]:
     """Return loss and gradient norm of three steps."""
     task = decoder_task(adapter=QLORA)
-    stats, _ = run_steps(task, plan_of(layout), 3)
+    stats, _ = run_steps(task, plan_of(layout, **changes), 3)
     return [(step.loss, step.grad_norm) for step in stats]
 
 
@@ -178,3 +179,18 @@ def test_four_bits_are_priced_and_close_the_tensor_axis(tmp_path: Path) -> None:
     with pytest.raises(DoesNotFit, match="tp") as refusal:
         planned("nf4", "tp = 2")
     assert "four bits" in str(refusal.value)
+
+
+SPREAD = [
+    (Layout(dp_replicate=2), {}), (Layout(dp_shard=3), {"zero": 3}), (Layout(dp_replicate=2, dp_shard=2), {"zero": 2}),
+    (Layout(dp_replicate=3), {"recompute": "full"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("layout", "changes"), SPREAD, ids=lambda each: str(each).replace(" ", ""))
+def test_spread_bits_compute_as_whole_ones(layout: Layout, changes: dict[str, Any]) -> None:
+    """Three ranks divide no layer's 3,072 bytes evenly into the chunks of a power of two."""
+    (alone,) = run_ranks(three_steps, 1, Layout())
+    for there in run_ranks(functools.partial(three_steps, frozen="spread", **changes), layout.devices, layout):
+        for step, (loss, norm) in zip(there, alone, strict=True):
+            assert step == (pytest.approx(loss, rel=1e-5), pytest.approx(norm, rel=1e-4))

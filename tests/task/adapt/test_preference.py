@@ -30,7 +30,7 @@ from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof
 from paceline.spec.task import DataSpec, ModelSpec, Task
 from paceline.spec.watch.evaluate import EvaluateSpec
-from paceline.task.adapt.preference import PreferenceLoss, adapters_off, log_margins, log_ratios
+from paceline.task.adapt.preference import PreferenceLoss, adapters_off, log_ratios
 from paceline.task.adapt.referenced import trained_of
 from paceline.task.data.pairs import PreferencePairs, preference_pairs
 from paceline.task.data.sources.tokenizer import ByteTokenizer
@@ -91,7 +91,8 @@ def test_the_loss_is_that_of_the_paper(smoothing: float) -> None:
 def test_the_loss_is_that_of_trl() -> None:
     # trl's DPOTrainer, loss_type "sigmoid": logits are ratios of the model's pair less ratios of the reference's.
     model, batch = built(), Pairs().read(np.arange(4))
-    margins = log_margins(model, batch)
+    chosen, rejected = log_ratios(model, batch).unbind(1)
+    margins = chosen - rejected
     theirs = -F.logsigmoid(0.1 * margins) * (1 - 0.05) - F.logsigmoid(-0.1 * margins) * 0.05
     torch.testing.assert_close(PreferenceLoss(0.1, 0.05)(model, batch)[0], theirs.sum())
 

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from paceline.run.loop.loader import BatchStream, MicroBatch
 from paceline.spec.layout import Layout, accumulation_for
 from paceline.spec.plan import Plan
+from paceline.spec.steps.growth import BatchCourse, Piece
 from paceline.task.data.order.bucketed import BucketedOrder
 from paceline.task.data.order.mixture import BLOCK, MixShare, MixtureOrder
 from paceline.task.data.order.of_source import GlobalOrder, ids_at
@@ -88,6 +89,10 @@ def opened(kind: str, splits: list[TokenSplit]) -> Any:
         return windows[0]
     if kind == "packed":
         return PackedSource(splits[0], VOCAB, SEQ_LEN, cross_documents=False)
+    if kind == "curriculum":
+        harder = MixShare(windows[1].samples, 1.0, ((BLOCK, 5.0),), most=BLOCK // 4 + 2500)
+        shares = [MixShare(windows[0].samples, 3.0), harder]
+        return MixedSource(windows, ["a", "b"], MixtureOrder(shares, [GlobalOrder(each.samples) for each in windows]))
     if kind == "bucketed":
         return InOrder(windows[0], BucketedOrder(np.arange(windows[0].samples) * 7919 % 31, bucket=10, window=30))
     shares = [MixShare(windows[0].samples, 3.0, ((2048, 1.0),)), MixShare(windows[1].samples, 1.0)]
@@ -156,3 +161,48 @@ def test_each_source_of_a_mixture_gives_each_sample_once_an_epoch(
     ends = np.cumsum([each.samples for each in source.sources])
     for of_source in np.split(counts, ends[:-1]):
         assert of_source.max() - of_source.min() <= 1 and of_source.min() >= EPOCHS
+
+
+class Growing:
+    """Batches that grow at a step and at a position, and pass as many rows at once as a plan says, or one more."""
+
+    course = BatchCourse(61, (Piece(9, None, 80), Piece(23, None, 131)))
+
+    def at(self, step: int, position: int) -> int:
+        """Return the samples of update `step`."""
+        return self.course.at(step, position)
+
+    def at_once(self, position: int, samples: int, micro_batch: int) -> int:
+        """Return how many rows a rank passes at once."""
+        return micro_batch + samples % 2
+
+
+@settings(max_examples=4, deadline=None, phases=QUICKLY)
+@given(schedule=schedules)
+def test_batches_that_grow_while_a_mixture_changes_are_the_undisturbed_ones(
+    schedule: list[Generation], splits: list[TokenSplit]
+) -> None:
+    """Across the block at which weights change, with a limit that ends a source; a kill goes back to a saved step."""
+    source: MixedSource = opened("curriculum", splits)
+    sizes, wanted, position = Growing(), dict[int, np.ndarray](), 0
+    while position < BLOCK + 700:
+        samples = sizes.at(len(wanted) + 1, position)
+        wanted[position] = ids_at(source, SEED, np.arange(position, position + samples))
+        position += samples
+    starts, saved, generation = list(wanted), 0, iter(itertools.cycle(schedule))
+    while saved < len(starts):
+        now, again = next(generation), pickle.loads(pickle.dumps(source))
+        stop = min(len(starts), saved + now.saved_every + 3 * now.steps)
+        plan = now.plan(16)  # the plan is for another batch than any of them
+        streams = [BatchStream(again, SEED, plan, rank, CPU, sizes) for rank in range(now.ranks)]
+        for step in range(saved, stop):
+            read = [stream.at(starts[step], step + 1) for stream in streams]
+            assert len({len(batch.micro_batches) for batch in read}) == 1
+            counted = [part for batch in read for part in batch.micro_batches if part.counts]
+            assert np.array_equal(np.concatenate([part.ids for part in counted]), wanted[starts[step]])
+            own = source.read(wanted[starts[step]])
+            assert torch.equal(torch.cat([part.data["tokens"] for part in counted]), own["tokens"])
+        kept = saved + (stop - saved) // now.saved_every * now.saved_every if now.is_killed else stop
+        saved = stop if stop == len(starts) else kept
+    shares = [np.isin(wanted[at], np.arange(source.sources[0].samples)).mean() for at in (starts[0], starts[-1])]
+    assert shares[0] > 0.7 and shares[1] < 0.6, "the weights have changed"

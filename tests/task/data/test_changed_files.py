@@ -44,8 +44,8 @@ def shards(folder: Path, **options: Any) -> Opened:
     return open_sources(data, 7)[0], next((folder / "shards").glob("*.shard"))
 
 
-def megatron(folder: Path, **options: Any) -> Opened:
-    tokens = np.random.default_rng(1).integers(0, 250, 140_000).astype("<u2")
+def megatron(folder: Path, count: int = 140_000, **options: Any) -> Opened:
+    tokens = np.random.default_rng(1).integers(0, 250, count).astype("<u2")
     tokens.tofile(folder / "t.bin")
     head = HEAD.pack(MAGIC, 1, 8, 1, 2)
     index = [np.array([len(tokens)], "<i4"), np.array([0], "<i8"), np.array([0, 1], "<i8")]
@@ -202,6 +202,27 @@ def test_a_piece_of_the_block_cache_that_is_cut_is_fetched_again(tmp_path: Path)
         cut(piece)
     after = source.read(ids)
     assert all((before[name] == after[name]).all() for name in before)
+
+
+@pytest.mark.parametrize("longer", [False, True])
+def test_a_remote_file_without_checksums_that_changes_under_a_run_is_an_error(tmp_path: Path, longer: bool) -> None:
+    """Pieces of two versions had been read as one file. What is kept of the first one is still read."""
+    megatron(tmp_path, 6_000_000)  # more than the pieces that the fingerprint is of
+    store = fsspec.filesystem("memory")
+    for name in ("t.bin", "t.idx"):
+        store.pipe(f"/{tmp_path.name}/{name}", (tmp_path / name).read_bytes())
+    data = DataSpec(f"megatron:memory://{tmp_path.name}/t", seq_len=64, arguments={"vocab": 256},
+                    validation_fraction=0.0, cache_dir=str(tmp_path / "cache"))  # fmt: skip
+    source = pickle.loads(pickle.dumps(open_sources(data, 7)[0]))
+    first = np.arange(4)
+    before = source.read(first)
+    other = np.zeros(6_000_000, dtype="<u2").tobytes()
+    store.pipe(f"/{tmp_path.name}/t.bin", other + (b"00" if longer else b""))
+    with pytest.raises(DataError, match=r"t\.bin' changed while it was read") as caught:
+        source.read(np.arange(0, source.samples, 100))
+    assert "12,000,002" in caught.value.because if longer else "its tag" in caught.value.because
+    assert not isinstance(caught.value, DamagedData), "it is not left out either"
+    assert np.array_equal(source.read(first)["tokens"], before["tokens"])
 
 
 def test_what_a_watch_says(tmp_path: Path) -> None:

@@ -19,7 +19,10 @@ from paceline.spec.plan import Plan
 from paceline.spec.task import DataSpec
 from paceline.task.data import rows_together
 from paceline.task.data.order.many_steps import StepIds
-from paceline.task.data.order.of_source import ids_at
+from paceline.task.data.order.mixture import MixShare, MixtureOrder
+from paceline.task.data.order.of_source import GlobalOrder, ids_at
+from paceline.task.data.rows.mixed import MixedSource
+from paceline.task.data.rows.packed import STARTS, SaysStarts
 from paceline.task.data.rows.packed_source import PackedSource
 from paceline.task.data.rows.windows import TokenSource
 from paceline.task.data.rows_together import RowsTogether
@@ -30,7 +33,8 @@ from paceline.task.data.sources.tokenizer import ByteTokenizer
 from paceline.task.data.sources.tokens import TokenSplit, TokenWriter
 
 VOCAB, SEQ_LEN, SEED = 512, 24, 5
-KINDS = ("windows", "windows apart", "packed", "packed apart", "packed, long", "shards", "packed shards")
+ALONE = ("windows", "windows apart", "packed", "packed apart", "packed, long", "shards", "packed shards")
+KINDS = (*ALONE, *(f"mixed {kind}" for kind in ALONE))
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +57,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def opened(kind: str, folder: Path) -> Any:
-    """Return a source of a kind."""
+    """Return a source of a kind; of a mixture the second source is no shards, and packs its rows in the other way."""
+    if "mixed" in kind:
+        sources = [
+            opened(kind.replace("mixed ", ""), folder),
+            opened(kind.replace("mixed ", "").replace("shards", ""), folder),
+        ]
+        sources[1]._is_long = True
+        shares = [MixShare(each.samples, weight) for each, weight in zip(sources, (2.0, 1.0), strict=True)]
+        return MixedSource(sources, ["a", "b"], MixtureOrder(shares, [GlobalOrder(each.samples) for each in sources]))
     if "shards" in kind:
         rows = "packed" if "packed" in kind else "windows"
         return open_sources(DataSpec(str(folder / "shards"), seq_len=SEQ_LEN, rows=rows, validation_fraction=0.0), 1)[0]
@@ -63,6 +75,28 @@ def opened(kind: str, folder: Path) -> Any:
     if "long" in kind:
         source._is_long = True  # how rows of long pieces are laid
     return source
+
+
+def read_apart(source: Any, ids: np.ndarray) -> dict[str, torch.Tensor]:
+    """Return the rows read one by one, each by its own source."""
+    rows = []
+    for number in ids.tolist():
+        own = source
+        for part in getattr(source, "sources", ()):
+            own = part
+            if number < part.samples:
+                break
+            number -= part.samples
+        rows.append(own.read(np.array([number])))
+    return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+
+
+def test_where_documents_begin_is_said_of_gathered_rows_too(folder: Path) -> None:
+    source = SaysStarts(opened("packed apart", folder))
+    stream = BatchStream(source, SEED, Plan(micro_batch=3, batch_samples=3), 0, torch.device("cpu"))
+    for step in range(9):
+        (part,) = stream.at(3 * step).micro_batches
+        assert torch.equal(part.data[STARTS], source.read(part.ids)[STARTS])
 
 
 jumps = st.lists(st.tuples(st.integers(0, 5000), st.integers(1, 9)), min_size=1, max_size=6)
@@ -83,7 +117,7 @@ def test_batches_are_those_of_reads_by_themselves(
         for step in range(steps):
             for part in stream.at(position + step * batch).micro_batches:
                 if part.counts:
-                    wanted = alone.read(part.ids)
+                    wanted = read_apart(alone, part.ids)
                     assert set(part.data) == set(wanted)
                     assert all(torch.equal(part.data[name], wanted[name]) for name in wanted)
                     assert all(part.data[name].is_contiguous() for name in wanted)

@@ -10,6 +10,7 @@ from paceline.report.phases import surviving
 from paceline.report.records import number
 from paceline.simulate.interval import daly_interval
 from paceline.spec.journal.kinds import CheckpointRecord, RecoveryRecord, RunEnded
+from paceline.spec.journal.record import plain_mean
 from paceline.units import format_seconds
 
 APART = 1.5  # times too long or too short, from which on an interval is worth a word
@@ -26,7 +27,7 @@ def checkpoint_interval(evidence: AdviceEvidence) -> CostAdvice | None:
     if not gaps or not stalls or not counted:
         return None
     # What lies between two checkpoints is all the useful time there: rare long steps and evaluations are a part of it.
-    step, stall = evidence.goodput.useful_seconds / counted, statistics.fmean(stalls)
+    step, stall = evidence.goodput.useful_seconds / counted, plain_mean(stalls)
     every, faults, exposed = statistics.median(gaps) * step, _interruptions(evidence), evidence.goodput.exposed_seconds
     between = exposed / faults if faults else exposed / FAULTLESS
     best = max(step, daly_interval(stall, between))

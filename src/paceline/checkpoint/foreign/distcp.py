@@ -39,7 +39,7 @@ PATHS = (("pathlib", "PosixPath"), ("pathlib", "WindowsPath"), ("pathlib", "Pure
 class _Restricted(pickle.Unpickler):
     """Unpickles what the metadata of a distributed checkpoint is made of, and nothing else."""
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         """Return a class of the format, or a dtype. Raises UnpicklingError for anything else."""
         if (module, name) in ALLOWED:
             return super().find_class(module, name)
@@ -58,7 +58,7 @@ class _Reader(FileSystemReader):
         self._path = path
         self._known: Metadata | None = None
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+    def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
         """Return the metadata. Raises StorageError where it is missing or not what the format has."""
         if self._known is None:
             self._known = _metadata(self._path)

@@ -12,7 +12,6 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -44,7 +43,7 @@ class HeldByRanks:
 
     def __init__(self, taken: Snapshot, ranks: Ranks) -> None:
         """Every rank makes one, with what it holds of the step: no part at all where it is new."""
-        self.extra: Mapping[str, Any] = taken.extra
+        self.extra: Mapping[str, object] = taken.extra
         self.step = taken.step
         self._mine, self._ranks = list(taken.values.items()), ranks
         told = [(part.name, part.dtype, part.shape, part.offsets, part.sizes) for part, _ in self._mine]

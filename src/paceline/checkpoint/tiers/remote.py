@@ -7,7 +7,8 @@ checkpoint before it is used.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +19,12 @@ from paceline.checkpoint.folder import create_partial, verify_checkpoint
 from paceline.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
 from paceline.checkpoint.tiers.newest import next_sequence
 from paceline.errors import MissingExtra, StorageError
+from paceline.patience import Patience
 from paceline.scratch import Scratch
+from paceline.units import format_seconds
 
 PIECE_BYTES = 2**22
+LOOK_SECONDS = 0.05
 ATTEMPTS = 1000  # names that are tried for a checkpoint of one step
 
 
@@ -151,19 +155,47 @@ class RemoteStore:
             raise StorageError(f"{self.url} {what}", because, "check the URL and the right to write to it") from error
 
 
-def fetch_newer(url: str, roots: list[Path], into: Path) -> list[str]:
+def fetch_newer(url: str, roots: list[Path], into: Path, hanging_after: float) -> list[str]:
     """Fetch the newest checkpoint of a URL where it is newer than all in the roots; return what happened, in words.
 
-    Storage that cannot be reached is told and costs nothing where there are checkpoints here. Raises StorageError where
-    there are none: a run that had progress must not begin anew because a network is down.
+    Storage that cannot be reached, or gives nothing for `hanging_after` seconds, is told and costs nothing where there
+    are checkpoints here. Raises StorageError where there are none: a run that had progress must not begin anew because
+    a network is down.
     """
     if not url:
         return []
     newest = next_sequence(roots) - 1
     try:
-        path = RemoteStore(url).fetch_newest(into, newest)
+        path = _within(hanging_after, f"{url} has not answered", lambda: RemoteStore(url).fetch_newest(into, newest))
     except StorageError as error:
         if not newest:
             raise
         return [f"{error.what}: {error.because}"]
     return [] if path is None else [f"fetched {path.name} from {url}, which is newer than all that is here"]
+
+
+def _within(seconds: float, what: str, work: Callable[[], Path | None]) -> Path | None:
+    """Return what some work gives that may hang. Raises what it raises, and StorageError where it has not ended.
+
+    Its thread ends with the process then, wherever it hangs.
+    """
+    found: list[Path | None] = []
+    errors: list[BaseException] = []
+
+    def worked() -> None:
+        try:
+            found.append(work())
+        except BaseException as error:  # whoever waits gets it
+            errors.append(error)
+
+    thread, patience = threading.Thread(target=worked, name="paceline-fetch", daemon=True), Patience(seconds)
+    thread.start()
+    while thread.is_alive() and not patience.is_over:
+        thread.join(LOOK_SECONDS)
+    if errors:
+        raise errors[0]
+    if not found:
+        raise StorageError(
+            what, f"after {format_seconds(seconds)}", "look after the storage, or run.checkpoints.remote"
+        )
+    return found[0]

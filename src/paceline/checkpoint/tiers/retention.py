@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from paceline.checkpoint.manifest import Manifest
 
@@ -57,7 +56,7 @@ def best_first(newest_first: Sequence[Manifest]) -> list[int]:
     return [place for score, place in sorted(scores) if math.isfinite(score)]
 
 
-def _score(held_out: dict[str, Any]) -> float:
+def _score(held_out: dict[str, object]) -> float:
     """Return the score of an evaluation, infinite where it is not known."""
     score = held_out.get("score", held_out.get("loss"))
     return float(score) if isinstance(score, int | float) and math.isfinite(score) else math.inf

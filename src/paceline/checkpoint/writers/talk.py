@@ -80,7 +80,7 @@ def _round_of(key: bytes, rank: int, size: int) -> int:
     return (way & -way).bit_length() - 1
 
 
-def collect(own: Mapping[str, Any], rank: int, size: int, merge: Any) -> Talk[dict[str, Any]]:
+def collect(own: Mapping[str, object], rank: int, size: int, merge: Any) -> Talk[dict[str, Any]]:
     """Talk until rank 0 has one table of all ranks' own, of plain JSON; others have a part of it.
 
     What two ranks say of one name is `merge(lower rank's, higher rank's)`. Names come in the order of the ranks.

@@ -7,13 +7,11 @@ run's forecast or of a price book of your own.
 from __future__ import annotations
 
 import argparse
-import datetime
 import time
 from pathlib import Path
 
 from paceline.cli.json.shapes import BILL
 from paceline.cli.output import print_json
-from paceline.errors import ConfigError
 
 EXAMPLE = "paceline bill runs\npaceline bill runs --by day --since 2026-11-01 --csv > november.csv"
 CODES = (74,)
@@ -39,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     """Run `paceline bill`."""
     from paceline.account.bill import bill_csv, make_bill
+    from paceline.account.days import day_of
     from paceline.account.prices import read_prices
     from paceline.account.texts import bill_lines
     from paceline.observe.dash.bill_page import bill_page
@@ -48,8 +47,8 @@ def execute(options: argparse.Namespace) -> int:
     bill = make_bill(
         options.runs or [Path("runs")],
         options.by,
-        _day(options.since, "--since"),
-        _day(options.until, "--until"),
+        day_of(options.since, "--since"),
+        day_of(options.until, "--until"),
         read_prices(options.prices),
         options.price_class,
     )
@@ -63,12 +62,3 @@ def execute(options: argparse.Namespace) -> int:
     else:
         print("\n".join(bill_lines(bill)))
     return 0
-
-
-def _day(text: str | None, option: str) -> datetime.date | None:
-    if text is None:
-        return None
-    try:
-        return datetime.date.fromisoformat(text)
-    except ValueError as error:
-        raise ConfigError(f"{option} {text}", "that is no day", f"{option} 2026-11-01") from error

@@ -75,7 +75,7 @@ def _given(text: str) -> tuple[str, Any]:
     return name, {"true": True, "false": False}.get(value, value)
 
 
-def _write(path: Path, told: dict[str, Any]) -> str:
+def _write(path: Path, told: dict[str, object]) -> str:
     try:
         path.write_text(json.dumps(told, indent=2) + "\n")
     except OSError as error:

@@ -151,6 +151,7 @@ SHAPES: dict[str, dict[str, str]] = {
         "how": "where the rates of each amount are from",
         "runs": "how many runs were counted",
         "tags": "the tags that some run has, each a group",
+        "shared": "nodes that had several of the runs at once, and for how many seconds",
     },
     ALERTS: {
         "alerts": "those on record, oldest first: `run`, and the journal's `alert` record",

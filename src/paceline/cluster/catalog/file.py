@@ -176,7 +176,7 @@ def _joined(known: Catalog, document: TomlDocument) -> Catalog:
     return Catalog(accelerators, nodes, (*kept, *prices))
 
 
-def _tables(document: TomlDocument, kind: str) -> list[tuple[str, Any]]:
+def _tables(document: TomlDocument, kind: str) -> list[tuple[str, object]]:
     tables = document.values.get(kind, {})
     if not isinstance(tables, Mapping):
         raise ConfigError(f"{document.where((kind,))}: {kind} is not a table", f"it holds [{kind}.NAME] tables",
@@ -189,7 +189,7 @@ def _table_of(cls: type) -> shape.ShapedTable:
     return shape.table_of(cls)
 
 
-def _typed(cls: type, kind: str, values: Any, document: TomlDocument, prefix: KeyPath, **given: Any) -> Any:
+def _typed(cls: type, kind: str, values: object, document: TomlDocument, prefix: KeyPath, **given: Any) -> Any:
     """Return the dataclass of one table's values. Raises ConfigError with the place of what is wrong."""
 
     def where(key: KeyPath) -> str:
@@ -209,7 +209,7 @@ def _typed(cls: type, kind: str, values: Any, document: TomlDocument, prefix: Ke
     if unknown:
         raise ConfigError(f"{where((unknown[0],))}: unknown key '{unknown[0]}'", f"{place} has no such option",
                           suggestion(unknown[0], members))  # fmt: skip
-    named: dict[str, Any] = {RENAMED.get(str(name), str(name)): value for name, value in values.items()}
+    named: dict[str, object] = {RENAMED.get(str(name), str(name)): value for name, value in values.items()}
     made, _ = build.build(_table_of(cls), build.mapping_layer(_table_of(cls), named, where))
     return replace(made, **given)
 

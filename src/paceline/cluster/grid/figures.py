@@ -13,7 +13,7 @@ import statistics
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from paceline.errors import ConfigError
 
@@ -114,7 +114,7 @@ def _csv_rows(content: str) -> list[tuple[str, str]]:
 def _toml_rows(content: str, text: str, what: str) -> list[tuple[str, str]]:
     """Return the rows of a TOML file: a table `hours`, of an hour and its figure."""
     try:
-        found: Any = tomllib.loads(content).get("hours")
+        found: object = tomllib.loads(content).get("hours")
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{what} = '{text}' is no TOML", str(error), 'a table: [hours] "18" = 0.12') from error
     if not isinstance(found, dict):

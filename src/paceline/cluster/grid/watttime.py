@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import datetime
+import http.client
 import json
 import os
 import urllib.error
@@ -17,6 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.cluster.grid.figures import HourlyFigures
+from paceline.direct import ask_directly, status_text
 from paceline.errors import ConfigError
 
 ADDRESS = "https://api.watttime.org"
@@ -57,10 +59,11 @@ _INSTEAD = "a file of hourly values in its place"
 def _asked(url: str, authorization: str) -> Mapping[str, Any]:
     request = urllib.request.Request(url, headers={"Authorization": authorization})
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
-            found = json.loads(answer.read())
-    except (urllib.error.URLError, OSError, ValueError) as error:
-        because = f"{type(error).__name__}{f' {error.code}' if isinstance(error, urllib.error.HTTPError) else ''}"
+        found = json.loads(ask_directly(request, TIMEOUT_SECONDS))
+    except urllib.error.HTTPError as error:
+        because = f"it answers {status_text(error)}"
+    except (http.client.HTTPException, OSError, ValueError) as error:
+        because = type(getattr(error, "reason", error)).__name__
     else:
         if isinstance(found, dict):
             return found

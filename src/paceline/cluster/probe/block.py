@@ -64,7 +64,7 @@ def count_operators(module: nn.Module, inputs: torch.Tensor) -> tuple[int, int]:
     counts = [0, 0]
 
     class Counter(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
             result = func(*args, **(kwargs or {}))
             name = func.overloadpacket.__name__
             if func.is_view or name in ("_unsafe_view", "detach"):

@@ -290,10 +290,10 @@ def probe_lines(record: ProbeRecord) -> list[str]:
             lines.append(f"  {name:23}{_collectives_text(group)}")
     if busy := reasons_of(record):
         lines.append(f"  ! {busy_text(busy)}")
-    if unit := record.get("link", {}).get("unit_seconds"):
+    if seconds := record.get("link", {}).get("unit_seconds"):
         move = record["link"]["move_seconds"]
         lines.append(
-            f"  beyond collectives     {format_seconds(unit)} a sharded unit · {format_seconds(move)} a collective "
+            f"  beyond collectives     {format_seconds(seconds)} a sharded unit · {format_seconds(move)} a collective "
             "between layers"
         )
     for step in record["calibration"]:

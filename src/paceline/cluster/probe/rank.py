@@ -7,7 +7,6 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from paceline.cluster.probe.records import ProbeRequest, Timed
 
@@ -64,7 +63,7 @@ class Rank:
         dist.all_reduce(flag)
         return flag.item() > 0
 
-    def time(self, call: Callable[[], Any], repeats: int = 0) -> Timed:
+    def time(self, call: Callable[[], object], repeats: int = 0) -> Timed:
         """Return the seconds per call while all ranks do the same; `repeats` fixes the number of calls.
 
         Collectives need the same number of calls on every rank; what is local fills a slot of time instead.

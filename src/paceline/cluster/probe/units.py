@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from paceline.cluster.probe.block import build_block
@@ -76,7 +76,7 @@ def step_times(rank: Rank) -> StepTimes | None:
     }
 
 
-def _in_turns(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+def _in_turns(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """Return the median seconds of each call; all take turns, so that what else runs here hits all alike."""
     import torch.distributed as dist
 

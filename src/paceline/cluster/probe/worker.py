@@ -41,7 +41,7 @@ CUDA_BLOCKS = ((1024, 2816, 16, 4, 2048), (2048, 5632, 16, 4, 2048))
 BLOCK_LAYERS = 2
 
 
-def time_in_step(rank: Rank, call: Callable[[], Any], repeats: int) -> float:
+def time_in_step(rank: Rank, call: Callable[[], object], repeats: int) -> float:
     """Return the seconds that a collective adds to a rank that computes before it, as training does.
 
     On a CPU a collective after computing takes some ten times as long as the same collective in a row of collectives:
@@ -59,7 +59,7 @@ def time_in_step(rank: Rank, call: Callable[[], Any], repeats: int) -> float:
         work()
         call()
 
-    def mean(each: Callable[[], Any]) -> float:
+    def mean(each: Callable[[], object]) -> float:
         each()
         dist.barrier()
         begin = time.perf_counter()
@@ -180,7 +180,7 @@ def collective_times(rank: Rank) -> CollectiveTimes | None:
     return result
 
 
-def _group_times(rank: Rank, group: Any, ranks: int) -> GroupTimes:
+def _group_times(rank: Rank, group: object, ranks: int) -> GroupTimes:
     """Return the latency of a one-element all-reduce and the time of three collectives at two sizes, as in a step."""
     import torch
     import torch.distributed as dist

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from paceline.config.build import build, mapping_layer
 from paceline.config.declared import declared_table, from_file
@@ -63,7 +62,7 @@ def _is_taken_over(run_dir: Path, before: Meeting | None, seconds: float) -> boo
     return False
 
 
-def run_from_plain(values: Mapping[str, Any]) -> RunSpec:
+def run_from_plain(values: Mapping[str, object]) -> RunSpec:
     """Return the run's options of what `to_plain` made of them."""
     table, problems = declared_table(RunSpec), Problems()
     with from_file():

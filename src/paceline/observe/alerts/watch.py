@@ -7,10 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from paceline.observe.alerts.message import FIRING, RESOLVED, AlertMessage, line_of_alert
 from paceline.observe.alerts.outbox import Outbox
+from paceline.observe.alerts.rules.machine import MemoryNear
 from paceline.observe.alerts.rules.ranks import RankDown
 from paceline.observe.alerts.rules.rule import AlertRule, Trouble
 from paceline.observe.alerts.rules.run_seen import AlertSeen
@@ -24,9 +27,11 @@ from paceline.spec.journal.redact import Redactor
 from paceline.spec.journal.timing.clock import MovedClock, shifted
 from paceline.spec.journal.watching import AlertRecord
 from paceline.spec.watch.alerts import SEVERITIES, is_within, minutes_of
+from paceline.spec.watch.traced import TraceRequest, ask_for_trace
 from paceline.supervise.ranks_lost import RanksLost
 
 LOOK_SECONDS = 0.5
+Result = TypeVar("Result")
 NAME = "alerts"
 
 
@@ -67,6 +72,7 @@ class AlertWatch:
         self._file = BesideFile(run_dir, NAME, group_read) if on_record else None
         self._firing: dict[str, _Active] = {}
         self._last_sent: dict[str, float] = {}
+        self._traced: set[str] = set()  # rules that have had their trace
         self._waiting: list[AlertRecord] = []  # to be sent with others
         self._waits_since = 0.0
         self._lock, self._wake = threading.Lock(), threading.Event()
@@ -104,16 +110,27 @@ class AlertWatch:
     def _take(self, records: Iterable[Record]) -> None:
         for each in records:
             self._seen.add(each)
-            for rule in self._rules:
-                rule.add(each)
+            for rule in tuple(self._rules):
+                self._guarded(rule, partial(rule.add, each))
 
     def _changes(self, now: float) -> list[AlertRecord]:
         """Return what has fired or is over, on record."""
-        found = [record for rule in self._rules if (record := self._state_of(rule, now)) is not None]
+        states = [self._guarded(rule, partial(self._state_of, rule, now)) for rule in tuple(self._rules)]
+        found = [record for record in states if record is not None]
         silences = read_silences(self._run_dir) if found else {}
         for index, record in enumerate(found):
             found[index] = self._noted(record, silences, now)
         return found
+
+    def _guarded(self, rule: AlertRule, work: Callable[[], Result]) -> Result | None:
+        """Return what a rule says. One that fails is left out, and said: it takes neither the others nor the watch."""
+        try:
+            return work()
+        except Exception as error:
+            self._rules = [each for each in self._rules if each is not rule]
+            self._firing.pop(rule.name, None)
+            self._say(f"alert    the rule {rule.name} fails and is looked at no more: {type(error).__name__}: {error}")
+            return None
 
     def _read(self) -> list[Record]:
         try:
@@ -168,6 +185,8 @@ class AlertWatch:
             self._file.write(record)
         if record.severity != SEVERITIES[0]:
             self._say(f"alert    {line_of_alert(record)}")
+        if record.state == FIRING:
+            self._trace_of(record.rule)
         if sends:
             self._waits_since = self._waits_since if self._waiting else now
             self._waiting.append(record)
@@ -175,6 +194,16 @@ class AlertWatch:
                 self._last_sent[record.rule] = now
                 self._firing[record.rule].sent = now
         return record
+
+    def _trace_of(self, rule: str) -> None:
+        """Ask the run for a trace where the spec wants one of this rule: once, since what fires may fire often."""
+        if rule not in self._seen.spec.trace or rule in self._traced:
+            return
+        self._traced.add(rule)
+        try:
+            ask_for_trace(self._run_dir, TraceRequest(by="alert", memory=rule == MemoryNear.name))
+        except OSError as error:
+            self._say(f"alert    no trace is taken: {error}")
 
     def _was_sent(self, rule: str) -> bool:
         return rule in self._last_sent

@@ -17,7 +17,7 @@ from paceline.spec.journal.reading import read_records
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.journal.watching import AlertRecord
 from paceline.spec.run import RunSpec
-from paceline.spec.survive.budget import BUDGETS
+from paceline.spec.survive.budget import BUDGETS, Said
 from paceline.supervise.ranks_lost import RanksLost
 
 OF_A_MOMENT = ("disk", "memory", "budget")  # rules that look at what is now: a journal does not tell what was
@@ -33,7 +33,7 @@ def watch_of(
 ) -> AlertWatch:
     """Return the watch over a run's directory; it does not look yet. With `goes_on` it replaces a lost one."""
     seen = AlertSeen(run.alerts)
-    rules = make_rules(seen, run_dir, spending_of(run, run_dir), run.budget.warn_at)
+    rules = make_rules(seen, run_dir, spending_of(run, run_dir), _warns_from(run))
     return AlertWatch(run_dir, name, seen, rules, Outbox(sinks, say), say=say, redactor=Redactor(run.redact),
                       group_read=run.group_read, goes_on=goes_on)  # fmt: skip
 
@@ -53,7 +53,7 @@ def tell_of_loss(
 def replayed(run: RunSpec, run_dir: Path, name: str) -> list[AlertRecord]:
     """Return what the rules find in a run's journal as it stands, at the moments of its records. Nothing is sent."""
     seen = AlertSeen(run.alerts)
-    rules = [rule for rule in make_rules(seen, run_dir, dict, run.budget.warn_at) if rule.name not in OF_A_MOMENT]
+    rules = [rule for rule in make_rules(seen, run_dir, dict, _warns_from(run)) if rule.name not in OF_A_MOMENT]
     watch = AlertWatch(run_dir, name, seen, rules, Outbox(()), on_record=False)
     found: list[AlertRecord] = []
     for record in read_records(run_dir):
@@ -64,18 +64,24 @@ def replayed(run: RunSpec, run_dir: Path, name: str) -> list[AlertRecord]:
 
 
 def spending_of(run: RunSpec, run_dir: Path) -> Spending:
-    """Return what says what is spent of each budget that is set, from the journal's own moments and rates."""
+    """Return what says what is spent of each budget from its share on, by the journal's own moments and rates."""
 
-    budget = run.budget
-
-    def spending() -> dict[str, tuple[float, float, str]]:
-        if not budget.limits:
-            return {}
-        try:
-            spent = spent_by_all(run, run_dir)
-        except OSError:  # a file server that is away for a moment
-            return {}
-        return {name: (spent[BUDGETS[name][0]] / BUDGETS[name][1], limit, BUDGETS[name][2])
-                for name, limit in budget.limits.items()}  # fmt: skip
+    def spending() -> dict[str, tuple[float, float, Said]]:
+        found: dict[str, tuple[float, float, Said]] = {}
+        for budget in run.budgets:
+            try:
+                spent = spent_by_all(budget, run, run_dir)
+            except OSError:  # a file server that is away for a moment
+                continue
+            for name, limit in budget.limits.items():
+                amount = spent[BUDGETS[name][0]] / BUDGETS[name][1]
+                if amount >= budget.warn_at * limit:
+                    found[f"{budget.table_name}.{name}"] = (amount, limit, BUDGETS[name][2])
+        return found
 
     return spending
+
+
+def _warns_from(run: RunSpec) -> float:
+    """Return the least share of a budget that is told; what each one's own share is, `spending_of` looks at."""
+    return min((each.warn_at for each in run.budgets), default=run.budget.warn_at)

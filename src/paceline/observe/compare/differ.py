@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from paceline.report.drawn.markup import shown
 from paceline.spec.journal.kinds import RunStarted
@@ -21,14 +20,14 @@ class DifferentOption:
     values: tuple[str, ...]
 
 
-def told_of(start: RunStarted) -> dict[str, Any]:
+def told_of(start: RunStarted) -> dict[str, object]:
     """Return what a start was made of as one flat table: spec, plan, data and versions."""
-    parts: dict[str, Any] = {"spec": start.spec, "plan": start.plan, "data": start.facts, "versions": start.versions}
+    parts: dict[str, object] = {"spec": start.spec, "plan": start.plan, "data": start.facts, "versions": start.versions}
     more = {"devices": start.world_size, "parameters": start.parameters, "host": start.host}
     return dict(_flat({**parts, **more}, ""))
 
 
-def _flat(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+def _flat(value: object, name: str) -> Iterator[tuple[str, object]]:
     if isinstance(value, Mapping) and value:
         for key, item in value.items():
             yield from _flat(item, f"{name}.{key}" if name else str(key))

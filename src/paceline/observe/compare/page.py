@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from paceline.observe.compare.runs import ALONE, RunComparison
+from paceline.observe.compare.short_names import short_names
 from paceline.report.charts import Line, line_chart
 from paceline.report.drawn.figures import CEILING, figure
 from paceline.report.drawn.markup import esc, note_html, pill, section, table_html
@@ -10,28 +11,33 @@ from paceline.report.format import quantity
 from paceline.units import format_count, format_loss, format_seconds
 
 MOST_DIFFERENCES = 200
+MANY = 4  # runs from which on curves come before a table that has each of them in several rows
 
 
 def compare_html(found: RunComparison) -> str:
     """Return the comparison: curves, figures, how sure their differences are, and what differs between the runs."""
-    names = " and ".join(run.name for run in found.runs) if len(found.runs) < 4 else f"{len(found.runs)} runs"
+    are_few = len(found.runs) < MANY
+    names = " and ".join(run.name for run in found.runs) if are_few else f"{len(found.runs)} runs"
+    figures = section("Is one better", _figures(found))
     return (
         f'<header><div class="eyebrow">Paceline, compared</div><h1>{esc(names)}</h1>'
         f'<p class="meta">at step {found.step:,}, the last one that all have; losses are means of the last'
         f" {found.last_steps} steps</p></header>"
-        + section("Is one better", _figures(found))
+        + (figures if are_few else "")
         + section("Loss", _chart(found, 0, "loss, nats per item", "Losses of the runs over steps"))
         + section(
             "Speed", _chart(found, 1, "seconds per step", "Seconds per step of the runs over steps", is_usual=True)
         )
         + section("The runs", _runs(found))
+        + ("" if are_few else figures)
         + section("What differs between them", _differences(found))
     )
 
 
 def _figures(found: RunComparison) -> str:
-    rows = []
-    for each in found.figures:
+    rows, against = [], {each.against for each in found.figures}
+    kinds = list(dict.fromkeys(each.figure for each in found.figures))
+    for each in sorted(found.figures, key=lambda each: kinds.index(each.figure)):
         style, word = ("good", f"{each.better} is better") if each.better else ("none", "not told from noise")
         if each.lower and not each.better:
             word = f"lower in {each.lower}; {ALONE}"
@@ -40,16 +46,18 @@ def _figures(found: RunComparison) -> str:
         noise = "–" if each.plus_minus is None else f"± {each.plus_minus:.3g}"
         sure = "–" if each.sure is None else f"{min(each.sure, 0.9999):.4g}"
         relative = "–" if each.relative is None else f"{each.relative:+.1%}"
-        what = (esc(each.figure), esc(f"{each.run} against {each.against}"))
-        rows.append((*what, f"{each.difference:+.4g}", relative, noise, sure, pill(style, word)))
-    head = ("figure", "runs", "difference", "relative", "95 % interval", "how sure", "")
+        whose = each.run if len(against) == 1 else f"{each.run} against {each.against}"
+        rows.append((esc(whose), esc(each.figure), f"{each.difference:+.4g}", relative, noise, sure, pill(style, word)))
+    first = f"against {against.pop()}" if len(against) == 1 else "runs"
+    head = (first, "figure", "difference", "relative", "95 % interval", "how sure", "")
     return table_html(head, rows, (2, 3, 4, 5)) + note_html(found.note + ".")
 
 
 def _chart(found: RunComparison, which: int, y_label: str, label: str, is_usual: bool = False) -> str:
     """Return the runs' curves; with `is_usual` a few values far above the usual ones do not flatten the rest."""
-    both = enumerate(zip(found.runs, found.curves, strict=True))
-    lines = [Line(run.name, curve[which].points, f"c{index % 8}") for index, (run, curve) in both]
+    names = short_names([run.name for run in found.runs])
+    both = enumerate(zip(names, found.curves, strict=True))
+    lines = [Line(name, curve[which].points, _style(index)) for index, (name, curve) in both]
     lines = [line for line in lines if line.points]
     if not lines:
         return ""
@@ -59,6 +67,11 @@ def _chart(found: RunComparison, which: int, y_label: str, label: str, is_usual:
     log = usual is None and min(values) > 0 and max(values) > 20 * min(values)
     chart = line_chart(lines, label=label, x_label="step", y_label=y_label, log=log, height=height, ceiling=usual)
     return figure(chart)
+
+
+def _style(index: int) -> str:
+    """Return the look of a curve: eight colours, then the same dashed, then dotted."""
+    return f"c{index % 8}" + ("", " dashed", " dotted")[index // 8 % 3]
 
 
 def _p95(line: Line) -> float:

@@ -139,16 +139,16 @@ def _ended(run: LiveRun) -> str:
 def alerts(view: RunView) -> str:
     """Return the alerts, those that fire first."""
     newest = list(view.run.alerts.values())[::-1]
-    lines = sorted(newest, key=lambda line: text(line.get("state")) != "firing")
+    firing_first = sorted(newest, key=lambda alert: alert.state != "firing")
     rows = [
         (
-            pill(SEVERITY.get(text(line.get("severity")), "none"), text(line.get("severity"))),
-            esc(text(line.get("state"))),
-            esc(text(line.get("title"))) + note_html(shown(line.get("evidence"))),
-            esc(shown(line.get("advice"))),
-            esc(utc(number(line.get("time"))).removesuffix(" UTC")),
+            pill(SEVERITY.get(alert.severity, "none"), alert.severity),
+            esc(alert.state),
+            esc(alert.title) + note_html(shown(alert.evidence)),
+            esc(alert.advice),
+            esc(utc(alert.time).removesuffix(" UTC")),
         )
-        for line in lines[:MOST_ROWS]
+        for alert in firing_first[:MOST_ROWS]
     ]
     return table_html(("severity", "state", "what", "try", "time (UTC)"), rows)
 
@@ -278,16 +278,16 @@ def traces(view: RunView) -> str:
 
 def health(view: RunView) -> str:
     """Return the training's health: what was told, and the newest figures of each block."""
-    line = view.run.health
-    if line is None:
+    sample = view.run.health
+    if sample is None:
         return ""
     keys = ("step", "detector", "block", "value", "threshold", "advice")
     rows = [[esc(shown(each.get(key))) for key in keys] for each in reversed(view.run.told)]
-    blocks = table(line.get("values"))
+    blocks = sample.values
     names = list(dict.fromkeys(name for values in blocks.values() for name in table(values)))
     body = [[esc(block), *(esc(shown(table(values).get(name))) for name in names)]
             for block, values in list(blocks.items())[:MOST_ROWS]]  # fmt: skip
-    step = note_html(f"after step {shown(line.get('step'))}")
+    step = note_html(f"after step {shown(sample.step)}")
     found = table_html(("step", "detector", "block", "value", "threshold", "try"), rows, (0, 3, 4))
     return found + table_html(["block", *(name.replace("_", " ") for name in names)], body, range(1, 99)) + step
 

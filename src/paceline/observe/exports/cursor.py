@@ -60,7 +60,7 @@ class JournalCursor:
                 return [], JournalPlace(attempt, offset)
         return [], self.place
 
-    def commit(self, place: JournalPlace, state: dict[str, Any]) -> None:
+    def commit(self, place: JournalPlace, state: dict[str, object]) -> None:
         """Keep that all before a place was delivered. Raises OSError."""
         self.place, self.state = place, state
         self.path.parent.mkdir(parents=True, exist_ok=True)

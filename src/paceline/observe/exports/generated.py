@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from paceline.observe.exports.openmetrics import FAMILIES
 
 RUN = '{run=~"$run"}'
@@ -38,7 +36,7 @@ PANELS = (
 WIDTH, HEIGHT = 12, 8  # of a panel, in Grafana's grid of 24 columns
 
 
-def alert_rules() -> dict[str, Any]:
+def alert_rules() -> dict[str, object]:
     """Return a file of rules for Prometheus."""
     rules = [
         {"alert": name, "expr": expression, "for": lasts, "labels": {"severity": severity},
@@ -48,7 +46,7 @@ def alert_rules() -> dict[str, Any]:
     return {"groups": [{"name": "paceline", "rules": rules}]}
 
 
-def dashboard() -> dict[str, Any]:
+def dashboard() -> dict[str, object]:
     """Return a dashboard for Grafana, with the data source and the run as variables."""
     panels = [
         {

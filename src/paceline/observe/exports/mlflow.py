@@ -19,7 +19,7 @@ ENDINGS = {"complete": "FINISHED", "failed": "FAILED"}
 class MlflowSink:
     """Logs to the tracking server, or the store, of `run.exports.mlflow`."""
 
-    def __init__(self, run: ExportedRun, state: dict[str, Any]) -> None:
+    def __init__(self, run: ExportedRun, state: dict[str, object]) -> None:
         tracking, entities = import_module("mlflow.tracking"), import_module("mlflow.entities")
         self._metric, self._param = entities.Metric, entities.Param
         self._client = tracking.MlflowClient(tracking_uri=run.exports.mlflow)

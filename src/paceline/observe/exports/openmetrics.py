@@ -173,7 +173,7 @@ def _replace(path: Path, text: str) -> None:
     part.replace(path)
 
 
-def _target(host: Any, port: Any) -> str:
+def _target(host: object, port: object) -> str:
     """Return where others find a server: one that listens at all addresses by the name of its machine."""
     name = str(host)
     if ipaddress.ip_address(name.partition("%")[0]).is_unspecified:
@@ -203,7 +203,7 @@ def _serve(address: str, text: Any) -> ThreadingHTTPServer:
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, format: str, *args: Any) -> None:
+        def log_message(self, format: str, *args: object) -> None:
             """Say nothing of each scrape."""
 
     server = kind((host, int(port)), Handler)

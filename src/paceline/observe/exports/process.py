@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from paceline.observe.exports.cursor import FOLDER
 from paceline.observe.exports.deliver import Delivery
@@ -34,7 +33,7 @@ REST_SECONDS = 60.0  # that sinks have for the rest when the run is over
 
 
 def deliver_until(
-    run: ExportedRun, over: Callable[[], Any], say: Callable[[str], None], rest_seconds: float
+    run: ExportedRun, over: Callable[[], object], say: Callable[[str], None], rest_seconds: float
 ) -> list[str]:
     """Deliver a run's journal until `over` returns, and what is left then; return the sinks that have not got all."""
     run = dataclasses.replace(run, say=say)

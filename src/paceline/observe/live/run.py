@@ -8,7 +8,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,10 +20,12 @@ from paceline.report.phases import (
     DATA,
     EVALUATION,
     LOST,
+    PAUSED,
     START_UP,
     TRAINING,
     VERIFICATION,
     Phase,
+    between_starts,
 )
 from paceline.report.records import COLUMNS, Records, StepTable, number, row_of, table, text
 from paceline.spec.journal.bound import VerdictRecord
@@ -41,7 +42,8 @@ from paceline.spec.journal.kinds import (
     parse,
 )
 from paceline.spec.journal.record import Record, Some, read
-from paceline.spec.journal.timing.clock import RunMoments
+from paceline.spec.journal.timing.clock import RunMoments, at_moment, shifted, shifts_of
+from paceline.spec.journal.watching import AlertRecord, HealthSample, NodeSample
 
 RECENT_STEPS = 400  # that "now" is: medians, the verdict and terms are of these
 MOST_OF_A_KIND = 2000  # rare records that are kept; the counts are of all
@@ -65,20 +67,20 @@ class LiveRun:
         self.others: dict[str, deque[Record]] = {}
         self.counts: Counter[str] = Counter()
         self.slowest: Counter[int] = Counter()  # rank -> in how many records of all ranks it was the slowest
-        self.nodes: dict[str, Mapping[str, Any]] = {}  # name -> newest sample
-        self.health: Mapping[str, Any] | None = None  # the newest sample
-        self.told: deque[Mapping[str, Any]] = deque(maxlen=MOST_TOLD)  # what samples found, with their `step`
+        self.nodes: dict[str, NodeSample] = {}  # name -> newest sample
+        self.health: HealthSample | None = None  # the newest sample
+        self.told: deque[Mapping[str, object]] = deque(maxlen=MOST_TOLD)  # what samples found, with their `step`
         self.bound: VerdictRecord | None = None  # the newest verdict on record
-        self.alerts: dict[str, Mapping[str, Any]] = {}  # rule -> newest record, which says whether it fires
-        self.alerted: deque[Mapping[str, Any]] = deque(maxlen=MOST_OF_A_KIND)  # all of them
+        self.alerts: dict[str, AlertRecord] = {}  # rule -> newest record, which says whether it fires
+        self.alerted: deque[AlertRecord] = deque(maxlen=MOST_OF_A_KIND)  # all of them
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self.undone = 0
         self.items = 0.0
         self._clock = RunMoments()
         self.version = 0  # grows with each refresh that read something
         self.trouble = ""  # why the journal could not be read, the last time
-        self._recent: deque[tuple[dict[str, Any], int]] = deque(maxlen=RECENT_STEPS)
-        self._lines: Iterator[dict[str, Any]] | None = None
+        self._recent: deque[tuple[dict[str, object], int]] = deque(maxlen=RECENT_STEPS)
+        self._lines: Iterator[dict[str, object]] | None = None
         self._follower = Follower(self.run_dir, node_bytes=NODE_BYTES)
 
     # ---- reading ---------------------------------------------------------------------------------------------------
@@ -90,7 +92,7 @@ class LiveRun:
 
     def refresh(self, seconds: float = math.inf) -> bool:
         """Read what is new, for about so long; return whether there was any. What is left is read the next time."""
-        until, any_new = time.monotonic() + seconds, False
+        until, any_new, trouble = time.monotonic() + seconds, False, self.trouble
         try:
             self._lines = self._lines or self._follower.lines()
             for line in self._lines:
@@ -100,37 +102,36 @@ class LiveRun:
                     break
             else:
                 self._lines = None
-            self.trouble = ""
+            is_gone = bool(self.spans) and not (self.run_dir / "journal").is_dir()
+            self.trouble = "it is gone, and what was read of it stays" if is_gone else ""
         except OSError as error:
             self._lines, self.trouble = None, str(error)
-        self.version += any_new
+        self.version += any_new or self.trouble != trouble
         return any_new
 
-    def _fold(self, line: dict[str, Any]) -> None:
+    def _fold(self, line: dict[str, object]) -> None:
         kind, attempt = line.get("kind"), int(number(line.get("attempt")) or 1)
         moment = None if kind in BESIDE else self._clock.of(attempt, line)
         if moment is not None:
-            line["time"] = moment
+            line = at_moment(line, moment)
             first, last = self.spans.get(attempt, (moment, moment))
             self.spans[attempt] = (min(first, moment), max(last, moment))
         if kind == StepRecord.KIND:
             self._fold_step(line, attempt)
-        elif kind == "node":
+        elif kind == NodeSample.KIND:
             if len(self.nodes) < NODES or text(line.get("node")) in self.nodes:
-                self.nodes[text(line.get("node"))] = line
-        elif kind == "health":
-            self.health = line
-            found = line.get("told")
-            for each in found if isinstance(found, list) else ():
-                self.told.append({**table(each), "step": line.get("step")})
+                self.nodes[text(line.get("node"))] = read(NodeSample, line)
+        elif kind == HealthSample.KIND:
+            self.health = read(HealthSample, line)
+            self.told.extend({**each, "step": self.health.step} for each in self.health.told)
         elif kind == VerdictRecord.KIND:
             self.bound = read(VerdictRecord, line)
-        elif kind == "alert":
-            self._fold_alert(line)
+        elif kind == AlertRecord.KIND:
+            self._fold_alert(read(AlertRecord, line))
         elif (record := parse({**line, "attempt": attempt})) is not None:
             self._fold_other(record, attempt)
 
-    def _fold_step(self, line: Mapping[str, Any], attempt: int) -> None:
+    def _fold_step(self, line: Mapping[str, object], attempt: int) -> None:
         step = number(line.get("step"))
         if step is None:
             return
@@ -169,11 +170,10 @@ class LiveRun:
         elif isinstance(record, RanksRecord) and (slowest := slowest_of(record)) is not None:
             self.slowest[slowest[0]] += 1
 
-    def _fold_alert(self, line: Mapping[str, Any]) -> None:
-        name = text(line.get("rule"))
-        self.alerted.append(line)
-        self.alerts.pop(name, None)  # the newest stands last
-        self.alerts[name] = line
+    def _fold_alert(self, alert: AlertRecord) -> None:
+        self.alerted.append(alert)
+        self.alerts.pop(alert.rule, None)  # the newest stands last
+        self.alerts[alert.rule] = alert
         while len(self.alerts) > MOST_OF_A_KIND:
             self.alerts.pop(next(iter(self.alerts)))
 
@@ -252,11 +252,23 @@ class LiveRun:
     def phases(self) -> tuple[Phase, ...]:
         """Return the wall time by phase up to now, as the report does of a whole run."""
         running = sum(ended - began for began, ended in self.spans.values())
-        spans = [self.spans[attempt] for attempt in sorted(self.spans)]
-        gaps = sum(max(0.0, after[0] - before[1]) for before, after in itertools.pairwise(spans))
+        _, placed, _, ended_at = self.on_one_clock()
+        spans = [(*placed[attempt], ended_at.get(attempt)) for attempt in sorted(placed)]
+        gaps = [between_starts(ended, after[0], end) for (_, ended, end), after in itertools.pairwise(spans)]
         known = {**self.seconds, START_UP: max(0.0, running - sum(self.seconds.values()))}
-        known[BETWEEN] = gaps
+        known[BETWEEN], known[PAUSED] = sum(broken for broken, _ in gaps), sum(paused for _, paused in gaps)
         return tuple(Phase.of(kind, seconds) for kind, seconds in known.items() if seconds > 0)
+
+    def on_one_clock(
+        self,
+    ) -> tuple[list[RunStarted], dict[int, tuple[float, float]], list[RecoveryRecord], dict[int, RunEnded]]:
+        """Return starts, spans, recoveries and ends by the clock that holds now, though it was set between starts."""
+        shifts = shifts_of(self.starts.values(), self.spans, self._clock.moved)
+        by = {attempt: shifts.get(attempt, 0.0) for attempt in {*self.starts, *self.spans, *self.ends}}
+        spans = {attempt: (began + by[attempt], ended + by[attempt]) for attempt, (began, ended) in self.spans.items()}
+        starts = [shifted(self.starts[attempt], by[attempt]) for attempt in sorted(self.starts)]
+        recoveries = [shifted(each, by.get(each.attempt or 1, 0.0)) for each in self.of(RecoveryRecord)]
+        return starts, spans, recoveries, {attempt: shifted(end, by[attempt]) for attempt, end in self.ends.items()}
 
     def restarts(self) -> list[tuple[float, str]]:
         """Return where later starts and recovered worlds begin: the step, and what to call it."""

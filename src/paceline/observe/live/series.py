@@ -6,7 +6,6 @@ import math
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +41,7 @@ class StepSeries:
     def __len__(self) -> int:
         return len(self._values) // WIDTH
 
-    def add(self, line: Mapping[str, Any]) -> tuple[int, float, float]:
+    def add(self, line: Mapping[str, object]) -> tuple[int, float, float]:
         """Add a step's line; return how many steps it undid, their seconds, and of these the waiting for data."""
         row = row_of(line)
         undone = self.undo_from(row[0])
@@ -72,10 +71,10 @@ class StepSeries:
         return StepValues(np.array(self._values, dtype=np.float64).reshape(-1, WIDTH))
 
 
-def row_of(line: Mapping[str, Any]) -> list[float]:
+def row_of(line: Mapping[str, object]) -> list[float]:
     """Return a step's line as a row of COLUMNS."""
     seconds = line.get("seconds")
-    parts: Mapping[str, Any] = seconds if isinstance(seconds, Mapping) else {}
+    parts: Mapping[str, object] = seconds if isinstance(seconds, Mapping) else {}
     found = (
         line.get("step"), line.get("time"), line.get("loss"), line.get("grad_norm"), line.get("lr"),
         parts.get("total"), parts.get("data"), line.get("tokens_per_second"), line.get("peak_bytes"),

@@ -8,7 +8,6 @@ from paceline.observe.live.run import LiveRun
 from paceline.plan.learn.curve import ExpectedLoss, expected_loss
 from paceline.report.records import NO_START, number, table
 from paceline.run.survive.budget import spent_in
-from paceline.spec.journal.kinds import RecoveryRecord
 from paceline.spec.journal.timing.held_devices import held_time
 from paceline.spec.survive.budget import BUDGETS
 from paceline.units import format_energy
@@ -35,7 +34,7 @@ class SpentAmount:
             return "–"
         if self.name == "kwh":
             return format_energy(value)[0]
-        return BUDGETS[self.name][2].format(value).removesuffix(f" {WORDS[self.name]}")
+        return BUDGETS[self.name][2](value).removesuffix(f" {WORDS[self.name]}")
 
     @property
     def left(self) -> float | None:
@@ -45,8 +44,8 @@ class SpentAmount:
 
 def spent_so_far(run: LiveRun) -> list[SpentAmount]:
     """Return every amount that has a rate, by the forecast's rates or the cluster's figures."""
-    starts = [run.starts[attempt] for attempt in sorted(run.starts)]
-    spent = spent_in(held_time(starts, run.spans, run.of(RecoveryRecord)))
+    starts, spans, recoveries, _ = run.on_one_clock()
+    spent = spent_in(held_time(starts, spans, recoveries))
     first, done, planned = (*starts, NO_START)[0], run.steps_done, run.steps_planned
     forecast, devices = first.forecast, first.world_size or 1
     budgets = table(table(run.reference.spec.get("run")).get("budget"))

@@ -67,7 +67,7 @@ class TraceSummary:
         return self.hidden_seconds / self.communication_seconds if self.communication_seconds > 0 else None
 
 
-def summarise_trace(trace: RankTrace, path: Path, forecast: Sequence[Mapping[str, Any]] = ()) -> TraceSummary | None:
+def summarise_trace(trace: RankTrace, path: Path, forecast: Sequence[Mapping[str, object]] = ()) -> TraceSummary | None:
     """Return where the steps of a trace went; None where no step is in it. `forecast` are the run's terms of time."""
     steps = trace.steps
     if not steps:
@@ -122,9 +122,9 @@ COLLECTIVE_WORDS = frozenset({
 })  # fmt: skip
 
 
-def _operators(within: list[TracedSpan], main: tuple[Any, Any]) -> list[tuple[TracedSpan, float]]:
+def _operators(within: list[TracedSpan], main: tuple[object, object]) -> list[tuple[TracedSpan, float]]:
     """Return the operators of a CPU with their own time, of every thread, waits in collectives too."""
-    by_line: dict[tuple[Any, Any], list[TracedSpan]] = {}
+    by_line: dict[tuple[object, object], list[TracedSpan]] = {}
     for span in within:
         if span.kind == "cpu_op" or (_communicates(span) and span.line == main):
             by_line.setdefault(span.line, []).append(span)
@@ -136,7 +136,7 @@ def _operators(within: list[TracedSpan], main: tuple[Any, Any]) -> list[tuple[Tr
 
 
 def _classes(
-    work: list[tuple[TracedSpan, float]], count: int, forecast: Sequence[Mapping[str, Any]]
+    work: list[tuple[TracedSpan, float]], count: int, forecast: Sequence[Mapping[str, object]]
 ) -> list[TracedClass]:
     by_class: dict[str, list[tuple[TracedSpan, float]]] = {}
     for span, own in work:
@@ -154,7 +154,7 @@ def _most(work: list[tuple[TracedSpan, float]], count: int) -> tuple[tuple[str, 
     return tuple(sorted(by_name.items(), key=lambda pair: -pair[1])[:3])
 
 
-def _forecast(terms: Sequence[Mapping[str, Any]], name: str) -> float | None:
+def _forecast(terms: Sequence[Mapping[str, object]], name: str) -> float | None:
     kinds = FORECAST.get(name)
     if kinds is None or not terms:
         return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from paceline.observe.verdict.steps_seen import seen_of
 from paceline.observe.verdict.verdict import judge
@@ -11,7 +10,7 @@ from paceline.spec.journal.bound import VerdictRecord
 from paceline.spec.journal.kinds import RanksRecord
 
 
-def verdict_record(told: RanksRecord, outlook: Mapping[str, Any] | None) -> VerdictRecord | None:
+def verdict_record(told: RanksRecord, outlook: Mapping[str, object] | None) -> VerdictRecord | None:
     """Return what bounds the steps that a record of all ranks is of; None where it tells no step's time."""
     seen = seen_of([told], {}, 0, told.ranks or 1)
     if seen is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from paceline.observe.verdict.part import BoundPart, share_of
 from paceline.observe.verdict.steps_seen import StepsSeen
@@ -13,7 +12,7 @@ from paceline.units import format_seconds
 KIND = "pipeline"
 
 
-def bubble_seconds(seen: StepsSeen, outlook: Mapping[str, Any] | None) -> float:
+def bubble_seconds(seen: StepsSeen, outlook: Mapping[str, object] | None) -> float:
     """Return how long the slowest stage waits in a step while the pipeline fills and drains; 0 without a pipeline.
 
     The planner says how much of the computing that is, and the computing is measured. On a CPU the rank cannot have

@@ -10,7 +10,7 @@ from paceline.spec.journal.record import number
 LEAST_GAIN = 0.02  # of a step: forecasts tell no less apart
 
 
-def best_change(outlook: Mapping[str, Any], cause: str, fits: bool = False) -> Mapping[str, Any] | None:
+def best_change(outlook: Mapping[str, Any], cause: str, fits: bool = False) -> Mapping[str, object] | None:
     """Return the change that is an answer to a cause and leaves steps shortest; None where none makes them shorter.
 
     With `fits` what does not fit the memory is passed over.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from paceline.observe.verdict.communication import communication_part
 from paceline.observe.verdict.data import data_part
@@ -75,7 +74,7 @@ class BoundVerdict:
         return f"{self.kind}-bound{', healthy' if self.healthy else ''}: {self.because}"
 
 
-def judge(seen: StepsSeen, outlook: Mapping[str, Any] | None = None) -> BoundVerdict:
+def judge(seen: StepsSeen, outlook: Mapping[str, object] | None = None) -> BoundVerdict:
     """Return the verdict: the cause with the largest part, if it is a quarter of a step; else computing.
 
     `outlook` is what the planner says of the run's plan with one thing otherwise (plan/risk/outlook.py). Without it no

@@ -16,6 +16,7 @@ from paceline.cluster.catalog.power import power_model
 from paceline.plan.cost.rates import weakest
 from paceline.spec.cluster import Cluster, Figure
 from paceline.spec.forecast import Z80, Z95, BillTerm, Estimate, Kind, Term
+from paceline.units import format_amount, format_usd
 
 # Terms of a step in which the device does not compute: it waits for links, for other stages or for the host.
 WAITING: tuple[Kind, ...] = ("collectives", "sends", "bubble", "sync", "offload", "host", "allocator", "data")
@@ -61,9 +62,10 @@ def draw(cluster: Cluster, busy: float) -> Draw:
     model = power_model()
     ratio80 = model.ratio80 if fitted else POWER_RATIO.get(load.source, math.nan)
     ratio95 = model.ratio95 if fitted else ratio80**QUANTILES
-    parts = f"{watts:,.4g} W/device"
+    parts = f"{format_amount(watts)} W/device"
     if idle.value != load.value:
-        parts += f" ({idle.value:,.4g} waiting to {load.value:,.4g} computing, busy {busy:.0%} of the time)"
+        both = f"{format_amount(idle.value)} waiting to {format_amount(load.value)} computing"
+        parts += f" ({both}, busy {busy:.0%} of the time)"
     parts += f" x PUE {cluster.pue.value:g}" if cluster.pue else ", without the building (PUE not stated)"
     return Draw(ratio80, ratio95, parts, weakest(load.source, idle.source))
 
@@ -79,14 +81,14 @@ def bill(cluster: Cluster, run: Estimate, busy: float) -> tuple[BillTerm, ...]:
     time80 = run.high / run.value if run.value else 1.0
     time95 = time80**QUANTILES
     used80, used95 = _joined(time80, power.ratio80), _joined(time95, power.ratio95)
-    count = f"{cluster.devices:,} devices x {run.value / 3600:,.4g} h"
+    count = f"{cluster.devices:,} devices x {format_amount(run.value / 3600)} h"
     spared = "storage, network and idle time not counted"
     energy = f"{count} x {power.formula}"
     money = BillTerm("money", "USD", *_around(usd, time80, time95),
-                     f"{count} x ${price.value:,.4g}; {spared}", weakest(run.source, price.source))  # fmt: skip
+                     f"{count} x {format_usd(price.value)}; {spared}", weakest(run.source, price.source))  # fmt: skip
     drawn = BillTerm("energy", "kWh", *_around(kwh, used80, used95), energy, weakest(run.source, power.source))
     emitted = BillTerm("carbon", "g", *_around(grams, used80, used95),
-                       f"{kwh:,.4g} kWh x {intensity.value:,.4g} g/kWh",
+                       f"{format_amount(kwh)} kWh x {format_amount(intensity.value)} g/kWh",
                        weakest(run.source, power.source, intensity.source))  # fmt: skip
     return (
         _known(money, price),

@@ -12,6 +12,8 @@ computes longest for what stands inside forward and backward, of the heaviest st
 - fsdp: weights are gathered and gradients reduced and scattered, those of routed experts over `expert_shard`, among the
   devices that have the same ones; dp_replicate: gradients are summed over copies. ZeRO stages say how often
   (run/parallel/data/sharding.py);
+- data: frozen weights that are spread over all ranks that read different samples are gathered, a teacher's once, those
+  in four bits whenever they are unpacked;
 - optimizers that need whole parameters gather them for the update (run/updates/one_rule.py), counted as if every
   rule of the task did: a bound from above.
 
@@ -30,6 +32,8 @@ from paceline.plan.cost.components import in_modes
 from paceline.plan.cost.model_parts import AGAIN, Parts
 from paceline.plan.cost.sheet import Sheet
 from paceline.plan.cost.time.compute import state_bytes
+from paceline.plan.cost.time.unpack import unpackings
+from paceline.spec.adapt.adapter import NF4_VALUE_BYTES
 from paceline.spec.optimizers import gathered_values
 
 BUCKET_RANKS = 40  # from so many ranks on, a bucket grows with them
@@ -61,7 +65,7 @@ def collectives(sheet: Sheet) -> tuple[Collective, ...]:
     of_model = (*stream_collectives(sheet), loss_collective(sheet), *context_collectives(sheet))
     of_ranks = (expert_collective(sheet), stage_sends(sheet), copies_collective(sheet))
     of_state = (*gather_collectives(sheet), *reduce_collectives(sheet), *update_collectives(sheet))
-    of_frozen = (frozen_collective(sheet),) if sheet.columns.common.frozen == "spread" else ()
+    of_frozen = (frozen_collective(sheet), packed_collective(sheet)) if sheet.columns.common.frozen == "spread" else ()
     return (*of_model, *of_ranks, *of_state, *of_frozen)
 
 
@@ -175,6 +179,17 @@ def frozen_collective(sheet: Sheet) -> Collective:
     units = part.forward_only_blocks + (part.forward_only_root > 0)
     return Collective("data", "all_gather", "frozen weights", rounds * part.forward_only * sheet.rates.element_bytes,
                       rounds * units)  # fmt: skip
+
+
+def packed_collective(sheet: Sheet) -> Collective:
+    """Return the all-gathers of weights in four bits that are spread over all data ranks: whenever they are unpacked.
+
+    Of a layer its values alone, half a byte each: scales are whole everywhere (run/parallel/data/packed_weights.py).
+    """
+    shapes, rounds = sheet.context.shapes, sheet.columns.accumulation
+    moved = NF4_VALUE_BYTES * unpackings(sheet, shapes["packed_parameters"])
+    return Collective("data", "all_gather", "weights in four bits", rounds * moved,
+                      rounds * unpackings(sheet, shapes["packed_layers"]))  # fmt: skip
 
 
 def reduce_collectives(sheet: Sheet) -> tuple[Collective, Collective]:

@@ -105,7 +105,7 @@ class Columns:
         """Return whether a plan's pipeline schedule is one of those named."""
         return np.isin(self.schedule, [SCHEDULES.index(name) for name in names])
 
-    def take(self, chosen: Any) -> Columns:
+    def take(self, chosen: object) -> Columns:
         """Return the plans that an index, a slice or a mask chooses."""
         return replace(self, **{name: getattr(self, name)[chosen] for name in ARRAYS})
 

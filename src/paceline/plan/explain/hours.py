@@ -6,10 +6,10 @@ import datetime
 import math
 import time
 from dataclasses import dataclass
-from typing import Any
 
 from paceline.cluster.grid.window import RunWindow, Waiting
 from paceline.plan.planned import Planned
+from paceline.spec.survive.budget import BUDGETS
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def priced_hours(planned: Planned, window: RunWindow, now: float | None = None) 
     return HoursPriced(window.is_open(now), window.changes(now), window.waiting(now, seconds), kwh)
 
 
-def hours_as_data(planned: Planned, window: RunWindow, now: float | None = None) -> dict[str, Any] | None:
+def hours_as_data(planned: Planned, window: RunWindow, now: float | None = None) -> dict[str, object] | None:
     """Return the hours of a run as data, moments in seconds since the epoch; None where it trains at any."""
     if not planned.spec.run.when.window:
         return None
@@ -67,11 +67,12 @@ def hours_lines(planned: Planned, window: RunWindow, now: float | None = None) -
     text += f"; the run would end {day_text(found.waiting.ends)}, and at once {day_text(found.waiting.ends_at_once)}"
     saved = []
     for amount, share, said in (
-        (found.usd_saved, _share(found.waiting.tariff, found.waiting.tariff_at_once), "${:,.4g} of electricity"),
-        (found.carbon_kg_saved, _share(found.waiting.carbon, found.waiting.carbon_at_once), "{:,.4g} kg CO2e"),
+        (found.usd_saved, _share(found.waiting.tariff, found.waiting.tariff_at_once), "usd"),
+        (found.carbon_kg_saved, _share(found.waiting.carbon, found.waiting.carbon_at_once), "kg_co2e"),
     ):
         if not math.isnan(amount):
-            saved.append(f"{said.format(amount)} ({share:.0%})")
+            of = " of electricity" if said == "usd" else ""
+            saved.append(f"{BUDGETS[said][2](amount)}{of} ({share:.0%})")
     saves = f"waiting saves {' and '.join(saved)}" if saved else "what waiting saves is not known: set run.when.tariff"
     return [f"hours    {text}", f"         {saves}"]
 
@@ -80,7 +81,10 @@ def day_text(moment: float) -> str:
     """Return a moment of the local clock."""
     if not math.isfinite(moment):
         return "never"
-    return datetime.datetime.fromtimestamp(moment).strftime("%Y-%m-%d %H:%M")
+    try:
+        return datetime.datetime.fromtimestamp(moment).strftime("%Y-%m-%d %H:%M")
+    except (OverflowError, ValueError, OSError):  # beyond the calendar
+        return "never"
 
 
 def _share(there: float, here: float) -> float:

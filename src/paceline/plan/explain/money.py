@@ -10,7 +10,7 @@ import math
 
 from paceline.plan.planned import Planned
 from paceline.plan.search.limits import chance_within
-from paceline.units import format_count, format_seconds
+from paceline.units import format_count, format_seconds, format_usd
 
 DATED_SECONDS = 3600.0  # runs from so long on have a date on which they finish
 
@@ -19,7 +19,7 @@ def money_text(usd: float) -> str:
     """Return an amount of money; "price unknown" where there is none."""
     if not math.isfinite(usd):
         return "price unknown"
-    return f"${usd:,.0f}" if usd >= 100 else f"${usd:.2f}" if usd >= 0.005 or usd == 0 else "<$0.01"
+    return format_usd(usd)
 
 
 def expected_usd(planned: Planned) -> float:

@@ -103,11 +103,14 @@ def copies_in_step(plan: Plan, profile: ModelProfile) -> str | None:
 
 
 def spread_frozen(plan: Plan, profile: ModelProfile) -> str | None:
-    """A frozen model is spread over ranks that read different samples, where there is one."""
+    """Frozen weights are spread over ranks that read different samples, where there are such."""
     if plan.frozen != "spread":
         return None
-    if not profile.forward_only_parameters:
-        return "frozen = spread needs a model that only goes forward: a teacher, or the copy that preferences refer to"
+    if not profile.forward_only_parameters and not profile.packed_parameters:
+        return (
+            "frozen = spread needs a model that only goes forward (a teacher, the copy that preferences refer to), or "
+            "frozen weights in four bits"
+        )
     if max(plan.layout.tp, plan.layout.cp, plan.layout.pp, plan.layout.ep) > 1:
         return "frozen = spread is proven with dp_replicate and dp_shard alone"
     return None

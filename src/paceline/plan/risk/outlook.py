@@ -9,7 +9,6 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from paceline.cluster.vary import varied_figures
 from paceline.plan.cost.components import terms_of
@@ -25,7 +24,7 @@ from paceline.spec.plan import SCHEDULES, Plan
 TIMES = 2.0  # how much more of a figure of the cluster is tried
 
 
-def outlook_of(context: PricedTask, plan: Plan) -> dict[str, Any]:
+def outlook_of(context: PricedTask, plan: Plan) -> dict[str, object]:
     """Return what steps of a plan take by forecast, now and with each of some changes, as plain data for a journal.
 
     `step_seconds`, `pass_seconds` (forward and backward passes alone) and `bubble_seconds` (a pipeline fills and

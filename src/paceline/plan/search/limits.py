@@ -65,7 +65,9 @@ class Limits:
             takes, most = format_durations(seconds, self.deadline)
             broken.append(f"takes {takes}{losses}: the deadline is {most}")
         if self.budget_usd is not None and not usd <= self.budget_usd:
-            broken.append(f"costs ${usd:,.0f}{losses}: the budget is ${self.budget_usd:,.0f}")
+            steps = math.floor(self.steps * self.budget_usd / usd) if math.isfinite(usd) else 0
+            pays = f"pays for {steps:,} of {self.steps:,} steps"
+            broken.append(f"costs ${usd:,.0f}{losses}: the budget of ${self.budget_usd:,.0f} {pays}")
         return ", and ".join(broken)
 
     def fix(self, cluster: Cluster) -> str:
@@ -75,7 +77,7 @@ class Limits:
             return f"more devices ({doubled} compares), or a later deadline"
         cheaper = "`paceline plan --device NAME,NAME` compares devices"
         if self.deadline is None:
-            return f"fewer or cheaper devices ({cheaper}), or a larger budget"
+            return f"fewer or cheaper devices ({cheaper}), an earlier task.stop, or a larger budget"
         return f"other devices ({cheaper}, {doubled} their number), a later deadline or a larger budget"
 
 

@@ -152,8 +152,9 @@ def search(
     """Return all plans of exactly `cluster.devices` devices that keep the constraints, ranked by `constraints.goal`.
 
     `goodput` is the part of the run's wall time in which it trains, for its deadline and budget; `coarse` leaves out
-    micro-batches that are no powers of two. A model beside which another one only goes forward is searched twice, with
-    that one held as the trained one and spread over all data ranks; in a tie it is held as the trained one. Raises
+    micro-batches that are no powers of two. A model beside which another one only goes forward, or with weights in four
+    bits, is searched twice: with these held as the trained ones, and spread over all data ranks; in a tie they are held
+    as the trained ones. Raises
     DoesNotFit where none fits, with the one that came nearest, and ConfigError for constraints that contradict each
     other or the cluster.
     """
@@ -163,7 +164,8 @@ def search(
     )  # fmt: skip
     tried: tuple[str, ...] = (constraints.frozen,)
     if constraints.frozen == "auto":
-        tried = FROZEN if profile.forward_only_parameters and cluster.devices > 1 else FROZEN[:1]
+        some = profile.forward_only_parameters + profile.packed_parameters
+        tried = FROZEN if some and cluster.devices > 1 else FROZEN[:1]
     found, refused = [], []
     for frozen in tried:
         try:
@@ -171,7 +173,7 @@ def search(
         except DoesNotFit as error:
             refused.append(error)
     if not found:
-        raise refused[0]
+        raise min(refused, key=lambda error: error.least_bytes)
     if len(found) == 1:
         return found[0]
     as_model, spread = found
@@ -332,8 +334,10 @@ def _nothing_fits(profile: ModelProfile, cluster: Cluster, refused: Refusals) ->
         last = refused.told[-1].because if refused.told else "no layout is possible"
         return DoesNotFit(what, because or last, "fewer devices")
     nearest = refused[len(refused.told)]
-    return DoesNotFit(
+    error = DoesNotFit(
         f"{what}: none of {len(refused)} plans",
         f"the smallest, {nearest.plan}, {nearest.because}",
         "more devices, a smaller model or shorter samples, or unset constraints of [plan]",
     )
+    error.least_bytes = sum(term.value for term in memory_of(refused.context, nearest.plan))
+    return error

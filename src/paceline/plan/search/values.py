@@ -16,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -46,7 +45,7 @@ class Values:
     def __len__(self) -> int:
         return len(self.time)
 
-    def take(self, chosen: Any) -> Values:
+    def take(self, chosen: object) -> Values:
         """Return the entries that an index, a slice or a mask chooses."""
         return Values(**{field.name: getattr(self, field.name)[chosen] for field in dataclasses.fields(self)})
 

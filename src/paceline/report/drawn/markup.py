@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Any
 
 from paceline.report.format import quantity, signed_percent
 
 
-def esc(value: Any) -> str:
+def esc(value: object) -> str:
     """Return the value as escaped text."""
     return escape(str(value), quote=True)
 
@@ -54,7 +53,7 @@ def table_html(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequ
     return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Return a journal value for people: text as it is, an object as its pairs, the rest as JSON, numbers short."""
     if isinstance(value, str):
         return value
@@ -63,7 +62,7 @@ def shown(value: Any) -> str:
     return "" if value is None else json.dumps(_shortened(value), ensure_ascii=False)
 
 
-def _shortened(value: Any) -> Any:
+def _shortened(value: object) -> object:
     if isinstance(value, dict):
         return {key: _shortened(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -38,16 +38,17 @@ class CallbackDecisions:
 @dataclass(frozen=True)
 class _Callback:
     name: str
-    hooks: Mapping[str, Callable[[CallbackMoment], Any]]
+    hooks: Mapping[str, Callable[[CallbackMoment], object]]
     made: Any
 
 
 class Callbacks:
     """The callbacks of a task, in their order."""
 
-    def __init__(self, given: Sequence[Any]) -> None:
+    def __init__(self, given: Sequence[object]) -> None:
         """Raise ConfigError for what cannot be imported or made, or has no hook."""
         self._all = [_made(each) for each in given]
+        self._mark: dict[str, Any] = {}
         names = [each.name for each in self._all]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigError(
@@ -65,7 +66,7 @@ class Callbacks:
         Raises what a callback raises, and ConfigError on all ranks where they do not agree.
         """
         found = CallbackDecisions()
-        said: list[tuple[str, Any]] = []
+        said: list[tuple[str, object]] = []
         for each in self._all:
             if hook not in each.hooks:
                 continue
@@ -90,14 +91,27 @@ class Callbacks:
                 ) from error
         return found
 
-    def load(self, states: Mapping[str, Any] | None) -> None:
+    def load(self, states: Mapping[str, object] | None) -> None:
         """Give the callbacks what they kept."""
         for each in self._all:
             if states and each.name in states and hasattr(each.made, "load"):
                 each.made.load(states[each.name])
 
+    def mark(self) -> None:
+        """Note what the callbacks keep now, which `put_back` gives them again."""
+        self._mark = json.loads(json.dumps(self.state()))
 
-def _made(given: Any) -> _Callback:
+    def unmark(self) -> None:
+        """Note that what has been called since the mark is done, and stays."""
+        self._mark = {}
+
+    def put_back(self) -> None:
+        """Give the callbacks what they kept at the mark, where there is one: what was called since is called again."""
+        self.load(self._mark)
+        self._mark = {}
+
+
+def _made(given: object) -> _Callback:
     found = load_object(given, "task.callbacks") if isinstance(given, str) else given
     path = given if isinstance(given, str) else getattr(given, "__qualname__", type(given).__name__)
     made = found() if inspect.isclass(found) else found
@@ -119,7 +133,7 @@ def _made(given: Any) -> _Callback:
     return _Callback(name, hooks, made)
 
 
-def _checked(decided: Any, name: str, hook: str) -> Mapping[str, Any]:
+def _checked(decided: object, name: str, hook: str) -> Mapping[str, object]:
     """Return what a hook decided. Raises ConfigError for what no hook, or not this one, can decide."""
     if decided is None:
         return {}
@@ -155,7 +169,7 @@ def _take(found: CallbackDecisions, name: str, decided: Mapping[str, Any]) -> No
         found.logs.append((name, {str(what): float(value) for what, value in decided["log"].items()}))
 
 
-def _told(said: Sequence[tuple[str, Any]]) -> str:
+def _told(said: Sequence[tuple[str, object]]) -> str:
     """Return decisions as text, to the last bit of their numbers."""
     parts = [f"{name} decided {json.dumps(decided, sort_keys=True, default=repr)}" for name, decided in said if decided]
     return ", ".join(parts) or "nothing was decided"

@@ -54,8 +54,8 @@ class FencedCollectives(TorchDispatchMode):
         self._world, self._where = world, where
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> object:
         """Run an operator of torch, after a meeting where it communicates."""
         if func.namespace in COLLECTIVES and not any(name in str(func) for name in WAITS):
             meet(self._world, self._where, f"calls the collective {func.name()}")

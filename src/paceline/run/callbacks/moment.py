@@ -41,6 +41,6 @@ class CallbackMoment:
         """Return the sums of numbers over all ranks. Every rank calls it."""
         return self.world.sum([float(value) for value in values])
 
-    def gather(self, item: Any) -> list[Any]:
+    def gather(self, item: object) -> list[Any]:
         """Return every rank's picklable item, in rank order. Every rank calls it."""
         return self.world.gather(item)

@@ -31,7 +31,7 @@ class PassedBatch:
     """What the objective and the model said of the micro-batch that was passed last."""
 
     batch: Any = None
-    outputs: Any = None
+    outputs: object = None
     has_outputs: bool = False
     told: Any = None  # what an objective that calls the model more than once tells of it
 
@@ -43,7 +43,7 @@ class _Watching:
     objective: AnyObjective
     seen: PassedBatch
 
-    def __call__(self, model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+    def __call__(self, model: nn.Module, batch: Any) -> tuple[Tensor, object]:
         """Return what the objective returns."""
         self.seen.batch, self.seen.outputs, self.seen.has_outputs = batch, None, False
         hook = model.register_forward_hook(self._keep)
@@ -54,7 +54,7 @@ class _Watching:
         finally:
             hook.remove()
 
-    def _keep(self, module: nn.Module, arguments: Any, output: Any) -> None:
+    def _keep(self, module: nn.Module, arguments: object, output: object) -> None:
         self.seen.outputs, self.seen.has_outputs = output, True
 
 
@@ -65,7 +65,7 @@ class _LogitsAlone:
     objective: AnyObjective
     seen: PassedBatch
 
-    def __call__(self, model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+    def __call__(self, model: nn.Module, batch: Any) -> tuple[Tensor, object]:
         """Return no loss."""
         self.seen.batch, self.seen.outputs, self.seen.has_outputs = batch, next_token_logits(model, batch), True
         nothing = torch.zeros((), device=batch["labels"].device)

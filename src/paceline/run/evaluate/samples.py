@@ -91,7 +91,7 @@ class _NextTokens:
     draws: Sequence[float]
     reads_outputs: bool = True
 
-    def measure(self, outputs: Any, batch: Any) -> Mapping[str, Tensor]:
+    def measure(self, outputs: object, batch: Any) -> Mapping[str, Tensor]:
         """Return the token of each row [rows], 0 for a row that ends on another rank."""
         logits, labels = predictions_of(outputs, "samples"), batch["labels"]
         chosen = torch.zeros(self.rows, dtype=torch.float64)
@@ -110,7 +110,7 @@ class _NextTokens:
         return {}
 
 
-def sample_writer(spec: SamplesSpec, source: Source, objective: Any, seed: int) -> SampleWriter | None:
+def sample_writer(spec: SamplesSpec, source: Source, objective: object, seed: int) -> SampleWriter | None:
     """Return what continues the prompts of a task, None where it has none.
 
     Raises ConfigError for a task that predicts no next token of text tokenised here, and for prompts that are too long.

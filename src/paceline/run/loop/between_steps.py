@@ -13,6 +13,7 @@ from paceline.run.evaluate.best import called_off
 from paceline.run.loop.evaluate import EvaluationResult, evaluate
 from paceline.run.loop.in_world import InWorld
 from paceline.run.loop.loader import StepBatch
+from paceline.run.loop.resume import state_tensors
 from paceline.run.loop.step import StepStats
 from paceline.run.memory.leaks import LeakWatch
 from paceline.run.memory.spent import spent_now, spent_on
@@ -24,6 +25,7 @@ from paceline.run.record.tally import EVALUATING, SAVING
 from paceline.run.survive.health.pressure import LOOKS_EVERY
 from paceline.run.survive.idle import IdleWatch
 from paceline.run.survive.replay import hold_against, rounding_of
+from paceline.run.trace.tensors import HeldBytes, grown, grown_text, tensors_held
 from paceline.run.updates.distance_moved import moved
 from paceline.spec.sync import refuse_between
 from paceline.spec.task import ModelSpec
@@ -42,6 +44,7 @@ class BetweenSteps(InWorld):
     def _begin(self) -> None:
         self._stop = StopFlag()
         self._leaks = LeakWatch(self.brief.usable_bytes)
+        self._held: tuple[int, HeldBytes] | None = None  # the tensors at the look that told of growing memory
         self._idle: IdleWatch | None = None  # of a `Run` alone: other loops are ours
         self._counts = OwnCounts()
         self._is_spent = False  # whether a budget has ended the run
@@ -60,6 +63,7 @@ class BetweenSteps(InWorld):
 
     def _after(self, stats: StepStats, batch: StepBatch) -> None:
         scaler, step, last = self._stepper.scaler, stats.step, stats.step == self.brief.steps
+        self._mark()
         self._keeper.poll()
         ids = ids_read(batch, self.world, self.brief.plan.layout) if self.spec.run.record_samples else None
         if self._expected is not None:
@@ -91,6 +95,7 @@ class BetweenSteps(InWorld):
             numbers = numbers_of(stats, scaler.scale if scaler else None, (chosen and chosen.chosen) or "")
             apart = self._stepper.sync.apart_after(step)
             check_agreement(self.model, numbers, step, self.world, self.brief.plan.layout, apart)
+            self._agreed.after(step, state_tensors(self._under.built) if self._agreed.remembers else {})
             self._record.decided_now(self._stragglers.compare(step))
             self._watch_memory(step)
             self._record.ranks(self._tally.over_ranks(step, last, self._under.batches.tell))
@@ -134,6 +139,7 @@ class BetweenSteps(InWorld):
             if saved:
                 self._stop.interrupt_if_asked()
         self._done_step = step
+        self._callbacks.unmark()
         if not last:
             self._stragglers.leave(self._save)
 
@@ -224,6 +230,11 @@ class BetweenSteps(InWorld):
             self._record.ended_early(called_off(*found.stop, step, steps))
         return found
 
+    def _mark(self) -> None:
+        """Note what callbacks keep: where peers are lost from here on, their hooks are called again for this step."""
+        if self._call is not None:
+            self._callbacks.mark()
+
     def _busy(self) -> AbstractContextManager[None]:
         """Return a block in which the run is not idle. Raises where it was ended since nobody used it."""
         return self._idle.busy() if self._idle is not None else nullcontext()
@@ -236,8 +247,14 @@ class BetweenSteps(InWorld):
         """Tell of memory that grows from check to check. Every rank does its part."""
         spent = spent_now(self.model, self.optimizer, self._meter, self.world.maximum)
         growth = self._leaks.look(step, spent)
+        if self._held is not None:  # what grew until the look before has gone on growing since
+            since, held = self._held
+            self._held = None
+            if found := grown(held, tensors_held(self.model)):
+                self._record.fault("memory grows", f"in the steps {since + 1} to {step}: {grown_text(found)}")
         if growth is not None:
             self._record.fault("memory grows", growth.because)
+            self._held = step, tensors_held(self.model)
 
     def _measure_memory(self) -> None:
         components, peak = spent_on(self.model, self.optimizer, self._meter, self.world.maximum)

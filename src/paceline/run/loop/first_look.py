@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import nn
@@ -46,7 +45,7 @@ class FirstLook:
         self.remarks = [*unread_remark(objectives[main], self.survey.unread), *look_remark(self.survey)]
 
     def checked(
-        self, objective: AnyObjective, take_part: Any, mesh: Mesh | None, randomness: SampleRandomness
+        self, objective: AnyObjective, take_part: object, mesh: Mesh | None, randomness: SampleRandomness
     ) -> SplitCheck | None:
         """Return what split layers are to be held against, where the plan splits them by the model's own rules.
 

@@ -19,7 +19,7 @@ from paceline.run.callbacks.callbacks import Callbacks
 from paceline.run.evaluate.best import BestEvaluation, values_on_record, was_stopped
 from paceline.run.evaluate.samples import sample_writer
 from paceline.run.loop.evaluate import unigram_bar
-from paceline.run.loop.resume import Progress, RunIdentity
+from paceline.run.loop.resume import Progress, RunIdentity, state_tensors
 from paceline.run.loop.sources import open_sets, open_together
 from paceline.run.loop.step import Stepper, StepStats
 from paceline.run.loop.under_plan import UnderPlan
@@ -38,7 +38,8 @@ from paceline.run.record.recorder import Recorder, SilentRecorder
 from paceline.run.record.sink import OpenSink, Sink
 from paceline.run.record.status import StatusLine
 from paceline.run.record.tally import RankTally
-from paceline.run.survive.budget import RunBudget, budget_of
+from paceline.run.survive.agreed import Agreed
+from paceline.run.survive.budget import RunBudgets, budget_of
 from paceline.run.survive.health.passed_over import PassedOver
 from paceline.run.survive.health.pressure import MemoryPressure
 from paceline.run.survive.health.second_look import SecondLook
@@ -167,6 +168,11 @@ class InWorld:
             name: metrics_of(self.spec.task.evaluate, source, objective, cp) for name, source in measured.items()
         }
         self._first_step = self.progress.step + 1
+        copies = self.brief.plan.layout.dp_replicate if self.brief.plan.sync.is_plain else 1
+        self._agreed = Agreed(remembers=copies > 1 and self._call is not None)
+        if restored:
+            tensors = state_tensors(self._under.built) if self._agreed.remembers else {}
+            self._agreed.after(self.progress.step, tensors)
         self._passed_over = PassedOver(self.dir, self.world)
         self._position, self._went_back = self._passed_over.position_from(self.progress.position), False
         self._expected: StepBefore | None = self._step_before() if restored and not restored.data_changed else None
@@ -203,8 +209,8 @@ class InWorld:
         if together and together.stats and not together.is_done:
             self._done_step -= 1
 
-    def _open_budget(self) -> RunBudget | None:
-        """Return the budget of the run in this world, once its records have begun; the first rank counts it."""
+    def _open_budget(self) -> RunBudgets | None:
+        """Return the budgets of the run in this world, once its records have begun; the first rank counts it."""
         first = self.world.is_first
         return budget_of(self.spec.run, self.dir, self.brief.record, self.world.size) if first else None
 
@@ -247,7 +253,8 @@ class InWorld:
         self._points.starting("load", self.dir)
         plan = self._as_settled(plan, world)
         try:
-            under = UnderPlan(self._run, plan, world, self.source, self.brief.items_per_sample, root)
+            is_first = self._generation.number == 1  # later ones have made what is far away themselves
+            under = UnderPlan(self._run, plan, world, self.source, self.brief.items_per_sample, root, is_first)
         except (RuntimeError, MemoryError) as error:
             if not is_exhausted(error):
                 raise
@@ -330,7 +337,10 @@ class InWorld:
         if why_not_reformed(self.spec.task, self.brief.plan):
             return False
         is_done = self._done_step >= self.progress.step
-        held = hold(self._run, self._under.built, self.brief.plan, self.progress, self._made, is_done)
+        self._callbacks.put_back()
+        built, plan, step = self._under.built, self.brief.plan, self.progress.step
+        is_due = bool(self._check_every) and step % (self._check_every or 1) == 0  # by the spec: more are made at first
+        held = hold(self._run, built, plan, self.progress, self._made, is_done, self._agreed, is_due)
         held = dataclasses.replace(held, learnt=self._stragglers.learnt())
         self._keeper.abandon()
         self._node.close()
@@ -347,7 +357,7 @@ class InWorld:
                 self._open_data()
                 self._enter(held)
                 return True
-            except (RuntimeError, StorageError) as error:  # another one was lost meanwhile
+            except Exception as error:  # another one was lost meanwhile
                 if not is_lost_peer(error):
                     raise
                 without_frames(error)

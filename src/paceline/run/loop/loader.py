@@ -25,7 +25,7 @@ HELD_OUT_SEED = 0
 MOST_KEPT = 8  # batches that a measurement trains on again
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # frozen, each would take a microsecond more to make: a tenth of reading a row
 class MicroBatch:
     """The rows of one forward pass. `counts` is False for a stand-in that only keeps the ranks in step.
 
@@ -41,7 +41,7 @@ class MicroBatch:
     objective: Any = None  # of these rows, in the place of the task's
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class StepBatch:
     """This rank's part of one global batch."""
 
@@ -67,7 +67,7 @@ def split_rows(rows: range, parts: int) -> list[range]:
     return [rows[count * part // parts : count * (part + 1) // parts] for part in range(parts)]
 
 
-def to_device(data: Any, device: torch.device) -> Any:
+def to_device(data: object, device: torch.device) -> object:
     """Return the nested batch with its tensors on `device`, copied without waiting where the device allows it."""
     if device.type == "cpu":
         return data
@@ -77,7 +77,7 @@ def to_device(data: Any, device: torch.device) -> Any:
     )
 
 
-def pinned(data: Any, device: torch.device) -> Any:
+def pinned(data: object, device: torch.device) -> object:
     """Return the nested batch with its tensors where `device` can fetch them by itself: in pinned host memory."""
     if device.type == "cpu":
         return data
@@ -90,7 +90,7 @@ def bytes_of(batch: StepBatch) -> int:
     return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
-def moved(batch: StepBatch, move: Callable[[Any], Any]) -> StepBatch:
+def moved(batch: StepBatch, move: Callable[[object], object]) -> StepBatch:
     """Return the batch with `move` called on the data of each micro-batch."""
     micro_batches = tuple(dataclasses.replace(micro, data=move(micro.data)) for micro in batch.micro_batches)
     return dataclasses.replace(batch, micro_batches=micro_batches)
@@ -143,7 +143,7 @@ class BatchStream:
         with self._lock:
             return self.sizes.at_once(position, samples, self.plan.micro_batch)
 
-    def on_device(self, data: Any) -> Any:
+    def on_device(self, data: object) -> object:
         """Return the data of a micro-batch on the device, with what the source leaves to be done there."""
         data = to_device(data, self.device)
         return self.finishing.finish(data) if self.finishing is not None else data

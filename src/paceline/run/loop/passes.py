@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -28,7 +30,7 @@ AnyObjective = Callable[[nn.Module, Any], tuple[torch.Tensor, Any]]
 class Passes(Protocol):
     """Runs micro-batches. What it returns adds up over all ranks to the global sums."""
 
-    def accumulate(self, micro_batches: Sequence[MicroBatch], down: float) -> tuple[Any, Any]:
+    def accumulate(self, micro_batches: Sequence[MicroBatch], down: float) -> tuple[object, object]:
         """Run forward and backward on the loss times `down`; return this rank's share of (loss sum, weight)."""
 
     def evaluate(
@@ -68,6 +70,8 @@ class SequentialPasses:
     take_part: Callable[[Any], Any] = lambda data: data
     # Calls the objective on (model, data); a sharded model must be entered.
     call: Callable[[AnyObjective, nn.Module, Any], Any] = call
+    # Within it a backward pass runs: errors that come of a sharded model are told as such.
+    told: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
     # Called after the forward pass of each micro-batch that counts: routers are watched here.
     after_forward: Callable[[nn.Module], None] | None = None
     # The number by which random numbers of a step are told apart: a step of several objectives has one for each.
@@ -75,7 +79,7 @@ class SequentialPasses:
     statistics: RankSums | None = None  # of batch normalisation over all ranks
     watched_by: MicroBatchWatch | None = None  # who looks at what blocks give
 
-    def accumulate(self, micro_batches: Sequence[MicroBatch], down: float) -> tuple[Any, Any]:
+    def accumulate(self, micro_batches: Sequence[MicroBatch], down: float) -> tuple[object, object]:
         """Run forward and backward of all micro-batches; return this rank's share of the loss sum and the weight."""
         loss_total: Any = 0.0
         weight_total: Any = 0.0
@@ -83,7 +87,8 @@ class SequentialPasses:
             self.gradients.before_micro_batch(last=index == len(micro_batches) - 1)
             with self.randomness.during(sample_rows(micro, self.draws_as)):
                 loss_sum, weight = self._forward(micro)
-            (loss_sum * (down if micro.counts else 0.0)).backward()
+            with self.told():
+                (loss_sum * (down if micro.counts else 0.0)).backward()
             if micro.counts:
                 loss_total = loss_total + loss_sum.detach().double()
                 weight_total = weight_total + weight
@@ -122,7 +127,7 @@ class SequentialPasses:
         """Call `wrapper(objective)` in the place of the objective from now on."""
         self.objective = wrapper(self.objective)
 
-    def _forward(self, micro: MicroBatch) -> tuple[torch.Tensor, Any]:
+    def _forward(self, micro: MicroBatch) -> tuple[torch.Tensor, object]:
         objective = self.objective if micro.objective is None else micro.objective
         objective = objective if micro.counts else without_own_rows(objective)
         if self.statistics is not None:
@@ -154,6 +159,6 @@ def in_double(number: Any) -> Any:
     return number.detach().double() if isinstance(number, torch.Tensor) else float(number)
 
 
-def in_model_precision(data: Any, plan: Plan) -> Any:
+def in_model_precision(data: object, plan: Plan) -> Any:
     """Return a batch in the model's precision: data sets give fp32, and only fp64 weights cannot take it."""
     return cast_floats(data, torch.float64) if plan.precision == "fp64" else data

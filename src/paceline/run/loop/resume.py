@@ -127,10 +127,10 @@ def save(
 
 def saved_state(
     run: RunIdentity, built: Assembled, plan: Plan, progress: Progress
-) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
     """Return what a checkpoint of this moment holds on this rank: the live tensors by name, and what the run adds."""
     scaler = built.stepper.scaler
-    materialise_optimizer_state(built.optimizer)
+    tensors = state_tensors(built)
     extra = {
         "progress": dataclasses.asdict(progress),
         "scaler": scaler.state() if scaler else None,
@@ -144,15 +144,27 @@ def saved_state(
         "plan": dataclasses.asdict(plan),
         "versions": {"paceline": __version__, "torch": str(torch.__version__)},
     }
-    return _state(built), extra
+    return tensors, extra
+
+
+def state_tensors(built: Assembled) -> dict[str, torch.Tensor]:
+    """Return the live tensors that a checkpoint of this moment holds on this rank, by name."""
+    materialise_optimizer_state(built.optimizer)
+    return _state(built)
 
 
 def restore(
-    run: RunIdentity, built: Assembled, plan: Plan, world: World, root: Path | HeldByRanks | None = None
+    run: RunIdentity,
+    built: Assembled,
+    plan: Plan,
+    world: World,
+    root: Path | HeldByRanks | None = None,
+    looks_far: bool = True,
 ) -> Restored | None:
     """Load the newest sound checkpoint of a run into what was built, or return None where there is none.
 
-    `root` is the folder of checkpoints, the run's own if it is not given; or the state, where ranks hold it.
+    `root` is the folder of checkpoints, the run's own if it is not given; or the state, where ranks hold it. Remote
+    storage is asked for a newer one; without `looks_far` only where there is none here.
 
     Raises ConfigError where the task is not the one that the checkpoint belongs to, or copies were kept in step in
     another way, and VerificationFailed where the learning rate would take another course though nothing in the task
@@ -166,7 +178,13 @@ def restore(
     in_memory = None if root else world.share(memory_root(run.dir))
     roots = [root] if root else [each for each in (in_memory, checkpoint_root(run.dir)) if each is not None]
     url, ranks = None if root else run.spec.run.checkpoints.remote, Ranks(alone=world.size == 1)
-    fetched = ranks.from_first(f"{url} was not read", lambda: fetch_newer(url, roots, roots[-1])) if url else []
+    hanging = run.spec.run.checkpoints.hanging_after
+
+    def fetch() -> list[str]:
+        asks = looks_far or not newest_first(roots).complete
+        return fetch_newer(url or "", roots, roots[-1], hanging) if asks else []
+
+    fetched = ranks.from_first(f"{url} was not read", fetch) if url else []
     newest = next((found.path for found in newest_first(roots).complete), None) if world.is_first else None
     manifest = read_manifest(newest) if newest else None
     written = world.share(json.dumps(dict(manifest.extra)) if manifest else "")
@@ -265,7 +283,7 @@ def _check_same_data(run: RunIdentity, extra: dict[str, Any]) -> list[str]:
     )
 
 
-def _precision_changed(written: dict[str, Any], plan: Plan) -> list[str]:
+def _precision_changed(written: dict[str, object], plan: Plan) -> list[str]:
     """Return what is to be told where a plan rounds otherwise than the one before, chosen or not."""
     if written["precision"] == plan.precision:
         return []

@@ -32,7 +32,7 @@ class RouterStats:
     def as_dict(self) -> dict[str, Any]:
         """Return what the journal keeps: loads are relative to an even load, of which 1 is the mean."""
         loads = [[count * len(row) / max(1, sum(row)) for count in row] for row in self.counts]
-        fields: dict[str, Any] = {
+        fields: dict[str, object] = {
             "load_max": max(map(max, loads)), "load_min": min(map(min, loads)),
             "entropy": sum(self.entropy) / len(self.entropy), "balance": self.balance, "dropped": self.dropped,
         }  # fmt: skip

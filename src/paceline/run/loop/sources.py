@@ -10,7 +10,6 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 from paceline.checkpoint.ranks import Ranks
 from paceline.errors import ConfigError, DataError
@@ -25,7 +24,7 @@ from paceline.task.data.sources.manifest import Corpus
 LONGEST_PAUSE_SECONDS = 5.0  # between two questions whether all are done: far from the time-out of a collective
 
 
-def open_together(data: Any, seed: int, world: World) -> Pair:
+def open_together(data: object, seed: int, world: World) -> Pair:
     """Return `open_sources` on every rank. Every rank calls it; what fails on one is raised on all.
 
     Raises DataError too where the documents of a node are not those of rank 0.
@@ -52,7 +51,7 @@ def open_sets(task: Task, world: World, like: Source) -> dict[str, Source]:
     return sets
 
 
-def _data_of(task: Task, each: HeldOutSetSpec) -> Any:
+def _data_of(task: Task, each: HeldOutSetSpec) -> object:
     """Return what a further set is read from: an object as it is, all of a source that is read as the task's own is."""
     if not isinstance(each.source, str):
         return each.source

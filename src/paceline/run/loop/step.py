@@ -32,6 +32,7 @@ from paceline.run.numerics.precision import LossScaler
 from paceline.run.parallel.apply import Gradients
 from paceline.run.process.world import World
 from paceline.run.replicas.copy_sync import CopySync, StepTotals
+from paceline.run.survive.buffers import BuffersBefore
 from paceline.run.survive.health.guard import UpdateGuard
 from paceline.run.survive.points import nowhere
 from paceline.run.updates.growth import BatchGrowth
@@ -144,6 +145,7 @@ class Stepper:
                            for name, weight in named_parameters(self.model)}  # fmt: skip
         self._awaited_seconds = self._held_seconds = 0.0
         self.is_whole = True  # False within an update: the state is of no step
+        self.buffers = BuffersBefore(self.model)
 
     @property
     def passes(self) -> Passes:
@@ -164,6 +166,8 @@ class Stepper:
         Raises NumericalStop, before the weights that it is of change, where a loss or a gradient norm is not finite.
         """
         self._clock.begin()
+        if self.world.size > 1:  # those that are left of a broken step go on from before it
+            self.buffers.begin()
         if self.health is not None:
             self.health.begin(batch.step)
         self._awaited_seconds = self._held_seconds = 0.0
@@ -175,6 +179,7 @@ class Stepper:
                 while_busy = None
         self.sync.after_update(batch.step)
         self.is_whole = True
+        self.buffers.end()
         self._clock.mark("optimizer")
         main = made[self.turns[self.main].turn.name]
         waiting, seconds = self._clock.waiting_seconds("forward_backward", "reduce"), self._clock.take_seconds()

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Generator
 from typing import NoReturn
 
-from paceline.errors import ConfigError, Requeue, StorageError
+from paceline.errors import ConfigError, Requeue
 from paceline.run.loop.between_steps import BetweenSteps
 from paceline.run.loop.loader import StepBatch
 from paceline.run.loop.resume import Progress
@@ -82,6 +82,8 @@ class Training(BetweenSteps):
                 before = self.progress.step
                 self._went_back = False
                 self._tracer.at(before + 1, self.world, self._points, self.model)
+                if self._tracer.is_tracing:
+                    self._leaks.begin_anew()
                 batch = self._taken(before + 1)
                 yield batch
                 if self.progress.step == before and not self._went_back:
@@ -175,7 +177,7 @@ class Training(BetweenSteps):
                 self._after(made, following)
                 if self._called_away and not self._reformed():
                     raise Requeue("the supervisor has no further world for this rank")
-            except (RuntimeError, StorageError) as error:
+            except Exception as error:  # a world that is ended at the supervisor's word has errors of any kind
                 if not is_lost_peer(error):
                     raise
                 lost = without_frames(error)
@@ -206,6 +208,7 @@ class Training(BetweenSteps):
         self._tally.begins(self._data_seconds)
         began = time.perf_counter()
         task = self.spec.task
+        self._mark()
         lr = learning_rate(task.schedule, task.optimizer.lr, batch.step, self.brief.steps, self._warmup, self._decay)
         self._record.decided_now(freezing(task.optimizer, batch.step))
         growth = self._under.growth

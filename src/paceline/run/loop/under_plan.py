@@ -51,8 +51,12 @@ class UnderPlan:
         source: Source,
         items_per_sample: int,
         root: Path | HeldByRanks | None = None,
+        looks_far: bool = True,
     ) -> None:
-        """`root` is the folder of checkpoints whose newest is restored, the run's own if none is given, or a state."""
+        """`root` is the folder of checkpoints whose newest is restored, the run's own if none is given, or a state.
+
+        Without `looks_far` remote storage is asked only where the run's directory has no checkpoint.
+        """
         task, device = run.spec.task, world.device
         self.plan, self.world = plan, world
         resumes = root is not None or bool(world.share(has_checkpoint(run.dir) if world.is_first else None))
@@ -78,7 +82,7 @@ class UnderPlan:
         self._rule = DepthRule(run.spec.run.read_ahead_limit, device.type == "cuda", bytes_of)
         self.batches = self._ahead(self._stream.on_host)
         self.selection = selection_of(task, self._stream, self.built.stepper, run.dir)
-        self.restored = restore(run, self.built, plan, world, root)
+        self.restored = restore(run, self.built, plan, world, root, looks_far)
         if resumes and self.restored is None and gives_weights(task.model):
             raise StorageError(
                 f"the checkpoints of {run.dir} cannot be read",

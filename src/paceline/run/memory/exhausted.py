@@ -73,7 +73,7 @@ def out_of_memory(
     actual = {**held, REST: used - sum(held.values())}
     fits = smallest_that_fits(brief, used + (asked or 0), used + free)
     nearest = fits or min(brief.smaller, key=lambda each: each.bytes, default=None)
-    evidence: dict[str, Any] = {
+    evidence: dict[str, object] = {
         "conditions": conditions_of(plan), "micro_batch": max(1, plan.micro_batch // 2),
         "rank": world.rank, "phase": phase, "step": step, "asked_bytes": asked,
         "free_bytes": free if math.isfinite(free) else None, "limit": limit, "used_bytes": used,

@@ -34,7 +34,7 @@ class MemoryGrowth:
         )
         return (
             f"{grown}: {format_bytes(self.bytes_per_step)} a step{full}; "
-            "`paceline trace RUN --memory` names the tensors of which there is more"
+            "the next look names the tensors of which there is more, and so does `paceline trace RUN --memory`"
         )
 
 
@@ -44,7 +44,13 @@ class LeakWatch:
     def __init__(self, usable_bytes: float = math.inf) -> None:
         self._usable = usable_bytes if math.isfinite(usable_bytes) else math.inf
         self._looks: list[tuple[int, dict[str, float]]] = []
-        self._told: dict[str, float] = {}
+        self._told: dict[str, float] = {}  # by component: the level from which on it is told again
+        self._first: dict[str, float] = {}  # the level from which it had grown when it was told first
+        self._is_first = True
+
+    def begin_anew(self) -> None:
+        """Forget what was seen: something that is known takes memory now, such as a trace."""
+        self._looks.clear()
         self._is_first = True
 
     def look(self, step: int, components: Mapping[str, float]) -> MemoryGrowth | None:
@@ -66,7 +72,8 @@ class LeakWatch:
         level = self._looks[-1][1][worst.component]
         if level < self._told.get(worst.component, 0.0):
             return None
-        self._told[worst.component] = level + (AGAIN - 1) * worst.bytes
+        first = self._first.setdefault(worst.component, level - worst.bytes)
+        self._told[worst.component] = first + AGAIN * (level - first)
         return worst
 
     def _growth(self, name: str) -> MemoryGrowth | None:

@@ -87,7 +87,7 @@ def _in_python() -> Iterator[torch.Tensor]:
 def _saved(roots: Iterable[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield what the graphs behind some tensors have saved for the backward pass."""
     waiting: list[Any] = [each.grad_fn for each in roots]
-    seen: set[Any] = set()
+    seen: set[object] = set()
     fields: dict[type, list[str]] = {}
     while waiting and len(seen) < NODES:
         node = waiting.pop()

@@ -39,11 +39,13 @@ OPERATORS = {
 }
 
 
-def _policy(kept: frozenset[Any], context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+def _policy(
+    kept: frozenset[object], context: object, operator: object, *args: object, **kwargs: object
+) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE if operator in kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def kept_operators(kinds: Sequence[str] = SAVED_KINDS) -> frozenset[Any]:
+def kept_operators(kinds: Sequence[str] = SAVED_KINDS) -> frozenset[object]:
     """Return the operators of this torch version whose outputs selective recompute keeps: of products, of attention."""
     names = [name for kind in kinds for name in OPERATORS[kind]]
     found = [getattr(torch.ops.aten, name).default for name in names if hasattr(torch.ops.aten, name)]
@@ -51,7 +53,7 @@ def kept_operators(kinds: Sequence[str] = SAVED_KINDS) -> frozenset[Any]:
     return frozenset([*found, *(own if "attention" in kinds else [])])
 
 
-def _contexts(block: nn.Module, selective: Callable[[], Any] | None) -> tuple[Any, Any]:
+def _contexts(block: nn.Module, selective: Callable[[], Any] | None) -> tuple[object, object]:
     """Return the contexts of a forward pass and of its repetition, which draws for the samples of the first."""
     forward, again = selective() if selective else (contextlib.nullcontext(), contextlib.nullcontext())
     return forward, _Repetition(again, samples_of(block))
@@ -60,7 +62,9 @@ def _contexts(block: nn.Module, selective: Callable[[], Any] | None) -> tuple[An
 class _Repetition(contextlib.ExitStack):
     """The context of every repetition of one forward pass: a pipeline's schedule may go back twice."""
 
-    def __init__(self, kept: AbstractContextManager[Any], samples: Callable[[], AbstractContextManager[Any]]) -> None:
+    def __init__(
+        self, kept: AbstractContextManager[object], samples: Callable[[], AbstractContextManager[object]]
+    ) -> None:
         super().__init__()
         self._kept, self._samples = kept, samples
 

@@ -95,21 +95,23 @@ def held_by(model: nn.Module, numbers: Mapping[str, float], apart: int | None = 
 
     `apart` is the number of the rank's copy where copies hold weights of their own.
     """
-    found: dict[tuple[Any, ...], torch.Tensor] = {}
+    found: dict[tuple[object, ...], torch.Tensor] = {}
     for name, parameter in model.named_parameters():
-        part: tuple[Any, ...] = () if apart is None else (("copy", apart),)
+        part: tuple[object, ...] = () if apart is None else (("copy", apart),)
         local = parameter
         if isinstance(parameter, DTensor):
             places = zip(parameter.placements, parameter.device_mesh.get_coordinate() or (), strict=False)
             part += tuple((str(place), at) for place, at in places if not place.is_replicate())
             local = parameter.to_local()  # type: ignore[assignment]
         found[name, part] = fingerprint(local)
-    # A buffer is whole on every rank: a function of the weights, or of what all ranks saw together.
-    found |= {(name, BUFFER): fingerprint(buffer) for name, buffer in model.named_buffers()}
+    # A buffer is whole on every rank, a function of the weights or of what all ranks saw together; or it is frozen.
+    for name, buffer in model.named_buffers():
+        if not isinstance(buffer, DTensor):
+            found[name, BUFFER] = fingerprint(buffer)
     return {("", name): bits_of(value) for name, value in numbers.items()} | _on_host(found)
 
 
-def _on_host(found: Mapping[tuple[Any, ...], torch.Tensor]) -> HeldSums:
+def _on_host(found: Mapping[tuple[object, ...], torch.Tensor]) -> HeldSums:
     """Return fingerprints as numbers, with one wait for each device."""
     held: HeldSums = {}
     for device in {value.device for value in found.values()}:
@@ -184,7 +186,7 @@ def _signed(bits: int) -> int:
 
 def _name_the_first(of_ranks: list[HeldSums], step: int) -> None:
     """Raise VerificationFailed for the first thing that ranks hold differently."""
-    first: dict[tuple[Any, ...], tuple[int, int]] = {}
+    first: dict[tuple[object, ...], tuple[int, int]] = {}
     for rank, held in enumerate(of_ranks):
         for key, value in held.items():
             owner, expected = first.setdefault(key, (rank, value))

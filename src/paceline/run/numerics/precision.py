@@ -27,7 +27,7 @@ MASTER_DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp16": torch.flo
 COMPLEX_DTYPES = {torch.float32: torch.complex64, torch.float64: torch.complex128}  # of the same width in each part
 
 
-def cast_floats(tree: Any, dtype: torch.dtype) -> Any:
+def cast_floats(tree: object, dtype: torch.dtype) -> Any:
     """Return the same nested arguments with floating-point tensors in `dtype`, complex ones in parts of that width.
 
     There is no complex type of bf16 parts: complex tensors stay as they are under bf16 and fp16.
@@ -89,7 +89,7 @@ def cast_unit(
         return
     forward = unit.forward
 
-    def forward_in_compute_dtype(*args: Any, **kwargs: Any) -> Any:
+    def forward_in_compute_dtype(*args: Any, **kwargs: Any) -> object:
         args, kwargs = cast_floats(args, dtype), cast_floats(kwargs, dtype)
         originals: list[tuple[dict[str, Any], str, nn.Parameter]] = []
         casts: dict[nn.Parameter, torch.Tensor] = {}  # a tied weight is cast once
@@ -120,7 +120,7 @@ def widen_outputs(model: nn.Module, compute: torch.dtype, master: torch.dtype) -
     if compute == master:
         return
 
-    def widen(module: nn.Module, inputs: Any, outputs: Any) -> Any:
+    def widen(module: nn.Module, inputs: object, outputs: object) -> object:
         return tree_map(
             lambda leaf: leaf.to(master) if isinstance(leaf, torch.Tensor) and leaf.dtype == compute else leaf, outputs
         )
@@ -146,7 +146,7 @@ def cast_outside(
         layer.forward = functools.partial(_either, running, inside, layer.forward)
 
 
-def _either(running: list[nn.Module], inside: Any, outside: Any, *args: Any, **kwargs: Any) -> Any:
+def _either(running: list[nn.Module], inside: Any, outside: Any, *args: Any, **kwargs: Any) -> object:
     return (inside if running else outside)(*args, **kwargs)
 
 
@@ -166,11 +166,11 @@ def cast_reads(
     for module in _modules_outside(unit, inner_units):
         names = tuple(name for name, p in module._parameters.items() if p is not None and _is_cast(p, chosen))
         if names:
-            kind: Any = type(module)
+            kind: object = type(module)
             module.__class__ = _reading_in(kind, names, dtype)
     forward = unit.forward
 
-    def forward_in_compute_dtype(*args: Any, **kwargs: Any) -> Any:
+    def forward_in_compute_dtype(*args: Any, **kwargs: Any) -> object:
         return forward(*cast_floats(args, dtype), **cast_floats(kwargs, dtype))
 
     unit.forward = forward_in_compute_dtype

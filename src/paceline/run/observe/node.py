@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from paceline.run.observe.sensors.gpu import GpuSensor
 from paceline.run.observe.sensors.processes import HostSensor, ProcessSensor
@@ -149,7 +149,7 @@ class SamplesOfFirst:
         return found
 
 
-def sensors_of(ranks: Sequence[SeenRank], nvml: Any = None) -> list[NodeSensor]:
+def sensors_of(ranks: Sequence[SeenRank], nvml: object = None) -> list[NodeSensor]:
     """Return what reads a node with these ranks."""
     found: list[NodeSensor] = [HostSensor(), ProcessSensor(ranks), RaplSensor()]
     if any(each.device for each in ranks):

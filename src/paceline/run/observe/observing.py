@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections import defaultdict
 from pathlib import Path
 
 import torch
@@ -22,22 +21,20 @@ class NodeWatch:
     def __init__(self, run: RunSpec, run_dir: Path, world: World, attempt: int, first: SamplesOfFirst) -> None:
         """`attempt` is the number of the start, as rank 0 knows it; `first` takes the first node's samples there.
 
-        Every rank makes one: ranks tell each other where they are.
+        Every rank makes one: those of a node tell each other that they are on it.
         """
         self._sampler: NodeSampler | None = None
         if not run.observe.samples:
             return
         node = node_here()
-        told = world.gather((node, os.getpid(), device_name(world.device), attempt))
-        nodes: dict[str, list[SeenRank]] = defaultdict(list)
-        for rank, (where, process, device, _) in enumerate(told):
-            nodes[where].append(SeenRank(rank, process, device))
-        own = nodes[node]
-        if own[0].rank == world.rank:
-            take = first if world.is_first else SamplesOfOthers(run_dir, told[0][3], node, run.group_read)
-            self._sampler = NodeSampler(
-                node, own, sensors_of(own), take, run.observe.every, len(nodes), run.observe.detail
-            )
+        told = world.told_at(node, {"process": os.getpid(), "device": device_name(world.device)})[node]
+        own = [SeenRank(rank, int(seen["process"]), str(seen["device"])) for rank, seen in told]
+        is_first_here = own[0].rank == world.rank
+        nodes = int(world.sum([float(is_first_here)])[0])
+        number = world.share(attempt)
+        if is_first_here:
+            take = first if world.is_first else SamplesOfOthers(run_dir, number, node, run.group_read)
+            self._sampler = NodeSampler(node, own, sensors_of(own), take, run.observe.every, nodes, run.observe.detail)
             weakref.finalize(self, self._sampler.stop)  # of a run that is dropped before its end
             self._sampler.start()
 

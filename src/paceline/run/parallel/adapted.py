@@ -7,7 +7,6 @@ its gradients a part of a sum: what a rank computes with it is a part, of the ou
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -78,7 +77,7 @@ def spread_adapter(
     return {f"{name}.{whole}", f"{name}.{MAGNITUDE}"}
 
 
-ADAPTED: dict[tuple[str, Any], Callable[..., Tensor]] = {
+ADAPTED: dict[tuple[str, object], Callable[..., Tensor]] = {
     ("column", AdaptedLinear.forward): _adapted_out,
     ("row", AdaptedLinear.forward): _adapted_row,
     ("split_row", AdaptedLinear.forward): _adapted_split_row,

@@ -6,7 +6,7 @@ Tensor, context, precision, recompute, compile, offload, shard, replicas.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -25,6 +25,7 @@ from paceline.run.numerics.precision import (
 from paceline.run.numerics.randomness.again import draws_inside
 from paceline.run.parallel.context.part import share_sequences
 from paceline.run.parallel.data.frozen_models import kept_as_they_are, spread_teachers, taught_blocks
+from paceline.run.parallel.data.packed_weights import spread_packed
 from paceline.run.parallel.data.sharding import (
     GatheredGradients,
     ShardedGradients,
@@ -131,7 +132,8 @@ def _apply_whole(
     placed = spread_experts(model, mesh, plan.layout, alone) if mesh is not None and plan.layout.ep > 1 else None
     sharded = mesh is not None and plan.layout.is_sharded
     share_sequences(model, plan, mesh)
-    taught = taught_blocks(model) if mesh is not None and plan.frozen == "spread" else None
+    spreads = mesh is not None and plan.frozen == "spread"
+    taught = (taught_blocks(model) or None) if spreads else None
     whole = [p for p in model.parameters() if sharded and stays_whole(p)]
     compiled = [part for part in blocks or [model] if plan.compile and not draws_inside(part)]
     if compute != master:
@@ -144,6 +146,9 @@ def _apply_whole(
         part.forward = torch.compile(part.forward)  # inside the hooks that sharding adds
     if plan.offloads_activations:
         keep_on_host(blocks)
+    if spreads:
+        assert mesh is not None
+        spread_packed(model, mesh.data_axis)
     if taught is not None:
         assert mesh is not None
         spread_teachers(model, blocks, mesh.data_axis, compute, master)
@@ -182,7 +187,7 @@ def _shard(
     blocks: list[nn.Module],
     mesh: Mesh,
     plan: Plan,
-    placed: Mapping[nn.Parameter, Any] | None,
+    placed: Mapping[nn.Parameter, object] | None,
     whole: Sequence[nn.Parameter],
     alone: UnsharedExperts | None,
     sums: BucketSum | None,

@@ -61,13 +61,13 @@ class Calls:
         self._path, self._open = hash(("pass", torch.is_grad_enabled(), turn)), True
 
     def _before(self, number: int) -> Any:
-        def called(*_: Any) -> None:
+        def called(*_: object) -> None:
             self._note(2 * number)
 
         return called
 
     def _after(self, number: int) -> Any:
-        def returned(module: nn.Module, args: Any, output: Any) -> None:
+        def returned(module: nn.Module, args: object, output: object) -> None:
             noted: list[bool] = []
 
             def backward(grad: torch.Tensor) -> None:

@@ -7,7 +7,9 @@ of the loss whether the model itself was called or not.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +17,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.utils.hooks import unserializable_hook
 
 from paceline.errors import ConfigError
 from paceline.run.parallel.calls import Calls
@@ -22,12 +25,15 @@ from paceline.run.parallel.data.sharding import GatheredGradients, ShardedGradie
 from paceline.task.objective import Objective
 
 
-def entry_of(model: nn.Module, gradients: Any, device: torch.device) -> Callable[[Objective, nn.Module, Any], Any]:
+def entry_of(
+    model: nn.Module, gradients: Any, device: torch.device
+) -> Callable[[Objective, nn.Module, object], object]:
     """Return what calls an objective on (model, batch), where gradients come together as `gradients` says."""
     while hasattr(gradients, "inner"):
         gradients = gradients.inner
     if not isinstance(gradients, ShardedGradients):
         return call
+    _refuse_gradients_of_shards(model, gradients.sharded())
     calls = None
     if not isinstance(gradients, GatheredGradients) and max(group.size() for group in gradients.groups) > 1:
         names = {module: name for name, module in model.named_modules()}
@@ -42,12 +48,37 @@ def call(objective: Objective, model: nn.Module, batch: Any, turn: int = 0) -> A
     return objective(model, batch)
 
 
+def _refuse_gradients_of_shards(model: nn.Module, shards: Sequence[nn.Parameter]) -> None:
+    """Have a backward pass raise ConfigError where it comes to a shard itself.
+
+    FSDP2 gives shards their gradients, from weights that it has gathered. autograd comes to one where a program took a
+    weight while its block did not run, as a Function that is handed a block's weights does.
+    """
+    owners = {p: type(module).__name__ for module in model.modules() for p in module.parameters(recurse=False)}
+
+    def refuse(owner: str) -> Callable[[torch.Tensor], None]:
+        @unserializable_hook
+        def came(gradient: torch.Tensor) -> None:
+            raise _outside(owner, ", and the backward pass has a gradient for a shard")
+
+        return came
+
+    for shard in shards:
+        if shard.requires_grad:
+            shard.register_hook(refuse(owners[shard]))
+
+
+def told_by(entry: object) -> AbstractContextManager[None]:
+    """Return what errors of a backward pass are told by, where `entry` is what its objective was called by."""
+    return entry.told() if isinstance(entry, _Entry) else contextlib.nullcontext()
+
+
 @dataclass
 class _Entry:
     gradients: ShardedGradients
     calls: Calls | None
 
-    def __call__(self, objective: Objective, model: nn.Module, batch: Any, turn: int = 0) -> Any:
+    def __call__(self, objective: Objective, model: nn.Module, batch: object, turn: int = 0) -> object:
         """Return what the objective of a turn returns."""
         assert isinstance(model, FSDPModule)
         state = model._get_fsdp_state()
@@ -55,18 +86,24 @@ class _Entry:
         if self.calls is not None:
             self.calls.begin(turn)
         self.gradients.gather()
-        try:
+        with self.told():
             loss_sum, weight = objective(model, batch)
-        except RuntimeError as error:
-            owner = _sharded_in(error)
-            if owner is None:
-                raise
-            raise _outside(owner, f": {type(error).__name__}: {error}") from error
         if isinstance(loss_sum, DTensor):
             raise _outside("model", ", and made the loss a sharded tensor")
         if torch.is_grad_enabled() and loss_sum.requires_grad:
             state._register_pre_backward_hook(loss_sum)
         return loss_sum, weight
+
+    @contextlib.contextmanager
+    def told(self) -> Iterator[None]:
+        """Within it an error of torch that comes of computing with shards says so, and what to do."""
+        try:
+            yield
+        except RuntimeError as error:
+            owner = _sharded_in(error)
+            if owner is None:
+                raise
+            raise _outside(owner, f": {type(error).__name__}: {error}") from error
 
 
 def _outside(owner: str, told: str) -> ConfigError:

@@ -164,7 +164,7 @@ def _embedding(layer: nn.Embedding, region: Region, tokens: Tensor) -> Tensor:
     return region.leave(partial_embedding(tokens, local_weight(layer.weight), first, layer.padding_idx))
 
 
-def _on_the_whole(forward: Callable[..., Any], region: Region, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+def _on_the_whole(forward: Callable[..., Any], region: Region, x: Tensor, *args: Any, **kwargs: Any) -> object:
     """Run a module on the whole of a split activation and return this rank's part of what it returns first."""
     out = forward(join(x, region.group), *args, **kwargs)
     if isinstance(out, tuple):
@@ -172,7 +172,7 @@ def _on_the_whole(forward: Callable[..., Any], region: Region, x: Tensor, *args:
     return part(out, region.group)
 
 
-FORWARD: dict[tuple[str, Any], Callable[..., Tensor]] = {
+FORWARD: dict[tuple[str, object], Callable[..., Tensor]] = {
     ("column", nn.Linear.forward): _column,
     ("row", nn.Linear.forward): _row,
     ("split_row", nn.Linear.forward): _split_row,

@@ -6,7 +6,8 @@ import atexit
 import hashlib
 import math
 import time
-from collections.abc import Iterable
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,7 @@ from paceline.cluster.here.prepare import Switched, bind_rank, device_index, pre
 from paceline.errors import ConfigError
 from paceline.run.memory.allocator import keep_freed_memory
 from paceline.run.process.groups import COLLECTIVE_TIMEOUT, Groups, Mesh
+from paceline.run.process.neighbours import Neighbours, ToldByRanks, told_alone
 from paceline.run.process.place import KEPT_STORE, SERVED_STORE, Place
 from paceline.run.process.sockets import noted
 from paceline.spec.layout import Layout
@@ -62,7 +64,7 @@ class World:
         dist.all_reduce(vector, op=dist.ReduceOp.MAX)
         return vector.tolist()
 
-    def share(self, item: Any, root: int = 0) -> Any:
+    def share(self, item: object, root: int = 0) -> Any:
         """Return one rank's picklable item on every rank."""
         if self.size == 1:
             return item
@@ -100,28 +102,40 @@ class World:
             known.update(dict.fromkeys(self.share(own, digests.index(digest))))
         return list(known)
 
-    def first_told(self, item: Any) -> Any:
+    def first_told(self, item: object) -> Any:
         """Return on every rank what the lowest rank has that has something; None where none has any."""
         if self.size == 1:
             return item or None
         (first,) = self.maximum([-float(self.rank) if item else -math.inf])
         return None if first == -math.inf else self.share(item, int(-first))
 
-    def gather(self, item: Any) -> list[Any]:
+    def gather(self, item: object) -> list[Any]:
         """Return every rank's picklable item, in rank order, on every rank."""
-        items: list[Any] = [item]
+        items: list[object] = [item]
         if self.size > 1:
             items = [None] * self.size
             dist.all_gather_object(items, item)
         return items
 
-    def bring_to_first(self, item: Any) -> list[Any] | None:
+    def bring_to_first(self, item: object) -> list[Any] | None:
         """Return every rank's picklable item, in rank order, on rank 0; None on the others, which hold their own."""
         if self.size == 1:
             return [item]
-        items: list[Any] | None = [None] * self.size if self.is_first else None
+        items: list[object] | None = [None] * self.size if self.is_first else None
         dist.gather_object(item, items, dst=0)
         return items
+
+    def told_at(self, node: str, item: Mapping[str, int | str], others: Sequence[str] = ()) -> dict[str, ToldByRanks]:
+        """Return what ranks on this rank's node have brought, and on `others`. Every rank calls it.
+
+        What a rank sends and is sent grows with those nodes, and not with the world.
+        """
+        if self.size == 1:
+            return told_alone(node, item, others)
+        neighbours = Neighbours(self.share(uuid.uuid4().hex))
+        neighbours.tell(node, self.rank, item)
+        self.wait()
+        return {name: neighbours.told(name) for name in (node, *others)}
 
     def wait(self) -> None:
         """Return once every rank has arrived."""

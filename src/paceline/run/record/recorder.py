@@ -24,6 +24,7 @@ from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
 from paceline.run.record.sink import Sink
 from paceline.run.survive.faults.ledger import StruckFault
+from paceline.run.survive.listener import was_aborted
 from paceline.said import say_line
 from paceline.spec.journal.bound import TraceRecord
 from paceline.spec.journal.kinds import (
@@ -76,7 +77,7 @@ class Recorder:
         for sink in self._sinks:
             sink.write(record)
 
-    def _decided(self, what: str, before: Any, after: Any, because: str, evidence: Any = None) -> None:
+    def _decided(self, what: str, before: object, after: object, because: str, evidence: object = None) -> None:
         self._write(DecisionRecord(what, before, after, because, evidence))
 
     def started(
@@ -216,7 +217,7 @@ class Recorder:
         """Record a published checkpoint."""
         self._write(CheckpointRecord(step, str(path), size, seconds, stall_seconds, tier))
 
-    def decided(self, what: str, before: Any, after: Any, because: str, evidence: Any = None) -> None:
+    def decided(self, what: str, before: object, after: object, because: str, evidence: object = None) -> None:
         """Say and record an automatic choice."""
         self._decided(what, before, after, because, evidence)
         self.say(f"{what:<8} {because}")
@@ -356,10 +357,12 @@ def describe(error: BaseException | None) -> tuple[dict[str, Any], int]:
 
 def is_echo(error: BaseException | None) -> bool:
     """Return whether the error only says that a peer has gone: the peer's own end is the cause."""
+    if isinstance(error, Exception) and not isinstance(error, PacelineError) and was_aborted():
+        return True
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 
-def _of_set(measured: EvaluationResult) -> dict[str, Any]:
+def _of_set(measured: EvaluationResult) -> dict[str, object]:
     """Return what a further set of held-out data gave, as the journal keeps it."""
-    found: dict[str, Any] = {"loss": measured.loss, "weight": measured.weight}
+    found: dict[str, object] = {"loss": measured.loss, "weight": measured.weight}
     return {**found, "metrics": dict(measured.metrics)} if measured.metrics else found

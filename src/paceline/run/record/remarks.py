@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -49,14 +48,14 @@ def ended_early(step: int, run_dir: Path) -> str:
     )
 
 
-def remarks_on_batch(objective: Objective, batch: Any) -> list[str]:
+def remarks_on_batch(objective: Objective, batch: object) -> list[str]:
     """Return what is said of entries of a batch that the built-in decoder's objective does not read."""
     if objective is not next_token or not isinstance(batch, Mapping):
         return []
     return unread_remark(objective, tuple(str(name) for name in batch if name not in READ_BY_NEXT_TOKEN))
 
 
-def data_faults(source: Any, world: World, reads_first: bool) -> list[tuple[str, str]]:
+def data_faults(source: object, world: World, reads_first: bool) -> list[tuple[str, str]]:
     """Return what reading the data has met on all ranks since the last call: (what and how often, because).
 
     Every rank calls it. Of ranks that read the same rows those that `reads_first` say which were left out.

@@ -17,14 +17,18 @@ from paceline.spec.journal.bound import VerdictRecord
 from paceline.spec.journal.kinds import EvaluationRecord, StepRecord, WrittenRecord
 from paceline.spec.journal.record import Record
 from paceline.spec.journal.watching import NodeSample, device_line
-from paceline.units import format_count, format_durations, format_seconds
+from paceline.units import format_count, format_durations, format_loss, format_seconds, format_usd
 
 REFIT = 1.1  # times as many losses, after which a curve is fitted anew
 BARS = "▁▂▃▄▅▆▇"
 
 
 def sparkline(values: Sequence[float], width: int = 7) -> str:
-    """Return the values as a row of bars, the latest at the right; each bar is the mean of an equal share."""
+    """Return the values as a row of bars, the latest at the right; each bar is the mean of an equal share.
+
+    Those that are no finite number are left out.
+    """
+    values = [value for value in values if math.isfinite(value)]
     if not values:
         return ""
     width = min(width, len(values))
@@ -88,7 +92,7 @@ class StatusLine:
         for name, each in sets.items():
             of = f" ({name})" if name else ""
             named = {"loss": each["loss"], **(each.get("metrics") or {})}
-            values = ", ".join(f"{what} {value:.4f}" for what, value in named.items())
+            values = ", ".join(f"{what} {format_loss(value)}" for what, value in named.items())
             self.say(f"held-out{of} {values} after step {record.step}")
 
     def _line(self, record: StepRecord, step: int, loss: float) -> str:
@@ -96,7 +100,8 @@ class StatusLine:
         seconds = sorted(self._recent)[len(self._recent) // 2]
         rate = (record.weight or 0.0) / seconds
         left = (brief.steps - step) * seconds
-        losses = [f"{name} {turn['loss']:.4f}" for name, turn in (record.turns or {}).items()] or [f"{loss:.4f}"]
+        losses = [f"{name} {format_loss(turn['loss'])}" for name, turn in (record.turns or {}).items()]
+        losses = losses or [format_loss(loss)]
         parts = [f"step {step:>{len(str(brief.steps)) + 1}}/{brief.steps}", f"loss {', '.join(losses)}"]
         if self._brief.redraws or is_shown(self._stream):
             parts.append(sparkline(self._losses))
@@ -109,7 +114,7 @@ class StatusLine:
             parts.append(self._bound)
         parts.append(f"eta {format_seconds(left)}" if left else "done")
         if math.isfinite(brief.usd_per_second):
-            parts.append(f"${brief.usd_per_second * step * seconds:.2f}")
+            parts.append(format_usd(brief.usd_per_second * step * seconds))
         if (further := self._steps_left()) is not None:
             parts.append(f"budget buys {format_count(further)} steps{self._loss_after(further)}")
         return "  ".join([*parts, *([self._node] if self._node else [])])

@@ -6,7 +6,6 @@ import math
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from paceline.errors import MissingExtra, StorageError
 from paceline.run.record.sink import OpenSink
@@ -146,6 +145,6 @@ class TensorBoardWriter:
             metadata = self._summary.SummaryMetadata(plugin_data=plugin)
             self._write(self._summary.Summary.Value(tag=tag, metadata=metadata, tensor=content), moment)
 
-    def _write(self, value: Any, moment: float) -> None:
+    def _write(self, value: object, moment: float) -> None:
         summary = self._summary.Summary(value=[value])
         self._file.add_event(self._event.Event(wall_time=moment, step=self._step, summary=summary))

@@ -8,8 +8,8 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.planned import PlannedRecord
@@ -37,14 +37,14 @@ def spent_in(held: Sequence[HeldTime]) -> dict[str, float]:
     return total
 
 
-def spent_by_all(run: RunSpec, run_dir: Path) -> dict[str, float]:
-    """Return what is spent of every amount by a run, and by those that its budget is shared with."""
-    return added(spent_in(held_in(run_dir)), spent_by_others(run, run_dir))
+def spent_by_all(budget: BudgetSpec, run: RunSpec, run_dir: Path) -> dict[str, float]:
+    """Return what is spent of every amount by a run, and by those that a budget of its is shared with."""
+    return added(spent_in(held_in(run_dir)), spent_by_others(budget, run, run_dir))
 
 
-def spent_by_others(run: RunSpec, run_dir: Path) -> dict[str, float]:
+def spent_by_others(budget: BudgetSpec, run: RunSpec, run_dir: Path) -> dict[str, float]:
     """Return what the runs have spent that a run's budget is shared with; nothing where it is shared with none."""
-    shared = run.budget.shared_by
+    shared = budget.shared_by
     return spent_in(held_by_others(run_dir, run.tags, shared) if shared else ())
 
 
@@ -53,18 +53,19 @@ def added(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, 
     return {name: value + second[name] for name, value in first.items()}
 
 
-def budget_of(run: RunSpec, run_dir: Path, planned: PlannedRecord, devices: int) -> RunBudget | None:
-    """Return the budget of a run that goes on in a world of so many devices; None where the spec sets none.
+def budget_of(run: RunSpec, run_dir: Path, planned: PlannedRecord, devices: int) -> RunBudgets | None:
+    """Return the budgets of a run that goes on in a world of so many devices; None where the spec sets none.
 
     To be made anew in each world: the run's own records say what the ones before have cost.
     """
-    if not run.budget.limits:
+    if not run.budgets:
         return None
     held = held_in(run_dir)
-    passed = time.time() - held[-1].ended if held else 0.0
-    budget = RunBudget(run.budget, held, planned.forecast, planned.cluster, devices, max(0.0, passed))
-    budget.share(lambda: spent_by_others(run, run_dir))
-    return budget
+    passed = max(0.0, time.time() - held[-1].ended) if held else 0.0
+    found = [RunBudget(each, held, planned.forecast, planned.cluster, devices, passed) for each in run.budgets]
+    for budget, spec in zip(found, run.budgets, strict=True):
+        budget.share(partial(spent_by_others, spec, run, run_dir))
+    return RunBudgets(found)
 
 
 class RunBudget:
@@ -77,8 +78,8 @@ class RunBudget:
         self,
         spec: BudgetSpec,
         held: Sequence[HeldTime],
-        forecast: Mapping[str, Any],
-        cluster: Mapping[str, Any],
+        forecast: Mapping[str, object],
+        cluster: Mapping[str, object],
         devices: int,
         passed: float = 0.0,
     ) -> None:
@@ -94,6 +95,11 @@ class RunBudget:
         self._began_steps: deque[float] = deque(maxlen=STEPS_KEPT)  # the moments at which the last ones began
         self._told: set[str] = set()
         self._decisions: list[DecisionRecord] = []
+
+    @property
+    def is_for_good(self) -> bool:
+        """Whether the run is over where it is used up, and not to be started again."""
+        return self._spec.at_end == "stop"
 
     def share(self, ask: Callable[[], dict[str, float]]) -> None:
         """Count what others spend too, as `ask` tells it: now, and at each `refresh`."""
@@ -136,7 +142,7 @@ class RunBudget:
         for name, limit in self._spec.limits.items():
             spent, said = self._amount(name, passed), BUDGETS[name][2]
             if self._amount(name, passed + next_seconds) >= limit * (1 - ROUNDING):
-                because = because or f"the budget of {said.format(limit)} is used up"
+                because = because or f"the budget of {said(limit)}{self._spec.text} is used up"
             elif spent >= self._spec.warn_at * limit and name not in self._told:
                 self._told.add(name)
                 self._decisions.append(self._warning(name, limit, spent, step_seconds))
@@ -196,5 +202,41 @@ class RunBudget:
         if step_seconds:
             buys = f"what is left buys {left / step_seconds:,.0f} steps at the pace so far"
         evidence = {"spent": spent, "limit": limit, "seconds_left": left}
-        because = f"{said.format(spent)} of {said.format(limit)} is spent, {spent / limit:.0%}; {buys}"
+        because = f"{said(spent)} of {said(limit)}{self._spec.text} is spent, {spent / limit:.0%}; {buys}"
         return DecisionRecord("budget", "spend", "spend on", because, evidence)
+
+
+class RunBudgets:
+    """The budgets of a run: its own, and the one that it shares. The first that is used up ends the run."""
+
+    def __init__(self, budgets: Sequence[RunBudget]) -> None:
+        self.budgets = tuple(budgets)
+        self.is_over = False  # whether one that is used up ends the run for good
+
+    def look(self) -> str:
+        """Return why the run is to end with the step that begins, or "". Of two that meet in one step both are told."""
+        found = [(because, each) for each in self.budgets if (because := each.look())]
+        self.is_over = any(each.is_for_good for _, each in found)
+        return ", and ".join(because for because, _ in found)
+
+    def take(self) -> list[DecisionRecord]:
+        """Return the decisions since the last call."""
+        return [decision for each in self.budgets for decision in each.take()]
+
+    def steps_left(self) -> float | None:
+        """Return how many steps what is left buys, by the budget that is used up first."""
+        return min((left for each in self.budgets if (left := each.steps_left()) is not None), default=None)
+
+    def refresh(self) -> None:
+        """Ask what others have spent by now."""
+        for each in self.budgets:
+            each.refresh()
+
+    def next_look_seconds(self) -> float:
+        """Return when to ask others again."""
+        return min(each.next_look_seconds() for each in self.budgets)
+
+    def go_on_from(self, other: RunBudgets) -> None:
+        """Take over from the world before what was told already."""
+        for mine, before in zip(self.budgets, other.budgets, strict=True):
+            mine.go_on_from(before)

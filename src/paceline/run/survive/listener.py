@@ -29,7 +29,7 @@ class Listener:
 
     def __init__(self, word: Path, after_seconds: float) -> None:
         """The word is acted on so long after it came, if this process has not left its world by then."""
-        self._after_seconds = after_seconds
+        self._after_seconds, self.has_acted = after_seconds, False
         self._word, self._ended, self._acting = word, threading.Event(), threading.Lock()
         threading.Thread(target=self._listen, name="paceline-abort", daemon=True).start()
 
@@ -46,6 +46,7 @@ class Listener:
                     pass
                 with self._acting:
                     if not self._ended.is_set():
+                        self.has_acted = True
                         abort_groups()
                 return
 
@@ -61,6 +62,14 @@ def listen_for_abort(device: torch.device) -> None:
     if folder and CONTROL_VARIABLE in os.environ and not sees_by_itself:
         after_seconds = 0.0 if device.type == "cuda" else BY_ITSELF_SECONDS
         _LISTENERS.append(Listener(Path(folder) / ABORT_NAME, after_seconds))
+
+
+def was_aborted() -> bool:
+    """Return whether the groups of this process's world have been ended at the supervisor's word.
+
+    Whatever fails from then on until the world is left, fails for that: torch has errors of several kinds for it.
+    """
+    return any(each.has_acted for each in _LISTENERS)
 
 
 def stop_listening() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paceline.cluster.grid.window import RunWindow, window_of
-from paceline.run.survive.budget import RunBudget
+from paceline.run.survive.budget import RunBudgets
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.run import RunSpec
 from paceline.units import format_seconds
@@ -33,7 +33,7 @@ class Notices:
     def __init__(self, run: RunSpec) -> None:
         self.because = ""
         self.is_over = False  # whether what has come ends the run for good: a budget that says so
-        self._budget: RunBudget | None = None
+        self._budget: RunBudgets | None = None
         self._run, self._began = run, time.monotonic()
         self._usd, self._usd_per_second, self._entered = 0.0, 0.0, self._began
         self._watches = False
@@ -41,7 +41,7 @@ class Notices:
         self._closes = math.inf  # when the hours of the run end, in seconds since the epoch
         self._ended = threading.Event()
 
-    def enter(self, usd_per_second: float, is_first: bool, budget: RunBudget | None) -> None:
+    def enter(self, usd_per_second: float, is_first: bool, budget: RunBudgets | None) -> None:
         """Go on in a world that costs so much; `budget` is the first rank's, made for this world."""
         now = time.monotonic()
         self._usd, self._entered = self._usd_spent(now), now
@@ -59,7 +59,7 @@ class Notices:
                 self._watch(lambda: _file_says(Path(policy.notice_file)), LOOK_SECONDS)
             if policy.notice_url:
                 self._watch(lambda: _url_says(policy.notice_url), URL_SECONDS)
-            if self._run.budget.shared_by:
+            if any(each.shared_by for each in self._run.budgets):
                 self._watch(
                     self._ask_others, lambda: self._budget.next_look_seconds() if self._budget else LOOK_SECONDS
                 )
@@ -75,7 +75,7 @@ class Notices:
         if time.time() >= self._closes:
             return f"the hours of run.when ({self._run.when.window}) are over"
         if not self.because and self._budget is not None and (because := self._budget.look()):
-            self.is_over = self._run.budget.at_end == "stop"
+            self.is_over = self._budget.is_over
             return because
         return self.because
 

@@ -45,7 +45,8 @@ class Recovered:
             return None
         self._is_told, self._moments["stepped"] = True, time.time()
         generation, moments = self._generation, [self._moments[name] for name in MOMENTS]
-        parts = {name: moments[at + 1] - moments[at] for at, name in enumerate(PHASES)}
+        # The clock may be set meanwhile, and a coordinator on another machine has another one.
+        parts = {name: max(0.0, moments[at + 1] - moments[at]) for at, name in enumerate(PHASES)}
         return RecoveryRecord(
             generation=generation.number,
             rung=generation.rung,
@@ -56,5 +57,5 @@ class Recovered:
             resumed_from=self._from or None,
             step=self._progress.step,
             steps_lost=max(0, generation.reached - self._progress.step),
-            seconds={"total": moments[-1] - moments[0], **parts},
+            seconds={"total": sum(parts.values()), **parts},
         )

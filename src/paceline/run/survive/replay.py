@@ -10,13 +10,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from paceline.errors import StorageError, VerificationFailed
 from paceline.run.loop.resume import Progress
 from paceline.run.loop.step import StepStats
 from paceline.spec.journal.kinds import DecisionRecord, ReplayRecord, RunStarted, StepRecord, parse
 from paceline.spec.journal.reading import records_back_to, records_of_kind, starts_of
+from paceline.spec.journal.record import read
 from paceline.spec.plan import Plan
 from paceline.spec.task import ModelSpec
 from paceline.task.models.sizes import is_named
@@ -68,7 +68,7 @@ def expected_step(run_dir: Path, progress: Progress, plan: Plan, switches: Seque
     return None
 
 
-def _is_about(record: Mapping[str, Any], step: int) -> bool:
+def _is_about(record: Mapping[str, object], step: int) -> bool:
     """Return whether a record is of the step, or says that steps before it are to be made with other samples."""
     if record["kind"] == StepRecord.KIND:
         return bool(record.get("step") == step)
@@ -77,9 +77,9 @@ def _is_about(record: Mapping[str, Any], step: int) -> bool:
 
 def _is_alike(path: Path, plan: Plan, switches: Sequence[object]) -> bool:
     """Return whether a start rounded its numbers as `plan` and `switches` do."""
-    started = next(records_of_kind(path, RunStarted.KIND), {})
-    run = started.get("spec", {}).get("run", {})
-    as_planned = started.get("plan", {}).get("precision") == plan.precision
+    started = read(RunStarted, next(records_of_kind(path, RunStarted.KIND), {}))
+    run = started.spec.get("run", {})
+    as_planned = started.plan.get("precision") == plan.precision
     return as_planned and [run.get(name) for name in SWITCHES] == [*switches]
 
 
@@ -92,7 +92,7 @@ def _expected(record: StepRecord) -> StepBefore | None:
     return StepBefore(record.step, before, after, loss, norm, record.attempt or 0, record.sample_ids)
 
 
-def rounding_of(precision: str, model: Any) -> str:
+def rounding_of(precision: str, model: object) -> str:
     """Return the format in which a model rounds at its coarsest: one that is not ours may compute parts in fp32.
 
     Norms and scans of transformers' models do so whatever they are asked for, which fp64's tolerances would not allow.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import traceback
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torch.distributed.fsdp import FSDPModule
@@ -29,11 +29,13 @@ from paceline.run.process.groups import abort_groups
 from paceline.run.process.place import Place
 from paceline.run.process.world import World, join_next
 from paceline.run.record.recorder import is_echo
+from paceline.run.survive.agreed import Agreed
 from paceline.run.survive.health.less_work import OwnPace
 from paceline.run.survive.listener import stop_listening
 from paceline.run.survive.saving.peers import read_pieces
 from paceline.spec.plan import Plan
 from paceline.spec.task import Task
+from paceline.supervise.again.held import HeldState
 from paceline.supervise.control import CALL_NAME, CONTROL_VARIABLE, stand_by
 from paceline.supervise.logs.rank import into_log
 from paceline.supervise.parent import name_process
@@ -42,7 +44,7 @@ from paceline.supervise.supervisor import ERROR_FOLDER
 
 @dataclass(frozen=True)
 class Brought:
-    """What a survivor brings: its state after a step, if that is whole, what the step did, and if its duties are done.
+    """What a survivor brings: its state after a step, if that is sound, what the step did, and if its duties are done.
 
     Duties are what follows a step: its record, an evaluation, a checkpoint.
     """
@@ -50,6 +52,7 @@ class Brought:
     snapshot: Snapshot | None
     stats: StepStats | None
     is_done: bool
+    state: HeldState = field(default_factory=HeldState)  # what the supervisor is told of it
     learnt: OwnPace | None = None  # of how fast this rank is
 
 
@@ -99,8 +102,11 @@ def call_of_supervisor() -> Path | None:
 
 
 def hold(run: RunIdentity, built: Assembled, plan: Plan, progress: Progress, stats: StepStats | None, is_done: bool,
-         ) -> Brought:  # fmt: skip
-    """Leave the broken world and return what this rank holds. Nobody is waited for."""
+         agreed: Agreed, is_due: bool) -> Brought:  # fmt: skip
+    """Leave the broken world and return what this rank holds. Nobody is waited for.
+
+    `agreed` knows the last state that the ranks have compared; `is_due` says whether this one is to be.
+    """
     stop_listening()
     abort_groups()
     if not built.stepper.is_whole:
@@ -109,13 +115,16 @@ def hold(run: RunIdentity, built: Assembled, plan: Plan, progress: Progress, sta
         if isinstance(module, FSDPModule):  # weights may lie gathered, in the middle of a pass
             module.set_reshard_after_forward(True, recurse=False)
             module.reshard()
+    built.stepper.buffers.put_back()
     tensors, extra = saved_state(run, built, plan, progress)
-    return Brought(take_snapshot(progress.step, tensors, extra), stats, is_done)
+    taken = take_snapshot(progress.step, tensors, extra)
+    state = agreed.held(taken, is_due)
+    return Brought(None, None, False, state) if state.changed else Brought(taken, stats, is_done, state)
 
 
 def next_place(world: World, generation: int, held: Brought) -> tuple[World, Generation] | None:
     """Stand by until the supervisor has a next world, join it and return it; None where this rank does not go on."""
-    answer = stand_by(world.rank, generation, held.snapshot.step if held.snapshot else -1)
+    answer = stand_by(world.rank, generation, held.state)
     if not answer:
         return None
     os.environ.update(answer["place"])
@@ -151,7 +160,13 @@ def bring_together(world: World, generation: Generation, held: Brought | None) -
     if generation.rescue == FROM_RANKS:
         return Together(HeldByRanks(taken, Ranks(alone=alone)), stats, is_done)
     root = Path(generation.rescue)
-    publish(write(root, taken, alone=alone), keep_last=1)
+    try:
+        publish(write(root, taken, alone=alone), keep_last=1)
+    except StorageError as error:  # on all ranks: the machine's memory has no room for files
+        if is_lost_peer(error):
+            raise
+        let_go(Together(root, None, True), world)
+        return Together(HeldByRanks(taken, Ranks(alone=alone)), stats, is_done)
     return Together(root, stats, is_done)
 
 

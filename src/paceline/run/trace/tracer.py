@@ -71,6 +71,13 @@ class Tracer:
             self._trace = _Trace(wanted, step, points, model if wanted.memory else None)
             self._waited = time.perf_counter() - began
 
+    @property
+    def is_tracing(self) -> bool:
+        """Whether steps are traced now, or written: on rank 0 also those of other ranks. That takes memory."""
+        wanted = self._wanted
+        is_due = wanted is not None and wanted.first is not None and self._step >= wanted.first
+        return is_due or any(writer.is_alive() for writer in self._writers)
+
     def close(self, model: nn.Module | None = None) -> None:
         """End a trace under way, and wait until all are written. Without a model it is given up: the run has failed."""
         self._ended.set()

@@ -19,9 +19,9 @@ from paceline.run.process.world import World
 from paceline.spec.journal.kinds import MovedRecord
 from paceline.spec.task import ModelSpec, Task
 from paceline.task.models.build import check_names
+from paceline.task.models.held import held_part
 from paceline.task.models.huggingface.experts import Stored
 from paceline.task.models.huggingface.names import PREFIX
-from paceline.task.models.init import held_part
 
 BLOCK = re.compile(r"(.*?\.\d+)\.")  # the name of a repeated block: all up to its number
 PIECE_ELEMENTS = 2**24  # of the starting weights that are held at a time

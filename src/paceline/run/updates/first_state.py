@@ -13,7 +13,7 @@ def knows_fresh_state(optimizer: torch.optim.Optimizer) -> bool:
     return type(optimizer).__module__.startswith(("torch.optim.", "paceline."))
 
 
-def fresh_state(optimizer: torch.optim.Optimizer, group: dict[str, Any], weight: nn.Parameter) -> dict[str, Any]:
+def fresh_state(optimizer: torch.optim.Optimizer, group: dict[str, Any], weight: nn.Parameter) -> dict[str, object]:
     """Return what the optimizer's own step() makes for a parameter before its first update.
 
     Of an optimizer that is not torch's or ours it is what an update with a gradient of zeros leaves: of the right names

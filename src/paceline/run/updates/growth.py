@@ -117,7 +117,7 @@ class BatchGrowth:
         self._measured.extend((spread, square) for spread, square in state["measured"])
         self._told, self.decisions = int(state["told"]), []
 
-    def _rate(self, samples: int) -> dict[str, Any]:
+    def _rate(self, samples: int) -> dict[str, object]:
         return {"learning_rate": self._spec.learning_rate, "rate_factor": self.rate_factor(samples)}
 
 

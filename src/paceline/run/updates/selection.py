@@ -192,11 +192,11 @@ def _rows_of(task: Task, stream: BatchStream, stepper: Stepper) -> ScoresRows:
     return found
 
 
-def _scores(rows: ScoresRows, model: nn.Module, data: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _scores(rows: ScoresRows, model: nn.Module, data: object) -> tuple[torch.Tensor, torch.Tensor]:
     return rows(model, data, None)
 
 
 def _weighted_sum(
-    rows: ScoresRows, weights: torch.Tensor, model: nn.Module, data: Any
+    rows: ScoresRows, weights: torch.Tensor, model: nn.Module, data: object
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return rows(model, data, weights)

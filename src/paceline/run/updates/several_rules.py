@@ -9,7 +9,6 @@ is a few copies of the largest parameter, the gathers, and an update that is not
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
 
 import torch
 from torch import nn
@@ -39,7 +38,7 @@ class JoinedOptimizer(torch.optim.Optimizer):
             self._parts.append(([weight for group in own for weight in group["params"]], LocalPart(own, self.state)))
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # a loss is of no use here
+    def step(self, closure: object = None) -> None:  # type: ignore[override]  # a loss is of no use here
         """Update every weight that has a gradient. Every rank calls it: parameters may be gathered."""
         assert closure is None, "the loss is not evaluated again"
         for _, part in self._parts:

@@ -57,7 +57,7 @@ def confirm_micro_batch(planned: Planned, say: Say) -> tuple[Planned, tuple[Deci
     if not planned.spec.plan.confirms:
         return planned, ()
     before, settled = planned.plan, settled_micro_batch(run_directory(planned.spec), planned.plan)
-    evidence: dict[str, Any] = {"conditions": conditions_of(before)}
+    evidence: dict[str, object] = {"conditions": conditions_of(before)}
     if settled is not None:
         return _decided(planned, settled, "an earlier start of this run has settled it", evidence, say)
     because = _why_not(planned)
@@ -151,7 +151,7 @@ def _ran_out(outcome: Outcome) -> bool:
 
 
 def _decided(
-    planned: Planned, micro_batch: int, because: str, evidence: dict[str, Any], say: Say
+    planned: Planned, micro_batch: int, because: str, evidence: dict[str, object], say: Say
 ) -> tuple[Planned, tuple[DecisionRecord, ...]]:
     plan = with_micro_batch(planned.plan, micro_batch)
     evidence["micro_batch"] = plan.micro_batch

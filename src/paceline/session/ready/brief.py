@@ -13,6 +13,7 @@ from paceline.plan.planned import Planned
 from paceline.run.process.brief import Brief
 from paceline.session.confirm.micro_batch import confirm_micro_batch
 from paceline.session.ready.budget import check_budget
+from paceline.session.ready.disk import disk_lines
 from paceline.session.ready.prove import prove
 from paceline.session.ready.told import make_brief
 from paceline.spec.journal.kinds import DecisionRecord
@@ -26,7 +27,7 @@ def confirm_and_price(planned: Planned, say: Say) -> tuple[Planned, tuple[Decisi
     Raises where the price is beyond the run's budget.
     """
     planned, decisions = confirm_micro_batch(planned, say)
-    for line in headline_lines(planned):
+    for line in (*headline_lines(planned), *disk_lines(planned)):
         say(line)
     check_budget(planned, say)
     return planned, decisions

@@ -31,52 +31,57 @@ GOALS = {"usd": "money", "kwh": "energy", "kg_co2e": "carbon", "device_hours": "
 
 
 def check_budget(planned: Planned, say: Say) -> None:
-    """Say what the run's budget leaves; return where there is none.
+    """Say what the run's budgets leave; return where there is none.
 
     Raises ConfigError where it is used up or counts what is not known, and DoesNotFit where the forecast of the steps
     that are left is beyond it and the spec does not say to train all the same.
     """
-    budget = planned.spec.run.budget
-    if not budget.limits:
-        return
+    for budget in planned.spec.run.budgets:
+        _check(planned, budget, say)
+
+
+def _check(planned: Planned, budget: BudgetSpec, say: Say) -> None:
     run_dir = run_directory(planned.spec)
-    spent, done = spent_by_all(planned.spec.run, run_dir), min(read_tail_step(run_dir), planned.steps)
+    spent, done = spent_by_all(budget, planned.spec.run, run_dir), min(read_tail_step(run_dir), planned.steps)
     for name, limit in budget.limits.items():
         amount, unit, said = BUDGETS[name]
         ahead = forecast_of(planned, name) * (planned.steps - done) / planned.steps
         left = limit - spent[amount] / unit
         if math.isnan(ahead):
             raise ConfigError(
-                f"run.budget.{name} = {limit:g} counts what is not known here",
+                f"{budget.table_name}.{name} = {limit:g} counts what is not known here",
                 "this cluster states no figure for it", f"set {UNKNOWN[name]}",
             )  # fmt: skip
         if left <= 0:
             raise ConfigError(
-                f"the budget of {said.format(limit)} is used up",
-                f"{_whose(planned, run_dir)} cost {said.format(limit - left)}",
-                f"a larger run.budget.{name}",
+                f"the budget of {said(limit)}{budget.text} is used up",
+                f"{_whose(budget, run_dir)} cost {said(limit - left)}",
+                f"a larger {budget.table_name}.{name}",
             )  # fmt: skip
         steps = math.floor(left / ahead * (planned.steps - done)) if ahead else planned.steps - done
         text = (
-            f"{said.format(left)} of {said.format(limit)} is left, and buys {min(steps, planned.steps - done):,} steps"
+            f"{said(left)} of {said(limit)}{budget.text} is left, and buys {min(steps, planned.steps - done):,} steps"
         )
         if ahead > left and budget.forecast == "refuse":
             raise DoesNotFit(
-                f"the forecast of {said.format(ahead)} is beyond the budget",
+                f"the forecast of {said(ahead)} is beyond the budget{budget.text}",
                 text, _cheaper(planned, budget, name, ahead, left, done + steps),
             )  # fmt: skip
-        say(f"budget   {text}; the forecast is {said.format(ahead)}")
+        say(f"budget   {text}; the forecast is {said(ahead)}")
 
 
-def used_up(run: RunSpec, run_dir: Path) -> str:
-    """Return which of a run's budgets is used up by now, itself and those that it is shared with counted, or ""."""
-    limits = run.budget.limits
-    spent = spent_by_all(run, run_dir) if limits else {}
-    for name, limit in limits.items():
-        amount, unit, said = BUDGETS[name]
-        if spent[amount] / unit >= limit:
-            return f"the budget of {said.format(limit)} is used up"
-    return ""
+def used_up(run: RunSpec, run_dir: Path) -> tuple[str, BudgetSpec] | None:
+    """Return which of a run's budgets is used up by now, in words and itself; None for none.
+
+    What those have spent that it is shared with counts.
+    """
+    for budget in run.budgets:
+        spent = spent_by_all(budget, run, run_dir)
+        for name, limit in budget.limits.items():
+            amount, unit, said = BUDGETS[name]
+            if spent[amount] / unit >= limit:
+                return f"the budget of {said(limit)}{budget.text} is used up", budget
+    return None
 
 
 def forecast_of(planned: Planned, name: str) -> float:
@@ -99,9 +104,9 @@ def _cheaper(planned: Planned, budget: BudgetSpec, name: str, ahead: float, left
         least, other = min(within, key=lambda each: each[0])
         fewer = other.cluster.devices < planned.cluster.devices
         said = f"cluster.devices = {other.cluster.devices} and " if fewer else ""
-        takes = f"{BUDGETS[name][2].format(least)} and {format_seconds(other.forecast.run_seconds.value * share)}"
+        takes = f"{BUDGETS[name][2](least)} and {format_seconds(other.forecast.run_seconds.value * share)}"
         ways.insert(0, f"{said}plan.goal = '{goal}', which takes {takes} as {other.plan}")
-    return "; or ".join([*ways, f"a larger run.budget.{name}", "run.budget.forecast = 'tell'"])
+    return "; or ".join([*ways, f"a larger {budget.table_name}.{name}", f"{budget.table_name}.forecast = 'tell'"])
 
 
 def _others(planned: Planned, goal: GoalSpec) -> Iterator[Planned]:
@@ -118,7 +123,7 @@ def _others(planned: Planned, goal: GoalSpec) -> Iterator[Planned]:
         devices //= 2
 
 
-def _whose(planned: Planned, run_dir: Path) -> str:
+def _whose(budget: BudgetSpec, run_dir: Path) -> str:
     """Return whose spending a budget counts, for a sentence."""
-    shared = planned.spec.run.budget.shared_by
+    shared = budget.shared_by
     return f"{run_dir} and the runs of the same {shared} have" if shared else f"{run_dir} has"

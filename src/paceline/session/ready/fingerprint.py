@@ -14,7 +14,6 @@ import platform
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from paceline.plan.planned import Planned
 from paceline.run.process.handover import holds_objects
@@ -56,7 +55,7 @@ def proof_key(planned: Planned, jobs: Sequence[Job]) -> str | None:
     return hashlib.sha256(json.dumps(parts, default=str, sort_keys=True).encode()).hexdigest()
 
 
-def _job(job: Job) -> dict[str, Any]:
+def _job(job: Job) -> dict[str, object]:
     """Return a job as plain data, without the origin of its spec's values."""
     rest = {field.name: getattr(job, field.name) for field in dataclasses.fields(job) if field.name != "spec"}
     return {**rest, "plan": dataclasses.asdict(job.plan), "task": spec_to_dict(job.spec)["task"]}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from paceline.errors import ConfigError, MissingExtra
 from paceline.observe.exports.process import deliver_until
@@ -17,7 +16,7 @@ from paceline.spec.watch.exports import ExportsSpec
 
 
 def deliver_run(
-    run_dir: Path, given: dict[str, Any], rest_seconds: float, say: Callable[[str], None]
+    run_dir: Path, given: dict[str, object], rest_seconds: float, say: Callable[[str], None]
 ) -> tuple[ExportsSpec, list[str]]:
     """Deliver a run's journal to its sinks, and return them and the names of those that have not got all of it.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from paceline.errors import ConfigError
 from paceline.spec.arguments import make_spec
@@ -14,13 +13,13 @@ from paceline.spec.task import Task
 
 
 def spec_of(
-    task: Task | Spec | Mapping[str, Any] | str | Path,
-    plan: Any = "auto",
-    cluster: Any = "auto",
+    task: Task | Spec | Mapping[str, object] | str | Path,
+    plan: object = "auto",
+    cluster: object = "auto",
     overrides: Sequence[str] = (),
-    run: Any = None,
+    run: object = None,
     verify: bool | None = None,
-    faults: Any = None,
+    faults: object = None,
 ) -> Spec:
     """Return the spec of a task, a spec file or a spec.
 

@@ -159,10 +159,7 @@ def backtest(files: str | Path | Sequence[str | Path]) -> Backtest:
     """
     from paceline.session.verbs.scores import backtest_of
 
-    given = [files] if isinstance(files, str | Path) else files
-    if not isinstance(given, list | tuple) or not all(isinstance(name, str | Path) for name in given):
-        raise ConfigError(f"files = {literal(files)} cannot be used", f"it is {kind_of(files)}", "paths of tables")
-    return backtest_of([Path(name) for name in given])
+    return backtest_of(_paths(files, "files", "paths of tables"))
 
 
 @checked_call(run_dir=argument("text"))
@@ -184,22 +181,23 @@ def bill(
     runs: str | Path | Sequence[str | Path] = "runs",
     by: str = "run",
     *,
-    since: datetime.date | None = None,
-    until: datetime.date | None = None,
+    since: datetime.date | str | None = None,
+    until: datetime.date | str | None = None,
     prices: str | Path | None = None,
     price_class: str = "",
 ) -> Bill:
     """Return what runs cost: device-hours by what the devices did, money, energy and carbon.
 
     `runs` are runs' directories, or folders that hold them; `by` is run, start, plan, device, kind, day, month, or the
-    name of a tag. `prices` is a file with prices of your own. Raises ConfigError where there is no run.
+    name of a tag. `since` and `until` are days, such as "2026-11-01". `prices` is a file with prices of your own.
+    Raises ConfigError where there is no run, and for what is no day.
     """
     from paceline.account.bill import make_bill
+    from paceline.account.days import day_of
     from paceline.account.prices import read_prices
 
-    given = [runs] if isinstance(runs, str | Path) else list(runs)
-    book = read_prices(Path(prices) if prices else None)
-    return make_bill([Path(each) for each in given], by, since, until, book, price_class)
+    paths, book = _paths(runs, "runs", "paths of runs"), read_prices(Path(prices) if prices else None)
+    return make_bill(paths, by, day_of(since, "since"), day_of(until, "until"), book, price_class)
 
 
 @checked_call(run_dir=argument("text"))
@@ -211,3 +209,11 @@ def load_run(run_dir: str | Path) -> RunFolder:
     from paceline.session.verbs.run_folder import open_run
 
     return open_run(Path(run_dir))
+
+
+def _paths(given: Any, name: str, wanted: str) -> list[Path]:
+    """Return the paths of an argument that takes one or several. Raises ConfigError for what is none."""
+    paths = [given] if isinstance(given, str | Path) else given
+    if not isinstance(paths, list | tuple) or not all(isinstance(path, str | Path) for path in paths):
+        raise ConfigError(f"{name} = {literal(given)} cannot be used", f"it is {kind_of(given)}", wanted)
+    return [Path(path) for path in paths]

@@ -8,15 +8,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.config.called import argument, checked_call
 from paceline.errors import ConfigError, StorageError, suggestion
 from paceline.report.build import build_report
 from paceline.report.summary import Summary
 from paceline.session.verbs.weights import Exported, choose_checkpoint, export_run
+from paceline.spec.journal.kinds import BY_KIND
 from paceline.spec.journal.reading import read_journal
 from paceline.spec.load import Spec, spec_from_dict
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+STEP = argument("whole", optional=True, minimum=0)
 
 
 @dataclass(frozen=True)
@@ -25,9 +30,17 @@ class RunFolder:
 
     dir: Path
 
+    @checked_call(kind=argument("text"))
     def records(self, kind: str = "") -> list[dict[str, Any]]:
-        """Return the journal's records, oldest first; those of one kind ("step", "decision", ...) where it is given."""
-        return [record for record in read_journal(self.dir) if kind in ("", record["kind"])]
+        """Return the journal's records, oldest first; those of one kind ("step", "decision", ...) where it is given.
+
+        Raises ConfigError for a kind that neither this version nor the journal has.
+        """
+        records = list(read_journal(self.dir))
+        known = {*BY_KIND, *(record["kind"] for record in records)}
+        if kind and kind not in known:
+            raise ConfigError(f"records of the kind '{kind}'", "no journal has such records", suggestion(kind, known))
+        return [record for record in records if kind in ("", record["kind"])]
 
     @cached_property
     def spec(self) -> Spec:
@@ -41,6 +54,7 @@ class RunFolder:
         """Return the report's content, without writing the page. Raises StorageError where the journal is empty."""
         return build_report(self.dir)
 
+    @checked_call(step=STEP)
     def checkpoint(self, step: int | None = None) -> Path:
         """Return the folder of the newest checkpoint that is sound in every byte, or of the one of a step.
 
@@ -48,12 +62,14 @@ class RunFolder:
         """
         return choose_checkpoint(self.dir, step).path
 
+    @checked_call(step=STEP)
     def weights(self, step: int | None = None) -> Mapping[str, Tensor]:
         """Return the model's whole tensors by name, each built when it is asked for. Raises as `checkpoint`."""
         from paceline.checkpoint import WholeTensors
 
         return WholeTensors(self.checkpoint(step))
 
+    @checked_call(out=argument("text"), step=STEP, merge=argument("flag"))
     def export(self, out: str | Path, step: int | None = None, *, merge: bool = False) -> Exported:
         """Write the weights as safetensors into the folder `out`, as `paceline export` does. Raises as `checkpoint`.
 

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from paceline.config.declared import declared_table
 from paceline.config.plain import to_plain
@@ -119,7 +119,7 @@ class _BesideProcess:
             self._process.wait(CLOSE_SECONDS)
             self._said.join(CLOSE_SECONDS)
 
-    def _put(self, told: dict[str, Any]) -> None:
+    def _put(self, told: dict[str, object]) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # it is gone: a run goes on without its watch
             self._process.stdin.write(json.dumps(told, default=str) + "\n")
@@ -138,9 +138,9 @@ def name_of(spec: Spec) -> str:
     return spec.task.name or Path(run_directory(spec)).name
 
 
-def run_to_plain(run: RunSpec) -> dict[str, Any]:
+def run_to_plain(run: RunSpec) -> dict[str, object]:
     """Return the run's options as plain data, for another process."""
-    plain: dict[str, Any] = to_plain(declared_table(RunSpec), run)
+    plain: dict[str, object] = to_plain(declared_table(RunSpec), run)
     return plain
 
 

@@ -10,7 +10,8 @@ from paceline.config.fields import option
 
 KINDS = ("none", "lora", "rslora", "dora")
 NF4 = "nf4"
-NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)  # of a value: half a byte, a byte for 64 of them, four for 16,384
+NF4_VALUE_BYTES = 0.5
+NF4_BYTES = NF4_VALUE_BYTES + 1 / 64 + 4 / (64 * 256)  # of a value: with a byte for 64 of them, four for 16,384
 INITS = ("kaiming", "gaussian", "random")
 
 

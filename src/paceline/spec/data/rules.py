@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from paceline.errors import ConfigError
 from paceline.spec.data.mix import MixSpec
 from paceline.spec.task import DataSpec
 
 
-def check_data(data: Any) -> None:
+def check_data(data: object) -> None:
     """Raise ConfigError for a mixture that is none, and for scores between which no document lies."""
     if not isinstance(data, DataSpec):
         return

@@ -506,7 +506,7 @@ RECORDS: tuple[type[Record], ...] = (
 BY_KIND = {kind.KIND: kind for kind in RECORDS}
 
 
-def parse(line: Mapping[str, Any]) -> Record | None:
+def parse(line: Mapping[str, object]) -> Record | None:
     """Return a line of a journal as the record that it is; None for a kind that this version does not know."""
     kind = BY_KIND.get(str(line.get("kind")))
     return None if kind is None else read(kind, line)

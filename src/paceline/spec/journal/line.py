@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
 
 from paceline.spec.journal.record import Record, plain
 
@@ -18,7 +17,7 @@ def line_of(record: Record) -> bytes:
     return line
 
 
-def spelt(value: Any) -> Any:
+def spelt(value: object) -> object:
     """Return the value with numbers that JSON lacks (NaN, infinities) spelt as strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)

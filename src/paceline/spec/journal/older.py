@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from paceline.spec.forecast import Clock, Kind
 
@@ -45,7 +44,7 @@ KNOWN: dict[str, tuple[Kind, Clock]] = {
 }
 
 
-def kind_and_clock(term: Mapping[str, Any]) -> tuple[str, str]:
+def kind_and_clock(term: Mapping[str, object]) -> tuple[str, str]:
     """Return the kind and the clock of a journal's term: as it says, else by its name; "other" and "none" else."""
     name, kind = str(term.get("name")), term.get("kind")
     if isinstance(kind, str):

@@ -12,7 +12,7 @@ FORECAST, FIGURE = "at the forecast's rate", "at the cluster's figure"
 
 
 def rate_of(
-    amount: str, forecast: Mapping[str, Any], cluster: Mapping[str, Any], devices: int | None
+    amount: str, forecast: Mapping[str, object], cluster: Mapping[str, Any], devices: int | None
 ) -> tuple[float | None, str]:
     """Return one of AMOUNTS per device-second and where it is from: the forecast's own rate, else the cluster's figure.
 
@@ -25,7 +25,7 @@ def rate_of(
     return _by_figure(cluster)[amount], FIGURE
 
 
-def _by_figure(cluster: Mapping[str, Any]) -> dict[str, float | None]:
+def _by_figure(cluster: Mapping[str, object]) -> dict[str, float | None]:
     """Return USD, kWh and grams of CO2e per device-second from the cluster's own figures."""
     names = ("price_usd_per_device_hour", "watts_per_device", "carbon_g_per_kwh", "pue")
     price, watts, carbon, pue = (_value(cluster, name) for name in names)
@@ -34,11 +34,11 @@ def _by_figure(cluster: Mapping[str, Any]) -> dict[str, float | None]:
     return {"usd": None if price is None else price / 3600, "kwh": kwh, "carbon_g": grams}
 
 
-def _value(table: Mapping[str, Any], name: str) -> float | None:
+def _value(table: Mapping[str, object], name: str) -> float | None:
     entry = table.get(name)
     return _number(entry.get("value")) if isinstance(entry, Mapping) else None
 
 
-def _number(value: Any) -> Any:
+def _number(value: object) -> Any:
     known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return value if known else None

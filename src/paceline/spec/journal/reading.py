@@ -66,7 +66,7 @@ def records_in(path: Path, last_bytes: int | None = None) -> Iterator[dict[str, 
     yield from filter(None, map(parsed_line, lines))
 
 
-def parsed_line(line: bytes) -> dict[str, Any] | None:
+def parsed_line(line: bytes) -> dict[str, object] | None:
     """Return a line's record; None for an empty line, or the last one of a process that was killed while writing."""
     try:
         record = json.loads(line)
@@ -124,7 +124,7 @@ def read_records(run_dir: Path) -> Iterator[Record]:
             yield record
 
 
-def final_steps(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def final_steps(records: list[dict[str, Any]]) -> list[dict[str, object]]:
     """Return the step records that count, in order: of a step run twice after a restart, the last one."""
     by_step = {record["step"]: record for record in records if record["kind"] == "step"}
     return [by_step[step] for step in sorted(by_step)]

@@ -10,7 +10,7 @@ import dataclasses
 import math
 import time
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
@@ -21,6 +21,8 @@ Words = tuple[str, ...]
 Tables = tuple[Table, ...]
 Ids = tuple[int, ...]
 Some = TypeVar("Some", bound="Record")
+LATEST = 253_370_764_800.0  # the first day of the year 9999, by UTC
+MOMENTS = ("began", "goes_on")  # further fields that are moments, of all kinds of records
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def fields_of(kind: type[Record]) -> tuple[Field, ...]:
     return _KNOWN[kind]
 
 
-def _is_told(hint: Any) -> bool:
+def _is_told(hint: object) -> bool:
     return isinstance(next(iter(getattr(hint, "__metadata__", ())), None), Told)
 
 
@@ -92,14 +94,15 @@ def own_fields(record: Record) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in left_out}
 
 
-def read(kind: type[Some], line: Mapping[str, Any]) -> Some:
+def read(kind: type[Some], line: Mapping[str, object]) -> Some:
     """Return a line of the journal as a record of this kind. Raises nothing.
 
     What the line lacks or holds in another type is None, an empty text or an empty table. Numbers that JSON lacks are
     spelt as text there, and are numbers here.
     """
     values = {each.name: each.reader(line.get(each.key)) for each in fields_of(kind)}
-    return kind(**values, time=number(line.get("time")), attempt=whole(line.get("attempt")))
+    values |= {name: moment(values[name]) for name in MOMENTS if name in values}
+    return kind(**values, time=moment(line.get("time")), attempt=whole(line.get("attempt")))
 
 
 def now(record: Some) -> Some:
@@ -117,29 +120,41 @@ def number(value: Any) -> float | None:
         return None
 
 
-def whole(value: Any) -> int | None:
+def moment(value: object) -> float | None:
+    """Return seconds since the epoch; None for anything that no calendar has: a damaged line, a clock that is none."""
+    known = number(value)
+    return known if known is not None and 0.0 <= known <= LATEST else None
+
+
+def plain_mean(values: Iterable[float]) -> float:
+    """Return the mean; infinite where the sum is beyond all numbers, NaN of nothing."""
+    known = list(values)
+    return sum(known) / len(known) if known else math.nan
+
+
+def whole(value: object) -> int | None:
     """Return a whole number; None for anything else."""
     known = number(value)
     return None if known is None or not math.isfinite(known) else int(known)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _table(value: Any) -> Table:
+def _table(value: object) -> Table:
     return value if isinstance(value, dict) else {}
 
 
-def _numbers(value: Any) -> Numbers:
+def _numbers(value: object) -> Numbers:
     return {name: known for name, each in _table(value).items() if (known := number(each)) is not None}
 
 
-def _words(value: Any) -> Words:
+def _words(value: object) -> Words:
     return tuple(map(_text, value)) if isinstance(value, list | tuple) else ()
 
 
-def _ids(value: Any) -> Ids | None:
+def _ids(value: object) -> Ids | None:
     if not isinstance(value, list | tuple):
         return None
     known = [whole(each) for each in value]

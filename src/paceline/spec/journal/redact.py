@@ -9,7 +9,14 @@ from typing import Any
 
 from paceline.errors import ConfigError
 from paceline.spec.journal.record import Some
-from paceline.spec.journal.secret_shapes import AFTER_A_NAME, KNOWN, NAMED, NUMBERED
+from paceline.spec.journal.secret_shapes import (
+    AFTER_A_NAME,
+    FOLDED_TO_ASCII,
+    KNOWN,
+    NAMED,
+    NUMBERED,
+    SIGNS_OF_KNOWN,
+)
 
 MARK = "[redacted]"
 
@@ -26,13 +33,18 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """Return the text with each secret replaced; its surroundings stay."""
-        for pattern in (*self._own, *KNOWN):
+        for pattern in self._own:
             text = pattern.sub(lambda found: MARK if found.group() else "", text)
-        for pattern in AFTER_A_NAME:
-            text = pattern.sub(_keep_head, text)
+        is_odd = not text.isascii() and any(each in text for each in FOLDED_TO_ASCII)
+        if is_odd or any(sign in text for sign in SIGNS_OF_KNOWN):
+            text = KNOWN.sub(lambda found: MARK if found.group() else "", text)
+        folded = text.lower()
+        for pattern, signs in AFTER_A_NAME:
+            if is_odd or any(sign in folded for sign in signs):
+                text = pattern.sub(_keep_head, text)
         return text
 
-    def data(self, value: Any) -> Any:
+    def data(self, value: object) -> Any:
         """Return nested data with the secrets in its texts replaced: also a text whose key or option names a secret."""
         if isinstance(value, str):
             return self.text(value)
@@ -51,14 +63,14 @@ class Redactor:
         found = self._valued(name, value)
         return tuple(found) if isinstance(value, tuple) else found
 
-    def _valued(self, key: str, value: Any) -> Any:
+    def _valued(self, key: str, value: object) -> Any:
         if isinstance(value, int | float) and not isinstance(value, bool) and NUMBERED.match(key):
             return MARK
         return _all_secret(value) if NAMED.match(key) else self.data(value)
 
-    def _words(self, words: Sequence[Any]) -> list[Any]:
+    def _words(self, words: Sequence[Any]) -> list[object]:
         """Return a list with its items redacted, and with what follows an option that names a secret, as in argv."""
-        cleaned: list[Any] = []
+        cleaned: list[object] = []
         secret = False
         for word in words:
             is_option = isinstance(word, str) and word.startswith("-")
@@ -80,7 +92,7 @@ def compiled(pattern: str) -> re.Pattern[str]:
     return found
 
 
-def _all_secret(value: Any) -> Any:
+def _all_secret(value: object) -> object:
     """Return nested data with every text in it replaced."""
     if isinstance(value, str):
         return MARK if value else value

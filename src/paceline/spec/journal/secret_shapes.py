@@ -80,5 +80,18 @@ SIGNED = re.compile(
     r"x-goog-signature|x-goog-credential)=)(?P<secret>[^\s&\"'#]{8,})"
 )
 
-KNOWN = (re.compile("|".join(f"(?P<s{at}>{shape})" for at, shape in enumerate(TOKENS.values()))),)
-AFTER_A_NAME = (URL, HEADER, BEFORE, HEADED, VARIABLE, WANDB, SIGNED)
+KNOWN = re.compile("|".join(f"(?P<s{at}>{shape})" for at, shape in enumerate(TOKENS.values())))
+# Texts of which each match of a pattern has one. To look for them takes a small part of what the pattern takes, and
+# ranks may print thousands of lines a second.
+SIGNS_OF_KNOWN = (
+    "hf_", "api_org_", "sk-", "AKIA", "ASIA", "ABIA", "ACCA", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_",
+    "glpat-", "glcbt-", "gldt-", "glrt-", "glptt-", "xox", "xapp-", "hooks.slack.com", "AIza", "ya29.", "GOCSPX-",
+    "wandb_v", "local-", "k_live_", "k_test_", "npm_", "pypi-", "dckr_pat_", "nvapi-", "r8_", "gsk_",
+    "com/api/webhooks/", ":AA", "webhook.office.com", "SG.", "_v1_", "glsa_", "glc_", "dapi", "eyJ", "-----BEGIN",
+)  # fmt: skip
+_NAMES = ("key", "token", "secret", "credential", "connection", "passw", "passphrase", "pwd")
+AFTER_A_NAME: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = (  # with signs in lower case
+    (URL, ("://",)), (HEADER, ("authorization", "bearer")), (BEFORE, _NAMES), (HEADED, _NAMES), (VARIABLE, ("key=",)),
+    (WANDB, ("wandb",)), (SIGNED, ("sig=", "signature=", "credential=", "token=", "key=", "code=")),
+)  # fmt: skip
+FOLDED_TO_ASCII = "\u0130\u0131\u017f\u212a"  # letters that (?i) takes for ASCII's, and lower() may not

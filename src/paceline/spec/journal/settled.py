@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from paceline.errors import OutOfMemory
 from paceline.spec.journal.kinds import DecisionRecord, RunEnded
@@ -17,7 +16,7 @@ from paceline.spec.plan import Plan
 MICRO_BATCH = "micro_batch"  # the `what` of decisions on it
 
 
-def conditions_of(plan: Plan) -> dict[str, Any]:
+def conditions_of(plan: Plan) -> dict[str, object]:
     """Return what a decision on the micro-batch holds for: another layout has a memory of its own."""
     return {"layout": str(plan.layout), "batch_samples": plan.batch_samples, "precision": plan.precision,
             "recompute": plan.recompute, "offload": plan.offload,

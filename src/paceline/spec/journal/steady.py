@@ -20,7 +20,7 @@ def unsteady(steps: Iterable[Step], busy: Iterable[tuple[str, Step]]) -> dict[St
     `steps` are all steps of the journal, `busy` the steps of its records of the kinds BUSY.
     """
     found = dict(sorted(((step, kind) for kind, step in busy), key=lambda pair: BUSY.index(pair[1])))
-    first: dict[float, Any] = {}
+    first: dict[float, object] = {}
     for start, number in steps:
         first[start] = min(number, first.get(start, number))
     return found | dict.fromkeys(first.items(), FIRST)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 Made = TypeVar("Made")
 
 
-def from_plain(kind: type[Made], data: Mapping[str, Any]) -> Made:
+def from_plain(kind: type[Made], data: Mapping[str, object]) -> Made:
     """Return the record that `dataclasses.asdict` took apart.
 
     Raises KeyError for a field that is lacking, TypeError for one that the record does not have.
@@ -22,7 +22,7 @@ def from_plain(kind: type[Made], data: Mapping[str, Any]) -> Made:
     return kind(**{name: _value(hints[name], data[name]) for name in hints})
 
 
-def _value(hint: Any, value: Any) -> Any:
+def _value(hint: Any, value: Any) -> object:
     if value is None:
         return None
     if isinstance(hint, types.UnionType):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from paceline.errors import ConfigError, suggestion
 from paceline.spec.task import Task
@@ -15,7 +14,7 @@ def main_turn(task: Task) -> int:
     return names.index(task.objective) if task.objective in names else 0
 
 
-def objectives_named(task: Task) -> dict[str, Any]:
+def objectives_named(task: Task) -> dict[str, object]:
     """Return the objectives of a task by the option that names each."""
     if not task.turns:
         return {"task.objective": task.objective}

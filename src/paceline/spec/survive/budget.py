@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from paceline.config.declared import Declared
 from paceline.config.fields import option
+from paceline.units import format_amount, format_usd
+
+Said = Callable[[float], str]  # an amount, in the option's unit, for people
 
 # Option -> (the amount that is counted, amounts to one of the option's unit, how the option is said)
-BUDGETS = {
-    "usd": ("usd", 1.0, "${:,.4g}"),
-    "kwh": ("kwh", 1.0, "{:,.4g} kWh"),
-    "kg_co2e": ("carbon_g", 1000.0, "{:,.4g} kg CO2e"),
-    "device_hours": ("device_seconds", 3600.0, "{:,.4g} device-hours"),
+BUDGETS: dict[str, tuple[str, float, Said]] = {
+    "usd": ("usd", 1.0, format_usd),
+    "kwh": ("kwh", 1.0, partial(format_amount, unit="kWh")),
+    "kg_co2e": ("carbon_g", 1000.0, partial(format_amount, unit="kg CO2e")),
+    "device_hours": ("device_seconds", 3600.0, partial(format_amount, unit="device-hours")),
 }
 
 
@@ -40,6 +45,21 @@ class BudgetSpec(Declared, table="run.budget"):
     )
 
     @property
+    def text(self) -> str:
+        """What tells this budget from the run's other one in a sentence: "" of the run's own."""
+        return ""
+
+    @property
     def limits(self) -> dict[str, float]:
         """The limit of every option that is set, in its unit."""
         return {name: value for name in BUDGETS if (value := getattr(self, name)) is not None}
+
+
+@dataclass(frozen=True)
+class SharedBudgetSpec(BudgetSpec, table="run.shared_budget"):
+    """A second budget, of all runs with the same value of a tag: `shared_by` names it. It is beside the run's own."""
+
+    @property
+    def text(self) -> str:
+        """Whose budget it is."""
+        return f" that all runs of the same {self.shared_by} share"

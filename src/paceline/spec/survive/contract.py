@@ -138,7 +138,7 @@ def changes_between(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Cha
     ]
 
 
-def check_contract(then: Mapping[str, Any], now: Mapping[str, Any], run_dir: object) -> list[Change]:
+def check_contract(then: Mapping[str, object], now: Mapping[str, object], run_dir: object) -> list[Change]:
     """Return the changes between two specs as data that are to be told; raise ConfigError naming all refused ones."""
     changes = changes_between(then, now)
     refused = [change for change in changes if change.clause.on_resume == REFUSED]
@@ -152,7 +152,7 @@ def check_contract(then: Mapping[str, Any], now: Mapping[str, Any], run_dir: obj
     return [change for change in changes if change.clause.on_resume == NOTICE]
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
     """Yield (dotted key, value) of nested tables."""
     for key, value in values.items():
         if isinstance(value, Mapping) and value:

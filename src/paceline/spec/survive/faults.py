@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from paceline.config.build import build, document_layer, mapping_layer
 from paceline.config.declared import Declared
@@ -85,7 +84,7 @@ class FaultPlan(Declared, table="run.faults"):
     each: tuple[FaultSpec, ...] = option((), "the faults, as tables")
 
 
-def read_faults(given: Any) -> FaultPlan:
+def read_faults(given: object) -> FaultPlan:
     """Return the fault plan of a TOML file (its path), of plain data as the file has it, or a plan as it is.
 
     Raises ConfigError for what is none, and for a fault that would never strike.

@@ -74,6 +74,9 @@ class AlertsSpec(Declared, table="run.alerts"):
     enabled: bool = option(True, "look at the rules while the run lives")
     sinks: tuple[AlertSinkSpec, ...] = option((), "where alerts are sent, besides the terminal and the journal")
     off: tuple[str, ...] = option((), f"rules that are not looked at: {', '.join(RULES)}")
+    trace: tuple[str, ...] = option(
+        (), "rules whose alert takes a trace of the next steps (`paceline trace`), once for each; 'memory' with tensors"
+    )
     quiet: str = option("", "hours of the local clock, '22:00-07:00', in which only what is critical is sent")
     group: float = option(
         20.0, "alerts that are not critical wait so long for others, and are sent in one message",
@@ -99,6 +102,7 @@ class AlertsSpec(Declared, table="run.alerts"):
     def refuse_contradictions(self) -> None:
         """Raise ConfigError for rules that are none, and for hours that are none."""
         _check_rules("run.alerts.off", self.off)
+        _check_rules("run.alerts.trace", self.trace)
         if self.quiet:
             minutes_of(self.quiet, "run.alerts.quiet")
 

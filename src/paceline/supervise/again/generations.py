@@ -13,9 +13,8 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from paceline.errors import Requeue, RunInUse
+from paceline.errors import Requeue, RunInUse, StorageError
 from paceline.lock import RunLock
 from paceline.patience import Patience
 from paceline.run.process.brief import Brief
@@ -34,7 +33,7 @@ from paceline.supervise.again.elastic import Elastic, Replan
 from paceline.supervise.again.judge import Judge, reached_by
 from paceline.supervise.again.machines import RankHosts, Stander
 from paceline.supervise.again.rescue import clear_rescues
-from paceline.supervise.again.survivors import step_held
+from paceline.supervise.again.survivors import state_left
 from paceline.supervise.blame import Ending, Outcome, cause_is_known, outcome_of
 from paceline.supervise.control import ABORT_NAME, CALL_NAME
 from paceline.supervise.crew import Crew, attend
@@ -170,14 +169,13 @@ class Generations:
         None of its processes runs afterwards but those that stand by again.
         """
         folder = self._folder / f"generation-{generation.number}"
-        folder.mkdir()
         kills = memory_kills()
         before, self._crew = self._crew, Crew(tell=self._tell, is_stopped=self._is_stopped)
         generation = replace(generation, decisions=(*generation.decisions, *self._machines.decisions()))
-        told = {**generation.write(folder), **self._elastic.environ(folder)}
+        told = self._left_for_ranks(generation, folder)
         # Where the run may not go on nobody waits for those that stand by, so nobody does.
         told |= self._machines.for_survivors() if self._policy.reform and self._policy.may_go_on else {}
-        answers: dict[int, dict[str, Any]] = {}
+        answers: dict[int, dict[str, object]] = {}
         ranks = self._plan.layout.devices
         pulses = self._machines.watch(self._health, folder, ranks, self._lock.run_dir)
         told |= pulses.for_ranks() if pulses else {}
@@ -193,6 +191,18 @@ class Generations:
         self._machines.dismiss(answers)
         collect([before.processes[rank] for rank in standing if rank not in answers])
         return self._attended(generation.number, folder, kills, pulses)
+
+    def _left_for_ranks(self, generation: Generation, folder: Path) -> dict[str, str]:
+        """Leave in a generation's folder what its ranks read, and return what their environment says of it."""
+        try:
+            folder.mkdir()
+            return {**generation.write(folder), **self._elastic.environ(folder)}
+        except OSError as error:
+            raise StorageError(
+                f"cannot begin generation {generation.number} of the run",
+                f"the folder of what its ranks are told was not written: {error}",
+                "free space there, or set TMPDIR, and start again: it goes on from the newest checkpoint",
+            ) from error
 
     def _attended(self, number: int, folder: Path, kills: int | None, pulses: PulseWatch | None) -> Fallen:
         """Return how the world of this number ended, when it has."""
@@ -248,7 +258,7 @@ class Generations:
 
     def _after(self, before: Generation, fallen: Fallen) -> Generation | None:
         """Return the generation that follows a fallen one, its fault on record; None where the run is another's."""
-        error: dict[str, Any] = dict(fallen.outcome.error or {})
+        error: dict[str, object] = dict(fallen.outcome.error or {})
         if error and 0 not in fallen.standing:  # whose journal it is
             with contextlib.suppress(OSError):  # a full disk is told by whoever writes next
                 mark_fault(self._lock.run_dir, error, self._redactor)
@@ -257,9 +267,15 @@ class Generations:
             number = self._lock.next_generation()
         except RunInUse:
             return None
-        held = step_held(self._plan, {rank: each.step for rank, each in fallen.standing.items()})
+        on_disk = self._newest_on_disk()
+        left = state_left(self._plan, {rank: each.held for rank, each in fallen.standing.items()}, on_disk > 0)
+        held = left.step
         self._plan, decisions = self._elastic.take(self._say)
-        kept = None if held is not None else self._held_in_memory()
+        kept = None if held is not None else self._held_in_memory(on_disk)
+        if left.because:
+            used = f"the state of step {held} that ranks are left with" if held is not None else "an older state"
+            decisions += (DecisionRecord("restore", "what the ranks that are left hold", used, left.because, None),)
+            self._say(f"recover  {left.because}: {used}")
         if kept is not None:
             because = "the ranks that are left do not hold the whole state, and the memory of their nodes does"
             decisions += (DecisionRecord("restore", "the newest checkpoint", f"step {kept.step}", because, None),)
@@ -280,12 +296,16 @@ class Generations:
             pieces={str(rank): tuple(files) for rank, files in kept.files.items()} if kept is not None else {},
         )
 
-    def _held_in_memory(self) -> HeldPieces | None:
-        """Return what the machines' memory holds of the state, where that is not older than what is on disk."""
-        found = self._machines.held(self._plan.layout.devices)
+    def _newest_on_disk(self) -> int:
+        """Return the step of the newest checkpoint in the run's directory, 0 where there is none."""
         names = (self._lock.run_dir / "checkpoints").glob("step-*")
         steps = [int(name) for path in names if (name := path.name.partition("-")[2].partition(".")[0]).isdigit()]
-        return found if found is not None and found.step >= max(steps, default=0) else None
+        return max(steps, default=0)
+
+    def _held_in_memory(self, on_disk: int) -> HeldPieces | None:
+        """Return what the machines' memory holds of the state, where that is not older than what is on disk."""
+        found = self._machines.held(self._plan.layout.devices)
+        return found if found is not None and found.step >= on_disk else None
 
 
 def _lost_with(taken: TakenOver, what: str) -> RanksLost:

@@ -13,7 +13,6 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from paceline.errors import (
     ConfigError,
@@ -107,7 +106,7 @@ def is_lost(outcome: Outcome) -> bool:
     return died and outcome.exit_code - 128 not in OWN_SIGNALS
 
 
-def place_of(error: Mapping[str, Any]) -> str:
+def place_of(error: Mapping[str, object]) -> str:
     """Return where an error struck: the innermost line of its traceback, or what it says."""
     lines = re.findall(r'File "[^"]+", line \d+', str(error.get("traceback", "")))
     return f"{error.get('error', '')} {lines[-1] if lines else error['what']}"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from paceline.lock import RunLock
 from paceline.run.survive.health.watch import PulseWatch
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.survive.health import HealthSpec
+from paceline.supervise.again.held import HeldState
 from paceline.supervise.again.rescue import rescue_folder
 from paceline.supervise.control import Control
 from paceline.supervise.groups import Process
@@ -19,10 +20,10 @@ from paceline.supervise.supervisor import places
 
 
 class Stander(Protocol):
-    """A rank that stands by: what it holds is the whole state after `step` steps, or -1."""
+    """A rank that stands by, and what it holds of the state."""
 
     @property
-    def step(self) -> int: ...
+    def held(self) -> HeldState: ...
 
 
 class RankHosts(Protocol):
@@ -65,7 +66,7 @@ class RankHosts(Protocol):
     def standing(self, generation: int) -> Mapping[int, Stander]:
         """Return the ranks of a generation that stand by now."""
 
-    def dismiss(self, ranks: Mapping[int, Mapping[str, Any]] | None = None) -> None:
+    def dismiss(self, ranks: Mapping[int, Mapping[str, object]] | None = None) -> None:
         """Answer all that stand by: each with its message, or that it does not go on."""
 
     def word(self, folder: Path, name: str) -> None:
@@ -134,7 +135,7 @@ class OneMachine:
         """Return the ranks of a generation that stand by now."""
         return self._control.look(generation) if self._control else {}
 
-    def dismiss(self, ranks: Mapping[int, Mapping[str, Any]] | None = None) -> None:
+    def dismiss(self, ranks: Mapping[int, Mapping[str, object]] | None = None) -> None:
         """Answer all that stand by: each with its message, or that it does not go on."""
         if self._control is not None:
             self._control.dismiss(ranks)
@@ -148,8 +149,8 @@ class OneMachine:
         return PulseWatch.of(health, folder, ranks, run_dir)
 
     def rescue(self, lock: RunLock, generation: int) -> str:
-        """Return the folder in which the ranks of the next world bring together what they hold."""
-        return str(rescue_folder(lock, generation))
+        """Return the folder in which the ranks of the next world bring together what they hold, or FROM_RANKS."""
+        return rescue_folder(lock, generation)
 
     def held(self, ranks: int) -> HeldPieces | None:
         """Return None: what a machine's memory holds of checkpoints is found as those on disk are."""

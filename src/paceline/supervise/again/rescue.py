@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
 from pathlib import Path
 
 from paceline.lock import RunLock
+from paceline.run.process.generation import FROM_RANKS
 
 MEMORY = Path("/dev/shm")
 
 
-def rescue_folder(lock: RunLock, generation: int) -> Path:
-    """Return the folder of a generation's rescue, which nobody else uses. Only its user can read it."""
+def rescue_folder(lock: RunLock, generation: int) -> str:
+    """Return the folder of a generation's rescue, which nobody else uses, or FROM_RANKS where none can be made.
+
+    Only its user can read it.
+    """
     clear_rescues(lock)
-    parent = MEMORY if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) else lock.run_dir
-    folder = parent / f"{_name(lock)}{generation}"
-    folder.mkdir(mode=0o700)
-    return folder
+    for parent in (MEMORY, lock.run_dir):
+        folder = parent / f"{_name(lock)}{generation}"
+        with contextlib.suppress(OSError):  # full, or not to be written to
+            folder.mkdir(mode=0o700)
+            return str(folder)
+    return FROM_RANKS
 
 
 def clear_rescues(lock: RunLock) -> None:

@@ -1,23 +1,89 @@
-"""What survivors hold together: whether the whole state of one moment is left in the ranks that are."""
+"""What survivors hold together: whether the whole state of one moment is left in the ranks that are, and is sound.
+
+Copies of a part have the same bits. Where one of them is lost in the very step in which a bit of the other has flipped,
+nothing could tell that later; so what survivors hold is held to the comparisons that the run would have made.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from paceline.spec.plan import Plan
+from paceline.supervise.again.held import AGREED, DUE, HeldState
 
 
-def step_held(plan: Plan, steps: Mapping[int, int]) -> int | None:
-    """Return the last step after which some ranks hold the whole state between them, or None.
+@dataclass(frozen=True)
+class LeftState:
+    """The last step after which survivors hold the whole state, None where they do not, or where it cannot be used.
 
-    `steps` has the step of each surviving rank's state, -1 for one that was inside an update. Copies of the model hold
-    the same, so of each part any copy will do; copies that keep something of their own do not replace one another.
+    `because` says why not; or, where there is a step, what is not used, and what of it was compared with nothing.
+    """
+
+    step: int | None
+    because: str = ""
+
+
+def state_left(plan: Plan, held: Mapping[int, HeldState], has_checkpoint: bool) -> LeftState:
+    """Return what is left of the state in some ranks, by what each says of its own.
+
+    Copies of the model hold the same, so of each part any copy will do; copies that keep something of their own do not
+    replace one another. A state that was to be compared with a lost rank's is used only where there is no checkpoint.
     """
     wanted = {_part(plan, rank) for rank in range(plan.layout.devices)}
-    for step in sorted({step for step in steps.values() if step >= 0}, reverse=True):
-        if {_part(plan, rank) for rank, of in steps.items() if of == step} == wanted:
-            return step
-    return None
+    refused = [f"{each.changed} of rank {rank} is not what the ranks had agreed on" for rank, each in held.items()
+               if each.changed]  # fmt: skip
+    for step in sorted({each.step for each in held.values() if each.step >= 0}, reverse=True):
+        holders: dict[tuple[int, ...], dict[int, HeldState]] = defaultdict(dict)
+        for rank, each in held.items():
+            if each.step == step:
+                holders[_part(plan, rank)][rank] = each
+        if set(holders) != wanted:
+            continue
+        because = _apart(step, holders) or _not_compared(step, holders, has_checkpoint)
+        if not because:
+            doubt = _alone(step, holders) if len(held) < plan.layout.devices else ""  # else nobody was lost
+            return LeftState(step, "; ".join(filter(None, (*refused, doubt))))
+        refused.append(because)
+    return LeftState(None, "; ".join(refused))
+
+
+Holders = Mapping[tuple[int, ...], Mapping[int, HeldState]]
+
+
+def _apart(step: int, holders: Holders) -> str:
+    """Return which copies of a part differ, if any do."""
+    for copies in holders.values():
+        (first, known), *others = copies.items()
+        for rank, each in others:
+            if each.digest != known.digest:
+                return (
+                    f"ranks {first} and {rank} hold the same part of the state after step {step}, and its bits differ"
+                )
+    return ""
+
+
+def _not_compared(step: int, holders: Holders, has_checkpoint: bool) -> str:
+    """Return that a part was to be compared after the step, and its ranks or others were lost before, if one was.
+
+    Copies that are left may be alike and wrong: what a lost rank has added to their gradients is known to it alone.
+    """
+    for copies in holders.values() if has_checkpoint else ():
+        compared = {each.compared for each in copies.values()}
+        if DUE in compared and AGREED not in compared:
+            return f"the state after step {step} was to be compared with that of ranks that are lost"
+    return ""
+
+
+def _alone(step: int, holders: Holders) -> str:
+    """Return which rank alone has a part that was not compared after the step, and when it was last, if any has."""
+    for copies in holders.values():
+        rank, each = next(iter(copies.items()))
+        if len(copies) == 1 and each.compared != AGREED:
+            last = f"last after step {each.agreed_step}" if each.agreed_step else "not yet"
+            return f"rank {rank} alone has its part of the state after step {step}, which was compared {last}"
+    return ""
 
 
 def _part(plan: Plan, rank: int) -> tuple[int, ...]:

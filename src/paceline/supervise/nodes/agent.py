@@ -19,6 +19,7 @@ from typing import Any
 from paceline.patience import Patience, programs_per_core
 from paceline.run.survive.health.sight import NearSight
 from paceline.supervise import supervisor
+from paceline.supervise.again.held import HeldState
 from paceline.supervise.blame import errors_told
 from paceline.supervise.control import ABORT_NAME, CALL_NAME, Control
 from paceline.supervise.groups import Process, collect, ending_of, kill_group, signal_group, signal_process
@@ -49,7 +50,7 @@ class Agent:
     ) -> None:
         """`seat` is what the environment of ranks says whose node is a part of a machine, whatever the coordinator."""
         self._seat = seat or {}
-        self.error: Mapping[str, Any] | None = None  # by which the run has ended, where no rank was ever here
+        self.error: Mapping[str, object] | None = None  # by which the run has ended, where no rank was ever here
         self.folder, self.node, self.devices = folder, node, devices
         self._starter, self._environ, self._control = starter, environ, Control(folder)
         self._pieces = PiecesFolder(node)
@@ -59,25 +60,26 @@ class Agent:
         self._before: dict[int, int] = {}  # of the world before
         self._generation, self._members = 0, list[int]()
         self._errors: set[int] = set()
-        self._stood: dict[int, int] = {}
+        self._stood: dict[int, HeldState] = {}
         self._asked: dict[int, str] = {}
         self._beaten, self._since = 0.0, 0.0
         self.stopped = ""
 
     # ---- with a coordinator ----------------------------------------------------------------------------------------
 
-    def hello(self) -> dict[str, Any]:
+    def hello(self) -> dict[str, object]:
         """Return what a coordinator is told of this node: what it has, and what is left of the world before."""
         older = [number for number in self._processes if number not in self._ranks.values()]
         collect([self._processes.pop(number) for number in older])
-        standing = {rank: each.step for rank, each in self._control.look(self._generation).items()}
+        standing = {rank: each.held for rank, each in self._control.look(self._generation).items()}
         ended = {number: ending_of(process) for number, process in self._processes.items()}
         brief = self._world_folder / "brief.json"
+        lost_for = time.time() - self._since if self._since else 0.0  # not a moment: clocks of machines differ
         return {
             "node": self.node, "devices": self.devices, "rung": self._starter.rung(), "generation": self._generation,
             "ranks": [[rank, number, ended[number]] for rank, number in self._ranks.items() if number in ended],
-            "standing": [[rank, step] for rank, step in standing.items()], "members": self._members,
-            "since": self._since, "brief": brief.read_text() if self._generation else "",
+            "standing": [[rank, held.as_dict()] for rank, held in standing.items()], "members": self._members,
+            "lost_for": lost_for, "brief": brief.read_text() if self._generation else "",
         }  # fmt: skip
 
     def serve(self, link: NodeLink) -> int | None:
@@ -180,7 +182,7 @@ class Agent:
         self._errors, self._stood, self._asked = set(), {}, {}
 
     def _answer(self, answers: Mapping[str, Mapping[str, Any]], link: NodeLink) -> None:
-        told: dict[int, dict[str, Any]] = {}
+        told: dict[int, dict[str, object]] = {}
         for old, answer in answers.items():
             place = self._placed(answer["place"], link)
             told[int(old)] = {**answer, "place": place}
@@ -219,14 +221,15 @@ class Agent:
             for error in errors_told(self._world_folder, gone):
                 if error["rank"] not in self._errors:
                     self._errors.add(error["rank"])
-                    link.send({"error": error})
+                    link.send({"error": {**error, "time": time.time() - error["time"]}})  # its age: clocks differ
         for number, code in ended.items():
             self._told.add(number)
             link.send({"ended": number, "code": code})
-        standing = {rank: each.step for rank, each in self._control.look(self._generation).items()}
+        standing = {rank: each.held for rank, each in self._control.look(self._generation).items()}
         if standing != self._stood:
             self._stood = standing
-            link.send({"standing": list(standing.items()), "generation": self._generation})
+            told = [[rank, held.as_dict()] for rank, held in standing.items()]
+            link.send({"standing": told, "generation": self._generation})
         if is_due:
             self._beaten = now
             self._tell_pulses(link)

@@ -10,6 +10,7 @@ from typing import Any
 from paceline.patience import programs_per_core
 from paceline.run.survive.health.pulse import Pulse
 from paceline.run.survive.health.system import UNKNOWN
+from paceline.supervise.again.held import HeldState
 
 Send = Callable[[Mapping[str, Any]], None]
 
@@ -54,10 +55,10 @@ class FarRank:
 
 @dataclass(frozen=True)
 class FarStanding:
-    """A rank on a node that stands by for its next world: what it holds is the whole state after `step` steps."""
+    """A rank on a node that stands by for its next world, and what it holds of the state."""
 
     rank: int
-    step: int
+    held: HeldState
 
 
 class FarSight:

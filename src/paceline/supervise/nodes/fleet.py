@@ -126,7 +126,7 @@ class Fleet:
     def _hear(self, member: Member, message: Mapping[str, Any]) -> None:
         if "error" in message:
             error = message["error"]
-            leave_error(self._world, error["rank"], error, error["cause"], error["time"])
+            leave_error(self._world, error["rank"], error, error["cause"], time.time() - error["time"])  # its age
         elif "pulses" in message:
             self._sight.told(member.number, message["load"], message["pulses"])
         elif "stack" in message:
@@ -250,10 +250,10 @@ class Fleet:
         """Return the ranks of a generation that stand by now."""
         self.poll()
         return {
-            rank: FarStanding(rank, step)
+            rank: FarStanding(rank, held)
             for member in self.members.values()
             if member.generation == generation
-            for rank, step in member.standing.items()
+            for rank, held in member.standing.items()
         }
 
     def dismiss(self, ranks: Mapping[int, Mapping[str, Any]] | None = None) -> None:
@@ -299,10 +299,10 @@ class Fleet:
         for number in known:
             member = self.members[number]
             self._ranks |= {rank: member.processes[process] for rank, process, _ in was[number]["ranks"]}
-            standing |= {rank: FarStanding(rank, step) for rank, step in member.standing.items()}
+            standing |= {rank: FarStanding(rank, held) for rank, held in member.standing.items()}
         for rank in range(plan.layout.devices):
             self._ranks.setdefault(rank, _gone(self.poll))
-        since = min(was[number]["since"] for number in known)
+        since = min(self.members[number].lost_at for number in known)
         away = {node for number in known for node in was[number].get("members", ())} - set(known)
         return TakenOver(newest, plan, standing, dict(self._ranks), since, tuple(sorted(away)))
 

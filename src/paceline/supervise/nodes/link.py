@@ -50,7 +50,7 @@ class NodeLink:
             self.because = f"nothing was heard from it for {self._lost_after:g} s of an idle machine"
         return bool(self.because)
 
-    def send(self, message: Mapping[str, Any]) -> None:
+    def send(self, message: Mapping[str, object]) -> None:
         """Send a message; a link that has gone is found out at the next look."""
         try:
             with self._sending:
@@ -80,7 +80,7 @@ class NodeLink:
             self.send({})
 
 
-def knock(address: tuple[str, int], secret: str, hello: Mapping[str, Any], seconds: float) -> Lines:
+def knock(address: tuple[str, int], secret: str, hello: Mapping[str, object], seconds: float) -> Lines:
     """Return a connection to a coordinator that knows the secret, which has been told who this is. Raises NoPeer."""
     try:
         lines = Lines(socket.create_connection(address, timeout=seconds))
@@ -102,7 +102,7 @@ def knock(address: tuple[str, int], secret: str, hello: Mapping[str, Any], secon
         raise
 
 
-def open_to(end: socket.socket, secret: str, seconds: float) -> tuple[Lines, dict[str, Any]]:
+def open_to(end: socket.socket, secret: str, seconds: float) -> tuple[Lines, dict[str, object]]:
     """Return a connection that a node has made which knows the secret, and what it says of itself. Raises NoPeer."""
     end.settimeout(seconds)
     lines, ours = Lines(end), secrets.token_hex(16)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.supervise.again.held import HeldState
 from paceline.supervise.lines import Lines
 from paceline.supervise.nodes.far import FarRank
 from paceline.supervise.nodes.link import NodeLink
@@ -27,7 +28,8 @@ class Member:
     generation: int = 0  # of the world that it has ranks of
     was: Mapping[str, Any] = field(default_factory=dict)
     processes: dict[int, FarRank] = field(default_factory=dict)  # by number
-    standing: dict[int, int] = field(default_factory=dict)  # rank -> step
+    standing: dict[int, HeldState] = field(default_factory=dict)  # by rank
+    lost_at: float = 0.0  # when it lost the coordinator of that world, by the clock here
     _next: int = 1
     _port: int = 0
     _pieces: list[str] | None = None
@@ -42,7 +44,8 @@ class Member:
         for _, number, code in hello["ranks"]:
             far = member._far(number)
             far.code = code
-        member.standing = {int(rank): int(step) for rank, step in hello["standing"]}
+        member.lost_at = time.time() - float(hello["lost_for"])
+        member.standing = {int(rank): HeldState.of(held) for rank, held in hello["standing"]}
         return member
 
     def start(self, environ: Mapping[str, str]) -> FarRank:
@@ -81,7 +84,7 @@ class Member:
         elif "pieces" in message:
             self._pieces = list(message["pieces"])
         elif "standing" in message and message["generation"] == self.generation:
-            self.standing = {int(rank): int(step) for rank, step in message["standing"]}
+            self.standing = {int(rank): HeldState.of(held) for rank, held in message["standing"]}
         elif "ended" in message and message["ended"] in self.processes:
             self.processes[message["ended"]].code = message["code"]
         elif "collected" in message and message["collected"] in self.processes:

@@ -46,7 +46,7 @@ class Distilled(nn.Module):
         self.register_state_dict_post_hook(partial(kept_alone, STUDENT, TEACHER))
 
     def _keep(self, whose: str) -> Any:
-        def look(module: nn.Module, args: Any, out: Any) -> None:
+        def look(module: nn.Module, args: object, out: Any) -> None:
             self._states[whose].append(out[0] if isinstance(out, tuple) else out)
 
         return look
@@ -132,7 +132,7 @@ def _width(model: nn.Module) -> int:
     return next((module.embedding_dim for module in model.modules() if isinstance(module, nn.Embedding)), 0)
 
 
-def kept_alone(trained: str, frozen: str, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+def kept_alone(trained: str, frozen: str, module: nn.Module, state: dict[str, object], prefix: str, *_: object) -> None:
     """Take the frozen model out of a state, and the trained one's prefix from its names."""
     for name in [name for name in state if name.startswith(prefix + frozen)]:
         del state[name]

@@ -10,7 +10,6 @@ as [rank, features]: a tensor axis cuts features, and shards cut the rank, never
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from paceline.spec.adapt.adapter import NF4, AdapterSpec
 from paceline.task.adapt.nf4 import Packed, pack, packed_product, sizes_of
+from paceline.task.models.held import held_part
 
 A, B, MAGNITUDE = "lora_A", "lora_B", "lora_magnitude_vector"
 NAMES = (A, B, MAGNITUDE)
@@ -68,7 +68,7 @@ class AdaptedLinear(nn.Linear):
         out = adapted_product(self, x, self.weight, self.lora_A, self.lora_B, self.lora_magnitude_vector)
         return out if self.bias is None else out + self.bias
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> object:
         """Change all tensors by `fn`, as nn.Module does, and keep the frozen weight in the dtype it rests in."""
         super()._apply(fn, recurse)
         rest_in_base_dtype(self)
@@ -80,7 +80,7 @@ class AdaptedLinear(nn.Linear):
 
 
 class PackedLinear(AdaptedLinear):
-    """An adapted layer whose frozen weight rests in four bits: buffers that no layout cuts and a checkpoint has."""
+    """An adapted layer whose frozen weight rests in four bits, in buffers; ranks may hold a part of the values."""
 
     weight_nf4: Tensor
     weight_scales: Tensor
@@ -103,13 +103,14 @@ class PackedLinear(AdaptedLinear):
 
     @torch.no_grad()
     def pack(self, weight: Tensor) -> None:
-        """Put a whole weight [out, in] into the four bits."""
+        """Put a whole weight [out, in] into the four bits, or this rank's part of them."""
         packed = pack(weight.to(self.weight_nf4.device))
         for buffer, values in zip(
             (self.weight_nf4, self.weight_scales, self.weight_wide), (packed.values, packed.scales, packed.wide),
             strict=True,
         ):  # fmt: skip
-            buffer.copy_(values)
+            local, (begin,), (size,) = held_part(buffer)
+            local.copy_(values.narrow(0, begin, size))
 
 
 def adapted(layer: nn.Linear, spec: AdapterSpec) -> AdaptedLinear:

@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.task.models.held import gathered
+
 BLOCK, SCALES = 64, 256  # values with one scale, and scales with one scale of their own
 # QLoRA, appendix E: quantiles of the normal distribution, with an exact zero.
 LEVELS = (
@@ -29,7 +31,10 @@ SMALLEST = 1e-38  # a block of zeros is divided by it
 
 @dataclass(frozen=True)
 class Packed:
-    """A weight in four bits. None of its tensors is of a floating type: a model that is cast leaves them alone."""
+    """A weight in four bits. None of its tensors is of a floating type: a model that is cast leaves them alone.
+
+    Its values may be spread over ranks; they are gathered whenever the weight is asked for, by all these ranks.
+    """
 
     shape: tuple[int, int]
     values: Tensor  # uint8 [half of the values, rounded up], the first of two in the upper half
@@ -44,8 +49,9 @@ class Packed:
         scales = inner * wide[:-1].repeat_interleave(SCALES)[: len(inner)] + wide[-1]
         rows, columns = self.shape
         count = rows * columns
+        values = gathered(self.values).int()
         # Both values of a byte are taken as the eight bytes that they are: fancy indexing takes them one by one.
-        pairs = _pairs(device).view(torch.int64).view(-1).index_select(0, self.values.int()).view(torch.float32)
+        pairs = _pairs(device).view(torch.int64).view(-1).index_select(0, values).view(torch.float32)
         pairs = pairs[:count]
         if count % BLOCK:
             pairs = F.pad(pairs, (0, -count % BLOCK))
@@ -109,7 +115,10 @@ def _eight_bits(device: torch.device) -> Tensor:
 
 
 class PackedProduct(torch.autograd.Function):
-    """x W^T of a frozen weight in four bits: the backward pass unpacks it again, so that no whole one is kept."""
+    """x W^T of a frozen weight in four bits: the backward pass unpacks it again, so that no whole one is kept.
+
+    Values that are spread over ranks are gathered in both.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, values: Tensor, scales: Tensor, wide: Tensor, shape: tuple[int, int]) -> Tensor:
@@ -119,7 +128,7 @@ class PackedProduct(torch.autograd.Function):
         return F.linear(x, Packed(shape, values, scales, wide).to(x.dtype))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
+    def backward(ctx: Any, *gradients: Tensor) -> object:
         """Return the gradient of x alone."""
         (gradient,) = gradients
         weight = Packed(ctx.shape, *ctx.saved_tensors).to(gradient.dtype)

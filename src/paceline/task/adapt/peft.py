@@ -32,8 +32,8 @@ FOLDER_PREFIX = "base_model.model."
 CLASSIFIES = "SEQ_CLS"  # peft's task type of a classifier of texts
 CONFIG, FILE = "adapter_config.json", "adapter_model.safetensors"
 # What peft knows and an adapter here has not, with what it must be to say nothing.
-OFF: tuple[Any, ...] = (None, False, {}, [])
-UNKNOWN: dict[str, tuple[Any, ...]] = {"bias": ("none",)} | dict.fromkeys(
+OFF: tuple[object, ...] = (None, False, {}, [])
+UNKNOWN: dict[str, tuple[object, ...]] = {"bias": ("none",)} | dict.fromkeys(
     ("rank_pattern", "alpha_pattern", "fan_in_fan_out", "target_parameters", "layer_replication", "lora_bias",
      "trainable_token_indices", "alora_invocation_tokens", "use_qalora", "use_bdlora"), OFF,
 )  # fmt: skip
@@ -45,7 +45,7 @@ def file_name(name: str, *, is_decoder: bool) -> str:
     return FOLDER_PREFIX + own + (".weight" if name.rpartition(".")[2] in NAMES[:2] else "")
 
 
-def adapter_config(spec: AdapterSpec, targets: list[str], saved: list[str], base: str, kind: str) -> dict[str, Any]:
+def adapter_config(spec: AdapterSpec, targets: list[str], saved: list[str], base: str, kind: str) -> dict[str, object]:
     """Return the content of adapter_config.json for adapters beside these modules, in the names of the file.
 
     `kind` is peft's task type: which of its classes loads the adapter.

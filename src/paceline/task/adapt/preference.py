@@ -69,12 +69,6 @@ class PreferenceLoss:
         return -(1 - self.label_smoothing) * F.logsigmoid(right) - self.label_smoothing * F.logsigmoid(wrong)
 
 
-def log_margins(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    """Return h of every pair, [pairs], in fp32 or wider: what the model prefers beyond what its reference does."""
-    chosen, rejected = log_ratios(model, batch).unbind(1)
-    return chosen - rejected
-
-
 def log_ratios(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     """Return log p - log r of the chosen and the rejected answer of every pair, [pairs, 2], in fp32 or wider."""
     tokens, labels = batch["tokens"], batch["labels"]

@@ -51,7 +51,7 @@ class DepthRule:
         self._batch_bytes, self._looks = 0, 0
         self._news: list[DecisionRecord] = []
 
-    def seen(self, item: Any, times: ReadTimes) -> None:
+    def seen(self, item: object, times: ReadTimes) -> None:
         """Take note of a read, and of the step before it."""
         if times.step is None:
             return

@@ -14,7 +14,7 @@ def described(source: Source) -> dict[str, Any]:
     """Return the source in plain data: fingerprint, samples, tokens, documents and classes, and those of its parts."""
     if isinstance(source, InOrder):
         return described(source.inner)
-    found: dict[str, Any] = {"fingerprint": source.fingerprint, "samples": source.samples}
+    found: dict[str, object] = {"fingerprint": source.fingerprint, "samples": source.samples}
     split = getattr(source, "split", None)
     if isinstance(split, TokenSplit):
         found |= {"tokens": split.tokens, "documents": split.documents}
@@ -37,7 +37,7 @@ def what_changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return ", ".join(_counts(before, now))
 
 
-def _counts(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+def _counts(before: Mapping[str, object], now: Mapping[str, object]) -> Iterator[str]:
     """Yield what differs of one source."""
     counted = [name for name in ("documents", "tokens", "samples") if name in before or name in now]
     differing = [name for name in counted if before.get(name) != now.get(name)]

@@ -52,7 +52,7 @@ class DataFacts:
     longest: int = 0  # tokens of the longest sample, where samples are filled up to the longest beside them
 
 
-def data_facts(data: Any, say: Say | None = None) -> DataFacts:
+def data_facts(data: object, say: Say | None = None) -> DataFacts:
     """Return the facts of a DataSpec (or of data given as objects); text is tokenised into the cache if it is not yet.
 
     Raises the errors of `open_sources`.
@@ -81,7 +81,7 @@ def data_facts(data: Any, say: Say | None = None) -> DataFacts:
     return dataclasses.replace(facts, shown=shown)
 
 
-def _is_own(data: Any) -> bool:
+def _is_own(data: object) -> bool:
     """Return whether the data are a data set of the user's own, given as an object or named by its import path."""
     if not isinstance(data, DataSpec) or not isinstance(data.source, str):
         return True
@@ -186,7 +186,7 @@ def _facts(
     documents: int,
     description: str,
     notes: tuple[str, ...] = (),
-    card: dict[str, Any] | None = None,
+    card: dict[str, object] | None = None,
 ) -> DataFacts:
     return DataFacts(
         samples=train.samples,

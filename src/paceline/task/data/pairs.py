@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,7 +80,7 @@ def read_pairs(path: Path) -> list[tuple[str, str, str]]:
 
 def _pair(path: Path, number: int, line: str) -> tuple[str, str, str]:
     try:
-        record: Any = json.loads(line)
+        record: object = json.loads(line)
     except ValueError as error:
         raise DataError(f"{path}:{number} is not JSON", str(error), "one JSON object a line") from error
     texts = [record.get(field) if isinstance(record, dict) else None for field in FIELDS]

@@ -36,11 +36,11 @@ class FinishesBatches(Protocol):
     """A source whose batches can be finished on a device: `finish(read_unfinished(...))` is `read(...)`, bit for bit,
     wherever `finish` runs."""
 
-    def read_unfinished(self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64] | None = None) -> Any:
+    def read_unfinished(self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64] | None = None) -> object:
         """Return what `read` starts from, on the CPU."""
         ...
 
-    def finish(self, batch: Any) -> Any:
+    def finish(self, batch: object) -> Any:
         """Return the batch as `read` does, on the device on which its tensors are."""
         ...
 

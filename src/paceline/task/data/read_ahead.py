@@ -60,7 +60,7 @@ class ReadAhead(Generic[Item]):
     def __init__(
         self,
         read: Callable[..., Item],
-        prepare: Callable[[], Any] | None = None,
+        prepare: Callable[[], object] | None = None,
         rule: DepthRule | None = None,
         send: Callable[[Item], Item] | None = None,
         receive: Callable[[Item], Item] | None = None,
@@ -78,7 +78,7 @@ class ReadAhead(Generic[Item]):
         """How many results are to be asked for ahead."""
         return self._rule.depth if self._rule is not None else 1
 
-    def begin(self, *arguments: Any) -> None:
+    def begin(self, *arguments: object) -> None:
         """Say what `take` will be asked for, after what was said before; a thread begins to read it."""
         if arguments in self._asked:
             return
@@ -99,7 +99,7 @@ class ReadAhead(Generic[Item]):
         if self._send is not None and asked.sent is None and asked.is_read:
             asked.sent = self._send(asked.result().item)
 
-    def take(self, *arguments: Any) -> Item:
+    def take(self, *arguments: object) -> Item:
         """Return the result of a call: of one begun, where it is among them, or of a new one."""
         now = time.perf_counter()
         step_seconds = None if self._taken_at is None else now - self._taken_at
@@ -146,7 +146,7 @@ class ReadAhead(Generic[Item]):
         if asked.coming is not None and not asked.coming.cancel():
             asked.coming.exception()
 
-    def _timed(self, *arguments: Any) -> _Read[Item]:
+    def _timed(self, *arguments: object) -> _Read[Item]:
         """Read, and measure. A source's own threads may compute while this one waits: no core is idle then.
 
         After a read as short as the clocks take to look at, only the time is taken: no thread would hide its waiting.
@@ -188,7 +188,7 @@ def _is_read(coming: Future[Any]) -> bool:
     return coming.done() and not coming.cancelled() and coming.exception() is None
 
 
-def may_read_in_a_thread(source: Any) -> bool:
+def may_read_in_a_thread(source: object) -> bool:
     """Return whether a source says that any thread may read it: its rows touch nothing that threads share.
 
     Not so a user's data set: Python's, numpy's and torch's random generators are set for each of its rows, and the

@@ -16,14 +16,14 @@ from paceline.errors import DataError
 from paceline.task.data.order.many_steps import StepIds
 from paceline.task.data.protocol import GathersRows
 
-MOST_ITEMS = 2**17  # tokens that are gathered at once
+MOST_ITEMS = 2**18  # tokens that are gathered at once: twice as many take packed rows a tenth less
 
 
 class HeldRows(NamedTuple):
     """A step's rows among those that were gathered with them: from row `first` on."""
 
     source: GathersRows
-    gathered: Any
+    gathered: object
     first: int
 
     def batch(self, taken: slice) -> Any:
@@ -39,7 +39,7 @@ class RowsTogether:
         self._ids, self._source = ids, cast(GathersRows, source)
         # By the attribute: a source in an order of its own passes it on.
         self._most_rows = MOST_ITEMS // source.items_per_sample if getattr(source, "gathers_rows", False) else 0
-        self._gathered: Any = None
+        self._gathered: object = None
         self._first, self._samples = 0, 1  # the first position of those, and samples from a step to the next
         self._steps, self._rows = 0, 0
 

@@ -25,7 +25,7 @@ from paceline.task.data.sources.tables.opened import table_sources
 from paceline.task.data.sources.tables.store import TextTable, open_table
 
 
-def open_sources(data: Any, seed: int, say: Say | None = None) -> Pair:
+def open_sources(data: object, seed: int, say: Say | None = None) -> Pair:
     """Return (train, validation or None) for a DataSpec, a data set, a Source, a tuple of two, or an OpensSources.
 
     There is no validation source where `validation_fraction` is 0 or what it holds out does not make one sample.
@@ -158,7 +158,7 @@ def packed_sources(
     return train, PackedSource(corpus.validation, corpus.vocab, seq_len, cross_documents) if enough else None
 
 
-def _call_factory(data: DataSpec) -> Any:
+def _call_factory(data: DataSpec) -> object:
     """Return what the user's factory returns. Raises DataError where it fails."""
     factory = load_object(data.source, "task.data.source")
     if not callable(factory):
@@ -175,7 +175,7 @@ def _call_factory(data: DataSpec) -> Any:
         ) from error
 
 
-def _collate_of(data: DataSpec) -> Any:
+def _collate_of(data: DataSpec) -> object:
     """Return the function that makes batches, None for the usual one. Raises ConfigError where it is none."""
     found = load_object(data.collate, "task.data.collate") if isinstance(data.collate, str) and data.collate else None
     found = found or data.collate or None
@@ -187,7 +187,7 @@ def _collate_of(data: DataSpec) -> Any:
     return found
 
 
-def _sources_of(data: Any, seed: int, collate: Any = None) -> Pair:
+def _sources_of(data: object, seed: int, collate: object = None) -> Pair:
     """Return the sources of one data set or of a (train, validation) tuple, whose second may be None."""
     if isinstance(data, OpensSources):
         _refuse_collate_of(data, collate)
@@ -202,7 +202,7 @@ def _sources_of(data: Any, seed: int, collate: Any = None) -> Pair:
     return _wrap(train, seed, collate), None if validation is None else _wrap(validation, seed, collate)
 
 
-def _wrap(data: Any, seed: int, collate: Any = None) -> Source:
+def _wrap(data: object, seed: int, collate: Any = None) -> Source:
     if isinstance(data, Source):
         _refuse_collate_of(data, collate)
         return data
@@ -211,7 +211,7 @@ def _wrap(data: Any, seed: int, collate: Any = None) -> Source:
     return MapSource(data, seed, collate)
 
 
-def _refuse_collate_of(data: Any, collate: Any) -> None:
+def _refuse_collate_of(data: object, collate: object) -> None:
     if collate is not None:
         raise ConfigError(
             f"task.data.collate with a {type(data).__name__}", "a source makes its batches itself, in read()",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +25,7 @@ class Accuracy:
     top: int = 1
     reads_outputs: bool = True
 
-    def measure(self, outputs: Any, batch: Any) -> Mapping[str, Tensor]:
+    def measure(self, outputs: object, batch: object) -> Mapping[str, Tensor]:
         """Return how many labels are predicted, and how many there are."""
         logits, labels, of_classes = counted(predictions_of(outputs, self.name), labels_of(batch, self.name), self.name)
         if not of_classes:
@@ -56,7 +55,7 @@ class F1:
     name: str
     reads_outputs: bool = True
 
-    def measure(self, outputs: Any, batch: Any) -> Mapping[str, Tensor]:
+    def measure(self, outputs: object, batch: object) -> Mapping[str, Tensor]:
         """Return for each class how often it was right, how often it was predicted, and how often it was a label."""
         logits, labels, of_classes = counted(predictions_of(outputs, self.name), labels_of(batch, self.name), self.name)
         if of_classes:
@@ -86,7 +85,7 @@ class Distance:
     name: str
     reads_outputs: bool = True
 
-    def measure(self, outputs: Any, batch: Any) -> Mapping[str, Tensor]:
+    def measure(self, outputs: object, batch: object) -> Mapping[str, Tensor]:
         """Return the sum over all numbers, and how many there are."""
         found, labels = predictions_of(outputs, self.name), labels_of(batch, self.name)
         if found.shape == (*labels.shape, 1):
@@ -113,7 +112,7 @@ class Perplexity:
     name: str = "perplexity"
     reads_outputs: bool = False
 
-    def measure(self, outputs: Any, batch: Any) -> Mapping[str, Tensor]:
+    def measure(self, outputs: object, batch: object) -> Mapping[str, Tensor]:
         """Return nothing: the loss is known."""
         return {}
 
@@ -136,7 +135,7 @@ class BitsPerByte:
     name: str = "bits_per_byte"
     reads_outputs: bool = False
 
-    def measure(self, outputs: Any, batch: Any) -> Mapping[str, Tensor]:
+    def measure(self, outputs: object, batch: object) -> Mapping[str, Tensor]:
         """Return the bytes of the labels that count."""
         labels = labels_of(batch, self.name)
         return {"bytes": self.bytes_of_token.to(labels.device)[labels[labels != IGNORED]].sum()}

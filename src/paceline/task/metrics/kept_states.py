@@ -25,7 +25,7 @@ METHODS = ("update", "compute", "reset")
 PROBE = ((1.0, 2.0), (4.0, 8.0), (0.0, 1.0))  # whose sums along the first dimension are no mean, largest, or list
 
 
-def keeps_states(found: Any) -> bool:
+def keeps_states(found: object) -> bool:
     """Return whether an object has the interface of a metric of torchmetrics."""
     return all(hasattr(found, method) for method in METHODS)
 
@@ -90,7 +90,7 @@ class StateMetric:
         named = found if isinstance(found, Mapping) else {self.name: found}
         return {key: value for name, each in named.items() for key, value in _numbers(str(name), each).items()}
 
-    def _read(self, outputs: Any, batch: Any) -> tuple[Tensor, Tensor]:
+    def _read(self, outputs: object, batch: object) -> tuple[Tensor, Tensor]:
         raw, labels = predictions_of(outputs, self.name).double(), labels_of(batch, self.name)
         if self._is_number:
             return raw.reshape(labels.shape), labels
@@ -108,7 +108,7 @@ def _alone() -> bool:
     return False
 
 
-def _adds_up(reduction: Any) -> bool:
+def _adds_up(reduction: object) -> bool:
     """Return whether a state's reduction over ranks [ranks, ...] is their sum."""
     if not callable(reduction):
         return False
@@ -120,7 +120,7 @@ def _adds_up(reduction: Any) -> bool:
     return isinstance(found, Tensor) and found.shape == probe.sum(0).shape and bool((found == probe.sum(0)).all())
 
 
-def _numbers(name: str, value: Any) -> dict[str, float]:
+def _numbers(name: str, value: object) -> dict[str, float]:
     """Return the numbers of what a metric computed, each class's under the name and its number."""
     whole = torch.as_tensor(value).double()
     if whole.numel() == 1:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,7 @@ class Metric(Protocol):
     def reads_outputs(self) -> bool:
         """Whether the metric looks at what the model returns."""
 
-    def measure(self, outputs: Any, batch: Any) -> Mapping[str, Tensor]:
+    def measure(self, outputs: object, batch: object) -> Mapping[str, Tensor]:
         """Return vectors [n], or numbers, that add up, by names of this metric's own.
 
         `outputs` is what the model returned for `batch`, None where the metric does not read it.

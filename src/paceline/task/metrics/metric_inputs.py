@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from paceline.task.metrics.metric import IGNORED
 OWN = "a metric of your own: package.module:function of (outputs, batch)"
 
 
-def labels_of(batch: Any, metric: str) -> Tensor:
+def labels_of(batch: object, metric: str) -> Tensor:
     """Return the labels of a batch: the entry "labels" of a mapping, or the second of a pair."""
     found = batch.get("labels") if isinstance(batch, Mapping) else None
     if isinstance(batch, tuple | list) and len(batch) == 2:
@@ -26,7 +25,7 @@ def labels_of(batch: Any, metric: str) -> Tensor:
     return found
 
 
-def predictions_of(outputs: Any, metric: str) -> Tensor:
+def predictions_of(outputs: object, metric: str) -> Tensor:
     """Return what a model returned as one whole tensor, in fp32 at least: a tensor itself, or its `.logits`."""
     found = outputs.get("logits") if isinstance(outputs, Mapping) else None
     found = getattr(outputs, "logits", outputs) if found is None else found

@@ -23,7 +23,7 @@ class OwnMetric:
     name: str
     reads_outputs: bool = True
 
-    def measure(self, outputs: Any, batch: Any) -> Mapping[str, Tensor]:
+    def measure(self, outputs: object, batch: object) -> Mapping[str, Tensor]:
         """Return (sum, count) of each of the function's numbers, by name."""
         found = self.function(outputs, batch)
         named = found if isinstance(found, Mapping) else {self.name: found}
@@ -33,7 +33,7 @@ class OwnMetric:
         """Return the sum over the count of each."""
         return {name: ratio(pair[0], pair[1]) for name, pair in totals.items()}
 
-    def _sum_and_count(self, name: Any, value: Any) -> Tensor:
+    def _sum_and_count(self, name: object, value: object) -> Tensor:
         """Return [sum, count] in fp64."""
         if isinstance(value, tuple | list) and len(value) == 2:
             return torch.stack([torch.as_tensor(part).detach().double().cpu().sum() for part in value])

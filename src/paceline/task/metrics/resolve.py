@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from paceline.errors import ConfigError
 from paceline.spec.import_paths import is_import_path, load_object
@@ -18,7 +17,7 @@ from paceline.task.metrics.token_bytes import bytes_of_tokens
 from paceline.task.objective import next_token
 
 
-def metrics_of(spec: EvaluateSpec, source: Source, objective: Callable[..., Any], cp: int = 1) -> tuple[Metric, ...]:
+def metrics_of(spec: EvaluateSpec, source: Source, objective: Callable[..., object], cp: int = 1) -> tuple[Metric, ...]:
     """Return the metrics that are measured on samples of a source. Raises ConfigError for what cannot be measured.
 
     An objective of preference pairs has those of rewards, whether they are asked for or not.
@@ -44,7 +43,7 @@ def metrics_of(spec: EvaluateSpec, source: Source, objective: Callable[..., Any]
     return made
 
 
-def _metric(asked: Any, source: Source, objective: Callable[..., Any]) -> Metric:
+def _metric(asked: object, source: Source, objective: Callable[..., object]) -> Metric:
     if isinstance(asked, str) and not is_import_path(asked):
         top = TOP.fullmatch(asked)
         if asked in ("perplexity", "bits_per_byte") and objective is not next_token:

@@ -26,7 +26,7 @@ class RewardsOfPairs:
     name: str = "rewards"
     reads_outputs: bool = False
 
-    def measure(self, outputs: Any, batch: Any) -> Mapping[str, Tensor]:
+    def measure(self, outputs: Any, batch: object) -> Mapping[str, Tensor]:
         """Return the sums over pairs, and how many there are; `outputs` are their rewards [pairs, 2]."""
         chosen, rejected = outputs.double().unbind(1)
         sums = (chosen.sum(), rejected.sum(), (chosen > rejected).sum(), (chosen - rejected).sum())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -61,14 +60,14 @@ def arrays_beside(model: nn.Module) -> dict[str, str]:
     return {name: _digest(value) for name, value in _attributes(model, known) if isinstance(value, _MANY)}
 
 
-def _attributes(model: nn.Module, known: set[int]) -> Iterator[tuple[str, Any]]:
+def _attributes(model: nn.Module, known: set[int]) -> Iterator[tuple[str, object]]:
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             if name not in _OF_TORCH and _is_plain(value, known):
                 yield f"{path}.{name}".lstrip("."), value
 
 
-def _is_plain(value: Any, known: set[int]) -> bool:
+def _is_plain(value: object, known: set[int]) -> bool:
     """Return whether a value is made of plain ones alone, of which one at least is no weight.
 
     A tensor with a graph is computed of weights and has their values: hooks make it anew in each pass.
@@ -84,7 +83,7 @@ def _is_plain(value: Any, known: set[int]) -> bool:
     return isinstance(value, _PLAIN)
 
 
-def _digest(value: Any) -> str:
+def _digest(value: object) -> str:
     whole = hashlib.blake2b(digest_size=16)
     parts = list(_parts(value))
     for part in parts:
@@ -92,7 +91,7 @@ def _digest(value: Any) -> str:
     return NO_VALUES if NO_VALUES.encode() in parts else whole.hexdigest()
 
 
-def _parts(value: Any) -> Iterator[bytes]:
+def _parts(value: object) -> Iterator[bytes]:
     if isinstance(value, Tensor):
         yield f"{value.dtype} {tuple(value.shape)}".encode()
         yield NO_VALUES.encode() if value.is_meta else _bytes(value)

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from paceline.errors import ConfigError
 from paceline.spec.adapt.adapter import FULL, Adaptation
@@ -43,6 +42,7 @@ from paceline.task.models.layers.absent import Absent
 from paceline.task.models.layers.batch_norm import WholeBatchNorm, adopt_synced, takes_batch_statistics
 from paceline.task.models.moe import MoEDecoder
 from paceline.task.models.sizes import MoEConfig, is_factory, resolve_decoder
+from paceline.task.savable import refuse_state
 
 
 def build_model(
@@ -65,7 +65,7 @@ def build_model(
     for whatever in this is the user's to mend.
     """
     built = _built(model, data_vocab, seq_len, seed, device, read=read)
-    _refuse_tensors(built)
+    refuse_state(built)
     if adaptation.is_full:
         return adapt(built, adaptation)
     has_adapters = any(isinstance(module, AdaptedLinear) for module in built.modules())  # it is given, and trained on
@@ -73,23 +73,6 @@ def build_model(
     if device != "meta" and read and not has_adapters:
         fill_adapters(built, seed)
     return built
-
-
-def _refuse_tensors(model: nn.Module) -> None:
-    """Raise ConfigError for a parameter or buffer that ranks cannot share and checkpoints cannot keep."""
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if is_lazy(tensor):
-            raise ConfigError(
-                f"'{name}' of the model has no shape yet",
-                "a lazy module knows its shape when it is first called, and a plan is made before",
-                "a module with its widths, or a factory that calls the model once before it returns it",
-            )
-        if tensor.layout != torch.strided:
-            raise ConfigError(
-                f"'{name}' of the model is a tensor of layout {tensor.layout}",
-                "ranks share, and checkpoints keep, dense tensors alone",
-                "its indices and its values as two buffers, of which the forward pass makes the matrix",
-            )
 
 
 def _built(model: Model, data_vocab: int, seq_len: int, seed: int, device: str, *, read: bool) -> nn.Module:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch import Tensor, nn
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def copied(model: Model, known: dict[int, Any] | None = None) -> Model:
+def copied(model: Model, known: dict[int, object] | None = None) -> Model:
     """Return a copy of a model. `known` are copies that are there already, by the id of what they are copies of.
 
     Hooks such as those of torch.nn.utils.weight_norm and of pruning keep weights that they compute as attributes, which

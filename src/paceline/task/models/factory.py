@@ -63,7 +63,7 @@ def gives_weights(model: Model) -> bool:
     return isinstance(model, ModelSpec) and bool(model.starts_from)
 
 
-def _callable(model: Any) -> Callable[..., Any]:
+def _callable(model: object) -> Callable[..., object]:
     if not callable(model):
         raise ConfigError(
             f"task.model is of type {type(model).__name__}", "it must be a ModelSpec, an nn.Module or a factory",

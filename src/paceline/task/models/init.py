@@ -12,17 +12,16 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from paceline.task.adapt.linear import PackedLinear, is_adapter
 from paceline.task.models.decoder import Decoder
+from paceline.task.models.held import Corner, held_part
 
 STD = 0.02  # Radford et al. 2019 (GPT-2), as in Llama
 # Products that add to the residual stream are scaled down, so that its variance does not grow with depth (GPT-2, 2.3).
 RESIDUAL_OUTPUTS = ("o_proj.weight", "down_proj.weight", "experts.down_proj")
 DRAWN_ELEMENTS = 2**22  # of one generator, in whole rows; part of what initial weights are
 
-Corner = tuple[int, ...]
 PartMaker = Callable[[Corner, Corner], Tensor]  # (offsets, sizes) of a part of a tensor -> its values
 
 
@@ -73,18 +72,10 @@ def drawn_part(
     return part
 
 
-def held_part(parameter: Tensor) -> tuple[Tensor, Corner, Corner]:
-    """Return what this rank holds of a parameter, where in it that begins, and its shape."""
-    if isinstance(parameter, DTensor):
-        (chunk,) = parameter.__create_chunk_list__()  # as for a checkpoint; offsets and sizes of this rank's shard
-        return parameter.to_local(), tuple(chunk.offsets), tuple(chunk.sizes)
-    return parameter, (0,) * parameter.dim(), tuple(parameter.shape)
-
-
 def fill(parameter: Tensor | PackedLinear, part: PartMaker) -> None:
     """Copy values into a parameter, or into this rank's shard where the parameter is a DTensor.
 
-    A layer whose weight rests in four bits gets all of it: every rank holds it whole.
+    A layer whose weight rests in four bits is asked for all of it, since its scales are those of the whole weight.
 
     `part` is asked for what this rank holds alone; every rank's must tell of the same tensor. Nothing is communicated.
     """

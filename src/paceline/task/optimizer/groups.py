@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Protocol
+from typing import Protocol
 
 from paceline.errors import ConfigError, suggestion
 from paceline.spec.journal.kinds import DecisionRecord
@@ -39,7 +39,7 @@ class Treatments:
     scales: Mapping[str, float] = field(default_factory=dict)  # of the learning rate, by a parameter's names
 
     def __post_init__(self) -> None:
-        self._uses: dict[tuple[Any, str], Use] = {}  # one optimizer for all groups that ask for the same
+        self._uses: dict[tuple[object, str], Use] = {}  # one optimizer for all groups that ask for the same
 
     def of(self, names: Iterable[str], dimensions: int) -> Treatment:
         """Return the treatment of a parameter with these names (several where it is tied) and dimensions."""
@@ -61,7 +61,7 @@ class Treatments:
     def _use(self, group: GroupSpec, dimensions: int) -> Use:
         name = group.name or self.spec.name
         rule = rule_of(name)
-        own: Mapping[str, Any] = {} if group.name and group.name != self.spec.name else self.spec.arguments
+        own: Mapping[str, object] = {} if group.name and group.name != self.spec.name else self.spec.arguments
         arguments = {**own, **group.arguments}
         if rule is not None and rule.matrices_only and dimensions != 2:
             name, arguments = COMPANION, {}

@@ -22,7 +22,7 @@ class Lion(torch.optim.Optimizer):
                 self.state[weight]["momentum"] = torch.zeros_like(weight, memory_format=torch.preserve_format)
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # a loss is of no use here
+    def step(self, closure: object = None) -> None:  # type: ignore[override]  # a loss is of no use here
         """Update every weight that has a gradient."""
         assert closure is None, "the loss is not evaluated again"
         for group in self.param_groups:

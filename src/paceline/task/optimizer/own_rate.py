@@ -18,7 +18,7 @@ from paceline.spec.task import ScheduleSpec
 
 WHERE = "task.schedule.kind"
 SAMPLES = 64  # steps whose rates a checkpoint holds, so that a changed function shows
-_MADE: dict[tuple[Any, ...], OwnRate] = {}  # by what they are made of: a scheduler's rates are worked out once
+_MADE: dict[tuple[object, ...], OwnRate] = {}  # by what they are made of: a scheduler's rates are worked out once
 
 
 @dataclass
@@ -59,7 +59,7 @@ def sampled(schedule: ScheduleSpec, peak: float, total_steps: int) -> tuple[tupl
     return tuple((step, rate.at(step)) for step in sorted(steps) if step <= total_steps)
 
 
-def _made(kind: Any, arguments: Mapping[str, Any], peak: float, total_steps: int) -> OwnRate:
+def _made(kind: object, arguments: Mapping[str, object], peak: float, total_steps: int) -> OwnRate:
     found = load_object(kind, WHERE) if isinstance(kind, str) else kind
     name = kind if isinstance(kind, str) else getattr(kind, "__name__", type(kind).__name__)
     if not callable(found):

@@ -35,7 +35,7 @@ class Course:
         return learning_rate(schedule, self.peak, step, self.steps, self.warmup, self.decay)
 
 
-def _path(kind: Any) -> str:
+def _path(kind: object) -> str:
     return kind if isinstance(kind, str) else object_path(kind)
 
 

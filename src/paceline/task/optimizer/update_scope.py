@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +27,7 @@ def scope_known(use: Use) -> Use:
     return use if use.scope else dataclasses.replace(use, scope=_tried(use))
 
 
-def made(use: Use, lr: float, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+def made(use: Use, lr: float, groups: list[dict[str, object]]) -> torch.optim.Optimizer:
     """Return an optimizer over groups of plain tensors. Raises ConfigError where it cannot be made, or is none."""
     try:
         optimizer = use.factory(groups, lr=lr, **use.arguments)

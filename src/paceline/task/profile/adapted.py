@@ -98,6 +98,7 @@ def _frozen(
         frozen_parameters=min(block.parameters, sum(p.numel() for p in own if not p.requires_grad)),
         narrow_parameters=sum(layer.weight.numel() for layer in inside if layer.spec.base_dtype in DTYPES),
         packed_parameters=sum(packed),
+        packed_layers=len(packed),
         unpacked_elements=max(packed, default=0),
         backward_products=(1.0 if flows else 0.0) + (trained / size if size else float(flows)),
         **idle,

@@ -40,7 +40,7 @@ def travels(task: Task) -> bool:
     return plain and all(isinstance(objective, str) for objective in objectives_named(task).values())
 
 
-def traced_parts(task: Task) -> dict[str, Any]:
+def traced_parts(task: Task) -> dict[str, object]:
     """Return what of a task that travels its profile depends on, as plain data."""
     return {
         "model": dataclasses.asdict(task.model),

@@ -48,7 +48,7 @@ def _grows(few: tuple[int, ...], more: tuple[int, ...], rows: tuple[int, int]) -
     return len(few) == len(more) and len(grown) <= 1 and all(one * rows[1] == other * rows[0] for one, other in grown)
 
 
-def with_one_more(batch: Any) -> Any:
+def with_one_more(batch: object) -> object:
     """Return a batch, whose tensors count samples first, with its first sample once more."""
     return tree_map(
         lambda leaf: torch.cat([leaf, leaf[:1]]) if isinstance(leaf, Tensor) and leaf.dim() else leaf, batch

@@ -11,8 +11,8 @@ from paceline.spec.profile import BlockProfile, ModelProfile, TensorLimits
 
 LISTS = ("open_axes", "expert_widths", "routed_groups")  # JSON knows no tuples
 # What keys of tasks that are trained as a whole do not name: older runs are known by keys without them.
-LATER = {"frozen_parameters": 0, "narrow_parameters": 0, "packed_parameters": 0, "unpacked_elements": 0,
-         "forward_only_parameters": 0, "unpacks": 0.0, "unpacks_again": 0.0,
+LATER = {"frozen_parameters": 0, "narrow_parameters": 0, "packed_parameters": 0, "packed_layers": 0,
+         "unpacked_elements": 0, "forward_only_parameters": 0, "unpacks": 0.0, "unpacks_again": 0.0,
          "backward_products": 2.0, "routed_flops": 0.0, "largest_weight": 0,
          "routed_groups": ()}  # fmt: skip
 

@@ -47,8 +47,8 @@ Build = Callable[[], nn.Module]
 
 def profile_module(
     model: nn.Module,
-    example_batch: Any,
-    objective: Callable[[nn.Module, Any], tuple[Tensor, Tensor]],
+    example_batch: object,
+    objective: Callable[[nn.Module, object], tuple[Tensor, Tensor]],
     items_per_sample: int | None = None,
     build: Build | None = None,
 ) -> ModelProfile:
@@ -179,7 +179,7 @@ def _trace(
     model: nn.Module,
     blocks: list[tuple[str, nn.Module]],
     experts: list[str],
-    batch: Any,
+    batch: object,
     objective: Callable[[nn.Module, Any], Any],
     build: Build | None,
     items: int,
@@ -222,7 +222,7 @@ def _trace(
         ) from error
 
 
-def _note_strays(counts: list[Counts], one_more: Callable[[], list[Counts]], batch: Any) -> None:
+def _note_strays(counts: list[Counts], one_more: Callable[[], list[Counts]], batch: object) -> None:
     """Add to the counts of each block what it draws for no sample, by those of a batch of one sample more."""
     rows = _rows(batch)
     try:
@@ -267,7 +267,7 @@ def _estimated(
     return counts, dict.fromkeys(experts, 0), note
 
 
-def _rows(batch: Any) -> int:
+def _rows(batch: object) -> int:
     rows = {leaf.shape[0] for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()}
     if len(rows) != 1 or 0 in rows:
         found = ", ".join(map(str, sorted(rows))) or "no tensor"
@@ -278,20 +278,20 @@ def _rows(batch: Any) -> int:
     return rows.pop()
 
 
-def _unshared(model: nn.Module, objective: Callable[..., Any], batch: Any) -> str:
+def _unshared(model: nn.Module, objective: Callable[..., Any], batch: object) -> str:
     """Return why ranks cannot share the sequences of a batch, "" where they can."""
     if not is_transformers(model):
         return "" if can_share_sequences(model) and takes_sequence_parts(objective) else SEQUENCE_RULE
     return why_unshared(model, _length(batch)) if takes_sequence_parts(objective) else TOKEN_SUM_RULE
 
 
-def _length(batch: Any) -> int:
+def _length(batch: object) -> int:
     """Return the tokens of a row, 1 where the batch has no "tokens"."""
     tokens = batch.get("tokens") if isinstance(batch, Mapping) else None
     return tokens.shape[1] if isinstance(tokens, Tensor) and tokens.dim() > 1 else 1
 
 
-def _items(batch: Any, rows: int) -> int:
+def _items(batch: object, rows: int) -> int:
     """Return the labels of one sample, or 1 where the batch does not say which part of it labels are."""
     labels = batch.get("labels") if isinstance(batch, Mapping) else None
     if isinstance(batch, tuple | list) and len(batch) == 2:

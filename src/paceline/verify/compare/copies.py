@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -44,7 +43,7 @@ def compare_copies(
     source: Source,
     items_per_sample: int,
     steps: int,
-    kept: dict[Any, Any] | None = None,
+    kept: dict[object, object] | None = None,
 ) -> CheckProof:
     """Return how some steps of the copies stand to those of one device. It is the same on every rank."""
     began = time.perf_counter()

@@ -6,7 +6,6 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -110,7 +109,7 @@ def number_differences(
 
 
 def turn_differences(
-    ours: Mapping[str, Any], reference: Mapping[str, Any], step: int, world: World, quantity: str
+    ours: Mapping[str, object], reference: Mapping[str, object], step: int, world: World, quantity: str
 ) -> list[Difference]:
     """Return how far a number of each turn of a step is from the reference's, by turn; NaN for a turn without one."""
     found = []

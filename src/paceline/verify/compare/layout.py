@@ -12,7 +12,6 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -59,7 +58,7 @@ def compare(
     source: Source,
     items_per_sample: int,
     steps: int,
-    kept: dict[Any, Reference] | None = None,
+    kept: dict[object, Reference] | None = None,
     *,
     plain: bool = False,
 ) -> CheckProof:
@@ -70,7 +69,7 @@ def compare(
     that both would share.
     """
     asked = Asked(task, plan, source, items_per_sample, steps, plain)
-    known: dict[Any, Reference] = {} if kept is None else kept
+    known: dict[object, Reference] = {} if kept is None else kept
 
     def exact() -> CheckProof:
         return settled(*_compared(asked.in_fp64(), world, known), exact)
@@ -78,7 +77,7 @@ def compare(
     return settled(*_compared(asked, world, known), exact)
 
 
-def _compared(asked: Asked, world: World, kept: dict[Any, Reference]) -> tuple[CheckProof, Rounding | None]:
+def _compared(asked: Asked, world: World, kept: dict[object, Reference]) -> tuple[CheckProof, Rounding | None]:
     """Return what a comparison in the plan's own precision finds, and what rounding explains of it."""
     began = time.perf_counter()
     plan = asked.plan
@@ -111,7 +110,7 @@ def _compared(asked: Asked, world: World, kept: dict[Any, Reference]) -> tuple[C
     return CheckProof(first is None, plan.precision, compared, seconds, worst, first), rounding
 
 
-def _reference(asked: Asked, kept: dict[Any, Reference]) -> Reference:
+def _reference(asked: Asked, kept: dict[object, Reference]) -> Reference:
     """Return what one device computes, from `kept` where it is there."""
     plan = asked.plan
     cut = (plan.batch_samples, plan.layout.data_degree, plan.accumulation, plan.rows)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -63,7 +62,7 @@ class _Numbers:
 
 
 def whole_batch(
-    task: Task, plan: Plan, world: World, source: Source, items_per_sample: int, steps: int, kept: dict[Any, Any]
+    task: Task, plan: Plan, world: World, source: Source, items_per_sample: int, steps: int, kept: dict[object, object]
 ) -> CheckProof:
     """Return what this check finds: loss and gradients of the first batch, whole and cut, per item, in fp64.
 

@@ -58,14 +58,14 @@ DTYPES = {torch.float32: "fp32", torch.float64: "fp64"}
 def verify_loop(
     step: LoopStep,
     model: nn.Module,
-    batches: Sequence[Any],
+    batches: Sequence[object],
     *,
     objective: AnyObjective,
     plain: nn.Module | None = None,
     optimizer: Maker | None = None,
     clip_norm: float = 0.0,
     part: int | None = None,
-    split: Callable[[Any], Sequence[Any]] | None = None,
+    split: Callable[[object], Sequence[object]] | None = None,
 ) -> LoopProof:
     """Run `step` on each batch and return whether it computes what one device does, on every rank alike.
 
@@ -247,7 +247,7 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def _batches(batch: Any, part: int | None, world: World) -> list[Any]:
+def _batches(batch: Any, part: int | None, world: World) -> list[object]:
     """Return the batches of all parts, each once, in the order of the parts."""
     parts = world.gather((world.rank if part is None else part, batch))
     return [held for _, held in sorted(dict(parts).items())]

@@ -143,5 +143,5 @@ def _apart(
         yield from steps_apart(step, other, (start, other_start), number)
 
 
-def _on_cpu(batch: Any) -> Any:
+def _on_cpu(batch: object) -> object:
     return tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf, batch)

@@ -64,7 +64,7 @@ class ChoicesSeen:
             for experts in filter(is_routed, block.children()):
                 experts.register_forward_pre_hook(functools.partial(self._of_theirs, name), with_kwargs=True)
 
-    def _of_ours(self, name: str, router: nn.Module, args: Any, output: Any) -> None:
+    def _of_ours(self, name: str, router: nn.Module, args: object, output: Any) -> None:
         self._keep(name, output[2])
 
     def _of_theirs(self, name: str, experts: nn.Module, args: Any, kwargs: Any) -> None:
@@ -93,7 +93,7 @@ def score_bits(model: nn.Module) -> dict[str, int]:
     """
     bits: dict[str, int] = {}
 
-    def look(name: str, router: nn.Module, args: Any, output: Any) -> None:
+    def look(name: str, router: nn.Module, args: object, output: Any) -> None:
         bits[name] = max(bits.get(name, 0), bits_of_values(output[0]))
 
     for name, block in routed_blocks(model).items():
@@ -109,16 +109,17 @@ def disagreeing(everyone: Sequence[Mapping[Any, TensorPair]], layout: Layout) ->
     return [rank for rank, (mine, first) in enumerate(zip(everyone, firsts, strict=True)) if not _same(mine, first)]
 
 
-def joined(everyone: Sequence[Mapping[Any, TensorPair]], plan: Plan, length: int) -> Choices | None:
-    """Return the choices of a first step of samples of `length` tokens by all ranks, None where any lack.
+def joined(everyone: Sequence[Mapping[Any, TensorPair]], plan: Plan, length: int, first: int) -> Choices | None:
+    """Return the choices of a step of samples of `length` tokens by all ranks, None where any lack.
 
-    A rank's own rows alone count: one without rows runs a row that stands in.
+    The step's samples stand from position `first` on. A rank's own rows alone count: one without rows runs a row that
+    stands in.
     """
     found: Choices = {}
     for rank, parts in enumerate(everyone):
         own = plan.rows_of(plan.layout.data_rank(rank))
         for (name, position), (places, chosen) in parts.items():
-            if position in own:
+            if position - first in own:
                 whole = found.setdefault(name, {}).setdefault(position, chosen.new_full((length, chosen.shape[1]), -1))
                 real = places < length  # those after it fill up a sequence that ranks share
                 whole[places[real]] = chosen[real]
@@ -128,7 +129,7 @@ def joined(everyone: Sequence[Mapping[Any, TensorPair]], plan: Plan, length: int
     return found if found and complete else None
 
 
-def _same(mine: Mapping[Any, TensorPair], first: Mapping[Any, TensorPair]) -> bool:
+def _same(mine: Mapping[object, TensorPair], first: Mapping[object, TensorPair]) -> bool:
     return mine.keys() == first.keys() and all(
         torch.equal(chosen, first[key][1]) and torch.equal(places, first[key][0])
         for key, (places, chosen) in mine.items()
@@ -167,13 +168,13 @@ class HandedChoices(TorchFunctionMode):
         """Return whether every block has asked for its choices, once for each sample; there are other ways."""
         return not self._again and all(self.scores[name].keys() == rows.keys() for name, rows in self._choices.items())
 
-    def _enter(self, name: str, *_: Any) -> None:
+    def _enter(self, name: str, *_: object) -> None:
         self._inside.append(name)
 
-    def _leave(self, *_: Any) -> None:
+    def _leave(self, *_: object) -> None:
         self._inside.pop()
 
-    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Callable[..., Any], types: object, args: Any = (), kwargs: Any = None) -> object:
         """Choose as told where a block asks for the best of its experts."""
         best = func(*args, **(kwargs or {}))
         if func not in BEST_OF or not self._inside:

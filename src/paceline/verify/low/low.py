@@ -16,14 +16,15 @@ rest, and ranks are asked for their decisions; numbers are compared on top of th
 
 What the first update has no sign of (casts of weights as they were before it, a loss scale from before a skip, other
 casts in evaluations) shows in loss and gradients of the next one, in fp16 of the one after a skip too, and in the loss
-of an evaluation. Each is held against one device that is handed the weights which the layout has then, so that rounding
-does not add up. Moments are in fp32 whatever the format, and fp32 and fp64 have theirs. Several objectives, and
-routers of which one device is handed the choices, have the first update alone.
+of an evaluation. Each is held against one device that is handed the weights which the layout has then, and its choices
+of experts, so that rounding does not add up. Moments are in fp32 whatever the format, and fp32 and fp64 have theirs.
+Several objectives have the first update alone.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,9 +48,9 @@ from paceline.verify.low.going_on import held_by
 from paceline.verify.low.reference import At, LowDevice, LowReference
 from paceline.verify.low.watch import Watch, wrong_at
 from paceline.verify.low.wire import SENT, bits_of_values
-from paceline.verify.rounding.conditioning import DRAWS
 
 STEPS = 2
+FEW_DRAWS = 2  # of moved weights, for a first look; of so few the movement of a single number may come out too small
 AT: At = ("evaluation", "evaluation")
 UNKNOWN_CHOICES = "numbers: how its blocks choose experts is not known, so that one device cannot be handed the choices"
 BETTER = "went to others than the best"
@@ -62,17 +63,29 @@ def low(
     source: Source,
     items_per_sample: int,
     steps: int,
-    kept: dict[Any, Any] | None = None,
+    kept: dict[object, object] | None = None,
     *,
     brief: bool = False,
 ) -> CheckProof:
     """Return what this check finds; `first_difference` may be of a `dtype` or a `decision` too.
 
-    A `brief` check makes one step, and compares numbers where one device makes the same products.
+    A `brief` check measures nothing for the first update, whose numbers are compared where one device makes the same
+    products; in fp16 the second update is the one after a skip. It measures less, and all where that finds something.
     """
+    device = LowDevice(task, plan, source, items_per_sample)
+    if brief:
+        found = _low(dataclasses.replace(device, draws=FEW_DRAWS), world, brief=True)
+        if found.equal:
+            return found
+    return _low(device, world, brief=brief)
+
+
+def _low(device: LowDevice, world: World, *, brief: bool) -> CheckProof:
+    """Return what the check finds with so many draws of moved weights."""
     began = time.perf_counter()
-    device = LowDevice(task, plan, source, items_per_sample, draws=0 if brief else DRAWS)
-    expected = world.gather(_computed(device) if world.is_first else None)[0]
+    task, plan, source, items_per_sample = device.task, device.plan, device.source, device.items_per_sample
+    first = dataclasses.replace(device, draws=0) if brief else device
+    expected = world.gather(_computed(first) if world.is_first else None)[0]
     if isinstance(expected, str):
         return CheckProof(True, plan.precision, 0, time.perf_counter() - began, {}, None, left_out=expected)
     built = assemble(clipped(task, {"": 0.0}), plan, world, source, items_per_sample)
@@ -81,20 +94,23 @@ def low(
     stream = BatchStream(source, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
     watch = Watch(built, plan, world, expected)
     ours = _update(built, task, watch, stream, 1)
-    expected = _following(expected, device, watch, world)
-    wrong = watch.formats(1, ours.sum_bits) + watch.decisions(ours.stats, 1) + _misrouted(expected)
+    expected = expected if brief else _following(expected, device, watch, world)
+    wrong = watch.formats(1, ours.sum_bits) + watch.decisions(ours.stats, 1) + _misrouted(expected, 1)
     held = [_Held(expected, _differences(ours, expected.numbers, 1, world, plan))]
-    last = 1 if brief else STEPS
+    scales = built.stepper.scaler is not None
+    last = 1 if brief and scales else STEPS
     for step in range(2, last + 1):
         later, stats = _later(built, task, watch, stream, step, device)
         held.append(later)
-        wrong += watch.formats(step) + watch.decisions(stats, step)
-    if built.stepper.scaler is not None:
+        wrong += watch.formats(step) + watch.decisions(stats, step) + _misrouted(later.reference, step)
+    if scales:
         wrong += watch.overflow(stream, last + 1, task.optimizer.lr)
-        if not brief and not wrong:  # at other scales of the loss
-            held.append(_later(built, task, watch, stream, last + 2, device)[0])
-    if not brief:  # evaluations leave gathered weights, so nothing that looks at shards comes after
-        held.append(_evaluated(watch, stream, last, device))
+        if not wrong:  # at other scales of the loss
+            after, _ = _later(built, task, watch, stream, last + 2, device)
+            held.append(after)
+            wrong += _misrouted(after.reference, last + 2)
+    # Evaluations leave gathered weights, so nothing that looks at shards comes after.
+    held.append(_evaluated(watch, stream, last, device))
     sizes = [(d, one.reference.bound(d.quantity, d.name)) for one in held for d in one.compared]
     wrong += [difference for difference, most in sizes if not difference.relative <= most]
     worst = dict.fromkeys(("loss", "gradients", "grad_norm", "weights"), 0.0)
@@ -108,7 +124,7 @@ def low(
         seconds=time.perf_counter() - began,
         differences=worst,
         first_difference=told(wrong[0], wrong, _meaning(wrong[0])) if wrong else None,
-        left_out=UNKNOWN_CHOICES if expected.follows and not expected.allowed else "",
+        left_out=UNKNOWN_CHOICES if expected.follows and not any(one.reference.allowed for one in held) else "",
         of_bound=of_bound,
     )
 
@@ -132,28 +148,33 @@ def _later(
 ) -> tuple[_Held, StepStats]:
     """Make a later update, and hold it against one device that has the layout's own weights before it."""
     world, plan, known = watch.world, watch.plan, watch.expected
-    goes_on = known.goes_on and len(built.stepper.turns) == 1
+    goes_on = not known.coupled and len(built.stepper.turns) == 1
     start = held_by(built.model, world) if goes_on else {}
     scale = built.stepper.scaler.scale if built.stepper.scaler else 1.0
     ours = _update(built, task, watch, stream, step)
     if not goes_on:
-        return _Held(known, []), ours.stats
-    expected: LowReference = _of_first(world, lambda: device.going_on(known, start, step, scale))
+        return _Held(dataclasses.replace(known, misrouted=()), []), ours.stats
+    choices = watch.choices(step) if known.follows else None
+    expected: LowReference = _of_first(world, lambda: device.going_on(known, start, step, scale, choices))
     return _Held(expected, _differences(ours, expected.numbers, step, world, plan)), ours.stats
 
 
 def _evaluated(watch: Watch, stream: BatchStream, step: int, device: LowDevice) -> _Held:
     """Evaluate what a layout has after a step, and hold it against one device that has the same weights."""
     world, known = watch.world, watch.expected
-    if not known.goes_on:
+    if known.coupled or len(watch.built.stepper.turns) > 1:
         return _Held(known, [])
     start = held_by(watch.built.model, world)
-    expected, bound = _of_first(world, lambda: device.evaluated(start, step + 1))
-    found = number_differences({AT[0]: watch.evaluated(stream, step + 1)}, {AT[0]: expected}, step, world)
-    return _Held(dataclasses.replace(known, allowed={AT: bound}), found)
+    ours = watch.evaluated(stream, step + 1)
+    choices = watch.choices(step + 1) if known.follows else None
+    if known.follows and choices is None:
+        return _Held(known, [])
+    expected, bound = _of_first(world, lambda: device.evaluated(start, step + 1, choices))
+    found = number_differences({AT[0]: ours}, {AT[0]: expected}, step, world)
+    return _Held(dataclasses.replace(known, allowed={AT: bound} if math.isfinite(bound) else {}), found)
 
 
-def _of_first(world: World, made: Callable[[], Any]) -> Any:
+def _of_first(world: World, made: Callable[[], object]) -> Any:
     """Return on every rank what the first one makes."""
     return world.share(made() if world.is_first else None)
 
@@ -170,18 +191,18 @@ def _following(expected: LowReference, device: LowDevice, watch: Watch, world: W
     """Return what one device computes for the layout's own choices of experts, where numbers say nothing else."""
     if not expected.follows:
         return expected
-    choices = watch.choices()
+    choices = watch.choices(1)
     mine = device.following(expected, choices) if world.is_first and choices is not None else expected
     followed: LowReference = world.gather(mine if world.is_first else None)[0]
     return followed
 
 
-def _misrouted(expected: LowReference) -> list[Difference]:
+def _misrouted(expected: LowReference, step: int) -> list[Difference]:
     return [
         wrong_at(
             "decision",
             f"the experts of {one.block}: {one.tokens} of {one.of} tokens {BETTER}, by more than rounding can",
-            1,
+            step,
             0,
         )
         for one in expected.misrouted

@@ -51,11 +51,6 @@ class LowReference:
         """The fewest bits of any parameter's optimizer state, by its key."""
         return dict(self.numbers["state_bits"])
 
-    @property
-    def goes_on(self) -> bool:
-        """Whether numbers of later steps say something, where one device is handed the weights."""
-        return not self.coupled and not self.follows and bool(self.allowed)
-
     def compares(self, quantity: str, name: str) -> bool:
         """Return whether a difference says anything: it has a bound, or one device has no such tensor."""
         is_extra = bool(self.allowed) and quantity in ("gradients", "weights") and name not in self.numbers[quantity]
@@ -67,8 +62,18 @@ class LowReference:
 
 
 @dataclass(frozen=True)
+class _Given:
+    """What one device is told of an update: its step, the scale of its loss, what a layout chose and holds."""
+
+    step: int
+    scale: float
+    choices: Choices | None = None
+    held: Held | None = None
+
+
+@dataclass(frozen=True)
 class LowDevice:
-    """One device that computes the first update of a task with the casts of a plan.
+    """One device that computes updates of a task with the casts of a plan.
 
     `draws` are the times that it does so again from weights that are moved; with none, numbers that a layout rounds at
     other places are not compared.
@@ -85,60 +90,74 @@ class LowDevice:
         model = self._model()
         scaler = scaler_for(self.plan.precision)
         scale = scaler.scale if scaler else 1.0
-        numbers = self._computed(scale)
+        numbers = self._computed(_Given(1, scale))
         while scaler is not None and scale > scaler.smallest and not numbers["finite"]:
             scale /= 2
-            numbers = self._computed(scale)
+            numbers = self._computed(_Given(1, scale))
         if scaler is not None:
             scale = max(scaler.smallest, scale / HEADROOM)
-            numbers = self._computed(scale)
+            numbers = self._computed(_Given(1, scale))
         turns = turns_of(self.task, self.source.unit)
         coupled = any(is_coupled(model, turn.objective) for turn in turns)
-        follows = self.draws > 0 and _rounds_inside_layers(self.plan.layout) and bool(routed_blocks(model))
+        follows = _rounds_inside_layers(self.plan.layout) and bool(routed_blocks(model))
         family = isinstance(self.task.model, ModelSpec) and is_named(self.task.model.name)
         built_in = (self.task.objective == "auto" or self.task.objective in BUILT_IN) and not self.task.turns
         loss_dtype = MASTER if family and built_in else numbers["loss_dtype"]
-        moved = [] if coupled or follows else [self._computed(scale, move) for move in self._draws()]
+        moved = [] if coupled or follows else [self._computed(_Given(1, scale), move) for move in self._draws()]
         allowed = {} if coupled or follows else self._allowed(numbers, moved)
         return LowReference(numbers, allowed, scale, loss_dtype, coupled, follows and len(turns) == 1 and not coupled)
 
     def following(self, known: LowReference, choices: Choices) -> LowReference:
-        """Return the same where every token goes to the experts that a layout has chosen for it.
+        """Return the same where every token goes to the experts that a layout has chosen for it."""
+        return self._held_to(known, _Given(1, known.scale, choices))
 
-        Where the model has chosen them in a way that is not known, nothing is compared.
-        """
-        numbers = self._computed(known.scale, choices=choices)
-        if numbers["scores"] is None:
-            return known
-        moved = [self._computed(known.scale, move, choices) for move in range(1, self.draws + 1)]
-        wrong = misrouted(choices, numbers["scores"], [one["scores"] for one in moved])
-        allowed = self._allowed(numbers, moved)
-        return dataclasses.replace(known, numbers=numbers, allowed=allowed, misrouted=tuple(wrong))
-
-    def going_on(self, known: LowReference, held: Held, step: int, scale: float) -> LowReference:
+    def going_on(
+        self, known: LowReference, held: Held, step: int, scale: float, choices: Choices | None
+    ) -> LowReference:
         """Return what one device computes in a later step, which has the weights and buffers that a layout has then.
 
-        The optimizer's state is not looked at, so changes of weights are not compared.
+        Where tokens go with the layout's they do so again. The optimizer's state is not looked at, so changes of
+        weights are not compared.
         """
-        numbers = self._computed(scale, step=step, held=held)
-        moved = [self._computed(scale, move, step=step, held=held) for move in self._draws()]
-        allowed = self._allowed(numbers, moved) if numbers["finite"] else {}
-        allowed = {at: most for at, most in allowed.items() if at[0] != "weights"}
-        return dataclasses.replace(known, numbers=numbers, allowed=allowed, misrouted=())
+        later = self._held_to(known, _Given(step, scale, choices, held))
+        allowed = {at: most for at, most in later.allowed.items() if at[0] != "weights"}
+        return dataclasses.replace(later, allowed=allowed if later.numbers["finite"] else {})
 
-    def evaluated(self, held: Held, step: int) -> tuple[float, float]:
-        """Return the loss of a step's batch as evaluations measure it, at weights that a layout has, and a bound."""
-        expected, *others = (self._evaluated(held, step, move) for move in (0, *self._draws()))
+    def evaluated(self, held: Held, step: int, choices: Choices | None) -> tuple[float, float]:
+        """Return the loss of a step's batch as evaluations measure it, at weights that a layout has, and a bound.
+
+        The bound is infinite where the model has chosen experts in a way that is not known.
+        """
+        found = [self._evaluated(held, step, choices, move) for move in (0, *self._draws())]
+        expected, *others = (loss for loss, _ in found)
         squares = sum((other - expected) ** 2 for other in others) / max(1, len(others))
         by = math.sqrt(squares) / max(abs(expected), 1e-300)
-        return expected, max(tolerance("evaluation", "fp32"), MARGIN * by)
+        known = all(is_known for _, is_known in found)
+        return expected, max(tolerance("evaluation", "fp32"), MARGIN * by) if known else math.inf
+
+    def _held_to(self, known: LowReference, given: _Given) -> LowReference:
+        """Return what one device computes of what it is given, where it can be: else nothing is compared."""
+        if known.follows and given.choices is None:
+            return dataclasses.replace(known, allowed={}, misrouted=())
+        numbers = self._computed(given)
+        if given.choices is not None and numbers["scores"] is None:
+            return dataclasses.replace(known, allowed={}, misrouted=())
+        moved = [self._computed(given, move) for move in self._draws()]
+        scores = [one["scores"] for one in (numbers, *moved)]
+        wrong = [] if given.choices is None else misrouted(given.choices, scores[0], scores[1:])
+        allowed = self._allowed(numbers, moved)
+        return dataclasses.replace(known, numbers=numbers, allowed=allowed, misrouted=tuple(wrong))
 
     def _draws(self) -> range:
         """Return the numbers of the draws of moved weights: none where a layout makes one device's very products."""
         return range(1, self.draws + 1) if self._rounded_apart() else range(0)
 
-    def _evaluated(self, held: Held, step: int, move: int) -> float:
-        return one_evaluation(self._model(held, move), self.task, self.plan, self.source, step)
+    def _evaluated(self, held: Held, step: int, choices: Choices | None, move: int) -> tuple[float, bool]:
+        """Return the loss, and whether tokens went where they were told to."""
+        model = self._model(held, move)
+        handed = None if choices is None else HandedChoices(model, choices)
+        loss = one_evaluation(model, self.task, self.plan, self.source, step, handed)
+        return loss, handed is None or handed.is_complete()
 
     def _model(self, held: Held | None = None, move: int = 0) -> nn.Module:
         model = reference_model(self.task, self.source, self.items_per_sample, MASTER)
@@ -148,12 +167,12 @@ class LowDevice:
             moved_by_one_ulp(model, COMPUTE_DTYPES[self.plan.precision], seed=move)
         return model
 
-    def _computed(
-        self, scale: float, move: int = 0, choices: Choices | None = None, step: int = 1, held: Held | None = None
-    ) -> Hyper:
-        model = self._model(held, move)
-        handed = None if choices is None else HandedChoices(model, choices)
-        return one_update(model, self.task, self.plan, self.source, self.items_per_sample, scale, handed, step)
+    def _computed(self, given: _Given, move: int = 0) -> Hyper:
+        model = self._model(given.held, move)
+        handed = None if given.choices is None else HandedChoices(model, given.choices)
+        return one_update(
+            model, self.task, self.plan, self.source, self.items_per_sample, given.scale, handed, given.step
+        )
 
     def _allowed(self, numbers: Hyper, moved: Sequence[Hyper]) -> dict[At, float]:
         """Return the differences allowed; `moved` are the numbers from moved weights, where they say anything."""

@@ -110,7 +110,9 @@ def prepared(model: nn.Module, task: Task, plan: Plan, source: Source) -> Prepar
     return PreparedDevice(model, turns, coupled, randomness, cast)
 
 
-def one_evaluation(model: nn.Module, task: Task, plan: Plan, source: Source, step: int) -> float:
+def one_evaluation(
+    model: nn.Module, task: Task, plan: Plan, source: Source, step: int, handed: HandedChoices | None = None
+) -> float:
     """Return the mean loss of a step's batch as an evaluation measures it, on one device.
 
     It is computed as when gradients follow: what casts otherwise without them would do so here too.
@@ -119,10 +121,15 @@ def one_evaluation(model: nn.Module, task: Task, plan: Plan, source: Source, ste
     loss_total, items = 0.0, 0.0
     with evaluating(model):
         for positions, data in micro_batches(task, plan, source, step, one.coupled):
-            with one.randomness.during(SampleRows(positions, 0, length_of(data))), one.cast():
+            rows = SampleRows(positions, 0, length_of(data))
+            with one.randomness.during(rows), _chosen(handed, positions), one.cast():
                 loss_sum, weight = one.turns[turn].objective(model, data)
             loss_total, items = loss_total + float(loss_sum.detach()), items + float(weight)
     return loss_total / items
+
+
+def _chosen(handed: HandedChoices | None, positions: Iterable[int]) -> AbstractContextManager[None]:
+    return contextlib.nullcontext() if handed is None else handed.chosen_for(positions)
 
 
 def gathered_weights(model: nn.Module) -> list[nn.Parameter]:
@@ -165,8 +172,7 @@ def _one_turn(
     model.zero_grad(set_to_none=True)
     for positions, data in read:
         rows = SampleRows(positions, turn.draws_as(step), length_of(data))
-        chosen = contextlib.nullcontext() if handed is None else handed.chosen_for(positions)
-        with randomness.during(rows), chosen, one.cast():
+        with randomness.during(rows), _chosen(handed, positions), one.cast():
             loss_sum, weight = turn.objective(model, data)
         (loss_sum * down).backward()
         randomness.rest()

@@ -46,7 +46,7 @@ class Watch:
             built.stepper.wrap_objectives(self._seen)
 
     def _seen(self, objective: AnyObjective) -> AnyObjective:
-        def seen(model: nn.Module, batch: Any) -> tuple[torch.Tensor, Any]:
+        def seen(model: nn.Module, batch: object) -> tuple[torch.Tensor, object]:
             loss_sum, weight = objective(model, batch)
             self._losses.add(loss_sum.dtype)
             if self._overflows and loss_sum.requires_grad:
@@ -63,17 +63,18 @@ class Watch:
 
     def evaluated(self, stream: BatchStream, step: int) -> float:
         """Return the mean loss of a step's batch as evaluations measure it. It leaves weights gathered."""
+        self._chosen.parts.clear()
         batch = stream.at((step - 1) * self.plan.batch_samples)
         with evaluating(self.built.model), torch.no_grad():
             mine = self.built.stepper.passes.evaluate(batch.micro_batches)
         loss_sum, weight = self.world.sum(list(mine))
         return loss_sum / weight
 
-    def choices(self) -> Choices | None:
-        """Return the experts that all ranks chose in the first step, None where those of a token are not known."""
+    def choices(self, step: int) -> Choices | None:
+        """Return the experts that all ranks chose in the step just made; None where those of a token are not known."""
         everyone = self.world.gather((self._chosen.length, dict(self._chosen.parts)))
         length = max(length for length, _ in everyone)  # a pipeline stage may have no experts
-        return joined([parts for _, parts in everyone], self.plan, length)
+        return joined([parts for _, parts in everyone], self.plan, length, (step - 1) * self.plan.batch_samples)
 
     def formats(self, step: int, sum_bits: Mapping[str, int] | None = None) -> list[Difference]:
         """Return what is in a format of fewer bits than one device has it in, on any rank, in order of cause.

@@ -47,7 +47,7 @@ class CollectivesSeen(TorchDispatchMode):
         self.at_the_end = False
         self._apart = sorted(apart)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> object:
         """Look at an operator's tensors where it is a collective, and run it."""
         if any(kind is DTensor for kind in types):
             return NotImplemented  # its own collectives come by here next
@@ -59,7 +59,7 @@ class CollectivesSeen(TorchDispatchMode):
                 return inside(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
-    def _look(self, operator: str, leaves: Sequence[Any]) -> None:
+    def _look(self, operator: str, leaves: Sequence[object]) -> None:
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point() and tensor.numel() > 1}
         if operator.startswith(EXCHANGES):
@@ -104,7 +104,7 @@ class Finishing:
         self.inner.settle()
 
 
-def _ranks_of(leaf: Any) -> list[int] | None:
+def _ranks_of(leaf: object) -> list[int] | None:
     """Return the ranks of a group, if an operator's argument is one or names one."""
     if isinstance(leaf, str):
         try:

@@ -20,8 +20,8 @@ Check = Callable[..., CheckProof]
 
 CHECKS: dict[str, Check] = {
     "steps": compare,  # updates of the layout, tensor by tensor, against the same updates of one device
-    "low": low,  # in bf16 or fp16: formats, decisions, and one update against one device that makes the same casts
-    "low, brief": functools.partial(low, brief=True),  # of that one step, and numbers that take no measuring
+    "low": low,  # in bf16 or fp16: formats, decisions, updates and an evaluation against one device of the same casts
+    "low, brief": functools.partial(low, brief=True),  # the same with less measuring
     "plain attention": functools.partial(compare, plain=True),  # one layer at the real length, against no kernel
     "copies": compare_copies,  # copies that are not summed exactly, against one device that takes them in turn
     "story": story,  # a whole run: its loop, evaluations, checkpoint, and resumes on other layouts

@@ -116,7 +116,7 @@ def _load_named(task: Task) -> None:
             load_object(name, option)
 
 
-def _named_sources(data: Any) -> dict[str, str]:
+def _named_sources(data: object) -> dict[str, str]:
     from paceline.spec.task import DataSpec
 
     parts = data.parts() if isinstance(data, DataSpec) else ()

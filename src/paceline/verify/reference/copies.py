@@ -10,7 +10,6 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -100,7 +99,7 @@ def _copy(task: Task, plan: Plan, source: Source, items_per_sample: int) -> _Cop
 
     def passes(step: int, copy: int) -> tuple[float, float]:
         ranks = range(copy * shards, (copy + 1) * shards)
-        read: Iterator[tuple[np.ndarray, Any]] = micro_batches(task, plan, source, step, False, ranks)
+        read: Iterator[tuple[np.ndarray, object]] = micro_batches(task, plan, source, step, False, ranks)
         return backward(model, turn, read, randomness, dtype, step)
 
     return _Copy(model, passes, plain_optimizers(task.optimizer, model, list(model.parameters())))

@@ -81,7 +81,7 @@ def in_step(
 def backward(
     model: nn.Module,
     turn: Turn,
-    read: Iterable[tuple[np.ndarray, Any]],
+    read: Iterable[tuple[np.ndarray, object]],
     randomness: SampleRandomness,
     dtype: torch.dtype,
     step: int,
@@ -106,7 +106,7 @@ def backward(
 def norm_of(
     model: nn.Module,
     turn: Turn,
-    read: Iterable[tuple[np.ndarray, Any]],
+    read: Iterable[tuple[np.ndarray, object]],
     trained: Sequence[nn.Parameter],
     randomness: SampleRandomness,
     dtype: torch.dtype,

@@ -6,7 +6,6 @@ A batch may say both itself (task/objective.py); references say both token by to
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
@@ -14,7 +13,7 @@ from paceline.task.data.rows.packed import STARTS
 from paceline.task.objective import Objective, next_token
 
 
-def placed_plainly(objective: Objective, data: Any) -> Any:
+def placed_plainly(objective: Objective, data: object) -> object:
     """Return the data with "positions" and "mask" in the place of packed "documents", for the built-in objective.
 
     Positions, int64 [rows, seq], count from where a document begins; the mask, bool [rows, 1, seq, seq], has the keys

@@ -35,7 +35,7 @@ class PlainLion(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
         """Update every weight that has a gradient."""
         for group in self.param_groups:
             beta1, beta2 = group["betas"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -53,7 +52,7 @@ def _replace(embedding: nn.Module, noise: EmbeddingNoise) -> None:
     (own,) = (key for key, hook in embedding._forward_hooks.items() if hook is noise)
     del embedding._forward_hooks[own]
 
-    def plainly(module: nn.Module, args: tuple[Any, ...], out: Tensor) -> Tensor:
+    def plainly(module: nn.Module, args: tuple[object, ...], out: Tensor) -> Tensor:
         """Return x + e * alpha / sqrt(seq * hidden), e even over -1..1, in training alone."""
         if not (module.training and noise.is_on):
             return out

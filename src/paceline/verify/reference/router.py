@@ -54,13 +54,13 @@ def counted_choices(model: nn.Module, sums: RouterSums | None = None) -> Iterato
     ends: list[int] = []  # of each row of the batch at hand, the tokens up to its last label that counts
     items: list[int] = []  # and its labels that count
 
-    def look(model: nn.Module, args: Any, kwargs: Any) -> None:
+    def look(model: nn.Module, args: object, kwargs: Any) -> None:
         rows = kwargs["labels"].tolist()
         ends[:] = [max((at + 1 for at, label in enumerate(row) if label != IGNORED), default=0) for row in rows]
         items[:] = [sum(label != IGNORED for label in row) for row in rows]
 
     def hook(name: str) -> Any:
-        def count(router: nn.Module, args: Any, output: Any) -> None:
+        def count(router: nn.Module, args: object, output: Any) -> None:
             for row, end in zip(output[2].tolist(), ends, strict=True):
                 for expert in (expert for chosen in row[:end] for expert in chosen):
                     counts[name][expert] += 1

@@ -192,7 +192,13 @@ class _Device:
         return ((at, self.source.read(ids_of(self.task, self.source, at), at)) for at in each)
 
     def gradients(
-        self, number: int, step: int, read: Iterable[tuple[np.ndarray, Any]], factors: Sequence[float], *, is_real: bool
+        self,
+        number: int,
+        step: int,
+        read: Iterable[tuple[np.ndarray, object]],
+        factors: Sequence[float],
+        *,
+        is_real: bool,
     ) -> tuple[float, float, list[nn.Parameter]]:
         """Run a turn forward and backward; return the sums of losses and weights, and the parameters in this step."""
         loss, weight = backward(self.model, self.turns[number], read, self.randomness, self.dtype, step, factors)

@@ -62,14 +62,14 @@ class NarrowSeen(TorchFunctionMode):
                 hooks.enter_context(_removed(module.register_forward_hook(self._leave, always_call=True)))
             yield
 
-    def _enter(self, module: nn.Module, args: Any) -> None:
+    def _enter(self, module: nn.Module, args: object) -> None:
         self._inside.append(self._names[module])
 
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _leave(self, module: nn.Module, args: object, output: object) -> None:
         if self._inside:
             self._inside.pop()
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         """Run a function of torch and look at the formats of what it returns."""
         result = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")

@@ -84,7 +84,7 @@ def _measured(model: nn.Module, objective: Objective, metrics: Sequence[Metric],
     loss_sum = weight_sum = 0.0
     totals: list[dict[str, npt.NDArray[np.float64]]] = [{} for _ in metrics]
     for row in rows:
-        returned: list[Any] = []
+        returned: list[object] = []
         hook = model.register_forward_hook(lambda module, given, output, kept=returned: kept.append(output))
         loss, weight = objective(model, row)
         hook.remove()

@@ -15,7 +15,6 @@ import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from paceline.errors import NumericalStop, Requeue
 from paceline.run.loop.training import Training
@@ -62,7 +61,7 @@ def story(
     source: Source,
     items_per_sample: int,
     steps: int = 0,
-    kept: dict[Any, Any] | None = None,
+    kept: dict[object, object] | None = None,
 ) -> CheckProof:
     """Return whether a whole run under the plan equals one device's, on every rank alike.
 
@@ -150,7 +149,7 @@ def _spec(task: Task, plan: Plan, world: World, source: Source) -> Spec:
 def _expected(spec: Spec, plan: Plan, world: World) -> Iterator[tuple[Act, Unbroken, Again | None]]:
     """Yield every start of the run with what one device computes and how it does again, which rank 0 alone knows."""
     acts = acts_of(spec.task, plan, world)
-    known: dict[Any, Unbroken] = {}
+    known: dict[object, Unbroken] = {}
     source = spec.task.data[0]
     asked = Asked(spec.task, plan, source, source.items_per_sample)
     for act, last in zip(acts, [acts[1].plan, *(act.plan for act in acts[1:])], strict=True):

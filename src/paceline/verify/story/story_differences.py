@@ -93,7 +93,7 @@ def _selection(run_dir: Path, passed: Passed, world: World) -> list[Difference]:
     ]
 
 
-def _turns(told: Mapping[str, Any], passed: Passed, world: World) -> list[Difference]:
+def _turns(told: Mapping[str, object], passed: Passed, world: World) -> list[Difference]:
     """Return how far the numbers of several objectives are from the device's."""
     quantities, expected = ("weight", "loss", "grad_norm"), passed.step.turns
     return [each for name in quantities for each in turn_differences(told, expected, passed.number, world, name)]

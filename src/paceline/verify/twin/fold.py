@@ -16,7 +16,7 @@ import torch
 from paceline.spec.import_paths import is_import_path
 from paceline.spec.task import DataSpec, ModelSpec, Task
 from paceline.task.data.order.of_source import FiledOrder, GlobalOrder, order_of
-from paceline.task.data.protocol import Source
+from paceline.task.data.protocol import GathersRows, Source
 from paceline.task.data.rows.packed import STARTS
 from paceline.task.models.layers.loss import IGNORED
 from paceline.task.models.layers.packed import document_starts
@@ -31,43 +31,64 @@ SHARDS = (2, 3, 4)  # ranks of a twin that may share a vocabulary
 DOCUMENT_TOKENS = 5  # of a twin's packed documents, on average
 
 
-class FoldedSource:
+class ChangedSource:
+    """The samples of another source, changed: each batch by the ids of its samples. It is read as the other one is."""
+
+    def __init__(self, source: Source, changed: str) -> None:
+        """`changed` says what is changed, for the fingerprint."""
+        self._source = source
+        self.samples, self.items_per_sample, self.unit = source.samples, source.items_per_sample, source.unit
+        self.order = order_of(source)
+        self.vocab: int | None = source.vocab
+        self.fingerprint = f"{source.fingerprint} {changed}"
+        self.gathers_rows = bool(getattr(source, "gathers_rows", False))
+
+    def read(self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64] | None = None) -> Any:
+        """Return the batch of the other source, a dict, changed."""
+        return self.change(dict(self._source.read(ids, positions)), ids)
+
+    def gather(self, ids: npt.NDArray[np.int64]) -> Any:
+        """Return what `batch` makes batches of these samples from, where the other source gathers rows."""
+        return ids, cast(GathersRows, self._source).gather(ids)
+
+    def batch(self, gathered: Any, first: int, last: int) -> Any:
+        """Return the batch of the gathered rows first..last, changed."""
+        ids, rows = gathered
+        return self.change(dict(cast(GathersRows, self._source).batch(rows, first, last)), ids[first:last])
+
+    def change(self, batch: dict[str, Any], ids: npt.NDArray[np.int64]) -> Any:
+        """Return a batch of the samples of these ids as it is to be."""
+        raise NotImplementedError
+
+
+class FoldedSource(ChangedSource):
     """The samples of another source, with ids modulo a vocabulary; labels that do not count, below zero, stay.
 
     A whole vocabulary would make the twin's embedding a thousand times larger than the rest of it.
     """
 
     def __init__(self, source: Source, vocab: int) -> None:
-        self._source = source
-        self.samples, self.items_per_sample, self.unit = source.samples, source.items_per_sample, source.unit
-        self.order = order_of(source)
-        self.vocab: int | None = vocab
-        self.fingerprint = f"{source.fingerprint} modulo {vocab}"
+        super().__init__(source, f"modulo {vocab}")
+        self.vocab = vocab
 
-    def read(self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64] | None = None) -> Any:
-        """Return the batch of the other source, a dict, with its tokens and labels folded."""
-        batch = dict(self._source.read(ids, positions))
+    def change(self, batch: dict[str, Any], ids: npt.NDArray[np.int64]) -> Any:
+        """Return the batch with its tokens and labels folded."""
         for name in FOLDED:
             batch[name] = torch.where(batch[name] < 0, batch[name], batch[name] % self.vocab)
         return batch
 
 
-class MaskedSource:
+class MaskedSource(ChangedSource):
     """The samples of another source with a random part of the labels masked: every row has another number of them.
 
     Text has none that do not count, so that every row weighs the same, and a mean of means is the mean.
     """
 
     def __init__(self, source: Source) -> None:
-        self._source = source
-        self.samples, self.items_per_sample, self.unit = source.samples, source.items_per_sample, source.unit
-        self.order = order_of(source)
-        self.vocab = source.vocab
-        self.fingerprint = f"{source.fingerprint} masked"
+        super().__init__(source, "masked")
 
-    def read(self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64] | None = None) -> Any:
-        """Return the batch of the other source, a dict; which labels count depends on the sample alone."""
-        batch = dict(self._source.read(ids, positions))
+    def change(self, batch: dict[str, Any], ids: npt.NDArray[np.int64]) -> Any:
+        """Return the batch with labels masked; which of them count depends on the sample alone."""
         labels = batch["labels"].clone()
         for row, sample in zip(labels, ids, strict=True):
             generator = np.random.default_rng(int(sample))
@@ -79,7 +100,7 @@ class MaskedSource:
         return {**batch, "labels": labels}
 
 
-class RareSource:
+class RareSource(ChangedSource):
     """The samples of another source in which rare things are often: ids beside the cuts of a vocabulary, documents.
 
     Some of the tokens and of the labels that count become the first and the last id of each rank's part of the
@@ -88,16 +109,11 @@ class RareSource:
 
     def __init__(self, source: Source, vocab: int) -> None:
         """`vocab` is the number of rows that ranks share: no id is as large, in the source or here."""
-        self._source = source
-        self.samples, self.items_per_sample, self.unit = source.samples, source.items_per_sample, source.unit
-        self.order = order_of(source)
-        self.vocab = source.vocab
-        self.fingerprint = f"{source.fingerprint} with rare ids of {vocab}"
+        super().__init__(source, f"with rare ids of {vocab}")
         self._edges = np.array(edges_of(vocab, min(vocab, source.vocab or vocab)), dtype=np.int64)
 
-    def read(self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64] | None = None) -> Any:
-        """Return the batch of the other source, a dict; what changes in a row depends on its sample alone."""
-        batch = dict(self._source.read(ids, positions))
+    def change(self, batch: dict[str, Any], ids: npt.NDArray[np.int64]) -> Any:
+        """Return the batch with rare ids and short documents; what changes in a row depends on its sample alone."""
         for name in (*FOLDED, DOCUMENTS):
             if name in batch:
                 batch[name] = batch[name].clone()

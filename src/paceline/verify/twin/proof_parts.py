@@ -134,7 +134,7 @@ def low_precision(subject: Subject) -> list[Job]:
 
 
 def light_low_precision(subject: Subject) -> list[Job]:
-    """Return a twin of the fewest ranks for each axis in the plan's own precision: one step, formats and decisions."""
+    """Return a twin of the fewest ranks for each axis in the plan's own precision, of which less is measured."""
     if subject.plan.precision not in LOW:
         return []
     layouts = smallest_layouts(subject.plan.layout)

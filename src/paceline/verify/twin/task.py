@@ -102,7 +102,7 @@ def twin_optimizer(spec: OptimizerSpec) -> OptimizerSpec:
     """Return the optimizer with 8-bit states from as few values on as fill a block: a twin's weights are small."""
     small = {"min_8bit_size": SMALLEST_8BIT}
 
-    def of(name: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    def of(name: object, arguments: dict[str, object]) -> dict[str, Any]:
         return {**arguments, **small} if name == "adamw8bit" else arguments
 
     groups = tuple(

@@ -106,6 +106,18 @@ def test_a_vanishing_gradient_names_its_block() -> None:
     assert found["value"] < found["threshold"]
 
 
+def test_gradients_that_have_vanished_in_most_blocks_are_told_once() -> None:
+    """A block that lets none through takes those of all before it, and the median with them: nothing was told."""
+    judge = HealthJudge()
+    gone = {f"layers_{n}": {"grad_norm": 1e-9 * (4 - n)} for n in range(3)}
+    values = {**blocks(**gone), "norm": HEALTHY}
+    (found,) = judge.measured(values)
+    assert (found["detector"], found["block"]) == ("vanishing gradient", "layers_0")
+    assert "as small in 2 more of 5 blocks" in found["evidence"] and judge.measured(values) == []
+    fresh = blocks(layers_3={"weight_norm": 1e-9})
+    assert HealthJudge().measured(fresh) == [], "weights that begin near zero make no other block's gradient vanish"
+
+
 def test_updates_that_stay_too_large_or_too_small() -> None:
     for ratio, detector in ((2 * LARGE_UPDATE, "large update"), (1e-10, "small update")):
         judge = HealthJudge()

@@ -21,7 +21,7 @@ from paceline.spec.task import DataSpec
 from paceline.task.data.rows import packed_source
 from paceline.task.data.rows.packed_source import IGNORED, PackedSource
 from paceline.task.data.rows.packing import pack, pieces_of
-from paceline.task.data.rows.windows import TokenSource
+from paceline.task.data.rows.windows import TokenSource, _documents
 from paceline.task.data.source import open_sources
 from paceline.task.data.sources.shards.folder import ShardIndex, write_index
 from paceline.task.data.sources.shards.layout import ShardWriter
@@ -132,3 +132,16 @@ def test_windows_of_shards_are_those_of_one_file(data: st.DataObject) -> None:
             for wrong in ([one.samples], [-1]):
                 with pytest.raises((IndexError, AssertionError)):
                     source.read(np.array(wrong))
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=40), st.integers(1, 9), st.data())
+def test_documents_of_windows_are_counted_as_by_looking_up_each_token(
+    lengths: list[int], seq_len: int, data: st.DataObject
+) -> None:
+    begins = np.cumsum(np.array(lengths) + 1) - 1  # the mark at a document's end opens the next one
+    windows = int(begins[-1]) // seq_len
+    ids = np.array(data.draw(st.lists(st.integers(0, windows - 1), max_size=6)) if windows else [], dtype=np.int64)
+    places = ids[:, None] * seq_len + np.arange(seq_len)
+    found = _documents(begins, ids, seq_len)
+    assert np.array_equal(found, np.searchsorted(begins, places, side="right")) and found.dtype == np.int32

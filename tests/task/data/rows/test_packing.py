@@ -17,7 +17,7 @@ from paceline.spec.task import DataSpec, ModelSpec
 from paceline.task.data.facts import data_facts
 from paceline.task.data.rows import packed_source
 from paceline.task.data.rows.packed_source import IGNORED, PackedSource
-from paceline.task.data.rows.packing import best_fit, pack, pieces_of
+from paceline.task.data.rows.packing import best_fit, evened, pack, pieces_of
 from paceline.task.data.source import open_sources
 from paceline.task.data.sources.tokens import TokenWriter
 from paceline.task.models.build import build_model
@@ -47,6 +47,35 @@ def test_best_fit_keeps_every_piece_once_and_no_row_overflows(lengths: list[int]
     # Two rows that would both fit into one are never left.
     loads = sorted(sum(lengths[index] for index in row) for row in rows)
     assert len(loads) < 2 or loads[0] + loads[1] > capacity
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=200), st.integers(1, 64))
+def test_evened_rows_hold_the_same_pieces_and_none_is_emptier_than_the_emptiest_was(
+    lengths: list[int], more: int
+) -> None:
+    capacity, sizes = max(lengths) + more - 1, np.array(lengths)
+    before = best_fit(sizes, capacity)
+    rows = evened(list(before), sizes, capacity)
+    assert sorted(np.concatenate(rows).tolist()) == list(range(len(lengths))) and len(rows) == len(before)
+    fills, then = ([int(sizes[row].sum()) for row in found] for found in (rows, before))
+    assert max(fills) <= capacity and min(fills) >= min(then)
+
+
+@pytest.mark.parametrize(("small", "most"), [(2900, 1.03), (3200, 1.01)])
+def test_ranks_have_as_many_tokens_where_small_pieces_come_to_an_end(small: int, most: float) -> None:
+    """Most pieces are longer than half a row: best fit leaves some of them alone in theirs."""
+    random = np.random.default_rng(2)
+    lengths = np.concatenate([random.integers(60, 100, 900), random.integers(1, 12, small)])
+
+    def skew(rows: list[np.ndarray]) -> float:
+        fills = random.permutation([int(lengths[row].sum()) for row in rows])
+        by_rank = fills[: len(fills) // 64 * 64].reshape(-1, 8, 8).sum(2)
+        return float((by_rank.max(1) / by_rank.mean(1)).max())
+
+    rows = best_fit(lengths, 100)
+    assert min(int(lengths[row].sum()) for row in rows) < 70, "some are nearly alone"
+    assert max(skew(rows) for _ in range(20)) > most > max(skew(evened(list(rows), lengths, 100)) for _ in range(20))
 
 
 @settings(max_examples=40, deadline=None)

@@ -198,6 +198,28 @@ def test_broken_gzip(damage: str, tmp_path: Path) -> None:
     assert "a.jsonl.gz" in str(refusal(write(tmp_path / "a.jsonl.gz", content)))
 
 
+def test_a_field_within_a_column_and_a_column_of_bytes_hold_documents(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    rows = [{"text": f"row {number}", "score": number / 10} for number in range(8)]
+    parquet.write_table(
+        arrow.table({"meta": rows, "raw": [row["text"].encode() for row in rows]}), tmp_path / "a.parquet"
+    )
+    write(tmp_path / "a.jsonl", "\n".join(json.dumps({"meta": row}) for row in rows))
+    for name in ("a.parquet", "a.jsonl"):
+        wanted = texts(tmp_path / name, text_field="meta.text", score_field="meta.score", score_min=0.5)
+        assert wanted == ["row 5", "row 6", "row 7"]
+    assert texts(tmp_path / "a.parquet", text_field="raw") == [row["text"] for row in rows]
+    told = str(refusal(tmp_path / "a.parquet", text_field="meta.txt"))
+    assert "the file has meta.text, meta.score, raw" in told and "did you mean 'meta.text'?" in told
+    assert "text_field = one of: meta.text" in str(refusal(tmp_path / "a.jsonl", text_field="meta"))
+    parquet.write_table(arrow.table({"meta": [{"text": "a"}, None]}), tmp_path / "b.parquet")
+    assert "row 1" in str(refusal(tmp_path / "b.parquet", text_field="meta.text"))
+    parquet.write_table(arrow.table({"raw": [b"good", b"\xff"]}), tmp_path / "c.parquet")
+    assert "no UTF-8 text" in str(refusal(tmp_path / "c.parquet", text_field="raw"))
+
+
 def test_bad_parquet(tmp_path: Path) -> None:
     arrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet

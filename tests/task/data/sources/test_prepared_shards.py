@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing
+import os
 import random
+import signal
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from paceline.errors import ConfigError, DataError
+from paceline.errors import ConfigError, DataError, WorkerDied
 from paceline.spec.task import DataSpec
 from paceline.task.data.prepare import prepare as module
 from paceline.task.data.prepare.prepare import prepare
@@ -139,6 +142,45 @@ def test_shards_are_added_and_those_that_are_there_stay(tmp_path: Path) -> None:
     assert after.index.fingerprint != before.index.fingerprint
     assert after.index.card["documents"] == before.index.card["documents"] + 1
     assert not prepare(more, tmp_path / "out", append=True, part_bytes=PART).made
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_a_folder_holds_is_not_added_to_it_again(tmp_path: Path, workers: int) -> None:
+    """A corpus that has grown: its new documents alone are added, whichever split the others are in."""
+    spec = write_corpus(tmp_path / "text")
+    before = prepare(spec, tmp_path / "out", dedup=True, part_bytes=PART)
+    texts = texts_of(spec)
+    lines = [json.dumps({"text": f"{number} new"}) for number in (1, 2, 1)]
+    (tmp_path / "text" / "new.jsonl").write_text("\n".join(lines))
+    after = prepare(spec, tmp_path / "out", workers=workers, dedup=True, append=True, part_bytes=PART)
+    found = stored(tmp_path / "out", spec)
+    assert sorted(found["train"] + found["validation"]) == sorted({*texts, "1 new", "2 new"})
+    assert after.index.card["documents"] == before.index.card["documents"] + 2 and after.index.card["dedup"]
+    removed = after.index.card["duplicates_removed"] - before.index.card["duplicates_removed"]
+    assert removed == len(texts) + 1, "the rest was there"
+    assert after.index.card["bytes"] == before.index.card["bytes"] + 2 * len("1 new")
+    (tmp_path / "text" / "again.jsonl").write_text(json.dumps({"text": "1 new"}))
+    nothing = prepare(spec, tmp_path / "out", workers=workers, dedup=True, append=True, part_bytes=PART)
+    assert nothing.index.fingerprint == after.index.fingerprint, "nothing was new"
+    prepare(spec, tmp_path / "twice", part_bytes=PART)
+    (tmp_path / "text" / "new.jsonl").write_text(json.dumps({"text": "3 new"}))
+    mixed = prepare(spec, tmp_path / "twice", dedup=True, append=True, part_bytes=PART).index.card
+    assert not mixed["dedup"], "documents that were there are still there twice"
+
+
+def test_a_process_that_is_ended_from_outside_is_told_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    spec = write_corpus(tmp_path / "text")
+    prepare(spec, tmp_path / "whole", part_bytes=PART)
+
+    def end_one(what: str, share: float) -> None:
+        if 0 < share < 0.5 and (workers := multiprocessing.active_children()):
+            os.kill(workers[0].pid or 0, signal.SIGKILL)
+
+    with pytest.raises(WorkerDied, match="ended by SIGKILL at tokenising") as told:
+        prepare(spec, tmp_path / "cut", workers=2, part_bytes=PART, progress=end_one)
+    assert told.value.exit_code == 128 + signal.SIGKILL and "start the same command again" in told.value.try_
+    prepare(spec, tmp_path / "cut", workers=2, part_bytes=PART)
+    assert content(tmp_path / "cut") == content(tmp_path / "whole")
 
 
 def test_a_damaged_document_ends_it_or_is_left_out_and_counted(tmp_path: Path) -> None:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from paceline.observe.alerts.rules.rule import AlertRule, Trouble
 from paceline.observe.alerts.rules.run_seen import AlertSeen
 from paceline.plan.explain.hours import day_text
+from paceline.spec.survive.budget import Said
 from paceline.units import format_seconds
 
 SPENT_SECONDS = 5.0  # between two looks at what is spent
-Spending = Callable[[], Mapping[str, tuple[float, float, str]]]  # budget -> (spent, limit, how an amount is said)
+Spending = Callable[[], Mapping[str, tuple[float, float, Said]]]  # budget -> (spent, limit, how an amount is said)
 
 
 class BudgetSpent(AlertRule):
@@ -33,12 +34,13 @@ class BudgetSpent(AlertRule):
     def _furthest(self) -> Trouble | None:
         found = [(spent / limit, spent, limit, name, said)
                  for name, (spent, limit, said) in self._spending().items()]  # fmt: skip
-        share, spent, limit, name, said = max(found, default=(0.0, 0.0, 0.0, "", "{}"))
-        if not found or share < self._warn_at:
+        furthest = max(found, key=lambda each: each[:4], default=None)
+        if furthest is None or furthest[0] < self._warn_at:
             return None
-        title = f"{share:.0%} of the budget of {said.format(limit)} is spent"
+        share, spent, limit, name, said = furthest
+        title = f"{share:.0%} of the budget of {said(limit)} is spent"
         evidence = {"budget": name, "spent": spent, "limit": limit, "share": share}
-        advice = f"a larger run.budget.{name}, or let the run end with a checkpoint"
+        advice = f"a larger {name}, or let the run end with a checkpoint"
         return Trouble(title, evidence, advice, "critical" if share >= 1.0 else "")
 
 

@@ -9,7 +9,8 @@ from collections import deque
 from paceline.observe.alerts.rules.rule import AlertRule, Trouble
 from paceline.observe.alerts.rules.run_seen import AlertSeen
 from paceline.spec.journal.kinds import RunStarted, StepRecord
-from paceline.spec.journal.record import Record
+from paceline.spec.journal.record import Record, plain_mean
+from paceline.units import format_loss
 
 WINDOW, LEAST_WINDOW = 64, 32
 NORMAL = 1.4826  # standard deviations of a normal distribution in a median absolute deviation
@@ -73,7 +74,7 @@ class LossSpike(AlertRule):
             deviations = (record.loss - median) / max(apart, SMALLEST_PART * abs(median), 1e-12)
             if deviations > self.spec.spike_deviations:
                 above = f"{deviations:.0f} deviations above {median:.4g}"
-                title = f"the loss of step {record.step} is {record.loss:.4g}, {above}"
+                title = f"the loss of step {record.step} is {format_loss(record.loss)}, {above}"
                 evidence = {"step": record.step, "loss": record.loss, "median": median, "deviations": deviations}
                 advice = "run.health.on_spike = 'skip' or 'rollback' answers spikes by itself"
                 self._found = Trouble(title, evidence, advice)
@@ -120,14 +121,15 @@ class Plateau(AlertRule):
     def _compare(self, window: int) -> None:
         losses, half = list(self._losses), window // 2
         before, after = losses[:half], losses[half:]
-        fall = statistics.fmean(before) - statistics.fmean(after)
+        fall = plain_mean(before) - plain_mean(after)
         error = math.sqrt(statistics.variance(before) / len(before) + statistics.variance(after) / len(after))
-        most, level = fall + SURE * error, abs(statistics.fmean(before))
+        most, level = fall + SURE * error, abs(plain_mean(before))
         if most > FALLS * level * (2.0 if self._found else 1.0):
             self._found = None
             return
-        now = statistics.fmean(after)
-        title = f"the loss has not fallen in {window:,} steps: {now:.4g}, after {statistics.fmean(before):.4g}"
+        now = plain_mean(after)
+        was = format_loss(plain_mean(before))
+        title = f"the loss has not fallen in {window:,} steps: {format_loss(now)}, after {was}"
         evidence = {"steps": window, "fall": fall, "most_fall": most, "loss": now}
         advice = "stop here, or change the learning rate: task.evaluate.patience ends such runs by held-out loss"
         self._found = Trouble(title, evidence, advice)

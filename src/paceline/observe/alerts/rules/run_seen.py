@@ -62,14 +62,14 @@ class AlertSeen:
 
     def figure(self, *keys: str) -> float | None:
         """Return a number of the start's forecast or cluster, such as ("forecast", "step_seconds", "value")."""
-        found: Any = vars(self.start) if self.start else {}
+        found: object = vars(self.start) if self.start else {}
         for key in keys:
             found = found.get(key) if isinstance(found, Mapping) else None
         return number(found)
 
     def option(self, *keys: str) -> Any:
         """Return an option of the spec that the start has on record, such as ("run", "checkpoint_every")."""
-        found: Any = self.start.spec if self.start else {}
+        found: object = self.start.spec if self.start else {}
         for key in keys:
             found = found.get(key) if isinstance(found, Mapping) else None
         return found

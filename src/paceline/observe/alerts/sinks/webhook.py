@@ -8,21 +8,12 @@ import urllib.error
 import urllib.request
 from typing import Any
 
+from paceline.direct import ask_directly, status_text
 from paceline.errors import PacelineError
 from paceline.observe.alerts.message import AlertMessage
 
 MOST_CHARACTERS = {"slack": 3000, "discord": 2000}  # of one message, as the services document
 SCHEMES = ("http://", "https://")
-
-
-class NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows no redirection: what is behind one would get the token, and no message."""
-
-    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
-        """Return nothing, so that the redirection is an answer like any other error."""
-
-
-OPENER = urllib.request.build_opener(NoRedirects)
 
 
 def post(kind: str, url: str, token: str, message: AlertMessage, timeout_seconds: float) -> None:
@@ -33,11 +24,10 @@ def post(kind: str, url: str, token: str, message: AlertMessage, timeout_seconds
     headers |= {"Authorization": f"Bearer {token}"} if token else {}
     request = urllib.request.Request(url, json.dumps(body(kind, message)).encode(), headers, method="POST")
     try:
-        with OPENER.open(request, timeout=timeout_seconds):
-            return
+        ask_directly(request, timeout_seconds)
+        return
     except urllib.error.HTTPError as error:
-        elsewhere = ", another address, which is not followed" if 300 <= error.code < 400 else ""
-        because = f"it answers {error.code}{elsewhere}"
+        because = f"it answers {status_text(error)}"
     except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
         reason = getattr(error, "reason", error)
         because = f"it does not answer: {type(reason).__name__}"

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from paceline import svg
 from paceline.observe.live.run import LiveRun, slowest_of
 from paceline.report.charts import LEFT, RIGHT, WIDTH
@@ -12,6 +9,7 @@ from paceline.report.drawn.markup import esc, note_html, pill, table_html
 from paceline.report.records import number, table, text
 from paceline.report.scale import scale_for, ticks_of
 from paceline.spec.journal.kinds import RanksRecord
+from paceline.spec.journal.watching import NodeSample
 from paceline.units import format_bytes, format_rate
 
 LANES, ROW, TOP, SHOWN_NODES = 12, 20, 8, 32
@@ -71,27 +69,25 @@ def nodes_html(run: LiveRun) -> str:
     """Return the newest sample of each node: flagged ones first, then by name, at most SHOWN_NODES of them."""
     if not run.nodes:
         return ""
-    ordered = sorted(run.nodes.items(), key=lambda pair: (not pair[1].get("flagged"), pair[0]))
-    signals = sorted({name for _, line in ordered for name in table(line.get("signals"))})
-    hosts = sorted({name for _, line in ordered for name in table(line.get("host"))})
+    ordered = sorted(run.nodes.items(), key=lambda pair: (not pair[1].flagged, pair[0]))
+    signals = sorted({name for _, sample in ordered for name in sample.signals})
+    hosts = sorted({name for _, sample in ordered for name in sample.host})
     rows = []
-    for name, line in ordered[:SHOWN_NODES]:
-        flags = line.get("flagged")
-        flagged = pill("warn", ", ".join(map(text, flags))) if isinstance(flags, list) and flags else ""
-        ranks = line.get("ranks")
-        count = str(len(ranks)) if isinstance(ranks, list) else ""
-        rows.append([esc(name) + " " + flagged, count, *(_signal(line, each) for each in signals),
-                     *(esc(_figure(each, number(table(line.get("host")).get(each)))) for each in hosts)])  # fmt: skip
+    for name, sample in ordered[:SHOWN_NODES]:
+        flagged = pill("warn", ", ".join(sample.flagged)) if sample.flagged else ""
+        count = "" if sample.ranks is None else str(len(sample.ranks))
+        rows.append([esc(name) + " " + flagged, count, *(_signal(sample, each) for each in signals),
+                     *(esc(_figure(each, sample.host.get(each))) for each in hosts)])  # fmt: skip
     head = ["node", "ranks", *(each.replace("_", " ") for each in (*signals, *hosts))]
     more = note_html(f"{len(ordered) - SHOWN_NODES:,} more nodes") if len(ordered) > SHOWN_NODES else ""
     return table_html(head, rows, range(1, len(head))) + more
 
 
-def _signal(line: Mapping[str, Any], name: str) -> str:
-    found = table(table(line.get("signals")).get(name))
+def _signal(sample: NodeSample, name: str) -> str:
+    found = table(sample.signals.get(name))
     middle, most, rank = (number(found.get(key)) for key in ("median", "max", "rank"))
     if middle is None:
-        return esc(text(table(line.get("absent")).get(name)) and "not known")
+        return esc(text(sample.absent.get(name)) and "not known")
     where = "" if rank is None or most == middle else note_html(f"rank {rank:.0f}: {_figure(name, most)}")
     return esc(_figure(name, middle)) + where
 

@@ -9,7 +9,6 @@ from paceline import svg
 from paceline.observe.live.run import LiveRun
 from paceline.report.charts import LEFT, RIGHT, WIDTH
 from paceline.report.drawn.markup import shown
-from paceline.report.records import number, text
 from paceline.report.scale import Scale, scale_for, ticks_of
 from paceline.spec.journal.bound import TraceRecord
 from paceline.spec.journal.kinds import (
@@ -42,10 +41,7 @@ def events_of(run: LiveRun) -> dict[str, list[RunEvent]]:
     rows: dict[str, list[RunEvent]] = {
         "faults": [_event(each, f"{each.what}: {each.because}") for each in run.of(FaultRecord)],
         "recoveries": [_event(each, f"{each.rung}: {each.because}") for each in run.of(RecoveryRecord)],
-        "alerts": [
-            RunEvent(number(line.get("time")) or 0.0, f"{text(line.get('state'))}: {text(line.get('title'))}")
-            for line in run.alerted
-        ],
+        "alerts": [_event(each, f"{each.state}: {each.title}") for each in run.alerted],
         "decisions": [_event(each, f"{each.what}: {shown(each.after)}") for each in run.of(DecisionRecord)],
         "evaluations": [_event(each, f"step {each.step}, loss {each.loss}") for each in run.of(EvaluationRecord)],
         "checkpoints": [_event(each, f"step {each.step}") for each in run.of(CheckpointRecord)],

@@ -21,7 +21,7 @@ from paceline.plan.cost.model_parts import Parts
 from paceline.plan.cost.sheet import Sheet
 from paceline.plan.cost.time.compute import state_bytes
 from paceline.plan.cost.time.gathers import gathered_memory
-from paceline.spec.adapt.adapter import NF4_BYTES
+from paceline.spec.adapt.adapter import NF4_BYTES, NF4_VALUE_BYTES
 from paceline.spec.cluster import SOURCES
 from paceline.spec.optimizers import gathered_values, state_values
 
@@ -121,17 +121,25 @@ class HeldAtPeak:
         return text + (f", 2 B of {narrow:,.0f} frozen ones" if narrow else "")
 
     def _packed(self) -> list[Component]:
-        """Return frozen weights in four bits, whole on every device, with the one layer that is unpacked at a time."""
+        """Return frozen weights in four bits, with the one layer that is unpacked, and gathered, at a time."""
         packed = self.parts.total("packed_parameters")
         if not np.any(packed):
             return []
         largest = np.max(np.where(self.parts.counts > 0, self.parts.shapes["unpacked_elements"], 0.0), axis=1)
         unpacked = 8 + self.compute  # two fp32 values on the way, and the one that is computed with
 
-        def text(i: int) -> str:
-            return f"{NF4_BYTES:.4f} B x {packed[i]:,.0f} frozen weights + {unpacked} B x {largest[i]:,.0f} unpacked"
+        is_spread = self.plans.common.frozen == "spread"
+        ranks = self.plans.data_degree if is_spread else np.ones(len(self.plans), dtype=np.int64)
+        layer = unpacked + NF4_VALUE_BYTES * (ranks > 1)
+        scales = NF4_BYTES - NF4_VALUE_BYTES
 
-        values = NF4_BYTES * packed + unpacked * largest
+        def text(i: int) -> str:
+            each = f"{NF4_BYTES:.4f} B"
+            if ranks[i] > 1:
+                each = f"({NF4_VALUE_BYTES} B / {ranks[i]} data ranks + {scales:.4f} B)"
+            return f"{each} x {packed[i]:,.0f} frozen weights + {layer[i]:g} B x {largest[i]:,.0f} unpacked"
+
+        values = (NF4_VALUE_BYTES / ranks + scales) * packed + layer * largest
         return [Component("weights in four bits", "weights", values, MEASURED, text, "QLoRA (Dettmers et al. 2023)")]
 
     def _trained_text(self, i: int) -> str:
@@ -394,7 +402,9 @@ class HeldAtPeak:
         """Return buffers that collectives read and write besides what they produce."""
         size, compute, plans, parts = self.size, self.compute, self.plans, self.parts
         copies = ~plans.is_sharded & (plans.dp_replicate > 1)
-        units = (2 * size + compute) * np.maximum(self._root, self._largest_block) / plans.tp
+        largest = np.maximum(self._root, self._largest_block) / plans.tp
+        trained = np.minimum(largest, self.trained)  # what is frozen has no gradient
+        units = 2 * size * trained + compute * largest
         if self.sheet.context.software.gathers_weights:  # a gradient that is reduced beside the next one's product
             units = 2 * compute * parts.largest_weight(plans.ep) / plans.tp
         bucket = np.minimum(plans.common.bucket_bytes, size * self.trained)
@@ -413,6 +423,8 @@ class HeldAtPeak:
 
         def text(i: int) -> str:
             unit = f"({size} + {size} + {compute}) B x largest unit{self.here(i)}: gradients in and out"
+            if trained[i] < largest[i]:
+                unit = f"2 x {size} B x {trained[i]:,.0f} trained parameters, and {compute} B x largest unit"
             parts_of_it: list[tuple[Flags, str]] = [
                 (plans.is_sharded, unit),
                 (copies, "one bucket"),

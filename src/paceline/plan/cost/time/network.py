@@ -16,6 +16,7 @@ from paceline.plan.cost.collectives import (
     frozen_collective,
     gather_collectives,
     gradient_bytes,
+    packed_collective,
     reduce_collectives,
     reductions,
 )
@@ -96,7 +97,7 @@ def network_components(sheet: Sheet, forward_backward_seconds: Floats) -> list[C
         return hidden if overlaps else f"not overlapped{' (CPU)' if on_cpu else ''}"
 
     shards, reduces = columns.state_degree > 1, columns.dp_replicate > 1
-    frozen = [_frozen_gathering(sheet)] if columns.common.frozen == "spread" else []
+    frozen = _spread_gathering(sheet) if columns.common.frozen == "spread" else []
     outer = [_outer_step(sheet)] if columns.common.sync.has_outer_step else []
     return [
         *outer,
@@ -149,6 +150,29 @@ def _unit_upkeep(sheet: Sheet, forward_backward_seconds: Floats) -> list[Compone
     seconds = np.where(shards, times * part.units * each, 0.0)
     known = np.full(len(columns), SOURCES.index("measured"))
     return [Component("upkeep of shards", "sync", seconds, known, text, "measured", shards, "reduce")]
+
+
+def _spread_gathering(sheet: Sheet) -> list[Component]:
+    """Return what gathering frozen weights adds that are spread over all data ranks."""
+    shapes = sheet.context.shapes
+    found = [_frozen_gathering(sheet)] if shapes["forward_only_parameters"].any() else []
+    return [*found, _packed_gathering(sheet)] if shapes["packed_parameters"].any() else found
+
+
+def _packed_gathering(sheet: Sheet) -> Component:
+    """Return what gathering weights in four bits takes: a layer waits for its own, so nothing hides it."""
+    group, moved = sheet.ring("data"), packed_collective(sheet)
+    seconds = seconds_of(group, moved) + 2 * moved.buffer_bytes / sheet.rates.memory_rate
+
+    def text(i: int) -> str:
+        return (
+            f"{moved.calls[i]:,.0f} all-gathers a step of {moved.buffer_bytes[i]:,.0f} B in all over {group.size[i]} "
+            "data ranks, whenever a layer is unpacked; not overlapped"
+        )
+
+    some = np.asarray(group.size > 1)
+    return Component("gathering of four bits", "sync", np.where(some, seconds, 0.0), group.source, text, RING, some,
+                     "forward_backward")  # fmt: skip
 
 
 def _frozen_gathering(sheet: Sheet) -> Component:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
@@ -66,8 +65,8 @@ def samples_of(module: nn.Module) -> Callable[[], contextlib.AbstractContextMana
 
 
 def _within(
-    randomness: SampleRandomness, module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any
-) -> Any:
+    randomness: SampleRandomness, module: nn.Module, forward: Callable[..., object], *args: object, **kwargs: object
+) -> object:
     is_off = isinstance(module, _DropoutNd) and module.p == 0  # as it is in a compiled block
     if is_off or randomness.is_entered or randomness.rows is None:
         return forward(*args, **kwargs)
@@ -75,7 +74,7 @@ def _within(
         return forward(*args, **kwargs)
 
 
-def _outside(randomness: SampleRandomness, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _outside(randomness: SampleRandomness, forward: Callable[..., object], *args: object, **kwargs: object) -> object:
     if not randomness.is_entered:
         return forward(*args, **kwargs)
     randomness.__exit__(None, None, None)

@@ -76,7 +76,7 @@ class SampleRandomness(TorchFunctionMode):
         self._seed, self._device, self._part, self._strict = seed, device, part or RankPart(), strict
         self._functions = drawing_functions()
         self._operators = RandomOperators(self)
-        self._shares: dict[Any, Share] = {}
+        self._shares: dict[object, Share] = {}
         self._told: dict[str, str] = {}
         self._rows: SampleRows | None = None
         self._began, self._calls, self._entered = torch.Tensor(), 0, 0
@@ -103,7 +103,7 @@ class SampleRandomness(TorchFunctionMode):
         super().__enter__()
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self._entered -= 1
         super().__exit__(*error)
 
@@ -199,13 +199,13 @@ class SampleRandomness(TorchFunctionMode):
 
     # ---- what torch calls ------------------------------------------------------------------------------------------
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         kwargs = kwargs or {}
         if func not in self._functions:
             return func(*args, **kwargs)
         return self._drawn(func, args, kwargs)
 
-    def _drawn(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _drawn(self, func: Any, args: Any, kwargs: dict[str, Any]) -> object:
         if func is F.dropout:
             return self._dropout(*args, **kwargs)
         if func is F.scaled_dot_product_attention or func is F.multi_head_attention_forward:
@@ -247,7 +247,7 @@ class SampleRandomness(TorchFunctionMode):
     def draws_apart(self, generator: torch.Generator) -> None:
         """Generators of the program's own are left alone: they are looked at before training."""
 
-    def drew_apart(self, out: Any) -> None:
+    def drew_apart(self, out: object) -> None:
         """What comes from them is left alone too."""
 
     def _share(self, shape: tuple[int, ...], device: torch.device) -> Share:
@@ -300,7 +300,7 @@ def _states(device: torch.device) -> Tensor:
     return state
 
 
-def _attention_drops(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+def _attention_drops(func: object, args: Any, kwargs: dict[str, object]) -> bool:
     if func is F.multi_head_attention_forward:
         probability = args[10] if len(args) > 10 else kwargs.get("dropout_p", 0.0)
         training = args[13] if len(args) > 13 else kwargs.get("training", True)

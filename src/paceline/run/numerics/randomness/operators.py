@@ -33,7 +33,7 @@ class DrawnWords(Protocol):
     def draws_apart(self, generator: torch.Generator) -> None:
         """Note that a generator of the program's own is about to be drawn from."""
 
-    def drew_apart(self, out: Any) -> None:
+    def drew_apart(self, out: object) -> None:
         """Note what was drawn from it."""
 
 
@@ -211,7 +211,7 @@ def _random(words: DrawnWords, out: Tensor, a: Arguments) -> Tensor:
 
 
 # By the full name of an operator, without its namespace.
-RULES: dict[str, Callable[[DrawnWords, Arguments], Any]] = {
+RULES: dict[str, Callable[[DrawnWords, Arguments], object]] = {
     "bernoulli_.float": _in_place(lambda w, out, a: _bernoulli(w, out, a["p"])),
     "bernoulli_.Tensor": _in_place(lambda w, out, a: _bernoulli(w, out, a["p"])),
     "bernoulli.default": _alike(lambda w, out, a: _bernoulli(w, out, a["self"])),
@@ -257,7 +257,7 @@ class RandomOperators(TorchDispatchMode):
         super().__init__()
         self._words = words
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None) -> object:
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
@@ -276,7 +276,7 @@ class RandomOperators(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def _named(func: Any, args: Sequence[Any], kwargs: Arguments) -> dict[str, Any]:
+def _named(func: Any, args: Sequence[object], kwargs: Arguments) -> dict[str, Any]:
     """Return all arguments of an operator by name, those that were not given too."""
     slots = func._schema.arguments
     named = {slot.name: slot.default_value if slot.has_default_value() else None for slot in slots}
@@ -296,7 +296,7 @@ def _draws(named: Arguments) -> bool:
 
 
 @functools.cache
-def drawing_functions() -> frozenset[Any]:
+def drawing_functions() -> frozenset[object]:
     """Return torch's functions and methods that draw random numbers, or hold an operator that does."""
     names = {name.partition(".")[0] for name in RULES} | {
         "dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "alpha_dropout_",

@@ -14,7 +14,10 @@ class Others:
     """Where generators beside torch's stood when it was made: which have moved since, and the way back."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._read: dict[str, Callable[[], Any]] = {"Python's module random": random.getstate, "numpy.random": _numpys}
+        self._read: dict[str, Callable[[], object]] = {
+            "Python's module random": random.getstate,
+            "numpy.random": _numpys,
+        }
         self._set: dict[str, Callable[[Any], None]] = {
             "Python's module random": random.setstate,
             "numpy.random": np.random.set_state,
@@ -44,11 +47,11 @@ class Others:
             self._set[name] = lambda state: setattr(bits, "state", state)
 
 
-def _numpys() -> Any:
+def _numpys() -> object:
     return np.random.get_state()
 
 
-def _plain(state: Any) -> Any:
+def _plain(state: object) -> Any:
     """Return a state as something that `==` compares as a whole."""
     if isinstance(state, np.ndarray):
         return state.tolist()

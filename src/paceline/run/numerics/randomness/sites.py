@@ -23,7 +23,7 @@ _OURS = (
 _ENDS = (CHECKPOINT, "paceline.run.", "paceline.verify.")  # callers of a program, in two ways or more
 
 
-def site_of_caller(module_of: Callable[[Any], object] = lambda found: None) -> Site:
+def site_of_caller(module_of: Callable[[object], object] = lambda found: None) -> Site:
     """Return where the program draws: its frames up to the module's forward pass that it is in.
 
     That module, or None where the program draws outside of any in what it runs again, goes to `module_of`. Modules of

@@ -53,7 +53,7 @@ class _Observer(SampleRandomness):
         self.strays.setdefault(name, because)
 
     def _share(self, shape: tuple[int, ...], device: torch.device) -> Share:
-        modules: list[Any] = []
+        modules: list[object] = []
         site = site_of_caller(modules.append)
         self.shapes.setdefault(site, []).append(shape)
         self.modules.update(type(module) for module in modules[:1] if module is not None)
@@ -68,7 +68,7 @@ class _Observer(SampleRandomness):
         self.began.setdefault(generator, generator.get_state())
         self._generators.setdefault(generator, self.began[generator])
 
-    def drew_apart(self, out: Any) -> None:
+    def drew_apart(self, out: object) -> None:
         shapes = [tuple(leaf.shape) for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
         self.apart.setdefault(site_of_caller(), []).extend(shapes)
 
@@ -119,7 +119,7 @@ class _Program:
                     parameter.grad = grad
 
 
-def survey(model: nn.Module, objective: SurveyedObjective, batch: Any, device: torch.device) -> Survey:
+def survey(model: nn.Module, objective: SurveyedObjective, batch: object, device: torch.device) -> Survey:
     """Return what two looks at `objective(model, batch)` tell of its random numbers; only one, where it draws none.
 
     The first dimension of the batch's tensors counts samples. Buffers and random states are left as they were.
@@ -168,7 +168,9 @@ def _of_one_look(seen: _Observer, failed: str) -> Survey:
     return replace(found, strays=_told(strays))
 
 
-def survey_all(model: nn.Module, objectives: Iterable[SurveyedObjective], batch: Any, device: torch.device) -> Survey:
+def survey_all(
+    model: nn.Module, objectives: Iterable[SurveyedObjective], batch: object, device: torch.device
+) -> Survey:
     """Return what looks at several objectives of one model tell together."""
     found = [survey(model, objective, batch, device) for objective in objectives]
     sites = dict.fromkeys(site for one in found for site in one.patterns)
@@ -181,7 +183,7 @@ def survey_all(model: nn.Module, objectives: Iterable[SurveyedObjective], batch:
     return Survey(patterns, tuple(strays), tuple(modules), tuple(unread), failed, unseen)
 
 
-def repeated(batch: Any, count: int) -> Any:
+def repeated(batch: object, count: int) -> object:
     """Return a batch of `count` samples: the first one again and again."""
     rows = rows_of_batch(batch)
     return tree_map(
@@ -194,12 +196,12 @@ def repeated(batch: Any, count: int) -> Any:
     )
 
 
-def rows_of_batch(batch: Any) -> int:
+def rows_of_batch(batch: object) -> int:
     """Return the rows of a batch: the first dimension of its tensors."""
     return next((leaf.shape[0] for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()), 1)
 
 
-def length_of(batch: Any) -> int | None:
+def length_of(batch: object) -> int | None:
     """Return the second dimension of a batch's first tensor that has one."""
     leaves = (leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim() > 1)
     return next((leaf.shape[1] for leaf in leaves), None)

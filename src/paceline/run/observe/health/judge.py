@@ -21,7 +21,7 @@ PLATEAU = 400  # steps, of which the later half is no better than the earlier on
 PLATEAU_ERRORS = 2.0  # standard errors of the difference of two medians
 DIVERGED = 32  # steps whose median is compared with the best such
 DIVERGED_DEVIATIONS = 8.0
-VANISHED = 1e-4  # of the median over blocks, of the gradient's norm over the weights'
+VANISHED = 1e-4  # of the second largest over blocks, of the gradient's norm over the weights'
 LARGE_UPDATE, SMALL_UPDATE = 0.1, 1e-8  # of the weights, in one step
 DEAD = 0.5  # of the units
 GROWN = 10.0  # times as large as the median of what was measured before
@@ -139,11 +139,17 @@ class HealthJudge:
                     if own.get("weight_norm") and "grad_norm" in own}  # fmt: skip
         if len(relative) < 3:
             return None
-        middle = statistics.median(relative.values())
-        least = min(relative, key=lambda name: relative[name])
+        # Most blocks may have lost theirs, all before the one that does it: a median would be one of them. The largest
+        # may be that of weights which begin near zero.
+        second = sorted(relative, key=lambda name: relative[name])[-2]
+        limit = VANISHED * relative[second]
+        gone = [name for name, value in relative.items() if value < limit]
+        named = gone[0] if gone else min(relative, key=lambda name: relative[name])
+        so_many = f", and as small in {len(gone) - 1} more of {len(relative)} blocks" if len(gone) > 1 else ""
+        here, there = f"{relative[named]:.2g}", f"{relative[second]:.2g} in {second}"
         return finding(
-            "vanishing gradient", least, relative[least], VANISHED * middle, relative[least] < VANISHED * middle,
-            f"the gradient over the weights is {relative[least]:.2g} there and {middle:.2g} in the median block",
+            "vanishing gradient", named, relative[named], limit, bool(gone),
+            f"the gradient over the weights is {here} there and {there}{so_many}",
             "normalisation or residual connections around the block, another first weights' scale",
         )  # fmt: skip
 

@@ -43,7 +43,7 @@ class _Shared:
         attention_mask: Tensor | None,
         scaling: float | None = None,
         dropout: float = 0.0,
-        **asked: Any,
+        **asked: object,
     ) -> tuple[Tensor, None]:
         """Return [rows, 2c, heads, width of values] for queries, keys and values [rows, heads, 2c, width]."""
         if dropout or (because := unknown_of(asked)):
@@ -62,7 +62,7 @@ def _of_one_width(*tensors: Tensor) -> list[Tensor]:
     return [F.pad(x, (0, widest - x.shape[-1])) if x.shape[-1] < widest else x for x in tensors]
 
 
-def _no_mask(*, attention_mask: Tensor | None = None, **_: Any) -> None:
+def _no_mask(*, attention_mask: Tensor | None = None, **_: object) -> None:
     """Return no mask: the ranks' attention is causal by itself. One of four dimensions does not pass by here."""
     if attention_mask is not None:
         raise ConfigError(

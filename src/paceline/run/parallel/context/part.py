@@ -42,7 +42,7 @@ def share_sequences(model: nn.Module, plan: Plan, mesh: Mesh | None) -> None:
             module.over_ranks = attention
 
 
-def part_of(plan: Plan, rank: int, model: nn.Module, objective: Objective) -> Callable[[Any], Any]:
+def part_of(plan: Plan, rank: int, model: nn.Module, objective: Objective) -> Callable[[object], object]:
     """Return what takes a rank's part of a batch along the sequence; the whole batch where none is shared."""
     cp = plan.layout.cp
     if cp == 1:
@@ -55,7 +55,7 @@ def part_of(plan: Plan, rank: int, model: nn.Module, objective: Objective) -> Ca
     return SequencePart(at, cp, masks_padding=is_transformers(model), takes_documents=built_in)
 
 
-def with_positions(batch: Any) -> Any:
+def with_positions(batch: Any) -> object:
     """Return a batch of tokens that says where they stand.
 
     A later pipeline stage gets a part of the sequence from its tensor ranks, and cannot tell its length from that.

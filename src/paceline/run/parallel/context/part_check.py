@@ -27,7 +27,7 @@ TOKENS_OF_A_RANK = 64  # of the row that is tried, at most
 
 
 def check_parts(
-    model: Any, plan: Plan, objective: Callable[..., Any], batch: Any, part: SequencePart, mesh: Mesh
+    model: Any, plan: Plan, objective: Callable[..., object], batch: Any, part: SequencePart, mesh: Mesh
 ) -> None:
     """Raise ConfigError where a model of transformers cannot share its sequences, or gives other outputs when it does.
 

@@ -53,13 +53,15 @@ def shared_attention(group: dist.ProcessGroup, method: str) -> AttentionFunction
     return attention
 
 
-INSIDE: dict[str, Callable[..., Any]] = {}  # what operators run, by name: who looks at collectives calls this instead
+INSIDE: dict[
+    str, Callable[..., object]
+] = {}  # what operators run, by name: who looks at collectives calls this instead
 
 
-def _operator(name: str, schema: str) -> Callable[[Callable[..., Any]], CustomOpDef]:
+def _operator(name: str, schema: str) -> Callable[[Callable[..., object]], CustomOpDef]:
     """Return what makes a function an operator of ours that changes no argument."""
 
-    def made(function: Callable[..., Any]) -> CustomOpDef:
+    def made(function: Callable[..., object]) -> CustomOpDef:
         INSIDE[name] = function
         return torch.library.custom_op(f"paceline::{name}", function, mutates_args=(), schema=schema)
 
@@ -138,13 +140,13 @@ def _(
     return by_q, by_k, by_v
 
 
-def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _keep_for_backward(ctx: Any, inputs: tuple[object, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, ctx.group, ctx.method, ctx.scale = inputs
     ctx.save_for_backward(q, k, v, *output)
     ctx.mark_non_differentiable(output[1])
 
 
-def _backward(ctx: Any, grad: Tensor, unused: Any) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, grad: Tensor, unused: object) -> tuple[Tensor | None, ...]:
     found = sequence_attention_backward(grad, *ctx.saved_tensors, ctx.group, ctx.method, ctx.scale)
     return *found, None, None, None
 
@@ -216,7 +218,7 @@ def _(grad: Tensor, group: str) -> Tensor:
     return grad.new_empty(*outer, tokens // _group(group).size(), width)
 
 
-def _keep_group(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _keep_group(ctx: Any, inputs: tuple[object, ...], output: Tensor) -> None:
     ctx.group = inputs[1]
 
 

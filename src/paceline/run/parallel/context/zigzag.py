@@ -47,7 +47,7 @@ class SequencePart:
     masks_padding: bool = False  # whether "attention_mask" becomes what this rank's queries see
     takes_documents: bool = False  # whether the model's attention needs no mask where the device has a kernel
 
-    def __call__(self, batch: Any) -> dict[str, Any]:
+    def __call__(self, batch: object) -> dict[str, object]:
         """Return the batch with this rank's part of every entry [rows, seq, ...], "positions" and, if packed, "mask".
 
         "real" says which tokens are no padding, which a part of a row cannot tell: see `before_last_label`.
@@ -70,7 +70,7 @@ class SequencePart:
         if isinstance(whole.get("labels"), Tensor) and whole["labels"].shape == tokens.shape:
             whole["real"] = before_last_label(whole["labels"])
         seen = whole.pop(PADDING_MASK) if self.masks_padding and PADDING_MASK in whole else None
-        part: dict[str, Any] = {name: self._cut(name, value, seq) for name, value in whole.items()}
+        part: dict[str, object] = {name: self._cut(name, value, seq) for name, value in whole.items()}
         if "positions" not in part:
             part["positions"] = places.expand(rows, -1)
         if documents is not None:
@@ -82,7 +82,7 @@ class SequencePart:
             part[PADDING_MASK] = _padding_mask(_filled(seen, len(places) * self.ranks, 0), places)
         return part
 
-    def _cut(self, name: str, value: Any, seq: int) -> Any:
+    def _cut(self, name: str, value: object, seq: int) -> Any:
         if not isinstance(value, Tensor) or value.dim() < 2 or value.shape[1] != seq:
             return value  # speaks of whole samples
         chunk = chunk_tokens(seq, self.ranks)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -63,11 +62,11 @@ class ReachedWeights:
             if not count:
                 held[name].grad = None
 
-    def _look(self, unit: nn.Module, *_: Any) -> None:
+    def _look(self, unit: nn.Module, *_: object) -> None:
         if unit in self._units:
             self.look(unit)
 
-    def _note(self, name: str) -> Any:
+    def _note(self, name: str) -> object:
         return lambda _: self._reached.add(name)
 
 

@@ -49,7 +49,7 @@ def shard(
     zero: int,
     compute_dtype: torch.dtype,
     master_dtype: torch.dtype,
-    placed: Mapping[nn.Parameter, Any] | None = None,
+    placed: Mapping[nn.Parameter, object] | None = None,
     whole: Collection[nn.Parameter] = (),
 ) -> None:
     """Shard the units, of which the last is the model, over `fsdp` (dp_shard x cp), with copies over `dp_replicate`.

@@ -42,7 +42,7 @@ EXPERT_DIM = 0  # of stacked weights, split over `ep`
 
 def spread_experts(
     model: nn.Module, mesh: Mesh, layout: Layout, alone: UnsharedExperts | None = None
-) -> dict[nn.Parameter, Any]:
+) -> dict[nn.Parameter, object]:
     """Split every layer's experts over `ep` and return where FSDP2 is to shard each of their weights: None for nowhere.
 
     Those of ranks that are `alone` with their experts need no FSDP2. Others stay in the sharding unit of their block,
@@ -52,7 +52,7 @@ def spread_experts(
     """
     axes = mesh.experts
     exchange = AllToAll(axes["ep"].get_group())
-    placed: dict[nn.Parameter, Any] = {}
+    placed: dict[nn.Parameter, object] = {}
     place = _placements(axes, layout)
     for name, experts in _experts_of(model, layout).items():
         for key, weight in list(experts.named_parameters(recurse=False)):
@@ -151,7 +151,7 @@ def balance_shared_sequences(model: nn.Module, group: dist.ProcessGroup) -> None
             module.over_sequence = over_sequence
 
 
-def _placements(axes: DeviceMesh, layout: Layout) -> Callable[[int], Any]:
+def _placements(axes: DeviceMesh, layout: Layout) -> Callable[[int], object]:
     """Return what gives FSDP2's placement of a dimension over `expert_shard`, with copies over `dp_replicate`.
 
     torch documents this result of `shard_placement_fn`, for experts, but exports its name from a private module only.
@@ -177,7 +177,7 @@ class AllToAll:
 
     group: dist.ProcessGroup
 
-    def dispatch(self, rows: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Any]:
+    def dispatch(self, rows: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, object]:
         """Return (rows for this rank's experts sorted by expert, counts of them, what `combine` needs).
 
         `rows` [tokens, hidden] are sorted by expert, `counts` [experts] int64 says how many each expert gets.

@@ -27,7 +27,7 @@ class RoutedForward:
         self._inner, self._exchanged = experts.forward, exchanged
         self._signature = inspect.signature(self._inner)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+    def __call__(self, *args: object, **kwargs: object) -> Tensor:
         """Return [tokens, hidden] for (hidden states [tokens, hidden], indices and weights [tokens, top_k])."""
         hidden, chosen, weights = self._signature.bind(*args, **kwargs).arguments.values()
         top_k = chosen.shape[-1]

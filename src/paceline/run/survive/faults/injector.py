@@ -21,6 +21,7 @@ from paceline.run.survive.faults.storage import damage, newest_file, refuse_writ
 from paceline.run.survive.faults.values import spoil, spoiled
 from paceline.spec.journal.kinds import InjectedRecord
 from paceline.spec.journal.reading import records_of_kind, starts_of
+from paceline.spec.journal.record import read
 from paceline.spec.survive.faults import FaultPlan, FaultSpec
 
 Numbered = tuple[int, FaultSpec]
@@ -35,7 +36,7 @@ class Injector:
     def __init__(self, plan: FaultPlan, run_dir: Path, rank: int, world_size: int) -> None:
         self._plan, self._rank, self._world_size = plan, rank, world_size
         self._run_dir, self._checkpoints, self._ledger = run_dir, run_dir / "checkpoints", Ledger(run_dir)
-        self._told: set[tuple[Any, ...]] | None = None  # of rank 0: the strikes that the journal has
+        self._told: set[tuple[object, ...]] | None = None  # of rank 0: the strikes that the journal has
         self._by_phase: dict[str, list[Numbered]] = {}
         for number, fault in enumerate(plan.each, 1):
             self._by_phase.setdefault(fault.place, []).append((number, fault))
@@ -80,8 +81,9 @@ class Injector:
         strikes = self._ledger.strikes()
         if self._told is None and strikes:
             files = [path for _, path in starts_of(self._run_dir)]
-            injected = [each for path in files for each in records_of_kind(path, InjectedRecord.KIND)]
-            self._told = {(each["fault"], each["step"], each["rank"], each["struck"]) for each in injected}
+            lines = [line for path in files for line in records_of_kind(path, InjectedRecord.KIND)]
+            injected = [read(InjectedRecord, line) for line in lines]
+            self._told = {(each.fault, each.step, each.rank, each.struck) for each in injected}
         told = self._told or set()
         new = [strike for strike in strikes if (*strike.key, strike.time) not in told]
         if strikes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from paceline.run.loop.loader import StepBatch
 from paceline.run.loop.step import StepStats
@@ -18,11 +17,13 @@ def computed_seconds(stats: StepStats, under: UnderPlan | None) -> float | None:
     """Return for how long this rank computed in a step, apart from waiting for others; None where that is not known.
 
     A CPU's thread says when it did not run. On CUDA kernels of collectives wait for peers: what is known there is the
-    time of passes without any, those of whole copies of the model, whose gradients are summed on a stream of its own.
+    time of passes without any: those of whole copies of the model, frozen weights too, whose gradients are summed on a
+    stream of its own.
     """
     if stats.waiting_seconds is not None:
         return sum(stats.seconds.get(phase, 0.0) for phase in PHASES) - stats.waiting_seconds
-    if under is not None and not under.plan.layout.is_sharded and not under.sees_whole_batch:
+    alone = under is not None and under.plan.frozen != "spread" and not under.plan.layout.is_sharded
+    if alone and under is not None and not under.sees_whole_batch:
         return stats.seconds.get("forward_backward")
     return None
 
@@ -38,9 +39,9 @@ def planned_rows(plan: Plan) -> list[float]:
     return [float(max(rows, plan.accumulation)) for rows in parts]
 
 
-def device_facts() -> dict[str, Any]:
+def device_facts() -> dict[str, object]:
     """Return what the machine tells of its temperature and clocks, as far as it does."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     try:
         zones = list(THERMAL.glob("thermal_zone*/temp"))
     except OSError:  # no descriptor may be left: what is told beside the numbers must not end a run

@@ -48,7 +48,7 @@ def torch_dump() -> Dump | None:
     return next((found for name in DUMPS if callable(found := getattr(c10d, name, None))), None)
 
 
-def last_collectives(dump: Dump | None, since_ns: int = 0) -> dict[str, Any]:
+def last_collectives(dump: Dump | None, since_ns: int = 0) -> dict[str, object]:
     """Return the newest entries of a flight recorder and the state of its groups; `missing` says why there are none.
 
     What was begun before `since_ns` (since the epoch) is of an older world.
@@ -80,7 +80,7 @@ def reached(told: Mapping[str, Any]) -> dict[str, tuple[int, str]]:
     return found
 
 
-def missing_from(told: Mapping[int, Mapping[str, Any]]) -> list[str]:
+def missing_from(told: Mapping[int, Mapping[str, object]]) -> list[str]:
     """Return sentences on the collectives that some ranks have begun and others of their group have not."""
     by_rank = {rank: reached(each) for rank, each in told.items()}
     sentences = []

@@ -25,7 +25,7 @@ WHAT = ("the loss", "the gradient norm")
 class RollBack(Exception):
     """The step's samples are to be passed over, and the run to go on from its newest checkpoint. Never leaves a run."""
 
-    def __init__(self, because: str, loss: float, grad_norm: float, evidence: Mapping[str, Any]) -> None:
+    def __init__(self, because: str, loss: float, grad_norm: float, evidence: Mapping[str, object]) -> None:
         super().__init__(because)
         self.because, self.loss, self.grad_norm, self.evidence = because, loss, grad_norm, evidence
 
@@ -68,16 +68,16 @@ class UpdateGuard:
         taken, self.decisions = self.decisions, []
         return taken
 
-    def _skip(self, step: int, because: str, evidence: Mapping[str, Any]) -> bool:
+    def _skip(self, step: int, because: str, evidence: Mapping[str, object]) -> bool:
         refuse_beyond(self._skipped, step, self._health, because)
         self._skipped.append(step)
         self._decide("skip", "no update: its samples are consumed and teach nothing", because, evidence)
         return False
 
-    def _decide(self, what: str, to: str, because: str, evidence: Mapping[str, Any]) -> None:
+    def _decide(self, what: str, to: str, because: str, evidence: Mapping[str, object]) -> None:
         self.decisions.append(DecisionRecord(what, "update", to, because, dict(evidence)))
 
-    def _spike(self, turn: str, what: str, value: float) -> tuple[str, tuple[str, Any]] | None:
+    def _spike(self, turn: str, what: str, value: float) -> tuple[str, tuple[str, object]] | None:
         """Return what is told of a value that is a spike, or note it as one of the values that spikes are told from."""
         size = self._health.spike_window
         window = self._windows.setdefault(f"{turn}/{what}", deque(maxlen=size))

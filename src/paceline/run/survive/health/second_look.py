@@ -120,7 +120,7 @@ def _gradients_seen(model: nn.Module) -> Iterator[dict[str, list[int]]]:
     known: set[int] = set()
 
     def watch(path: str) -> Any:
-        def called(module: nn.Module, *_: Any) -> None:
+        def called(module: nn.Module, *_: object) -> None:
             for key, weight in module._parameters.items():
                 if weight is not None and weight.requires_grad and id(weight) not in known and torch.is_grad_enabled():
                     known.add(id(weight))

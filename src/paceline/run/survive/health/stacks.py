@@ -7,7 +7,6 @@ import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 FOLDER = "hangs"
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<at>\d+) in (?P<name>.*)$', re.MULTILINE)
@@ -32,7 +31,7 @@ def collective_in(text: str) -> str:
     return named[0] if named else "a wait" if inside else ""
 
 
-def parted(answer: str) -> tuple[str, dict[str, Any]]:
+def parted(answer: str) -> tuple[str, dict[str, object]]:
     """Return what a rank has answered as its stacks and what its flight recorder holds."""
     stacks, _, flight = answer.partition(FLIGHT_MARK)
     try:
@@ -45,7 +44,7 @@ def parted(answer: str) -> tuple[str, dict[str, Any]]:
 def save_stacks(
     run_dir: Path,
     stacks: Mapping[int, str],
-    flights: Mapping[int, Mapping[str, Any]],
+    flights: Mapping[int, Mapping[str, object]],
     states: Mapping[int, str],
     step: int,
 ) -> Path | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from paceline.errors import RankReplaced
 from paceline.run.loop.loader import StepBatch
@@ -109,7 +108,7 @@ class Stragglers:
         return self._less_work.go_on(step, self._world.gather(mine)) if self._less_work is not None else []
 
     def judged(
-        self, step: int, seconds: list[float], facts: list[dict[str, Any]], parts: list[float] | None = None
+        self, step: int, seconds: list[float], facts: list[dict[str, object]], parts: list[float] | None = None
     ) -> list[DecisionRecord]:
         """Return the decisions that follow from the seconds that each rank computed in a step.
 
@@ -136,7 +135,7 @@ class Stragglers:
                 found.append(DecisionRecord("straggler", "as fast as the others", after, because, {**evidence, **more}))
         return found
 
-    def leave(self, save: Callable[[], Any]) -> None:
+    def leave(self, save: Callable[[], object]) -> None:
         """Have all ranks save where the place of one is to be taken, and end that one by RankReplaced."""
         if self._leaving is None:
             return
@@ -159,7 +158,7 @@ class Stragglers:
             others = [other for other in others if stages[other] == stages[rank]] or others
         return [values[other] for other in others]
 
-    def _done_about(self, rank: int) -> tuple[str, dict[str, Any]]:
+    def _done_about(self, rank: int) -> tuple[str, dict[str, object]]:
         """Return what is done about a rank that has just been named, and what is to be remembered of it."""
         if self._less_work is not None:
             return "it gets less work as soon as that is worth it", {}

@@ -28,7 +28,7 @@ class ToldPart:
         return math.prod(self.held) * DTYPES[self.part.dtype][1]
 
 
-def checked(told: Any, values_bytes: int) -> tuple[int, list[ToldPart], dict[str, Any]]:
+def checked(told: Any, values_bytes: int) -> tuple[int, list[ToldPart], dict[str, object]]:
     """Return the step, the parts and the caller's JSON of a file with so many bytes of values. Raises Refused."""
     step, extra = count(table(told), "step"), typed(told, "extra", dict)
     parts = [_part(each) for each in typed(told, "parts", list)]

@@ -79,17 +79,19 @@ def mtbf_seconds(rates: FailureRates, devices: int, machine_lost: bool = False) 
     return SECONDS_PER_HOUR / (hourly * devices) if hourly else math.inf
 
 
-def choose(measured: Measured, mtbf: float, longest_steps: int) -> ChosenInterval:
+def choose(measured: Measured, mtbf: float, longest_steps: int, failures: int = 0) -> ChosenInterval:
     """Return the interval at which stalls and lost work together cost the least (Daly 2006, `simulate/interval.py`).
 
     It is not shorter than a save takes, since one is under way at a time, nor than a step, nor longer than
-    `longest_steps`: a run that nothing is expected to fail still has some progress to lose.
+    `longest_steps`: a run that nothing is expected to fail still has some progress to lose. `failures` are those of
+    this run that the mean time between failures has learnt from.
     """
     best = daly_interval(measured.stall_seconds, mtbf)
     seconds = max(best, measured.write_seconds)
     steps = max(1, math.ceil(seconds / measured.step_seconds)) if math.isfinite(seconds) else longest_steps
     steps = min(steps, longest_steps)
     failing = f"a failure every {format_seconds(mtbf)}" if math.isfinite(mtbf) else "no failure rate known"
+    failing += f" (this run has had {failures})" if failures else ""
     because = (
         f"every {steps} steps: {failing}, a stall of {format_seconds(measured.stall_seconds)} and"
         f" {format_seconds(measured.write_seconds)} to write ({measured.source}), steps of"
@@ -97,6 +99,7 @@ def choose(measured: Measured, mtbf: float, longest_steps: int) -> ChosenInterva
     )
     evidence: dict[str, float | str] = {
         "mtbf_seconds": mtbf if math.isfinite(mtbf) else "unknown",
+        "failures": float(failures),
         "stall_seconds": measured.stall_seconds,
         "write_seconds": measured.write_seconds,
         "step_seconds": measured.step_seconds,

@@ -22,7 +22,7 @@ from paceline.errors import Requeue, RunInUse, StorageError
 from paceline.run.assemble import Assembled
 from paceline.run.loop.resume import Progress, RunIdentity, saved_state
 from paceline.run.process.world import World
-from paceline.run.record.recorder import Recorder, SilentRecorder
+from paceline.run.record.recorder import Recorder, SilentRecorder, is_echo
 from paceline.run.survive.saving.host_room import why_not_beside
 from paceline.run.survive.saving.pace import SavingPace
 from paceline.run.survive.saving.remote_copies import RemoteCopies
@@ -53,7 +53,7 @@ class CheckpointKeeper:
         """`every_steps` are the steps between checkpoints on disk, in memory and in remote storage."""
         self.good = good
         self._run, self._record, self._spec = run, record, run.spec.run.checkpoints
-        self._pace = SavingPace(run.spec, dict(zip((DISK, MEMORY), every_steps, strict=False)), begun_step)
+        self._pace = SavingPace(run.spec, run.dir, dict(zip((DISK, MEMORY), every_steps, strict=False)), begun_step)
         self.tiers = Tiers(run, record, fence, self._pace.cadences)
         self._remote = RemoteCopies(self._spec, every_steps[2], record)
         self._is_first = isinstance(record, Recorder)
@@ -292,6 +292,8 @@ class CheckpointKeeper:
             )
 
     def _tell_failure(self, error: BaseException) -> None:
+        if is_echo(error):  # of a peer that has gone, which is told as such
+            return
         what, because = (error.what, error.because) if isinstance(error, StorageError) else (str(error), "")
         kept = f"; {self.good} is kept" if self.good else ""
         self._record.fault(what, f"{because}{kept}")

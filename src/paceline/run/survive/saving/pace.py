@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 
 from paceline.checkpoint.beside.stage import bytes_to_stage
 from paceline.run.process.world import World
 from paceline.run.record.recorder import Recorder, SilentRecorder
+from paceline.run.survive.saving.failures_seen import FailuresSeen, failures_seen
 from paceline.run.survive.saving.intervals import (
     Cadence,
     ChosenInterval,
@@ -26,8 +28,9 @@ from paceline.spec.load import Spec
 class SavingPace:
     """When checkpoints are due. Rank 0 measures and chooses, and all ranks take what it chose."""
 
-    def __init__(self, spec: Spec, every_steps: Mapping[str, int | None], begun_step: int) -> None:
+    def __init__(self, spec: Spec, run_dir: Path, every_steps: Mapping[str, int | None], begun_step: int) -> None:
         """`every_steps` are the spec's steps between checkpoints of each tier; an automatic choice stays below."""
+        self._run_dir, self._seen = run_dir, FailuresSeen()
         self.adapts = spec.run.checkpoints.interval == "auto"
         self.is_chosen = False
         self._reliability, self._longest = spec.cluster.reliability, every_steps
@@ -72,6 +75,8 @@ class SavingPace:
 
     def choose(self, world: World, record: Recorder | SilentRecorder) -> None:
         """Take the intervals that cost the least by now, where they differ enough. Every rank calls it."""
+        if not self.is_chosen and world.is_first:
+            self._seen = failures_seen(self._run_dir)
         chosen: dict[str, ChosenInterval] = world.share(self._choices(world) if world.is_first else {})
         for name, choice in chosen.items():
             cadence = self.cadences[name]
@@ -90,5 +95,8 @@ class SavingPace:
             if longest and self.cadences[name].every_steps:
                 # What the memory keeps is lost with its machine alone.
                 spared = name != MEMORY and bool(self.cadences[MEMORY].every_steps)
-                found[name] = choose(self._measured[name], mtbf_seconds(rates, world.size, spared), longest)
+                assumed = mtbf_seconds(rates, world.size, spared)
+                # The run's failures do not tell which of them would have taken the machine along.
+                mtbf = assumed if spared else self._seen.mtbf_seconds(assumed, world.size)
+                found[name] = choose(self._measured[name], mtbf, longest, 0 if spared else self._seen.failures)
         return found

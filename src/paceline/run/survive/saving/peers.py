@@ -26,40 +26,50 @@ from paceline.supervise.parent import NODE_VARIABLE
 
 @dataclass(frozen=True)
 class Peers:
-    """Where the parts of a world's ranks go: `to[rank]` is the rank on another node that keeps a copy."""
+    """Who keeps what: the rank `to`, on another node, a copy of this rank's part; this rank the copies of `of`."""
 
     rank: int
-    to: tuple[int, ...]
-
-    @property
-    def of(self) -> tuple[int, ...]:
-        """The ranks of which this one keeps a copy."""
-        return tuple(rank for rank, peer in enumerate(self.to) if peer == self.rank)
+    to: int
+    of: tuple[int, ...]
+    world: int
 
 
-def peers_of(nodes: Sequence[int], nodes_per_rack: int = 0) -> tuple[int, ...]:
-    """Return which rank keeps a copy of each rank's part, given the node of every rank.
+def nodes_beside(nodes: Sequence[int], node: int, nodes_per_rack: int = 0) -> tuple[int, int]:
+    """Return the node that keeps copies of one node's parts, and the node whose copies that one keeps.
 
-    It is one of the next node's; of the next rack's, where there are several racks. Each node keeps about as much as
-    any other.
+    They are the next node and the one before; of the next rack and the one before, where there are several racks. So
+    each node keeps about as much as any other.
     """
-    known = sorted(set(nodes))
-    ranks = {node: [rank for rank, of in enumerate(nodes) if of == node] for node in known}
-    shift = nodes_per_rack if 0 < nodes_per_rack < len(known) else 1
-    found = []
-    for rank, node in enumerate(nodes):
-        there = ranks[known[(known.index(node) + shift) % len(known)]]
-        found.append(there[ranks[node].index(rank) % len(there)])
-    return tuple(found)
+    at, shift = nodes.index(node), nodes_per_rack if 0 < nodes_per_rack < len(nodes) else 1
+    return nodes[(at + shift) % len(nodes)], nodes[(at - shift) % len(nodes)]
+
+
+def peers_of(rank: int, here: Sequence[int], after: Sequence[int], before: Sequence[int], world: int) -> Peers:
+    """Return a rank's peers, given the ranks of its node, of the one that keeps its copy and of the one it keeps."""
+    of = tuple(other for number, other in enumerate(before) if here[number % len(here)] == rank)
+    return Peers(rank, after[here.index(rank) % len(after)], of, world)
 
 
 def meet_peers(world: World, nodes_per_rack: int = 0) -> Peers | None:
     """Return the peers of a world on several nodes, or None where it is on one. Every rank calls it."""
     node = int(os.environ.get(NODE_VARIABLE, "-1")) if PIECES_VARIABLE in os.environ else -1
+    return met_on(world, node, nodes_per_rack)
+
+
+def met_on(world: World, node: int, nodes_per_rack: int = 0) -> Peers | None:
+    """Return the peers of this rank on a node, or None where all ranks are on one. Every rank calls it.
+
+    Ranks count how many of them each node has, one number a node; those of three nodes tell each other who they are.
+    """
     highest, least_turned = world.maximum([float(node), -float(node)])
     if least_turned == 1 or highest == -least_turned:
         return None
-    return Peers(world.rank, peers_of(world.gather(node), nodes_per_rack))
+    counts = world.sum([float(node == number) for number in range(int(highest) + 1)])
+    nodes = [number for number, ranks in enumerate(counts) if ranks]
+    after, before = nodes_beside(nodes, node, nodes_per_rack)
+    told = world.told_at(str(node), {}, (str(after), str(before)))
+    ranks = {place: [rank for rank, _ in there] for place, there in told.items()}
+    return peers_of(world.rank, ranks[str(node)], ranks[str(after)], ranks[str(before)], world.size)
 
 
 class PeerCopies:
@@ -76,14 +86,15 @@ class PeerCopies:
         assert group is not None, "a world on several nodes has several ranks"
         began, ranks = time.perf_counter(), Ranks(group, False)
         what = f"the state after step {taken.step} was not kept in the nodes' memory"
-        mine = to_bytes(taken)
-        sizes = ranks.settle(what, lambda: len(mine), lambda found: [found] * len(found))
-        theirs = {rank: torch.empty(sizes[rank], dtype=torch.uint8) for rank in self._peers.of}
+        mine = ranks.attempt(what, lambda: to_bytes(taken))
+        lengths = {rank: torch.zeros(1, dtype=torch.int64) for rank in self._peers.of}
         try:
+            self._exchange(torch.tensor([len(mine)]), lengths, group)
+            theirs = {rank: torch.empty(int(length), dtype=torch.uint8) for rank, length in lengths.items()}
             self._exchange(mine, theirs, group)
         except RuntimeError as error:
             raise StorageError(what, "a rank stopped answering") from error
-        world = len(self._peers.to)
+        world = self._peers.world
 
         def keep() -> None:
             for rank, content in {self._peers.rank: mine, **theirs}.items():
@@ -91,12 +102,12 @@ class PeerCopies:
 
         ranks.attempt(what, keep)
         self._forget_but(taken.step, world)
-        return CheckpointInfo(self._folder, sum(sizes), time.perf_counter() - began)
+        return CheckpointInfo(self._folder, ranks.total([len(mine)])[0], time.perf_counter() - began)
 
     def _exchange(self, mine: torch.Tensor, theirs: dict[int, torch.Tensor], group: dist.ProcessGroup) -> None:
         # The receiving side first: two that send to each other wait for one another otherwise.
         under_way = [dist.irecv(content, src=rank, group=group) for rank, content in theirs.items()]
-        under_way.append(dist.isend(mine, dst=self._peers.to[self._peers.rank], group=group))
+        under_way.append(dist.isend(mine, dst=self._peers.to, group=group))
         for work in under_way:
             if work is not None:
                 work.wait()

@@ -10,10 +10,10 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
-from paceline.spec.journal.kinds import ClockRecord, RunStarted, StepRecord
+from paceline.spec.journal.kinds import ClockRecord, RunEnded, RunStarted, StepRecord
 from paceline.spec.journal.record import Some, number
+from paceline.spec.journal.record import moment as known_moment
 
 LEAST_SECONDS = 1.0  # of a move that is noted: clocks that are kept right drift by less in days
 BACK_SECONDS = 10.0  # from which on steps that come before each other are taken for a move that nobody has noted
@@ -55,9 +55,9 @@ class RunMoments:
         self.moved: dict[int, float] = {}
         self._last_step: dict[int, float] = {}
 
-    def of(self, attempt: int, line: Mapping[str, Any]) -> float | None:
+    def of(self, attempt: int, line: Mapping[str, object]) -> float | None:
         """Return the moment of the next line of a start; None where it has none."""
-        kind, moment = line.get("kind"), _finite(line.get("time"))
+        kind, moment = line.get("kind"), known_moment(line.get("time"))
         if kind == RunStarted.KIND:
             self._last_step.pop(attempt, None)
         if kind == ClockRecord.KIND:
@@ -69,14 +69,15 @@ class RunMoments:
             moment = self._step_at(attempt, moment, line)
         return moment
 
-    def _step_at(self, attempt: int, moment: float, line: Mapping[str, Any]) -> float:
+    def _step_at(self, attempt: int, moment: float, line: Mapping[str, object]) -> float:
         """Return when a step was made. One long before the step that it follows tells that the clock was set back."""
         last = self._last_step.get(attempt, -math.inf)
         if moment < last - BACK_SECONDS:
             seconds = line.get("seconds")
             after = last + ((_finite(seconds.get("total")) if isinstance(seconds, Mapping) else None) or 0.0)
-            self.moved[attempt] = self.moved.get(attempt, 0.0) + moment - after
-            moment = after
+            if known_moment(after) is not None:
+                self.moved[attempt] = self.moved.get(attempt, 0.0) + moment - after
+                moment = after
         self._last_step[attempt] = moment
         return moment
 
@@ -102,6 +103,14 @@ def shifts_of(
     return shifts
 
 
+def at_moment(line: Mapping[str, object], moment: float) -> dict[str, object]:
+    """Return a line as one that was written at another moment of the clock, with what it tells of a later one."""
+    later, written = _finite(line.get("goes_on")), _finite(line.get("time"))
+    if later is None or written is None:
+        return {**line, "time": moment}
+    return {**line, "time": moment, "goes_on": later + moment - written}
+
+
 def shifted(record: Some, seconds: float) -> Some:
     """Return a record as one that was made so many seconds later."""
     if not seconds or record.time is None:
@@ -109,9 +118,11 @@ def shifted(record: Some, seconds: float) -> Some:
     later = dataclasses.replace(record, time=record.time + seconds)
     if isinstance(later, RunStarted) and later.began is not None:
         later = dataclasses.replace(later, began=later.began + seconds)
+    if isinstance(later, RunEnded) and later.goes_on is not None:
+        later = dataclasses.replace(later, goes_on=later.goes_on + seconds)
     return later
 
 
-def _finite(value: Any) -> float | None:
+def _finite(value: object) -> float | None:
     known = number(value)
     return known if known is not None and math.isfinite(known) else None

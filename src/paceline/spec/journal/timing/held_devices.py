@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from paceline.lock import live_since
 from paceline.spec.journal.kinds import ClockRecord, RecoveryRecord, RunEnded, RunStarted
@@ -55,13 +55,15 @@ def held_time(
             covered.append((began, span[1]))
             changes.append((began, start.world_size or 1))
             begun.append((began, start))
+    earliest = min((began for began, _ in begun), default=0.0)  # before it nothing can have been recovered from
     for recovery in recoveries:
         made, total, step = recovery.time, recovery.seconds.get("total"), recovery.seconds.get("step")
-        if made is None or total is None:
+        if made is None or total is None or not math.isfinite(total):
             continue
-        covered.append((made - total, made))
+        since = max(earliest, made - total)
+        covered.append((since, made))
         if recovery.from_world:
-            changes.append((made - total, recovery.from_world))
+            changes.append((since, recovery.from_world))
         if recovery.to_world:
             changes.append((made - (step or 0.0), recovery.to_world))
     if not begun:  # a fragment of a journal: nothing says what its devices cost
@@ -69,7 +71,7 @@ def held_time(
     changes.sort(key=lambda change: change[0])
     return [
         HeldTime(began, ended, _newest(changes, began), _newest(begun, began))
-        for began, ended in _cut(_joined(covered), [moment for moment, _ in changes])
+        for began, ended in _cut(joined(covered), [moment for moment, _ in changes])
     ]
 
 
@@ -101,7 +103,7 @@ def held_in(run_dir: Path) -> list[HeldTime]:
     return held_time(starts, spans, recoveries)
 
 
-def held_by_others(run_dir: Path, tags: Mapping[str, Any], tag: str) -> list[HeldTime]:
+def held_by_others(run_dir: Path, tags: Mapping[str, object], tag: str) -> list[HeldTime]:
     """Return the held time of the runs beside a run's directory whose newest start has the same value of a tag.
 
     Runs that cannot be read, or have begun nothing yet, have held none. A run that is at work on this machine holds
@@ -137,8 +139,8 @@ def _tag(start: RunStarted, tag: str) -> str | None:
     return str(tags[tag]) if isinstance(tags, Mapping) and tag in tags else None
 
 
-def _joined(spans: list[Period]) -> list[Period]:
-    """Return the spans in order, those that touch made one."""
+def joined(spans: list[Period]) -> list[Period]:
+    """Return periods in order, those that touch made one."""
     found: list[Period] = []
     for began, ended in sorted(spans):
         if found and began <= found[-1][1]:

@@ -20,7 +20,7 @@ LEAST_AHEAD = 16  # samples that are looked at at once
 class TokenBudget:
     """Says how many samples each batch has, and how many of them pass at once."""
 
-    def __init__(self, source: Any, seed: int, tokens: int, longest: int) -> None:
+    def __init__(self, source: object, seed: int, tokens: int, longest: int) -> None:
         """`longest` is the length that a plan's micro-batch was priced with.
 
         Raises ConfigError where the lengths of the samples are not known.
@@ -59,7 +59,7 @@ class TokenBudget:
         return found
 
 
-def lengths_of(source: Any) -> Any:
+def lengths_of(source: object) -> object:
     """Return the lengths of a source's samples, by id; None where they are not known."""
     while source is not None:
         if (lengths := getattr(source, "lengths", None)) is not None:

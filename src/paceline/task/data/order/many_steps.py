@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -20,7 +18,7 @@ class StepIds:
     The longer steps follow each other, the more are worked out at once; who jumps to and fro gets what it asks for.
     """
 
-    def __init__(self, source: Any, seed: int) -> None:
+    def __init__(self, source: object, seed: int) -> None:
         self._source, self._seed = source, seed
         self._end: int | None = getattr(order_of(source), "end", None)  # of a mixture whose sources have limits
         self._known: Ints = np.zeros((0, 0), dtype=np.int64)  # [steps, rows]

@@ -21,7 +21,7 @@ SHARES = (0.05, 0.5, 0.95)
 
 def make_card(
     job: PrepareJob, receipts: Sequence[Receipt], tokenizer: Tokenizer, index: ShardIndex, key: str
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the card of the folder that the receipts complete; `index` has the card of the shards before, if any."""
     data, before = job.data, index.card
     counts = {"files": job.files, "documents": 0, "bytes": 0, "duplicates_removed": 0, "left_out": 0}
@@ -42,7 +42,7 @@ def make_card(
         "tokens_per_document": length_quantiles(lengths),
         "tokenizer": {"name": Path(data.tokenizer).name, "vocab": tokenizer.vocab, "identity": tokenizer.identity},
         "split": {"by": "a hash of each document's text", "validation_fraction": data.validation_fraction},
-        "dedup": job.dedup,
+        "dedup": job.dedup and bool(before.get("dedup", True)),  # of all shards
         "made_by": f"paceline {__version__}",
         "fingerprint": index.fingerprint,
         "parts": job.first + len(receipts),

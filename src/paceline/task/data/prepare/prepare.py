@@ -13,18 +13,22 @@ import hashlib
 import json
 import multiprocessing
 import shutil
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
-from paceline.errors import ConfigError, DataError, StorageError
+from paceline.errors import ConfigError, DataError, StorageError, WorkerDied
 from paceline.spec.task import DataSpec
 from paceline.task.data.prepare.card import make_card
 from paceline.task.data.prepare.corpus_parts import PART_BYTES, CorpusPart, documents_of, parts_of
+from paceline.task.data.prepare.earlier import write_earlier
 from paceline.task.data.prepare.work import (
     WORK,
     PrepareJob,
@@ -74,9 +78,10 @@ def prepare(
 ) -> PreparedShards:
     """Write the documents of `data` as token shards into `folder` and return what is there then.
 
-    `dedup` keeps the first of equal documents. `append` adds to a folder that is finished, with its tokenizer. Raises
-    DataError for documents that cannot be read, ConfigError for a folder that holds something else, and StorageError
-    for one that cannot be written.
+    `dedup` keeps the first of equal documents. `append` adds to a folder that is finished, with its tokenizer; with
+    `dedup` documents that the folder holds are not added again. Raises DataError for documents that cannot be read,
+    ConfigError for a folder that holds something else, StorageError for one that cannot be written, and WorkerDied
+    where a process of the work was ended from outside.
     """
     listing = list_files(data)
     before = _before(data, folder, append)
@@ -102,6 +107,8 @@ def prepare(
             if dedup:
                 _each(pool, survey, job, parts, "reading", progress)
                 _choose(work, parts)
+                if before is not None:
+                    write_earlier(work, folder, before, storage_of(data))
             receipts = _each(pool, tokenise, job, parts, "tokenising", progress)
         index = _index(job, tokenizer, receipts, before, job_key)
         write_text(folder / TOKENIZER, tokenizer.to_json())
@@ -215,15 +222,31 @@ def _each(
             progress(what, done / total)
         return results
     coming = {pool.submit(do, job, part): part for part in parts}
+    workers = multiprocessing.active_children()
     try:
         for future in as_completed(coming):
             future.result()
             done += coming[future].bytes
             progress(what, done / total)
-    except BaseException:
+    except BaseException as error:
         pool.shutdown(wait=True, cancel_futures=True)
+        if isinstance(error, BrokenProcessPool):
+            raise _died(workers, what) from error
         raise
     return [future.result() for future in coming]
+
+
+def _died(workers: Sequence[BaseProcess], what: str) -> WorkerDied:
+    """Return the error of a process that was ended; the pool ends the others by SIGTERM."""
+    codes = [code for process in workers if (code := process.exitcode) and code != -signal.SIGTERM]
+    number = next((-code for code in codes if code < 0), 0)
+    name = f" by {signal.Signals(number).name}" if number else ""
+    return WorkerDied(
+        f"a process was ended{name} at {what}",
+        "it left no error; where memory runs out, the system ends a process by SIGKILL",
+        "start the same command again: what is done is kept; fewer --workers take less memory",
+        exit_code=128 + number if number else 1,
+    )
 
 
 @contextlib.contextmanager
@@ -240,7 +263,8 @@ def _index(
     job: PrepareJob, tokenizer: Tokenizer, receipts: Sequence[Receipt], before: ShardIndex | None, key: str
 ) -> ShardIndex:
     found = {split: tuple(each.shards[split] for each in receipts if split in each.shards) for split in SPLITS}
-    if not any(found.values()):
+    nothing_new = before is not None and any(each.duplicates for each in receipts)
+    if not any(found.values()) and not nothing_new:
         first = next((each.left_out_first for each in receipts if each.left_out), "")
         raise DataError(
             f"'{job.data.source}' holds no text",

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from paceline.durable import publish
 from paceline.spec.task import DataSpec
 from paceline.task.data.prepare.corpus_parts import CorpusPart, documents_of
+from paceline.task.data.prepare.earlier import EarlierShards
 from paceline.task.data.sources.documents import Damaged, document_hash, in_lists
 from paceline.task.data.sources.listing import CorpusFiles
 from paceline.task.data.sources.shards.layout import ShardWriter, WrittenShard
@@ -79,7 +80,7 @@ def tokenise(job: PrepareJob, part: CorpusPart) -> Receipt:
         return read_receipt(path)
     tokenizer = from_json((job.work / "tokenizer.json").read_text(encoding="utf-8"), "prepared")
     keep: npt.NDArray[Any] | None = np.load(keep_path(job.work, part.number)) if job.dedup else None
-    damaged = Damaged(job.data.on_bad == "skip")
+    damaged, earlier = Damaged(job.data.on_bad == "skip"), EarlierShards(job.work)
     token_bytes = np.dtype(dtype_for(tokenizer.vocab)).itemsize
     names = {split: Path(job.folder) / f"{split}-{job.first + part.number:06}.shard" for split in SPLITS}
     writers = {split: ShardWriter(names[split], token_bytes, tokenizer.end_of_document) for split in SPLITS}
@@ -87,11 +88,11 @@ def tokenise(job: PrepareJob, part: CorpusPart) -> Receipt:
     with writers["train"], writers["validation"]:
         for batch in in_lists(documents_of(job.data, job.listing, part, damaged)):
             kept = batch if keep is None else [each for at, each in enumerate(batch, documents) if keep[at]]
-            documents, size = documents + len(batch), size + sum(len(each.text) for each in kept)
-            held = [each.is_held_out(job.limit) for each in kept]
             encoded = [ids[: most or None] for ids in tokenizer.encode([each.text for each in kept])]
+            new = [(each, ids) for each, ids in zip(kept, encoded, strict=True) if not earlier.have(ids)]
+            documents, size = documents + len(batch), size + sum(len(each.text) for each, _ in new)
             for split, wanted in (("train", False), ("validation", True)):
-                writers[split].add([ids for ids, is_held in zip(encoded, held, strict=True) if is_held is wanted])
+                writers[split].add([ids for each, ids in new if each.is_held_out(job.limit) is wanted])
     shards = {split: writer.result() for split, writer in writers.items()}
     for split, shard in list(shards.items()):
         if not shard.documents:

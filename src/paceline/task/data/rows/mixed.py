@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ from paceline.errors import DataError
 from paceline.task.data.order.mixture import MixtureOrder
 from paceline.task.data.order.of_source import Order
 from paceline.task.data.protocol import Source, reading_ahead
+from paceline.task.data.rows.of_split import SourceOfSplit
 
 
 class MixedSource:
@@ -42,6 +43,26 @@ class MixedSource:
         self.reads_in_threads = all(getattr(source, "reads_in_threads", False) for source in sources)
         self.steps_ahead = max(getattr(source, "steps_ahead", 0) for source in sources)
         self.order = order
+        self.gathers_rows = _gather_alike(sources)
+
+    def gather(self, ids: npt.NDArray[Any]) -> Any:
+        """Return the rows of these samples as they lie. Raises DataError where one cannot be read."""
+        places, parts = [], []
+        for source, here, own in self._apart(ids):
+            places.append(here)
+            parts.append(cast(SourceOfSplit, source).gather(own))
+        return parts[0] if len(parts) == 1 else cast(SourceOfSplit, self.sources[0]).joined(parts, places)
+
+    def batch(self, gathered: Any, first: int, last: int) -> Any:
+        """Return the batch of the gathered rows first..last, as `read` does."""
+        return cast(SourceOfSplit, self.sources[0]).batch(gathered, first, last)
+
+    def _apart(self, ids: npt.NDArray[Any]) -> Iterator[tuple[Source, npt.NDArray[np.int64], npt.NDArray[Any]]]:
+        """Yield, for each source that these samples are of: it, their places among them, and its own ids."""
+        which = np.searchsorted(self._ends, ids, side="right")
+        for number in np.unique(which).tolist():
+            here, source = np.flatnonzero(which == number), self.sources[number]
+            yield source, here, ids[here] - (self._ends[number] - source.samples)
 
     def expect(self, ids: npt.NDArray[Any]) -> None:
         """Say which samples will be read next, to those sources that fetch what they read."""
@@ -55,12 +76,8 @@ class MixedSource:
         import torch
         from torch.utils._pytree import tree_map
 
-        which = np.searchsorted(self._ends, ids, side="right")
         places, parts = [], []
-        for number in np.unique(which):
-            here = np.flatnonzero(which == number)
-            source = self.sources[number]
-            own = ids[here] - (self._ends[number] - source.samples)
+        for source, here, own in self._apart(ids):
             places.append(here)
             parts.append(source.read(own, None if positions is None else positions[here]))
         if len(parts) == 1:
@@ -85,6 +102,17 @@ class MixedSource:
         }
 
 
+def _gather_alike(sources: Sequence[Source]) -> bool:
+    """Return whether what these sources gather can be put together: of one kind, in near memory, and checked there.
+
+    What has no checksums is held against the vocabulary of its own source.
+    """
+    kinds = {(getattr(type(source), "joined", None), getattr(source, "cross_documents", None)) for source in sources}
+    return len(kinds) == 1 and all(
+        isinstance(source, SourceOfSplit) and source.gathers_rows and source.is_checked for source in sources
+    )
+
+
 class InOrder:
     """Another source with an order of its own. In all else it is that source."""
 
@@ -94,7 +122,7 @@ class InOrder:
         self.vocab, self.fingerprint = source.vocab, source.fingerprint
         self.read = source.read
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name == "inner":
             raise AttributeError(name)
         return getattr(self.inner, name)

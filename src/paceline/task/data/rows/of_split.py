@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from paceline.task.data.sources.tokens import Split, TokenSplit
@@ -17,6 +18,7 @@ class SourceOfSplit:
     reads_in_threads = True  # of a mapped file, and of nothing that changes
     is_near = True  # reading it costs no request over a network
     gathers_rows = True  # of near memory: those of several steps at once (task/data/protocol.py)
+    is_checked = True  # its tokens are of the vocabulary: they were written here, or have checksums
     skip_bad = False  # whether damaged samples are left out
 
     def __init__(self, split: Split, vocab: int, seq_len: int, cross_documents: bool = True) -> None:
@@ -39,12 +41,25 @@ class SourceOfSplit:
         """Return the batch of the gathered rows first..last, as `read` does."""
         raise NotImplementedError
 
-    def _made_of(self) -> tuple[Any, ...]:
+    def joined(self, parts: Sequence[Any], places: Sequence[npt.NDArray[np.int64]]) -> Any:
+        """Return what sources like this one have gathered as if one had, each part's rows at its places."""
+        raise NotImplementedError
+
+    def _made_of(self) -> tuple[object, ...]:
         return self.split, self.vocab, self.items_per_sample, self.cross_documents
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         # A process that receives the source maps the files again; the tokens themselves do not travel.
         return type(self), self._made_of()
+
+
+def rows_at(parts: Sequence[npt.NDArray[Any]], places: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[Any]:
+    """Return rows of one length put together, each part's at its places."""
+    dtype = max((part.dtype for part in parts), key=lambda each: each.itemsize)
+    found = np.empty((sum(map(len, places)), parts[0].shape[1]), dtype=dtype)
+    for part, place in zip(parts, places, strict=True):
+        found[place] = part
+    return found
 
 
 def watch_of(split: Split) -> Callable[[], None]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy.typing as npt
 
 from paceline.spec.task import ModelSpec
-from paceline.task.data.protocol import Source
+from paceline.task.data.protocol import GathersRows, Source
 from paceline.task.models.sizes import is_named
 
 STARTS = "document_starts"
@@ -21,17 +21,24 @@ class SaysStarts:
 
     def read(self, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> Any:
         """Return the source's batch, and where its documents begin in the flattened rows."""
-        from paceline.task.models.layers.packed import document_starts
+        return _with_starts(self._source.read(ids, positions))
 
-        batch = self._source.read(ids, positions)
-        documents = batch.get("documents") if isinstance(batch, dict) else None
-        starts = None if documents is None else document_starts(documents)
-        return batch if starts is None else {**batch, STARTS: starts}
+    def batch(self, gathered: Any, first: int, last: int) -> Any:
+        """Return the batch of gathered rows, as `read` does. Who gathers is the source."""
+        return _with_starts(cast(GathersRows, self._source).batch(gathered, first, last))
 
     def __getattr__(self, name: str) -> Any:
         if name == "_source":
             raise AttributeError(name)
         return getattr(self._source, name)
+
+
+def _with_starts(batch: Any) -> Any:
+    from paceline.task.models.layers.packed import document_starts
+
+    documents = batch.get("documents") if isinstance(batch, dict) else None
+    starts = None if documents is None else document_starts(documents)
+    return batch if starts is None else {**batch, STARTS: starts}
 
 
 def for_device(source: Source, device_kind: str, model: object) -> Source:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,17 +13,16 @@ import numpy.typing as npt
 
 from paceline.errors import DataError
 from paceline.task.data.rows.kept_rows import FORMAT, rows_of_split
-from paceline.task.data.rows.of_split import SourceOfSplit, watch_of
+from paceline.task.data.rows.of_split import SourceOfSplit, rows_at, watch_of
 from paceline.task.data.rows.packing import WINDOW_PIECES, Ints, PackedRows
 from paceline.task.data.rows.rows_from import RowsFrom
 from paceline.task.data.sources.shards.tokens_in_files import TokenParts
 from paceline.task.data.sources.tokens import Split
 
 IGNORED = -100  # the label of what is no token
-LONG_TOKENS = 128  # of pieces that are as long on average, and mapped, each is copied by itself
+LONG_TOKENS = 32  # of pieces that are as long on average, and mapped, each is copied by itself
 
 Array = npt.NDArray[Any]
-RowPieces = tuple[int, list[tuple[int, int]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +31,11 @@ class RowsAsTheyLie:
 
     tokens: Array
     labels: Array
-    # Of rows that are not one run of tokens: how many they hold, and the places and values of labels that are not the
-    # next token of the row.
-    parts: list[RowPieces | None]
+    # Labels that are another token than their row's next one, and their places in the flattened labels, in order.
+    patched: list[int]
+    places: list[int]
+    short: list[int]  # rows that are not full, in order
+    filled: list[int]  # and the tokens in each of them
     documents: Array | None  # from 1 on in each row, 0 of what fills it; None where documents mix
     counts: Array | None  # which labels count, where not all of them do
 
@@ -52,7 +55,6 @@ class PackedSource(SourceOfSplit):
         self._watch, tokens = watch_of(split), split.open()
         # A memory map makes an object of its own of each slice; an array over it does not.
         self._tokens: Any = tokens.view(np.ndarray) if isinstance(tokens, np.ndarray) else tokens
-        self._filling = np.zeros(seq_len, dtype=tokens.dtype)
         rows = self._rows_of(split, seq_len)
         self.rows = PackedRows(np.asarray(rows.firsts), np.asarray(rows.starts), np.asarray(rows.lengths))
         near = tokens.is_near if isinstance(tokens, TokenParts) else True
@@ -90,19 +92,44 @@ class PackedSource(SourceOfSplit):
         tokens, labels = gathered.tokens[first:last].astype(np.int64), gathered.labels[first:last].astype(np.int64)
         if gathered.counts is not None:
             labels[~gathered.counts[first:last]] = IGNORED
-        for row, part in enumerate(gathered.parts[first:last]):
-            if part is not None:
-                for place, label in part[1]:
-                    labels[row, place] = label
-                if part[0] < self.items_per_sample:
-                    labels[row, part[0] :] = IGNORED
+        flat, begin, end = labels.reshape(-1), first * self.items_per_sample, last * self.items_per_sample
+        for at in range(bisect_left(gathered.places, begin), bisect_left(gathered.places, end)):
+            flat[gathered.places[at] - begin] = gathered.patched[at]
+        for at in range(bisect_left(gathered.short, first), bisect_left(gathered.short, last)):
+            labels[gathered.short[at] - first, gathered.filled[at] :] = IGNORED
         batch = {"tokens": torch.from_numpy(tokens), "labels": torch.from_numpy(labels)}
         if gathered.documents is not None:
             batch["documents"] = torch.from_numpy(gathered.documents[first:last].astype(np.int64))
         return batch
 
+    def joined(self, parts: Sequence[RowsAsTheyLie], places: Sequence[Ints]) -> RowsAsTheyLie:
+        """Return the rows of several sources as one, each part's at its places."""
+        size = self.items_per_sample
+        at = [place[np.array(part.places, dtype=np.int64) // size] * size + np.array(part.places, dtype=np.int64) % size
+              for part, place in zip(parts, places, strict=True)]  # fmt: skip
+        rows = [place[part.short] for part, place in zip(parts, places, strict=True)]
+        patches, patched = _in_order(at, [part.patched for part in parts])
+        short, filled = _in_order(rows, [part.filled for part in parts])
+        documents = [part.documents for part in parts if part.documents is not None]
+        counts: list[Array] | None = None
+        if any(part.counts is not None for part in parts):
+            everywhere = [np.ones(part.tokens.shape, dtype=bool) for part in parts]
+            counts = [
+                every if part.counts is None else part.counts for part, every in zip(parts, everywhere, strict=True)
+            ]
+        return RowsAsTheyLie(
+            rows_at([part.tokens for part in parts], places),
+            rows_at([part.labels for part in parts], places),
+            patched,
+            patches,
+            short,
+            filled,
+            rows_at(documents, places) if documents else None,
+            rows_at(counts, places) if counts else None,
+        )
+
     def _laid_whole(self, ids: npt.NDArray[Any]) -> RowsAsTheyLie:
-        """Return the rows, each copied from its first piece on, and then what else it holds laid over.
+        """Return the rows, each copied from its first piece on, and those of several pieces laid anew.
 
         Where pieces are long most rows are a single one, and one call copies nearly all. A row is read with the token
         after its end: its labels are what lies one further on, but for the last of a piece that has another after it.
@@ -110,52 +137,47 @@ class PackedSource(SourceOfSplit):
         seq_len = self.items_per_sample
         begins = self.rows.firsts[ids]
         starts, lengths = self.rows.starts[begins], self.rows.lengths[begins]
+        # To leave out here what is laid anew takes longer than copying it in vain.
         rows, is_whole = self._in_rows.rows_from(starts, starts + lengths + 1, seq_len + 1)
         documents = None if self.cross_documents else np.ones((len(ids), seq_len), dtype=np.int32)
-        parts: list[RowPieces | None] = [None] * len(ids)
+        found = RowsAsTheyLie(rows[:, :-1], rows[:, 1:], [], [], [], [], documents, None)
         rest = np.flatnonzero((lengths < seq_len) | ~is_whole)
         if len(rest):
-            rows[rest] = self._laid_piece_by_piece(rest.tolist(), ids[rest], parts, documents)
-        return RowsAsTheyLie(rows[:, :-1], rows[:, 1:], parts, documents, None)
+            self._lay_pieces(rows, rest, begins[rest], self.rows.firsts[ids[rest] + 1], found)
+        return found
 
-    def _laid_piece_by_piece(
-        self, places: list[int], ids: npt.NDArray[Any], parts: list[RowPieces | None], documents: Array | None
-    ) -> Array:
-        """Return rows of seq_len + 1 tokens, and note at their places among all rows what they are made of.
+    def _lay_pieces(self, rows: Array, places: Ints, firsts: Ints, lasts: Ints, found: RowsAsTheyLie) -> None:
+        """Lay the pieces firsts..lasts of each row at `places` of `rows`, and note what of the labels is not there.
 
-        Of a batch's few pieces numpy's calls would take longer than the loop.
+        Each piece is laid with the token after it, its last label; the next one lies over that.
         """
-        seq_len, lasts = self.items_per_sample, self.rows.firsts[ids + 1]
-        counts = lasts - self.rows.firsts[ids]
+        size, seq_len = rows.shape[1], self.items_per_sample
+        assert rows.flags.c_contiguous, "rows are laid as one run of tokens"
+        flat, counts = rows.reshape(-1), lasts - firsts
         ends = np.cumsum(counts)
         pieces = np.repeat(lasts - ends, counts) + np.arange(ends[-1])
-        begins, lengths = self.rows.starts[pieces], self.rows.lengths[pieces]
-        stops = begins + lengths
-        after = self._in_rows.at(stops)
-        stops[ends - 1] += 1  # the last label of a row lies after it
-        runs = self._in_rows.runs(begins.tolist(), stops.tolist())
-        sizes, labels = lengths.tolist(), after.tolist()
-        first, short = 0, list[tuple[int, int, int]]()  # row, tokens in it, runs up to its end
-        for row, (place, last) in enumerate(zip(places, ends.tolist(), strict=True)):
-            at, inner = 0, list[tuple[int, int]]()
-            for number in range(first, last):
-                stop = at + sizes[number]
-                if documents is not None:
-                    documents[place, at:stop] = number - first + 1
-                at = stop
-                inner.append((at - 1, labels[number]))
-            parts[place] = at, inner
-            if at < seq_len:
-                short.append((row, at, last))
-                if documents is not None:
-                    documents[place, at:] = 0
-            first = last
-        for _, at, last in reversed(short):  # from the last one, so that places before it stay
-            runs.insert(last, self._filling[: seq_len - at])
-        rows = np.concatenate(runs).reshape(-1, seq_len + 1)
-        for row, at, _ in short:
-            rows[row, at] = 0  # the last label's place
-        return rows
+        starts, lengths = self.rows.starts[pieces], self.rows.lengths[pieces]
+        ahead, stops = np.cumsum(lengths), starts + lengths
+        ahead -= lengths
+        at = np.repeat(places * size - ahead[ends - counts], counts) + ahead  # where each begins
+        after = at + lengths
+        labels = self._in_rows.lay(flat, at, starts, stops + 1)
+        filled = after[ends - 1] - places * size
+        is_short = filled < seq_len
+        for row, tokens in zip(places[is_short].tolist(), filled[is_short].tolist(), strict=True):
+            rows[row, tokens:] = 0
+            found.short.append(row)
+            found.filled.append(tokens)
+        other = np.flatnonzero(flat[after] != labels)
+        found.patched.extend(labels[other].tolist())
+        # Of the flattened labels: a row of them is one shorter than one of tokens with the token after its end.
+        found.places.extend((after[other] - 1 - np.repeat(places, counts)[other]).tolist())
+        if (documents := found.documents) is not None:
+            number_in_row = np.arange(ends[-1]) - np.repeat(ends - counts, counts) + 1
+            if found.short:  # what fills a row has the number 0
+                number_in_row = np.insert(number_in_row, ends[is_short], 0)
+                lengths = np.insert(lengths, ends[is_short], seq_len - filled[is_short])
+            documents[places] = np.repeat(number_in_row.astype(np.int32), lengths).reshape(-1, seq_len)
 
     def _laid_by_place(self, ids: npt.NDArray[Any]) -> RowsAsTheyLie:
         """Return the rows, all their places at once: where pieces are short that is quicker than one by one."""
@@ -179,11 +201,14 @@ class PackedSource(SourceOfSplit):
             return found
 
         tokens, labels = self._gathered(starts, lengths)
-        counted = self._counted_labels(starts, lengths)
+        counted, filled = self._counted_labels(starts, lengths), np.bincount(row, lengths, len(ids))
         return RowsAsTheyLie(
             laid(tokens),
             laid(labels),
-            [(int(filled), []) for filled in np.bincount(row, lengths, len(ids)).tolist()],
+            [],
+            [],
+            np.flatnonzero(filled < seq_len).tolist(),
+            filled[filled < seq_len].astype(np.int64).tolist(),
             None if self.cross_documents else laid(np.repeat(within + 1, lengths).astype(np.int32)),
             None if counted is None else laid(counted),
         )
@@ -200,3 +225,10 @@ class PackedSource(SourceOfSplit):
         is_token, is_label = np.ones(len(found), dtype=bool), np.ones(len(found), dtype=bool)
         is_token[ahead + lengths], is_label[ahead] = False, False
         return found[is_token], found[is_label]
+
+
+def _in_order(places: Sequence[Ints], values: Sequence[list[int]]) -> tuple[list[int], list[int]]:
+    """Return the places of all parts in order, and their values."""
+    joined = np.concatenate([np.asarray(each, dtype=np.int64) for each in places])
+    order = np.argsort(joined)
+    return joined[order].tolist(), np.concatenate([np.asarray(each, dtype=np.int64) for each in values])[order].tolist()

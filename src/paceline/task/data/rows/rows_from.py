@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 
 from paceline.task.data.sources.tokenizer import Tokens
+
+Places = npt.NDArray[np.int64]
 
 
 class RowsFrom:
@@ -15,11 +15,10 @@ class RowsFrom:
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
+        self.memory = tokens.data
         self._view: Tokens | None = None  # every row of the length that was asked for last
 
-    def rows_from(
-        self, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64], length: int
-    ) -> tuple[Tokens, npt.NDArray[np.bool_]]:
+    def rows_from(self, starts: Places, stops: Places, length: int) -> tuple[Tokens, npt.NDArray[np.bool_]]:
         """Return `length` tokens from each start on, [starts, length], and of which rows they are there.
 
         The others would end after the tokens do, and hold something else.
@@ -33,12 +32,21 @@ class RowsFrom:
             self._view = np.lib.stride_tricks.as_strided(
                 self._tokens, (last + 1, length), (size, size), writeable=False
             )
+        self.touch(starts)
         return self._view[starts if is_whole.all() else np.minimum(starts, last)], is_whole
 
-    def runs(self, starts: Sequence[int], stops: Sequence[int]) -> list[Tokens]:
-        """Return the tokens starts..stops of each run."""
-        return [self._tokens[start:stop] for start, stop in zip(starts, stops, strict=True)]
-
-    def at(self, places: npt.NDArray[np.int64]) -> Tokens:
-        """Return the tokens at these places."""
+    def touch(self, places: Places) -> Tokens:
+        """Return the tokens at these places: memory that is far away is waited for once, and not for each of them."""
         return self._tokens[places]
+
+    def lay(self, into: Tokens, places: Places, starts: Places, stops: Places) -> Tokens:
+        """Copy the tokens starts..stops of each run to `into`, from its place on, and return the last token of each.
+
+        A run may lie over the end of the one before. Views of memory copy them: of a few short runs, slices of arrays
+        take twice as long.
+        """
+        lasts = self.touch(stops - 1)
+        there, here = into.data, self.memory
+        for place, start, stop in zip(places.tolist(), starts.tolist(), stops.tolist(), strict=True):
+            there[place : place + stop - start] = here[start:stop]
+        return lasts

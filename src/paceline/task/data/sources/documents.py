@@ -11,7 +11,7 @@ import codecs
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from paceline.errors import DamagedData, DataError, MissingExtra, suggestion
 from paceline.spec.import_paths import scheme_of
@@ -19,6 +19,7 @@ from paceline.spec.task import DataSpec
 from paceline.task.data.sources.files import kind_of
 from paceline.task.data.sources.listing import CorpusFiles, File
 from paceline.task.data.sources.reading.arrow import UnreadableValue, arrow_rows, check_column, parquet_rows, plain_rows
+from paceline.task.data.sources.reading.nested import MISSING, fields_of, type_of, value_of
 from paceline.task.data.sources.reading.unpacked import opened
 from paceline.task.data.sources.scores import asks_scores, is_wanted, no_score, refuse_scores
 
@@ -225,7 +226,7 @@ def read_lines(file: File, start: int, stop: int, data: DataSpec, damaged: Damag
 
 
 def _of_record(
-    record: bytes | dict[str, Any], file: File, place: str, data: DataSpec, damaged: Damaged
+    record: bytes | dict[str, object], file: File, place: str, data: DataSpec, damaged: Damaged
 ) -> Iterator[Document]:
     """Yield the document of a line of JSON or of a row, unless it is blank, damaged, or of another score."""
     if isinstance(record, bytes) and not record.strip():
@@ -270,14 +271,15 @@ def _text_of(record: object, field: str, where: str) -> bytes:
         raise DamagedData(
             f"{where} is not an object", f"it is {_kind(record)}", f'write {{"{field}": "..."}} on each line{whole}'
         )
-    if field not in record:
+    text = value_of(record, field)
+    if text is MISSING:
         near = suggestion(field, record) if record else "the record is empty"
         if {"chosen", "rejected"} <= set(record):
             near = 'pairs of answers are read by source = "paceline.task.data.pairs:preference_pairs"'
         raise DamagedData(f"{where} has no field '{field}'", "text_field names the field that holds the text", near)
-    text = record[field]
     if not isinstance(text, str):
         strings = [name for name, value in record.items() if isinstance(value, str)]
+        strings = list(fields_of(text, field)) if isinstance(text, dict) else strings
         near = f"text_field = one of: {', '.join(strings)}" if strings else "write the text as a string"
         raise DamagedData(f"{where}: field '{field}' is not text", f"it is {_kind(text)}", near)
     try:
@@ -312,7 +314,7 @@ def _read_table(file: File, kind: str, data: DataSpec, damaged: Damaged) -> Iter
         try:
             schema, batches = parquet_rows(stream, columns) if kind == "parquet" else arrow_rows(stream)
             check_column(schema, field, file.path)
-            if missing := [name for name in columns if name not in schema.names]:
+            if missing := [name for name in columns if type_of(schema, name) is None]:
                 raise no_score(missing[0], file.path)
             records = (record for batch in batches for record in plain_rows(batch, columns))
             for row, record in enumerate(records):

@@ -38,7 +38,7 @@ def list_hub(name: str, arguments: Mapping[str, Any]) -> tuple[str, tuple[File, 
     return f"text of {name}", tuple(_file(Path(each["filename"])) for each in found.cache_files)
 
 
-def _load(name: str, arguments: Mapping[str, Any]) -> Any:
+def _load(name: str, arguments: Mapping[str, object]) -> Any:
     try:
         from datasets import load_dataset
     except ImportError as error:

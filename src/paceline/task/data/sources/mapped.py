@@ -111,7 +111,7 @@ class MapSource:
                 f"dataset[{index}] shows it",
             ) from error
 
-    def _collate(self, rows: list[Any], ids: list[int]) -> Any:
+    def _collate(self, rows: list[object], ids: list[int]) -> object:
         if self.collate is not None:
             return self._collate_as_asked(self.collate, rows, ids)
         try:
@@ -124,7 +124,7 @@ class MapSource:
                 "that makes a batch of samples of any shape",
             ) from error
 
-    def _collate_as_asked(self, collate: Collate, rows: list[Any], ids: list[int]) -> Any:
+    def _collate_as_asked(self, collate: Collate, rows: list[object], ids: list[int]) -> object:
         try:
             return collate(rows, ids) if _takes_ids(collate) else collate(rows)
         except Exception as error:  # a user's function may raise anything; the traceback stays attached
@@ -144,13 +144,13 @@ class MapSource:
         return digest.hexdigest()
 
 
-def _lacks_single_items(dataset: Any) -> bool:
+def _lacks_single_items(dataset: object) -> bool:
     """Return whether a data set has no `__getitem__` of its own; torch's base class has one that only raises."""
     own = getattr(type(dataset), "__getitem__", None)
     return own is None or own is torch.utils.data.Dataset.__getitem__
 
 
-def _declared(dataset: Any, name: str, kind: type[Kind]) -> Kind | None:
+def _declared(dataset: object, name: str, kind: type[Kind]) -> Kind | None:
     """Return what the data set says of itself. A `vocab` that is an object of its own, say, is not meant for us."""
     value = getattr(dataset, name, None)
     return value if isinstance(value, kind) else None
@@ -163,7 +163,7 @@ def _takes_ids(collate: Collate) -> bool:
     return len(found) > 1 and found[1].default is inspect.Parameter.empty
 
 
-def _content(batch: Any) -> Iterator[bytes]:
+def _content(batch: object) -> Iterator[bytes]:
     """Yield bytes that stand for a collated batch: tensors by type, shape and values, the rest by its text."""
     if isinstance(batch, torch.Tensor):
         yield f"{batch.dtype} {tuple(batch.shape)}".encode()

@@ -6,6 +6,7 @@ import math
 
 from paceline.errors import DamagedData
 from paceline.spec.task import DataSpec
+from paceline.task.data.sources.reading.nested import MISSING, value_of
 
 
 def asks_scores(data: DataSpec) -> bool:
@@ -20,7 +21,8 @@ def is_wanted(record: object, data: DataSpec, where: str) -> bool:
     """
     if not asks_scores(data):
         return True
-    score = record.get(data.score_field) if isinstance(record, dict) else None
+    score = value_of(record, data.score_field) if isinstance(record, dict) else None
+    score = None if score is MISSING else score
     if isinstance(score, bool) or not isinstance(score, int | float) or math.isnan(score):
         raise DamagedData(
             f"{where} has no number in '{data.score_field}'",

@@ -20,7 +20,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 import numpy.typing as npt
@@ -185,7 +185,7 @@ class BlockCache:
                 'name a folder with room: task.data.cache_dir = "/path", or lower task.data.cache_limit',
             ) from error  # fmt: skip
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return BlockCache, (self.root, self.most_bytes, self.notices)
 
 

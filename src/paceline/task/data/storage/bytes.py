@@ -18,7 +18,7 @@ from paceline.task.data.storage.blocks import BlockCache, Bytes
 from paceline.task.data.storage.fetch_ahead import FetchesAhead
 from paceline.task.data.storage.notices import DataNotices
 from paceline.task.data.storage.remote import RemoteFile, RemoteFiles, is_remote
-from paceline.task.data.storage.watch import State, WatchedFile
+from paceline.task.data.storage.watch import RESTART, State, WatchedFile
 
 PIECE_BYTES = 128 * 2**10  # what is kept or goes: small against the neighbours that an order of blocks reads together
 ROW_PIECES = 32  # what one request asks for at most, 4 MiB: large against a request's latency, small against a shard
@@ -88,7 +88,7 @@ class LocalBytes:
     def expect(self, spans: npt.NDArray[np.int64]) -> None:
         """Begin nothing."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return LocalBytes, (self.name, self.watch.state)
 
 
@@ -103,11 +103,16 @@ class CachedBytes:
         ahead: FetchesAhead | None = None,
         piece_bytes: int = PIECE_BYTES,
         head_bytes: int = 0,
+        is_checked: bool = False,
     ) -> None:
-        """Cut the file into pieces; the first `head_bytes` are one of their own, and pieces count from their end."""
+        """Cut the file into pieces; the first `head_bytes` are one of their own, and pieces count from their end.
+
+        Of a file that has no checksums of its own each request is followed by a look at whether it is still the one
+        that was opened: pieces of two versions would be one file.
+        """
         self.name, self.size, self.version = file.url, file.size, file.version
         self._files, self._file, self._cache, self._piece_bytes = files, file, cache, piece_bytes
-        self._ahead = ahead or FetchesAhead()
+        self._ahead, self._is_checked = ahead or FetchesAhead(), is_checked
         self._head_bytes, self._shift = head_bytes, -head_bytes % piece_bytes
         self._stretches: dict[int, str] = {}  # keys that were asked for
 
@@ -153,9 +158,21 @@ class CachedBytes:
         def fetch(first: int, stop: int) -> list[bytes]:
             begins = [self._begin(number) for number in (*row[first:stop], row[stop - 1] + 1)]
             content = self._files.read(self._file.url, begins[0], min(self.size, begins[-1]))
+            if not self._is_checked:
+                self._hold(begins[0], begins[-1])
             return [content[at - begins[0] : to - begins[0]] for at, to in itertools.pairwise(begins)]
 
         return self._cache.get_row([self._key(number) for number in row], fetch)
+
+    def _hold(self, start: int, stop: int) -> None:
+        """Raise DataError where the storage has another file of that name by now."""
+        now = self._files.file(self._file.url, is_new=True)
+        if (now.size, now.version) != (self.size, self.version):
+            because = "its size, its time or its tag is another one than when it was opened"
+            if now.size != self.size:
+                because = f"it had {self.size:,} bytes when it was opened, and has {now.size:,}"
+            wanted = f"its bytes {start:,} to {min(stop, self.size):,} were to be read"
+            raise DataError(f"'{self.name}' changed while it was read", f"{because}; {wanted}", RESTART)
 
     def _numbers(self, start: int, stop: int) -> range:
         return range(self._number(start), self._number(stop - 1) + 1)
@@ -176,8 +193,8 @@ class CachedBytes:
             known = self._stretches[stretch] = hashlib.blake2b(what.encode(), digest_size=16).hexdigest()
         return f"{known}{place:02x}"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self._file, self._cache, self._ahead, self._piece_bytes, self._head_bytes)
+    def __reduce__(self) -> tuple[object, ...]:
+        return _again, (self._file, self._cache, self._ahead, self._piece_bytes, self._head_bytes, self._is_checked)
 
 
 def _rows(numbers: Sequence[int]) -> list[list[int]]:
@@ -191,8 +208,11 @@ def _rows(numbers: Sequence[int]) -> list[list[int]]:
     return rows
 
 
-def _again(file: RemoteFile, cache: BlockCache, ahead: FetchesAhead, piece_bytes: int, head_bytes: int) -> CachedBytes:
-    return CachedBytes(RemoteFiles(file.url, cache.notices), file, cache, ahead, piece_bytes, head_bytes)
+def _again(
+    file: RemoteFile, cache: BlockCache, ahead: FetchesAhead, piece_bytes: int, head_bytes: int, is_checked: bool
+) -> CachedBytes:
+    files = RemoteFiles(file.url, cache.notices)
+    return CachedBytes(files, file, cache, ahead, piece_bytes, head_bytes, is_checked)
 
 
 @dataclass(frozen=True)
@@ -209,8 +229,10 @@ class Storage:
         """The pieces of all remote files: one for all of them, so that its limit is that of all together."""
         return BlockCache(self.cache_dir / "blocks", self.cache_bytes, self.notices)
 
-    def open(self, path: str, state: State | None = None, head_bytes: int = 0) -> ByteFile:
+    def open(self, path: str, state: State | None = None, head_bytes: int = 0, is_checked: bool = False) -> ByteFile:
         """Return a file, of a path or a URL; a local one is in `state` where that is given.
+
+        `is_checked` says that its bytes are held against checksums by whoever reads them.
 
         The pieces of a remote one count from the end of its first `head_bytes`: where its samples begin.
 
@@ -219,7 +241,8 @@ class Storage:
         if not is_remote(path):
             return LocalBytes(path, state)
         files = RemoteFiles(path, self.notices)
-        return CachedBytes(files, files.file(), self.cache, self.ahead, head_bytes=head_bytes)
+        file = files.file(is_new=not is_checked)
+        return CachedBytes(files, file, self.cache, self.ahead, head_bytes=head_bytes, is_checked=is_checked)
 
     def state(self, path: str) -> State:
         """Return the state of a local file. Raises DataError where it is not there."""

@@ -6,7 +6,6 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
 
 THREADS = 8  # requests at the same time
 MOST_AHEAD = 1024  # pieces that are begun and not there yet
@@ -62,5 +61,5 @@ class FetchesAhead:
                 for key in keys:
                     del self._coming[key]
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return FetchesAhead, ()  # another process fetches by itself

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 LEFT_OUT = "a sample was left out"
 KEPT = 256  # different notices kept between two looks; further ones only count
@@ -46,7 +46,7 @@ class DataNotices:
         with self._lock:
             return self._totals[what]
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return DataNotices, ()  # another process counts its own
 
 

@@ -46,11 +46,16 @@ class RemoteFiles:
         found: tuple[Any, str] = self.retries.run(url, lambda: url_to_fs(url), notices)
         self._files, self._root = found
 
-    def file(self, url: str = "") -> RemoteFile:
-        """Return a file's size and version, of `url` or of the URL itself."""
+    def file(self, url: str = "", is_new: bool = False) -> RemoteFile:
+        """Return a file's size and version, of `url` or of the URL itself; asked for anew, or from a known listing."""
         url = url or self.url
-        info = self.retries.run(url, lambda: self._files.info(self._path(url)), self.notices)
-        return self._file(url, url.rstrip("/").rpartition("/")[2], info)
+
+        def once() -> dict[str, Any]:
+            if is_new:
+                self._files.invalidate_cache(self._path(url))
+            return dict(self._files.info(self._path(url)))
+
+        return self._file(url, url.rstrip("/").rpartition("/")[2], self.retries.run(url, once, self.notices))
 
     def exists(self, url: str) -> bool:
         """Return whether there is a file of this URL."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from paceline.errors import ConfigError
 from paceline.task.models.shape import MoEConfig
@@ -216,7 +216,7 @@ class JoinedExperts(StackedExperts):
         return name.endswith("experts.gate_up_proj") and len(super().shape(name)) == 4
 
 
-def moe_config(config: MoEConfig) -> dict[str, Any]:
+def moe_config(config: MoEConfig) -> dict[str, object]:
     """Return what the config.json of a MixtralForCausalLM, or Qwen3MoeForCausalLM, says beyond a LlamaForCausalLM's.
 
     Raises ConfigError for what that model cannot compute.

@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -40,7 +39,7 @@ class Renamed(Mapping[str, Tensor]):
 
 
 def write_folder(
-    state: Mapping[str, Tensor], config: Mapping[str, Any], folder: str | Path, shard_bytes: int = SHARD_BYTES
+    state: Mapping[str, Tensor], config: Mapping[str, object], folder: str | Path, shard_bytes: int = SHARD_BYTES
 ) -> Path:
     """Write whole tensors and a config.json into a folder, which is made where there is none; return the folder.
 
@@ -93,7 +92,7 @@ def copy_beside(source: Path, folder: Path, names: tuple[str, ...] = BESIDE) -> 
     return copies
 
 
-def keep_folder(model: Any, run_dir: Path) -> None:
+def keep_folder(model: object, run_dir: Path) -> None:
     """Keep in a run's directory what of its model's folder is not weights: an export needs no other place."""
     folder = folder_of(model.name) if isinstance(model, ModelSpec) else None
     if folder is not None:
@@ -115,7 +114,7 @@ def _parts(sizes: Mapping[str, int], shard_bytes: int) -> dict[str, list[str]]:
     return {f"model-{i:05d}-of-{len(groups):05d}.safetensors": names for i, names in enumerate(groups, start=1)}
 
 
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+def _write_json(path: Path, content: Mapping[str, object]) -> None:
     part = path.with_name(path.name + ".part")
     part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     publish(part, path)

@@ -82,7 +82,7 @@ def chunked_loss(
     return found[0]
 
 
-def _plain_head(model: Any) -> nn.Linear | None:
+def _plain_head(model: object) -> nn.Linear | None:
     """Return the layer that makes logits of hidden states, None where it is anything but a product with a weight."""
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     plain = isinstance(head, nn.Linear) and head.bias is None and not isinstance(head.weight, DTensor)

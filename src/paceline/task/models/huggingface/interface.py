@@ -80,7 +80,7 @@ def why_unshared(model: nn.Module, seq: int) -> str:
     return ""
 
 
-def _of_config(config: Any) -> str:
+def _of_config(config: object) -> str:
     """Return what a config says that ranks with a part of the sequence would compute otherwise."""
     kinds = {kind for kind in getattr(config, "layer_types", None) or () if not kind.endswith("_attention")}
     kinds |= {kind for kind in getattr(config, "layer_types", None) or () if kind.startswith("linear")}
@@ -118,12 +118,12 @@ def _looking(replica: Any, seen: _Seen, seq: int) -> Iterator[None]:
 
     inside = [""]
 
-    def look(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **asked: Any) -> Any:
+    def look(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: object, **asked: object) -> Any:
         seen.calls.append(inside[-1])
         seen.because = seen.because or _unlike_plain(module, query, key, mask, asked, seq)
         return query.new_zeros(*query.shape[:3], value.shape[3]).transpose(1, 2), None
 
-    def note(*, mask_function: Callable[..., Tensor], **_: Any) -> None:
+    def note(*, mask_function: Callable[..., Tensor], **_: object) -> None:
         seen.masks.append(mask_function)
 
     AttentionInterface.register(LOOK, look)
@@ -137,7 +137,9 @@ def _looking(replica: Any, seen: _Seen, seq: int) -> Iterator[None]:
     yield
 
 
-def _unlike_plain(module: nn.Module, query: Tensor, key: Tensor, mask: Any, asked: Mapping[str, Any], seq: int) -> str:
+def _unlike_plain(
+    module: nn.Module, query: Tensor, key: Tensor, mask: object, asked: Mapping[str, Any], seq: int
+) -> str:
     """Return what in a call of the interface is not plain causal attention of the tokens among each other."""
     if mask is not None:
         return "it makes an attention mask of its own"
@@ -153,7 +155,7 @@ def _unlike_plain(module: nn.Module, query: Tensor, key: Tensor, mask: Any, aske
     return unknown_of(asked)
 
 
-def unknown_of(asked: Mapping[str, Any]) -> str:
+def unknown_of(asked: Mapping[str, object]) -> str:
     """Return what of the keywords of a call is not known here, "" where all is."""
     known = {*PLAIN, "scaling", "dropout", "sliding_window", "is_causal"}
     for name, value in asked.items():

@@ -43,7 +43,7 @@ class _Any:
 MATTERS = _Any()
 SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size",
          "max_position_embeddings")  # fmt: skip
-COMMON: dict[str, Any] = {
+COMMON: dict[str, object] = {
     **dict.fromkeys((*SHAPE, "num_key_value_heads", "head_dim", "rms_norm_eps", "tie_word_embeddings", "rope_theta",
                      "rope_scaling", "rope_parameters", "architectures", "model_type"), MATTERS),
     # of files and of generation
@@ -79,7 +79,7 @@ UNLIKE: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def likeness_of(config: Mapping[str, Any], name: str) -> Likeness:
+def likeness_of(config: Mapping[str, object], name: str) -> Likeness:
     """Return what a config.json is to the built-in decoder, all differences at once; `name` is the model's."""
     kind = str(config.get("model_type", ""))
     family = FAMILIES.get(kind)
@@ -117,7 +117,7 @@ def _of_entries(config: Mapping[str, Any], family: Family) -> list[str]:
     return found
 
 
-def _same(value: Any, wanted: Any) -> bool:
+def _same(value: object, wanted: object) -> bool:
     return value == wanted or (value is None and not wanted)
 
 
@@ -143,7 +143,7 @@ def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
 LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
-def _of_rope(config: Mapping[str, Any]) -> list[str]:
+def _of_rope(config: Mapping[str, object]) -> list[str]:
     rope = _rope(config)
     kind = rope["rope_type"]
     if kind not in ("default", "llama3"):
@@ -167,7 +167,7 @@ def _decoder(config: Mapping[str, Any], family: Family, name: str) -> DecoderCon
     if rope["rope_type"] == "llama3":
         factor, low, high = (float(rope[entry]) for entry in LLAMA3[:3])
         scaling = RopeScaling(factor, low, high, int(rope[LLAMA3[3]]))
-    shape: dict[str, Any] = {
+    shape: dict[str, object] = {
         "name": name, "hidden": hidden, "layers": config["num_hidden_layers"], "heads": heads,
         "kv_heads": config.get("num_key_value_heads") or family.kv_heads or heads,
         "head_dim": config.get("head_dim") or hidden // heads, "ffn": config["intermediate_size"],
@@ -195,5 +195,5 @@ def _experts(config: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -100,12 +100,12 @@ def _by_names_of_now(model: nn.Module, stored: Stored, wanted: Collection[str], 
 
 def embeddings_of(model: Any) -> list[str]:
     """Return the names of a model's matrices that have a row for each token: of its embedding, and of its head."""
-    layers: list[Any] = [_layer_of(model, get) for get in ("get_input_embeddings", "get_output_embeddings")]
+    layers: list[object] = [_layer_of(model, get) for get in ("get_input_embeddings", "get_output_embeddings")]
     weights = {id(layer.weight) for layer in layers if hasattr(layer, "weight")}
     return [name for name, parameter in model.named_parameters() if id(parameter) in weights]
 
 
-def _layer_of(model: Any, get: str) -> Any:
+def _layer_of(model: object, get: str) -> object:
     """Return the layer that a model's method gives, None where it has none: models of images may raise."""
     try:
         return getattr(model, get, lambda: None)()
@@ -113,7 +113,7 @@ def _layer_of(model: Any, get: str) -> Any:
         return None
 
 
-def may_ignore(model: Any, name: str) -> bool:
+def may_ignore(model: object, name: str) -> bool:
     """Return whether a file may hold a tensor that the model lacks: it is computed, or transformers says so."""
     patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
     return name.endswith(COMPUTED) or any(re.search(pattern, name) for pattern in patterns)

@@ -85,7 +85,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     return dict(config)
 
 
-def _architecture(config: Mapping[str, Any], folder: Path) -> str:
+def _architecture(config: Mapping[str, object], folder: Path) -> str:
     named = config.get("architectures")
     if isinstance(named, list) and named and isinstance(named[0], str):
         return str(named[0])

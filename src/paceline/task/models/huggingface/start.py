@@ -69,7 +69,7 @@ def fingerprint_of(files: list[Path]) -> str:
     return digest.hexdigest()[:16]
 
 
-def start_lines(model: Any, data: Any) -> list[str]:
+def start_lines(model: object, data: object) -> list[str]:
     """Return what is told of a model's folder and of the weights it starts from, a sentence each; none of others."""
     if not isinstance(model, ModelSpec):
         return []
@@ -114,12 +114,12 @@ def _tokenizer_hint(folder: Path) -> str:
     return f". Its {other} is not read; transformers writes {TOKENIZER} beside it: {write}"
 
 
-def start_decision(model: Any) -> DecisionRecord | None:
+def start_decision(model: object) -> DecisionRecord | None:
     """Return which model was built for a folder and why, with its weights and all differences as evidence."""
     if not isinstance(model, ModelSpec) or not (folder_of(model.name) or model.starts_from):
         return None
     weights = starting_weights(model.starts_from) if model.starts_from else None
-    evidence: dict[str, Any] = {"weights": None, "changed": fit_texts(model) if weights is not None else []}
+    evidence: dict[str, object] = {"weights": None, "changed": fit_texts(model) if weights is not None else []}
     if weights is not None:
         evidence["weights"] = {
             "path": str(weights.path), "tensors": weights.tensors, "files": weights.files, "bytes": weights.bytes,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from paceline.errors import ConfigError, MissingExtra
 from paceline.task.models.huggingface.road import Road, read_config
@@ -14,7 +13,7 @@ EXTRA = "transformers"
 ARCHITECTURE = "architecture"  # of task.model.arguments: another class than config.json names
 
 
-def build_theirs(road: Road, **changes: Any) -> Any:
+def build_theirs(road: Road, **changes: object) -> object:
     """Return the module that a folder's config.json describes.
 
     `changes` replace entries of it; `architecture` among them is another class of transformers: one with another head.
@@ -41,13 +40,13 @@ def build_theirs(road: Road, **changes: Any) -> Any:
     return kind._from_config(config) if hasattr(kind, "_from_config") else kind(config)
 
 
-def changed_config(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def changed_config(arguments: Mapping[str, object]) -> dict[str, object]:
     """Return what `task.model.arguments` change of a folder's config.json."""
     entries = _entries(arguments)
     return {**entries, "architectures": [arguments[ARCHITECTURE]]} if ARCHITECTURE in arguments else entries
 
 
-def _entries(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _entries(arguments: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in arguments.items() if name != ARCHITECTURE}
 
 

@@ -44,7 +44,7 @@ def from_hf_state(state: Mapping[str, Tensor], tied: bool = False) -> dict[str, 
 
 def to_hf_config(config: DecoderConfig, dtype: str = "float32") -> dict[str, Any]:
     """Return the content of the config.json that LlamaForCausalLM reads, or Qwen2's, Qwen3's and Mixtral's of it."""
-    rope: dict[str, Any] = {"rope_type": "default"}
+    rope: dict[str, object] = {"rope_type": "default"}
     if config.rope_scaling is not None:
         scaling = config.rope_scaling
         rope = {
@@ -105,7 +105,7 @@ def their_state(state: Mapping[str, Tensor], model: ModelSpec) -> Mapping[str, T
     return Renamed(state, {file: name for name, file in names_in_files(theirs, list(state)).items()})
 
 
-def config_of_folder(model: ModelSpec, decoder: DecoderConfig | None) -> dict[str, Any]:
+def config_of_folder(model: ModelSpec, decoder: DecoderConfig | None) -> dict[str, object]:
     """Return the config.json of a model that came from a folder: the folder's own, with what the task has changed."""
     folder, base = folder_of(model.name), base_of(model.name)
     assert folder is not None
@@ -146,7 +146,7 @@ def check_hf_config(config: DecoderConfig, folder: str | Path) -> None:
         )  # fmt: skip
 
 
-def _alike(config: DecoderConfig, theirs: Mapping[str, Any]) -> bool:
+def _alike(config: DecoderConfig, theirs: Mapping[str, object]) -> bool:
     """Return whether a config.json is of a type that computes as the decoder does, whatever the type is called."""
     family = FAMILIES.get(str(theirs.get("model_type")))
     if family is None:

@@ -10,6 +10,6 @@ from torch import nn
 class Absent(nn.Module):
     """Takes the place of a module that another pipeline stage has. It holds nothing and hands its first input on."""
 
-    def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, x: object, *args: object, **kwargs: object) -> Any:
         """Return the first input as it is."""
         return x

@@ -7,7 +7,6 @@ same parameters, buffers and names; run/parallel/data/statistics.py tells them h
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -90,7 +89,7 @@ def whole_batch_norms(model: nn.Module) -> Iterator[WholeBatchNorm]:
             yield module
 
 
-def sees_whole_batch(model: Any) -> bool:
+def sees_whole_batch(model: object) -> bool:
     """Return whether the rows of a batch see each other in a model's normalisation, over all ranks."""
     return isinstance(model, nn.Module) and next(whole_batch_norms(model), None) is not None
 

@@ -32,8 +32,8 @@ from paceline.errors import ConfigError
 SEQUENCE = -2  # the dimension that is split
 
 # torch 2.13 gave both a new name and warns of the old one.
-_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_all_gather: Callable[..., object] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Callable[..., object] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def share(x: Tensor, group: dist.ProcessGroup) -> Tensor:

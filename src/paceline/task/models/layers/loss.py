@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -109,11 +108,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
     """Takes the gradients in the forward pass (gradients_ahead.py)."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, head: Tensor, labels: Tensor, backward: bool, size: int) -> Tensor:
+    def forward(ctx: object, hidden: Tensor, head: Tensor, labels: Tensor, backward: bool, size: int) -> Tensor:
         return summed_loss(ctx, hidden, head, labels, backward, size, _of_chunk)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: object, grad: Tensor) -> tuple[Tensor | None, ...]:
         return *kept_gradients(ctx, grad), None, None, None
 
 
@@ -122,7 +121,7 @@ class _WeightedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, head: Tensor, labels: Tensor, weights: Tensor, backward: bool, size: int
+        ctx: object, hidden: Tensor, head: Tensor, labels: Tensor, weights: Tensor, backward: bool, size: int
     ) -> Tensor:
         coming = iter(weights.split(size))  # chunks come in order
 
@@ -134,7 +133,7 @@ class _WeightedCrossEntropy(torch.autograd.Function):
         return summed_loss(ctx, hidden, head, labels, backward, size, of_chunk)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: object, grad: Tensor) -> tuple[Tensor | None, ...]:
         return *kept_gradients(ctx, grad), None, None, None, None
 
 

@@ -80,6 +80,10 @@ def settled(tmp_path: Path) -> Settle:
     ("spreadsheet-rows.csv", csv_of("text,label,", [(*row, "") for row in ROWS]) + ",,\n"),
     ("numbered.csv", csv_of(",Tweet,Label", [(str(at), *row) for at, row in enumerate(ROWS)])),
     ("sentiment.csv", csv_of("review,sentiment")),
+    ("remarks.csv", "# exported by the shop, in 2026\n#\n\n" + csv_of("text,label")),
+    ("remark-of-two.csv", "# exported, by hand\n" + csv_of("text,label")),
+    ("remark.tsv", "# exported by the shop\n" + csv_of("text\tlabel", delimiter="\t")),
+    ("marked-header.csv", "# numpy's way\n" + csv_of("# text,label")),
     ("array.json", json.dumps(LABELLED)),
     ("pretty.json", "\n" + json.dumps(LABELLED, indent=2) + "\n"),
     ("lines.json", lines_of(LABELLED)),
@@ -119,6 +123,7 @@ def test_conversations_are_read_in_whatever_way_they_were_written(
 @pytest.mark.parametrize(("name", "content", "because", "hint"), [
     ("nohead.csv", csv_of(""), "these look like a row", "such as text,label"),
     ("caret.csv", csv_of("text^label", delimiter="^"), "the columns text^label", "told apart by one of"),
+    ("between.csv", csv_of("text,label") + "# the rest is of May\n", "the header names 2", "above the header alone"),
     ("latin.csv", csv_of("text,label").encode("latin-1"), "'utf-8' codec", "iconv -f LATIN1"),
     ("commas.csv", csv_of("text;score", [(f"t{at}", f"0,{at}") for at in range(30)], ";"), "different",
      "decimal point"),
@@ -149,20 +154,50 @@ def test_what_cannot_be_read_says_what_to_do(settled: Settle, name: str, content
     assert hint in caught.value.try_, caught.value
 
 
+def parquet_of(**columns: list[Any]) -> bytes:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    content = arrow.BufferOutputStream()
+    parquet.write_table(arrow.table(columns), content)
+    return bytes(content.getvalue().to_pybytes())
+
+
 @pytest.mark.parametrize(("text", "because", "hint"), [
-    ([text.encode() for text, _ in ROWS], "holds bytes", "cast(table['text'], 'string')"),
-    ([{"body": text, "n": 1} for text, _ in ROWS], "fields of its own: body, n", "flatten()"),
+    ([b"\xff\xfe" + text.encode() for text, _ in ROWS], "byte 0 is 0xff, so it is no UTF-8 text", "strings in UTF-8"),
+    ([{"body": text, "n": 1} for text, _ in ROWS], "fields of its own: body, n", 'text_field = "text.body"'),
 ])  # fmt: skip
 def test_a_parquet_column_that_is_no_text_says_how_it_becomes_one(
     settled: Settle, text: list[Any], because: str, hint: str
 ) -> None:
-    """Bytes that nothing calls text, as some writers leave them, and columns within a column."""
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    content = arrow.BufferOutputStream()
-    parquet.write_table(arrow.table({"text": text, "label": [label for _, label in ROWS]}), content)
     with pytest.raises(PacelineError) as caught:
-        settled("odd.parquet", content.getvalue().to_pybytes())
+        settled("odd.parquet", parquet_of(text=text, label=[label for _, label in ROWS]))
     assert because in caught.value.because and hint in caught.value.try_, caught.value
+
+
+WITHIN = [{"meta": {"text": text, "about": {"kind": label}}, "n": at} for at, (text, label) in enumerate(ROWS)]
+
+
+@pytest.mark.parametrize(("name", "content", "options"), [
+    ("within.jsonl", lambda: lines_of(WITHIN), {"text_field": "meta.text", "label_field": "meta.about.kind"}),
+    ("within.json", lambda: json.dumps(WITHIN), {"text_field": "meta.text", "label_field": "meta.about.kind"}),
+    ("within.parquet", lambda: parquet_of(**{key: [row[key] for row in WITHIN] for key in WITHIN[0]}),
+     {"text_field": "meta.text", "label_field": "meta.about.kind"}),
+    ("bytes.parquet", lambda: parquet_of(text=[text.encode() for text, _ in ROWS],
+                                         label=[label.encode() for _, label in ROWS]), {}),
+    ("dotted.jsonl", lambda: lines_of([{"a.text": text, "a": {"text": "no"}, "label": label} for text, label in ROWS]),
+     {"text_field": "a.text"}),
+])  # fmt: skip
+def test_fields_within_columns_and_bytes_are_texts_and_labels(
+    settled: Settle, name: str, content: Callable[[], Any], options: dict[str, str]
+) -> None:
+    table = settled(name, content(), **options)
+    assert table.labels is not None and table.label_array("train").tolist() == [0, 1, 0, 1]
+    assert [row.text for row in first_rows(table, DataSpec("", seq_len=128), 4)] == [text for text, _ in ROWS]
+
+
+def test_conversations_may_stand_within_a_column(settled: Settle) -> None:
+    talks = [{"data": {"talk": row["messages"]}} for row in PARTS]
+    table = settled("within.jsonl", lines_of(talks), messages_field="data.talk")
+    assert first_rows(table, DataSpec("", seq_len=128))[0].text == TALK
 
 
 def test_a_column_that_is_not_read_is_told(settled: Settle) -> None:

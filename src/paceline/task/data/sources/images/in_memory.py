@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,5 +43,5 @@ class SquaresInMemory:
             self._bytes += square.nbytes
         self._squares[number, len(square)] = square.copy()
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return SquaresInMemory, (self.most_bytes,)

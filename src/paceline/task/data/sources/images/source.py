@@ -92,7 +92,7 @@ class ImageSource:
         kept = BlockCache(storage.cache_dir / "images", storage.cache_bytes, storage.notices)
         self._kept = kept if look.keep else None
         self._open: OrderedDict[int, ByteFile] = OrderedDict()
-        self._tables: dict[Any, Tensor] = {}  # by device
+        self._tables: dict[object, Tensor] = {}  # by device
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
 
@@ -183,7 +183,7 @@ class ImageSource:
                 self._pool = ThreadPoolExecutor(count, thread_name_prefix="paceline-decode")
             return self._pool
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return ImageSource, (self.listing, self.chosen, self.look, self.storage, self.squares)
 
 

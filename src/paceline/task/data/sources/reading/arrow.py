@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from paceline.errors import DamagedData, suggestion
+from paceline.task.data.sources.reading.nested import leaves, type_of
 
 PARQUET_ROWS = 1024
 TEXTS = ("string", "large_string", "string_view")
+BYTES = ("binary", "large_binary", "binary_view")  # what programs write that do not mark a column of texts as one
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ def parquet_rows(stream: IO[bytes], columns: Sequence[str]) -> tuple[Any, Iterat
     import pyarrow.parquet as parquet
 
     table = parquet.ParquetFile(stream)
-    names = [name for name in columns if name in table.schema_arrow.names]
+    names = [name for name in columns if type_of(table.schema_arrow, name) is not None]
     return table.schema_arrow, table.iter_batches(batch_size=PARQUET_ROWS, columns=names)
 
 
@@ -49,22 +51,48 @@ def arrow_rows(stream: IO[bytes]) -> tuple[Any, Iterator[Any]]:
     return whole.schema, (whole.get_batch(number) for number in range(whole.num_record_batches))
 
 
-def plain_rows(batch: Any, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a batch, each as its values in these columns by name."""
-    values = [_plain(batch.column(batch.schema.get_field_index(name))) for name in columns]
+def plain_rows(batch: Any, columns: Sequence[str]) -> Iterator[dict[str, object]]:
+    """Yield the rows of a batch, each as its values in these columns by name; "a.b" is a field of column a."""
+    values = [_plain(_column(batch, name)) for name in columns]
     for row in range(batch.num_rows):
         yield {name: column[row] for name, column in zip(columns, values, strict=True)}
 
 
+def _column(batch: Any, name: str) -> Any:
+    import pyarrow.compute as compute
+
+    at = batch.schema.get_field_index(name)
+    if at >= 0:
+        return batch.column(at)
+    first, _, rest = name.partition(".")
+    column = batch.column(batch.schema.get_field_index(first))
+    while rest:
+        fields = [column.type.field(number).name for number in range(column.type.num_fields)]
+        step, rest = (rest, "") if rest in fields else (rest.partition(".")[0], rest.partition(".")[2])
+        column = compute.struct_field(column, step)  # null where the fields around it are
+    return column
+
+
 def _plain(column: Any) -> list[Any]:
-    """Return a column's values; one by one only where not all of them can be had."""
+    """Return a column's values; one by one only where not all of them can be had. Bytes are taken for UTF-8."""
+    if str(column.type) in BYTES:
+        return [_decoded(value) for value in column.to_pylist()]
     try:
         return list(column.to_pylist())
     except (ValueError, OverflowError, KeyError):  # of Arrow's and of Python's conversions
         return [_plain_value(column, row) for row in range(len(column))]
 
 
-def _plain_value(column: Any, row: int) -> Any:
+def _decoded(value: bytes | None) -> str | UnreadableValue | None:
+    if value is None:
+        return None
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        return UnreadableValue(f"byte {error.start:,} is 0x{value[error.start]:02x}, so it is no UTF-8 text")
+
+
+def _plain_value(column: Any, row: int) -> object:
     try:
         return column[row].as_py()
     except (ValueError, OverflowError, KeyError) as error:
@@ -82,24 +110,25 @@ def check_names(names: Sequence[str], path: str) -> None:
 
 
 def check_column(schema: Any, field: str, path: str) -> None:
-    """Raise DamagedData unless the schema has one column `field`, of strings."""
-    columns = {column.name: column.type for column in schema}
-    if field not in columns:
+    """Raise DamagedData unless the schema has one column `field` (or `a.b`, a field of a column), of text."""
+    columns = leaves(schema)
+    kind = type_of(schema, field)
+    if kind is None:
         raise DamagedData(
             f"{path} has no column '{field}'",
             f"text_field names the column that holds the text; the file has {', '.join(columns) or 'no columns'}",
             suggestion(field, columns) if columns else "write the text into a column",
         )
     check_names([column.name for column in schema if column.name == field], path)
-    if not _is_text(columns[field]):
-        strings = [name for name, other in columns.items() if _is_text(other)]
+    if not _is_text(kind):
+        strings = [name for name in columns if _is_text(type_of(schema, name))]
         raise DamagedData(
             f"{path}: column '{field}' is not text",
-            f"it holds {columns[field]}",
+            f"it holds {kind}",
             f"text_field = one of: {', '.join(strings)}" if strings else "write the text into a column of strings",
         )
 
 
-def _is_text(kind: Any) -> bool:
+def _is_text(kind: object) -> bool:
     value = getattr(kind, "value_type", None) if str(kind).startswith("dictionary<") else kind
-    return str(value) in TEXTS
+    return str(value) in (*TEXTS, *BYTES)

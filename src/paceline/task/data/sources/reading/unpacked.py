@@ -52,7 +52,7 @@ def _damaged(file: File, error: Exception) -> DamagedData:
     return DamagedData(f"{file.path} cannot be unpacked", told[0], "write or download it again")
 
 
-def _zstd(raw: IO[bytes], name: str) -> Any:
+def _zstd(raw: IO[bytes], name: str) -> object:
     try:
         import pyarrow
     except ImportError as error:

@@ -115,7 +115,8 @@ class OpensShards:
     storage: Storage
 
     def __call__(self) -> tuple[TokenParts, Callable[[], Tokens]]:
-        files = [self.storage.open(beside(self.path, shard.file), head_bytes=HEADER.size) for shard in self.shards]
+        paths = [beside(self.path, shard.file) for shard in self.shards]
+        files = [self.storage.open(path, head_bytes=HEADER.size, is_checked=True) for path in paths]
         opened = [OpenShard(file, shard) for file, shard in zip(files, self.shards, strict=True)]
         return TokenParts([shard.part for shard in opened]), lambda: _joined([shard.ends() for shard in opened])
 

@@ -40,7 +40,7 @@ class _OverFiles(SourceOfSplit):
         """Open the split. Raises DataError where it does not make one sample, or a file of it is not there."""
         self.skip_bad, self.notices = skip_bad, notices or DataNotices()
         super().__init__(split, vocab, seq_len, cross_documents)
-        self.is_near, self._is_checked = self._tokens.is_near, self._tokens.is_checked
+        self.is_near, self.is_checked = self._tokens.is_near, self._tokens.is_checked
         self.gathers_rows = self.is_near
         self.steps_ahead = 0 if self.is_near else STEPS_AHEAD
 
@@ -78,7 +78,7 @@ class _OverFiles(SourceOfSplit):
 
     def _held(self, batch: Any) -> Any:
         """Return the batch, whose tokens are of the vocabulary. Files with checksums hold what was written to them."""
-        if not self._is_checked and batch["tokens"].numel():
+        if not self.is_checked and batch["tokens"].numel():
             highest = max(int(batch["tokens"].max()), int(batch["labels"].max()))
             if self._tokens.dtype.kind == "i" and (lowest := self._lowest(batch)) < 0:
                 raise DataError(
@@ -119,7 +119,7 @@ class ShardSource(_OverFiles, TokenSource):
         return self._tokens.windows(self._starts(ids), self.items_per_sample + 1)
 
     def _starts(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        if (highest := max(ids.tolist(), default=0)) >= self.samples:
+        if (highest := int(ids.max(initial=0))) >= self.samples:
             raise IndexError(f"sample {highest:,} of {self.samples:,}")
         return np.asarray(ids, dtype=np.int64) * self.items_per_sample
 

@@ -11,10 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paceline.errors import DataError
 from paceline.task.data.rows.rows_from import RowsFrom
 from paceline.task.data.sources.shards.layout import damaged
 from paceline.task.data.sources.tokenizer import Tokens
 from paceline.task.data.storage.bytes import ByteFile, LocalBytes, as_words
+
+MANY_RUNS = 32  # so many are looked at together
 
 Indices = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -28,10 +31,16 @@ class Checksums:
         self._file, self._start, self._stop = file, start, stop
         self._block_bytes, self._recorded = block_bytes, recorded
         self._sound, self._lock = bytearray(len(recorded)), threading.Lock()
+        self._are_sound = np.frombuffer(self._sound, dtype=np.bool_)  # the same memory
         self.unseen = len(recorded)  # blocks that were not read yet
 
-    def hold(self, starts: Sequence[int], stops: Sequence[int]) -> None:
+    def hold(self, starts: Sequence[int] | Indices, stops: Sequence[int] | Indices) -> None:
         """Raise DamagedData unless the bytes starts..stops, counted from the first one, are as they were written."""
+        if isinstance(starts, np.ndarray) and isinstance(stops, np.ndarray):
+            first = np.minimum(starts // self._block_bytes, len(self._sound) - 1)
+            last = (stops - 1) // self._block_bytes
+            open_ = (stops > starts) & ~(self._are_sound[first] & self._are_sound[last] & (last - first < 2))
+            starts, stops = starts[open_].tolist(), stops[open_].tolist()
         # Of a batch's few runs, numpy's calls would take longer than these.
         sound, size = self._sound, self._block_bytes
         for start, stop in zip(starts, stops, strict=True):
@@ -77,7 +86,7 @@ class TokenPart:
 
     def runs(self, starts: Sequence[int], stops: Sequence[int]) -> list[Tokens]:
         """Return the tokens starts..stops of each run. Raises DataError where they are not as they were written."""
-        self._hold(starts, stops)
+        self.hold(starts, stops)
         if (mapped := self._mapped) is not None:
             return [mapped[start:stop] for start, stop in zip(starts, stops, strict=True)]
         return [self._raw(start, stop) for start, stop in zip(starts, stops, strict=True)]
@@ -89,7 +98,7 @@ class TokenPart:
         lasts = places[np.concatenate([breaks, [len(places)]]) - 1]
         if self._mapped is None:
             return np.concatenate(self.runs(firsts.tolist(), (lasts + 1).tolist()))
-        self._hold(firsts.tolist(), (lasts + 1).tolist())
+        self.hold(firsts.tolist(), (lasts + 1).tolist())
         return self._mapped[places]
 
     def rows_from(self, starts: Indices, stops: Indices, length: int) -> tuple[Tokens, Flags]:
@@ -100,8 +109,20 @@ class TokenPart:
         assert self._rows is not None, "a file that is fetched is read run by run"
         is_whole = starts <= self.tokens - length
         held = slice(None) if is_whole.all() else is_whole
-        self._hold(starts[held].tolist(), stops[held].tolist())
+        self.hold(starts[held], stops[held])
         return self._rows.rows_from(starts, stops, length)
+
+    def lay(self, into: Tokens, places: Indices, starts: Indices, stops: Indices) -> Tokens:
+        """Copy runs and return the last token of each, as `RowsFrom.lay` does. Raises DataError for damaged ones."""
+        assert self._rows is not None, "a file that is fetched is read run by run"
+        self.hold(starts, stops)
+        return self._rows.lay(into, places, starts, stops)
+
+    @property
+    def memory(self) -> memoryview:
+        """The tokens of a local file; whoever reads them holds them first."""
+        assert self._rows is not None, "a file that is fetched is read run by run"
+        return self._rows.memory
 
     def expect(self, spans: Indices) -> None:
         """Say which tokens will be read next: [spans, 2], where each begins and ends."""
@@ -111,13 +132,26 @@ class TokenPart:
         size = self.dtype.itemsize
         return as_words(self.file.read(self._start + start * size, self._start + stop * size), self.dtype.str)
 
-    def _hold(self, starts: Sequence[int], stops: Sequence[int]) -> None:
+    def hold(self, starts: Sequence[int] | Indices, stops: Sequence[int] | Indices) -> None:
         """Raise DataError where the file has changed, or a block of these runs is not as it was written."""
         size = self.dtype.itemsize
-        if self._watch is not None and starts:
-            self._watch.hold(self._start + size * min(starts), self._start + size * max(stops))
-        if self._checksums is not None and self._checksums.unseen:
-            self._checksums.hold([start * size for start in starts], [stop * size for stop in stops])
+        if self._watch is not None and len(starts):
+            try:
+                self._watch.hold()
+            except DataError:  # which bytes were wanted is worked out for its words alone
+                self._watch.hold(self._start + size * int(min(starts)), self._start + size * int(max(stops)))
+                raise
+        if self._checksums is None or not self._checksums.unseen:
+            return
+        if isinstance(starts, np.ndarray) and isinstance(stops, np.ndarray) and len(starts) >= MANY_RUNS:
+            self._checksums.hold(starts * size, stops * size)
+        else:
+            self._checksums.hold([int(start) * size for start in starts], [int(stop) * size for stop in stops])
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a block of it was not held against its checksum yet."""
+        return self._checksums is not None and self._checksums.unseen > 0
 
 
 class TokenParts:
@@ -172,28 +206,28 @@ class TokenParts:
             runs = self.runs(starts.tolist(), (starts + length).tolist())
             return np.concatenate(runs).reshape(-1, length) if runs else np.zeros((0, length), dtype=self.dtype)
         found, is_whole = self.rows_from(starts, starts + length, length)
-        if not is_whole.all():  # they begin in one file and end in another
+        if not is_whole.all():
             over = np.flatnonzero(~is_whole)
-            for row, run in zip(
-                over.tolist(), self.runs(starts[over].tolist(), (starts[over] + length).tolist()), strict=True
-            ):
-                found[row] = run
+            self.lay(found.reshape(-1), over * length, starts[over], starts[over] + length)
         return found
 
     def rows_from(self, starts: Indices, stops: Indices, length: int) -> tuple[Tokens, Flags]:
         """Return `length` tokens from each start on, [starts, length], and of which rows they are there.
 
-        The others would go on in another file. Raises DataError where what lies up to `stops` is damaged.
+        The others would go on in another file, or are to be laid: of a few rows of each of many files, to copy those of
+        a file at once takes longer. Raises DataError where what lies up to `stops` is damaged.
         """
         if len(self._parts) == 1:
             return self._parts[0].rows_from(starts, stops, length)
-        found = np.zeros((len(starts), length), dtype=self.dtype)
-        is_whole = np.zeros(len(starts), dtype=bool)
+        found = np.empty((len(starts), length), dtype=self.dtype)
         numbers = np.searchsorted(self._begins, starts, side="right") - 1
-        for number in np.unique(numbers).tolist():
-            chosen, begin = np.flatnonzero(numbers == number), self._bounds[number]
-            rows = self._parts[number].rows_from(starts[chosen] - begin, stops[chosen] - begin, length)
-            found[chosen], is_whole[chosen] = rows
+        chosen_parts = np.unique(numbers).tolist()
+        if len(starts) < MANY_RUNS * len(chosen_parts):
+            return found, np.zeros(len(starts), dtype=bool)
+        is_whole: Flags = starts + length <= self._begins[numbers + 1]
+        for number in chosen_parts:
+            begin, chosen = self._bounds[number], np.flatnonzero(is_whole & (numbers == number))
+            found[chosen] = self._parts[number].rows_from(starts[chosen] - begin, stops[chosen] - begin, length)[0]
         return found, is_whole
 
     def _gather(self, places: Indices) -> Tokens:
@@ -204,9 +238,36 @@ class TokenParts:
             found[chosen] = self._parts[number].gather(places[chosen] - self._begins[number])
         return found
 
-    def at(self, places: Indices) -> Tokens:
-        """Return single tokens. Raises DataError for damaged ones."""
-        return self._gather(places)
+    def lay(self, into: Tokens, places: Indices, starts: Indices, stops: Indices) -> Tokens:
+        """Copy runs and return the last token of each, as `RowsFrom.lay` does. Raises DataError for damaged ones."""
+        if len(self._parts) == 1:
+            return self._parts[0].lay(into, places, starts, stops)
+        numbers = np.searchsorted(self._begins, starts, side="right") - 1
+        self._hold(numbers, starts, stops)
+        there, lasts = into.data, list[int]()
+        memories = [part.memory if part.dtype == into.dtype else None for part in self._parts]
+        runs = zip(places.tolist(), starts.tolist(), stops.tolist(), numbers.tolist(), strict=True)
+        for place, start, stop, number in runs:
+            begin, memory = self._bounds[number], memories[number]
+            if memory is None or stop > self._bounds[number + 1]:  # it goes on in another file, or has another type
+                run = self.runs([start], [stop])[0]
+                into[place : place + stop - start] = run
+                lasts.append(int(run[-1]))
+            else:
+                there[place : place + stop - start] = memory[start - begin : stop - begin]
+                lasts.append(memory[stop - begin - 1])
+        return np.array(lasts, dtype=self.dtype)
+
+    def _hold(self, numbers: Indices, starts: Indices, stops: Indices) -> None:
+        """Hold what runs read of the files in which they begin. Raises DataError for damaged ones."""
+        for number, start in dict(zip(numbers.tolist(), starts.tolist(), strict=True)).items():
+            part, begin = self._parts[number], self._bounds[number]
+            if part.is_open:
+                chosen = np.flatnonzero(numbers == number)
+                inside = np.minimum(stops[chosen], self._bounds[number + 1])
+                part.hold(starts[chosen] - begin, inside - begin)
+            else:
+                part.hold((start - begin,), (start - begin + 1,))
 
     def expect(self, starts: Indices, stops: Indices) -> None:
         """Say which runs of tokens will be read next, in their order."""

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +45,7 @@ class RowWriter:
     template: Template
     told: str
 
-    def segments(self, values: Mapping[str, Any], where: str) -> list[TextPart]:
+    def segments(self, values: Mapping[str, object], where: str) -> list[TextPart]:
         """Return the segments of a row. Raises DamagedData where it holds no text, or nothing that counts."""
         if self.columns.kind == "completion":
             prompt, completion = (_text(values.get(name), where, name) for name in self.columns.names)
@@ -120,7 +120,7 @@ def own_template(tokenizer: str) -> str:
     return found if isinstance(found, str) else ""
 
 
-def tokenizer_config(folder: Path) -> dict[str, Any]:
+def tokenizer_config(folder: Path) -> dict[str, object]:
     """Return what lies beside a tokenizer.json about it; nothing where nothing does."""
     try:
         found = json.loads((folder / CONFIG).read_text("utf-8"))
@@ -199,7 +199,7 @@ def _refuse(message: str) -> None:
     raise ValueError(message)
 
 
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+def _special_tokens(config: Mapping[str, object]) -> dict[str, str]:
     """Return bos_token and the like, which templates use by name."""
     found = {}
     for name, value in config.items():
@@ -237,7 +237,7 @@ def encode_marks(tokenizer: Tokenizer, texts: Sequence[bytes]) -> list[Tokens]:
     return list(special(texts)) if special is not None else tokenizer.encode(texts)
 
 
-def _text(value: Any, where: str, field: str) -> str:
+def _text(value: object, where: str, field: str) -> str:
     if not isinstance(value, str):
         raise DamagedData(f"{where}: '{field}' is not text", f"it is {json.dumps(value, default=str)[:40]}",
                           "a text in every row")  # fmt: skip

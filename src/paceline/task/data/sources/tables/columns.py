@@ -35,6 +35,12 @@ class TableColumns:
     because: str
 
 
+def asked_by_dots(data: DataSpec) -> tuple[str, ...]:
+    """Return the names of columns asked for that may be those of fields in columns, such as "meta.text"."""
+    asked = (data.text_field, data.label_field, data.prompt_field, data.completion_field, data.messages_field)
+    return tuple(name for name in asked if "." in name)
+
+
 def is_kind_of_table(columns: Sequence[str], data: DataSpec) -> bool:
     """Return whether columns are more than a text: JSONL and Parquet without them are read as documents."""
     if data.labels == "none":

@@ -22,10 +22,10 @@ _FORM = "an array of objects, or one object on each line; text: before the path 
 NumberedRow = tuple[str, dict[str, Any]]
 
 
-def json_columns(stream: IO[bytes], file: File) -> tuple[str, ...]:
-    """Return the names of the first object's fields. Raises DataError for a file that is no table."""
+def first_object(stream: IO[bytes], file: File) -> dict[str, Any]:
+    """Return the first object of a file, an empty one for none. Raises DataError for a file that is no table."""
     first = next(_objects(stream, file, Damaged(skip=True)), None)
-    return tuple(first[1]) if first is not None else ()
+    return first[1] if first is not None else {}
 
 
 def read_json(file: File, damaged: Damaged) -> Iterator[NumberedRow]:
@@ -87,7 +87,7 @@ def _single(file: File, found: Any) -> DataError:
     )
 
 
-def _no_object(file: File, place: str, found: Any) -> DamagedData:
+def _no_object(file: File, place: str, found: object) -> DamagedData:
     return DamagedData(f"{file.path}, {place} is not an object", f"it is {json.dumps(found)[:40]}", _FORM)
 
 

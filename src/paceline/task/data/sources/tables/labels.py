@@ -46,7 +46,7 @@ class Labels:
         return {"classification": "<i8", "regression": "<f8", "multi_label": "|u1"}[self.kind]
 
 
-def label_value(value: Any, where: str, field: str) -> Any:
+def label_value(value: object, where: str, field: str) -> object:
     """Return a label as it was meant: a text, a whole number, a number or a tuple of those.
 
     Numbers and truth values written as text stay text. Raises DamagedData for one that is empty or is no label.
@@ -81,7 +81,7 @@ class LabelSurvey:
     lists: int = 0
     too_many: bool = False
 
-    def see(self, value: Any) -> None:
+    def see(self, value: object) -> None:
         """Take note of a row's label, as `label_value` gave it."""
         self.rows += 1
         several = value if isinstance(value, tuple) else (value,)
@@ -145,13 +145,13 @@ class LabelSurvey:
         return 'label_field names another column; labels = "classification" takes each value for a class'
 
     def _several(self, name: str, names: tuple[str, ...]) -> Labels:
-        counts: Counter[Any] = Counter()
+        counts: Counter[object] = Counter()
         for value, times in self.counts.items():
             counts.update(dict.fromkeys(_split(value), times))
         because = "they are lists" if self.lists else f"labels are split at '{SEPARATOR}'"
         return Labels("multi_label", self._classes(counts, names, name), because)
 
-    def _classes(self, counts: Counter[Any], names: tuple[str, ...], name: str) -> tuple[str, ...]:
+    def _classes(self, counts: Counter[object], names: tuple[str, ...], name: str) -> tuple[str, ...]:
         classes = names or ordered_classes(counts)
         if len(classes) < 2 or len(counts) < 2:
             raise DataError(
@@ -190,7 +190,7 @@ def places_of(labels: Labels, names: tuple[str, ...]) -> dict[str, int]:
     return {name: at for at, name in enumerate(labels.classes)}
 
 
-def _place(value: Any, places: dict[str, int], where: str) -> int:
+def _place(value: object, places: dict[str, int], where: str) -> int:
     number = _number(value)
     name = str(value) if str(value) in places or number is None else _number_name(number)
     if name not in places:
@@ -202,7 +202,7 @@ def _place(value: Any, places: dict[str, int], where: str) -> int:
     return places[name]
 
 
-def _split(value: Any) -> list[Any]:
+def _split(value: object) -> list[object]:
     parts = value.split(SEPARATOR) if isinstance(value, str) else value if isinstance(value, tuple) else (value,)
     return [part.strip() if isinstance(part, str) else part for part in parts if part != ""]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from paceline.errors import DamagedData
 
@@ -15,7 +14,7 @@ _FORM = 'a list such as [{"role": "user", "content": "..."}, {"role": "assistant
 _LEAVE_OUT = 'on_bad = "skip", which leaves such rows out and counts them'
 
 
-def turn_messages(values: Mapping[str, Any], names: Sequence[str], where: str) -> list[dict[str, str]]:
+def turn_messages(values: Mapping[str, object], names: Sequence[str], where: str) -> list[dict[str, str]]:
     """Return columns of a single turn as messages: what is asked, perhaps with what it is about, and the answer."""
     asked, *about, answered = names
     told = [_cell(values.get(name), where, name) for name in (asked, answered)]
@@ -26,7 +25,7 @@ def turn_messages(values: Mapping[str, Any], names: Sequence[str], where: str) -
     )
 
 
-def messages_of(value: Any, where: str, field: str) -> list[dict[str, str]]:
+def messages_of(value: object, where: str, field: str) -> list[dict[str, str]]:
     """Return a row's messages. Raises DamagedData where they are none, or no assistant speaks."""
     try:
         value = json.loads(value) if isinstance(value, str) else value
@@ -37,7 +36,7 @@ def messages_of(value: Any, where: str, field: str) -> list[dict[str, str]]:
     return _with_something_to_learn([_message(each, where) for each in value], where)
 
 
-def _message(given: Any, where: str) -> dict[str, str]:
+def _message(given: object, where: str) -> dict[str, str]:
     """Return a message as its role and its content."""
     if isinstance(given, Mapping):
         for role_key, content_key in KEYS:
@@ -51,7 +50,7 @@ def _message(given: Any, where: str) -> dict[str, str]:
     )
 
 
-def _content(given: Any, where: str) -> str | None:
+def _content(given: object, where: str) -> str | None:
     """Return a message's content as text, None where it is none. Raises DamagedData for parts that are no text."""
     if not isinstance(given, list) or not given:
         return given if isinstance(given, str) else None
@@ -73,7 +72,7 @@ def _with_something_to_learn(messages: list[dict[str, str]], where: str) -> list
     return messages
 
 
-def _cell(value: Any, where: str, name: str) -> str:
+def _cell(value: object, where: str, name: str) -> str:
     """Return a column of a turn as text. Raises DamagedData where it is none."""
     if not isinstance(value, str):
         raise DamagedData(f"{where}: '{name}' is not text", f"it is {json.dumps(value, default=str)[:40]}",

@@ -15,9 +15,10 @@ from paceline.task.data.sources.documents import Damaged, parse_record
 from paceline.task.data.sources.files import kind_of
 from paceline.task.data.sources.listing import CorpusFiles, File, split_of
 from paceline.task.data.sources.reading.arrow import arrow_rows, check_names, parquet_rows, plain_rows
+from paceline.task.data.sources.reading.nested import type_of, with_asked
 from paceline.task.data.sources.reading.unpacked import opened
 from paceline.task.data.sources.tables.csv_rows import csv_columns, read_csv
-from paceline.task.data.sources.tables.json_rows import json_columns, read_json
+from paceline.task.data.sources.tables.json_rows import first_object, read_json
 
 
 class TableRecord(NamedTuple):
@@ -28,10 +29,11 @@ class TableRecord(NamedTuple):
     split: str = ""
 
 
-def columns_of(listing: CorpusFiles) -> tuple[str, ...]:
+def columns_of(listing: CorpusFiles, asked: Sequence[str] = ()) -> tuple[str, ...]:
     """Return the names of the columns of a table's first file. Raises DataError for a file without any.
 
-    Of JSONL they are those of the first record.
+    Of JSONL they are those of the first record. Names that are `asked` for by dots, "meta.text", follow where there are
+    such fields.
     """
     file = listing.files[0]
     kind = kind_of(file.name)
@@ -39,28 +41,32 @@ def columns_of(listing: CorpusFiles) -> tuple[str, ...]:
         if kind in ("csv", "tsv"):
             return csv_columns(stream, file, kind)
         if kind == "json":
-            return json_columns(stream, file)
+            return tuple(with_asked(first_object(stream, file), asked))
         if kind == "jsonl":
             for line in stream:
                 if line.strip():
                     record = parse_record(line.removeprefix(b"\xef\xbb\xbf"), f"{file.path}, line 1")
-                    return tuple(record) if isinstance(record, dict) else ()
+                    return tuple(with_asked(record, asked)) if isinstance(record, dict) else ()
             return ()
-        return tuple(_arrow_table(stream, file, kind)[0])
+        schema = _arrow_table(stream, file, kind)[0]
+        return tuple(_names(schema, asked))
 
 
-def read_records(listing: CorpusFiles, damaged: Damaged) -> Iterator[TableRecord]:
-    """Yield the rows of all files of a table, in order. Raises DataError for a file that cannot be read."""
+def read_records(listing: CorpusFiles, damaged: Damaged, asked: Sequence[str] = ()) -> Iterator[TableRecord]:
+    """Yield the rows of all files of a table, in order, with the fields that are `asked` for by dots.
+
+    Raises DataError for a file that cannot be read.
+    """
     for file in listing.files:
         split = split_of(file.name)
         try:
-            for origin, values in _rows_of(file, damaged):
-                yield TableRecord(origin, values, split)
+            for origin, values in _rows_of(file, damaged, asked):
+                yield TableRecord(origin, with_asked(values, asked), split)
         except DamagedData as error:
             damaged.found(error)
 
 
-def _rows_of(file: File, damaged: Damaged) -> Iterator[tuple[str, dict[str, Any]]]:
+def _rows_of(file: File, damaged: Damaged, asked: Sequence[str]) -> Iterator[tuple[str, dict[str, object]]]:
     kind = kind_of(file.name)
     if kind in ("csv", "tsv"):
         return read_csv(file, kind, damaged)
@@ -69,14 +75,14 @@ def _rows_of(file: File, damaged: Damaged) -> Iterator[tuple[str, dict[str, Any]
     if kind == "jsonl":
         return _read_jsonl(file, damaged)
     if kind in ("parquet", "arrow"):
-        return _read_arrow(file, kind)
+        return _read_arrow(file, kind, asked)
     raise DataError(
         f"{file.path} is no table", "tables are CSV, TSV, JSON, JSONL, Parquet and Arrow files",
         "name a table, or read it as text: source = \"text:PATH\"",
     )  # fmt: skip
 
 
-def _read_jsonl(file: File, damaged: Damaged) -> Iterator[tuple[str, dict[str, Any]]]:
+def _read_jsonl(file: File, damaged: Damaged) -> Iterator[tuple[str, dict[str, object]]]:
     with opened(file) as stream:
         for number, line in enumerate(stream, 1):
             text = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
@@ -94,13 +100,13 @@ def _read_jsonl(file: File, damaged: Damaged) -> Iterator[tuple[str, dict[str, A
                 yield f"{file.name}, line {number:,}", values
 
 
-def _read_arrow(file: File, kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _read_arrow(file: File, kind: str, asked: Sequence[str]) -> Iterator[tuple[str, dict[str, object]]]:
     with opened(file) as stream:
         _, batches = _arrow_table(stream, file, kind)
         number = 0
         try:
             for batch in batches:
-                for values in plain_rows(batch, batch.schema.names):
+                for values in plain_rows(batch, _names(batch.schema, asked)):
                     number += 1
                     yield f"{file.name}, row {number:,}", values
         except OSError as error:
@@ -109,8 +115,14 @@ def _read_arrow(file: File, kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
             raise _unreadable(file, kind, error) from error
 
 
-def _arrow_table(stream: IO[bytes], file: File, kind: str) -> tuple[Sequence[str], Iterator[Any]]:
-    """Return the names of the columns of a Parquet or Arrow file, and its rows in batches."""
+def _names(schema: Any, asked: Sequence[str]) -> list[str]:
+    """Return the names of a schema's columns, and those of fields of columns that are asked for."""
+    own = list(schema.names)
+    return own + [name for name in asked if name not in own and type_of(schema, name) is not None]
+
+
+def _arrow_table(stream: IO[bytes], file: File, kind: str) -> tuple[Any, Iterator[Any]]:
+    """Return the schema of a Parquet or Arrow file, and its rows in batches."""
     try:
         import pyarrow as arrow
         import pyarrow.parquet as parquet
@@ -120,12 +132,12 @@ def _arrow_table(stream: IO[bytes], file: File, kind: str) -> tuple[Sequence[str
         if kind == "parquet":
             names = parquet.ParquetFile(stream).schema_arrow.names
             check_names(names, file.path)
-            return names, parquet_rows(stream, names)[1]
+            return parquet_rows(stream, names)
         schema, batches = arrow_rows(stream)
     except arrow.ArrowException as error:
         raise _unreadable(file, kind, error) from error
     check_names(schema.names, file.path)
-    return schema.names, batches
+    return schema, batches
 
 
 def _unreadable(file: File, kind: str, error: Exception) -> DamagedData:

@@ -60,7 +60,7 @@ class TableSource:
         tokens = np.where(real, np.asarray(self._tokens[places]).astype(np.int64), self.table.pad)
         return tokens, real, places
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.table, self.split, self.seq_len)
 
 
@@ -152,7 +152,7 @@ class PackedDialogue(PackedSource):
         """How many conversations are longer than a row, and go on in another."""
         return int((np.diff(self.split.offsets()) > self.items_per_sample).sum())
 
-    def _made_of(self) -> tuple[Any, ...]:
+    def _made_of(self) -> tuple[object, ...]:
         return self.table, self.split, self.items_per_sample, self.cross_documents
 
     def _counted_labels(self, starts: Ints, lengths: Ints) -> npt.NDArray[Any]:

@@ -13,8 +13,10 @@ from paceline.spec.task import DataSpec
 from paceline.task.data.sources.cache import tokenizer_identity
 from paceline.task.data.sources.documents import Damaged, document_hash, split_limit, split_value
 from paceline.task.data.sources.listing import CorpusFiles
+from paceline.task.data.sources.reading.arrow import UnreadableValue
+from paceline.task.data.sources.reading.nested import fields_of
 from paceline.task.data.sources.tables.chat import RowWriter, TextPart, own_template, writer_of
-from paceline.task.data.sources.tables.columns import TableColumns, columns_meant
+from paceline.task.data.sources.tables.columns import TableColumns, asked_by_dots, columns_meant
 from paceline.task.data.sources.tables.labels import Labels, LabelSurvey, label_value
 from paceline.task.data.sources.tables.records import TableRecord, columns_of, label_names, read_records
 
@@ -42,14 +44,14 @@ class RowReader:
     def __init__(self, data: DataSpec, listing: CorpusFiles, name: str) -> None:
         """Raises DataError where it is not clear what the columns are."""
         self.data, self.listing = data, listing
-        self.columns: TableColumns = columns_meant(columns_of(listing), data, name)
+        self.columns: TableColumns = columns_meant(columns_of(listing, asked_by_dots(data)), data, name)
         dialogue = self.columns.kind in ("chat", "completion")
         self.writer: RowWriter | None = writer_of(data, self.columns) if dialogue else None
 
     def rows(self, damaged: Damaged) -> Iterator[TableRow]:
         """Yield the rows in order, up to `data.max_bytes` of text. What is damaged goes to `damaged`."""
         left = self.data.max_bytes or float("inf")
-        for record in read_records(self.listing, damaged):
+        for record in read_records(self.listing, damaged, asked_by_dots(self.data)):
             try:
                 row = self._row(record)
             except DamagedData as error:
@@ -82,19 +84,15 @@ class RowReader:
         return _checked(TableRow(where, [TextPart(text, True)], label, held_out))
 
 
-def _no_text(where: str, column: str, value: Any) -> DamagedData:
+def _no_text(where: str, column: str, value: object) -> DamagedData:
     """Return what is wrong with a row whose text is no text, and how its column becomes one."""
     what, holds = f"{where} has no text", f"its column '{column}' holds"
-    if isinstance(value, bytes):
-        return DamagedData(
-            what, f"{holds} bytes, and nothing says that they are text",
-            f"write the column as strings, such as pyarrow.compute.cast(table['{column}'], 'string')",
-        )  # fmt: skip
+    if isinstance(value, UnreadableValue):
+        return DamagedData(what, f"{holds} {value}", "write the column as strings in UTF-8")
     if isinstance(value, dict):
-        return DamagedData(
-            what, f"{holds} fields of its own: {', '.join(map(str, value)) or 'none'}",
-            "a column for the text itself: a table of pyarrow has flatten(), pandas has json_normalize()",
-        )  # fmt: skip
+        texts = fields_of(value, column)
+        hint = f'text_field = "{texts[0]}"' if texts else "a column for the text itself"
+        return DamagedData(what, f"{holds} fields of its own: {', '.join(map(str, value)) or 'none'}", hint)
     return DamagedData(what, f"{holds} {json.dumps(value, default=str)[:40]}", "a text in every row")
 
 

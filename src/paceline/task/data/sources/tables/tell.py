@@ -80,9 +80,9 @@ def _labels_text(labels: Labels) -> str:
     return f"{labels.kind} into {names}, since {labels.because}"
 
 
-def table_card(table: TextTable) -> dict[str, Any]:
+def table_card(table: TextTable) -> dict[str, object]:
     """Return what a record keeps of a table: above all the names of its classes, in the order of a head's outputs."""
-    card: dict[str, Any] = {"table": {"kind": table.columns.kind, "columns": list(table.columns.names)}}
+    card: dict[str, object] = {"table": {"kind": table.columns.kind, "columns": list(table.columns.names)}}
     if table.labels is not None:
         card["labels"] = {"kind": table.labels.kind, "classes": list(table.labels.classes), "rows": table.counts}
     return card

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
+import time
 from pathlib import Path
 
 import pytest
 from distributed import run_ranks
 from survive_runs import records, through, training, values_of
 
+from paceline.run.survive.saving.failures_seen import FailuresSeen, failures_seen
 from paceline.run.survive.saving.intervals import Cadence, Measured, choose, is_worth_a_change, mtbf_seconds
 from paceline.simulate.failures import failure_rates
 from paceline.simulate.interval import daly_interval
@@ -55,6 +58,42 @@ def test_an_adapted_cadence_counts_from_the_checkpoint_before() -> None:
     cadence = Cadence(4, adapts=True, last=3)
     assert [step for step in range(4, 9) if cadence.is_due(step)] == [7, 8]
     assert [step for step in range(1, 9) if Cadence(4).is_due(step)] == [4, 8]
+
+
+def test_the_failures_of_a_run_are_learnt_from() -> None:
+    """What is assumed counts as one failure; where nothing is, the run's own say it all."""
+    hour, devices = 3600.0, 4
+    seen = FailuresSeen(3, 4 * hour * devices, time.perf_counter())
+    assert math.isclose(seen.mtbf_seconds(2 * hour, devices), 6 * hour / 4, rel_tol=1e-3)
+    assert math.isclose(seen.mtbf_seconds(math.inf, devices), 4 * hour / 3, rel_tol=1e-3)
+    none = FailuresSeen(0, 10 * hour * devices, time.perf_counter())
+    assert none.mtbf_seconds(hour, devices) > 10 * hour and math.isinf(none.mtbf_seconds(math.inf, devices))
+
+
+def test_failures_are_counted_from_the_journal_of_all_starts(tmp_path: Path) -> None:
+    """One start that left no end, one that was asked to stop, in which two ranks were lost, and the one that counts."""
+    folder = tmp_path / "journal"
+    folder.mkdir()
+
+    def at(moment: float, kind: str, **fields: object) -> str:
+        return json.dumps({"v": 1, "kind": kind, "time": moment, **fields})
+
+    recovery = {"rung": "reform", "because": "killed", "from_world": 2, "to_world": 2, "steps_lost": 0, "step": 3,
+                "seconds": {"total": 1.0, "step": 0.5}, "resumed_from": None}  # fmt: skip
+    began = {"spec": {}, "plan": {}, "world_size": 2}
+    lines = {
+        1: [at(0.0, "run_started", **began), at(50.0, "step", step=1)],
+        2: [at(100.0, "run_started", **began), at(110.0, "recovery", generation=2, rank=1, **recovery),
+            at(120.0, "recovery", generation=3, rank=None, **recovery),
+            at(130.0, "recovery", generation=4, rank=0, **recovery),
+            at(200.0, "run_ended", status="requeue", exit_code=75)],
+        3: [at(300.0, "run_started", **began)],
+    }  # fmt: skip
+    for number, each in lines.items():
+        (folder / f"{number:04d}.jsonl").write_text("\n".join(each) + "\n")
+    seen = failures_seen(tmp_path)
+    assert seen.failures == 3, "the world without a rank to blame was called to another number of devices"
+    assert seen.device_seconds == 2 * 150.0
 
 
 def _trained(folder: str) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 from distributed import run_ranks
 from survive_runs import STEPS, records, through, training, values_of
+from tests_shared import SEQ_LEN
 
-from paceline.checkpoint.tiers.remote import RemoteStore
+from paceline.checkpoint.tiers import remote
+from paceline.checkpoint.tiers.remote import RemoteStore, fetch_newer
+from paceline.errors import StorageError
+from paceline.run.loop.under_plan import UnderPlan
 from paceline.units import Amount
 
 
@@ -44,3 +49,33 @@ def test_storage_that_takes_nothing_costs_a_warning_for_each_copy(tmp_path: Path
     faults = [record["what"] for record in records(tmp_path, "fault")]
     assert faults and all("was not copied: file:///proc/nowhere" in what for what in faults)
     assert sorted(values_of(tmp_path)) == [2, 4, 6, 8]
+
+
+class Hanging(RemoteStore):
+    """Storage that never answers."""
+
+    def fetch_newest(self, root: Path, newer_than: int) -> Path | None:
+        threading.Event().wait()
+        return None
+
+
+def test_storage_that_never_answers_costs_a_note_where_there_are_checkpoints_and_else_ends_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    through(training(tmp_path / "run"))
+    monkeypatch.setattr(remote, "RemoteStore", Hanging)
+    url = f"file://{tmp_path}/far"
+    told = fetch_newer(url, [tmp_path / "run" / "checkpoints"], tmp_path / "into", 0.1)
+    assert len(told) == 1 and told[0].startswith(f"{url} has not answered: after")
+    with pytest.raises(StorageError, match="has not answered"):
+        fetch_newer(url, [tmp_path / "none"], tmp_path / "into", 0.1)
+
+
+def test_a_world_that_is_formed_again_asks_no_remote_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has made what is there itself, and a slow answer would be waited for in each recovery."""
+    run = training(tmp_path / "run", remote=f"file://{tmp_path}/far")
+    through(run)
+    run.take_down()
+    monkeypatch.setattr(remote, "RemoteStore", Hanging)
+    built = UnderPlan(run._run, run.brief.plan, run.world, run.source, SEQ_LEN, looks_far=False)
+    assert built.restored is not None and built.restored.progress.step == STEPS

@@ -17,7 +17,7 @@ from paceline.spec.task import DataSpec, ModelSpec, ScheduleSpec, Task
 from paceline.task.models.layers.attention import CausalAttention, scaled_attention
 from paceline.verify.process.group import Job
 from paceline.verify.reference.plain_attention import plain_attention
-from paceline.verify.twin.fold import MaskedSource, RareSource, edges_of, for_twin
+from paceline.verify.twin.fold import FoldedSource, MaskedSource, RareSource, edges_of, for_twin
 from paceline.verify.twin.proof_parts import BRIEF, SWEEP, WHOLE, Subject, jobs_of
 from paceline.verify.twin.task import LARGEST_LENGTH
 
@@ -98,6 +98,26 @@ def test_every_row_of_masked_text_weighs_differently() -> None:
     assert torch.equal(again["labels"], masked["labels"][7:9]), "which labels count depends on the sample alone"
     source = PaddedText()
     assert for_twin(source, Task(data=source), masked=True) is source, "one's own data are what they are"
+
+
+def test_a_twin_gathers_rows_as_the_source_it_changes_does() -> None:
+    class Gathers(PaddedText):
+        gathers_rows = True
+
+        def gather(self, ids: Any) -> Any:
+            return self.read(ids)
+
+        def batch(self, gathered: Any, first: int, last: int) -> Any:
+            return {name: rows[first:last].clone() for name, rows in gathered.items()}
+
+    ids = np.arange(3, 12)
+    changed = RareSource(MaskedSource(FoldedSource(Gathers(), 5)), 5)
+    assert changed.gathers_rows and not MaskedSource(PaddedText()).gathers_rows
+    rows, gathered = changed.read(ids), changed.gather(ids)
+    for first, last in ((0, 2), (4, 9)):
+        some, alone = changed.batch(gathered, first, last), changed.read(ids[first:last])
+        for name in rows:
+            assert torch.equal(some[name], rows[name][first:last]) and torch.equal(some[name], alone[name])
 
 
 def test_plain_attention_is_attention() -> None:

@@ -14,7 +14,7 @@ from paceline.session.ready.budget import check_budget, forecast_of
 from paceline.session.replanner import with_devices
 from paceline.spec.load import load_spec
 from paceline.spec.plan import GoalSpec
-from paceline.spec.survive.budget import BudgetSpec
+from paceline.spec.survive.budget import BudgetSpec, SharedBudgetSpec
 
 SPEC = """
 [task]
@@ -59,3 +59,11 @@ def test_the_cheapest_plan_is_named_with_its_devices_and_is_what_planning_it_giv
     with pytest.raises(DoesNotFit) as hopeless:
         check_budget(within(planned, min(prices.values()) * 0.5), print)
     assert "plan.goal" not in str(hopeless.value) and "task.stop" in str(hopeless.value)
+    both = dataclasses.replace(
+        planned.spec.run, tags={"team": "speech"}, budget=BudgetSpec(usd=usd * 2),
+        shared_budget=SharedBudgetSpec(usd=usd * 0.5, shared_by="team"),
+    )  # fmt: skip
+    said: list[str] = []
+    with pytest.raises(DoesNotFit, match=r"(?s)that all runs of the same team share.*a larger run.shared_budget.usd"):
+        check_budget(dataclasses.replace(planned, spec=dataclasses.replace(planned.spec, run=both)), said.append)
+    assert len(said) == 1 and said[0].startswith("budget "), "its own is said first, which it is within"

@@ -17,7 +17,7 @@ from paceline.errors import ConfigError, VerificationFailed
 from paceline.session.verbs.proofs import Verification
 from paceline.spec.proof.records import Proof
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 VERBS = ("backtest", "load_run", "plan", "report", "simulate", "verify")
 ALL_VERBS = f"import paceline; assert all(callable(getattr(paceline, name)) for name in {VERBS})"
 SPEC = """

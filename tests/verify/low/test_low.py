@@ -62,6 +62,12 @@ def right_cases() -> list[tuple[Task, Plan]]:
     return [(DENSE, plan) for plan in plans]
 
 
+def brief_proofs(cases: list[tuple[Task, Plan]]) -> list[CheckProof]:
+    """Return the same of the check before training."""
+    world = join_world("cpu", threads=1)
+    return [low(task, plan, world, task.data, SEQ_LEN, 2, brief=True) for task, plan in cases]
+
+
 def routed_cases() -> list[tuple[Task, Plan]]:
     cases = [(EXPERTS, plan_in(layout)) for layout in (SHARDED, Layout(tp=2))]
     return [*cases, (hf_task("Mixtral"), plan_in(SPREAD))]
@@ -103,6 +109,13 @@ def test_right_layouts_are_equal_in_low_precision() -> None:
     for proof in proved[:3]:  # the very products of one device, bit for bit
         assert proof.differences["loss"] == 0 and proof.differences["gradients"] < 1e-6
     assert proved[4].differences["gradients"] > 1e-4, "tp rounds in between"
+
+
+def test_before_training_later_updates_and_an_evaluation_are_compared() -> None:
+    cases = [(DENSE, plan_in(SHARDED, "fp16")), (DENSE, plan_in(Layout(tp=2))), (EXPERTS, plan_in(SPREAD))]
+    for proof in run_ranks(brief_proofs, 2, cases, timeout_seconds=300)[0]:
+        assert proof.equal and not proof.left_out, proof
+        assert 0 < proof.of_bound < 0.5 and proof.differences["gradients"] > 0 and "evaluation" in proof.differences
 
 
 @pytest.mark.deep

@@ -61,7 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def starts(folder: Path) -> Told:
-    # A machine under load must still give the rank that waits the time to come to where it waits: 2 s were too few once.
+    # The rank that waits needs time to come to where it waits, on a loaded machine more: 2 s were too few once.
     minimum = {"stop": "6 s"}
     stories = [
         Story(

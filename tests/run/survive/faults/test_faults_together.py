@@ -22,23 +22,20 @@ OF_ALL: list[dict[str, Any]] = [
     {"kind": "error", "everywhere": True}, {"kind": "stop", "seconds": "100 ms", "everywhere": True},
     {"kind": "disk_full", "everywhere": True},
 ]  # fmt: skip
+OF_STATE: list[dict[str, Any]] = [{"kind": "flip", "target": "optimizer", "phase": "data", "bit": 12}]
 OF_THE_SUPERVISOR: list[dict[str, Any]] = [{"kind": "signal", "whom": "supervisor", "phase": "forward"}]
 CODES = (0, 1, 3, 4, 6, 75, 137)  # of a bug, memory, ranks that disagree, numbers that are none, a stop, SIGKILL
 EVERY = 6  # steps, in which a run saves three times: what two damages take is not all there is
 
 
 def meetings(count: int, seed: int) -> tuple[list[dict[str, Any]], int]:
-    """Return the faults of so many meetings, a lethal one in each, and the steps of a run that has all of them.
-
-    A flipped bit is known by the ranks that hold the same: it meets nothing that takes them away before they compare.
-    """
+    """Return the faults of so many meetings, a lethal one in each, and the steps of a run that has all of them."""
     drawn = random.Random(seed)
-    others = [*LETHAL, *MILD, *DAMAGE, *DAMAGE, *FORMING, *OF_ALL, *OF_THE_SUPERVISOR]
+    others = [*LETHAL, *MILD, *DAMAGE, *DAMAGE, *FORMING, *OF_ALL, *OF_THE_SUPERVISOR, *OF_STATE]
     faults: list[dict[str, Any]] = []
     for number in range(count):
         first = drawn.choice(LETHAL)
-        known = MILD if first["kind"] == "flip" else [each for each in others if each["kind"] != "flip"]
-        met = [first, *drawn.sample(known, drawn.choice((1, 1, 2)))]
+        met = [first, *drawn.sample(others, drawn.choice((1, 1, 2)))]
         is_saving = any(each.get("phase") == "save" or each["kind"] in ("disk_full", "read_only") for each in met)
         step = EVERY * (number + 1) + (0 if is_saving else 1)  # a checkpoint is made in even steps
         for each in met:

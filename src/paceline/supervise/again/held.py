@@ -1,0 +1,35 @@
+"""What a survivor says of the state that it holds: after which step it is, and whether its peers hold the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+NONE_HELD = -1  # in place of a step: the rank was inside an update, or its state has changed
+AGREED, DUE, OPEN = "agreed", "due", "open"  # compared after this step; it was to be; no comparison was due
+
+
+@dataclass(frozen=True)
+class HeldState:
+    """A rank's part of the state after `step` steps, as it is told to the supervisor.
+
+    Ranks that hold the same part have the same `digest`. `compared` is one of AGREED, DUE and OPEN, and `agreed_step`
+    the last step whose state was compared, 0 where none was. `changed` names what no longer has the bits on which the
+    ranks had agreed: such a state is none.
+    """
+
+    step: int = NONE_HELD
+    digest: str = ""
+    compared: str = OPEN
+    agreed_step: int = 0
+    changed: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it in plain data."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> HeldState:
+        """Return what `as_dict` gave."""
+        return cls(**told)

@@ -1,0 +1,90 @@
+"""Weights of a block that a program takes while the block does not run are refused in words, whatever takes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from distributed import run_ranks
+from programs import Stack, assert_like_plain, cross_entropy, laid_out, plain_loop
+from torch import Tensor, autograd, enable_grad, nn, no_grad
+
+from paceline.errors import ConfigError
+from paceline.spec.layout import Layout
+
+
+class _Again(autograd.Function):
+    """A block that keeps no activations: it is computed again in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, block: nn.Module, *weights: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.block = block
+        ctx.save_for_backward(x)
+        with no_grad():
+            return block(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with enable_grad():
+            out = ctx.block(x)
+            by_x, *by_weights = autograd.grad(out, (x, *ctx.block.parameters()), grad)
+        return by_x, None, *by_weights
+
+
+class HandedBlocks(Stack):
+    """Hands its blocks and their weights to a Function."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = _Again.apply(x, block, *block.parameters())
+        return self.head(x)
+
+
+class HandedWhole(HandedBlocks):
+    needs_whole_weights = True
+
+
+class _Synthetic(autograd.Function):
+    """Multiplies gradients by a weight that it reads in the backward pass alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: nn.Linear) -> Tensor:  # type: ignore[override]
+        ctx.layer = layer
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return grad @ ctx.layer.weight.detach(), None
+
+
+class ReadsBackwards(Stack):
+    """Reads a weight of a later block on the way back, when that block is over."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks[0](_Synthetic.apply(self.stem(x), self.blocks[2].linear)))
+
+
+class ReadsBackwardsWhole(ReadsBackwards):
+    needs_whole_weights = True
+
+
+def says(factory: Any, zero: int) -> str:
+    try:
+        laid_out(factory, cross_entropy, Layout(dp_shard=2), zero)
+    except ConfigError as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize(("factory", "whole"), [(HandedBlocks, HandedWhole), (ReadsBackwards, ReadsBackwardsWhole)])
+def test_weights_of_a_block_that_a_function_takes_are_refused_or_gathered(factory: Any, whole: Any) -> None:
+    for said in run_ranks(says, 2, factory, 3):
+        assert "was used outside of the block" in said and "needs_whole_weights" in said
+    assert_like_plain(
+        run_ranks(laid_out, 2, whole, cross_entropy, Layout(dp_shard=2), 3), plain_loop(factory, cross_entropy)
+    )
+    assert_like_plain(
+        run_ranks(laid_out, 2, factory, cross_entropy, Layout(dp_replicate=2)), plain_loop(factory, cross_entropy)
+    )

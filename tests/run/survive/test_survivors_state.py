@@ -1,0 +1,109 @@
+"""What survivors hold is used only where it is the state of its step: no half-made pass and no flipped bit is in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from distributed import run_ranks
+from runs import records_of, steps_of
+from storm import SURVIVES, Start, Story, told
+from survive_runs import here
+from test_soak import FOUR, RUN, state_of
+
+from paceline.checkpoint import take_snapshot
+from paceline.checkpoint.tiers.held_by_ranks import HeldByRanks
+from paceline.lock import take
+from paceline.run.process.generation import FROM_RANKS, Generation
+from paceline.run.survive.survivor import Brought, bring_together, let_go
+from paceline.supervise.again import rescue
+from paceline.supervise.again.held import HeldState
+
+STEPS, STEP = 12, 7
+FLIP = {"kind": "flip", "step": STEP, "rank": 0}
+KILL = {"kind": "kill", "step": STEP, "rank": 2}  # which holds what rank 0 holds
+# By name: the faults, and what is said of the survivors' state after the step before, or after the step itself.
+MEETINGS: dict[str, tuple[list[dict[str, Any]], str]] = {
+    "weight": ([{**FLIP, "target": "weight", "phase": "data", "bit": 12}, {**KILL, "phase": "forward"}], "rank 0"),
+    "moment": ([{**FLIP, "target": "optimizer", "phase": "data", "bit": 12}, {**KILL, "phase": "reduce"}], "rank 0"),
+    "gradient": ([{**FLIP, "phase": "update", "bit": 20}, {**KILL, "phase": "update"}], "was to be compared"),
+    "another": ([{**FLIP, "target": "weight", "phase": "data", "bit": 12}, {**KILL, "rank": 1, "phase": "forward"}],
+                "rank 0"),
+}  # fmt: skip
+
+KILLS = [{"kind": "kill", "step": 4, "rank": 1, "phase": "backward"},
+         {"kind": "kill", "step": 8, "rank": 1, "phase": "save"}]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("survivors")
+
+
+@pytest.fixture(scope="module")
+def ended(folder: Path) -> dict[str, list[Start]]:
+    met = [Story(name, FOUR, faults, RUN, STEPS, how=SURVIVES) for name, (faults, _) in MEETINGS.items()]
+    two, rarely = {"dp_replicate": 2}, {**RUN, "check_every": "5 steps"}
+    keeps = [Story("keeps calm", two, run=rarely, steps=STEPS, keeps=True),
+             Story("keeps", two, KILLS, rarely, STEPS, how=SURVIVES, keeps=True)]  # fmt: skip
+    return told(folder, [Story("calm", FOUR, run=RUN, steps=STEPS), *met, *keeps], timeout=180)
+
+
+@pytest.mark.parametrize("name", MEETINGS)
+def test_a_bit_that_flips_as_its_copy_is_lost_is_in_no_later_step(
+    folder: Path, ended: dict[str, list[Start]], name: str
+) -> None:
+    assert ended["calm"][-1].code == ended[name][-1].code == 0, ended[name]
+    calm, met = steps_of(folder / "calm"), steps_of(folder / name)
+    assert len(records_of(folder / name, "injected")) == 2
+    assert [step["loss"].hex() for step in met] == [step["loss"].hex() for step in calm]
+    assert state_of(folder / name) == state_of(folder / "calm")
+    (recovery,) = records_of(folder / name, "recovery")
+    assert recovery["rung"] == "reform", "in the living processes"
+    is_copied = "paceline-rescue" in recovery["resumed_from"]
+    assert is_copied is (name == "another"), "where rank 2 holds the same it is the copy, else the newest checkpoint"
+    because = [each["because"] for each in records_of(folder / name, "decision") if each["what"] == "restore"]
+    assert len(because) == 1 and MEETINGS[name][1] in because[0], because
+
+
+def test_what_a_broken_step_has_moved_is_as_it_was_before(folder: Path, ended: dict[str, list[Start]]) -> None:
+    """Running statistics, which passes move, and what a callback has counted of a step that is made again."""
+    assert ended["keeps calm"][-1].code == ended["keeps"][-1].code == 0, ended["keeps"]
+    recoveries = records_of(folder / "keeps", "recovery")
+    assert [each["step"] for each in recoveries] == [each["step"] - (each["phase"] != "save") for each in KILLS]
+    assert all(each["rung"] == "reform" and "paceline-rescue" in each["resumed_from"] for each in recoveries)
+    calm, met = steps_of(folder / "keeps calm"), steps_of(folder / "keeps")
+    assert [(step["lr"], step["loss"].hex()) for step in met] == [(step["lr"], step["loss"].hex()) for step in calm]
+    assert state_of(folder / "keeps") == state_of(folder / "keeps calm")
+
+
+# ---- where it is brought together -----------------------------------------------------------------------------------
+
+
+def _brought(folder: str) -> list[float]:
+    """Return what a rank has of the state that rank 0 holds, where there is no room for its files."""
+    world = here()
+    taken = take_snapshot(3, {"weight": torch.arange(6.0)}, {"progress": {"step": 3, "position": 30}})
+    held = Brought(taken, None, True, HeldState(3)) if world.is_first else None
+    together = bring_together(world, Generation(rescue=f"{folder}/full/rescue", rescue_step=3), held)
+    assert together is not None and isinstance(together.root, HeldByRanks) and together.is_done
+    found = {"weight": torch.zeros(6)}
+    together.root.fill(found)
+    let_go(together, world)
+    return [float(value) for value in found["weight"]]
+
+
+def test_where_memory_has_no_room_for_files_the_state_goes_from_rank_to_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "full").write_text("")  # in which no folder can be made
+    assert run_ranks(_brought, 2, str(tmp_path)) == [[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]] * 2
+    with take(tmp_path / "run") as lock:
+        monkeypatch.setattr(rescue, "MEMORY", tmp_path / "full")
+        folder = Path(rescue.rescue_folder(lock, 2))
+        assert folder.parent == tmp_path / "run" and folder.is_dir()
+        lock.run_dir = tmp_path / "full"
+        assert rescue.rescue_folder(lock, 3) == FROM_RANKS
+        lock.run_dir = tmp_path / "run"
