@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import urllib.error
 import urllib.request
-from typing import Any
 
 
 class NoRedirects(urllib.request.HTTPRedirectHandler):
     """Follows no redirection."""
 
-    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+    def redirect_request(self, *args: object, **kwargs: object) -> None:
         """Return nothing, so that the redirection is an answer like any other error."""
 
 

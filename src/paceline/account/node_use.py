@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from paceline.spec.journal.watching import NodeSample
 
-Span = tuple[float, float, int, int]  # from when to when a run had so many ranks on a node, and which run
+RanksSpan = tuple[float, float, int, int]  # from when to when a run had so many ranks on a node, and which run
 LEAST_SECONDS = 1.0  # of sharing that is told: samples of runs that follow each other may touch
 
 
@@ -17,7 +17,7 @@ class NodeUse:
     """How many ranks of all runs each node had at each moment, by these runs' samples."""
 
     def __init__(self, samples_of_runs: Iterable[Iterable[NodeSample]]) -> None:
-        spans: dict[str, list[Span]] = {}
+        spans: dict[str, list[RanksSpan]] = {}
         for run, samples in enumerate(samples_of_runs):
             for sample in samples:
                 if sample.time is not None and sample.seconds and sample.ranks:
@@ -40,7 +40,7 @@ class NodeUse:
         return {node: seconds for node, seconds in self.shared_seconds.items() if seconds >= LEAST_SECONDS}
 
 
-def _take(spans: list[Span], ended: float, seconds: float, ranks: int, run: int) -> None:
+def _take(spans: list[RanksSpan], ended: float, seconds: float, ranks: int, run: int) -> None:
     """Add the time of a sample; one that follows the last of its run is a part of that span: a run has many samples."""
     began = ended - seconds
     if spans and spans[-1][2:] == (ranks, run) and abs(began - spans[-1][1]) < LEAST_SECONDS:
@@ -57,7 +57,7 @@ def _summed(spans: Sequence[tuple[float, float, int]]) -> tuple[NDArray[np.float
     return moments, np.concatenate([[0.0], np.cumsum(np.diff(moments) * ranks[:-1])])
 
 
-def _overlap(spans: Sequence[Span]) -> float:
+def _overlap(spans: Sequence[RanksSpan]) -> float:
     """Return for how long samples of at least two runs are of the same time."""
     edges = sorted([(began, 1, run) for began, _, _, run in spans] + [(ended, 0, run) for _, ended, _, run in spans])
     there: dict[int, int] = {}

@@ -139,7 +139,7 @@ def test_records_of_watchers_are_kept_and_do_not_lengthen_the_run(tmp_path: Path
             file.write(json.dumps({**late, "kind": "alert", "rule": "silent", "title": state, "state": state}) + "\n")
     live.refresh()
     assert live.phases() == before
-    assert [line["state"] for line in live.alerts.values()] == ["resolved"] and len(live.alerted) == 2
+    assert [alert.state for alert in live.alerts.values()] == ["resolved"] and len(live.alerted) == 2
 
 
 def test_a_glance_tells_what_the_whole_journal_tells(tmp_path: Path) -> None:

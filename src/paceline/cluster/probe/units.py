@@ -134,7 +134,7 @@ def _with_moves(rank: Rank) -> nn.Module:
         dist.reduce_scatter_tensor(part, whole.contiguous())
         return part
 
-    class ProbedMove(torch.autograd.Function):
+    class Crossing(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, rows: torch.Tensor, gathers: bool) -> torch.Tensor:
             ctx.gathers = gathers
@@ -150,7 +150,7 @@ def _with_moves(rank: Rank) -> nn.Module:
             self.layer = layer
 
         def forward(self, part: torch.Tensor) -> torch.Tensor:
-            moved: torch.Tensor = ProbedMove.apply(self.layer(ProbedMove.apply(part, True)) / rank.ranks, False)
+            moved: torch.Tensor = Crossing.apply(self.layer(Crossing.apply(part, True)) / rank.ranks, False)
             return moved
 
     layers = build_block(HIDDEN, FFN, HEADS, LAYERS, rank.device).children()

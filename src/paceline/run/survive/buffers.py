@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-Place = tuple[nn.Module, str]
+BufferName = tuple[nn.Module, str]
 SMALL_BYTES = 2**16  # of a buffer that is copied in every step: such as running statistics, and no mask
 
 
@@ -17,9 +17,9 @@ class BuffersBefore:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._known: dict[Place, tuple[Tensor, int]] = {}  # and how often each had been changed in place
-        self._moved: set[Place] = set()
-        self._before: dict[Place, Tensor] = {}
+        self._known: dict[BufferName, tuple[Tensor, int]] = {}  # and how often each had been changed in place
+        self._moved: set[BufferName] = set()
+        self._before: dict[BufferName, Tensor] = {}
 
     @torch.no_grad()
     def begin(self) -> None:

@@ -46,6 +46,6 @@ def grown(before: HeldBytes, after: HeldBytes) -> list[dict[str, Any]]:
     ]
 
 
-def grown_text(found: Sequence[Mapping[str, Any]], most: int = 3) -> str:
+def grown_text(found: Sequence[Mapping[str, object]], most: int = 3) -> str:
     """Return what has grown in words, the most of it first."""
     return "; ".join(f"{each['more']} more of {each['tensors']}" for each in found[:most])

@@ -211,7 +211,7 @@ def load_run(run_dir: str | Path) -> RunFolder:
     return open_run(Path(run_dir))
 
 
-def _paths(given: Any, name: str, wanted: str) -> list[Path]:
+def _paths(given: object, name: str, wanted: str) -> list[Path]:
     """Return the paths of an argument that takes one or several. Raises ConfigError for what is none."""
     paths = [given] if isinstance(given, str | Path) else given
     if not isinstance(paths, list | tuple) or not all(isinstance(path, str | Path) for path in paths):

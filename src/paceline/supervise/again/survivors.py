@@ -49,10 +49,10 @@ def state_left(plan: Plan, held: Mapping[int, HeldState], has_checkpoint: bool) 
     return LeftState(None, "; ".join(refused))
 
 
-Holders = Mapping[tuple[int, ...], Mapping[int, HeldState]]
+StateHolders = Mapping[tuple[int, ...], Mapping[int, HeldState]]
 
 
-def _apart(step: int, holders: Holders) -> str:
+def _apart(step: int, holders: StateHolders) -> str:
     """Return which copies of a part differ, if any do."""
     for copies in holders.values():
         (first, known), *others = copies.items()
@@ -64,7 +64,7 @@ def _apart(step: int, holders: Holders) -> str:
     return ""
 
 
-def _not_compared(step: int, holders: Holders, has_checkpoint: bool) -> str:
+def _not_compared(step: int, holders: StateHolders, has_checkpoint: bool) -> str:
     """Return that a part was to be compared after the step, and its ranks or others were lost before, if one was.
 
     Copies that are left may be alike and wrong: what a lost rank has added to their gradients is known to it alone.
@@ -76,7 +76,7 @@ def _not_compared(step: int, holders: Holders, has_checkpoint: bool) -> str:
     return ""
 
 
-def _alone(step: int, holders: Holders) -> str:
+def _alone(step: int, holders: StateHolders) -> str:
     """Return which rank alone has a part that was not compared after the step, and when it was last, if any has."""
     for copies in holders.values():
         rank, each = next(iter(copies.items()))

@@ -18,7 +18,7 @@ from paceline.task.data.sources.tokenizer import Tokens
 from paceline.task.data.storage.bytes import Storage
 
 NAME = "earlier.npy"
-Words = npt.NDArray[np.uint64]
+Hashes = npt.NDArray[np.uint64]
 
 
 def write_earlier(work: Path, folder: Path, index: ShardIndex, storage: Storage) -> None:
@@ -41,7 +41,7 @@ class EarlierShards:
 
     def __init__(self, work: Path) -> None:
         path = work / NAME
-        hashes: Words = np.load(path, mmap_mode="r") if path.exists() else np.zeros((0, 2), dtype=np.uint64)
+        hashes: Hashes = np.load(path, mmap_mode="r") if path.exists() else np.zeros((0, 2), dtype=np.uint64)
         self._firsts, self._seconds = np.ascontiguousarray(hashes[:, 0]), hashes[:, 1]
 
     def have(self, ids: Tokens) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 MISSING = object()
 
 
-def value_of(record: Mapping[str, Any], name: str) -> Any:
+def value_of(record: Mapping[str, object], name: str) -> object:
     """Return what a record has under a name, or the field of its fields that the name's dots lead to; MISSING for none.
 
     A column of fields that is null has null in each of them.
@@ -25,7 +25,7 @@ def value_of(record: Mapping[str, Any], name: str) -> Any:
     return value_of(inner, rest) if isinstance(inner, Mapping) else None if inner is None else MISSING
 
 
-def with_asked(record: dict[str, Any], asked: Iterable[str]) -> dict[str, Any]:
+def with_asked(record: dict[str, object], asked: Iterable[str]) -> dict[str, object]:
     """Return a record with the fields of its fields that are asked for by their whole names."""
     found = {name: value for name in asked if (value := value_of(record, name)) is not MISSING}
     return {**record, **found} if found.keys() - record.keys() else record
@@ -41,7 +41,7 @@ def type_of(schema: Any, name: str) -> Any:
     return type_of(schema.field(at).type, rest) if at >= 0 and is_of_fields(schema.field(at).type) else None
 
 
-def is_of_fields(kind: Any) -> bool:
+def is_of_fields(kind: object) -> bool:
     """Return whether Arrow's type is one of fields."""
     return str(kind).startswith("struct<")
 
@@ -55,6 +55,6 @@ def leaves(schema: Any, before: str = "") -> list[str]:
     return names
 
 
-def fields_of(values: Mapping[str, Any], column: str) -> Sequence[str]:
+def fields_of(values: Mapping[str, object], column: str) -> Sequence[str]:
     """Return the whole names of the fields of a column that holds text, for people to choose from."""
     return [f"{column}.{name}" for name, value in values.items() if isinstance(value, str)]

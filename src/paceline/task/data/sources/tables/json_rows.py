@@ -22,7 +22,7 @@ _FORM = "an array of objects, or one object on each line; text: before the path 
 NumberedRow = tuple[str, dict[str, Any]]
 
 
-def first_object(stream: IO[bytes], file: File) -> dict[str, Any]:
+def first_object(stream: IO[bytes], file: File) -> dict[str, object]:
     """Return the first object of a file, an empty one for none. Raises DataError for a file that is no table."""
     first = next(_objects(stream, file, Damaged(skip=True)), None)
     return first[1] if first is not None else {}
