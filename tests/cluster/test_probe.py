@@ -99,6 +99,15 @@ def test_a_step_that_costs_no_more_than_its_collectives_adds_nothing():
     assert _beyond([steps], rates, 2) == {"unit_seconds": 0.0, "move_seconds": 0.0, "work_seconds": 4e-3}
 
 
+def test_another_programs_doing_is_not_taken_for_a_cost_of_communication():
+    """Sharing its cores makes a layer's 25 ms at most 50: a second per unit is somebody else's."""
+    steps = {"plain_seconds": 0.1, "sharded_seconds": 4.1, "moved_seconds": 8.1, "work_seconds": 4e-3,
+             "units": 4, "unit_bytes": 0, "moves": 16, "move_bytes": 0}  # fmt: skip
+    rates = {"all_reduce_latency_seconds": 1e-3, "bytes_per_second": {"all_gather": 1e9, "reduce_scatter": 1e9}}
+    found = _beyond([steps], rates, 2)
+    assert (found["unit_seconds"], found["move_seconds"]) == pytest.approx((25e-3, 6.25e-3))
+
+
 @pytest.mark.deep
 def test_groups_of_two_among_four_ranks_are_measured_and_priced(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

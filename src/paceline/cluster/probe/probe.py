@@ -218,7 +218,8 @@ def _beyond(steps: list[StepTimes], link: LinkRates, ranks: int) -> Beyond:
     """Return what a sharded unit and a collective between layers add to a step beyond the collectives' own seconds.
 
     Example: 4 units make a step 60 ms longer; each has two gathers of 3 ms and a reduce-scatter of 4 ms, so that
-    5 ms are left of its 15. The slowest rank counts.
+    5 ms are left of its 15. The slowest rank counts. No more than what a layer computes is taken for either: cores that
+    are shared with one other can at most be half as fast, and more than that was another program's doing.
     """
     own = {
         name: {
@@ -230,9 +231,12 @@ def _beyond(steps: list[StepTimes], link: LinkRates, ranks: int) -> Beyond:
     gather, scatter = own["all_gather"], own["reduce_scatter"]
     sharded = max(step["sharded_seconds"] - step["plain_seconds"] for step in steps) / steps[0]["units"]
     moved = max(step["moved_seconds"] - step["plain_seconds"] for step in steps) / steps[0]["moves"]
+    unit = sharded - 2 * gather["unit_bytes"] - scatter["unit_bytes"]
+    move = moved - (gather["move_bytes"] + scatter["move_bytes"]) / 2
+    most = max(step["plain_seconds"] for step in steps)
     return {
-        "unit_seconds": max(0.0, sharded - 2 * gather["unit_bytes"] - scatter["unit_bytes"]),
-        "move_seconds": max(0.0, moved - (gather["move_bytes"] + scatter["move_bytes"]) / 2),
+        "unit_seconds": min(max(0.0, unit), most / steps[0]["units"]),
+        "move_seconds": min(max(0.0, move), most / steps[0]["moves"]),
         "work_seconds": max(step["work_seconds"] for step in steps),
     }
 

@@ -102,10 +102,12 @@ def _step(model: nn.Module, inputs: torch.Tensor) -> Callable[[], None]:
 
 def _shards(rank: Rank) -> nn.Module:
     """Return the model with every layer a unit of FSDP2, gathered in both passes, gradients summed as a run sums."""
-    from torch.distributed.device_mesh import init_device_mesh
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
-    mesh = init_device_mesh(rank.kind, (rank.ranks,))
+    assert dist.group.WORLD is not None
+    mesh = DeviceMesh.from_group(dist.group.WORLD, rank.kind)
     model = build_block(HIDDEN, FFN, HEADS, LAYERS, rank.device)
     for unit in (*model.children(), model):
         fully_shard(unit, mesh=mesh, reshard_after_forward=unit is not model)

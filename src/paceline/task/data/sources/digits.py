@@ -3,7 +3,10 @@ Handwritten Digits", test set). Needs the extra 'digits' and no download."""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,11 +42,7 @@ class DigitsSource:
 
 def open_digits(validation_fraction: float) -> tuple[DigitsSource, DigitsSource | None]:
     """Return the digits split by a hash of each image: (train, validation or None)."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise MissingExtra("scikit-learn", "digits", "the data source 'digits'") from error
-    pixels, digits = load_digits(return_X_y=True)
+    pixels, digits = _pixels_and_digits()
     images = (pixels / 16).astype(np.float32).reshape(-1, 1, 8, 8)  # pixels count 0..16
     labels = digits.astype(np.int64)
     values = [split_value(document_hash(image.tobytes())) for image in images]
@@ -51,3 +50,22 @@ def open_digits(validation_fraction: float) -> tuple[DigitsSource, DigitsSource 
     held_out = np.array([value < limit for value in values])
     validation = DigitsSource(images[held_out], labels[held_out]) if held_out.any() else None
     return DigitsSource(images[~held_out], labels[~held_out]), validation
+
+
+def _pixels_and_digits() -> tuple[npt.NDArray[np.float64], npt.NDArray[Any]]:
+    """Return pixels [samples, 64] in 0..16 and digits [samples], as `load_digits` of scikit-learn does.
+
+    They are read from the file that it brings, where that is found: importing it takes longer than a whole plan.
+    """
+    found = find_spec("sklearn")
+    if found is None or found.origin is None:
+        raise MissingExtra("scikit-learn", "digits", "the data source 'digits'")
+    path = Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    if path.is_file():
+        with gzip.open(path, "rt") as rows:
+            table = np.loadtxt(rows, delimiter=",")
+        return table[:, :-1], table[:, -1].astype(np.int64)
+    from sklearn.datasets import load_digits
+
+    pixels, digits = load_digits(return_X_y=True)
+    return pixels, digits
