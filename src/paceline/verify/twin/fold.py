@@ -73,12 +73,12 @@ class FoldedSource(ChangedSource):
 
     def __init__(self, source: Source, vocab: int) -> None:
         super().__init__(source, f"modulo {vocab}")
-        self.vocab = vocab
+        self.vocab = self._folded = vocab
 
     def change(self, batch: TwinBatch, ids: npt.NDArray[np.int64]) -> TwinBatch:
         """Return the batch with its tokens and labels folded."""
         for name in FOLDED:
-            batch[name] = torch.where(batch[name] < 0, batch[name], batch[name] % self.vocab)
+            batch[name] = torch.where(batch[name] < 0, batch[name], batch[name] % self._folded)
         return batch
 
 
@@ -129,8 +129,8 @@ class RareSource(ChangedSource):
                 row[rare] = generator.choice(self._edges, int(rare.sum()))
             if DOCUMENTS in batch:
                 _cut(batch[DOCUMENTS][at].numpy(), generator)
-        if STARTS in batch:
-            batch[STARTS] = document_starts(batch[DOCUMENTS])
+        if batch.pop(STARTS, None) is not None and (starts := document_starts(batch[DOCUMENTS])) is not None:
+            batch[STARTS] = starts
         return batch
 
 
