@@ -11,7 +11,7 @@ from plan_examples import plan as example_plan
 
 from paceline.plan.cost.memory.peak_memory import memory_components
 from paceline.plan.cost.sheet import PricedTask
-from paceline.spec.adapt.adapter import NF4_BYTES, Adaptation, AdapterSpec
+from paceline.spec.adapt.adapter import Adaptation, AdapterSpec
 from paceline.spec.layout import Layout
 from paceline.spec.profile import ModelProfile
 from paceline.spec.task import ModelSpec
@@ -88,13 +88,14 @@ def test_unpacking_four_bits_takes_time_for_every_micro_batch_and_for_every_pass
     assert seconds(dataclasses.replace(dora, dropout=0.1), micro_batch=64) == pytest.approx(5 * once)
 
 
-def test_whole_four_bits_say_what_shards_would_save_and_take() -> None:
+def test_whole_four_bits_say_what_spreading_them_would_save_and_take() -> None:
     nf4 = dataclasses.replace(LORA, base_dtype="nf4")
 
     def said(layout: Layout) -> str:
         terms = compute_terms(priced(nf4), example_plan(layout, precision="bf16"))
         return next(term.formula for term in terms if term.name == "unpacking of four bits")
 
-    saved = format_bytes(NF4_BYTES * 3 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48) / 2)
-    assert f"shards over 2 would save {saved} a device, and gathering them take " in said(Layout(dp_shard=2))
-    assert "shards" not in said(Layout(dp_replicate=2))
+    saved = format_bytes(0.5 * 3 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48) / 2)
+    for layout in (Layout(dp_shard=2), Layout(dp_replicate=2)):
+        assert f"spread over 2 data ranks would save {saved} a device, and gathering take " in said(layout)
+    assert "spread" not in said(Layout(pp=2)) and "spread" not in said(Layout())

@@ -109,12 +109,15 @@ def test_parts_of_a_sequence_are_put_together_and_gaps_are_seen() -> None:
     plan, chosen = Plan(Layout(cp=2), micro_batch=1, accumulation=1, batch_samples=1), torch.arange(5).unsqueeze(1)
     places = [torch.tensor([0, 3]), torch.tensor([1, 2, 4, 5])]  # the last fills up a sequence of five tokens
     parts = [{("mlp", 0): (at, at.unsqueeze(1))} for at in places]
-    found = joined(parts, plan, length=5)
+    found = joined(parts, plan, length=5, first=0)
     assert found is not None and torch.equal(found["mlp"][0], chosen)
-    assert joined(parts[:1], plan, length=5) is None
+    assert joined(parts[:1], plan, length=5, first=0) is None
     two = dataclasses.replace(plan, batch_samples=2)
-    assert joined(parts, two, length=5) is None, "of another sample nothing is known"
-    assert joined([], plan, length=5) is None
+    assert joined(parts, two, length=5, first=0) is None, "of another sample nothing is known"
+    assert joined([], plan, length=5, first=0) is None
+    later = [{("mlp", 7): part["mlp", 0]} for part in parts]
+    moved = joined(later, plan, length=5, first=7)
+    assert moved is not None and torch.equal(moved["mlp"][7], chosen), "a later step's samples stand further on"
 
 
 def test_ranks_of_a_tensor_group_must_choose_alike() -> None:

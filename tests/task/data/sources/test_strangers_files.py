@@ -7,6 +7,7 @@ import gzip
 import json
 import lzma
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,8 @@ def parquet_of(path: Path, columns: dict[str, Any], **options: Any) -> Path:
 def test_texts_of_parquet_in_every_type_of_string_and_beside_whatever_columns(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     strings = [pa.array(TEXTS, pa.string()), pa.array(TEXTS, pa.large_string()), pa.array(TEXTS, pa.string_view())]
-    strings += [array.dictionary_encode() for array in strings[:2]]
+    strings.append(pa.array([text.encode() for text in TEXTS], pa.binary()))
+    strings += [strings[at].dictionary_encode() for at in (0, 1, 3)]
     beside = {"meta": [{"text": "x", "list": [[1], []]}] * 4, "when": pa.array([1] * 4, pa.timestamp("ns"))}
     for text in strings:
         assert texts_of(parquet_of(tmp_path / "a.parquet", {**beside, "text": text})) == TEXTS
@@ -118,13 +120,13 @@ def test_texts_of_parquet_in_every_type_of_string_and_beside_whatever_columns(tm
 
 
 @pytest.mark.parametrize(("column", "because"), [
-    ([["a"], ["b"]], "list<"), ([{"a": "b"}] * 2, "struct<"), ([b"a", b"b"], "binary"), (["a", None], "null"),
+    ([["a"], ["b"]], "list<"), ([{"a": "b"}] * 2, "struct<"), (["a", None], "null"),
 ])  # fmt: skip
 def test_a_column_of_parquet_that_is_no_text_is_told(tmp_path: Path, column: list[Any], because: str) -> None:
     with pytest.raises(DamagedData) as caught:
         texts_of(parquet_of(tmp_path / "a.parquet", {"text": column}))
     assert because in caught.value.because
-    assert "one of: text" not in caught.value.try_
+    assert not re.search(r"one of: text(,|$)", caught.value.try_)
 
 
 def test_bytes_of_parquet_that_are_no_text_are_told_by_their_row(tmp_path: Path) -> None:

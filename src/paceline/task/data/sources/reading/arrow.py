@@ -75,7 +75,7 @@ def _column(batch: Any, name: str) -> Any:
 
 def _plain(column: Any) -> list[Any]:
     """Return a column's values; one by one only where not all of them can be had. Bytes are taken for UTF-8."""
-    if str(column.type) in BYTES:
+    if _values_in(column.type) in BYTES:
         return [_decoded(value) for value in column.to_pylist()]
     try:
         return list(column.to_pylist())
@@ -111,6 +111,7 @@ def check_names(names: Sequence[str], path: str) -> None:
 
 def check_column(schema: Any, field: str, path: str) -> None:
     """Raise DamagedData unless the schema has one column `field` (or `a.b`, a field of a column), of text."""
+    check_names([column.name for column in schema if column.name == field], path)
     columns = leaves(schema)
     kind = type_of(schema, field)
     if kind is None:
@@ -119,7 +120,6 @@ def check_column(schema: Any, field: str, path: str) -> None:
             f"text_field names the column that holds the text; the file has {', '.join(columns) or 'no columns'}",
             suggestion(field, columns) if columns else "write the text into a column",
         )
-    check_names([column.name for column in schema if column.name == field], path)
     if not _is_text(kind):
         strings = [name for name in columns if _is_text(type_of(schema, name))]
         raise DamagedData(
@@ -130,5 +130,9 @@ def check_column(schema: Any, field: str, path: str) -> None:
 
 
 def _is_text(kind: object) -> bool:
-    value = getattr(kind, "value_type", None) if str(kind).startswith("dictionary<") else kind
-    return str(value) in (*TEXTS, *BYTES)
+    return _values_in(kind) in (*TEXTS, *BYTES)
+
+
+def _values_in(kind: object) -> str:
+    """Return the name of a type, of an encoded one that of its values."""
+    return str(getattr(kind, "value_type", None) if str(kind).startswith("dictionary<") else kind)
