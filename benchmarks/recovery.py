@@ -2,7 +2,7 @@
 
 Besides, the loss of a node: everything on one of two nodes (two supervisors on this machine) is killed at once and its
 part of the RAM disk is emptied. With copies the state is in the ranks that are left, with shards in the memory of both.
-And "cold": the supervisor is killed and all its ranks end with it, and the run is started again at once.
+And "cold": the supervisor is killed, its ranks end after their step, and the run is started again at once.
 
     python benchmarks/recovery.py [--quick] [--rounds 5] [--ranks 4] [--only NAME ...] [--add JSON ...] [--json OUT]
                                   [--save]
@@ -179,18 +179,18 @@ def cold(ranks: int, folder: Path) -> dict[str, float] | None:
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
 
-    def steps(after: float) -> list[float]:
+    def steps(attempt: int) -> list[float]:
         told = [record for record in read_journal(run_dir) if record["kind"] == "step"]
-        return [record["time"] for record in told if record["step"] >= 12 and record["time"] > after]
+        return [record["time"] for record in told if record["step"] >= 12 and record["attempt"] == attempt]
 
     process = start()
     try:
-        if not wait_for(lambda: steps(0.0), process):
+        if not wait_for(lambda: steps(1), process):
             return None
-        process.kill()  # its ranks end with it
+        process.kill()  # its ranks end after their step, which they save
         killed, _ = time.time(), process.wait()
         process = start()
-        after = wait_for(lambda: steps(killed + 0.5), process)
+        after = wait_for(lambda: steps(2), process)
         return {"total": after[0] - killed} if after else None
     finally:
         end(process)

@@ -121,11 +121,21 @@ def test_a_folder_is_quantised_as_it_is_read(tmp_path: Path, family: str) -> Non
     assert torch.equal(layer.weight, pack(whole).to(torch.float32))
 
 
-def three_steps(layout: Layout, **changes: Any) -> list[tuple[float, float]]:
+Steps = list[tuple[float, float]]
+
+
+def three_steps(layout: Layout, **changes: Any) -> Steps:
     """Return loss and gradient norm of three steps."""
     task = decoder_task(adapter=QLORA)
     stats, _ = run_steps(task, plan_of(layout, **changes), 3)
     return [(step.loss, step.grad_norm) for step in stats]
+
+
+@pytest.fixture(scope="module")
+def alone() -> Steps:
+    """The steps of one device."""
+    (found,) = run_ranks(three_steps, 1, Layout())
+    return found
 
 
 @pytest.mark.parametrize(
@@ -137,8 +147,7 @@ def three_steps(layout: Layout, **changes: Any) -> list[tuple[float, float]]:
         pytest.param(Layout(dp_replicate=2), marks=pytest.mark.deep),
     ],
 )
-def test_every_layout_has_the_same_four_bits(layout: Layout) -> None:
-    (alone,) = run_ranks(three_steps, 1, Layout())
+def test_every_layout_has_the_same_four_bits(layout: Layout, alone: Steps) -> None:
     for there in run_ranks(three_steps, layout.devices, layout):
         for step, (loss, norm) in zip(there, alone, strict=True):
             assert step == (pytest.approx(loss, rel=1e-5), pytest.approx(norm, rel=1e-4))
@@ -182,15 +191,16 @@ def test_four_bits_are_priced_and_close_the_tensor_axis(tmp_path: Path) -> None:
 
 
 SPREAD = [
-    (Layout(dp_replicate=2), {}), (Layout(dp_shard=3), {"zero": 3}), (Layout(dp_replicate=2, dp_shard=2), {"zero": 2}),
     (Layout(dp_replicate=3), {"recompute": "full"}),
-]  # fmt: skip
+    (Layout(dp_replicate=2, dp_shard=2), {"zero": 2}),
+    pytest.param(Layout(dp_replicate=2), {}, marks=pytest.mark.deep),
+    pytest.param(Layout(dp_shard=3), {"zero": 3}, marks=pytest.mark.deep),
+]
 
 
 @pytest.mark.parametrize(("layout", "changes"), SPREAD, ids=lambda each: str(each).replace(" ", ""))
-def test_spread_bits_compute_as_whole_ones(layout: Layout, changes: dict[str, Any]) -> None:
-    """Three ranks divide no layer's 3,072 bytes evenly into the chunks of a power of two."""
-    (alone,) = run_ranks(three_steps, 1, Layout())
+def test_spread_bits_compute_as_whole_ones(layout: Layout, changes: dict[str, Any], alone: Steps) -> None:
+    """Three ranks divide no layer's bytes evenly."""
     for there in run_ranks(functools.partial(three_steps, frozen="spread", **changes), layout.devices, layout):
         for step, (loss, norm) in zip(there, alone, strict=True):
             assert step == (pytest.approx(loss, rel=1e-5), pytest.approx(norm, rel=1e-4))
