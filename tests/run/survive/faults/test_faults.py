@@ -61,8 +61,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def starts(folder: Path) -> Told:
-    # The rank that waits needs time to come to where it waits, on a loaded machine more: 2 s were too few once.
-    minimum = {"stop": "6 s"}
+    # A machine under load must still give the rank that waits the time to come to where it waits.
+    minimum = {"stop": "4 s"}
     stories = [
         Story(
             name,
@@ -107,7 +107,8 @@ def test_a_rank_that_waits_for_one_that_hangs_tells_its_last_collectives(folder:
     (hang,) = (folder / "stop" / "hangs").iterdir()
     waits, stopped = (json.loads((hang / f"rank-{rank}.flight.json").read_text()) for rank in (0, 1))
     assert stopped == {"missing": "the rank did not answer"}
-    last = waits["entries"][-1]
+    # A save beside training has a group of its own, in which it may wait too, or be done: what counts is the world's.
+    last = [each for each in waits["entries"] if each["process_group"][1] == "default_pg"][-1]
     assert last["profiling_name"].startswith("gloo:") and not last["retired"] and last["collective_seq_id"] > 0
     (told,) = records_of(folder / "stop", "fault")
     by_rank = {each["rank"]: each for each in told["evidence"]["ranks"]}
