@@ -55,7 +55,9 @@ def test_state_that_is_not_the_models_own_is_refused(model: Any, says: str) -> N
 
 
 def test_state_that_is_a_buffer_of_the_model_is_kept() -> None:
-    refuse_state(Told(lambda layer: layer.size))
+    told = Told(lambda layer: layer.size)
+    refuse_state(told)
+    assert told.state_dict()["_extra_state"] is told.size, "it is refused only where it is made anew"
 
 
 def test_what_needs_values_is_not_asked_for_without_any() -> None:
