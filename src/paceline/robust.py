@@ -22,8 +22,8 @@ def middle_of(values: Sequence[float]) -> tuple[float, float]:
 def middle_and_above(values: Sequence[float]) -> tuple[float, float]:
     """Return the median of some values, and the deviation by which those above it are judged.
 
-    Of values that lie as far above as below it is `middle_of`'s. A loss near zero often lies far above its median: there
-    it is what the 0.9 quantile tells, so that a long upper side is no row of spikes.
+    Of values that lie as far above as below it is `middle_of`'s. A loss near zero often lies far above its median:
+    there it is what the 0.9 quantile tells, so that a long upper side is no row of spikes.
     """
     middle, deviation = middle_of(values)
     ordered = sorted(values)
