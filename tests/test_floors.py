@@ -338,3 +338,16 @@ def test_process_groups_are_made_in_one_place() -> None:
         if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in MAKE_GROUPS
     }
     assert makers == GROUPS | OWN_GROUPS
+
+
+def test_what_a_rank_holds_of_a_tensor_is_asked_in_one_place() -> None:
+    """The choice between a plain tensor and one in shards stands in `task/models/held.py`, and is not spelled again."""
+    again = {
+        module
+        for module, path in SOURCES.items()
+        if re.search(
+            r"\b(\w+)\.(full_tensor|to_local)\(\) if isinstance\(\1, DTensor\) else \1(?![\w.])",
+            path.read_text("utf-8"),
+        )
+    }
+    assert again == {"paceline.task.models.held"}

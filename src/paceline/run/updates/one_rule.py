@@ -11,7 +11,8 @@ from torch.distributed.tensor import DTensor
 
 from paceline.errors import ConfigError
 from paceline.run.updates.first_state import fresh_state, knows_fresh_state
-from paceline.run.updates.shards import Cutter, local_of, whole_of, wrapped
+from paceline.run.updates.shards import Cutter, wrapped
+from paceline.task.models.held import local_of, whole_of
 from paceline.task.optimizer.update_scope import made
 
 ParameterGroup = dict[str, Any]
