@@ -27,7 +27,7 @@ from paceline.run.numerics.randomness.shares import SampleRows
 from paceline.run.numerics.randomness.survey import survey
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # what benchmarks share
-from common import RESULTS, Spread, machine, median_of
+from common import FIGURES, RESULTS, Spread, machine, median_of
 
 ROWS, SEQ, WIDTH, HEADS, LAYERS, VOCAB = 8, 128, 256, 4, 4, 1024
 
@@ -133,7 +133,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="two rounds of a step, to see that it works")
     parser.add_argument("--json", help="a file for the figures")
-    parser.add_argument("--save", action="store_true", help="write results/randomness.json and .md")
+    parser.add_argument("--save", action="store_true", help="write results/randomness.md, and figures/randomness.json")
     options = parser.parse_args(arguments)
     if options.quick:
         options.rounds, options.steps = 2, 1
@@ -148,7 +148,7 @@ def main(arguments: list[str]) -> int:
         Path(options.json).write_text(figures)
     if options.save:
         RESULTS.mkdir(exist_ok=True)
-        (RESULTS / "randomness.json").write_text(figures)
+        (FIGURES / "randomness.json").write_text(figures)
         (RESULTS / "randomness.md").write_text(page)
     return 0
 
