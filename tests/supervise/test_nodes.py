@@ -308,8 +308,8 @@ def test_who_failed_first_does_not_depend_on_the_clocks_of_nodes(
         for message in sent:
             if "error" in message:
                 fleet._hear(cast(Member, None), message)
-    assert [error["rank"] for error in errors_told(tmp_path)] == [1, 0]
-    assert [round(here - error["time"], 3) for error in errors_told(tmp_path)] == [0.9, 0.5]
+    assert [error.rank for error in errors_told(tmp_path)] == [1, 0]
+    assert [round(here - error.time, 3) for error in errors_told(tmp_path)] == [0.9, 0.5]
 
 
 def test_who_does_not_know_the_secret_is_not_let_in_and_a_silent_end_is_lost() -> None:

@@ -175,7 +175,7 @@ def test_what_a_living_rank_has_begun_to_tell_is_no_error_yet(tmp_path: Path) ->
     told = {"what": "w", "because": "b", "try": "t", "exit_code": 1, "cause": False, "rank": 1, "time": 10.2}
     (tmp_path / "error-1.json.part").write_text(json.dumps(told))
     (tmp_path / "error-1.json.part").rename(tmp_path / "error-1.json")
-    assert [error["what"] for error in errors_told(tmp_path, [0])] == ["w"]
+    assert [error.words["what"] for error in errors_told(tmp_path, [0])] == ["w"]
 
 
 def test_what_an_ended_rank_had_begun_to_tell_counts(tmp_path: Path) -> None:

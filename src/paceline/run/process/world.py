@@ -90,17 +90,18 @@ class World:
     def union(self, names: Iterable[str]) -> list[str]:
         """Return the names that any rank has, sorted where all have the same; those are sent by nobody.
 
-        Where ranks differ, each sends 16 bytes, and of ranks with the same names one sends them.
+        Where ranks differ, the lowest rank with a name that is not known yet sends its names, and so on: as many turns
+        as there are different sets, such as stages of a pipeline. Nothing that is sent grows with the ranks.
         """
         own = sorted(set(names))
-        text = "\0".join(own).encode()
-        if self.one_of_alike(text) is not None:
+        if self.one_of_alike("\0".join(own).encode()) is not None:
             return own
-        digests = self.gather(hashlib.blake2b(text, digest_size=16).digest())
         known: dict[str, None] = {}
-        for digest in dict.fromkeys(digests):
-            known.update(dict.fromkeys(self.share(own, digests.index(digest))))
-        return list(known)
+        while True:
+            (first,) = self.maximum([-math.inf if known.keys() >= set(own) else -float(self.rank)])
+            if first == -math.inf:
+                return list(known)
+            known.update(dict.fromkeys(self.share(own, int(-first))))
 
     def first_told(self, item: object) -> Any:
         """Return on every rank what the lowest rank has that has something; None where none has any."""
