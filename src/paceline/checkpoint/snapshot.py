@@ -1,4 +1,4 @@
-"""The state of one moment, as a rank holds it: the parts of its tensors, apart from the ones that go on training."""
+"""The state of one moment, as a rank holds it: parts of tensors, copied apart from the tensors that go on training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rank a failed run is to be blamed on: the first that failed by itself, and never one that was ended for it."""
+"""Which rank a failed run is blamed on: the first that failed by itself, never a rank that the supervisor ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The crew: the processes of one world on this machine, one for each rank, and how each of them ended."""
+"""The crew: the processes of one world on this machine, one for each rank, and how each process ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""trackio: its store on this machine, which keeps each record once however often it is delivered."""
+"""trackio: the store on this machine keeps a record once, however often the record is delivered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The largest tensors that are alive in this process, each with what holds it."""
+"""The largest tensors that are alive in this process, each with the object that keeps the tensor alive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generation: one world of a run's processes, from its start to its end, and how it came about.
+"""Generation: one world of a run's processes, from the world's start to its end, and why the world came about.
 
 A run that loses a process goes on in the next generation: a world with a number, a rendezvous and a fence of its own.
 Plain data, as the supervisor leaves it for the ranks.

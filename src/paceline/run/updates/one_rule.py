@@ -1,4 +1,4 @@
-"""One update rule over some parameters: on the parts that this rank holds, or on whole parameters, one at a time."""
+"""One update rule over some parameters: on this rank's parts of them, or on one whole parameter after the other."""
 
 from __future__ import annotations
 

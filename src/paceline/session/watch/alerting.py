@@ -1,4 +1,4 @@
-"""Alerts beside a run: in a thread of its supervisor, or in a process that outlives it where they are sent anywhere."""
+"""Alerts beside a run: by a thread of the supervisor, or by a process that outlives the supervisor to send them."""
 
 from __future__ import annotations
 

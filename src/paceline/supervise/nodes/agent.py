@@ -1,4 +1,4 @@
-"""A node's supervisor: it starts and ends ranks as the coordinator says, and tells it how they do.
+"""A node's supervisor: it starts and ends ranks as the coordinator says, and tells the coordinator how the ranks do.
 
 Ranks stay when the coordinator is lost: they come to a halt between two steps, stand by with what they hold, and go on
 in the world that the next coordinator forms. They end with this process, however it ends.

@@ -1,4 +1,4 @@
-"""The watch: a supervisor's look at the pulses of its ranks. It finds the rank that hangs, and says how it knows.
+"""The watch: a supervisor looks at its ranks' pulses, finds the rank that hangs, and says how that is known.
 
 A rank is late that has told nothing for a multiple of the median step; where the machine is loaded, or the rank
 computes (a compiler, a collection of garbage), for longer. Of the late ones those are to blame that are furthest
