@@ -117,7 +117,7 @@ def test_room_for_copies_is_asked_of_the_ranks_of_a_machine_alone(
         return why_not_beside(held if world.rank < 2 else {}, world), why_no_memory_tier(held, world)
 
     for beside, in_memory in on_threads(6, reasons):
-        assert beside == "the copies of a machine's ranks take 8 MiB of host memory, of which 10 MiB are free"
+        assert beside == "the copies of a machine's ranks take 8.00 MiB of host memory, of which 10.0 MiB are free"
         assert in_memory == "the ranks are on 3 machines, and each would hold a part only"
 
 
