@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import FIGURES, machine
+from common import RESULTS, machine
 
 from paceline.checkpoint import list_checkpoints, load_checkpoint, read_index, save_checkpoint
 from paceline.checkpoint.files.threads import Hands, at_once
@@ -194,7 +194,7 @@ def main() -> None:
         part = f"{parts[f'{name} of {of}']:.0%} of {of.replace('_', ' ')}"
         print(f"| {name.replace('_', ' from ')} | {measured[name] / 1e6:.0f} | {part} |")
     print(f"| sha256 by itself | {measured['sha256'] / 1e6:.0f} | |")
-    for path in [options.json, FIGURES / "checkpoint_stall.json" if options.save else None]:
+    for path in [options.json, RESULTS / "figures" / "checkpoint_stall.json" if options.save else None]:
         if path:
             path.write_text(json.dumps(result, indent=1) + "\n")
 

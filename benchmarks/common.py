@@ -18,8 +18,9 @@ import torch
 
 from paceline.cli.output import json_safe
 
-RESULTS = Path(__file__).parent / "results"  # pages for readers
-FIGURES = RESULTS / "figures"  # the same, and more, for programs
+RESULTS = (
+    Path(__file__).parent / "results"
+)  # pages for readers; in its folder `figures` the same, and more, for programs
 
 
 def machine() -> dict[str, Any]:

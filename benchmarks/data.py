@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import FIGURES, RESULTS, machine
+from common import RESULTS, machine
 from readers import BASELINE, READERS, ROWS, SEED, SEQ_LEN, VOCAB
 from readers.batches import batches_of_documents
 from readers.cold import cold_reads
@@ -193,7 +193,7 @@ def main() -> None:
                 chosen.json.write_text(json.dumps(report, indent=1) + "\n")
     print(page(report))
     if chosen.save:
-        (FIGURES / "data.json").write_text(json.dumps(report, indent=1) + "\n")
+        (RESULTS / "figures" / "data.json").write_text(json.dumps(report, indent=1) + "\n")
         (RESULTS / "data.md").write_text(page(report))
 
 

@@ -30,7 +30,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from common import FIGURES, RESULTS, machine, strict_json
+from common import RESULTS, machine, strict_json
 from grid.scores import document, parts_of, rows_of, score, table
 from worlds import slow_network
 
@@ -299,7 +299,7 @@ def main(arguments: list[str]) -> int:
     if options.save:
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / "forecast_grid.md").write_text(page)
-        (FIGURES / "forecast_grid.json").write_text(strict_json(result))
+        (RESULTS / "figures" / "forecast_grid.json").write_text(strict_json(result))
     return 0
 
 

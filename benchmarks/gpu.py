@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import FIGURES, RESULTS, TokenRows, machine
+from common import RESULTS, TokenRows, machine
 from torch import Tensor, nn
 
 import paceline
@@ -402,7 +402,7 @@ def main(arguments: list[str]) -> int:
         Path(options.json).write_text(text)
     if options.save:
         RESULTS.mkdir(exist_ok=True)
-        (FIGURES / f"gpu-{device.lower().replace(' ', '-')}.json").write_text(text)
+        (RESULTS / "figures" / f"gpu-{device.lower().replace(' ', '-')}.json").write_text(text)
     return 0
 
 

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from common import FIGURES, RESULTS, machine
+from common import RESULTS, machine
 from race import contenders
 from race.contenders import Job
 from race.contest import WARM_UP_STEPS, Entry, Row, compete, table
@@ -163,7 +163,7 @@ def main(arguments: list[str]) -> int:
         Path(options.json).write_text(json.dumps(result, indent=2) + "\n")
     if options.save:
         RESULTS.mkdir(exist_ok=True)
-        (FIGURES / "overhead.json").write_text(json.dumps(result, indent=2) + "\n")
+        (RESULTS / "figures" / "overhead.json").write_text(json.dumps(result, indent=2) + "\n")
         (RESULTS / "overhead.md").write_text(document(rows, options, facts))
     return 0 if all(row.same_work for row in rows) else 1
 

@@ -32,7 +32,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from common import FIGURES, machine, median_of
+from common import RESULTS, machine, median_of
 
 from paceline.patience import Patience
 from paceline.spec.journal.reading import read_journal
@@ -321,7 +321,7 @@ def main() -> None:
     if chosen.json:
         chosen.json.write_text(json.dumps(report, indent=1))
     if chosen.save:
-        (FIGURES / "recovery.json").write_text(json.dumps(report, indent=1))
+        (RESULTS / "figures" / "recovery.json").write_text(json.dumps(report, indent=1))
 
 
 if __name__ == "__main__":

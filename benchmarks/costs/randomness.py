@@ -27,7 +27,7 @@ from paceline.run.numerics.randomness.shares import SampleRows
 from paceline.run.numerics.randomness.survey import survey
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # what benchmarks share
-from common import FIGURES, RESULTS, Spread, machine, median_of
+from common import RESULTS, Spread, machine, median_of
 
 ROWS, SEQ, WIDTH, HEADS, LAYERS, VOCAB = 8, 128, 256, 4, 4, 1024
 
@@ -148,7 +148,7 @@ def main(arguments: list[str]) -> int:
         Path(options.json).write_text(figures)
     if options.save:
         RESULTS.mkdir(exist_ok=True)
-        (FIGURES / "randomness.json").write_text(figures)
+        (RESULTS / "figures" / "randomness.json").write_text(figures)
         (RESULTS / "randomness.md").write_text(page)
     return 0
 
