@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -247,7 +248,8 @@ def _remarks(records: Records, steps: StepTable) -> tuple[str, ...]:
 def summarise(records: Iterable[Mapping[str, object]], run_dir: str = "") -> Summary:
     """Return what the records of a journal say about a run.
 
-    Any prefix of a journal gives a summary: what is not on record is None, zero or empty. Raises nothing.
+    Any prefix of a journal gives a summary: what is not on record is None, zero or empty. Raises nothing. What is left
+    of a budget that the run shares needs its directory: the runs beside it have spent of it too.
     """
     found = gather(records)
     reference, attempts, steps = reference_start(found), starts_of(found), surviving(found)
@@ -308,5 +310,5 @@ def summarise(records: Iterable[Mapping[str, object]], run_dir: str = "") -> Sum
         nodes_sensed=seen.sensed,
         health=tuple(health_lines(found.of(HealthSample))),
         advice=advice_on(found, reference, bound, goodput),
-        budgets=budgets_left(found),
+        budgets=budgets_left(found, Path(run_dir) if run_dir else None),
     )

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import report_journals as journals
 
+from paceline.account.budget_left import nobody
 from paceline.observe.dash import page_parts
 from paceline.observe.live.glance import Glances
 from paceline.observe.live.run import RUNNING, SILENT, LiveRun
-from paceline.observe.live.spent import seconds_left, spent_so_far
+from paceline.observe.live.spent import left_so_far, seconds_left, spent_so_far
 from paceline.report.phases import surviving
 from paceline.report.records import gather
 from paceline.report.summary import summarise
@@ -96,9 +97,11 @@ def test_what_it_costs_is_held_against_the_promise_and_the_budget(tmp_path: Path
     promised = records[0]["forecast"]["usd"]["value"]
     assert money.spent == pytest.approx(promised * hours / (2 * records[0]["forecast"]["run_seconds"]["value"] / 3600))
     assert money.promised == promised and money.promised_so_far == pytest.approx(promised * live.steps_done / 300)
-    assert money.budget == 1.0 and money.left == pytest.approx(1.0 - money.spent) and kwh.budget is None
-    assert money.buys_steps == int(money.left * live.steps_done / money.spent) and kwh.buys_steps is None
-    assert money.loss is None, "the curve is too short to foretell anything"
+    assert kwh.spent > 0
+    (budget,) = left_so_far(live, nobody)
+    assert budget.name == "usd" and budget.left == pytest.approx(1.0 - money.spent)
+    assert budget.steps == pytest.approx(budget.left * live.steps_done / money.spent)
+    assert budget.loss is None, "the curve is too short to foretell anything"
     left = seconds_left(live)
     assert left == pytest.approx((300 - live.steps_done) * 1.95, rel=0.05)
     append(tmp_path, records[len(records) // 2 :])
@@ -116,16 +119,16 @@ def test_what_is_left_of_a_budget_buys_steps_and_a_loss(tmp_path: Path) -> None:
     append(tmp_path, records[: 1 + next(place for place, each in enumerate(records) if each.get("step") == step)])
     live = LiveRun(tmp_path)
     live.refresh()
-    money = next(each for each in spent_so_far(live) if each.name == "usd")
+    (money,) = left_so_far(live, nobody)
     # What is spent buys 250 steps; the page tells a loss where the rest is not too far ahead.
     money_of = {money.spent * 1.5: 125, money.spent * 5: None}
     for limit, steps in money_of.items():
         live.starts[1].spec["run"]["budget"]["usd"] = limit
-        money = next(each for each in spent_so_far(live) if each.name == "usd")
+        (money,) = left_so_far(live, nobody)
         assert (money.loss is not None) == (steps is not None)
         if money.loss is not None:
-            assert money.buys_steps in (124, 125) and money.loss.low <= 2 + 3 * 375**-0.5 <= money.loss.high
-            assert f"to {money.loss.text} (money)" in page_parts.pays_for(money)
+            assert money.steps == pytest.approx(125) and money.loss.low <= 2 + 3 * 375**-0.5 <= money.loss.high
+            assert f"to {money.loss.text}" in page_parts.spent(page_parts.RunView(live, 0.0))
 
 
 def test_records_of_watchers_are_kept_and_do_not_lengthen_the_run(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from paceline.observe.dash.page import run_body, static
 from paceline.observe.dash.page_parts import PARTS, RunView
 from paceline.observe.dash.watched import RunSet
 from paceline.observe.live.run import LiveRun
+from paceline.observe.live.shared_spending import SharedSpending
 from paceline.report.format import utc
 
 
@@ -31,7 +32,7 @@ def export_page(paths: Sequence[Path], out: Path) -> int:
     if len(runs) == 1:
         live = LiveRun(next(iter(runs.values())))
         live.refresh()
-        view = RunView(live, now)
+        view = RunView(live, now, others=SharedSpending(live).of)
         body = run_body(live.name, {name: part(view) for name, (_, part) in PARTS.items()})
         page = static(live.name, body, made, wide=True)
     elif len(runs) > MOST_RUNS:

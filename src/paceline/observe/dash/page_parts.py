@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from paceline.account.advice.advise import advice_on
+from paceline.account.budget_left import Others, nobody
 from paceline.observe.dash.draw.lanes import lanes_svg, nodes_html, worst_words
 from paceline.observe.dash.draw.timeline import timeline_svg
 from paceline.observe.dash.logs import TAIL_LINES, tail_of
 from paceline.observe.dash.traced import traces_html
 from paceline.observe.live.run import RUNNING, SILENT, LiveRun
 from paceline.observe.live.series import StepValues
-from paceline.observe.live.spent import WORDS, SpentAmount, seconds_left, spent_so_far
+from paceline.observe.live.spent import WORDS, left_so_far, seconds_left, spent_so_far
 from paceline.observe.logs.read import ranks_with_logs
 from paceline.report.bound.found import bound_of
 from paceline.report.bound.page import bound_html
@@ -66,6 +67,7 @@ class RunView:
     rank: int | None = None  # whose output is shown; None: the first one's
     name: str = ""  # of the run on this page
     form: str = ""  # the token of the page's forms, where it may ask a run for something
+    others: Others = nobody  # what tells the spending of the runs that share its budgets
 
     @cached_property
     def records(self) -> Records:
@@ -243,23 +245,15 @@ def timeline(view: RunView) -> str:
 
 
 def spent(view: RunView) -> str:
-    """Return what a run has cost, beside the promise and the budget."""
-    amounts = spent_so_far(view.run)
+    """Return what a run has cost, beside the promise, and what is left of its budgets."""
     columns = {"so far": "spent", "promised so far": "promised_so_far", "at the end": "at_end", "promised": "promised"}
-    if any(each.budget is not None for each in amounts):
-        columns |= {"budget": "budget", "left of it": "left"}
     rows = [
-        (esc(WORDS[each.name]), *(esc(each.said(getattr(each, name))) for name in columns.values())) for each in amounts
+        (esc(WORDS[each.name]), *(esc(each.said(getattr(each, name))) for name in columns.values()))
+        for each in spent_so_far(view.run)
     ]
     note = note_html("Estimates: devices times the time in which they were held, at the rates of the forecast.")
-    pays = [("left of the budget", pays_for(each)) for each in amounts if each.buys_steps is not None]
-    return (table_html(("", *columns), rows, range(1, len(columns) + 1)) + listing(pays) + note) if rows else ""
-
-
-def pays_for(amount: SpentAmount) -> str:
-    """Return what is left of a budget pays for, in words: steps, and the loss that they lead to."""
-    to = f", to {amount.loss.text}" if amount.loss is not None else ""
-    return f"pays for {plural(amount.buys_steps or 0, 'step')} more{to} ({WORDS[amount.name]})"
+    budgets = listing((WORDS[each.name], each.text) for each in left_so_far(view.run, view.others))
+    return (table_html(("", *columns), rows, range(1, len(columns) + 1)) + budgets + note) if rows else ""
 
 
 def advice(view: RunView) -> str:

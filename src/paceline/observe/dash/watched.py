@@ -14,6 +14,7 @@ from paceline.errors import ConfigError
 from paceline.observe.dash.page_parts import PARTS, RunView
 from paceline.observe.live.glance import Glances
 from paceline.observe.live.run import LiveRun
+from paceline.observe.live.shared_spending import SharedSpending
 
 READ_SECONDS = 0.8  # of one look: a long journal is read over several, and what is there is shown meanwhile
 LOOK_SECONDS, BEHIND_SECONDS = 0.3, 0.02  # between two looks; while a long journal is being read
@@ -41,6 +42,7 @@ class WatchedRun:
 
     def __init__(self, name: str, run_dir: Path, form: str = "") -> None:
         self.name, self.live, self._form = name, LiveRun(run_dir), form
+        self._others = SharedSpending(self.live)
         self._lock = threading.Lock()
         self._parts: dict[str, DrawnPart] = {}
         self._looked = -LOOK_SECONDS
@@ -51,7 +53,7 @@ class WatchedRun:
             if self.live.is_behind or time.monotonic() - self._looked >= LOOK_SECONDS:
                 self.live.refresh(READ_SECONDS)
                 self._looked = time.monotonic()
-            view = RunView(self.live, time.time(), rank, self.name, self._form)
+            view = RunView(self.live, time.time(), rank, self.name, self._form, self._others.of)
             return {name: self._part(name, view) for name in PARTS}
 
     def redraw(self, name: str) -> None:

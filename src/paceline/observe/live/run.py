@@ -113,7 +113,7 @@ class LiveRun:
         kind, attempt = line.get("kind"), int(number(line.get("attempt")) or 1)
         moment = None if kind in BESIDE else self._clock.of(attempt, line)
         if moment is not None:
-            line = at_moment(line, moment)
+            line = line if line.get("time") == moment else at_moment(line, moment)
             first, last = self.spans.get(attempt, (moment, moment))
             self.spans[attempt] = (min(first, moment), max(last, moment))
         if kind == StepRecord.KIND:

@@ -1,11 +1,11 @@
-"""What a run has cost so far: beside its promise, its budget, and what the rest will take at the pace of now."""
+"""What a run has cost so far, beside its promise; what is left of its budgets, and of its time, at the pace of now."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.account.budget_left import BudgetLeft, Others, RunPace, lefts
 from paceline.observe.live.run import LiveRun
-from paceline.plan.learn.curve import ExpectedLoss, expected_loss
 from paceline.report.records import NO_START, number, table
 from paceline.run.survive.budget import spent_in
 from paceline.spec.journal.timing.held_devices import held_time
@@ -24,9 +24,6 @@ class SpentAmount:
     promised_so_far: float | None  # of the steps that are done, by the forecast
     promised: float | None  # of the whole run
     at_end: float | None  # what all of it will come to, at the pace of now
-    budget: float | None
-    buys_steps: int | None  # how many further steps what is left of the budget pays for, at the pace so far
-    loss: ExpectedLoss | None = None  # after those steps, where the run's own curve bears it
 
     def said(self, value: float | None) -> str:
         """Return a value of this amount for people."""
@@ -36,19 +33,12 @@ class SpentAmount:
             return format_energy(value)[0]
         return BUDGETS[self.name][2](value).removesuffix(f" {WORDS[self.name]}")
 
-    @property
-    def left(self) -> float | None:
-        """What is left of the budget."""
-        return None if self.budget is None else self.budget - self.spent
-
 
 def spent_so_far(run: LiveRun) -> list[SpentAmount]:
     """Return every amount that has a rate, by the forecast's rates or the cluster's figures."""
-    starts, spans, recoveries, _ = run.on_one_clock()
-    spent = spent_in(held_time(starts, spans, recoveries))
+    spent, starts = _spent(run), run.on_one_clock()[0]
     first, done, planned = (*starts, NO_START)[0], run.steps_done, run.steps_planned
     forecast, devices = first.forecast, first.world_size or 1
-    budgets = table(table(run.reference.spec.get("run")).get("budget"))
     found = []
     for name, (amount, unit, _) in BUDGETS.items():
         if amount == "device_seconds":
@@ -56,21 +46,29 @@ def spent_so_far(run: LiveRun) -> list[SpentAmount]:
             whole = None if whole is None else whole * devices
         else:
             whole = number(table(forecast.get(amount)).get("value"))
-        own, budget = spent[amount] / unit, number(budgets.get(name))
-        if not own and whole is None and budget is None:
+        own = spent[amount] / unit
+        if not own and whole is None:
             continue
         promised = None if whole is None else whole / unit
         so_far = promised * done / planned if promised is not None and planned else None
         at_end = own * planned / done if planned and done else None
-        buys = int(max(0.0, budget - own) * done / own) if budget is not None and own and done else None
-        loss = _loss_after(run, buys) if buys else None
-        found.append(SpentAmount(name, own, so_far, promised, at_end, budget, buys, loss))
+        found.append(SpentAmount(name, own, so_far, promised, at_end))
     return found
 
 
-def _loss_after(run: LiveRun, steps: int) -> ExpectedLoss | None:
-    taken = run.steps.taken()
-    return expected_loss(taken.column("step"), taken.column("loss"), float(steps))
+def left_so_far(run: LiveRun, others: Others) -> tuple[BudgetLeft, ...]:
+    """Return what is left of each budget of the newest start, and what it buys at the pace of the whole run."""
+    if not run.starts:
+        return ()
+    taken, spent = run.steps.taken(), _spent(run)
+    items = run.items / steps if (steps := run.counts["step"]) else None
+    curve = taken.column("step"), taken.column("loss")
+    return lefts(run.starts[max(run.starts)].spec, RunPace(spent, spent, run.steps_done, items, curve), others)
+
+
+def _spent(run: LiveRun) -> dict[str, float]:
+    starts, spans, recoveries, _ = run.on_one_clock()
+    return spent_in(held_time(starts, spans, recoveries))
 
 
 def seconds_left(run: LiveRun) -> float | None:
