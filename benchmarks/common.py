@@ -18,9 +18,8 @@ import torch
 
 from paceline.cli.output import json_safe
 
-RESULTS = (
-    Path(__file__).parent / "results"
-)  # pages for readers; in its folder `figures` the same, and more, for programs
+# Pages for readers; in its folder `figures` the same, and more, for programs.
+RESULTS = Path(__file__).parent / "results"
 
 
 def machine() -> dict[str, Any]:
