@@ -20,7 +20,7 @@ from paceline.spec.survive.budget import BUDGETS, SharedBudgetSpec
 from paceline.units import format_count
 
 TABLES = ("budget", "shared_budget")  # of a spec's `run`
-Others = Callable[[str], Mapping[str, float]]  # a tag -> what the runs have spent that share it, by amount
+SpentByTag = Callable[[str], Mapping[str, float]]  # a tag -> what the runs have spent that share it, by amount
 
 
 def nobody(shared_by: str) -> Mapping[str, float]:
@@ -94,7 +94,7 @@ def budgets_left(records: Records, run_dir: Path | None = None) -> tuple[BudgetL
     return lefts(start.spec, RunPace(spent_in(held), own, len(newest), items, curve), others_of(start.spec, run_dir))
 
 
-def lefts(spec: Mapping[str, object], pace: RunPace, others: Others) -> tuple[BudgetLeft, ...]:
+def lefts(spec: Mapping[str, object], pace: RunPace, others: SpentByTag) -> tuple[BudgetLeft, ...]:
     """Return what is left of each budget of a journalled spec."""
     return tuple(
         pace.left_of(name, limit, others(shared_by) if shared_by else {}, shared_by)
@@ -111,7 +111,7 @@ def limits_in(spec: Mapping[str, object]) -> Iterator[tuple[str, float, str]]:
                 yield name, limit, text(limits.get("shared_by"))
 
 
-def others_of(spec: Mapping[str, object], run_dir: Path | None) -> Others:
+def others_of(spec: Mapping[str, object], run_dir: Path | None) -> SpentByTag:
     """Return what tells the spending of the runs beside a run's directory: it reads their journals at each call."""
     tags = table(table(spec.get("run")).get("tags"))
 

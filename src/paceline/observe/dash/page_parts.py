@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from paceline.account.advice.advise import advice_on
-from paceline.account.budget_left import Others, nobody
+from paceline.account.budget_left import SpentByTag, nobody
 from paceline.observe.dash.draw.lanes import lanes_svg, nodes_html, worst_words
 from paceline.observe.dash.draw.timeline import timeline_svg
 from paceline.observe.dash.logs import TAIL_LINES, tail_of
@@ -67,7 +67,7 @@ class RunView:
     rank: int | None = None  # whose output is shown; None: the first one's
     name: str = ""  # of the run on this page
     form: str = ""  # the token of the page's forms, where it may ask a run for something
-    others: Others = nobody  # what tells the spending of the runs that share its budgets
+    others: SpentByTag = nobody  # what tells the spending of the runs that share its budgets
 
     @cached_property
     def records(self) -> Records:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.account.budget_left import BudgetLeft, Others, RunPace, lefts
+from paceline.account.budget_left import BudgetLeft, RunPace, SpentByTag, lefts
 from paceline.observe.live.run import LiveRun
 from paceline.report.records import NO_START, number, table
 from paceline.run.survive.budget import spent_in
@@ -56,7 +56,7 @@ def spent_so_far(run: LiveRun) -> list[SpentAmount]:
     return found
 
 
-def left_so_far(run: LiveRun, others: Others) -> tuple[BudgetLeft, ...]:
+def left_so_far(run: LiveRun, others: SpentByTag) -> tuple[BudgetLeft, ...]:
     """Return what is left of each budget of the newest start, and what it buys at the pace of the whole run."""
     if not run.starts:
         return ()
