@@ -87,6 +87,7 @@ class Tool:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivering, "LOOK_SECONDS", 0.005)
     monkeypatch.setattr(delivering, "LONGEST_SECONDS", 0.02)
+    monkeypatch.setattr(delivering, "SILENT_SECONDS", 0.2)
 
 
 def test_a_tool_that_hangs_dies_and_comes_back_gets_each_record_once_and_in_order(tmp_path: Path) -> None:
@@ -97,6 +98,8 @@ def test_a_tool_that_hangs_dies_and_comes_back_gets_each_record_once_and_in_orde
     other = Delivery("fast", run_of(tmp_path), fast, said.append).start()
     wait_until(lambda: fast.got == list(range(1, 11)))
     assert tool.got == [] and not slow.join(0.0), "one that hangs holds up nobody but itself"
+    wait_until(lambda: bool(said))
+    assert said == ["exports  slow has not answered for 0 s; it gets all of it later"]
     append(tmp_path, *map(step_line, range(11, 21)))
     wait_until(lambda: len(fast.got) == 20)
     tool.fails = True
@@ -109,7 +112,7 @@ def test_a_tool_that_hangs_dies_and_comes_back_gets_each_record_once_and_in_orde
     other.finish()
     assert slow.join(30) and other.join(30) and slow.has_all
     assert tool.got == fast.got == list(range(1, 31)) and tool.closed
-    assert len(said) == 1 and "slow takes nothing: RuntimeError: no route" in said[0], "once, until it goes on"
+    assert len(said) == 2 and "slow takes nothing: RuntimeError: no route" in said[1], "once, until it goes on"
 
 
 def test_a_tool_that_fails_tells_no_password(tmp_path: Path) -> None:

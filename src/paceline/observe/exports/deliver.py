@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from paceline.observe.exports.cursor import JournalCursor
 from paceline.observe.exports.sink import ExportedRun, ExportSink, OpenExport
@@ -13,6 +13,7 @@ from paceline.spec.journal.redact import Redactor
 LOOK_SECONDS = 1.0  # between two looks for new records
 LONGEST_SECONDS = 60.0  # between two tries of a sink that fails
 LAST_TRIES = 3  # when the run is over
+SILENT_SECONDS = 30.0  # after which a tool that neither takes nor refuses is told of
 Say = Callable[[str], None]
 
 
@@ -25,6 +26,7 @@ class Delivery:
         self._over = threading.Event()
         self._sink: ExportSink | None = None
         self._failed = 0  # tries in a row
+        self._told_silent = False  # until it takes something
         self._never = threading.Event()  # nobody sets it
         self._thread = threading.Thread(target=self._work, name=f"paceline-export-{name}", daemon=True)
 
@@ -75,11 +77,29 @@ class Delivery:
             if place != self._cursor.place:
                 self._cursor.commit(place, self._cursor.state)
             return False
-        self._sink = self._sink or self._open(self._run, self._cursor.state)
-        self._sink.send(records)
+        with self._watched():
+            self._sink = self._sink or self._open(self._run, self._cursor.state)
+            self._sink.send(records)
         self._cursor.commit(place, self._sink.state())
-        self._failed = 0
+        self._failed, self._told_silent = 0, False
         return True
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Say it once where the tool has not answered for long: it may hang, and a client may try for many minutes."""
+
+        def tell() -> None:
+            self._told_silent = True
+            self._say(f"exports  {self.name} has not answered for {SILENT_SECONDS:.0f} s; it gets all of it later")
+
+        watch = threading.Timer(SILENT_SECONDS, tell)
+        watch.daemon = True
+        if not self._told_silent:
+            watch.start()
+        try:
+            yield
+        finally:
+            watch.cancel()
 
     def _tried(self, work: Callable[[], bool | None]) -> bool:
         """Return what work returns; False where it fails, which is said once, until it goes on again."""
