@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from paceline.checkpoint.files.flushes import Flushes
 from paceline.checkpoint.index import IndexReader, encode_kinds, encode_part
 from paceline.checkpoint.manifest import (
     MANIFEST_NAME,
@@ -154,16 +155,17 @@ def files(found: Costs, folder: Path, of_ranks: Sequence[Sequence[Part]], choice
     ranks, last = len(of_ranks), len(of_ranks) - 1
     entry, kinds = FileEntry(10**9, "0" * 64), choices[0].kinds
     listed = {one(rank, ranks): entry for rank in range(ranks) for one in (shard_name, part_name)}
-    for rank in range(max(0, last - NEAR), ranks):  # those that a load of the last rank may open
-        content = encode_part(chunks_of(of_ranks[rank], choices[rank], ranks))
-        listed[part_name(rank, ranks)] = write_file(folder / part_name(rank, ranks), content)
-    listed[TABLE_NAME] = write_file(folder / TABLE_NAME, encode_kinds(kinds))
-    manifest = Manifest(1, 1, "", ranks, listed, {})
-    encoded = timed(found, "manifest and lists of a save", "rank 0", lambda: encode_manifest(manifest))
-    found["manifest and lists", "rank 0", "kB"] = sum(map(len, encoded.values())) / 1e3
-    found["the table of tensors", "rank 0", "kB"] = listed[TABLE_NAME].bytes / 1e3
-    for name, content in encoded.items():
-        write_file(folder / name, content)
+    with Flushes() as flushes:
+        for rank in range(max(0, last - NEAR), ranks):  # those that a load of the last rank may open
+            content = encode_part(chunks_of(of_ranks[rank], choices[rank], ranks))
+            listed[part_name(rank, ranks)] = write_file(folder / part_name(rank, ranks), content, flushes)
+        listed[TABLE_NAME] = write_file(folder / TABLE_NAME, encode_kinds(kinds), flushes)
+        manifest = Manifest(1, 1, "", ranks, listed, {})
+        encoded = timed(found, "manifest and lists of a save", "rank 0", lambda: encode_manifest(manifest))
+        found["manifest and lists", "rank 0", "kB"] = sum(map(len, encoded.values())) / 1e3
+        found["the table of tensors", "rank 0", "kB"] = listed[TABLE_NAME].bytes / 1e3
+        for name, content in encoded.items():
+            write_file(folder / name, content, flushes)
 
     def load() -> tuple[Manifest, IndexReader]:
         read = read_manifest(folder)

@@ -207,6 +207,14 @@ def remove_old(root: Path, retention: Retention, newest: Path) -> tuple[list[str
     return removed, kept
 
 
+def withdraw(path: Path) -> None:
+    """Remove a checkpoint as far as its disk lets that be done: out of sight first, so that no half of it is left."""
+    doomed = path.with_name(f"{_PARTIAL}{path.name}-{secrets.token_hex(4)}")
+    with contextlib.suppress(OSError):  # nothing that is otherwise than it was written is ever loaded
+        path.rename(doomed)
+        _remove(doomed)
+
+
 def _remove(folder: Path) -> None:
     """Delete a folder that another process may be deleting too; of a link to one, the link alone."""
     with contextlib.suppress(FileNotFoundError):

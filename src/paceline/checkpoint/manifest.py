@@ -87,7 +87,7 @@ class Manifest:
     def share(self, rank: int, size: int) -> dict[str, FileEntry]:
         """Return the files that one of `size` ranks checks for all: about as many each, all of them together."""
         if not isinstance(self.files, ListedFiles):
-            return {name: self.files[name] for name in sorted(self.files)[rank::size]}
+            return {name: self.files[name] for name in sorted(self.files) if self._checker(name, size) == rank}
         saved = range(rank * self.world_size // size, (rank + 1) * self.world_size // size)
         share = dict(self.files.own) if rank == 0 else {}
         for other in saved:
@@ -95,6 +95,11 @@ class Manifest:
                 if name in self.files:
                     share[name] = self.files[name]
         return share
+
+    def _checker(self, name: str, size: int) -> int:
+        """Return which of `size` ranks checks a file: who is where its writer was, and the first one the table."""
+        match = _FILE_NAME.fullmatch(name)
+        return min(size - 1, ((int(match[1]) + 1) * size - 1) // max(1, self.world_size)) if match else 0
 
 
 class ListedFiles(Mapping[str, FileEntry]):

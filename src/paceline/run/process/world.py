@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -175,7 +176,12 @@ def join_world(device_kind: str, threads: int = 0, place: Place | None = None, r
             )
         _meet(place, device)
         atexit.register(_leave_at_exit)
-    return World(rank, size, local_rank, device, switched=tuple(switched))
+    groups = Groups()
+    if run and size > 1 and place and place.rendezvous.startswith(KEPT_STORE) and run.checkpoints.asynchronous != "off":
+        # Now: a group is met through the store, and that of a launcher that dies is gone before what it asks for,
+        # the last checkpoint, is saved.
+        groups.beside(timedelta(seconds=run.checkpoints.hanging_after))
+    return World(rank, size, local_rank, device, groups, switched=tuple(switched))
 
 
 def join_next(world: World, place: Place) -> World:

@@ -75,6 +75,7 @@ class PulseWatch:
         self._asked: float | None = None
         self._unanswered: dict[int, str] = {}  # what ranks had written when they were asked
         self._is_told = False
+        self.seen: set[int] = set()  # ranks that have had a pulse
 
     @staticmethod
     def of(health: HealthSpec | None, folder: Path, ranks: int, run_dir: Path | None) -> PulseWatch | None:
@@ -96,6 +97,7 @@ class PulseWatch:
         self._looked = now
         pulses = {rank: self._sight.pulse(rank) for rank in range(self._ranks) if rank not in ended}
         known = {rank: pulse for rank, pulse in pulses.items() if pulse is not None}
+        self.seen |= known.keys()
         if ended or self._is_told or len(known) < self._ranks:
             self._asked = None
             return None  # what a peer's end brings about is no hang
