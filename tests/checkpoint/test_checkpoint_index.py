@@ -39,8 +39,12 @@ from paceline.checkpoint.manifest import (
     TABLE_NAME,
     FileEntry,
     ListedFiles,
+    encode_list,
     encode_manifest,
+    files_of,
+    list_name,
     part_name,
+    ranks_in_a_list,
     shard_name,
 )
 from paceline.checkpoint.shards import Chunk, write_file
@@ -80,9 +84,13 @@ def write_index(folder: Path, of_ranks: list[list[Part]]) -> Manifest:
             }
             files[part_name(rank, ranks)] = write_file(folder / part_name(rank, ranks), encode_part(chunks), flushes)
         files[TABLE_NAME] = write_file(folder / TABLE_NAME, encode_kinds(kinds_of(of_ranks)), flushes)
-        manifest = Manifest(1, 1, "", ranks, files, {})
-        for name, held in encode_manifest(manifest).items():
-            write_file(folder / name, held, flushes)
+        of_a_list = ranks_in_a_list(ranks)
+        for number in range(-(-ranks // of_a_list) if of_a_list else 0):
+            its_ranks = range(number * of_a_list, min((number + 1) * of_a_list, ranks))
+            names = [name for rank in its_ranks for name in files_of(rank, ranks) if name in files]
+            content = encode_list({name: files.pop(name) for name in names})
+            files[list_name(number)] = write_file(folder / list_name(number), content, flushes)
+        write_file(folder / MANIFEST_NAME, encode_manifest(Manifest(1, 1, "", ranks, files, {})), flushes)
     return read_manifest(folder)
 
 

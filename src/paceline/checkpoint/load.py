@@ -193,7 +193,7 @@ def _open_for(
 
     def open_here() -> tuple[Manifest, Kinds, Mapping[str, Chunks]]:
         manifest = read_manifest(path)
-        check_lengths(path, manifest, manifest.share(ranks.rank, ranks.size))
+        check_lengths(path, manifest.share(ranks.rank, ranks.size))
         index = IndexReader(path, manifest)
         for name, tensor in tensors.items():
             _check_tensor(path, name, tensor, index.kinds)

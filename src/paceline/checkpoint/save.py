@@ -11,7 +11,6 @@ from __future__ import annotations
 import datetime
 import math
 import shutil
-import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ from paceline.checkpoint.files.flushes import Flushes
 from paceline.checkpoint.files.read_back import verify_files
 from paceline.checkpoint.index import IndexReader, encode_kinds, encode_part
 from paceline.checkpoint.manifest import (
+    MANIFEST_NAME,
     TABLE_NAME,
     FileEntry,
     Manifest,
@@ -46,9 +46,9 @@ from paceline.checkpoint.tiers.newest import next_sequence
 from paceline.checkpoint.tiers.retention import Retention
 from paceline.checkpoint.tiers.unchanged import Unchanged
 from paceline.checkpoint.untrusted import content, refusal
+from paceline.checkpoint.writers.clear import clear
+from paceline.checkpoint.writers.lists import Listed, tell_of_files
 from paceline.errors import StorageError
-
-ROW = struct.Struct("<qq32s")  # of a file: its length, that of its pieces, and its digest
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class CheckpointInfo:
 class Written:
     """A checkpoint whose values are on disk, in a partial folder that no load reads. The first lines are every rank's.
 
-    `own` is what this rank has written, by file, to be compared with what the disk gives back. `table`, `files` and
-    `partial` are rank 0's: the table of tensors, the files of all ranks, and the folder.
+    `own` is what this rank has written, by file, to be compared with what the disk gives back, and `listed` what it
+    knows of files in the folder `unfinished`. `table` and `partial` are rank 0's: the table of tensors, and the folder.
     """
 
     root: Path
@@ -81,8 +81,9 @@ class Written:
     extra: Mapping[str, Any] = field(default_factory=dict)
     unchanged: Unchanged = field(default_factory=Unchanged)
     own: dict[str, Sequence[TensorToWrite]] = field(default_factory=dict)
+    listed: Listed = field(default_factory=Listed)
+    unfinished: Path = Path()
     table: bytes = b""
-    files: dict[str, FileEntry] = field(default_factory=dict)
     partial: folder.Partial | None = None
 
     @property
@@ -154,13 +155,14 @@ def write(
         ranks, what = written.ranks, written.what
         plan = (kept or KeptPlan()).for_save(what, taken, ranks)
         unfinished, last = ranks.from_first(what, partial(_begin, written, plan))
+        written.unfinished = unfinished
         # A rank that has come anew knows no last checkpoint: then none does, or indexes would name different files.
         if ranks.any_of([written.unchanged.folder != last])[0]:
             written.unchanged.forget()
         files, taken = ranks.attempt(what, partial(_write_share, written, unfinished, plan, taken))
         fingerprints = plan.fingerprints(taken, ranks)
-        rows = ranks.rows(b"".join(_row(files.get(name)) for name in files_of(ranks.rank, ranks.size)))
-        ranks.from_first(what, partial(_collect, written, plan, fingerprints, rows))
+        written.listed = tell_of_files(files, ranks, what, unfinished)
+        ranks.from_first(what, partial(_make_table, written, plan, fingerprints))
     return written
 
 
@@ -181,11 +183,12 @@ def publish(
     assert retention.last >= 1, retention
     ranks, what = written.ranks, written.what
     with giving_up(written):
-        ranks.any_of([True])  # nothing has its name before every rank has called this
+        # Nothing has its name before every rank has called this. Machines that do not share the folder are found.
+        ranks.attempt(what, partial(folder.check_lengths, written.unfinished, written.listed.own))
         path, total_bytes = ranks.from_first(what, partial(_finish, written, fence, beside))
         published = time.perf_counter()
         _read_back(written, path)
-        removed, kept = ranks.from_first(what, partial(_clear, written.root, retention, path))
+        removed, kept = clear(ranks, what, written.root, retention, path)
     written.unchanged.published(path)
     return CheckpointInfo(path, total_bytes, 0.0, removed, kept, time.perf_counter() - published)
 
@@ -282,17 +285,8 @@ def _entry(part: Part, values: torch.Tensor) -> TensorToWrite:
     return TensorToWrite(part.key, part.dtype, part.sizes, lambda: values)
 
 
-def _row(entry: FileEntry | None) -> bytes:
-    """Return a file as 48 bytes that travel: zeros for one that is not there."""
-    return ROW.pack(entry.bytes, entry.piece_bytes, bytes.fromhex(entry.sha256)) if entry else bytes(ROW.size)
-
-
-def _collect(written: Written, plan: SavePlan, fingerprints: Mapping[str, str], rows: Sequence[bytes]) -> None:
-    """Note the files of all ranks and make the table of tensors. Called on rank 0."""
-    for rank, row in enumerate(rows):
-        for name, (length, piece_bytes, digest) in zip(files_of(rank, plan.size), ROW.iter_unpack(row), strict=True):
-            if length:
-                written.files[name] = FileEntry(length, digest.hex(), piece_bytes)
+def _make_table(written: Written, plan: SavePlan, fingerprints: Mapping[str, str]) -> None:
+    """Make the table of tensors. Called on rank 0."""
     kinds = {name: replace(kind, fingerprint=fingerprints.get(name, "")) for name, kind in plan.kinds.items()}
     kinds = {name: kind if math.prod(kind.shape) else replace(kind, fingerprint="") for name, kind in kinds.items()}
     written.table = encode_kinds(kinds)
@@ -301,23 +295,20 @@ def _collect(written: Written, plan: SavePlan, fingerprints: Mapping[str, str], 
 def _finish(written: Written, fence: Callable[[], None] | None, beside: Sequence[Path]) -> tuple[Path, int]:
     """Write table and manifest, read them back, publish; return the folder and its length. Called on rank 0."""
     assert written.partial is not None
-    unfinished = written.partial.folder
+    unfinished, listed = written.partial.folder, written.listed
     sequence = next_sequence([written.root, *beside])
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     with Flushes() as flushes:
-        written.files[TABLE_NAME] = write_file(unfinished / TABLE_NAME, written.table, flushes)
-        manifest = Manifest(written.step, sequence, created, written.ranks.size, written.files, written.extra)
-        folder.check_lengths(unfinished, manifest)  # finds machines that do not share the folder
-        for name, held in encode_manifest(manifest).items():
-            write_file(unfinished / name, held, flushes)
-    read = read_manifest(unfinished)
-    verify_files(unfinished, {name: read.files[name] for name in read.lists})
-    IndexReader(unfinished, read)
+        files = {**listed.of_manifest, TABLE_NAME: write_file(unfinished / TABLE_NAME, written.table, flushes)}
+        manifest = Manifest(written.step, sequence, created, written.ranks.size, files, written.extra)
+        folder.check_lengths(unfinished, listed.lists)  # the first ranks of lists have looked for their files
+        write_file(unfinished / MANIFEST_NAME, encode_manifest(manifest, listed.in_pieces), flushes)
+    IndexReader(unfinished, read_manifest(unfinished))
     if fence is not None:
         fence()
     path = written.partial.publish(written.step)
     written.partial = None
-    return path, manifest.total_bytes
+    return path, manifest.total_bytes + listed.bytes
 
 
 def _read_back(written: Written, path: Path) -> None:
@@ -347,12 +338,6 @@ def _read_back(written: Written, path: Path) -> None:
 def _raise(error: Exception | None) -> None:
     if error is not None:
         raise error
-
-
-def _clear(root: Path, retention: Retention, path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Remove old checkpoints and what killed saves left; return what went, and why what stays does. On rank 0."""
-    removed, kept = folder.remove_old(root, retention, path)
-    return tuple(removed), (*kept, *folder.clear_partials(root))
 
 
 def _check_space(written: Written, needed_bytes: int) -> None:
