@@ -55,7 +55,11 @@ def _named(root: Path) -> list[Path]:
 
 
 def _set_aside(root: Path, retention: Retention, newest: Path, sound: list[Path]) -> tuple[dict[str, Path], list[str]]:
-    found = [folder.Found(path, read_manifest(path)) for path in sound]
+    """Put out of sight what need not stay; return where it is, and why others stay. Raises nothing of storage."""
+    found = []
+    for path in sound:
+        with contextlib.suppress(StorageError):  # neither counted nor removed
+            found.append(folder.Found(path, read_manifest(path)))
     return folder.set_aside(root, retention, newest, found)
 
 
