@@ -100,5 +100,12 @@ def test_a_file_that_is_cut_after_it_was_hashed_is_told(tmp_path: Path, monkeypa
             file.truncate(2**19)
 
     monkeypatch.setattr(load, "verify_files", cut)
-    with pytest.raises(StorageError, match="was not loaded"):
+    with pytest.raises(StorageError, match="cannot read 'values' from"):
         load_checkpoint(path, {"values": torch.zeros(2**18)})
+
+
+def test_a_file_that_ends_while_it_is_read_is_an_error_and_no_short_read(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_bytes(bytes(100))
+    ends = pytest.raises(OSError, match="the file ends at byte 100")
+    with (tmp_path / NAME).open("rb") as file, ends, copies.Copies() as under_way:
+        assert under_way.begin_reading(torch.zeros(40), file.fileno(), 20, 180)

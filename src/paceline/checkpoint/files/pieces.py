@@ -64,7 +64,7 @@ def compare_in_pieces(path: Path, content: Iterable[memoryview]) -> None:
     length = 0
     with contextlib.ExitStack() as opened:
         file = opened.enter_context(path.open("rb", buffering=0))
-        reader = opened.enter_context(contextlib.closing(_Reader(PastCaches(path, file.fileno(), False))))
+        reader = opened.enter_context(contextlib.closing(_Comparer(PastCaches(path, file.fileno(), False))))
         for is_equal, taken in opened.enter_context(contextlib.closing(_by_hands(reader.is_equal, content))):
             length += taken
             if not is_equal:
@@ -179,7 +179,7 @@ class _Writer:
         self.file.close()
 
 
-class _Reader:
+class _Comparer:
     """Reads pieces of a file."""
 
     def __init__(self, file: PastCaches) -> None:

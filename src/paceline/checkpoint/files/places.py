@@ -56,12 +56,15 @@ def places_in(file: IO[bytes]) -> Mapping[str, PlaceInFile]:
 
 def _place(told: Mapping[str, object], begin: int, length: int) -> PlaceInFile:
     """Return what a line of a header tells of. Raises ValueError, and others, where that cannot be."""
-    name, shape, (first, last) = told["dtype"], told["shape"], told["data_offsets"]  # type: ignore[misc]
-    sizes = tuple(int(size) for size in shape)  # type: ignore[attr-defined]
+    name, shape, places = told["dtype"], told["shape"], told["data_offsets"]
+    if not isinstance(name, str) or not isinstance(shape, list) or not isinstance(places, list):
+        raise TypeError("no line of a header")
+    first, last = map(int, places)
+    sizes = tuple(map(int, shape))
     whole = math.prod(sizes)
     if min(sizes, default=0) < 0 or not 0 <= first <= last <= length - begin or (last - first) % max(1, whole):
         raise ValueError("its places are not those of its shape")
-    return PlaceInFile(str(name), sizes, begin + first, begin + last)
+    return PlaceInFile(name, sizes, begin + first, begin + last)
 
 
 class OpenShards:
@@ -74,8 +77,8 @@ class OpenShards:
     def find(self, name: str, key: str) -> tuple[int, PlaceInFile] | None:
         """Return a file's descriptor and where a tensor lies in it; None where that is not told. Raises OSError."""
         if name not in self._open:
-            file = (self._path / name).open("rb", buffering=0)
-            self._open[name] = file, places_in(file)
+            opened = (self._path / name).open("rb", buffering=0)
+            self._open[name] = opened, places_in(opened)
         file, places = self._open[name]
         return (file.fileno(), places[key]) if key in places else None
 
