@@ -47,7 +47,7 @@ from paceline.checkpoint.tiers.retention import Retention
 from paceline.checkpoint.tiers.unchanged import Unchanged
 from paceline.checkpoint.untrusted import content, refusal
 from paceline.checkpoint.writers.clear import clear
-from paceline.checkpoint.writers.lists import Listed, tell_of_files
+from paceline.checkpoint.writers.lists import KnownFiles, tell_of_files
 from paceline.errors import StorageError
 
 
@@ -81,7 +81,7 @@ class Written:
     extra: Mapping[str, Any] = field(default_factory=dict)
     unchanged: Unchanged = field(default_factory=Unchanged)
     own: dict[str, Sequence[TensorToWrite]] = field(default_factory=dict)
-    listed: Listed = field(default_factory=Listed)
+    listed: KnownFiles = field(default_factory=KnownFiles)
     unfinished: Path = Path()
     table: bytes = b""
     partial: folder.Partial | None = None

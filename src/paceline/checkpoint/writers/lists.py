@@ -26,7 +26,7 @@ LIST_ROW = struct.Struct("<qq?32s")  # of a list: its length, that of its files,
 
 
 @dataclass
-class Listed:
+class KnownFiles:
     """The files of a save as a rank knows them: `own` are those of the list that it keeps; the rest is rank 0's.
 
     `lists` are the lists that have files of their own, `bytes` is the length of the files that these list.
@@ -43,7 +43,7 @@ class Listed:
         return self.lists or self.own
 
 
-def tell_of_files(files: Mapping[str, FileEntry], ranks: Ranks, what: str, folder: Path) -> Listed:
+def tell_of_files(files: Mapping[str, FileEntry], ranks: Ranks, what: str, folder: Path) -> KnownFiles:
     """Tell what this rank has written into `folder`, write the list that it keeps, and return what it knows then.
 
     Every rank of a save calls it. Raises the same StorageError on all ranks where a list cannot be written.
@@ -51,11 +51,11 @@ def tell_of_files(files: Mapping[str, FileEntry], ranks: Ranks, what: str, folde
     row = b"".join(_row(files.get(name)) for name in files_of(ranks.rank, ranks.size))
     of_a_list = ranks_in_a_list(ranks.size)
     if not of_a_list:
-        return Listed(_entries(ranks.rows(row), 0, ranks.size))
+        return KnownFiles(_entries(ranks.rows(row), 0, ranks.size))
     number, place = divmod(ranks.rank, of_a_list)
     first, count = number * of_a_list, -(-ranks.size // of_a_list)
     rows = ranks.hold_talk(bring(row, place, min(of_a_list, ranks.size - first), first))
-    known = Listed({} if place else _entries(rows, first, ranks.size))
+    known = KnownFiles({} if place else _entries(rows, first, ranks.size))
     told = ranks.attempt(what, partial(_write_list, folder, list_name(number), known.own) if not place else bytes)
     if not place:
         for each, (length, held, in_pieces, digest) in enumerate(
