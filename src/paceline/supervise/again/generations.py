@@ -240,7 +240,7 @@ class Generations:
             return {rank: each for rank, each in self._machines.standing(number).items() if rank not in crew.endings}
 
         def is_empty() -> bool:
-            return is_new and pulses is not None and not pulses.seen
+            return is_new and pulses is not None and not pulses.met
 
         is_settled = self._settled(folder, standing, is_empty)
         attend(crew, Patience(float("inf")), supervisor.GRACE_SECONDS, is_settled, standing, pulses)

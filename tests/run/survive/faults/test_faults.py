@@ -117,7 +117,8 @@ def test_a_rank_that_waits_for_one_that_hangs_tells_its_last_collectives(folder:
 
 def test_who_waits_to_meet_a_rank_that_died_before_it_came_is_not_waited_for(tmp_path: Path) -> None:
     """It holds nothing, and hears nothing: a node that is lost while its ranks import cost all others their grace."""
-    story = Story("early", TWO, [{"kind": "kill", "phase": "rendezvous", "rank": 1}], how=SURVIVES, endless=True)
+    early, run = {"kind": "kill", "phase": "rendezvous", "rank": 1}, {"recovery": {"preemption_retries": 9}}
+    story = Story("early", TWO, [early], run, how=SURVIVES, endless=True)
     (start,) = told(tmp_path, [story])["early"]
     assert start.code == 0
     (recovery,) = records_of(tmp_path / "early", "recovery")
