@@ -27,7 +27,7 @@ LONGEST_FILE_LINES = 600
 LARGEST_ROOM = 0.25  # of the code
 # At the top of a folder are at most 15 files, whose __init__.py does not count. Two folders are read by their names:
 # what tests of all rooms import by a bare name, and the mistakes that they plant; and the guide, one page a subject.
-MOST_FILES = {"tests": 22, "tests/mutations": 20, "docs/guide": 30}
+MOST_FILES = {"tests": 22, "tests/mutations": 21, "docs/guide": 30}
 KEPT_FILES = {".py", ".md", ".json", ".csv", ".toml", ".svg", ".png", ".txt", ".css", ".js"}  # what is committed
 
 # Room -> floor. The longest matching name decides.
