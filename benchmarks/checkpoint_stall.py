@@ -5,11 +5,16 @@
 The same run is made with checkpoints beside training, with training waiting for them, and with saves as often as the
 run itself chooses (`interval = "auto"`) where each device fails once an hour: the stall over all steps of that one is
 what saving costs. The disk's own rate is that of
-as many bytes, written to the same folder in one piece and flushed, and read again; it is measured in the same minutes.
-A file that was just written is read from memory: both loads are measured, that one and one from the disk, for which the
-system is asked to forget the files (`posix_fadvise`). A save reads back from the disk what it has written, so beside
-the plain write stands one with such a read after it. Rounds of the disk and of Paceline take turns, and what part of
-the disk's own rate Paceline reaches is the median of rounds: a disk that others use changes within minutes.
+as many bytes, written to the same folder by one process in one piece and flushed, and read again; it is measured in the
+same minutes, once as any program does it and once past the system's memory in pieces by several threads (O_DIRECT),
+which is the most that this disk gives.
+
+A save is counted until it is durable under its name, beside the plain write; and to its end, when it was read back from
+the disk and older checkpoints may go, beside a plain write with a plain read from the disk after it. A file that was
+just written is read from memory: both loads are measured, that one and one from the disk, for which the system is asked
+to forget the files (`posix_fadvise`). Rounds of the disk and of Paceline take turns, and what part of the disk's own
+rate Paceline reaches is the median of rounds: a disk that others use changes within minutes. Beside each rate stands
+what it costs in CPU seconds of the process, user and system.
 """
 
 from __future__ import annotations
@@ -24,18 +29,27 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from common import RESULTS, machine
 
-from paceline.checkpoint import list_checkpoints, load_checkpoint, read_index, save_checkpoint
+from paceline.checkpoint import (
+    CheckpointInfo,
+    KeptPlan,
+    list_checkpoints,
+    load_checkpoint,
+    read_index,
+    save_checkpoint,
+)
+from paceline.checkpoint.files.past_caches import PastCaches, page_room
 from paceline.checkpoint.files.threads import Hands, at_once
 from paceline.spec.journal.reading import read_journal
 
 PIECE_BYTES, HASHED_BYTES = 2**26, 2**22
-ROUNDS = 5
+ROUNDS, THREADS = 5, 4
 CHOSEN = "chosen"
 KINDS = {"on": "beside training", "off": "training waits", CHOSEN: "beside training, as often as the run chooses"}
 MTBF_HOURS = 1  # of a device: worse than any that is published, so that a short run chooses to save at all
@@ -79,8 +93,11 @@ def train(options: argparse.Namespace, run_dir: Path, kind: str) -> dict[str, fl
 
 
 BESIDE = (
-    ("save", "disk_write"), ("save", "disk_write_and_back"), ("load", "disk_read"), ("load_memory", "memory_read"),
+    ("save", "disk_write"), ("save", "disk_write_past_caches"),
+    ("save_and_back", "disk_write_and_back"),
+    ("load", "disk_read"), ("load", "disk_read_past_caches"), ("load_memory", "memory_read"),
 )  # fmt: skip
+COLD = ("disk_read", "disk_read_past_caches", "load")
 
 
 def write_raw(path: Path, size: int, piece: bytes) -> None:
@@ -115,6 +132,34 @@ def write_and_read_raw(path: Path, size: int, piece: bytes) -> None:
     read_raw(path)
 
 
+def move_past_caches(path: Path, size: int, piece: bytes, writes: bool) -> None:
+    """Write a file of so many bytes and have the disk take it, or read it, past the system's memory by several threads.
+
+    Ends the script where the file system has no such way.
+    """
+    if writes:
+        path.unlink(missing_ok=True)
+    with path.open("x+b" if writes else "rb", buffering=0) as file, Hands(THREADS, "raw") as hands:
+        past = PastCaches(path, file.fileno(), writes)
+        rooms = [page_room(HASHED_BYTES) for _ in range(THREADS)]
+        for room in rooms if writes else ():
+            room[:] = piece[: len(room)]
+
+        def move(number: int) -> None:
+            for at in range(number * HASHED_BYTES, size, THREADS * HASHED_BYTES):
+                part = rooms[number][: min(HASHED_BYTES, size - at)]
+                past.write(part, at) if writes else past.read(part, at)
+
+        made = [hands.submit(move, number) for number in range(THREADS)]
+        for each in made:
+            each.result()
+        if not past.is_used:
+            raise SystemExit(f"{path}: its file system has no way past the system's memory")
+        past.close()
+        if writes:
+            os.fsync(file.fileno())
+
+
 def hash_raw(size: int, piece: bytes) -> None:
     """Hash so many bytes in pieces, by as many threads as a save works with at once."""
     with Hands(at_once(), "hash") as hands:
@@ -125,40 +170,65 @@ def hash_raw(size: int, piece: bytes) -> None:
             each.result()
 
 
-def rates(run_dir: Path) -> tuple[dict[str, float], dict[str, float]]:
+@dataclass
+class Rounds:
+    """Seconds and CPU seconds of every piece of work, a number for each round."""
+
+    wall: dict[str, list[float]] = field(default_factory=dict)
+    cpu: dict[str, list[float]] = field(default_factory=dict)
+
+    def make(self, name: str, call: Callable[[], CheckpointInfo | None]) -> None:
+        """Do some work. Of a save the part after it was durable under its name is noted apart."""
+        began, times = time.perf_counter(), os.times()
+        info = call()
+        wall, ended = time.perf_counter() - began, os.times()
+        cpu = ended.user + ended.system - times.user - times.system
+        self._add(name if info is None else f"{name}_and_back", wall, cpu)
+        if info is not None:
+            self._add(name, wall - info.after_seconds, cpu)
+
+    def _add(self, name: str, wall: float, cpu: float) -> None:
+        self.wall.setdefault(name, []).append(wall)
+        self.cpu.setdefault(name, []).append(cpu)
+
+
+def rates(run_dir: Path) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
     """Return bytes per second of the disk, and of a save and loads of the newest checkpoint's state by one process.
 
-    And what part each is of the disk's own, as the median over rounds: a disk that others use changes between rounds.
+    And what part each is of the disk's own, as the median over rounds (a disk that others use changes between rounds),
+    and nanoseconds of CPU a byte.
     """
     newest = list_checkpoints(run_dir / "checkpoints").complete[0]
     index = read_index(newest.path, newest.manifest)
     state = {name: torch.empty(entry.shape, dtype=getattr(torch, entry.dtype)) for name, entry in index.items()}
-    size, raw, root = newest.manifest.total_bytes, run_dir / "raw", run_dir / "again"
+    size, raw, root, kept = newest.manifest.total_bytes, run_dir / "raw", run_dir / "again", KeptPlan()
     piece = os.urandom(PIECE_BYTES)  # made before: that takes as long as a fast disk does
     load_checkpoint(newest.path, state)
-    work: dict[str, Callable[[], object]] = {
+    work: dict[str, Callable[[], Any]] = {
         "disk_write": lambda: write_raw(raw, size, piece),
-        "save": lambda: save_checkpoint(root, 1, state, {}, keep_last=1),
+        "save": lambda: save_checkpoint(root, 1, state, {}, keep_last=1, kept=kept),
+        "disk_write_past_caches": lambda: move_past_caches(raw, size, piece, writes=True),
         "disk_write_and_back": lambda: write_and_read_raw(raw, size, piece),
         "sha256": lambda: hash_raw(size, piece),
         "memory_read": lambda: read_raw(raw),
-        "load_memory": lambda: load_checkpoint(newest.path, state),
+        "load_memory": lambda: (load_checkpoint(newest.path, state), None)[1],
         "disk_read": lambda: read_raw(raw),
-        "load": lambda: load_checkpoint(newest.path, state),
+        "load": lambda: (load_checkpoint(newest.path, state), None)[1],
+        "disk_read_past_caches": lambda: move_past_caches(raw, size, piece, writes=False),
     }
-    taken: dict[str, list[float]] = {name: [] for name in work}
+    rounds = Rounds()
     for _ in range(ROUNDS):
         for name, call in work.items():
-            if name in ("disk_read", "load"):
+            if name in COLD:
                 forget([raw, *newest.path.iterdir()])
-            began = time.perf_counter()
-            call()
-            taken[name].append(time.perf_counter() - began)
+            rounds.make(name, call)
+    taken = rounds.wall
     parts = {
         f"{name} of {of}": statistics.median(its / own for own, its in zip(taken[name], taken[of], strict=True))
         for name, of in BESIDE
     }
-    return {name: size / statistics.median(seconds) for name, seconds in taken.items()}, parts
+    speeds = {name: size / statistics.median(seconds) for name, seconds in taken.items()}
+    return speeds, parts, {name: statistics.median(cpu) / size * 1e9 for name, cpu in rounds.cpu.items()}
 
 
 def main() -> None:
@@ -178,9 +248,9 @@ def main() -> None:
         options.model, options.devices, options.samples, options.steps, options.every = "llama-1m", 1, 2, 6, 2
     with tempfile.TemporaryDirectory(prefix="checkpoint-stall-", dir=options.dir) as folder:
         runs = {name: train(options, Path(folder, name), name) for name in KINDS}
-        measured, parts = rates(Path(folder, "on"))
+        measured, parts, cpu = rates(Path(folder, "on"))
     result: dict[str, Any] = {"machine": machine(), "model": options.model, "devices": options.devices, "runs": runs}
-    result |= {"rates": measured, "parts": parts}
+    result |= {"rates": measured, "parts": parts, "cpu_ns_a_byte": cpu}
     print(f"{options.model} on {options.devices} processes, {runs['on']['bytes'] / 1e6:.0f} MB a checkpoint\n")
     print("| checkpoints | step | saves | stall | stall over step | stalls over all steps | whole save |")
     print("|---|---|---|---|---|---|---|")
@@ -189,12 +259,11 @@ def main() -> None:
         ratio = one["stall_seconds"] / one["step_seconds"]
         print(f"| {title} | {one['step_seconds']:.3f} s | {one['saves']} | {one['stall_seconds'] * 1e3:.1f} ms |"
               f" {ratio:.1%} | {one['stall_share']:.2%} | {one['save_seconds']:.3f} s |")  # fmt: skip
-    print("\n| one process | MB/s | over the disk's own |\n|---|---|---|")
-    for name, of in BESIDE:
-        part = f"{parts[f'{name} of {of}']:.0%} of {of.replace('_', ' ')}"
-        print(f"| {name.replace('_', ' from ')} | {measured[name] / 1e6:.0f} | {part} |")
-    print(f"| sha256 by itself | {measured['sha256'] / 1e6:.0f} | |")
-    for path in [options.json, RESULTS / "checkpoint_stall.json" if options.save else None]:
+    print("\n| one process | MB/s | of CPU, ns a byte | over the disk's own |\n|---|---|---|---|")
+    for name, rate in measured.items():
+        beside = [f"{parts[f'{name} of {of}']:.0%} of {of.replace('_', ' ')}" for one, of in BESIDE if one == name]
+        print(f"| {name.replace('_', ' ')} | {rate / 1e6:.0f} | {cpu[name]:.2f} | {', '.join(beside)} |")
+    for path in [options.json, RESULTS / "figures" / "checkpoint_stall.json" if options.save else None]:
         if path:
             path.write_text(json.dumps(result, indent=1) + "\n")
 

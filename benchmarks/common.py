@@ -18,6 +18,7 @@ import torch
 
 from paceline.cli.output import json_safe
 
+# Pages for readers; in its folder `figures` the same, and more, for programs.
 RESULTS = Path(__file__).parent / "results"
 
 

@@ -193,7 +193,7 @@ def main() -> None:
                 chosen.json.write_text(json.dumps(report, indent=1) + "\n")
     print(page(report))
     if chosen.save:
-        (RESULTS / "data.json").write_text(json.dumps(report, indent=1) + "\n")
+        (RESULTS / "figures" / "data.json").write_text(json.dumps(report, indent=1) + "\n")
         (RESULTS / "data.md").write_text(page(report))
 
 

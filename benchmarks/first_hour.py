@@ -200,7 +200,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one round")
     parser.add_argument("--json", metavar="OUT", help="also write the result as JSON")
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/first_hour.md and .json")
+    parser.add_argument(
+        "--save", action="store_true", help="write benchmarks/results/first_hour.md, and figures/first_hour.json"
+    )
     parser.add_argument("--join", nargs="+", metavar="JSON", help="measure nothing; put these results together")
     parser.add_argument("--note", default="", metavar="TEXT", help="with --join: how the machine was meanwhile")
     options = parser.parse_args(arguments)
@@ -221,7 +223,7 @@ def main(arguments: list[str]) -> int:
     if options.json:
         Path(options.json).write_text(json.dumps(result, indent=2) + "\n")
     if options.save:
-        (RESULTS / "first_hour.json").write_text(json.dumps(result, indent=2) + "\n")
+        (RESULTS / "figures" / "first_hour.json").write_text(json.dumps(result, indent=2) + "\n")
         (RESULTS / "first_hour.md").write_text("\n".join(lines))
     return 0
 

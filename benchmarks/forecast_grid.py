@@ -245,7 +245,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--probe-seconds", type=float, default=15.0, help="time for each probe")
     parser.add_argument("--quick", action="store_true", help="a few seconds, to see that everything works")
     parser.add_argument("--json", metavar="OUT", help="also write the result as JSON")
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/forecast_grid.md and .json")
+    parser.add_argument(
+        "--save", action="store_true", help="write benchmarks/results/forecast_grid.md, and figures/forecast_grid.json"
+    )
     options = parser.parse_args(arguments)
     if options.quick:
         options.devices, options.tasks, options.layouts = "1,2", options.tasks or "small", 2
@@ -297,7 +299,7 @@ def main(arguments: list[str]) -> int:
     if options.save:
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / "forecast_grid.md").write_text(page)
-        (RESULTS / "forecast_grid.json").write_text(strict_json(result))
+        (RESULTS / "figures" / "forecast_grid.json").write_text(strict_json(result))
     return 0
 
 

@@ -134,7 +134,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="compute threads per process, the same for all")
     parser.add_argument("--quick", action="store_true", help="a few seconds per axis, to see that everything works")
     parser.add_argument("--json", metavar="OUT", help="also write the result as JSON")
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/layouts.md and .json")
+    parser.add_argument(
+        "--save", action="store_true", help="write benchmarks/results/layouts.md, and figures/layouts.json"
+    )
     options = parser.parse_args(arguments)
     if options.quick:
         options.rounds, options.steps, options.seq_len, options.micro_batch = 3, 2, 16, 1
@@ -159,7 +161,7 @@ def main(arguments: list[str]) -> int:
         Path(options.json).write_text(json.dumps(result, indent=2) + "\n")
     if options.save:
         RESULTS.mkdir(exist_ok=True)
-        (RESULTS / "layouts.json").write_text(json.dumps(result, indent=2) + "\n")
+        (RESULTS / "figures" / "layouts.json").write_text(json.dumps(result, indent=2) + "\n")
         (RESULTS / "layouts.md").write_text(document(rows, options, facts))
     return 0 if all(row.same_work for row in rows) else 1
 

@@ -146,7 +146,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="one round of the small proof, to see that it works")
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/proof.md and .json")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/proof.md, and figures/proof.json")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
     parser.add_argument("--prove", metavar="LAYOUT", help="make one proof and print its record")
     options = parser.parse_args(arguments)
@@ -165,7 +165,7 @@ def main(arguments: list[str]) -> int:
         options.json.write_text(json.dumps(result, indent=2) + "\n")
     if options.save:
         RESULTS.mkdir(exist_ok=True)
-        (RESULTS / "proof.json").write_text(json.dumps(result, indent=2) + "\n")
+        (RESULTS / "figures" / "proof.json").write_text(json.dumps(result, indent=2) + "\n")
         where = f"{facts['date']} · {facts['cpu']}, {facts['cores']} cores · torch {facts['torch']}"
         quiet = f"{rounds} rounds · load average {load[0]:.0f} at the start, {load[1]:.0f} at the end"
         head = "# The proof before training\n\n`python benchmarks/proof.py --save`"

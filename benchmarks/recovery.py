@@ -1,24 +1,30 @@
-"""Seconds from SIGKILL of a rank to the next optimizer step: Paceline's three rungs, and torchrun with a loop by hand.
+"""Seconds from SIGKILL of a rank to the next optimizer step: Paceline's three rungs, and what others have.
 
 Besides, the loss of a node: everything on one of two nodes (two supervisors on this machine) is killed at once and its
 part of the RAM disk is emptied. With copies the state is in the ranks that are left, with shards in the memory of both.
 And "cold": the supervisor is killed, its ranks end after their step, and the run is started again at once.
 
     python benchmarks/recovery.py [--quick] [--rounds 5] [--ranks 4] [--only NAME ...] [--add JSON ...] [--json OUT]
-                                  [--save]
+                                  [--python ray=PATH] [--python torchft=PATH] [--save]
 
 Contenders take turns. With `--only` some of them do, and `--add` counts the rounds of earlier calls on this machine:
 where a call may not last for long, the rounds are made in parts. Paceline's seconds are those of its journal, in which
-every phase is apart; they count from the moment at which the supervisor last saw all ranks well. The loop by hand is a
-DDP model of the same size in order of magnitude that saves a checkpoint after every step and notes the time of each;
+every phase is apart; they count from the moment at which the supervisor last saw all ranks well. The loop by hand
+(recovering/by_hand.py) is a DDP model of the same size in order of magnitude that saves a checkpoint after every step
+and notes the time of each.
+
 torchrun starts its workers again. It runs as torchrun comes, and with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, without
-which a restart over gloo meets the dead workers' addresses (torch 2.13). A contender that has made no step after its
-limit is told as such.
+which a restart over gloo meets the dead workers' addresses (torch 2.13). Ray Train starts the same loop's workers
+again. torchft leaves the dead replica out and goes on with the others, without a checkpoint; it runs with the five
+seconds of silence after which a replica is lost by default, and with half a second. Ray and torchft run by interpreters
+of their own: install `recovering/requirements/PACKAGE.txt` into an environment, and name its interpreter; without it
+their rows are left out. A contender that has made no step after its limit is told as such.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -69,37 +75,8 @@ verify = false
 checkpoint_every = "5 steps"
 evaluate_every = "none"
 """
-BY_HAND = """
-import os, sys, time
-from pathlib import Path
-import torch, torch.distributed as dist
-from torch import nn
-folder = Path(sys.argv[1])
-dist.init_process_group("gloo")
-rank = dist.get_rank()
-(folder / f"rank-{rank}").write_text(str(os.getpid()))
-torch.manual_seed(0)
-torch.set_num_threads(1)
-net = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(512, 512), nn.Tanh())])
-optimizer = torch.optim.AdamW(net.parameters())
-path, step = folder / "state.pt", 0
-if path.exists():
-    state = torch.load(path, weights_only=True)
-    net.load_state_dict(state["net"])
-    optimizer.load_state_dict(state["optimizer"])
-    step = state["step"]
-model = nn.parallel.DistributedDataParallel(net)
-while True:
-    optimizer.zero_grad()
-    model(torch.randn(16, 512)).square().mean().backward()
-    optimizer.step()
-    step += 1
-    if rank == 0:
-        torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, folder / "new.pt")
-        os.replace(folder / "new.pt", path)
-        with open(folder / "steps", "a") as file:
-            file.write(f"{time.time()}\\n")
-"""
+RECOVERING = Path(__file__).parent / "recovering"
+SILENCE = {"torchft": 5000, "torchft, 0.5 s of silence": 500}  # milliseconds after which a replica is lost
 
 
 def wait_for(found: Callable[[], Any], process: subprocess.Popen[bytes]) -> Any:
@@ -235,29 +212,81 @@ def lost_node(case: str, ranks: int, folder: Path) -> dict[str, float] | None:
             end(process)
 
 
-def torchrun(ranks: int, folder: Path, **environ: str) -> dict[str, float] | None:
-    """Return the seconds from the kill of a worker to the next step on record."""
-    script, steps = folder / "by_hand.py", folder / "steps"
-    script.write_text(BY_HAND)
-    command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--max-restarts=3"]
-    process = subprocess.Popen(
-        [sys.executable, *command, str(script), str(folder)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+def begin(*words: object, **environ: str) -> subprocess.Popen[bytes]:
+    """Start a program of `recovering/`, in a group of its own."""
+    return subprocess.Popen(
+        [str(word) for word in words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0,
         env={**os.environ, "OMP_NUM_THREADS": "1", **environ},
     )  # fmt: skip
 
-    def times() -> list[float]:
-        return [float(line) for line in steps.read_text().split()] if steps.exists() else []
 
+def end_all(processes: list[subprocess.Popen[bytes]]) -> None:
+    """End programs with all that they have started in their groups."""
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(10)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def killed(ranks: int, folder: Path, process: subprocess.Popen[bytes], fewer: bool) -> dict[str, float] | None:
+    """Kill the last rank of a program of `recovering/`; return the seconds to the next step on record.
+
+    With `fewer` that is the first step that one rank less has made. Else it is one of as many ranks, which come after a
+    restart: a step may be on its way when the worker dies, and none is made within half a second.
+    """
+    steps = folder / "steps"
+
+    def told() -> list[tuple[float, int]]:
+        lines = steps.read_text().splitlines() if steps.exists() else []
+        return [(float(line.split()[0]), int(line.split()[1])) for line in lines if len(line.split()) == 2]
+
+    def goes_on() -> list[float]:
+        later = [each for each in told() if each[0] > at]
+        return [moment for moment, count in later if (count == ranks - 1 if fewer else moment > at + 0.5)]
+
+    if not wait_for(lambda: len([1 for _, count in told() if count == ranks]) >= 12, process):
+        return None
+    os.kill(int((folder / f"rank-{ranks - 1}").read_text()), signal.SIGKILL)
+    at = time.time()
+    after = wait_for(goes_on, process)
+    return {"total": after[0] - at} if after else None
+
+
+def torchrun(ranks: int, folder: Path, **environ: str) -> dict[str, float] | None:
+    """Return the seconds from the kill of a worker to the next step on record."""
+    words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--max-restarts=3"]
+    process = begin(sys.executable, *words, RECOVERING / "by_hand.py", folder, **environ)
     try:
-        if not wait_for(lambda: len(times()) >= 12, process):
-            return None
-        os.kill(int((folder / f"rank-{ranks - 1}").read_text()), signal.SIGKILL)
-        killed = time.time()
-        # A step may be on its way when the worker dies; the next one comes after the restart.
-        after = wait_for(lambda: [moment for moment in times() if moment > killed + 0.5], process)
-        return {"total": after[0] - killed} if after else None
+        return killed(ranks, folder, process, fewer=False)
     finally:
-        end(process)
+        end_all([process])
+
+
+def ray(python: str, ranks: int, folder: Path) -> dict[str, float] | None:
+    """Return the same of a worker of Ray Train."""
+    process = begin(python, RECOVERING / "ray_train.py", folder, ranks)
+    try:
+        return killed(ranks, folder, process, fewer=False)
+    finally:
+        end_all([process])
+
+
+def torchft(python: str, silence: int, ranks: int, folder: Path) -> dict[str, float] | None:
+    """Return the same of a replica of torchft, whose silence of so many milliseconds is its loss."""
+    script, processes = RECOVERING / "torchft_train.py", list[subprocess.Popen[bytes]]()
+    try:
+        processes.append(begin(python, script, folder, "lighthouse", silence))
+        if not wait_for((folder / "lighthouse").exists, processes[0]):
+            return None
+        processes += [begin(python, script, folder, rank, ranks) for rank in range(ranks)]
+        return killed(ranks, folder, processes[1], fewer=True)
+    finally:
+        end_all(processes)
 
 
 def earlier(name: str, ranks: int, here: dict[str, Any], files: list[Path]) -> list[dict[str, float] | None]:
@@ -280,6 +309,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="contenders of this call")
     parser.add_argument("--add", nargs="+", type=Path, default=[], metavar="JSON", help="figures of earlier calls")
+    parser.add_argument("--python", action="append", default=[], metavar="PACKAGE=PATH")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--save", action="store_true")
     chosen = parser.parse_args()
@@ -291,6 +321,11 @@ def main() -> None:
         "torchrun": lambda folder: torchrun(ranks, folder),
         "torchrun, own store": lambda folder: torchrun(ranks, folder, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"),
     }
+    pythons = dict(each.split("=", 1) for each in chosen.python)
+    if "ray" in pythons:
+        contenders["Ray Train"] = lambda folder: ray(pythons["ray"], ranks, folder)
+    for name, silence in SILENCE.items() if "torchft" in pythons else ():
+        contenders[name] = lambda folder, silence=silence: torchft(pythons["torchft"], silence, ranks, folder)
     here = machine()
     found = {name: earlier(name, ranks, here, chosen.add) for name in contenders}
     for _ in range(rounds):
@@ -299,7 +334,7 @@ def main() -> None:
                 continue
             with tempfile.TemporaryDirectory() as folder:
                 found[name].append(contender(Path(folder)))
-    print(f"{'':22}{'seconds':>9}{'95 %':>16}  " + "".join(f"{phase:>9}" for phase in PHASES) + "  never")
+    print(f"{'':26}{'seconds':>9}{'95 %':>16}  " + "".join(f"{phase:>9}" for phase in PHASES) + "  never")
     rows = {}
     for name, results in found.items():
         if not results:
@@ -313,15 +348,15 @@ def main() -> None:
             }
             rows[name] |= {"total": asdict(total), "phases": parts, "results": made}
             shown = "".join(f"{parts[phase]:9.3f}" if phase in parts else f"{'':9}" for phase in PHASES)
-            print(f"{name:22}{total.median:9.3f}{f'{total.low:.2f} to {total.high:.2f}':>16}  {shown}"
+            print(f"{name:26}{total.median:9.3f}{f'{total.low:.2f} to {total.high:.2f}':>16}  {shown}"
                   f"{rows[name]['never']:7}")  # fmt: skip
         else:
-            print(f"{name:22}{'never':>9}")
+            print(f"{name:26}{'never':>9}")
     report = {"machine": here, "ranks": ranks, "contenders": rows}
     if chosen.json:
         chosen.json.write_text(json.dumps(report, indent=1))
     if chosen.save:
-        (RESULTS / "recovery.json").write_text(json.dumps(report, indent=1))
+        (RESULTS / "figures" / "recovery.json").write_text(json.dumps(report, indent=1))
 
 
 if __name__ == "__main__":

@@ -204,7 +204,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--simulated", metavar="N,N", help="numbers of ranks of simulated worlds; empty for none")
     parser.add_argument("--with", dest="earlier", type=Path, metavar="FILE", help="JSON of a run that made "
                         "what this one leaves out")  # fmt: skip
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/scale.md and .json")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/scale.md, and figures/scale.json")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
     parser.add_argument("--processes", nargs=2, metavar=("N", "FILE"), help="be the real processes")
     options = parser.parse_args(arguments)
@@ -228,7 +228,7 @@ def main(arguments: list[str]) -> int:
     if options.json:
         options.json.write_text(json.dumps(result, indent=2) + "\n")
     if options.save:
-        (RESULTS / "scale.json").write_text(json.dumps(result, indent=2) + "\n")
+        (RESULTS / "figures" / "scale.json").write_text(json.dumps(result, indent=2) + "\n")
         where = f"{facts['date']} · {facts['cpu']}, {facts['cores']} cores · torch {facts['torch']}"
         quiet = f"load average {min(loads):.0f} to {max(loads):.0f}"
         head = "# Costs against the number of ranks\n\n`python benchmarks/scale.py --save`"

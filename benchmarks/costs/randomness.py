@@ -133,7 +133,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="two rounds of a step, to see that it works")
     parser.add_argument("--json", help="a file for the figures")
-    parser.add_argument("--save", action="store_true", help="write results/randomness.json and .md")
+    parser.add_argument("--save", action="store_true", help="write results/randomness.md, and figures/randomness.json")
     options = parser.parse_args(arguments)
     if options.quick:
         options.rounds, options.steps = 2, 1
@@ -148,7 +148,7 @@ def main(arguments: list[str]) -> int:
         Path(options.json).write_text(figures)
     if options.save:
         RESULTS.mkdir(exist_ok=True)
-        (RESULTS / "randomness.json").write_text(figures)
+        (RESULTS / "figures" / "randomness.json").write_text(figures)
         (RESULTS / "randomness.md").write_text(page)
     return 0
 

@@ -5,25 +5,31 @@ The model has `TENSORS` weights, each with two moments, sharded over all ranks b
 
 from __future__ import annotations
 
+import json
 import math
 import pickle
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
+from paceline.checkpoint.files.flushes import Flushes
 from paceline.checkpoint.index import IndexReader, encode_kinds, encode_part
 from paceline.checkpoint.manifest import (
     MANIFEST_NAME,
     TABLE_NAME,
     FileEntry,
     Manifest,
+    encode_list,
     encode_manifest,
+    files_of,
+    list_name,
     part_name,
+    ranks_in_a_list,
     read_manifest,
     shard_name,
 )
@@ -32,13 +38,16 @@ from paceline.checkpoint.save_plan import KeptPlan, SavePlan
 from paceline.checkpoint.shards import Chunk, write_file
 from paceline.checkpoint.snapshot import Part, Snapshot
 from paceline.checkpoint.writers.choose import WriterChoice, choose_writers
+from paceline.checkpoint.writers.lists import FILE_ROW, LIST_ROW, bring
 from paceline.checkpoint.writers.talk import carry
 from paceline.plan.planned import plan_task
 from paceline.run.process.groups import own_part
 from paceline.run.process.spread import spread_over
 from paceline.run.process.world import World
+from paceline.run.survive.health.pulse import Pulse
 from paceline.session.ready.told import make_brief
 from paceline.spec.load import spec_from_dict
+from paceline.supervise.nodes.far import FarSight
 
 TENSORS = 8  # weights of the simulated model
 KINDS = ("", ".exp_avg", ".exp_avg_sq")
@@ -59,6 +68,7 @@ def simulated(ranks: int) -> Costs:
     choices = first_save(found, of_ranks)
     save_like_the_last(found, of_ranks[-1], choices)
     spreads(found, ranks)
+    pulses(found, ranks)
     with tempfile.TemporaryDirectory() as folder:
         files(found, Path(folder), of_ranks, choices)
     return {**found, **planned(ranks)}
@@ -121,7 +131,6 @@ def save_like_the_last(found: Costs, parts: Sequence[Part], choices: Sequence[Wr
     peers.sent = 0
     timed(found, "fingerprints of a save", "a rank", lambda: plan.fingerprints(taken, peers))
     found["sums of fingerprints of a save", "a rank", "kB"] = peers.sent / 5 / 1e3
-    found["lengths and digests of files", "rank 0", "kB"] = 120 * len(choices) / 1e3  # ROW.size of three names each
 
 
 class CountedWorld(World):
@@ -149,21 +158,37 @@ def spreads(found: Costs, ranks: int) -> None:
     found[f"{MEANS} means of every rank, as a gather brings", "a rank", "kB"] = ranks * len(pickle.dumps(means)) / 1e3
 
 
+def pulses(found: Costs, ranks: int) -> None:
+    """Note what the coordinator of a run on nodes of 8 ranks hears of their pulses, five times a second."""
+    told = {**asdict(Pulse(1, 4711, True, 100, 12, "forward", 0.0, 12, 1.5)), "since": 0.3}
+    line = json.dumps({"pulses": [{"pulse": told, "state": "R", "cpu_seconds": 18.25}] * 8, "load": 1.0})
+    sight = FarSight(lambda pulse, by_signal: None)
+
+    def hear() -> None:
+        for node in range(ranks // 8):
+            message = json.loads(line)
+            sight.told(node, message["load"], message["pulses"])
+
+    timed(found, "a round of pulses", "the coordinator", hear)
+    found["a round of pulses", "the coordinator", "kB"] = len(line) * (ranks // 8) / 1e3
+
+
 def files(found: Costs, folder: Path, of_ranks: Sequence[Sequence[Part]], choices: Sequence[WriterChoice]) -> None:
     """Write what is not shards of a checkpoint, as far as the last rank reads it, and note what that takes."""
     ranks, last = len(of_ranks), len(of_ranks) - 1
     entry, kinds = FileEntry(10**9, "0" * 64), choices[0].kinds
     listed = {one(rank, ranks): entry for rank in range(ranks) for one in (shard_name, part_name)}
-    for rank in range(max(0, last - NEAR), ranks):  # those that a load of the last rank may open
-        content = encode_part(chunks_of(of_ranks[rank], choices[rank], ranks))
-        listed[part_name(rank, ranks)] = write_file(folder / part_name(rank, ranks), content)
-    listed[TABLE_NAME] = write_file(folder / TABLE_NAME, encode_kinds(kinds))
-    manifest = Manifest(1, 1, "", ranks, listed, {})
-    encoded = timed(found, "manifest and lists of a save", "rank 0", lambda: encode_manifest(manifest))
-    found["manifest and lists", "rank 0", "kB"] = sum(map(len, encoded.values())) / 1e3
-    found["the table of tensors", "rank 0", "kB"] = listed[TABLE_NAME].bytes / 1e3
-    for name, content in encoded.items():
-        write_file(folder / name, content)
+    with Flushes() as flushes:
+        for rank in range(max(0, last - NEAR), ranks):  # those that a load of the last rank may open
+            content = encode_part(chunks_of(of_ranks[rank], choices[rank], ranks))
+            listed[part_name(rank, ranks)] = write_file(folder / part_name(rank, ranks), content, flushes)
+        listed[TABLE_NAME] = write_file(folder / TABLE_NAME, encode_kinds(kinds), flushes)
+        found["the table of tensors", "rank 0", "kB"] = listed[TABLE_NAME].bytes / 1e3
+        lists = lists_of(found, folder, listed, ranks, flushes)
+        manifest = Manifest(1, 1, "", ranks, listed, {})
+        encoded = timed(found, "the manifest of a save", "rank 0", lambda: encode_manifest(manifest))
+        found["the manifest", "rank 0", "kB"] = len(encoded) / 1e3
+        write_file(folder / MANIFEST_NAME, encoded, flushes)
 
     def load() -> tuple[Manifest, IndexReader]:
         read = read_manifest(folder)
@@ -174,10 +199,36 @@ def files(found: Costs, folder: Path, of_ranks: Sequence[Sequence[Part]], choice
 
     wanted = {part.name: [part.box] for part in of_ranks[last]}
     read, index = timed(found, "manifest, lists and index for a load", "a rank", load)
-    lists = sum(len(encoded[name]) for name in read.lists) / max(1, len(read.lists))
-    opened = len(encoded[MANIFEST_NAME]) + lists * getattr(read.files, "lists_read", 0)
+    opened = len(encoded) + lists * getattr(read.files, "lists_read", 0)
     found["of manifest and lists, what a load reads", "a rank", "kB"] = opened / 1e3
     found["parts of the index that a load opens", "a rank", "files"] = float(len(index.parts_read))
+
+
+def lists_of(found: Costs, folder: Path, listed: dict[str, FileEntry], ranks: int, flushes: Flushes) -> float:
+    """Write the lists of files, which take the place of these in `listed`; note what they take, return their length.
+
+    What the first rank of a list and rank 0 hear of files is carried as real ranks carry it.
+    """
+    of_a_list = ranks_in_a_list(ranks)
+    row = bytes(len(files_of(0, ranks)) * FILE_ROW.size)
+    most = of_a_list or ranks
+    within = carry([bring(row, place, most, 0) for place in range(most)])[1]
+    counts = -(-ranks // of_a_list) if of_a_list else 1
+    among = carry([bring(bytes(LIST_ROW.size), place, counts, 0) for place in range(counts)])[1]
+    found["lengths and digests of files", "the rank that hears most", "kB"] = (max(within) + max(among)) / 1e3
+    if not of_a_list:
+        for unit in ("ms of CPU", "kB"):
+            found["a list of files", "the first rank of a list", unit] = 0.0
+        return 0.0
+    for number in range(counts):
+        its_ranks = range(number * of_a_list, min((number + 1) * of_a_list, ranks))
+        names = [name for rank in its_ranks for name in files_of(rank, ranks) if name in listed]
+        its_files = {name: listed.pop(name) for name in names}
+        content = encode_list(its_files)
+        listed[list_name(number)] = write_file(folder / list_name(number), content, flushes)
+    timed(found, "a list of files", "the first rank of a list", lambda: encode_list(its_files))
+    found["a list of files", "the first rank of a list", "kB"] = len(content) / 1e3
+    return float(len(content))
 
 
 def chunks_of(parts: Sequence[Part], choice: WriterChoice, ranks: int) -> dict[str, list[Chunk]]:

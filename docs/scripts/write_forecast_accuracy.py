@@ -2,11 +2,11 @@
 
     paceline backtest TABLES... --anchor smallest --json > scores.json
     paceline backtest TABLES... --leave-one-source-out --fit-on CALIBRATION... --json > left.json
-    paceline backtest docs/scripts/blind_rows.csv --by source --json > blind_1.json
-    paceline backtest docs/scripts/blind_rows_2.csv --by source --json > blind_2.json
+    paceline backtest docs/scripts/accuracy/blind_rows.csv --by source --json > blind_1.json
+    paceline backtest docs/scripts/accuracy/blind_rows_2.csv --by source --json > blind_2.json
     python docs/scripts/write_forecast_accuracy.py scores.json left.json blind_1.json blind_2.json
 
-keeps them as accuracy_scores.json and writes the page; without arguments the page is written from what is kept. Rows
+keeps them as accuracy/scores.json and writes the page; without arguments the page is written from what is kept. Rows
 that were written down before they were scored come in rounds; what a round scored first is never written again. The
 tables are published measurements that are not part of this repository; folders named `calibration` and `development`
 tell which of them the constants were fitted on.
@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Any
 
 PAGE = Path(__file__).parents[1] / "forecast-accuracy.md"
-SCORES = Path(__file__).parent / "accuracy_scores.json"
-ROUNDS = [Path(__file__).parent / name for name in ("blind_scores.json", "blind_scores_2.json")]
+KEPT = Path(__file__).parent / "accuracy"
+SCORES = KEPT / "scores.json"
+ROUNDS = [KEPT / name for name in ("blind_scores.json", "blind_scores_2.json")]
 NOTE = "<!-- Written by docs/scripts/write_forecast_accuracy.py from a backtest's scores; run it again instead. -->"
 
 HEAD = """
@@ -47,11 +48,12 @@ megatron_core_h100 went from 6.8 % to 6.2 % and torchtitan from 11.5 % to 11.1 %
 published as hours times watts confirms the hours, not the watts.
 """
 
-# Said of docs/scripts/blind_rows.csv, the first round, written down and committed on 2026-11-24 before it was scored.
+# Said of accuracy/blind_rows.csv, the first round, written down and committed on 2026-11-24 before it was scored.
 FIRST_ROUND = """
 ### The first round
 
-{rows} rows of {sources} public sources that are in no table ([blind_rows.csv](scripts/blind_rows.csv), each with its
+{rows} rows of {sources} public sources that are in no table
+([blind_rows.csv](scripts/accuracy/blind_rows.csv), each with its
 address and date), collected on 2026-11-24 and scored once before anything was changed: off by {first:.1%} in the mean
 and {median:.1%} in the median row, the median source by {source:.1%}; 80 % intervals held {held:.0%}, and {refused}
 rows that ran were called too large. The null is off by {null:.1%}, so the forecast was worse than it in the mean; the
@@ -70,11 +72,12 @@ DeepSeek's shape come out 30 to 50 % long, mostly by the all-to-all, of which th
 
 """
 
-# Said of docs/scripts/blind_rows_2.csv.
+# Said of docs/scripts/accuracy/blind_rows_2.csv.
 SECOND_ROUND = """
 ## Rows that were written down before any was scored
 
-{rows} rows of {sources} public sources that are in no table ([blind_rows_2.csv](scripts/blind_rows_2.csv), each with
+{rows} rows of {sources} public sources that are in no table
+([blind_rows_2.csv](scripts/accuracy/blind_rows_2.csv), each with
 its repository, commit and path), read from copies of those repositories, committed on 2026-11-24 and then scored once
 before anything was changed: off by {first:.1%} in the mean and {median:.1%} in the median row, the median source by
 {source:.1%}; 80 % intervals held {held:.0%}, and {refused} rows that ran were called too large, most of them on TPUs
@@ -120,7 +123,7 @@ HEADINGS = {
 
 # Why a table misses what is aimed at: a mean error of step time of 10 %, a rank correlation of 0.9, memory within 10 %.
 AIM = {"step_time": 0.10, "memory": 0.10}
-REASONS = tomllib.loads((Path(__file__).parent / "accuracy_reasons.toml").read_text("utf-8"))
+REASONS = tomllib.loads((KEPT / "reasons.toml").read_text("utf-8"))
 
 
 def page(scores: dict[str, Any], left: dict[str, Any] | None = None, blind: list[dict[str, Any]] | None = None) -> str:

@@ -1,4 +1,4 @@
-"""HTTP requests that follow no redirection: what is behind one would get the token that is meant for the address."""
+"""HTTP requests that follow no redirection: a server that is redirected to must not get the token of the first one."""
 
 from __future__ import annotations
 

@@ -23,10 +23,10 @@ import platform
 import secrets
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from paceline.errors import RunInUse, StorageError
 from paceline.patience import Patience
@@ -45,6 +45,20 @@ _HELD: weakref.WeakSet[RunLock] = weakref.WeakSet()
 _INHERITED: list[RunLock] = []  # held until the process ends, as by its supervisor
 
 
+@dataclass(frozen=True)
+class LockHolder:
+    """Who holds a run directory, as its file says: the process that took it comes first of `processes`.
+
+    A process is its number and when it began: [4711, "8801234"]. Numbers alone are given again.
+    """
+
+    token: str
+    host: str
+    started: str
+    processes: tuple[tuple[int, str], ...]
+    generation: int = 1
+
+
 class RunLock:
     """A run directory that this process holds: until the `with` block is left, `release` is called or it ends."""
 
@@ -59,16 +73,16 @@ class RunLock:
     def check(self) -> None:
         """Raise RunInUse where another start has taken the directory: this one must write nothing more."""
         holder = _read(self.run_dir / NAME)
-        if holder and holder["token"] != self.token:
+        if holder and holder.token != self.token:
             raise RunInUse(
                 f"another start has taken over {self.run_dir}",
                 f"{_who(holder)}; this one writes nothing more",
                 "let one run at a time use a directory, and leave its file `lock` alone",
             )
-        if holder and holder.get("generation", 1) > self.generation:
+        if holder and holder.generation > self.generation:
             raise RunInUse(
                 f"generation {self.generation} of the run in {self.run_dir} is over",
-                f"its supervisor has begun generation {holder['generation']}; this one writes nothing more",
+                f"its supervisor has begun generation {holder.generation}; this one writes nothing more",
                 "nothing: the run goes on in the newer generation",
             )
 
@@ -82,10 +96,9 @@ class RunLock:
         Raises RunInUse, and StorageError where the disk does not take the number: older ranks would not be fenced off.
         """
         self.check()
-        holder = _read(self.run_dir / NAME) or {"token": self.token, **_this_process()}
-        told = {**holder, "generation": self.generation + 1, "processes": holder["processes"][:1]}
+        holder = _read(self.run_dir / NAME) or _this_process(self.token)
         try:
-            _write(self.descriptor, told)
+            _write(self.descriptor, replace(holder, generation=self.generation + 1, processes=holder.processes[:1]))
         except OSError as error:
             raise StorageError(
                 f"cannot begin generation {self.generation + 1} of the run in {self.run_dir}",
@@ -144,7 +157,7 @@ def take(run_dir: Path) -> RunLock:
         made = not run_dir.exists()
         descriptor = _locked(run_dir, Patience(ORPHANS_SECONDS))
         lock = RunLock(run_dir, descriptor, secrets.token_hex(8), made)
-        _write(descriptor, {"token": lock.token, **_this_process()})
+        _write(descriptor, _this_process(lock.token))
     except OSError as error:
         raise StorageError(
             f"cannot lock the run's directory {run_dir}", str(error), "free space or choose another run.dir"
@@ -160,7 +173,7 @@ def holder_here(run_dir: Path) -> tuple[str, RunInUse] | None:
     holder = _living_here(run_dir)
     if holder is None:
         return None
-    return str(holder["token"]), _in_use(run_dir, holder, False)
+    return holder.token, _in_use(run_dir, holder, False)
 
 
 def is_live(run_dir: Path) -> bool:
@@ -175,7 +188,7 @@ def live_since(run_dir: Path) -> float | None:
     if holder is None:
         return None
     try:
-        return datetime.datetime.fromisoformat(holder["started"]).timestamp()
+        return datetime.datetime.fromisoformat(holder.started).timestamp()
     except ValueError:
         return None
 
@@ -277,8 +290,8 @@ def _inherited(run_dir: Path) -> RunLock | None:
     lock = RunLock(run_dir, opened, token, generation=int(generation or 1))
     _INHERITED.append(lock)
     holder = _read(run_dir / NAME)
-    if descriptor and holder and holder["token"] == token:
-        _write(lock.descriptor, {**holder, "processes": [*holder["processes"], *_this_process()["processes"]]})
+    if descriptor and holder and holder.token == token:
+        _write(lock.descriptor, replace(holder, processes=(*holder.processes, *_this_process(token).processes)))
     return lock
 
 
@@ -286,7 +299,7 @@ def _release(path: Path, descriptor: int, token: str, process: int, made: bool) 
     """Free a lock: what the file says first, for file systems without locks, unless it belongs to another by now."""
     with contextlib.suppress(OSError):  # the directory may be gone
         holder = _read(path)
-        if os.getpid() == process and holder and holder["token"] == token:
+        if os.getpid() == process and holder and holder.token == token:
             os.ftruncate(descriptor, 0)
             if made and [each.name for each in path.parent.iterdir()] == [path.name]:  # the run kept nothing
                 path.unlink()
@@ -297,31 +310,33 @@ def _release(path: Path, descriptor: int, token: str, process: int, made: bool) 
 # ---- what the file says ---------------------------------------------------------------------------------------------
 
 
-def _this_process() -> dict[str, Any]:
+def _this_process(token: str) -> LockHolder:
     started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return {"host": platform.node(), "started": started, "processes": [[os.getpid(), _began(os.getpid())]]}
+    return LockHolder(token, platform.node(), started, ((os.getpid(), _began(os.getpid())),))
 
 
-def _write(descriptor: int, record: Mapping[str, object]) -> None:
-    line = json.dumps(record).encode().ljust(RECORD_BYTES - 1) + b"\n"
+def _write(descriptor: int, holder: LockHolder) -> None:
+    line = json.dumps(asdict(holder)).encode().ljust(RECORD_BYTES - 1) + b"\n"
     os.pwrite(descriptor, line, 0)
     os.ftruncate(descriptor, len(line))
     os.fsync(descriptor)  # on a file server others see it now
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    """Return who holds the directory, as the file says, or None where it says nothing."""
+def _read(path: Path) -> LockHolder | None:
+    """Return who holds the directory, as the file says, or None where it says nothing, or something else."""
     try:
-        holder = json.loads(path.read_bytes())
-        return holder if {"token", "host", "started", "processes"} <= set(holder) else None
-    except (OSError, ValueError, TypeError):
+        told = json.loads(path.read_bytes())
+        processes = tuple((int(process), str(began)) for process, began in told["processes"])
+        generation = int(told.get("generation", 1))
+        return LockHolder(told["token"], told["host"], told["started"], processes, generation) if processes else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
-def _living_here(run_dir: Path) -> dict[str, Any] | None:
+def _living_here(run_dir: Path) -> LockHolder | None:
     """Return who holds the directory where that is a living process of this machine."""
     holder = _read(run_dir / NAME)
-    return holder if holder is not None and holder["host"] == platform.node() and _may_live(holder) else None
+    return holder if holder is not None and holder.host == platform.node() and _may_live(holder) else None
 
 
 def _identity(descriptor: int) -> tuple[int, int]:
@@ -341,16 +356,16 @@ def _began(process: int) -> str:
     return "" if told[0] in "ZX" else told[19]
 
 
-def _may_live(holder: Mapping[str, Any]) -> bool:
+def _may_live(holder: LockHolder) -> bool:
     """Return whether a process that the file names is alive, as far as this machine can tell."""
-    if holder["host"] != platform.node():
+    if holder.host != platform.node():
         return True
-    return any(_is_alive(process, began) for process, began in holder["processes"])
+    return any(_is_alive(process, began) for process, began in holder.processes)
 
 
-def _is_orphaned(holder: Mapping[str, Any] | None) -> bool:
+def _is_orphaned(holder: LockHolder | None) -> bool:
     """Return whether the process that took the directory, on this machine, is gone: what it has started is ending."""
-    return holder is not None and holder["host"] == platform.node() and not _is_alive(*holder["processes"][0])
+    return holder is not None and holder.host == platform.node() and not _is_alive(*holder.processes[0])
 
 
 def _is_alive(process: int, began: str) -> bool:
@@ -367,13 +382,13 @@ def _is_there(process: int) -> bool:
     return True
 
 
-def _who(holder: Mapping[str, Any] | None) -> str:
+def _who(holder: LockHolder | None) -> str:
     if not holder:
         return "another process has locked it"
-    return f"process {holder['processes'][0][0]} on {holder['host']} has held it since {holder['started']}"
+    return f"process {holder.processes[0][0]} on {holder.host} has held it since {holder.started}"
 
 
-def _in_use(run_dir: Path, holder: Mapping[str, Any] | None, unlocked: bool) -> RunInUse:
-    wait = f"wait for it, stop it (kill -TERM {holder['processes'][0][0]})" if holder else "wait for it, stop it"
+def _in_use(run_dir: Path, holder: LockHolder | None, unlocked: bool) -> RunInUse:
+    wait = f"wait for it, stop it (kill -TERM {holder.processes[0][0]})" if holder else "wait for it, stop it"
     gone = f"; if it is gone, delete {run_dir / NAME}: this file system has no locks" if unlocked else ""
     return RunInUse(f"{run_dir} is in use by another run", _who(holder), f"{wait}, or choose another run.dir{gone}")

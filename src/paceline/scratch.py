@@ -1,4 +1,4 @@
-"""Folders of a process for as long as it lives: what a killed one leaves is removed by the next that makes one.
+"""Folders that last as long as their process: the next process that makes one removes what a killed process left.
 
 Each is locked (flock) by the process that made it; the system takes the lock away when the process is gone, however it
 died. Torch-free.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,17 @@ from hypothesis import strategies as st
 from paceline.account.ledger import ledger_of
 from paceline.observe.live.run import LiveRun
 from paceline.observe.live.spent import spent_so_far
+from paceline.report.summary import summarise
+from paceline.run.process.generation import Generation
 from paceline.run.record import journal as journal_writer
 from paceline.run.record.journal import Journal
+from paceline.run.survive.recovered import Recovered
 from paceline.spec.journal.kinds import ClockRecord, DecisionRecord
 from paceline.spec.journal.reading import read_journal, read_kind
 from paceline.spec.journal.record import read
-from paceline.spec.journal.timing.clock import MovedClock
+from paceline.spec.journal.timing.clock import MovedClock, clock_here
 from paceline.spec.journal.timing.held_devices import held_in
+from paceline.supervise.crew import Crew
 
 START = 1_772_323_200.0
 Record = dict[str, Any]
@@ -30,7 +35,8 @@ CLUSTER = {"device": {"name": "h100-sxm"}, "price_usd_per_device_hour": {"value"
 class Storm:
     """Writes a run on machines whose clock is set now and then: the same run, whatever the clock shows."""
 
-    def __init__(self, seed: int, has_moves: bool) -> None:
+    def __init__(self, seed: int, has_moves: bool, has_boot: bool = False) -> None:
+        self.has_boot = has_boot
         self.draw, self.moves = random.Random(seed), random.Random(seed + 1)
         self.has_moves, self.now, self.apart = has_moves, START, 0.0
         self.lines: list[Record] = []
@@ -49,7 +55,8 @@ class Storm:
     def begin(self) -> None:
         self.attempt, self.devices = self.attempt + 1, self.draw.choice((1, 2, 3, 8))
         self.clock = MovedClock(lambda: self.shown, lambda: self.now)
-        self.add("run_started", world_size=self.devices, step=self.step, cluster=CLUSTER, spec={}, forecast={})
+        told = {"boot": "3f1c", "clock_apart": self.shown - self.now} if self.has_boot else {}
+        self.add("run_started", world_size=self.devices, step=self.step, cluster=CLUSTER, spec={}, forecast={}, **told)
 
     def add(self, kind: str, **fields: Any) -> None:
         if moved := self.clock.moved():
@@ -82,8 +89,8 @@ class Storm:
             self.begin()
 
 
-def stormy(seed: int, has_moves: bool, steps: int = 60) -> list[Record]:
-    storm = Storm(seed, has_moves)
+def stormy(seed: int, has_moves: bool, steps: int = 60, has_boot: bool = False) -> list[Record]:
+    storm = Storm(seed, has_moves, has_boot)
     for _ in range(steps):
         storm.go_on()
     return storm.lines
@@ -104,6 +111,71 @@ def test_device_time_is_what_passed_whatever_the_clock_showed(seed: int) -> None
     assert sum(told.values()) == pytest.approx(sum(true.values()), rel=0.01)
     for kind in true:
         assert told[kind] == pytest.approx(true[kind], rel=0.01, abs=0.01 * sum(true.values())), kind
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6))
+def test_goodput_is_the_same_where_starts_tell_how_the_clock_stood(seed: int) -> None:
+    """Between two starts nobody notes that the clock is set, since who notes it has died: forward it was idle time."""
+    true = summarise(stormy(seed, has_moves=False, has_boot=True)).goodput
+    told = summarise(stormy(seed, has_moves=True, has_boot=True)).goodput
+    for kind in ("wall", "useful", "lost", "recovery", "stall", "other"):
+        seconds = getattr(true, f"{kind}_seconds")
+        assert getattr(told, f"{kind}_seconds") == pytest.approx(seconds, abs=0.01 * true.wall_seconds), kind
+
+
+def test_starts_of_two_boots_are_not_compared_by_their_clocks() -> None:
+    first = {"kind": "run_started", "attempt": 1, "time": START, "boot": "one", "clock_apart": 100.0}
+    second = {**first, "attempt": 2, "time": START + 500.0, "boot": "two", "clock_apart": 5000.0}
+    steps = [{"kind": "step", "attempt": 1, "step": 1, "time": START + 10.0, "seconds": {"total": 10.0}}]
+    assert summarise([first, *steps, second]).goodput.wall_seconds == pytest.approx(500.0)
+    second["boot"] = "one"  # then the clock was set forward by 4,900 s, which is more than what lies between them
+    assert summarise([first, *steps, second]).goodput.wall_seconds < 20.0
+
+
+def test_what_a_recovery_took_is_what_passed_though_the_clock_is_set_as_the_first_rank_dies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Set forward by three days in the death of rank 0, the run had recovered for three days, at its devices' price."""
+    real, moved = time.time, [0.0]
+    monkeypatch.setattr(time, "time", lambda: real() + moved[0])
+    for at_death, later in ((259_200.0, 0.0), (-259_200.0, 0.0), (0.0, 7200.0), (259_200.0, -90_000.0)):
+        left = time.time()
+        clock, moments = clock_here(), {"fault": left - 2.0, "noticed": left - 1.5, "ended": left - 1.0}
+        moved[0] += at_death
+        recovered = Recovered(Generation(2, "restart", 2, 2, 7, {"what": "rank 0 was killed"}, moments, clock))
+        moved[0] += later
+        recovered.built(None)
+        record = recovered.stepped()
+        assert record is not None
+        parts = [record.seconds[part] for part in ("detect", "end", "start", "restore", "step")]
+        assert parts[:2] == pytest.approx([0.5, 0.5]) and 1.0 <= parts[2] < 60.0 and max(parts[3:]) < 60.0
+        assert record.seconds["total"] == pytest.approx(sum(parts))
+
+
+class Process:
+    """One that ends when a test says so."""
+
+    code: int | None = None
+    returncode, is_child = None, False
+
+    def poll(self) -> int | None:
+        return self.code
+
+
+def test_when_a_rank_ended_is_told_by_the_clock_that_holds_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, moved = time.time, [0.0]
+    monkeypatch.setattr(time, "time", lambda: real() + moved[0])
+    processes: Any = [Process(), Process()]
+    crew = Crew(processes)
+    processes[0].code = 1
+    crew.look()
+    moved[0] = 86_400.0
+    processes[1].code = 1
+    crew.look()
+    first, second = crew.ended()
+    assert first.after <= first.by <= second.by and second.by - first.after < 60.0
+    assert abs(second.by - time.time()) < 60.0
 
 
 def written(folder: Path, lines: list[Record]) -> Path:

@@ -137,6 +137,6 @@ def test_what_no_group_can_say_is_null_in_strict_json(modules, rows):
     assert read["scores"]["regret_mean"] is None and read["rows"][0]["measured_seconds"] == 1.0
 
 
-@pytest.mark.parametrize("path", sorted((BENCHMARKS / "results").glob("*.json")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted((BENCHMARKS / "results").rglob("*.json")), ids=lambda path: path.name)
 def test_a_kept_result_is_strict_json(path):
     assert json.loads(path.read_text(), parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))

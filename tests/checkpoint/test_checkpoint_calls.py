@@ -1,7 +1,8 @@
-"""A save in three calls, beside training; what cannot be read back is not published and costs no older checkpoint."""
+"""A save in three calls, beside training; what cannot be read back is gone afterwards and costs no older checkpoint."""
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from checkpoint_samples import laid_out, load_sample, save_sample
 from distributed import run_ranks
 
-from paceline.checkpoint import publish, save, take_snapshot, untrusted, write
+from paceline.checkpoint import publish, save, save_checkpoint, take_snapshot, untrusted, write
 from paceline.checkpoint.manifest import MANIFEST_NAME, TABLE_NAME
 from paceline.errors import StorageError
 
@@ -68,8 +69,8 @@ def _fail_to_read_back(patch: pytest.MonkeyPatch, file: str) -> None:
     """Have a disk change the last byte of the named file as soon as it is written."""
     original = save.write_file
 
-    def changed(path: Path, content: Any) -> Any:
-        entry = original(path, content)
+    def changed(path: Path, content: Any, flushes: Any) -> Any:
+        entry = original(path, content, flushes)
         if path.name == file:
             path.write_bytes(path.read_bytes()[:-1] + b"\x55")
         return entry
@@ -98,4 +99,32 @@ def test_what_is_too_large_to_load_costs_no_older_checkpoint(
         save_sample(tmp_path, 2, keep_last=1)
     assert _names(tmp_path) == ["step-00000001"]
     monkeypatch.undo()
+    assert load_sample(tmp_path / "step-00000001")["step"] == 1
+
+
+def _damaged_on_one_rank(root: str, victim: int) -> str:
+    """Save two steps, of which the disk gives one rank's values of the second back otherwise; return the error."""
+    save_sample(Path(root), 1, "shard")
+    original = save.compare_shard
+
+    def compare(path: Path, entries: Any) -> None:
+        with path.open("r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            last = file.read(1)
+            file.seek(-1, os.SEEK_END)
+            file.write(bytes([last[0] ^ 1]))
+        original(path, entries)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(StorageError) as caught:
+        if dist.get_rank() == victim:
+            patch.setattr(save, "compare_shard", compare)
+        save_checkpoint(Path(root), 2, laid_out("shard"), {}, keep_last=1)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_what_one_rank_cannot_read_back_is_withdrawn_for_all(tmp_path: Path, victim: int) -> None:
+    told = set(run_ranks(_damaged_on_one_rank, 2, str(tmp_path), victim))
+    assert len(told) == 1 and f"shard-0000{victim}-of-00002.safetensors is damaged" in told.pop()
+    assert _names(tmp_path) == ["step-00000001"]
     assert load_sample(tmp_path / "step-00000001")["step"] == 1

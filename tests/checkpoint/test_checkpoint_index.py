@@ -31,6 +31,7 @@ from paceline.checkpoint import (
     verify_checkpoint,
 )
 from paceline.checkpoint import manifest as manifest_module
+from paceline.checkpoint.files.flushes import Flushes
 from paceline.checkpoint.index import encode_kinds, encode_part
 from paceline.checkpoint.manifest import (
     INLINE_RANKS,
@@ -38,8 +39,12 @@ from paceline.checkpoint.manifest import (
     TABLE_NAME,
     FileEntry,
     ListedFiles,
+    encode_list,
     encode_manifest,
+    files_of,
+    list_name,
     part_name,
+    ranks_in_a_list,
     shard_name,
 )
 from paceline.checkpoint.shards import Chunk, write_file
@@ -71,16 +76,21 @@ def write_index(folder: Path, of_ranks: list[list[Part]]) -> Manifest:
     folder.mkdir()
     ranks, writers = len(of_ranks), spread(of_ranks)
     files = {shard_name(rank, ranks): FileEntry(10**6, "0" * 64) for rank in range(ranks)}
-    for rank, parts in enumerate(of_ranks):
-        chunks = {
-            part.name: [Chunk(part.offsets, part.sizes, shard_name(writers[part.name, part.box], ranks), part.key)]
-            for part in parts
-        }
-        files[part_name(rank, ranks)] = write_file(folder / part_name(rank, ranks), encode_part(chunks))
-    files[TABLE_NAME] = write_file(folder / TABLE_NAME, encode_kinds(kinds_of(of_ranks)))
-    manifest = Manifest(1, 1, "", ranks, files, {})
-    for name, held in encode_manifest(manifest).items():
-        write_file(folder / name, held)
+    with Flushes() as flushes:
+        for rank, parts in enumerate(of_ranks):
+            chunks = {
+                part.name: [Chunk(part.offsets, part.sizes, shard_name(writers[part.name, part.box], ranks), part.key)]
+                for part in parts
+            }
+            files[part_name(rank, ranks)] = write_file(folder / part_name(rank, ranks), encode_part(chunks), flushes)
+        files[TABLE_NAME] = write_file(folder / TABLE_NAME, encode_kinds(kinds_of(of_ranks)), flushes)
+        of_a_list = ranks_in_a_list(ranks)
+        for number in range(-(-ranks // of_a_list) if of_a_list else 0):
+            its_ranks = range(number * of_a_list, min((number + 1) * of_a_list, ranks))
+            names = [name for rank in its_ranks for name in files_of(rank, ranks) if name in files]
+            content = encode_list({name: files.pop(name) for name in names})
+            files[list_name(number)] = write_file(folder / list_name(number), content, flushes)
+        write_file(folder / MANIFEST_NAME, encode_manifest(Manifest(1, 1, "", ranks, files, {})), flushes)
     return read_manifest(folder)
 
 

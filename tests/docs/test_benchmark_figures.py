@@ -20,7 +20,7 @@ PHASES = ("detect", "end", "start", "restore", "step")
 
 def test_seconds_of_recovery_are_those_of_the_saved_benchmark() -> None:
     page = (ROOT / "docs" / "guide" / "surviving.md").read_text(encoding="utf-8")
-    saved = json.loads((ROOT / "benchmarks" / "results" / "recovery.json").read_text(encoding="utf-8"))
+    saved = json.loads((ROOT / "benchmarks" / "results" / "figures" / "recovery.json").read_text(encoding="utf-8"))
     assert "on four ranks" in page and saved["ranks"] == 4 and saved["machine"]["date"] in page
     for row, name in ROWS.items():
         (figures,) = re.findall(rf"^\| {re.escape(row)} \|([ \d.|]*)\|$", page, re.M)
@@ -42,6 +42,6 @@ def test_the_readme_tells_what_the_pages_of_accuracy_and_of_data_do() -> None:
     for told in (f"off by {median} %", f"the worst by {float(worst):.0f} %", f"{worse} of {tables} are worse",
                  f"80 % intervals hold {held[1]} %", f"the median series by {series[1]} %"):  # fmt: skip
         assert told in readme, told
-    parts = json.loads((ROOT / "benchmarks" / "results" / "data.json").read_text(encoding="utf-8"))["parts"]
+    parts = json.loads((ROOT / "benchmarks" / "results" / "figures" / "data.json").read_text(encoding="utf-8"))["parts"]
     resumes = parts["resume"]["rows"]
     assert f"within [{max(each['most'] for each in resumes.values()) * 1e3:.0f} ms]" in readme

@@ -24,6 +24,14 @@ from paceline.spec.load import load_spec
 STEPS = 16
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
 OPTIONS = ["--set", "task.stop=100000 steps"]
+STANDS_STILL = """
+[[each]]
+kind = "stop"
+rank = 1
+step = 4
+phase = "save"
+seconds = "3 s"
+"""
 
 
 class Started:
@@ -65,10 +73,14 @@ def one_device(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def started(request: pytest.FixtureRequest, one_device: Path, tmp_path: Path) -> Iterator[tuple[Started, Path]]:
+def started(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Started, Path]]:
+    """Start a run on two ranks: supervised or not, or with faults as a TOML file and not supervised."""
     run_dir = tmp_path / "run"
     spec = write_spec(tmp_path, run_dir, 2, "dp_shard = 2", precision="fp64")
-    options = [*OPTIONS, "--set", f"run.recovery.supervise={str(request.param).lower()}"]
+    options = [*OPTIONS, "--set", f"run.recovery.supervise={str(request.param is True).lower()}"]
+    if isinstance(request.param, str):
+        (tmp_path / "faults.toml").write_text(request.param)
+        options += ["--faults", str(tmp_path / "faults.toml")]
     begun = Started([*TORCHRUN, "-m", "paceline", "train", str(spec), *options], tmp_path / "said")
     try:
         yield begun, run_dir
@@ -124,6 +136,23 @@ def test_nothing_trains_on_when_the_launcher_is_killed(started: tuple[Started, P
     begun.process.wait()
     wait_until(lambda: not begun.running())
     assert records_of(run_dir, "run_ended")[-1]["exit_code"] == 75
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("started", [STANDS_STILL], indirect=True)
+def test_the_first_save_needs_nothing_of_a_launcher_that_is_killed_in_it(started: tuple[Started, Path]) -> None:
+    begun, run_dir = started
+
+    def stands() -> bool:
+        number = begun.running().get("rank-1-paceline")
+        return bool(number) and Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+    wait_until(lambda: stands() or begun.process.poll() is not None)
+    begun.process.kill()
+    begun.process.wait()
+    wait_until(lambda: not begun.running())
+    assert records_of(run_dir, "run_ended")[-1]["exit_code"] == 75
+    assert next(each["step"] for each in records_of(run_dir, "checkpoint")) == 4, "the save that it was killed in"
 
 
 @pytest.mark.deep

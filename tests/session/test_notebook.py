@@ -19,7 +19,7 @@ KERNEL = ("nbclient", "ipykernel", "cloudpickle")
 MISSING = [name for name in KERNEL if importlib.util.find_spec(name) is None]
 needs_kernel = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)} (extra 'test')")
 
-PAGE = Path(__file__).parents[2] / "docs/tutorials/notebook.md"
+PAGE = Path(__file__).parents[2] / "docs/tutorials/bring/notebook.md"
 # What a notebook's stop button does: the signal reaches the kernel's whole process group.
 STOPPED = """
 import dataclasses, os, signal, threading, time

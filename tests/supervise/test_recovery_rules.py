@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import http.server
 import math
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from runs import wait_until
 from tests_shared import plan_of
 
 from paceline.errors import DoesNotFit, RunInUse
-from paceline.lock import take
+from paceline.lock import RunLock, take
 from paceline.run.process.brief import Brief
 from paceline.run.survive.notice import Notices
 from paceline.spec.journal.kinds import DecisionRecord
@@ -164,10 +166,33 @@ def test_whether_more_devices_pay_is_asked_until_the_ranks_are_called(tmp_path: 
     one._elastic = SimpleNamespace(
         pays=lambda done: asked.append(1) or len(asked) == 2, prepare=lambda unit, has_begun: None
     )
-    settled = one._settled(tmp_path, lambda: ())
+    settled = one._settled(tmp_path, lambda: (), lambda: False)
     for _ in range(5):
         settled()
     assert len(asked) == 2 and (tmp_path / CALL_NAME).exists()
+
+
+@pytest.mark.parametrize("full", [(), ("tmp",), ("tmp", "run")])
+def test_a_world_has_its_folder_below_the_run_where_temporary_files_have_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: tuple[str, ...]
+) -> None:
+    """The first world is there by then: a rank that dies later would end the run for want of a few KB."""
+    write_bytes = Path.write_bytes
+
+    def write(path: Path, content: bytes) -> int:
+        if path.relative_to(tmp_path).parts[0] in full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write_bytes(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", write)
+    one, said = object.__new__(Generations), list[str]()
+    one._machines = OneMachine(Starter(lambda place: pytest.fail("nobody is started"), None, print), {})
+    one._folder, one._say = tmp_path / "tmp", said.append
+    one._lock = cast(RunLock, SimpleNamespace(run_dir=tmp_path / "run"))
+    folder, decisions = one._folder_of(2)
+    spare = full == ("tmp",)
+    assert folder == (tmp_path / "run" / "worlds" if spare else tmp_path / "tmp") / "generation-2"
+    assert len(decisions) == len(said) == spare and folder.is_dir() and not list(folder.iterdir())
 
 
 def notices_of(run: RunSpec, usd_per_second: float) -> Notices:

@@ -166,6 +166,16 @@ def test_a_cut_error_is_told_as_such(tmp_path: Path) -> None:
     assert "the loss is no num" in str(outcome.error["because"])
 
 
+@pytest.mark.parametrize(("field", "value"), [("exit_code", "many"), ("time", None), ("rank", [1])])
+def test_an_error_whose_numbers_are_none_is_told_as_one_that_is_cut(tmp_path: Path, field: str, value: object) -> None:
+    """A file that a damaged disk has changed ends no supervisor: others would not be looked at any more."""
+    told = {"what": "w", "because": "b", "try": "t", "exit_code": 6, "cause": True, "rank": 1, "time": 10.2}
+    (tmp_path / "error-1.json").write_text(json.dumps(told | {field: value}))
+    outcome = outcome_of([Ending(1, 6, 10.0, 10.3)], set(), tmp_path, None, ranks=2)
+    assert blamed(outcome) == 1 and outcome.exit_code == 1
+    assert outcome.error is not None and "cut short" in str(outcome.error["what"])
+
+
 def test_what_a_living_rank_has_begun_to_tell_is_no_error_yet(tmp_path: Path) -> None:
     """It may be an echo: to take its half for the cause would blame it, and end the peers that could go on."""
     (tmp_path / "error-1.json.part").write_text('{"what": "a peer has gone", "cause": fal')
@@ -175,7 +185,7 @@ def test_what_a_living_rank_has_begun_to_tell_is_no_error_yet(tmp_path: Path) ->
     told = {"what": "w", "because": "b", "try": "t", "exit_code": 1, "cause": False, "rank": 1, "time": 10.2}
     (tmp_path / "error-1.json.part").write_text(json.dumps(told))
     (tmp_path / "error-1.json.part").rename(tmp_path / "error-1.json")
-    assert [error["what"] for error in errors_told(tmp_path, [0])] == ["w"]
+    assert [error.words["what"] for error in errors_told(tmp_path, [0])] == ["w"]
 
 
 def test_what_an_ended_rank_had_begun_to_tell_counts(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Energy by the counters of a run's nodes: what GPUs, and processors with their memory, say that they took.
+"""Energy by the counters of a run's nodes: joules that GPUs, and processors with their memory, say they took.
 
 It is of whole nodes: what others do on a node is in it too. Power supplies, fans and disks are not.
 """

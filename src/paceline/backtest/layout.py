@@ -1,4 +1,4 @@
-"""The plans that a table's row may have run: its layout in Paceline's terms, and every choice that it leaves open.
+"""The plans that a table's row may have run: the row's layout in Paceline's terms, and each choice the row leaves open.
 
 | as tables print it | as planned here |
 |---|---|

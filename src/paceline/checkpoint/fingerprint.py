@@ -29,6 +29,7 @@ TASK_WORDS = 2**20  # that a thread reads before it takes the next
 FEW_WORDS = 2**16  # of a part that is not handed to a thread: that would cost more than it spares
 ROW_WORDS = 2**12  # of a row of several dimensions: the longer it is, the more weights are made for fewer rows
 SHORT_ROW_WORDS = 64
+FIRST_VALUES = 64
 
 PartSums = dict[str, dict[Box, int]]
 WordArray = npt.NDArray[Any]
@@ -100,6 +101,13 @@ def part_sums(parts: Sequence[tuple[torch.Tensor, Sequence[int]]]) -> list[int]:
     with Hands(at_once() if many else 0, "fingerprint") as hands:
         pending = [_begun(hands if many else None, local, offsets, weights) for local, offsets in parts]
         return [_total(sums) for sums in pending]
+
+
+def first_words(local: torch.Tensor) -> bytes:
+    """Return the bits of the first values of a part, a few of its first row."""
+    while local.dim() > 1:
+        local = local[0]
+    return _words(local[:FIRST_VALUES] if local.dim() else local).cpu().numpy().tobytes()
 
 
 def part_sum(local: torch.Tensor, offsets: Sequence[int], weights: PlaceWeights) -> int:

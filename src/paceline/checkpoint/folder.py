@@ -18,13 +18,13 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.checkpoint.files.read_back import verify_files
 from paceline.checkpoint.index import read_index
-from paceline.checkpoint.manifest import Manifest, read_manifest
+from paceline.checkpoint.manifest import FileEntry, Manifest, read_manifest
 from paceline.checkpoint.tiers.retention import Retention
 from paceline.durable import sync_folder
 from paceline.errors import StorageError
@@ -51,10 +51,12 @@ class Listing:
     skipped: tuple[str, ...]
 
 
-def list_checkpoints(root: Path) -> Listing:
+def list_checkpoints(root: Path, lengths: bool = True) -> Listing:
     """Return the checkpoints under `root`, newest first. A missing folder is an empty one.
 
-    Newest is the highest sequence number in the manifests, then step and name, should two savers have drawn the same.
+    Without `lengths` a checkpoint is one whose manifest is sound: a large world's ranks look for the files, each for
+    its share. Newest is the highest sequence number in the manifests, then step and name, should two savers have drawn
+    the same.
     """
     complete, skipped = [], []
     try:
@@ -66,7 +68,7 @@ def list_checkpoints(root: Path) -> Listing:
     for path in sorted(folders):
         try:
             manifest = read_manifest(path)
-            check_lengths(path, manifest)
+            check_lengths(path, manifest.files if lengths else {})
             complete.append(Found(path, manifest))
         except StorageError as error:
             skipped.append(f"{error.what}: {error.because}")
@@ -85,23 +87,32 @@ def find_latest(root: Path) -> Path | None:
     return complete[0].path if complete else None
 
 
-def check_lengths(path: Path, manifest: Manifest, names: Iterable[str] | None = None) -> None:
-    """Raise StorageError naming the first file (of `names`) that is missing or is not as long as the manifest says."""
-    for name in manifest.files if names is None else names:
+def check_lengths(path: Path, files: Mapping[str, FileEntry]) -> None:
+    """Raise StorageError naming the first of a checkpoint's files that is missing or is not as long as it should be."""
+    for name, entry in files.items():
         try:
             size = (path / name).stat().st_size
         except OSError as error:
             because = f"{name} is missing" if isinstance(error, FileNotFoundError) else f"{name}: {error}"
             raise StorageError(f"{path} is not a complete checkpoint", because, "use an earlier checkpoint") from error
-        if size != manifest.files[name].bytes:
-            because = f"{name} has {size} bytes, not {manifest.files[name].bytes}"
+        if size != entry.bytes:
+            because = f"{name} has {size} bytes, not {entry.bytes}"
             raise StorageError(f"{path} is not a complete checkpoint", because, "use an earlier checkpoint")
+
+
+def has_share(path: Path, number: int, count: int) -> bool:
+    """Return whether one of `count` shares of a checkpoint's files is there, each file in its length."""
+    try:
+        check_lengths(path, read_manifest(path).share(number, count))
+    except StorageError:
+        return False
+    return True
 
 
 def verify_checkpoint(path: Path) -> Manifest:
     """Return the manifest after reading every file in full; raise StorageError naming the first damaged one."""
     manifest = read_manifest(path)
-    check_lengths(path, manifest)
+    check_lengths(path, manifest.files)
     verify_files(path, manifest.files)
     read_index(path, manifest)
     return manifest
@@ -186,25 +197,55 @@ def clear_partials(root: Path) -> list[str]:
 def remove_old(root: Path, retention: Retention, newest: Path) -> tuple[list[str], list[str]]:
     """Remove the complete checkpoints that need not stay, never `newest`; return (names, why others stay).
 
-    Each is renamed out of sight before it is deleted, so a removal cut short leaves no half checkpoint behind.
     Folders that are not sound checkpoints are neither counted nor removed.
     """
-    removed, kept = [], []
     try:
-        complete = [(found.path, found.manifest) for found in list_checkpoints(root).complete]
+        complete = list_checkpoints(root).complete
     except StorageError as error:  # the new one is there all the same
         return [], [f"old checkpoints stay: {error.what}: {error.because}"]
-    for path in retention.doomed(complete, datetime.datetime.now(datetime.UTC)):
-        if path == newest:
-            continue
-        doomed = root / f"{_PARTIAL}{path.name}-{secrets.token_hex(4)}"
+    aside, kept = set_aside(root, retention, newest, complete)
+    removed, more = remove_aside(aside)
+    return removed, kept + more
+
+
+def set_aside(
+    root: Path, retention: Retention, newest: Path, complete: Sequence[Found]
+) -> tuple[dict[str, Path], list[str]]:
+    """Rename what need not stay, never `newest`, out of sight; return where it is by its name, and why others stay.
+
+    A removal that is cut short then leaves no half checkpoint behind.
+    """
+    aside: dict[str, Path] = {}
+    kept = []
+    pairs = [(found.path, found.manifest) for found in complete]
+    for path in retention.doomed(pairs, datetime.datetime.now(datetime.UTC)):
+        if path != newest:
+            hidden = root / f"{_PARTIAL}{path.name}-{secrets.token_hex(4)}"
+            try:
+                aside[path.name] = path.rename(hidden)
+            except OSError as error:
+                kept.append(f"{path} stays: {error}")
+    return aside, kept
+
+
+def remove_aside(aside: Mapping[str, Path]) -> tuple[list[str], list[str]]:
+    """Delete what was set aside; return its names, and why something stays."""
+    removed, kept = [], []
+    for name, hidden in aside.items():
         try:
-            path.rename(doomed)
-            _remove(doomed)
-            removed.append(path.name)
+            _remove(hidden)
+            removed.append(name)
         except OSError as error:
-            kept.append(f"{path} stays: {error}")
+            kept.append(f"{hidden.with_name(name)} stays: {error}")
     return removed, kept
+
+
+def withdraw(path: Path) -> None:
+    """Remove a checkpoint as far as its disk lets that be done: out of sight first, so that no half of it is left."""
+    doomed = path.with_name(f"{_PARTIAL}{path.name}-{secrets.token_hex(4)}")
+    with contextlib.suppress(OSError):  # nothing that is otherwise than it was written is ever loaded
+        path.rename(doomed)
+        _remove(doomed)
 
 
 def _remove(folder: Path) -> None:

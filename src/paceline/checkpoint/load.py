@@ -15,13 +15,14 @@ import torch.distributed as dist
 
 from paceline.checkpoint.boxes import overlap
 from paceline.checkpoint.files.copies import Copies
+from paceline.checkpoint.files.places import OpenShards
 from paceline.checkpoint.files.read_back import verify_files
 from paceline.checkpoint.fingerprint import PartSums, local_part, parts_held, whole_fingerprints, within
 from paceline.checkpoint.folder import check_lengths
 from paceline.checkpoint.index import Chunks, IndexReader, TensorKind
 from paceline.checkpoint.manifest import Manifest, read_manifest
 from paceline.checkpoint.ranks import Ranks
-from paceline.checkpoint.shards import ShardReader, dtype_name
+from paceline.checkpoint.shards import DTYPES, Chunk, ShardReader, dtype_name, stored_shape
 from paceline.checkpoint.tiers.newest import newest_first
 from paceline.errors import ConfigError, StorageError, suggestion
 
@@ -121,7 +122,7 @@ def _fill(path: Path, tensors: Mapping[str, torch.Tensor], kinds: Kinds, chunks:
     """Copy what this rank holds of each tensor into its place, file by file."""
     shards = ShardReader(path)
     needed = [(chunk, name) for name, of_tensor in chunks.items() for chunk in of_tensor]
-    with Copies() as copies:
+    with OpenShards(path) as opened, Copies() as copies:
         for chunk, name in sorted(needed, key=lambda one: one[0].file):
             local, places = local_part(tensors[name].detach())
             for offsets, sizes in places:
@@ -129,8 +130,22 @@ def _fill(path: Path, tensors: Mapping[str, torch.Tensor], kinds: Kinds, chunks:
                 if shared is None:
                     continue
                 begin = [at - first for at, first in zip(shared[0], chunk.offsets, strict=True)]
-                stored = shards.read(chunk, kinds[name].dtype, begin, shared[1])
-                copies.begin(within(local, (offsets, sizes), shared), stored)
+                target = within(local, (offsets, sizes), shared)
+                if not _read(copies, opened, chunk, kinds[name].dtype, begin, target):
+                    copies.begin(target, shards.read(chunk, kinds[name].dtype, begin, shared[1]))
+
+
+def _read(
+    copies: Copies, opened: OpenShards, chunk: Chunk, dtype: str, begin: Sequence[int], target: torch.Tensor
+) -> bool:
+    """Begin to read a part of a chunk into its place; return False where it does not lie there as in the file."""
+    if not copies.reads(target):
+        return False
+    found = opened.find(chunk.file, chunk.key)
+    if found is None or (found[1].dtype, found[1].shape) != (DTYPES[dtype][0], stored_shape(dtype, chunk.sizes)):
+        return False  # what is wrong with it is told by who reads it in the other way
+    lies = found[1].rows(begin, stored_shape(dtype, target.shape))
+    return lies is not None and copies.begin_reading(target, found[0], *lies)
 
 
 def _check_values(path: Path, tensors: Mapping[str, torch.Tensor], kinds: Kinds, ranks: Ranks) -> None:
@@ -178,7 +193,7 @@ def _open_for(
 
     def open_here() -> tuple[Manifest, Kinds, Mapping[str, Chunks]]:
         manifest = read_manifest(path)
-        check_lengths(path, manifest, manifest.share(ranks.rank, ranks.size))
+        check_lengths(path, manifest.share(ranks.rank, ranks.size))
         index = IndexReader(path, manifest)
         for name, tensor in tensors.items():
             _check_tensor(path, name, tensor, index.kinds)

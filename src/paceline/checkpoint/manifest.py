@@ -87,7 +87,7 @@ class Manifest:
     def share(self, rank: int, size: int) -> dict[str, FileEntry]:
         """Return the files that one of `size` ranks checks for all: about as many each, all of them together."""
         if not isinstance(self.files, ListedFiles):
-            return {name: self.files[name] for name in sorted(self.files)[rank::size]}
+            return {name: self.files[name] for name in sorted(self.files) if self._checker(name, size) == rank}
         saved = range(rank * self.world_size // size, (rank + 1) * self.world_size // size)
         share = dict(self.files.own) if rank == 0 else {}
         for other in saved:
@@ -95,6 +95,11 @@ class Manifest:
                 if name in self.files:
                     share[name] = self.files[name]
         return share
+
+    def _checker(self, name: str, size: int) -> int:
+        """Return which of `size` ranks checks a file: who is where its writer was, and the first one the table."""
+        match = _FILE_NAME.fullmatch(name)
+        return min(size - 1, ((int(match[1]) + 1) * size - 1) // max(1, self.world_size)) if match else 0
 
 
 class ListedFiles(Mapping[str, FileEntry]):
@@ -175,30 +180,33 @@ def part_name(rank: int, world_size: int) -> str:
     return f"shard-{rank:05d}-of-{world_size:05d}.json"
 
 
-def encode_manifest(manifest: Manifest) -> dict[str, bytes]:
-    """Return what the manifest's files hold by their names: lists of files, where there are any; manifest.json last.
+def ranks_in_a_list(world_size: int) -> int:
+    """Return how many ranks have their files in one list: 128 of 16,384; 0 where the manifest itself lists all."""
+    return math.isqrt(world_size - 1) + 1 if world_size > INLINE_RANKS else 0
 
-    Raises ValueError or TypeError where `extra` is not JSON (NaN included).
+
+def encode_list(files: Mapping[str, FileEntry]) -> bytes:
+    """Return what a list of files holds."""
+    return json.dumps(_plain(files), separators=(",", ":")).encode()
+
+
+def encode_manifest(manifest: Manifest, in_pieces: bool = False) -> bytes:
+    """Return what manifest.json holds, of whose files some may be lists of others.
+
+    `in_pieces` says that one of a list's files has a digest of pieces. Raises ValueError or TypeError where `extra` is
+    not JSON (NaN included).
     """
-    version, files, more = VERSION, dict(manifest.files), {}
-    lists: dict[str, bytes] = {}
-    in_pieces = any(entry.piece_bytes for entry in files.values())
-    if manifest.world_size > INLINE_RANKS:
-        ranks = math.isqrt(manifest.world_size - 1) + 1
-        version, more = VERSION_OF_LISTS, {"ranks_in_a_list": ranks}
-        for number in range(-(-manifest.world_size // ranks)):
-            owners = range(number * ranks, min((number + 1) * ranks, manifest.world_size))
-            names = [name for rank in owners for name in files_of(rank, manifest.world_size) if name in files]
-            listed = _plain({name: files.pop(name) for name in names})
-            lists[list_name(number)] = json.dumps(listed, separators=(",", ":")).encode()
-        files |= {name: FileEntry(len(held), hashlib.sha256(held).hexdigest()) for name, held in lists.items()}
-    version = VERSION_OF_PIECES if in_pieces else version
+    of_a_list = ranks_in_a_list(manifest.world_size)
+    more = {"ranks_in_a_list": of_a_list} if of_a_list else {}
+    version = VERSION_OF_LISTS if of_a_list else VERSION
+    if in_pieces or any(entry.piece_bytes for entry in manifest.files.values()):
+        version = VERSION_OF_PIECES
     body = {
         "step": manifest.step, "sequence": manifest.sequence, "created": manifest.created,
-        "world_size": manifest.world_size, **more, "files": _plain(files), "extra": manifest.extra,
+        "world_size": manifest.world_size, **more, "files": _plain(manifest.files), "extra": manifest.extra,
     }  # fmt: skip
     document = {"format": FORMAT, "version": version, "sha256": digest(body), "body": body}
-    return {**lists, MANIFEST_NAME: json.dumps(document, separators=(",", ":"), allow_nan=False).encode()}
+    return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
 
 
 def _plain(files: Mapping[str, FileEntry]) -> dict[str, Any]:

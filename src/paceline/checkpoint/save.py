@@ -2,7 +2,8 @@
 
 `take_snapshot` (snapshot.py) copies the state and sends nothing. `write` and `publish` touch nothing that trains: they
 may run beside the next steps, in a thread and on a process group of their own. `save_checkpoint` is all three at once.
-Nothing is pickled to a file.
+A checkpoint has its name as soon as the disk has it; then it is read back, and withdrawn where it is not what was
+written. Older ones go after that. Nothing is pickled to a file.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import datetime
 import math
 import shutil
-import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,9 +23,12 @@ import torch
 import torch.distributed as dist
 
 from paceline.checkpoint import folder
+from paceline.checkpoint.beside.sums import SumsBeside, samples_of
+from paceline.checkpoint.files.flushes import Flushes
 from paceline.checkpoint.files.read_back import verify_files
 from paceline.checkpoint.index import IndexReader, encode_kinds, encode_part
 from paceline.checkpoint.manifest import (
+    MANIFEST_NAME,
     TABLE_NAME,
     FileEntry,
     Manifest,
@@ -37,22 +40,23 @@ from paceline.checkpoint.manifest import (
 )
 from paceline.checkpoint.ranks import Ranks
 from paceline.checkpoint.save_plan import KeptPlan, SavePlan
-from paceline.checkpoint.shards import Chunk, TensorToWrite, write_file, write_shard
+from paceline.checkpoint.shards import Chunk, TensorToWrite, compare_shard, write_file, write_shard
 from paceline.checkpoint.snapshot import Part, Snapshot, take_snapshot
 from paceline.checkpoint.tiers.newest import next_sequence
 from paceline.checkpoint.tiers.retention import Retention
 from paceline.checkpoint.tiers.unchanged import Unchanged
 from paceline.checkpoint.untrusted import content, refusal
+from paceline.checkpoint.writers.clear import clear
+from paceline.checkpoint.writers.lists import KnownFiles, tell_of_files
 from paceline.errors import StorageError
-
-ROW = struct.Struct("<qq32s")  # of a file: its length, that of its pieces, and its digest
 
 
 @dataclass(frozen=True)
 class CheckpointInfo:
     """A published checkpoint: its folder, the length of its files, and this rank's time for the whole call.
 
-    `removed` names the old checkpoints deleted after it; `kept` says why something that should go stayed.
+    `removed` names the old checkpoints deleted after it; `kept` says why something that should go stayed. Of the time
+    are `after_seconds` those in which it was durable under its name already: it was read back, and old ones removed.
     """
 
     path: Path
@@ -60,19 +64,27 @@ class CheckpointInfo:
     seconds: float
     removed: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
+    after_seconds: float = 0.0
 
 
 @dataclass
 class Written:
-    """A checkpoint whose files are on disk, in a partial folder that no load reads. All but `ranks` is rank 0's."""
+    """A checkpoint whose values are on disk, in a partial folder that no load reads. The first lines are every rank's.
+
+    `own` is what this rank has written, by file, to be compared with what the disk gives back, and `listed` what it
+    knows of files in the folder `unfinished`. `table` and `partial` are rank 0's: the table of tensors, and the folder.
+    """
 
     root: Path
     step: int
     ranks: Ranks
     extra: Mapping[str, Any] = field(default_factory=dict)
-    files: dict[str, FileEntry] = field(default_factory=dict)
-    partial: folder.Partial | None = None
     unchanged: Unchanged = field(default_factory=Unchanged)
+    own: dict[str, Sequence[TensorToWrite]] = field(default_factory=dict)
+    listed: KnownFiles = field(default_factory=KnownFiles)
+    unfinished: Path = Path()
+    table: bytes = b""
+    partial: folder.Partial | None = None
 
     @property
     def what(self) -> str:
@@ -131,10 +143,11 @@ def write(
     alone: bool = False,
     unchanged: Unchanged | None = None,
 ) -> Written:
-    """Write each rank's shard and its part of the index into a new partial folder, and read both back.
+    """Write each rank's shard and its part of the index into a new partial folder.
 
-    Every rank of the group calls it, with its own snapshot of one step. `unchanged`, the same for each save of a
-    training to this root, spares what the checkpoint before holds. Raises as `save_checkpoint` does.
+    Every rank of the group calls it, with its own snapshot of one step, whose values must stay until `publish` has
+    returned. `unchanged`, the same for each save of a training to this root, spares what the checkpoint before holds.
+    Raises as `save_checkpoint` does.
     """
     written = Written(Path(root), taken.step, Ranks(process_group, alone), taken.extra)
     written.unchanged = unchanged or Unchanged()
@@ -142,13 +155,14 @@ def write(
         ranks, what = written.ranks, written.what
         plan = (kept or KeptPlan()).for_save(what, taken, ranks)
         unfinished, last = ranks.from_first(what, partial(_begin, written, plan))
+        written.unfinished = unfinished
         # A rank that has come anew knows no last checkpoint: then none does, or indexes would name different files.
         if ranks.any_of([written.unchanged.folder != last])[0]:
             written.unchanged.forget()
-        files = ranks.attempt(what, partial(_write_share, unfinished, plan, taken, ranks.rank, written.unchanged))
+        files, taken = ranks.attempt(what, partial(_write_share, written, unfinished, plan, taken))
         fingerprints = plan.fingerprints(taken, ranks)
-        rows = ranks.rows(b"".join(_row(files.get(name)) for name in files_of(ranks.rank, ranks.size)))
-        ranks.from_first(what, partial(_collect, written, plan, fingerprints, rows))
+        written.listed = tell_of_files(files, ranks, what, unfinished)
+        ranks.from_first(what, partial(_make_table, written, plan, fingerprints))
     return written
 
 
@@ -159,18 +173,24 @@ def publish(
     fence: Callable[[], None] | None = None,
     beside: Sequence[Path] = (),
 ) -> CheckpointInfo:
-    """Give what was written its final name, and remove old checkpoints beyond `keep_last`. Every rank calls it.
+    """Give what was written its final name, read it back, and remove old checkpoints beyond `keep_last`.
 
-    It becomes the newest of its root and of the roots `beside`. Before that rank 0 reads manifest and table back and
-    looks for every file: what cannot be read is not published.
+    Every rank calls it. The checkpoint becomes the newest of its root and of the roots `beside`. Before that rank 0
+    reads manifest and table back and looks for every file. After it every rank compares what it has written with what
+    the disk gives back: a checkpoint that is otherwise is withdrawn, and costs no older one.
     """
     retention = keep_last if isinstance(keep_last, Retention) else Retention(keep_last)
     assert retention.last >= 1, retention
+    ranks, what = written.ranks, written.what
     with giving_up(written):
-        written.ranks.any_of([True])  # nothing has its name before every rank has called this
-        info = written.ranks.from_first(written.what, partial(_finish, written, retention, fence, beside))
-    written.unchanged.published(info.path)
-    return info
+        # Nothing has its name before every rank has called this. Machines that do not share the folder are found.
+        ranks.attempt(what, partial(folder.check_lengths, written.unfinished, written.listed.own))
+        path, total_bytes = ranks.from_first(what, partial(_finish, written, fence, beside))
+        published = time.perf_counter()
+        _read_back(written, path)
+        removed, kept = clear(ranks, what, written.root, retention, path)
+    written.unchanged.published(path)
+    return CheckpointInfo(path, total_bytes, 0.0, removed, kept, time.perf_counter() - published)
 
 
 @contextmanager
@@ -197,7 +217,7 @@ def _cut_off(written: Written) -> StorageError:
         return StorageError(
             f"{named} is published, and a rank stopped answering before all had heard of it",
             "a process of the run has ended: the supervisor says which",
-            "restart from it: it is intact",
+            "restart: it is taken where it is sound, as far as it was written",
         )
     return StorageError(
         f"the save of step {written.step} in {written.root} did not finish: a rank stopped answering",
@@ -214,34 +234,50 @@ def _begin(written: Written, plan: SavePlan) -> tuple[Path, Path | None]:
 
 
 def _write_share(
-    unfinished: Path, plan: SavePlan, taken: Snapshot, rank: int, unchanged: Unchanged
+    written: Written, unfinished: Path, plan: SavePlan, taken: Snapshot
+) -> tuple[dict[str, FileEntry], Snapshot]:
+    """Write this rank's shard, if it has anything to write, and its part of the index.
+
+    Return these files, and the snapshot with the fingerprints of all parts.
+    """
+    with SumsBeside(taken) as sums:
+        files = _write_files(written, unfinished, plan, taken, sums)
+        return files, sums.whole()
+
+
+def _write_files(
+    written: Written, unfinished: Path, plan: SavePlan, taken: Snapshot, sums: SumsBeside
 ) -> dict[str, FileEntry]:
-    """Write this rank's shard, if it has anything to write, and its part of the index; return them, read back."""
+    rank, unchanged = written.ranks.rank, written.unchanged
     chunks: dict[str, list[Chunk]] = {}
     entries: list[TensorToWrite] = []
     own: list[TensorToWrite] = []
     own_parts: list[Part] = []
-    still = unchanged.since_last(taken.values)
+    still = sums.still(unchanged)
     for (part, values), writer in zip(taken.values.items(), plan.writers, strict=True):
         if writer >= 0:
             name = unchanged_name(writer, plan.size) if part in still else shard_name(writer, plan.size)
             chunks.setdefault(part.name, []).append(Chunk(part.offsets, part.sizes, name, part.key))
         if writer == rank:
             (own if part in still else entries).append(_entry(part, values))
-            own_parts += [part] if part in still else []
+            own_parts += [still[part]] if part in still else []
     shard, index, kept = files_of(rank, plan.size)
     files = {}
-    if entries:
-        files[shard] = write_shard(unfinished / shard, entries)
-    if own:
-        linked = unchanged.link(frozenset(own_parts), unfinished / kept)
-        files[kept] = linked or write_shard(unfinished / kept, own)
-    unchanged.wrote(taken.values, frozenset(own_parts), kept, files.get(kept))
-    if chunks:
-        files[index] = write_file(unfinished / index, encode_part(chunks))
-        with refusal(unfinished, index):
-            content(unfinished / index)  # no more than a load accepts
-        verify_files(unfinished, {index: files[index]})
+    with Flushes() as flushes:
+        if entries:
+            files[shard] = write_shard(unfinished / shard, entries, flushes)
+            written.own[shard] = entries
+        if own:
+            linked = unchanged.link(frozenset(own_parts), unfinished / kept)
+            files[kept] = linked or write_shard(unfinished / kept, own, flushes)
+            written.own |= {} if linked else {kept: own}
+        samples = samples_of(taken.values.items())
+        unchanged.wrote(sums.whole().values, frozenset(own_parts), kept, files.get(kept), samples)
+        if chunks:
+            files[index] = write_file(unfinished / index, encode_part(chunks), flushes)
+            with refusal(unfinished, index):
+                content(unfinished / index)  # no more than a load accepts
+            verify_files(unfinished, {index: files[index]})
     return files
 
 
@@ -249,45 +285,59 @@ def _entry(part: Part, values: torch.Tensor) -> TensorToWrite:
     return TensorToWrite(part.key, part.dtype, part.sizes, lambda: values)
 
 
-def _row(entry: FileEntry | None) -> bytes:
-    """Return a file as 48 bytes that travel: zeros for one that is not there."""
-    return ROW.pack(entry.bytes, entry.piece_bytes, bytes.fromhex(entry.sha256)) if entry else bytes(ROW.size)
-
-
-def _collect(written: Written, plan: SavePlan, fingerprints: Mapping[str, str], rows: Sequence[bytes]) -> None:
-    """Note the files of all ranks and write the table of tensors. Called on rank 0."""
-    assert written.partial is not None
-    for rank, row in enumerate(rows):
-        for name, (length, piece_bytes, digest) in zip(files_of(rank, plan.size), ROW.iter_unpack(row), strict=True):
-            if length:
-                written.files[name] = FileEntry(length, digest.hex(), piece_bytes)
+def _make_table(written: Written, plan: SavePlan, fingerprints: Mapping[str, str]) -> None:
+    """Make the table of tensors. Called on rank 0."""
     kinds = {name: replace(kind, fingerprint=fingerprints.get(name, "")) for name, kind in plan.kinds.items()}
     kinds = {name: kind if math.prod(kind.shape) else replace(kind, fingerprint="") for name, kind in kinds.items()}
-    written.files[TABLE_NAME] = write_file(written.partial.folder / TABLE_NAME, encode_kinds(kinds))
+    written.table = encode_kinds(kinds)
 
 
-def _finish(
-    written: Written, retention: Retention, fence: Callable[[], None] | None, beside: Sequence[Path]
-) -> CheckpointInfo:
-    """Write the manifest, read it back with the table, publish, remove old checkpoints. Called on rank 0."""
+def _finish(written: Written, fence: Callable[[], None] | None, beside: Sequence[Path]) -> tuple[Path, int]:
+    """Write table and manifest, read them back, publish; return the folder and its length. Called on rank 0."""
     assert written.partial is not None
-    unfinished = written.partial.folder
+    unfinished, listed = written.partial.folder, written.listed
     sequence = next_sequence([written.root, *beside])
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    manifest = Manifest(written.step, sequence, created, written.ranks.size, written.files, written.extra)
-    folder.check_lengths(unfinished, manifest)  # finds machines that do not share the folder
-    for name, held in encode_manifest(manifest).items():
-        write_file(unfinished / name, held)
-    read = read_manifest(unfinished)
-    verify_files(unfinished, {name: read.files[name] for name in read.lists})
-    IndexReader(unfinished, read)
+    with Flushes() as flushes:
+        files = {**listed.of_manifest, TABLE_NAME: write_file(unfinished / TABLE_NAME, written.table, flushes)}
+        manifest = Manifest(written.step, sequence, created, written.ranks.size, files, written.extra)
+        folder.check_lengths(unfinished, listed.lists)  # the first ranks of lists have looked for their files
+        write_file(unfinished / MANIFEST_NAME, encode_manifest(manifest, listed.in_pieces), flushes)
+    IndexReader(unfinished, read_manifest(unfinished))
     if fence is not None:
         fence()
     path = written.partial.publish(written.step)
     written.partial = None
-    removed, kept = folder.remove_old(written.root, retention, path)
-    kept += folder.clear_partials(written.root)
-    return CheckpointInfo(path, manifest.total_bytes, 0.0, tuple(removed), tuple(kept))
+    return path, manifest.total_bytes + listed.bytes
+
+
+def _read_back(written: Written, path: Path) -> None:
+    """Compare what each rank wrote with what the disk gives back, and withdraw the checkpoint where any of it differs.
+
+    Raises StorageError on all ranks then. Where a rank is interrupted meanwhile the checkpoint stays, and so do older
+    ones.
+    """
+    ranks, what = written.ranks, written.what
+
+    def compare() -> Exception | None:
+        try:
+            for name, entries in written.own.items():
+                compare_shard(path / name, entries)
+        except (OSError, StorageError) as error:
+            return error
+        finally:
+            written.own.clear()  # and with it the values
+        return None
+
+    error = ranks.attempt(what, compare)
+    if ranks.any_of([error is not None])[0]:
+        ranks.from_first(what, partial(folder.withdraw, path))
+        ranks.attempt(what, partial(_raise, error))
+
+
+def _raise(error: Exception | None) -> None:
+    if error is not None:
+        raise error
 
 
 def _check_space(written: Written, needed_bytes: int) -> None:

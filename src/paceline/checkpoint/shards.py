@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from paceline.checkpoint.files.pieces import write_in_pieces
+from paceline.checkpoint.files.flushes import Flushes
+from paceline.checkpoint.files.pieces import compare_in_pieces, write_in_pieces
 from paceline.checkpoint.files.threads import Hands
 from paceline.checkpoint.manifest import FileEntry
 from paceline.errors import StorageError
@@ -77,15 +78,26 @@ def stored_shape(dtype: str, shape: Sequence[int]) -> tuple[int, ...]:
     return (*shape, 2) if dtype in IN_PARTS else tuple(shape)
 
 
-def write_shard(path: Path, entries: Sequence[TensorToWrite]) -> FileEntry:
-    """Write a shard of a checkpoint, read it back, have the disk take it, and return its length and digest.
+def write_shard(path: Path, entries: Sequence[TensorToWrite], flushes: Flushes) -> FileEntry:
+    """Write a shard of a checkpoint and return its length and digest; the disk has it when the flushes are made.
 
-    Raises OSError, and StorageError where what is read is not what was written, or a load could not read it.
+    Raises OSError.
+    """
+    return write_in_pieces(path, _content(_in_order(entries)), flushes)
+
+
+def compare_shard(path: Path, entries: Sequence[TensorToWrite]) -> None:
+    """Raise StorageError where a shard, as its disk gives it back, is not what `write_shard` wrote of these entries.
+
+    And where it is, but a load could not read it. Raises OSError where it cannot be read at all.
     """
     ordered = _in_order(entries)
-    entry = write_in_pieces(path, chain([memoryview(_header(ordered, None))], _pieces_of(ordered)))
+    compare_in_pieces(path, _content(ordered))
     _check_readable(path, ordered)
-    return entry
+
+
+def _content(ordered: Sequence[TensorToWrite]) -> Iterator[memoryview]:
+    return chain([memoryview(_header(ordered, None))], _pieces_of(ordered))
 
 
 def _check_readable(path: Path, entries: Sequence[TensorToWrite]) -> None:
@@ -126,12 +138,12 @@ def write_plain(path: Path, entries: Sequence[TensorToWrite], metadata: dict[str
         return FileEntry(file.tell(), digest.hexdigest())
 
 
-def write_file(path: Path, content: bytes) -> FileEntry:
-    """Write a new file, flushed to disk, and return its length and digest. Raises OSError."""
-    with path.open("xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+def write_file(path: Path, content: bytes, flushes: Flushes) -> FileEntry:
+    """Write a new file and return its length and digest; the disk has it when the flushes are made. Raises OSError."""
+    file = path.open("xb")
+    flushes.add(file)
+    file.write(content)
+    file.flush()
     return FileEntry(len(content), hashlib.sha256(content).hexdigest())
 
 

@@ -1,4 +1,4 @@
-"""The state of one moment, as a rank holds it: the parts of its tensors, apart from the ones that go on training."""
+"""The state of one moment, as a rank holds it: parts of tensors, copied apart from the tensors that go on training."""
 
 from __future__ import annotations
 
@@ -61,14 +61,17 @@ def take_snapshot(
     """Return the state of this moment. Nothing is sent or written, so training may go on when it returns.
 
     Values are copied to the host's memory. Without `copy` they are the live ones, which must then not change until the
-    checkpoint is written. Raises StorageError for what a checkpoint cannot hold.
+    checkpoint is published; who writes them takes their fingerprints. Raises StorageError for what a checkpoint cannot
+    hold.
     """
     checked = {name: _checked(name, tensor) for name, tensor in tensors.items()}
+    if not copy:
+        return Snapshot(step, dict(_parts(checked)), plain_json(extra))
     fingerprints = parts_held(checked)  # of the live tensors: what a copy or a writer gets wrong is to be seen
     values = {}
     for part, local in _parts(checked):
         known = fingerprints[part.name].get(part.box)
-        values[replace(part, fingerprint=known)] = local.to("cpu", copy=True) if copy else local
+        values[replace(part, fingerprint=known)] = local.to("cpu", copy=True)
     return Snapshot(step, values, plain_json(extra))
 
 

@@ -1,4 +1,4 @@
-"""Vary: a cluster with one of its figures larger or smaller, all else as it is."""
+"""Vary: a cluster with one figure larger or smaller, such as links at half their rate; the others stay."""
 
 from __future__ import annotations
 

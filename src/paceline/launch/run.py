@@ -1,4 +1,4 @@
-"""A run to its end in this process, as one rank of its world."""
+"""A run to its end in this process, which is one rank of the run's world."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choice: a task on a cluster with the plan that was chosen for it. Data only; planned.py says more of it."""
+"""Choice: a task on a cluster, with the plan that was chosen. Data only; planned.py adds the analyses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Smaller: the plans that need less memory than one, and what each of them gives up for it. Imports no torch.
+"""Smaller: plans that need less memory than a given plan, and what each gives up for that. Imports no torch.
 
 A run carries them along, so that a rank whose memory is exhausted can say which change would fit, at once and without
 planning anything.

@@ -71,7 +71,7 @@ class Event:
 
     time: float | None
     attempt: int
-    fields: dict[str, Any]
+    fields: dict[str, object]
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,12 @@ class Reproduce:
     """What it takes to run the same thing again."""
 
     command: tuple[str, ...]
-    spec: dict[str, Any]
+    spec: dict[str, object]
     provenance: dict[str, str]
     versions: dict[str, str]
     host: str
     seed: int | None
-    data: dict[str, Any]
+    data: dict[str, object]
     parameters: float | None
 
 
@@ -117,17 +117,17 @@ class Summary:
     losses: Losses
     metrics: tuple[MetricCurve, ...]  # of held-out samples besides the loss, and of further sets
     written: tuple[WrittenTexts, ...]  # by the model, first and last
-    sources: dict[str, Any]  # of a mixture: what each source has given, by its name
+    sources: dict[str, dict[str, object]]  # of a mixture: what each source has given, by its name
     speed: Speed
     bound: BoundVerdict | None  # what bounds a step, by the newest start
     series: dict[str, Series]
     checkpoints: Checkpoints
     decisions: tuple[Event, ...]
     faults: tuple[Event, ...]
-    moved: dict[str, Any] | None  # since the weights that the run started from
+    moved: dict[str, object] | None  # since the weights that the run started from
     verification: dict[str, object] | None
-    cluster: dict[str, Any]
-    placement: dict[str, Any]
+    cluster: dict[str, object]
+    placement: dict[str, object]
     reproduce: Reproduce
     error: dict[str, str] | None
     remarks: tuple[str, ...]
@@ -182,7 +182,7 @@ def _status(end: RunEnded | None, done: int, planned: int | None, wall_seconds: 
     return status, words.get(status, f"Ended as '{status}': {took}.")
 
 
-def _moved(found: Records) -> dict[str, Any] | None:
+def _moved(found: Records) -> dict[str, object] | None:
     """Return how far the model is from its starting weights, with the held-out loss at the start and the newest."""
     records = found.of(MovedRecord)
     if not records:

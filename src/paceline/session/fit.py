@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from paceline.config.called import OVERRIDES, checked_call
 from paceline.errors import HandedBack, PacelineError, Requeue
@@ -24,13 +23,13 @@ from paceline.uncaught import is_prompt
 
 @checked_call(overrides=OVERRIDES)
 def fit(
-    task: Task | Spec | dict[str, Any] | str | Path,
-    plan: str | dict[str, Any] | PlanSpec | Plan = "auto",
+    task: Task | Spec | Mapping[str, object] | str | Path,
+    plan: str | Mapping[str, object] | PlanSpec | Plan = "auto",
     *,
-    cluster: str | int | dict[str, Any] | ClusterSpec = "auto",
-    run: dict[str, Any] | RunSpec | None = None,
+    cluster: str | int | Mapping[str, object] | ClusterSpec = "auto",
+    run: Mapping[str, object] | RunSpec | None = None,
     verify: bool | None = None,
-    faults: str | Path | list[dict[str, Any]] | FaultPlan | None = None,
+    faults: str | Path | Sequence[Mapping[str, object]] | FaultPlan | None = None,
     overrides: Sequence[str] = (),
 ) -> Summary:
     """Plan, prove and train the task to its end and return the report.

@@ -13,9 +13,8 @@ import contextlib
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -80,13 +79,13 @@ class Run(Training):
     @checked_call(overrides=OVERRIDES)
     def __init__(
         self,
-        task: Task | Spec | dict[str, Any] | str | Path,
-        plan: str | dict[str, Any] | PlanSpec | Plan = "auto",
+        task: Task | Spec | Mapping[str, object] | str | Path,
+        plan: str | Mapping[str, object] | PlanSpec | Plan = "auto",
         *,
-        cluster: str | int | dict[str, Any] | ClusterSpec = "auto",
-        run: dict[str, Any] | RunSpec | None = None,
+        cluster: str | int | Mapping[str, object] | ClusterSpec = "auto",
+        run: Mapping[str, object] | RunSpec | None = None,
         verify: bool | None = None,
-        faults: str | Path | list[dict[str, Any]] | FaultPlan | None = None,
+        faults: str | Path | Sequence[Mapping[str, object]] | FaultPlan | None = None,
         overrides: Sequence[str] = (),
     ) -> None:
         end_with_parent()

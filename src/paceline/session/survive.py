@@ -1,4 +1,4 @@
-"""A run in processes of its own, which survives what happens to them: `train`, `fit` and `Run` have it in common."""
+"""A run in processes of its own, which goes on when one is lost: `train`, `fit` and `Run` all start it here."""
 
 from __future__ import annotations
 

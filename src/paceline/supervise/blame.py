@@ -1,4 +1,4 @@
-"""Which rank a failed run is to be blamed on: the first that failed by itself, and never one that was ended for it."""
+"""Which rank a failed run is blamed on: the first that failed by itself, never a rank that the supervisor ended."""
 
 from __future__ import annotations
 
@@ -35,6 +35,20 @@ class Ending:
     by: float
 
 
+@dataclass(frozen=True)
+class ToldError:
+    """What a rank told of its error: when it came about (seconds since the epoch), and whether it was the cause.
+
+    `words` is all that the rank told, as an error's record has it: "what", "because", "try" and more.
+    """
+
+    rank: int
+    time: float
+    cause: bool
+    exit_code: int
+    words: Mapping[str, object]
+
+
 def outcome_of(
     endings: Sequence[Ending], killed: Collection[int], folder: Path, kills_before: int | None, ranks: int = 0
 ) -> Outcome:
@@ -50,19 +64,21 @@ def outcome_of(
     ranks = ranks or len(endings)
     if len({ending.code for ending in own}) == 1 and len(own) == ranks and own[0].code > 0 and not told:
         return Outcome(own[0].code)  # a script that all ranks have left alike
-    spoke = {error["rank"] for error in told}
+    spoke = {error.rank for error in told}
     # Whoever has told all of its error was alive until then, however far apart the looks at it are.
-    named = {error["rank"] for error in errors_told(folder) if error["cause"]}
-    failures: list[tuple[float, dict[str, Any] | Ending]] = [
-        *((float(error["time"]), error) for error in told if error["cause"]),
+    named = {error.rank for error in errors_told(folder) if error.cause}
+    failures: list[tuple[float, ToldError | Ending]] = [
+        *((error.time, error) for error in told if error.cause),
         *((_moment(each), each) for each in own if _is_news(each, spoke, named)),
     ]
     if not failures:
         requeue = any(ending.code == Requeue.exit_code for ending in own)
-        return Outcome(Requeue.exit_code) if requeue else Outcome(max(ending.code for ending in own), told[0])
+        if requeue:
+            return Outcome(Requeue.exit_code)
+        return Outcome(max(ending.code for ending in own), dict(told[0].words))
     first = min(failures, key=lambda failure: failure[0])[1]
     if not isinstance(first, Ending):
-        return Outcome(int(first["exit_code"]), first)
+        return Outcome(first.exit_code, dict(first.words))
     return _died(first, ranks, kills_before) if first.code < 0 else _left(first, ranks)
 
 
@@ -70,7 +86,7 @@ def cause_is_known(endings: Sequence[Ending], folder: Path) -> bool:
     """Return whether somebody has failed by itself already: others that fail later are not to be blamed."""
     if any(ending.code < 0 for ending in endings):
         return True
-    return any(error["cause"] for error in errors_told(folder, [ending.rank for ending in endings]))
+    return any(error.cause for error in errors_told(folder, [ending.rank for ending in endings]))
 
 
 def _is_news(ending: Ending, spoke: Collection[int], named: Collection[int]) -> bool:
@@ -119,17 +135,17 @@ def leave_error(folder: Path, rank: int, details: Mapping[str, object], cause: b
     unfinished.replace(path)
 
 
-def errors_told(folder: Path, ended: Collection[int] = ()) -> list[dict[str, Any]]:
+def errors_told(folder: Path, ended: Collection[int] = ()) -> list[ToldError]:
     """Return what ranks told of their errors, in the order in which they did, and what `ended` ones had begun to tell.
 
     What a rank that still runs has begun to tell is no error yet: it may be an echo of another one's.
     """
     begun = [path for rank in ended if (path := folder / f"error-{rank}.json{UNFINISHED}").exists()]
     errors = [_read(path) for path in (*folder.glob(ERROR_GLOB), *begun)]
-    return sorted(errors, key=lambda error: (error["time"], error["rank"]))
+    return sorted(errors, key=lambda error: (error.time, error.rank))
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> ToldError:
     """Return a rank's error. One that was cut short counts as the cause, at the moment of its last byte."""
     written = path.stat().st_mtime
     rank = int(path.name.removesuffix(UNFINISHED).removesuffix(".json").rpartition("-")[2])
@@ -137,12 +153,17 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(text)
         if isinstance(found, dict) and {"what", "because", "try", "exit_code"} <= set(found):
-            return {"time": written, "rank": rank, "cause": True, **found}
-    except ValueError:
+            return _told({"time": written, "rank": rank, "cause": True, **found})
+    except (ValueError, TypeError):  # cut short, or no moment, rank or code where one is meant
         pass
     cut = PacelineError(
         f"rank {rank} failed, and what it told of that is cut short",
         f"it was ended while it wrote this: {text[:300]!r}" if text else "it was ended before it wrote a word of it",
         "look at what the rank printed; start the same command again: it resumes from the last checkpoint",
     )
-    return {**cut.as_dict(), "time": written, "rank": rank, "cause": True}
+    return _told({**cut.as_dict(), "time": written, "rank": rank, "cause": True})
+
+
+def _told(words: Mapping[str, Any]) -> ToldError:
+    """Return an error as its words say it. Raises ValueError and TypeError where a number is none."""
+    return ToldError(int(words["rank"]), float(words["time"]), bool(words["cause"]), int(words["exit_code"]), words)

@@ -1,4 +1,4 @@
-"""The crew: the processes of one world on this machine, one for each rank, and how each of them ended."""
+"""The crew: the processes of one world on this machine, one for each rank, and how each process ended."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import replace
 from paceline.errors import Requeue
 from paceline.patience import Patience
 from paceline.run.survive.health.watch import PulseWatch
+from paceline.spec.journal.timing.clock import MovedClock
 from paceline.supervise.blame import Ending
 from paceline.supervise.groups import POLL_SECONDS, Far, Process, ending_of, kill_group, signal_process
 from paceline.supervise.ranks_lost import RanksLost, TellLost, told_to_nobody
@@ -33,11 +34,17 @@ class Crew:
         self.endings: dict[int, Ending] = {}
         self.killed: set[int] = set()  # by the supervisor, because a peer had failed before
         self.passed_on: set[int] = set()  # stop signals that ranks were sent
-        self._looked = time.time()
+        self._looked, self._clock = time.time(), MovedClock()
         self.tell, self._is_stopped = tell, is_stopped
 
     def look(self) -> None:
         """Note which processes have ended since the last look."""
+        if moved := self._clock.moved():  # what was seen before is told by the clock as it is now
+            self._looked += moved
+            self.endings = {
+                rank: replace(ending, after=ending.after + moved, by=ending.by + moved)
+                for rank, ending in self.endings.items()
+            }
         now = time.time()
         for rank, process in enumerate(self.processes):
             code = ending_of(process) if rank not in self.endings else None

@@ -1,4 +1,4 @@
-"""Ranks forked from one process that has imported everything: they start in milliseconds and share what it holds.
+"""Ranks forked from one process that has imported everything: a rank starts in milliseconds and shares the imports.
 
 The process that forks must have started no thread: a fork copies only the thread that calls it, and a lock that another
 one held stays locked in the child for ever. Torch starts threads with its first backward pass and its first group.

@@ -1,4 +1,4 @@
-"""A process that ends when the one that started it dies, however that died: none trains on as an orphan."""
+"""A process that ends when its parent dies, however the parent died: no process trains on as an orphan."""
 
 from __future__ import annotations
 

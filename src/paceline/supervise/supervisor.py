@@ -148,7 +148,15 @@ def is_supervised() -> bool:
 
 
 def report_error(details: dict[str, object], cause: bool) -> None:
-    """Leave a rank's error where the supervisor finds it; `cause` is False for what a peer's end brought about."""
+    """Leave a rank's error where the supervisor finds it; `cause` is False for what a peer's end brought about.
+
+    Where that cannot be written, or the supervisor has gone with its folder, a cause is printed.
+    """
     folder = os.environ.get(ERROR_FOLDER)
-    if folder:
+    if not folder:
+        return
+    try:
         leave_error(Path(folder), int(os.environ.get("RANK", "0")), details, cause)
+    except OSError:
+        if cause:
+            print(f"error: {details.get('what', '')}: {details.get('because', '')}", file=sys.stderr)

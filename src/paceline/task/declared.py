@@ -1,4 +1,4 @@
-"""The rules that a model declares: its own `paceline_rules`, those that a Hugging Face model ships, or both.
+"""The rules that a model declares: its own `paceline_rules`, the rules that a Hugging Face model ships, or both.
 
 A user's module says them in a class or instance attribute, in a dozen lines:
 

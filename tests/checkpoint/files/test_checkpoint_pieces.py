@@ -15,7 +15,7 @@ import pytest
 import torch
 from checkpoint_samples import write_document
 
-from paceline.checkpoint import load_checkpoint, read_manifest, save_checkpoint, verify_checkpoint
+from paceline.checkpoint import find_latest, load_checkpoint, read_manifest, save, save_checkpoint, verify_checkpoint
 from paceline.checkpoint.files import copies, past_caches, pieces
 from paceline.checkpoint.files.read_back import PiecesDigest
 from paceline.checkpoint.manifest import MANIFEST_NAME
@@ -42,7 +42,7 @@ def hang(*given):
 
 setattr(os, sys.argv[2], hang)
 if sys.argv[2] == "fdatasync":
-    past_caches.open_past_caches = lambda path: None
+    past_caches.open_past_caches = lambda path, writes: None
 staged = HostStage().take(1, {"weight": torch.zeros(12 * 2**20)}, {})
 flight = SaveInFlight([SaveTo(Path(sys.argv[1]), 1)], staged, None, 0.1)
 reached.wait()
@@ -163,7 +163,7 @@ def test_a_system_that_writes_and_reads_a_part_of_what_it_is_asked_changes_nothi
 @pytest.mark.usefixtures("small")
 def test_a_file_is_the_same_past_the_caches_and_through_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     past = saved(tmp_path / "past")
-    monkeypatch.setattr(past_caches, "open_past_caches", lambda path: None)
+    monkeypatch.setattr(past_caches, "open_past_caches", lambda path, writes: None)
     through = saved(tmp_path / "through")
     assert (past / SHARD).read_bytes() == (through / SHARD).read_bytes()
     assert read_manifest(past).files[SHARD] == read_manifest(through).files[SHARD]
@@ -178,8 +178,8 @@ def test_a_file_system_that_refuses_in_the_middle_gets_the_rest_through_the_cach
     """Some accept the flag when a file is opened, and not the calls, or not each of them."""
     calls, direct, opened = [0], set[int](), past_caches.open_past_caches
 
-    def noted(path: Path) -> int | None:
-        if (descriptor := opened(path)) is not None:
+    def noted(path: Path, writes: bool) -> int | None:
+        if (descriptor := opened(path, writes)) is not None:
             direct.add(descriptor)
         return descriptor
 
@@ -202,7 +202,7 @@ def test_a_file_system_that_refuses_in_the_middle_gets_the_rest_through_the_cach
 
 @pytest.mark.parametrize("place", [0, PIECE, 3 * PIECE + 5, -1])
 @pytest.mark.usefixtures("small")
-def test_what_a_disk_takes_otherwise_than_it_is_given_is_not_published(
+def test_what_a_disk_takes_otherwise_than_it_is_given_is_withdrawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: int
 ) -> None:
     first, pwrite = saved(tmp_path), os.pwrite
@@ -221,10 +221,49 @@ def test_what_a_disk_takes_otherwise_than_it_is_given_is_not_published(
     check_loads(first)
 
 
+@pytest.mark.parametrize("ends", ["longer", "shorter", "gone"])
+@pytest.mark.usefixtures("small")
+def test_a_file_that_is_not_as_long_as_it_was_written_is_withdrawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    first, compare = saved(tmp_path), save.compare_shard
+
+    def changed(path: Path, entries: Any) -> None:
+        length = path.stat().st_size
+        path.unlink() if ends == "gone" else os.truncate(path, length + {"longer": 1, "shorter": -1}[ends])
+        compare(path, entries)
+
+    monkeypatch.setattr(save, "compare_shard", changed)
+    with pytest.raises(StorageError, match="step 2 was not saved" if ends == "gone" else f"{SHARD} is damaged"):
+        save_checkpoint(tmp_path, 2, state(), {}, keep_last=1)
+    assert [found.name for found in tmp_path.iterdir()] == [first.name]
+
+
+@pytest.mark.usefixtures("small")
+def test_no_older_checkpoint_goes_before_the_newer_one_is_read_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who is interrupted while it is read has both: the newer one is durable, and nobody knows yet how sound it is."""
+    first = saved(tmp_path)
+
+    def interrupted(path: Path, entries: Any) -> None:
+        assert path.parent.name == "step-00000002" and find_latest(tmp_path) == path.parent, "it has its name"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(save, "compare_shard", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save_checkpoint(tmp_path, 2, state(), {}, keep_last=1)
+    check_loads(first)
+    check_loads(tmp_path / "step-00000002")
+    monkeypatch.undo()
+    info = save_checkpoint(tmp_path, 3, state(), {}, keep_last=1)
+    assert sorted(info.removed) == [first.name, "step-00000002"] and 0 < info.after_seconds < info.seconds
+
+
 @pytest.fixture
 def through_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have no file system with a way past the caches."""
-    monkeypatch.setattr(past_caches, "open_past_caches", lambda path: None)
+    monkeypatch.setattr(past_caches, "open_past_caches", lambda path, writes: None)
 
 
 @pytest.mark.parametrize("call", [1, 2, 3])

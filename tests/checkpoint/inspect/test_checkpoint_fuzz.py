@@ -21,7 +21,7 @@ from checkpoint_samples import check_equal, laid_out, save_sample, write_documen
 from distributed import run_ranks
 
 from paceline.checkpoint import load_latest, manifest, read_manifest, save_checkpoint
-from paceline.checkpoint.files import pieces
+from paceline.checkpoint.files import copies, pieces
 from paceline.checkpoint.manifest import MANIFEST_NAME
 from paceline.checkpoint.tiers.unchanged import Unchanged
 from paceline.errors import ConfigError, StorageError
@@ -128,8 +128,12 @@ class Damages:
         write_document(self.path, whole["version"], whole["body"])
 
 
-def _fuzzed(root: str, seed: int, count: int) -> Counter[str]:
-    """Load the checkpoint after each of `count` damages; return how often it was refused, and how often not."""
+def _fuzzed(root: str, seed: int, count: int, in_place: bool) -> Counter[str]:
+    """Load the checkpoint after each of `count` damages; return how often it was refused, and how often not.
+
+    Values are read straight into place with `in_place`, as long ones are, and else out of mapped files.
+    """
+    copies.FEW_BYTES = 1 if in_place else copies.FEW_BYTES
     (path,) = Path(root).iterdir()
     damages, found, ran = Damages(path), Counter[str](), []
     target = laid_out("plain", blank=True)
@@ -187,7 +191,8 @@ def _fuzz(root: Path, kind: str, seed: int, count: int) -> None:
     assert any("unchanged" in name for name in names) == (kind == "linked")
     (path,) = root.iterdir()
     assert any(entry.piece_bytes for entry in read_manifest(path).files.values()) == (kind == "pieces")
-    (found,) = run_ranks(_fuzzed, 1, str(root), seed, count, timeout_seconds=600)
+    in_place = seed // BLOCK % 2 == 1 if seed else kind in ("pieces", "linked")
+    (found,) = run_ranks(_fuzzed, 1, str(root), seed, count, in_place, timeout_seconds=600)
     assert found["refused"] > count / 2 and found["restored"] > count / 100, found
     print(f"{kind}: {found['refused']} of {count} damages refused, {found['restored']} restored exactly")
 

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.cluster.here.determinism import MEASURED, deterministic_price
 
-RESULT = Path(__file__).parents[3] / "benchmarks" / "results" / "deterministic.json"
+RESULT = Path(__file__).parents[3] / "benchmarks" / "results" / "figures" / "deterministic.json"
 
 
 def test_the_price_is_that_of_the_saved_benchmark() -> None:

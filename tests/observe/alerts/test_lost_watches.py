@@ -20,7 +20,7 @@ from paceline.observe.alerts.watch import AlertWatch
 from paceline.observe.alerts.watch_of_run import tell_of_loss, watch_of
 from paceline.session.nodes.loss import LossTeller
 from paceline.session.watch import alerting
-from paceline.session.watch.alerting import begin_alerts
+from paceline.session.watch.alerting import RunAlerts, _BesideProcess, begin_alerts
 from paceline.spec.journal.beside import read_beside
 from paceline.spec.journal.kinds import RecoveryRecord
 from paceline.spec.journal.line import line_of
@@ -166,12 +166,43 @@ def test_a_watch_on_a_node_where_a_sinks_variable_is_missing_tells_the_others_an
     assert not [each for each in said if "nobody is told" in each]
 
 
-def test_a_watch_that_dies_beside_its_run_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def begun_beside(folder: Path, said: list[str]) -> RunAlerts:
+    path = folder / "task.toml"
+    sink = f'[[run.alerts.sinks]]\nkind = "file"\nto = "{folder}/told"\nleast = "info"\n'
+    path.write_text(f'[task]\ndata = "{folder}/none.txt"\n[run]\ndir = "{folder}/run"\n{sink}')
+    return begin_alerts(load_spec(path), said.append, supervises=True)
+
+
+def test_a_watch_that_dies_as_often_as_it_is_started_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alerting, "MODULE", "paceline.of_no_name")
-    said, path = list[str](), tmp_path / "task.toml"
-    sink = f'[[run.alerts.sinks]]\nkind = "file"\nto = "{tmp_path}/told"\n'
-    path.write_text(f'[task]\ndata = "{tmp_path}/none.txt"\n[run]\ndir = "{tmp_path}/run"\n{sink}')
-    watch = begin_alerts(load_spec(path), said.append, supervises=True)
-    wait_until(lambda: bool(said))
+    said = list[str]()
+    watch = begun_beside(tmp_path, said)
+    wait_until(lambda: any("nobody is told" in each for each in said))
     watch.close()
-    assert said == ["alert    the watch has ended with 1 while the run goes on: nobody is told of it"]
+    what = "alert    the watch has ended with 1 while the run goes on"
+    assert said == [*[f"{what}: another one takes its place"] * 2, f"{what}: nobody is told of it"]
+
+
+def test_a_watch_that_is_killed_is_replaced_and_nothing_is_told_twice_or_lost(tmp_path: Path) -> None:
+    """As where the system is out of memory and takes the watch: what happens later is told all the same."""
+    run_dir, said = tmp_path / "run", list[str]()
+
+    def told() -> list[tuple[str, str]]:
+        lines = (tmp_path / "told").read_text().splitlines() if (tmp_path / "told").exists() else []
+        alerts = [json.loads(line) for line in lines]
+        return [(each["state"], each["title"]) for each in alerts if each["rule"] == "rank_down"]
+
+    watch = begun_beside(tmp_path, said)
+    write(run_dir, started(), step(7, time.time()))
+    watch.tell(dataclasses.replace(LOSS, time=time.time()))
+    wait_until(lambda: told() == [("firing", LOSS.what)])
+    assert isinstance(watch, _BesideProcess)
+    watch._process.kill()
+    wait_until(lambda: any("another one takes its place" in each for each in said))
+    write(run_dir, recovery(time.time()))
+    wait_until(lambda: len(told()) == 2)
+    watch.tell(dataclasses.replace(LOSS, what="rank 1 was lost", time=time.time()))
+    wait_until(lambda: len(told()) == 3)
+    watch.close()
+    assert told() == [("firing", LOSS.what), ("resolved", LOSS.what), ("firing", "rank 1 was lost")]
+    assert sum("watch has ended" in each for each in said) == 1

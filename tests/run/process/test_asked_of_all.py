@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import platform
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,9 @@ from paceline.run.loop.training import Training
 from paceline.run.process.brief import Brief
 from paceline.run.process.world import World, join_world
 from paceline.run.record.samples_read import ids_read
+from paceline.run.survive.saving import host_room
+from paceline.run.survive.saving.host_room import why_not_beside
+from paceline.run.survive.saving.memory_tier import why_no_memory_tier
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.layout import Layout
@@ -80,18 +85,40 @@ def test_metrics_that_only_some_ranks_have_are_added_up() -> None:
 
 def test_names_that_all_have_ask_nobody(nobody_asks: None) -> None:
     assert on_threads(3, lambda world: world.union(["b", "a", "b"])) == [["a", "b"]] * 3
-    with pytest.raises(Unasked):
-        World.union(_Differing(0, 2, 0, torch.device("cpu")), ["a"])
 
 
-class _Differing(World):
-    def maximum(self, values: list[float]) -> list[float]:
-        """Return what a rank with other names makes of it."""
-        return [values[0] + 1, *values[1:]]
+def test_names_of_stages_are_sent_once_for_each_stage(nobody_asks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of eight ranks in four stages one of each stage sends its names; a name of two stages comes once."""
+    sent: list[int] = []
+    share = InThreads.share
 
-    def gather(self, item: Any) -> list[Any]:
-        """Be asked."""
-        raise Unasked
+    def counted(self: InThreads, item: Any, root: int = 0) -> Any:
+        sent.extend([root] if self.is_first else [])
+        return share(self, item, root)
+
+    monkeypatch.setattr(InThreads, "share", counted)
+    names = [["embed", "norm"], ["a", "norm"], ["b"], ["head", "embed"]]
+    assert on_threads(8, lambda world: world.union(names[world.rank // 2])) == [["embed", "norm", "a", "b", "head"]] * 8
+    assert sent == [0, 2, 4, 6]
+
+
+def test_room_for_copies_is_asked_of_the_ranks_of_a_machine_alone(
+    nobody_asks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Machines are as many as there are nodes: a list of all of them, and a turn for each, grows with the world."""
+    of_thread = threading.local()
+    monkeypatch.setattr(platform, "node", lambda: of_thread.name)
+    monkeypatch.setattr(InThreads, "union", lambda world, names: pytest.fail("a turn for each machine"))
+    monkeypatch.setattr(host_room, "available_memory_bytes", lambda: 10 * 2**20)
+    held = {"weight": torch.zeros(2**20)}
+
+    def reasons(world: World) -> tuple[str, str]:
+        of_thread.name = f"machine {world.rank // 2}"
+        return why_not_beside(held if world.rank < 2 else {}, world), why_no_memory_tier(held, world)
+
+    for beside, in_memory in on_threads(6, reasons):
+        assert beside == "the copies of a machine's ranks take 8.00 MiB of host memory, of which 10.0 MiB are free"
+        assert in_memory == "the ranks are on 3 machines, and each would hold a part only"
 
 
 def test_contents_that_differ_are_never_alike() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,9 +13,11 @@ from distributed import run_ranks
 
 from paceline.errors import ConfigError
 from paceline.run.process.groups import own_part
-from paceline.run.process.place import Place
+from paceline.run.process.place import KEPT_STORE, Place
 from paceline.run.process.world import build_mesh, join_world
 from paceline.spec.layout import Layout
+from paceline.spec.run import RunSpec
+from paceline.spec.survive.checkpoints import CheckpointsSpec
 
 AXES = {"pp": 2, "dp_replicate": 3, "fsdp": 4, "tp": 2}
 
@@ -78,3 +81,30 @@ def test_nccl_has_no_gloo_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (world.rank, world.size, world.device) == (3, 16384, torch.device("cuda", 1))
     ((backend, options),) = asked
     assert backend == "nccl" and options["init_method"] == "tcp://n1:20000" and options["world_size"] == 16384
+
+
+def kept_by_a_launcher(asynchronous: str, rendezvous: str) -> str:
+    """Return what this rank says when it asks for the group of saves after the store where ranks meet has gone."""
+    place = Place(dist.get_rank(), dist.get_world_size(), dist.get_rank(), dist.get_world_size(), rendezvous)
+    run = RunSpec(checkpoints=CheckpointsSpec(asynchronous=asynchronous))
+    world = join_world("cpu", 1, place, run)
+
+    def gone(*args: Any, **options: Any) -> Any:
+        raise RuntimeError("the store is gone")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "new_group", gone)
+        try:
+            group = world.groups.beside(timedelta(seconds=60))
+        except RuntimeError as error:
+            return str(error)
+    found = torch.ones(1)
+    dist.all_reduce(found, group=group)
+    return f"{found.item():g} ranks"
+
+
+def test_saves_ask_nothing_of_the_store_of_a_launcher_which_may_be_killed() -> None:
+    """The save that a launcher's death asks for would be the first to need it: ranks ended with an error then."""
+    assert run_ranks(kept_by_a_launcher, 2, "auto", f"{KEPT_STORE}n1:20000/x") == ["2 ranks"] * 2
+    assert run_ranks(kept_by_a_launcher, 2, "off", f"{KEPT_STORE}n1:20000/x") == ["the store is gone"] * 2
+    assert run_ranks(kept_by_a_launcher, 2, "auto", "env://") == ["the store is gone"] * 2, "it lives as long as rank 0"

@@ -22,7 +22,7 @@ from runs import environment, is_running, run_patiently
 from paceline import lock as lock_module
 from paceline.checkpoint import list_checkpoints, save_checkpoint
 from paceline.errors import RunInUse, StorageError
-from paceline.lock import LOCK_VARIABLE, NAME, RunLock, is_live, take
+from paceline.lock import LOCK_VARIABLE, NAME, RunLock, is_live, live_since, take
 from paceline.run.record.journal import Journal
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.reading import read_journal
@@ -262,3 +262,14 @@ def test_who_asks_whether_a_run_lives_takes_nothing(tmp_path: Path) -> None:
     assert is_live(tmp_path), "nobody here knows of its processes"
     (tmp_path / "lock").write_text(json.dumps({**elsewhere, "host": platform.node(), "processes": [[2**22 + 1, "1"]]}))
     assert not is_live(tmp_path), "it was killed"
+
+
+@pytest.mark.parametrize("content", ["[]", "5", '{"token": "x"}', "without", "numbers", "empty"])
+def test_a_lock_file_with_something_else_in_it_names_nobody(tmp_path: Path, content: str) -> None:
+    """What another program or a damaged disk has left there neither holds the directory nor ends who asks."""
+    processes = {"without": 5, "numbers": [1, 2], "empty": []}
+    told = {**json.loads(record(1)), "processes": processes[content]} if content in processes else None
+    (tmp_path / NAME).write_text(json.dumps(told) if told else content)
+    assert not is_live(tmp_path) and live_since(tmp_path) is None
+    with take(tmp_path) as lock:
+        assert is_live(tmp_path) and lock.next_generation() == 2

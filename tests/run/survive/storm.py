@@ -34,6 +34,7 @@ class Story:
     most_starts: int = 12
     only_once: bool = False  # start once, however that ends
     how: str = ONE_WORLD
+    endless: bool = False  # ranks that are to end have no grace after which they are killed
     keeps: bool = False  # a model that keeps running statistics, in place of the decoder, and a callback that counts
 
 
@@ -100,10 +101,13 @@ def one_start(story: Story, run_dir: Path) -> tuple[int, tuple[str, str]]:
     from paceline.launch.worker import guarded
     from paceline.run.record.journal import mark_end
     from paceline.spec.layout import Layout
+    from paceline.supervise import supervisor
     from paceline.supervise.forked import fork
     from paceline.supervise.supervisor import supervise_started
 
     spec, layout = spec_of(story, run_dir), Layout(**story.layout)
+    if story.endless:
+        supervisor.GRACE_SECONDS = 1e9
     if story.how == SURVIVES:
         outcome = _survive(spec, layout, story.steps, run_dir)
         if outcome.error is not None:

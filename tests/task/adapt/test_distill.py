@@ -13,13 +13,13 @@ from tests_shared import SEQ_LEN, VOCAB, PaddedText, decoder_task, plan_of, run_
 from paceline.errors import ConfigError, VerificationFailed
 from paceline.run.numerics.invariants import check_agreement
 from paceline.run.process.world import join_world
-from paceline.run.updates.shards import local_of
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof
 from paceline.spec.task import ModelSpec, Task
 from paceline.task.adapt.distill import Distilled, distillation, distilled, student_of
 from paceline.task.models.build import build_model
+from paceline.task.models.held import local_of
 from paceline.task.profile.apart import trace_here
 from paceline.verify.compare.layout import compare
 

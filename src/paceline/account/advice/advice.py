@@ -1,4 +1,4 @@
-"""CostAdvice: one thing that would make a run cheaper, what it would save, and how sure that is."""
+"""CostAdvice: one change that would make a run cheaper, the money that the change would save, and how sure that is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Advice on devices: those that wait, and other ones that would do the same for less."""
+"""Advice on devices: devices that wait for others, and devices of another kind that would do the same for less."""
 
 from __future__ import annotations
 

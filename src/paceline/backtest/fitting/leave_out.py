@@ -1,4 +1,4 @@
-"""Leave one source out: every table is forecast with constants that were fitted without its source.
+"""Leave one source out: a table of a source is forecast with constants that were fitted to all other sources.
 
 What a new table is to expect. The constants are fitted on tables that may be fitted on, less those that share a source
 with the table that is scored; intervals are as wide as what is missed of the other tables so left out.

@@ -1,4 +1,4 @@
-"""What cannot be of a row: settings that contradict each other, and measurements that no such device makes.
+"""What cannot be true of a row: settings that contradict each other, and measurements that no such device makes.
 
 Most of these are another unit: milliseconds, all devices' tokens, MFU in per cent. Such a row says why it is not
 scored, where a forecast beside it would say nothing of the forecast.

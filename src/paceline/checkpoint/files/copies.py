@@ -1,7 +1,8 @@
-"""Values copied out of mapped files by several threads: each page that is touched for the first time is waited for."""
+"""Values brought into place by several threads: read from a file, or copied out of one that is mapped."""
 
 from __future__ import annotations
 
+import errno
 from collections import deque
 from concurrent.futures import Future
 from types import TracebackType
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from paceline.checkpoint.files.past_caches import read_into
 from paceline.checkpoint.files.threads import Hands, at_once
 
 TASK_BYTES = 2**22  # that a thread copies before it takes the next
@@ -34,11 +36,33 @@ class Copies:
         if to is None or of is None or target.dtype != values.dtype or of.size < FEW_BYTES:
             target.copy_(values)
             return
-        if self._hands is None:
-            self._hands = Hands(at_once(), "copy")
+        hands = self._at_work()
         for begin in range(0, of.size, TASK_BYTES):
             piece = slice(begin, begin + TASK_BYTES)
-            self._pending.append(self._hands.submit(np.copyto, to[piece], of[piece]))
+            self._pending.append(hands.submit(np.copyto, to[piece], of[piece]))
+        self._wait()
+
+    def reads(self, target: torch.Tensor) -> bool:
+        """Return whether values come into this place by reading them: where they lie one after the other, and many."""
+        return target.numel() * target.element_size() >= FEW_BYTES and _bytes(target) is not None
+
+    def begin_reading(self, target: torch.Tensor, descriptor: int, begin: int, end: int) -> bool:
+        """Read the part of a file into its place, beside the caller; return False where that must be copied instead."""
+        to = _bytes(target)
+        if to is None or to.size != end - begin:
+            return False
+        hands = self._at_work()
+        for at in range(0, to.size, TASK_BYTES):
+            self._pending.append(hands.submit(_read, descriptor, begin + at, to[at : at + TASK_BYTES].data))
+        self._wait()
+        return True
+
+    def _at_work(self) -> Hands:
+        if self._hands is None:
+            self._hands = Hands(at_once(), "copy")
+        return self._hands
+
+    def _wait(self) -> None:
         while len(self._pending) > AHEAD * at_once():
             self._pending.popleft().result()
 
@@ -54,6 +78,12 @@ class Copies:
         finally:
             if self._hands is not None:
                 self._hands.__exit__(kind, error, trace)
+
+
+def _read(descriptor: int, at: int, into: memoryview) -> None:
+    """Read a part of a file. Raises OSError, also where the file has become shorter."""
+    if (count := read_into(descriptor, at, into)) != len(into):
+        raise OSError(errno.EIO, f"the file ends at byte {at + count}")
 
 
 def _bytes(tensor: torch.Tensor) -> npt.NDArray[Any] | None:

@@ -8,25 +8,32 @@ block, and everything where the file system refuses, goes through the caches.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
 from collections.abc import Callable
 from pathlib import Path
 
+LARGE_BYTES = 2**21
 BLOCK_BYTES = 4096  # a multiple of what disks move at once: 512 or 4,096 bytes
 _REFUSED = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 def page_room(length: int) -> memoryview:
-    """Return memory of at least so many bytes that begins at a page, in whole blocks."""
-    return memoryview(mmap.mmap(-1, length + -length % BLOCK_BYTES))
+    """Return memory of at least so many bytes that begins at a page, in whole blocks; in large pages if it is long."""
+    room = mmap.mmap(-1, length + -length % BLOCK_BYTES)
+    if length >= LARGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            room.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(room)
 
 
-def open_past_caches(path: Path) -> int | None:
+def open_past_caches(path: Path, writes: bool) -> int | None:
     """Return a descriptor of a file past the caches, or None where its file system or this system has none."""
     try:
-        return os.open(path, os.O_RDWR | os.O_DIRECT) if hasattr(os, "O_DIRECT") else None
+        how = os.O_RDWR if writes else os.O_RDONLY
+        return os.open(path, how | os.O_DIRECT) if hasattr(os, "O_DIRECT") else None
     except OSError as error:
         if error.errno not in _REFUSED:
             raise
@@ -36,8 +43,8 @@ def open_past_caches(path: Path) -> int | None:
 class PastCaches:
     """Writes and reads parts of an open file, for several threads. Buffers are of `page_room`, places whole blocks."""
 
-    def __init__(self, path: Path, cached: int) -> None:
-        self._cached, self._opened = cached, open_past_caches(path)
+    def __init__(self, path: Path, cached: int, writes: bool) -> None:
+        self._cached, self._opened = cached, open_past_caches(path, writes)
         self._direct = self._opened
 
     @property

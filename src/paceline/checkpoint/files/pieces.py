@@ -1,4 +1,4 @@
-"""A file's bytes in pieces, that several threads write, hash and read back: one core hashes more slowly than a disk.
+"""A file's bytes in pieces, that several threads write and hash, or read back: one core hashes more slowly than a disk.
 
 The digest of a file in pieces is the sha256 of its pieces' sha256, 32 bytes each, one after the other. A file of one
 piece has the plain sha256 of its bytes.
@@ -6,64 +6,102 @@ piece has the plain sha256 of its bytes.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import queue
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
+from paceline.checkpoint.files.flushes import Flushes
 from paceline.checkpoint.files.past_caches import PastCaches, page_room
 from paceline.checkpoint.files.threads import Hands, at_once
 from paceline.checkpoint.manifest import FileEntry
 from paceline.errors import StorageError
 
 PIECE_BYTES = 2**22
-READ_BACK_BYTES = 2**20  # at a time
+READ_BACK_BYTES = 2**20  # at a time: it stays in the cache while it is compared
 AHEAD = 2  # pieces for each thread that wait for it
 HANDS = 2  # threads for each that computes: a piece on its way to the disk or back takes none of a core
 WORD = 8
+T = TypeVar("T")
 
 
-def write_in_pieces(path: Path, content: Iterable[memoryview]) -> FileEntry:
-    """Write a new file, read it back, have the disk take it, and return its length and digest.
+def write_in_pieces(path: Path, content: Iterable[memoryview], flushes: Flushes) -> FileEntry:
+    """Write a new file and return its length and digest; the disk has it when the flushes are made.
 
-    Each piece is hashed while it is in the caches, and read back as soon as it is written: from the disk itself where
-    the file system allows that, else from the system's memory, and then the disk takes what is there meanwhile. Raises
-    OSError, and StorageError where what is read is not what was written.
+    Each piece is hashed while it is in the caches, and goes past the system's memory where the file system allows that;
+    else the disk takes what is there meanwhile. Raises OSError.
     """
-    digests: list[bytes] = []
-    pending: deque[Future[bytes]] = deque()
-    count = HANDS * at_once()
-    with path.open("x+b", buffering=0) as file:
-        writer, length = _Writer(path, PastCaches(path, file.fileno())), 0
-        try:
-            with Hands(1, "flush") as flushing, Hands(count, "piece") as hands:
-                flush = _Flush(flushing, file.fileno())
-                try:
-                    for parts in _cut(content):
-                        pending.append(hands.submit(writer.put, length, parts))
-                        length += sum(map(len, parts))
-                        while len(pending) > AHEAD * count:
-                            digests.append(pending.popleft().result())
-                        if digests and not writer.file.is_used:
-                            flush.again()
-                    digests += [future.result() for future in pending]
-                    flush.end()
-                except BaseException:
-                    for future in pending:
-                        future.cancel()
-                    raise
-        finally:
-            writer.file.close()
-        os.fsync(file.fileno())
+    file = path.open("x+b", buffering=0)
+    flushes.add(file)
+    digests, length = list[bytes](), 0
+    with contextlib.ExitStack() as opened:
+        writer = opened.enter_context(contextlib.closing(_Writer(PastCaches(path, file.fileno(), True))))
+        flush = _Flush(opened.enter_context(Hands(1, "flush")), file.fileno())
+        for digest, taken in opened.enter_context(contextlib.closing(_by_hands(writer.put, content))):
+            digests.append(digest)
+            length += taken
+            if not writer.file.is_used:
+                flush.again()
+        flush.end()
     if len(digests) == 1:
         return FileEntry(length, digests[0].hex())
     return FileEntry(length, hashlib.sha256(b"".join(digests)).hexdigest(), PIECE_BYTES)
+
+
+def compare_in_pieces(path: Path, content: Iterable[memoryview]) -> None:
+    """Raise StorageError where a file is not this content, read from the disk itself where its file system allows that.
+
+    Raises OSError where it cannot be read.
+    """
+    length = 0
+    with contextlib.ExitStack() as opened:
+        file = opened.enter_context(path.open("rb", buffering=0))
+        reader = opened.enter_context(contextlib.closing(_Comparer(PastCaches(path, file.fileno(), False))))
+        for is_equal, taken in opened.enter_context(contextlib.closing(_by_hands(reader.is_equal, content))):
+            length += taken
+            if not is_equal:
+                raise _damaged(path)
+        if os.fstat(file.fileno()).st_size != length:
+            raise _damaged(path)
+
+
+def _damaged(path: Path) -> StorageError:
+    because = "what is read back is not what was written a moment ago"
+    return StorageError(f"{path} is damaged", because, "use an earlier checkpoint, and look at this storage")
+
+
+def _by_hands(
+    call: Callable[[int, list[memoryview]], T], content: Iterable[memoryview]
+) -> Generator[tuple[T, int], None, None]:
+    """Yield what a call says of each piece of the content in turn, and the piece's length. Several threads make it.
+
+    They have ended when the generator is closed.
+    """
+    pending: deque[tuple[Future[T], int]] = deque()
+    count, at = HANDS * at_once(), 0
+    with Hands(count, "piece") as hands:
+        try:
+            for parts in _cut(content):
+                length = sum(map(len, parts))
+                pending.append((hands.submit(call, at, parts), length))
+                at += length
+                if len(pending) > AHEAD * count:
+                    future, length = pending.popleft()
+                    yield future.result(), length
+            while pending:
+                future, length = pending.popleft()
+                yield future.result(), length
+        finally:
+            for future, _ in pending:
+                future.cancel()
 
 
 def _cut(content: Iterable[memoryview]) -> Iterator[list[memoryview]]:
@@ -102,44 +140,80 @@ class _Flush:
             self.under_way.result()
 
 
-@dataclass
-class _Writer:
-    """Puts pieces into a file; each thread has memory for one of them, and memory that is read into."""
+class _Rooms:
+    """Memory that begins at a page, one after the other for as many threads as there are."""
 
-    path: Path
-    file: PastCaches
-    rooms: queue.SimpleQueue[tuple[memoryview, memoryview]] = field(default_factory=queue.SimpleQueue)
+    def __init__(self, length: int) -> None:
+        self._length, self._free = length, queue.SimpleQueue[memoryview]()
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[memoryview]:
+        """Lend a room."""
+        try:
+            room = self._free.get_nowait()
+        except queue.Empty:
+            room = page_room(self._length)
+        yield room
+        self._free.put(room)
+
+
+class _Writer:
+    """Puts pieces into a file."""
+
+    def __init__(self, file: PastCaches) -> None:
+        self.file, self._rooms = file, _Rooms(PIECE_BYTES)
 
     def put(self, at: int, parts: list[memoryview]) -> bytes:
-        """Write a piece at its place, read it back, and return its digest."""
-        room, back = self._room()
+        """Write a piece at its place and return its digest."""
         length = 0
-        for part in parts:
-            room[length : length + len(part)] = part
-            length += len(part)
-        piece = room[:length]
-        digest = hashlib.sha256(piece).digest()
-        self.file.write(piece, at)
-        for begin in range(0, length, READ_BACK_BYTES):
-            wrote = piece[begin : begin + READ_BACK_BYTES]
-            if self.file.read(back[: len(wrote)], at + begin) != len(wrote) or not _equal(wrote, back[: len(wrote)]):
-                because = "what is read back is not what was written a moment ago"
-                raise StorageError(
-                    f"{self.path} is damaged", because, "use an earlier checkpoint, and look at this storage"
-                )
-        self.rooms.put((room, back))
+        with self._rooms.one() as room:
+            for part in parts:
+                room[length : length + len(part)] = part
+                length += len(part)
+            digest = hashlib.sha256(room[:length]).digest()
+            self.file.write(room[:length], at)
         return digest
 
-    def _room(self) -> tuple[memoryview, memoryview]:
-        try:
-            return self.rooms.get_nowait()
-        except queue.Empty:
-            return page_room(PIECE_BYTES), page_room(min(PIECE_BYTES, READ_BACK_BYTES))
+    def close(self) -> None:
+        """Close what was opened beside the file."""
+        self.file.close()
+
+
+class _Comparer:
+    """Reads pieces of a file."""
+
+    def __init__(self, file: PastCaches) -> None:
+        self._file, self._rooms = file, _Rooms(min(PIECE_BYTES, READ_BACK_BYTES))
+
+    def is_equal(self, at: int, parts: list[memoryview]) -> bool:
+        """Return whether the file has a piece at its place."""
+        with self._rooms.one() as room:
+            length, here = sum(map(len, parts)), at
+            rest = deque(parts)
+            while here < at + length:
+                read = room[: min(len(room), at + length - here)]
+                if self._file.read(read, here) != len(read):
+                    return False
+                here += len(read)
+                while read:
+                    part = rest.popleft()
+                    if not _equal(part[: len(read)], read[: len(part)]):
+                        return False
+                    if len(part) > len(read):
+                        rest.appendleft(part[len(read) :])
+                    read = read[len(part) :]
+        return True
+
+    def close(self) -> None:
+        """Close what was opened beside the file."""
+        self._file.close()
 
 
 def _equal(written: memoryview, read: memoryview) -> bool:
-    """Return whether the bytes are the same, compared by words, which is four times as fast."""
+    """Return whether as many bytes are the same, compared by words, which is four times as fast."""
     whole = len(written) - len(written) % WORD
-    return np.array_equal(
+    if whole and not np.array_equal(
         np.frombuffer(written[:whole], dtype=np.uint64), np.frombuffer(read[:whole], dtype=np.uint64)
-    ) and bytes(written[whole:]) == bytes(read[whole:])
+    ):
+        return False
+    return bytes(written[whole:]) == bytes(read[whole:])

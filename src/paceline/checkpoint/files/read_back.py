@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.checkpoint.files.past_caches import read_into
-from paceline.checkpoint.files.pieces import AHEAD
+from paceline.checkpoint.files.pieces import AHEAD, HANDS
 from paceline.checkpoint.files.threads import Hands, at_once
 from paceline.checkpoint.manifest import FileEntry
 from paceline.errors import StorageError
@@ -27,10 +27,11 @@ def verify_files(path: Path, files: Mapping[str, FileEntry]) -> None:
     Several pieces of them are read at once: one core hashes more slowly than a disk reads.
     """
     pending: deque[_Piece] = deque()
-    with contextlib.ExitStack() as opened, Hands(at_once(), "verify") as hands:
+    count = HANDS * at_once()
+    with contextlib.ExitStack() as opened, Hands(count, "verify") as hands:
         for piece in _pieces(path, files, hands, opened):
             pending.append(piece)
-            if len(pending) > AHEAD * at_once():
+            if len(pending) > AHEAD * count:
                 pending.popleft().take()
         for piece in pending:
             piece.take()

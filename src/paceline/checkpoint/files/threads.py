@@ -1,4 +1,4 @@
-"""Threads that never keep a process from ending: storage that hangs holds them, and not their process.
+"""Threads that never keep a process from ending: storage that hangs holds the thread, and the process ends.
 
 Those of `concurrent.futures` are waited for when the interpreter ends, however long a disk takes to answer.
 """

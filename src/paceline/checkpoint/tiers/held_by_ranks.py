@@ -1,4 +1,4 @@
-"""The state of one moment that ranks hold in memory, sent to those that need it: no file, and no disk.
+"""The state of one moment that ranks hold in memory, sent to the ranks that need it: no file, and no disk.
 
 Each rank says which parts it holds, works out which of them its own tensors need under their layout, and asks for these
 from rank to rank; parts that it holds itself do not travel. It checks what it has and what it gets by the sums of

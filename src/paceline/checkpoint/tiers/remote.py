@@ -164,7 +164,7 @@ def fetch_newer(url: str, roots: list[Path], into: Path, hanging_after: float) -
     """
     if not url:
         return []
-    newest = next_sequence(roots) - 1
+    newest = next_sequence(roots, lengths=True) - 1
     try:
         path = _within(hanging_after, f"{url} has not answered", lambda: RemoteStore(url).fetch_newest(into, newest))
     except StorageError as error:

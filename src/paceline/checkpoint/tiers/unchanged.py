@@ -32,13 +32,22 @@ class Unchanged:
     folder: Path | None = None  # of the last checkpoint
     name: str = ""
     entry: FileEntry | None = None
-    _next: tuple[frozenset[Part], frozenset[Part], str, FileEntry | None] = field(
-        default=(frozenset(), frozenset(), "", None), repr=False
+    samples: dict[Part, bytes] = field(default_factory=dict, repr=False)  # first values of `parts`, by part without sum
+    _next: tuple[frozenset[Part], frozenset[Part], str, FileEntry | None, dict[Part, bytes]] = field(
+        default=(frozenset(), frozenset(), "", None, {}), repr=False
     )
 
     def forget(self) -> None:
         """Know of no last checkpoint: all is written anew."""
         self.parts, self.still, self.folder, self.name, self.entry = frozenset(), frozenset(), None, "", None
+        self.samples = {}
+
+    def may_be_still(self, part: Part, first: bytes) -> bool:
+        """Return whether a part whose fingerprint is not known may have the values that it had in the last checkpoint.
+
+        It has not where its first values are others.
+        """
+        return self.samples.get(part) == first
 
     def since_last(self, parts: Iterable[Part]) -> frozenset[Part]:
         """Return which of the parts have the values that they had in the last checkpoint."""
@@ -56,11 +65,14 @@ class Unchanged:
             return None
         return self.entry
 
-    def wrote(self, parts: Iterable[Part], still: frozenset[Part], name: str, entry: FileEntry | None) -> None:
+    def wrote(
+        self, parts: Iterable[Part], still: frozenset[Part], name: str, entry: FileEntry | None,
+        samples: dict[Part, bytes],
+    ) -> None:  # fmt: skip
         """Take note of what the save under way holds; it counts from `published` on."""
-        self._next = (frozenset(parts), still, name, entry)
+        self._next = (frozenset(parts), still, name, entry, samples)
 
     def published(self, folder: Path) -> None:
         """Take note that this checkpoint is the last one now."""
-        self.parts, self.still, self.name, self.entry = self._next
+        self.parts, self.still, self.name, self.entry, self.samples = self._next
         self.folder = folder

@@ -1,4 +1,4 @@
-"""A watch made for a run of a spec: its rules, its sinks, what is spent of its budget."""
+"""A watch made for a run of a spec: rules, sinks, and what the run has spent of its budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How sure a difference is: noise of steps that follow each other, and noise between runs that differ by their seed.
+"""How sure a difference of two runs is: the noise from step to step, and the noise between runs of different seeds.
 
 Losses of neighbouring steps are not independent, so the noise of a mean is drawn from whole blocks of steps (the
 moving-block bootstrap of Künsch, 1989), after a straight line was taken off. Blocks are as long as Carlstein's rule

@@ -1,4 +1,4 @@
-"""RunKinds: which of the runs that are compared are of one kind, so that how far they are apart is noise."""
+"""RunKinds: which of the compared runs are of one kind and differ by their seeds, so that a difference is noise."""
 
 from __future__ import annotations
 

@@ -11,7 +11,6 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from paceline.spec.journal.kinds import parse
 from paceline.spec.journal.reading import parsed_line, starts_of
@@ -35,7 +34,7 @@ class JournalCursor:
     def __init__(self, run_dir: Path, name: str) -> None:
         """A file that cannot be read begins anew: then the whole journal is delivered once more."""
         self._run_dir, self.path = run_dir, run_dir / FOLDER / f"{name}.json"
-        self.place, self.state = JournalPlace(), dict[str, Any]()
+        self.place, self.state = JournalPlace(), dict[str, object]()
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             told = json.loads(self.path.read_text())
             self.place = JournalPlace(int(told["attempt"]), int(told["offset"]))

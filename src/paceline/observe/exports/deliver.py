@@ -1,4 +1,4 @@
-"""Delivery: each sink in a thread of its own, so that one that hangs holds up nobody but itself."""
+"""Delivery: each sink in a thread of its own, so that a sink that hangs holds up no other sink."""
 
 from __future__ import annotations
 

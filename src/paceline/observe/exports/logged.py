@@ -16,7 +16,7 @@ from paceline.spec.journal.record import Record
 class LoggedSteps:
     """Sends each record's numbers to `log(numbers, step)` of a tool that is open."""
 
-    def __init__(self, tool: Any, state: dict[str, Any]) -> None:
+    def __init__(self, tool: Any, state: dict[str, object]) -> None:
         self._tool, self._state = tool, state
 
     def send(self, records: Sequence[Record]) -> None:
@@ -29,7 +29,7 @@ class LoggedSteps:
         for step, values in by_step.items():
             self._tool.log(values, step=step)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """Return the id under which the next start goes on."""
         return self._state
 
@@ -38,7 +38,7 @@ class LoggedSteps:
         self._tool.finish()
 
 
-def open_wandb(run: ExportedRun, state: dict[str, Any]) -> LoggedSteps:
+def open_wandb(run: ExportedRun, state: dict[str, object]) -> LoggedSteps:
     """Return an offline run of Weights & Biases in RUN/exports, under one id for all starts."""
     own = own_id(run, state)
     folder = run.dir / FOLDER
@@ -50,6 +50,6 @@ def open_wandb(run: ExportedRun, state: dict[str, Any]) -> LoggedSteps:
     return LoggedSteps(tool, {"id": own})
 
 
-def own_id(run: ExportedRun, state: dict[str, Any]) -> str:
+def own_id(run: ExportedRun, state: dict[str, object]) -> str:
     """Return the id under which a tool keeps the run: the one on record, else one of its directory."""
     return str(state.get("id") or hashlib.sha256(str(run.dir.resolve()).encode()).hexdigest()[:12])

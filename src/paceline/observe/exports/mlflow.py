@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
 
 from paceline.observe.exports.sink import ExportedRun
 from paceline.observe.exports.values import step_of, values_of
@@ -48,7 +47,7 @@ class MlflowSink:
             elif isinstance(record, RunEnded):
                 self._client.set_terminated(self._run_id, ENDINGS.get(record.status, "KILLED"))
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """Return the run's id, under which the next start goes on."""
         return {"run_id": self._run_id}
 

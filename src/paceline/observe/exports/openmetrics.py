@@ -12,7 +12,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -58,10 +58,10 @@ Samples = dict[str, dict[str, float]]  # name -> labels as text -> value
 class OpenMetricsSink:
     """Keeps RUN/exports/metrics.prom at the newest values; serves them at HOST:PORT where that is asked for."""
 
-    def __init__(self, run: ExportedRun, state: dict[str, Any]) -> None:
+    def __init__(self, run: ExportedRun, state: dict[str, object]) -> None:
         self._run = run
         self._server: ThreadingHTTPServer | None = None
-        self._samples: Samples = {name: dict(each) for name, each in state.get("samples", {}).items()}
+        self._samples = _samples_of(state.get("samples"))
         self.folder = run.dir / FOLDER
         self.folder.mkdir(parents=True, exist_ok=True)
         self._name_target("")  # of a process that is gone, maybe with its node
@@ -75,7 +75,7 @@ class OpenMetricsSink:
         _replace(self.folder / NAME, self.text())
         self._keep_serving()
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """Return the newest values."""
         return {"samples": self._samples}
 
@@ -160,6 +160,13 @@ class OpenMetricsSink:
 
     def _count(self, name: str) -> None:
         self._samples.setdefault(name, {})[""] = self._samples.get(name, {}).get("", 0.0) + 1
+
+
+def _samples_of(told: object) -> Samples:
+    """Return the newest values that a process before has left; none where they are not such."""
+    if not isinstance(told, Mapping):
+        return {}
+    return {str(name): {str(labels): float(value) for labels, value in each.items()} for name, each in told.items()}
 
 
 def escaped(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from paceline.spec.journal.record import Record
 from paceline.spec.watch.exports import ExportsSpec
@@ -17,7 +17,7 @@ class ExportSink(Protocol):
     def send(self, records: Sequence[Record]) -> None:
         """Take records, and keep them for good before this returns."""
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """Return what the sink must know when another process goes on for it: an id, the newest values."""
 
     def close(self) -> None:
@@ -39,4 +39,4 @@ class ExportedRun:
         return self.exports.project or self.name
 
 
-OpenExport = Callable[[ExportedRun, dict[str, Any]], ExportSink]
+OpenExport = Callable[[ExportedRun, dict[str, object]], ExportSink]

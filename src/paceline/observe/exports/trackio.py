@@ -1,4 +1,4 @@
-"""trackio: its store on this machine, which keeps each record once however often it is delivered."""
+"""trackio: the store on this machine keeps a record once, however often the record is delivered."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class StoredRecords:
     The store has a batch for good when `send` returns. trackio's own `log` only puts it into a queue.
     """
 
-    def __init__(self, run: ExportedRun, store: Any, state: dict[str, Any]) -> None:
+    def __init__(self, run: ExportedRun, store: Any, state: dict[str, object]) -> None:
         self._run, self._store, self._id = run, store, own_id(run, state)
 
     def send(self, records: Sequence[Record]) -> None:
@@ -45,7 +45,7 @@ class StoredRecords:
         told = [self._id, record.KIND, record.attempt, record.time, step, sorted(values.items())]
         return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:32]
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """Return the id under which the next start goes on."""
         return {"id": self._id}
 
@@ -53,7 +53,7 @@ class StoredRecords:
         """Nothing is open."""
 
 
-def open_trackio(run: ExportedRun, state: dict[str, Any]) -> ExportSink:
+def open_trackio(run: ExportedRun, state: dict[str, object]) -> ExportSink:
     """Return the store of trackio on this machine. Raises ConfigError where trackio's version has no row ids."""
     if import_module("trackio.utils").get_storage_mode() == FRAGMENTS:
         tool = import_module("trackio").init(project=run.project, name=run.name, resume="allow")

@@ -1,4 +1,4 @@
-"""StepsSeen: where a run's steps spent their time, on all ranks, as its journal has it."""
+"""StepsSeen: where a run's steps spent their time, on all ranks, read from the run's journal."""
 
 from __future__ import annotations
 

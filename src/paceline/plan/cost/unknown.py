@@ -1,4 +1,4 @@
-"""What a forecast rests on that nobody measured, and how much wider its interval is for it.
+"""Figures that a forecast rests on and nobody measured, and how much wider they make the forecast's interval.
 
 The half-widths that came with the constants are those of tables left out of the fit, of chips, precisions and programs
 that other tables have. What no table had adds to them, in quadrature of logarithms.

@@ -1,4 +1,4 @@
-"""The headline of a run: its task, its cluster, its plan and their price, as every run prints them before it begins."""
+"""The headline of a run: task, cluster, plan and price, in the lines that every run prints before it begins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Observation: what one finished run took, with all that it takes to forecast the run again.
+"""Observation: what one finished run took, and all facts that are needed to forecast the same run again.
 
 The forecast that the run had is not what is learnt from: the machine may have been probed anew since, or the formulas
 may have changed. Profile and plan are kept instead, and priced with today's figures.

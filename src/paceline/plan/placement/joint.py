@@ -1,4 +1,4 @@
-"""Groups of different devices as one cluster that trains: one layout over all of them, ranks group by group.
+"""Groups of different devices as one cluster: one layout over all groups, ranks numbered group by group.
 
 The cluster has the slowest kind of device, the least memory and the narrowest link of any, and for every device a pace:
 its time for the same work over the slowest one's. A step takes as long as the rank with the longest part of the batch.

@@ -1,4 +1,4 @@
-"""Limits: the deadline and the budget of a run, what keeps them, and how likely a plan with its forecast keeps them."""
+"""Limits: the deadline and the budget of a run, which plans keep both, and how likely a plan keeps them."""
 
 from __future__ import annotations
 

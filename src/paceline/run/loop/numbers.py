@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+
+from paceline.task.models.held import whole_of
 
 
 def one_vector(numbers: Sequence[Any], more: Tensor | None, device: torch.device) -> Tensor:
@@ -22,7 +23,7 @@ def one_vector(numbers: Sequence[Any], more: Tensor | None, device: torch.device
 def _element(number: Any, device: torch.device) -> Tensor:
     if not isinstance(number, Tensor):
         return torch.full((1,), float(number), dtype=torch.float64, device=device)
-    whole = number.full_tensor() if isinstance(number, DTensor) else number
+    whole = whole_of(number)
     return whole.detach().to(device, torch.float64, non_blocking=True).reshape(1)
 
 

@@ -11,6 +11,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,7 +29,7 @@ from paceline.checkpoint import (
 )
 from paceline.checkpoint.ranks import Ranks
 from paceline.checkpoint.tiers.held_by_ranks import HeldByRanks
-from paceline.checkpoint.tiers.newest import newest_first
+from paceline.checkpoint.tiers.newest import newest_whole
 from paceline.checkpoint.tiers.remote import fetch_newer
 from paceline.errors import ConfigError, VerificationFailed
 from paceline.run.assemble import Assembled
@@ -180,13 +181,11 @@ def restore(
     url, ranks = None if root else run.spec.run.checkpoints.remote, Ranks(alone=world.size == 1)
     hanging = run.spec.run.checkpoints.hanging_after
 
-    def fetch() -> list[str]:
-        asks = looks_far or not newest_first(roots).complete
-        return fetch_newer(url or "", roots, roots[-1], hanging) if asks else []
-
-    fetched = ranks.from_first(f"{url} was not read", fetch) if url else []
-    newest = next((found.path for found in newest_first(roots).complete), None) if world.is_first else None
-    manifest = read_manifest(newest) if newest else None
+    newest, fetched = newest_whole(roots, ranks), list[str]()
+    if url and (looks_far or newest is None):
+        fetched = ranks.from_first(f"{url} was not read", partial(fetch_newer, url, roots, roots[-1], hanging))
+        newest = newest_whole(roots, ranks)
+    manifest = read_manifest(newest) if newest and world.is_first else None
     written = world.share(json.dumps(dict(manifest.extra)) if manifest else "")
     stored = json.loads(
         world.share(json.dumps(sorted(IndexReader(newest, manifest).kinds) if newest and manifest else []))

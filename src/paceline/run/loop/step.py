@@ -39,6 +39,7 @@ from paceline.run.updates.growth import BatchGrowth
 from paceline.run.updates.optimizer import Names, named_parameters
 from paceline.spec.plan import Plan
 from paceline.spec.task import GroupSpec
+from paceline.task.models.held import local_of
 from paceline.task.optimizer.groups import frozen_groups, group_of
 
 DONE_FIRST = 0.05  # of what the host did while the device computed: a shorter wait after it is none
@@ -299,7 +300,7 @@ class Stepper:
         """Return this rank's contribution to the squared global norm of the unscaled gradients."""
         by_copies: dict[int, list[torch.Tensor]] = {}
         for parameter, copies in self._copies.items():
-            if parameter.grad is not None and (local := _local(parameter.grad)).numel():
+            if parameter.grad is not None and (local := local_of(parameter.grad)).numel():
                 by_copies.setdefault(copies, []).append(local)
         total = torch.zeros((), dtype=torch.float64, device=self.world.device)
         for copies, gradients in by_copies.items():
@@ -350,7 +351,7 @@ class Stepper:
         if measured is not None:
             measured.before_update(turn.parameters, correction)
         if factor != 1.0:
-            torch._foreach_mul_([_local(p.grad) for p in turn.parameters if p.grad is not None], factor)
+            torch._foreach_mul_([local_of(p.grad) for p in turn.parameters if p.grad is not None], factor)
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
         self.updater.step()
@@ -362,8 +363,3 @@ class Stepper:
 
 def _place(step: int, turn: StepTurn) -> str:
     return f"step {step}, turn '{turn.turn.name}'" if turn.turn.name else f"step {step}"
-
-
-def _local(tensor: torch.Tensor | None) -> torch.Tensor:
-    assert tensor is not None
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,4 +1,4 @@
-"""The turns of a step on this rank: for each objective its passes and the parameters that it trains."""
+"""The turns of a step on this rank: for each objective the passes, and the parameters that these passes train."""
 
 from __future__ import annotations
 

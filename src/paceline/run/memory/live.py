@@ -1,4 +1,4 @@
-"""The largest tensors that are alive in this process, each with what holds it."""
+"""The largest tensors that are alive in this process, each with the object that keeps the tensor alive."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
+
+from paceline.task.models.held import local_of
 
 NODES = 20_000  # of a graph, that are looked through at most
 SHORT = {torch.float32: "fp32", torch.float64: "fp64", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -49,7 +50,7 @@ def largest_live(
     known: set[int] = set()
     groups: dict[tuple[str, str, tuple[int, ...]], list[int]] = {}
     for what, tensor in (*_named(model, optimizer), *graph, *(("tensor", each) for each in in_python)):
-        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        local = local_of(tensor)
         try:
             storage = local.untyped_storage()
             place, size = storage.data_ptr(), storage.nbytes()

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
 
+from paceline.task.models.held import local_of
+
 SMALLEST_BYTES = 1024  # below, a copy takes longer than the memory is worth
 
 
@@ -193,5 +195,5 @@ class Visit:
 
     def _weights(self) -> set[int]:
         """Return the addresses of the block's weights as they are now: gathered, cast or at rest."""
-        local = (p.to_local() if isinstance(p, DTensor) else p for p in self.block.parameters())
+        local = (local_of(p) for p in self.block.parameters())
         return {weight.untyped_storage().data_ptr() for weight in local}

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from paceline.checkpoint import materialise_optimizer_state
+from paceline.task.models.held import local_of
 
 Visiting = dict[nn.Parameter, dict[str, Any]]  # state on the device, by name
 
@@ -40,7 +40,7 @@ class OffloadedUpdate:
         for parameter in optimizer.state:
             if parameter.device.type == "cuda":
                 for name in self._offloaded(parameter):
-                    _pin(_local(optimizer.state[parameter][name]))
+                    _pin(local_of(optimizer.state[parameter][name]))
         kind: Any = type(optimizer)
         on_cuda = {p.device for group in optimizer.param_groups for p in group["params"] if p.device.type == "cuda"}
         self._stream = torch.cuda.Stream(on_cuda.pop()) if on_cuda else None
@@ -84,7 +84,7 @@ class OffloadedUpdate:
             computing.wait_stream(self._stream)
             for state in visiting.values():
                 for value in state.values():
-                    _local(value).record_stream(computing)
+                    local_of(value).record_stream(computing)
         return visiting
 
     def _send_home(self, visited: Visiting) -> None:
@@ -94,14 +94,14 @@ class OffloadedUpdate:
         with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
             for parameter, state in visited.items():
                 for name in self._offloaded(parameter):
-                    _local(self.optimizer.state[parameter][name]).copy_(_local(state[name]), non_blocking=True)
+                    local_of(self.optimizer.state[parameter][name]).copy_(local_of(state[name]), non_blocking=True)
 
     def _filled(self, parameters: list[nn.Parameter], limit: int) -> list[list[nn.Parameter]]:
         """Return the parameters in runs whose state is about `limit` bytes at most."""
         runs: list[list[nn.Parameter]] = []
         size = 0
         for parameter in parameters:
-            own = sum(_local(self.optimizer.state[parameter][name]).nbytes for name in self._offloaded(parameter))
+            own = sum(local_of(self.optimizer.state[parameter][name]).nbytes for name in self._offloaded(parameter))
             if not runs or size + own > limit:
                 runs.append([])
                 size = 0
@@ -112,10 +112,6 @@ class OffloadedUpdate:
     def _offloaded(self, parameter: Tensor) -> list[str]:
         """Return the names of a parameter's state that rests on the host: all but the count of steps."""
         return [name for name, value in self.optimizer.state[parameter].items() if name != "step" and value is not None]
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _copied(value: Tensor, device: torch.device) -> Tensor:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
+
+from paceline.task.models.held import local_of
 
 _STATUS = Path("/proc/self/status")
 
@@ -64,7 +65,7 @@ class MemoryMeter:
 def _local_bytes(tensors: list[torch.Tensor]) -> int:
     storages = {}
     for tensor in tensors:
-        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        local = local_of(tensor)
         storage = local.untyped_storage()
         storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())

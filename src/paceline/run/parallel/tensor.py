@@ -49,6 +49,7 @@ from paceline.errors import ConfigError
 from paceline.run.parallel.adapted import ADAPTED, adapted_fused, spread_adapter
 from paceline.run.parallel.region import Region, own_bias
 from paceline.task.adapt.linear import AdaptedLinear
+from paceline.task.models.held import local_of
 from paceline.task.models.layers.absent import Absent
 from paceline.task.models.layers.collectives import join, part, share
 from paceline.task.models.layers.styles import misfit
@@ -295,7 +296,7 @@ class SummedGradients:
         by_dtype: dict[torch.dtype, list[Tensor]] = {}
         for parameter in self._parameters:
             if parameter.grad is not None:
-                local = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+                local = local_of(parameter.grad)
                 by_dtype.setdefault(local.dtype, []).append(local)
         for gradients in by_dtype.values():
             flat = torch.cat([grad.reshape(-1) for grad in gradients])

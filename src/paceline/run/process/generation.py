@@ -1,4 +1,4 @@
-"""Generation: one world of a run's processes, from its start to its end, and how it came about.
+"""Generation: one world of a run's processes, from the world's start to its end, and why the world came about.
 
 A run that loses a process goes on in the next generation: a world with a number, a rendezvous and a fence of its own.
 Plain data, as the supervisor leaves it for the ranks.
@@ -29,7 +29,8 @@ class Generation:
     """A generation's number, the rung by which it came about, and what its first rank records of that.
 
     `moments` are seconds since the epoch, of: `fault` (when every rank was last known to be well), `noticed` and
-    `ended` (when nothing of the old world was left, or it was ready to go on). `reached` is the last step on record.
+    `ended` (when nothing of the old world was left, or it was ready to go on), by the clock that `clock` tells of: how
+    it stood when the supervisor left this. `reached` is the last step on record.
     """
 
     number: int = 1
@@ -39,6 +40,7 @@ class Generation:
     reached: int = 0
     fault: Mapping[str, Any] = field(default_factory=dict)  # `what`, `because`, and `rank` where it is known
     moments: Mapping[str, float] = field(default_factory=dict)
+    clock: Mapping[str, Any] = field(default_factory=dict)
     decisions: tuple[DecisionRecord, ...] = ()  # of the supervisor
     is_called: bool = False  # nothing has failed: the ranks were called to a world of another size
     # The folder in which survivors bring their state together, or FROM_RANKS, and after how many steps it is; empty

@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -90,17 +91,18 @@ class World:
     def union(self, names: Iterable[str]) -> list[str]:
         """Return the names that any rank has, sorted where all have the same; those are sent by nobody.
 
-        Where ranks differ, each sends 16 bytes, and of ranks with the same names one sends them.
+        Where ranks differ, the lowest rank with a name that is not known yet sends its names, and so on: as many turns
+        as there are different sets, such as stages of a pipeline. Nothing that is sent grows with the ranks.
         """
         own = sorted(set(names))
-        text = "\0".join(own).encode()
-        if self.one_of_alike(text) is not None:
+        if self.one_of_alike("\0".join(own).encode()) is not None:
             return own
-        digests = self.gather(hashlib.blake2b(text, digest_size=16).digest())
         known: dict[str, None] = {}
-        for digest in dict.fromkeys(digests):
-            known.update(dict.fromkeys(self.share(own, digests.index(digest))))
-        return list(known)
+        while True:
+            (first,) = self.maximum([-math.inf if known.keys() >= set(own) else -float(self.rank)])
+            if first == -math.inf:
+                return list(known)
+            known.update(dict.fromkeys(self.share(own, int(-first))))
 
     def first_told(self, item: object) -> Any:
         """Return on every rank what the lowest rank has that has something; None where none has any."""
@@ -174,7 +176,12 @@ def join_world(device_kind: str, threads: int = 0, place: Place | None = None, r
             )
         _meet(place, device)
         atexit.register(_leave_at_exit)
-    return World(rank, size, local_rank, device, switched=tuple(switched))
+    groups = Groups()
+    if run and size > 1 and place and place.rendezvous.startswith(KEPT_STORE) and run.checkpoints.asynchronous != "off":
+        # Now: a group is met through the store, and that of a launcher that dies is gone before what it asks for,
+        # the last checkpoint, is saved.
+        groups.beside(timedelta(seconds=run.checkpoints.hanging_after))
+    return World(rank, size, local_rank, device, groups, switched=tuple(switched))
 
 
 def join_next(world: World, place: Place) -> World:

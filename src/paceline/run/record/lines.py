@@ -1,4 +1,4 @@
-"""Lines at the end of a file that has one writer: one write each, below whatever was cut short before it."""
+"""Lines at the end of a file that one process writes: a line is one write, and begins below one that was cut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers that a model changes by itself in every step, as one that counts its own calls."""
+"""Numbers that a model changes by itself in every step, such as a count of its own calls."""
 
 from __future__ import annotations
 

@@ -48,6 +48,7 @@ from paceline.spec.journal.kinds import (
 )
 from paceline.spec.journal.record import Record, now
 from paceline.spec.journal.redact import Redactor
+from paceline.spec.journal.timing.clock import clock_here
 from paceline.spec.journal.watching import HealthSample, NodeSample
 from paceline.spec.load import Spec, spec_to_dict
 from paceline.spec.plan import Plan
@@ -84,7 +85,7 @@ class Recorder:
         self, progress: Progress, restored: Restored | None, unigram_loss: float | None, began: float | None = None
     ) -> None:
         """Record what runs, on what, as planned, and from where it goes on."""
-        known = self._brief.record
+        known, clock = self._brief.record, clock_here()
         started = RunStarted(
             attempt=self._attempt,
             resumed_from=str(restored.path) if restored else None,
@@ -108,6 +109,8 @@ class Recorder:
             provenance=known.provenance,
             outlook=known.outlook or None,
             began=began,
+            boot=clock["boot"] or None,
+            clock_apart=clock["apart"] if clock["boot"] else None,
         )
         self._write(started)
         for decision in known.decisions:

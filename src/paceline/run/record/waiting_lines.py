@@ -1,4 +1,4 @@
-"""Lines of a journal that wait for its disk: in order, and bounded, so that a disk that stays away costs no run."""
+"""Journal lines that wait for a disk: in order and bounded, so that a disk that stays away ends no run."""
 
 from __future__ import annotations
 

@@ -24,7 +24,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from paceline.run.replicas.bucket_sums import BucketSum, PendingSum, PlainSums
-from paceline.run.updates.shards import local_of, wrapped
+from paceline.run.updates.shards import wrapped
+from paceline.task.models.held import local_of
 
 
 @dataclass

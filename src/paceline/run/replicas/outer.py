@@ -21,8 +21,8 @@ from paceline.run.process.world import World
 from paceline.run.replicas.allreduce import grouped
 from paceline.run.replicas.copy_sync import OPTIMIZER, StepTotals, SyncState, of_parameters
 from paceline.run.updates.optimizer import named_parameters
-from paceline.run.updates.shards import local_of
 from paceline.spec.plan import Plan
+from paceline.task.models.held import local_of
 
 
 class OuterSteps:

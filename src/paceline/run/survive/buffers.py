@@ -1,4 +1,4 @@
-"""Buffers as they were before a step: a step that is broken off leaves them as its passes have moved them.
+"""Buffers as they were before a step: a step that is broken off in its passes has moved running statistics already.
 
 Weights change in the update alone, and running statistics in every forward pass.
 """

@@ -8,6 +8,7 @@ from paceline.run.loop.resume import Progress, Restored
 from paceline.run.process.generation import Generation
 from paceline.spec.journal.kinds import DecisionRecord, RecoveryRecord
 from paceline.spec.journal.record import now
+from paceline.spec.journal.timing.clock import MovedClock
 
 MOMENTS = ("fault", "noticed", "ended", "begun", "built", "stepped")
 PHASES = ("detect", "end", "start", "restore", "step")  # between two moments
@@ -17,8 +18,9 @@ class Recovered:
     """Follows one generation from its fault to its first step."""
 
     def __init__(self, generation: Generation) -> None:
-        self._generation = generation
-        self._moments = {**generation.moments, "begun": time.time()}
+        self._generation, self._moments = generation, dict(generation.moments)
+        self._clock = MovedClock(since=generation.clock)
+        self._note("begun")
         self._progress, self._from = Progress(0, 0), ""
         self._is_told = not generation.fault
 
@@ -35,7 +37,7 @@ class Recovered:
 
     def built(self, restored: Restored | None) -> None:
         """Note that the state is in place."""
-        self._moments["built"] = time.time()
+        self._note("built")
         if restored is not None:
             self._progress, self._from = restored.progress, str(restored.path)
 
@@ -43,9 +45,10 @@ class Recovered:
         """Return the record of the recovery after its first step; None before, after, and where there was no fault."""
         if self._is_told:
             return None
-        self._is_told, self._moments["stepped"] = True, time.time()
+        self._is_told = True
+        self._note("stepped")
         generation, moments = self._generation, [self._moments[name] for name in MOMENTS]
-        # The clock may be set meanwhile, and a coordinator on another machine has another one.
+        # A coordinator on another machine has another clock.
         parts = {name: max(0.0, moments[at + 1] - moments[at]) for at, name in enumerate(PHASES)}
         return RecoveryRecord(
             generation=generation.number,
@@ -59,3 +62,9 @@ class Recovered:
             steps_lost=max(0, generation.reached - self._progress.step),
             seconds={"total": sum(parts.values()), **parts},
         )
+
+    def _note(self, name: str) -> None:
+        """Note a moment, by the clock as it is now; earlier ones as it would have shown them."""
+        if moved := self._clock.moved():
+            self._moments = {earlier: moment + moved for earlier, moment in self._moments.items()}
+        self._moments[name] = time.time()

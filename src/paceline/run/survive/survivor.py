@@ -1,4 +1,4 @@
-"""A rank that outlives a peer: it keeps its state, leaves the broken world, and joins the next one in its own process.
+"""A rank that outlives a peer: the rank keeps its state, leaves the broken world, and joins the next in its process.
 
 What survivors hold between them is brought together as a checkpoint in the machine's memory, which the next world
 restores as it would any other, under whatever plan it has. On several nodes it goes from rank to rank instead, and each

@@ -1,4 +1,4 @@
-"""The state that an optimizer has before its first update, made ahead so that a checkpoint can be loaded into it."""
+"""The state that an optimizer has before its first update, made early since a checkpoint is loaded into it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One update rule over some parameters: on the parts that this rank holds, or on whole parameters, one at a time."""
+"""One update rule over some parameters: on this rank's parts of them, or on one whole parameter after the other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from torch.distributed.tensor import DTensor
 
 from paceline.errors import ConfigError
 from paceline.run.updates.first_state import fresh_state, knows_fresh_state
-from paceline.run.updates.shards import Cutter, local_of, whole_of, wrapped
+from paceline.run.updates.shards import Cutter, wrapped
+from paceline.task.models.held import local_of, whole_of
 from paceline.task.optimizer.update_scope import made
 
 ParameterGroup = dict[str, Any]

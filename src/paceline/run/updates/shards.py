@@ -1,4 +1,4 @@
-"""Between a sharded tensor, the part of it on this rank, and the whole."""
+"""Parts of sharded tensors: a part as a tensor in shards, and parts cut out of a whole one."""
 
 from __future__ import annotations
 
@@ -6,15 +6,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-
-def local_of(tensor: Tensor) -> Tensor:
-    """Return the part on this rank; call it without grad, for the part is then no step of a graph."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def whole_of(tensor: Tensor) -> Tensor:
-    """Return the whole tensor on every rank that holds a part of it. All of them call it, in the same order."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+from paceline.task.models.held import local_of, whole_of
 
 
 def wrapped(local: Tensor, like: DTensor) -> DTensor:

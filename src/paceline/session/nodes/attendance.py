@@ -1,4 +1,4 @@
-"""A run on several nodes, as one of them sees it: this node's supervisor, and the coordinator where it runs here.
+"""A run on several nodes, as one node sees it: this node's supervisor, and the coordinator where that runs here.
 
 Each node's supervisor holds a link to the one coordinator. Whoever gets the lock of the run's directory is the
 coordinator: node 0 tries first; where the coordinator is lost, the nodes try one after the other.

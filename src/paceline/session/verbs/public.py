@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -33,9 +33,9 @@ Say = Callable[[str], None]
 @overload
 def plan(
     task: Task | Spec | str | Path,
-    plan: str | dict[str, Any] | PlanSpec | Plan = "auto",
+    plan: str | Mapping[str, object] | PlanSpec | Plan = "auto",
     *,
-    cluster: str | int | dict[str, Any] | ClusterSpec = "auto",
+    cluster: str | int | Mapping[str, object] | ClusterSpec = "auto",
     overrides: Sequence[str] = (),
     measure: bool = False,
     say: Say | None = None,
@@ -45,7 +45,7 @@ def plan(
 @overload
 def plan(
     task: Task | Spec | str | Path,
-    plan: str | dict[str, Any] | PlanSpec | Plan = "auto",
+    plan: str | Mapping[str, object] | PlanSpec | Plan = "auto",
     *,
     cluster: list[str | int],
     overrides: Sequence[str] = (),
@@ -96,7 +96,7 @@ def verify(
     layout: str | None = None,
     *,
     every: int = 0,
-    cluster: str | int | dict[str, Any] | ClusterSpec = "auto",
+    cluster: str | int | Mapping[str, object] | ClusterSpec = "auto",
     overrides: Sequence[str] = (),
     steps: int = 3,
     dtypes: Sequence[str] | None = None,
@@ -122,9 +122,9 @@ def verify(
 )  # fmt: skip
 def simulate(
     task: Task | Spec | str | Path,
-    plan: str | dict[str, Any] | PlanSpec | Plan = "auto",
+    plan: str | Mapping[str, object] | PlanSpec | Plan = "auto",
     *,
-    cluster: str | int | dict[str, Any] | ClusterSpec = "auto",
+    cluster: str | int | Mapping[str, object] | ClusterSpec = "auto",
     overrides: Sequence[str] = (),
     days: float | None = None,
     policies: Sequence[str] = (),

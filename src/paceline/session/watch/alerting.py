@@ -1,4 +1,4 @@
-"""Alerts beside a run: in a thread of its supervisor, or in a process that outlives it where they are sent anywhere."""
+"""Alerts beside a run: by a thread of the supervisor, or by a process that outlives the supervisor to send them."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ from paceline.supervise.ranks_lost import RanksLost
 
 MODULE = "paceline.observe.alerts.process"
 CLOSE_SECONDS = 2.0  # that a run waits for its watch when it ends
+MOST_STARTS = 3  # of the watch over one start of a run: what ends it as often ends the next one too
+MOST_TOLD_AGAIN = 8  # losses of ranks that a watch is told which takes the place of a dead one
 Say = Callable[[str], None]
 
 
@@ -96,41 +98,70 @@ class _InThread:
 
 
 class _BesideProcess:
+    """The watch as a process, which is started again where it dies before the run: the next one reads what was told."""
+
     def __init__(self, spec: Spec, say: Say, goes_on: bool) -> None:
-        words = [sys.executable, "-m", MODULE, str(run_directory(spec))]
-        # In a session of its own: what ends the run's processes leaves it alone.
-        self._process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-            start_new_session=True, env=environment_beside(),
-        )  # fmt: skip
-        self._is_over = False
-        self._put({"run": run_to_plain(spec.run), "name": name_of(spec), "parent": os.getpid(), "goes_on": goes_on})
-        self._said = threading.Thread(target=self._say_on, args=(say,), name="paceline-alerts", daemon=True)
+        self._spec, self._say = spec, say
+        self._lock = threading.Lock()
+        self._is_over, self._lost = False, list[dict[str, object]]()
+        self._process = self._started(goes_on)
+        self._said = threading.Thread(target=self._say_on, name="paceline-alerts", daemon=True)
         self._said.start()
 
     def tell(self, lost: RanksLost) -> None:
-        self._put({LOST: dataclasses.asdict(lost)})
+        told: dict[str, object] = {LOST: dataclasses.asdict(lost)}
+        with self._lock:
+            self._lost = [*self._lost, told][-MOST_TOLD_AGAIN:]
+            _put(self._process, told)
 
     def close(self, outcome: Outcome | None = None) -> None:
-        self._is_over = True
         end = {} if outcome is None else {"error": outcome.error}
-        self._put({OVER: {"exit_code": outcome.exit_code if outcome else 0, **end}})
+        with self._lock:
+            self._is_over = True
+            _put(self._process, {OVER: {"exit_code": outcome.exit_code if outcome else 0, **end}})
         with contextlib.suppress(subprocess.TimeoutExpired):  # a slow sink holds nobody up
             self._process.wait(CLOSE_SECONDS)
             self._said.join(CLOSE_SECONDS)
 
-    def _put(self, told: dict[str, object]) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # it is gone: a run goes on without its watch
-            self._process.stdin.write(json.dumps(told, default=str) + "\n")
-            self._process.stdin.flush()
+    def _started(self, goes_on: bool) -> subprocess.Popen[str]:
+        words = [sys.executable, "-m", MODULE, str(run_directory(self._spec))]
+        # In a session of its own: what ends the run's processes leaves it alone.
+        process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            start_new_session=True, env=environment_beside(),
+        )  # fmt: skip
+        run, name = run_to_plain(self._spec.run), name_of(self._spec)
+        for told in ({"run": run, "name": name, "parent": os.getpid(), "goes_on": goes_on}, *self._lost):
+            _put(process, told)
+        return process
 
-    def _say_on(self, say: Say) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            say(line.rstrip("\n"))
-        if not self._is_over:
-            say(f"alert    the watch has ended with {self._process.wait()} while the run goes on: nobody is told of it")
+    def _say_on(self) -> None:
+        """Say what the watch says, and start another where it dies, which is told again what the first one was."""
+        for left in reversed(range(MOST_STARTS)):
+            process = self._process
+            assert process.stdout is not None
+            for line in process.stdout:
+                self._say(line.rstrip("\n"))
+            code = process.wait()
+            with self._lock:
+                if self._is_over:
+                    return
+                if goes_on := left > 0:
+                    try:
+                        self._process = self._started(goes_on=True)
+                    except OSError:  # no process can be had
+                        goes_on = False
+            what = f"alert    the watch has ended with {code} while the run goes on"
+            self._say(f"{what}: another one takes its place" if goes_on else f"{what}: nobody is told of it")
+            if not goes_on:
+                return
+
+
+def _put(process: subprocess.Popen[str], told: dict[str, object]) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):  # it is gone: a run goes on without its watch, or with the next one
+        process.stdin.write(json.dumps(told, default=str) + "\n")
+        process.stdin.flush()
 
 
 def name_of(spec: Spec) -> str:

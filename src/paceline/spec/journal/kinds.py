@@ -90,6 +90,11 @@ class RunStarted(Record):
         float | None,
         Told("when its first rank began to read, build and load, in seconds since the epoch", "s", if_any=True),
     ] = None
+    boot: Annotated[str | None, Told("which boot of rank 0's machine it was, as its kernel says", if_any=True)] = None
+    clock_apart: Annotated[
+        float | None,
+        Told("the clock of that machine, less the seconds that have passed since the boot", "s", if_any=True),
+    ] = None
 
 
 @dataclass(frozen=True)

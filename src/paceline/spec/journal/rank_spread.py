@@ -1,4 +1,4 @@
-"""RankSpread: how one quantity is spread over the ranks, as ranks find it and as a record of the journal says it."""
+"""RankSpread: how one quantity is spread over the ranks: least, median and most, with the ranks that have them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SmallerPlan: a plan that needs less memory than the one that runs, as a run carries it along."""
+"""SmallerPlan: a plan that needs less memory than the running plan, which a run carries along for that case."""
 
 from __future__ import annotations
 

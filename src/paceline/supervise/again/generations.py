@@ -8,11 +8,13 @@ cheapest way that works: by the ranks that are left, in their processes; by rank
 from __future__ import annotations
 
 import contextlib
+import shutil
 import signal
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from paceline.errors import Requeue, RunInUse, StorageError
 from paceline.lock import RunLock
@@ -25,13 +27,14 @@ from paceline.said import say_line
 from paceline.scratch import Scratch
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.redact import Redactor
+from paceline.spec.journal.timing.clock import clock_here
 from paceline.spec.plan import Plan
 from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.recovery import RecoverySpec
 from paceline.supervise import supervisor
 from paceline.supervise.again.elastic import Elastic, Replan
 from paceline.supervise.again.judge import Judge, reached_by
-from paceline.supervise.again.machines import RankHosts, Stander
+from paceline.supervise.again.machines import OneMachine, RankHosts, Stander
 from paceline.supervise.again.rescue import clear_rescues
 from paceline.supervise.again.survivors import state_left
 from paceline.supervise.blame import Ending, Outcome, cause_is_known, outcome_of
@@ -43,6 +46,8 @@ from paceline.supervise.nodes.held_in_memory import HeldPieces
 from paceline.supervise.ranks_lost import RanksLost, TellLost, told_to_nobody
 from paceline.supervise.signals import forward_signals
 
+SPARE = "worlds"  # below a run's directory: folders of its worlds, where temporary files have no room
+ROOM_BYTES = 2**18  # of a world's folder: what its ranks leave there is a few files of some KB
 PEERS_SECONDS = 1.0  # that the peers of a rank have whose failure is known: what they would tell is an echo of it
 
 
@@ -55,6 +60,7 @@ class Fallen:
     out_of_memory: bool
     standing: Mapping[int, Stander] = field(default_factory=dict)
     called: str = ""  # why the ranks were called to another world, where nothing has failed
+    clock: Mapping[str, Any] = field(default_factory=clock_here)  # how the clock stands that tells the moments
 
 
 @dataclass(frozen=True)
@@ -110,6 +116,7 @@ class Generations:
             collect(self._crew.processes)
             self._machines.close()
             clear_rescues(self._lock)
+            shutil.rmtree(self._lock.run_dir / SPARE, ignore_errors=True)
             flag.release()
 
     def _run(self, taken: TakenOver | None) -> Outcome:
@@ -168,10 +175,11 @@ class Generations:
 
         None of its processes runs afterwards but those that stand by again.
         """
-        folder = self._folder / f"generation-{generation.number}"
+        folder, decisions = self._folder_of(generation.number)
         kills = memory_kills()
         before, self._crew = self._crew, Crew(tell=self._tell, is_stopped=self._is_stopped)
-        generation = replace(generation, decisions=(*generation.decisions, *self._machines.decisions()))
+        decisions = (*generation.decisions, *self._machines.decisions(), *decisions)
+        generation = replace(generation, decisions=decisions)
         told = self._left_for_ranks(generation, folder)
         # Where the run may not go on nobody waits for those that stand by, so nobody does.
         told |= self._machines.for_survivors() if self._policy.reform and self._policy.may_go_on else {}
@@ -190,12 +198,30 @@ class Generations:
             self._crew.send(signal.SIGTERM)
         self._machines.dismiss(answers)
         collect([before.processes[rank] for rank in standing if rank not in answers])
-        return self._attended(generation.number, folder, kills, pulses)
+        return self._attended(generation.number, folder, kills, pulses, not seats)
+
+    def _folder_of(self, number: int) -> tuple[Path, tuple[DecisionRecord, ...]]:
+        """Return the folder of a generation: among temporary files, or below the run's directory where these are full.
+
+        With a decision in the second case. That of several nodes has its place where their supervisors look for it.
+        """
+        folder = self._folder / f"generation-{number}"
+        try:
+            _make_room(folder)
+        except OSError as error:
+            spare = self._lock.run_dir / SPARE / folder.name
+            if isinstance(self._machines, OneMachine):
+                with contextlib.suppress(OSError):  # no better: what is wrong with the first one is told
+                    _make_room(spare)
+                    because = f"the folder of temporary files takes no more: {error}"
+                    self._say(f"recover  {because}; {spare} is used")
+                    return spare, (DecisionRecord("folder of a world", str(folder), str(spare), because, None),)
+        return folder, ()
 
     def _left_for_ranks(self, generation: Generation, folder: Path) -> dict[str, str]:
         """Leave in a generation's folder what its ranks read, and return what their environment says of it."""
         try:
-            folder.mkdir()
+            folder.mkdir(exist_ok=True)
             return {**generation.write(folder), **self._elastic.environ(folder)}
         except OSError as error:
             raise StorageError(
@@ -204,16 +230,20 @@ class Generations:
                 "free space there, or set TMPDIR, and start again: it goes on from the newest checkpoint",
             ) from error
 
-    def _attended(self, number: int, folder: Path, kills: int | None, pulses: PulseWatch | None) -> Fallen:
-        """Return how the world of this number ended, when it has."""
+    def _attended(
+        self, number: int, folder: Path, kills: int | None, pulses: PulseWatch | None, is_new: bool
+    ) -> Fallen:
+        """Return how the world of this number ended, when it has. All ranks of a world that `is_new` began with it."""
         crew = self._crew
 
         def standing() -> Mapping[int, Stander]:
             return {rank: each for rank, each in self._machines.standing(number).items() if rank not in crew.endings}
 
-        attend(
-            crew, Patience(float("inf")), supervisor.GRACE_SECONDS, self._settled(folder, standing), standing, pulses
-        )
+        def is_empty() -> bool:
+            return is_new and pulses is not None and not pulses.met
+
+        is_settled = self._settled(folder, standing, is_empty)
+        attend(crew, Patience(float("inf")), supervisor.GRACE_SECONDS, is_settled, standing, pulses)
         left = standing()
         if not (left and len(left) + len(crew.endings) == len(crew.processes)):
             left = {}
@@ -227,11 +257,14 @@ class Generations:
         called = "the number of devices has changed" if left and not crew.endings else ""
         return Fallen(outcome, moments, kills is not None and (memory_kills() or 0) > kills, left, called)
 
-    def _settled(self, folder: Path, standing: Callable[[], Collection[int]]) -> Callable[[], bool]:
+    def _settled(
+        self, folder: Path, standing: Callable[[], Collection[int]], is_empty: Callable[[], bool]
+    ) -> Callable[[], bool]:
         """Return what says whether nothing more is to be waited for.
 
-        That is when all that run stand by; or, where none may, when it is known which rank failed first, and its peers
-        have had a moment. It also calls the ranks where the run is to go on with more devices.
+        That is when all that run stand by; or, where none may, or `is_empty` says that no rank has come to hold
+        anything, when it is known which rank failed first, and its peers have had a moment. It also calls the ranks
+        where the run is to go on with more devices.
         """
         crew, peers, call = self._crew, Patience(float("inf")), folder / CALL_NAME
         if not self._policy.may_go_on:
@@ -246,7 +279,7 @@ class Generations:
                     self._machines.word(folder, CALL_NAME)
                 return len(standing()) == len(crew.processes)
             self._machines.word(folder, ABORT_NAME)
-            if self._policy.reform:
+            if self._policy.reform and not is_empty():  # else who waits to meet the dead one would be waited for
                 return len(standing()) + len(crew.endings) == len(crew.processes)
             if peers.left_seconds() == float("inf") and cause_is_known(crew.ended(), folder):
                 peers = Patience(PEERS_SECONDS)
@@ -289,6 +322,7 @@ class Generations:
             reached=reached,
             fault={name: error.get(name) for name in ("what", "because", "rank")},
             moments=fallen.moments,
+            clock=fallen.clock,
             decisions=decisions,
             is_called=bool(fallen.called),
             rescue="" if held is None and kept is None else self._machines.rescue(self._lock, number),
@@ -306,6 +340,16 @@ class Generations:
         """Return what the machines' memory holds of the state, where that is not older than what is on disk."""
         found = self._machines.held(self._plan.layout.devices)
         return found if found is not None and found.step >= on_disk else None
+
+
+def _make_room(folder: Path) -> None:
+    """Make a folder in which so much can be written as ranks leave there. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tried = folder / "room"
+    try:
+        tried.write_bytes(bytes(ROOM_BYTES))
+    finally:
+        tried.unlink(missing_ok=True)
 
 
 def _lost_with(taken: TakenOver, what: str) -> RanksLost:

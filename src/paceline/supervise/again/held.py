@@ -1,4 +1,4 @@
-"""What a survivor says of the state that it holds: after which step it is, and whether its peers hold the same."""
+"""What a survivor says of the state that it holds: the step of the state, and whether peers hold the same state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node's supervisor: it starts and ends ranks as the coordinator says, and tells it how they do.
+"""A node's supervisor: it starts and ends ranks as the coordinator says, and tells the coordinator how the ranks do.
 
 Ranks stay when the coordinator is lost: they come to a halt between two steps, stand by with what they hold, and go on
 in the world that the next coordinator forms. They end with this process, however it ends.
@@ -219,9 +219,9 @@ class Agent:
         if self._generation and (is_due or ended):
             gone = [rank for rank, number in self._ranks.items() if number in ended or number in self._told]
             for error in errors_told(self._world_folder, gone):
-                if error["rank"] not in self._errors:
-                    self._errors.add(error["rank"])
-                    link.send({"error": {**error, "time": time.time() - error["time"]}})  # its age: clocks differ
+                if error.rank not in self._errors:
+                    self._errors.add(error.rank)
+                    link.send({"error": {**error.words, "time": time.time() - error.time}})  # its age: clocks differ
         for number, code in ended.items():
             self._told.add(number)
             link.send({"ended": number, "code": code})

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.task.models.held import gathered
+from paceline.task.models.held import whole_of
 
 BLOCK, SCALES = 64, 256  # values with one scale, and scales with one scale of their own
 # QLoRA, appendix E: quantiles of the normal distribution, with an exact zero.
@@ -49,7 +49,7 @@ class Packed:
         scales = inner * wide[:-1].repeat_interleave(SCALES)[: len(inner)] + wide[-1]
         rows, columns = self.shape
         count = rows * columns
-        values = gathered(self.values).int()
+        values = whole_of(self.values).int()
         # Both values of a byte are taken as the eight bytes that they are: fancy indexing takes them one by one.
         pairs = _pairs(device).view(torch.int64).view(-1).index_select(0, values).view(torch.float32)
         pairs = pairs[:count]

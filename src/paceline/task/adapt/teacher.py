@@ -1,4 +1,4 @@
-"""A frozen model beside one that trains: it only goes forward, and so may rest in another way than the trained one."""
+"""A frozen model beside the trained model: the frozen one only goes forward, so its weights may be in other shards."""
 
 from __future__ import annotations
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from paceline.errors import ConfigError
 from paceline.task.metrics.metric import IGNORED
+from paceline.task.models.held import whole_of
 
 OWN = "a metric of your own: package.module:function of (outputs, batch)"
 
@@ -33,7 +33,7 @@ def predictions_of(outputs: object, metric: str) -> Tensor:
         raise ConfigError(
             f"the metric '{metric}' cannot read what the model returned", f"it is a {type(outputs).__name__}", OWN
         )
-    whole = found.full_tensor() if isinstance(found, DTensor) else found
+    whole = whole_of(found)
     return whole.detach().to(torch.promote_types(whole.dtype, torch.float32))
 
 

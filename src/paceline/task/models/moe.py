@@ -12,10 +12,10 @@ from typing import NamedTuple, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from paceline.task.models.chain import HandedOn
 from paceline.task.models.decoder import Decoder, DecoderLayer, FeedForward
+from paceline.task.models.held import local_of
 from paceline.task.models.layers.absent import Absent
 from paceline.task.models.layers.attention import Mask
 from paceline.task.models.layers.balance import SequenceSum, before_last_label, expert_counts, sequence_balance
@@ -99,7 +99,7 @@ class Experts(nn.Module):
 
         `counts` [experts] int64 says how many rows each expert gets.
         """
-        gate_up, down = _held(self.gate_up_proj).flatten(1, 2), _held(self.down_proj)
+        gate_up, down = local_of(self.gate_up_proj).flatten(1, 2), local_of(self.down_proj)
         return expert_products(rows, counts, gate_up, down)
 
 
@@ -274,11 +274,6 @@ def routers_by_place(model: MoEDecoder) -> dict[int, Router]:
 def _place(layer: nn.Module) -> int:
     assert isinstance(layer, RoutedLayer)
     return layer.place
-
-
-def _held(weight: Tensor) -> Tensor:
-    """Return what this rank holds of a stacked weight."""
-    return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
 def _as_wide_as_shared(config: MoEConfig) -> DecoderConfig:

@@ -1,4 +1,4 @@
-"""What a task's optimizers and batches close to a plan, and why. Imports torch for optimizers of the user's alone."""
+"""Which axes and settings a task's optimizers and batches close to a plan, and why. Imports torch for the user's."""
 
 from __future__ import annotations
 

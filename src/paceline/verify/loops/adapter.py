@@ -36,6 +36,7 @@ from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import LoopProof
 from paceline.task.models.copied import copied
+from paceline.task.models.held import whole_of
 from paceline.verify.compare.diagnosis import traits_of
 from paceline.verify.compare.difference import Difference, number_differences, tensor_differences
 from paceline.verify.compare.layout import first_difference
@@ -148,7 +149,7 @@ class _Held:
         """Return how far the step that was just made is from one device's, in order of cause. Every rank calls it."""
         world, layout = self._world, self._plan.layout
         gradients = _gradients(self._weights, number)
-        whole = {name: _whole(gradient) for name, gradient in gradients.items()}
+        whole = {name: whole_of(gradient) for name, gradient in gradients.items()}
         seen = sampled(whole, dict(self.reference.module.named_parameters()))
         made = self.reference.step(together) if world.is_first else None
         expected = world.share(made and made[0])
@@ -239,12 +240,7 @@ def _load(single: nn.Module, weights: Mapping[str, nn.Parameter]) -> None:
             "plain=module with the parameter names of the model",
         )
     for name, parameter in weights.items():
-        held[name].copy_(_whole(parameter))
-
-
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that may be in shards in one piece. Every rank calls it."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        held[name].copy_(whole_of(parameter))
 
 
 def _batches(batch: Any, part: int | None, world: World) -> list[object]:

@@ -6,9 +6,9 @@ import itertools
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from paceline.run.process.world import World
+from paceline.task.models.held import whole_of
 
 Held = dict[str, Tensor]  # parameters and buffers of a whole model, by name
 
@@ -21,7 +21,7 @@ def held_by(model: nn.Module, world: World) -> Held:
     """
     mine: Held = {}
     for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
-        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        whole = whole_of(tensor)
         mine[name] = whole.detach().clone()
     everyone = world.bring_to_first(mine) or []
     return {name: tensor for of_rank in reversed(everyone) for name, tensor in of_rank.items()}

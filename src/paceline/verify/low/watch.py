@@ -16,10 +16,10 @@ from paceline.run.loop.step import StepStats
 from paceline.run.numerics.invariants import numbers_of
 from paceline.run.numerics.precision import COMPUTE_DTYPES
 from paceline.run.process.world import World
-from paceline.run.updates.shards import local_of
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.task.models.build import evaluating
+from paceline.task.models.held import local_of
 from paceline.task.models.moe import routers
 from paceline.verify.compare.difference import Difference
 from paceline.verify.low.choices import Choices, ChoicesSeen, disagreeing, joined, score_bits

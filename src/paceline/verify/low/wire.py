@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from paceline.run.parallel.context.sequence_attention import INSIDE
+from paceline.task.models.held import local_of
 
 MANY_VALUES = 64  # of 2^16 values one is a bf16 value by chance
 MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")  # averages over time
@@ -146,7 +147,7 @@ def bits_of_values(tensor: torch.Tensor) -> int:
 
     Averages, sums and quotients are not, unless they were rounded.
     """
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    local = local_of(tensor)
     values = local.detach()[local.detach() != 0]
     many = values.numel() >= MANY_VALUES
     rounded = many and any(torch.equal(values, values.to(low).to(values.dtype)) for low in LOW)

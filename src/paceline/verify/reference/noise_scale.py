@@ -1,4 +1,4 @@
-"""The batch that the gradient noise scale asks for, as one device measures it: written from the definition.
+"""The batch that the gradient noise scale asks for, as one device measures it, written from the definition.
 
 McCandlish et al. 2018 (arXiv:1812.06162), appendix A.1. With the squared gradient norms g of the first b samples of a
 batch and G of all B of them, at the same weights: noise S = (g - G) / (1 / b - 1 / B), signal = (B G - b g) / (B - b).

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from runs import records_of, steps_of
-from storm import Story, Told, told
+from storm import SURVIVES, Story, Told, told
 
 from paceline.checkpoint import find_latest, read_manifest
 from paceline.errors import ConfigError
@@ -113,6 +113,17 @@ def test_a_rank_that_waits_for_one_that_hangs_tells_its_last_collectives(folder:
     (told,) = records_of(folder / "stop", "fault")
     by_rank = {each["rank"]: each for each in told["evidence"]["ranks"]}
     assert list(by_rank[0]["reached"].values())[-1][0] > 0 and by_rank[1]["reached"] == {}
+
+
+def test_who_waits_to_meet_a_rank_that_died_before_it_came_is_not_waited_for(tmp_path: Path) -> None:
+    """It holds nothing, and hears nothing: a node that is lost while its ranks import cost all others their grace."""
+    early, run = {"kind": "kill", "phase": "rendezvous", "rank": 1}, {"recovery": {"preemption_retries": 9}}
+    story = Story("early", TWO, [early], run, how=SURVIVES, endless=True)
+    (start,) = told(tmp_path, [story])["early"]
+    assert start.code == 0
+    (recovery,) = records_of(tmp_path / "early", "recovery")
+    assert (recovery["rank"], recovery["step"], recovery["steps_lost"]) == (1, 0, 0)
+    assert [step["step"] for step in steps_of(tmp_path / "early")] == list(range(1, 9))
 
 
 def test_without_faults_nothing_of_them_exists(folder: Path, starts: Told) -> None:

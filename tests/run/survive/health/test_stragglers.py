@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from fake_nvml import FakeGpu, FakeNvml, NVMLError
 from runs import records_of
 from storm import Story, told
 from thread_worlds import InThreads, on_threads
 
 from paceline.run.process.spread import spread_over
 from paceline.run.process.world import World
+from paceline.run.survive.health import computing
 from paceline.run.survive.health import stragglers as stragglers_module
+from paceline.run.survive.health.computing import device_facts
 from paceline.run.survive.health.stragglers import Stragglers
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.survive.health import HealthSpec
@@ -34,6 +37,46 @@ def test_a_rank_is_named_once_that_stays_slow_and_again_when_it_no_longer_is() -
     assert named([slow] * 9) == [(2, "slow")]
     assert named([slow] * 5 + [healthy] * 5 + [slow] * 3) == [(2, "slow"), (2, "as fast as the others"), (2, "slow")]
     assert named([[1.0, 1.5]] * 3) == [(1, "slow")]
+
+
+def facts_of(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    monkeypatch.setattr(computing, "device_name", lambda device: "GPU-a")
+    return device_facts(torch.device("cuda", 0), FakeNvml({"GPU-a": gpu}))
+
+
+def told_of(facts: dict[str, float]) -> DecisionRecord:
+    """Return what is said of the second of two ranks whose device tells this."""
+    stragglers = Stragglers(HealthSpec(straggler_checks=1), World(0, 2, 0, torch.device("cpu")))
+    (found,) = stragglers.judged(1, [1.0, 1.6], [{}, facts])
+    assert found.evidence is not None and found.evidence["device"] == facts
+    return found
+
+
+def test_a_slow_rank_is_named_with_what_its_gpu_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    hot = facts_of(FakeGpu(celsius=91, reasons=0x40, clock=1100), monkeypatch)
+    expected = {"celsius": 91, "throttled": 1, "power_capped": 0, "clock_share": 0.55}
+    assert {name: hot[name] for name in expected} == expected
+    words = "of its device stands out: throttled, hot (91 °C), its clock at 55% of its highest"
+    assert told_of(hot).because.endswith(words)
+    assert "stands out" not in told_of(facts_of(FakeGpu(), monkeypatch)).because
+    denied = NVMLError(FakeNvml.NVML_ERROR_NO_PERMISSION, "Insufficient Permissions")
+    calls = ("nvmlDeviceGetTemperature", "nvmlDeviceGetCurrentClocksThrottleReasons", "nvmlDeviceGetClockInfo")
+    unread = facts_of(FakeGpu(refuses=dict.fromkeys(calls, denied)), monkeypatch)
+    assert not {"celsius", "throttled", "clock_share"} & set(unread), "what is not known is not there"
+    assert "stands out" not in told_of(unread).because
+
+
+def test_a_slow_rank_is_named_with_what_its_processor_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for zone, degrees in (("thermal_zone0", "48000"), ("thermal_zone1", "93000"), ("thermal_zone2", "unknown")):
+        (tmp_path / zone).mkdir()
+        (tmp_path / zone / "temp").write_text(degrees)
+    (tmp_path / "scaling_cur_freq").write_text("1200000")
+    (tmp_path / "cpuinfo_max_freq").write_text("3000000")
+    monkeypatch.setattr(computing, "THERMAL", tmp_path)
+    monkeypatch.setattr(computing, "CLOCKS", tmp_path)
+    facts = device_facts(torch.device("cpu"))
+    assert facts == {"hottest_celsius": 93.0, "clock_of_highest": 0.4}
+    assert told_of(facts).because.endswith("of its device stands out: its clock at 40% of its highest")
 
 
 def test_a_run_whose_rank_is_slow_goes_on_and_names_it(tmp_path: Path) -> None:
@@ -75,7 +118,7 @@ def decided(curves: list[list[float]], always: bool, monkeypatch: pytest.MonkeyP
     with monkeypatch.context() as patch:
         gather = InThreads.gather
         patch.setattr(stragglers_module, "spread_over", functools.partial(spread_over, few=0))
-        patch.setattr("paceline.run.survive.health.stragglers.device_facts", dict)
+        patch.setattr("paceline.run.survive.health.stragglers.device_facts", lambda device: {})
         patch.setattr(InThreads, "gather", lambda world, item: (asked.append(world.rank), gather(world, item))[1])
         if always:
             patch.setattr(Stragglers, "_is_worth_asking", lambda *own: True)

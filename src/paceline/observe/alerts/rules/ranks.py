@@ -1,4 +1,4 @@
-"""Rules of ranks: one that is down, and one that is slower than the others."""
+"""Rules of ranks: a rank that is down, and a rank that is slower than the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all rules want to know of a run: its plan, its last step, how long its steps take, and how it has ended."""
+"""What all rules want to know of a run: the plan, the last step, the length of steps, and how the run has ended."""
 
 from __future__ import annotations
 

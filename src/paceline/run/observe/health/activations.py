@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
+
+from paceline.task.models.held import local_of
 
 SILENT = (nn.ReLU, nn.ReLU6, nn.Threshold)  # functions of which a unit can give exactly nothing for every sample
 OTHERS = "no block has an activation function that is a module and gives zeros (nn.ReLU)"
@@ -114,7 +115,7 @@ def _tensor(out: Any) -> torch.Tensor | None:
         out = out[0]
     if not isinstance(out, torch.Tensor) or not out.is_floating_point():
         return None
-    here: torch.Tensor = out.to_local() if isinstance(out, DTensor) else out
+    here: torch.Tensor = local_of(out)
     return here.detach()
 
 

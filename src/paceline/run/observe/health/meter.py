@@ -16,7 +16,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from paceline.run.loop.passes import SequentialPasses
 from paceline.run.loop.step import Stepper
@@ -24,6 +23,7 @@ from paceline.run.observe.health.activations import OTHERS, ActivationWatch
 from paceline.run.observe.health.scores import ScoreWatch
 from paceline.run.process.world import World, build_mesh
 from paceline.run.updates.optimizer import named_parameters
+from paceline.task.models.held import local_of
 
 MOST_COPIED = 1 << 26  # elements of weights that one step keeps a copy of; the others' turn comes in later steps
 _BLOCK = re.compile(r"^(.*?\.)?\d+(?=\.)")
@@ -103,7 +103,7 @@ class HealthMeter:
         """Return which blocks are copied together before an update: as many as memory is taken for."""
         sizes = [0.0] * len(self.blocks)
         for weight, at in self._of.items():
-            sizes[at] += _local(weight).numel()
+            sizes[at] += local_of(weight).numel()
         sizes = self._world.maximum(sizes) if sizes else sizes
         turns: list[set[int]] = []
         room = 0.0
@@ -143,10 +143,10 @@ class HealthMeter:
         self._scores.end()
         step, known = self._step, [p for p in parameters if p.grad is not None and p in self._of]
         step.correction = correction
-        step.gradients = self._squares(known, [_local(p.grad) for p in known], step.gradients)
-        step.weights = self._squares(known, [_local(p) for p in known], step.weights)
+        step.gradients = self._squares(known, [local_of(p.grad) for p in known], step.gradients)
+        step.weights = self._squares(known, [local_of(p) for p in known], step.weights)
         copied = self._turns_of_copies[self._copied % len(self._turns_of_copies)] if self._turns_of_copies else set()
-        step.copies |= {p: _local(p).clone() for p in known if self._of[p] in copied}
+        step.copies |= {p: local_of(p).clone() for p in known if self._of[p] in copied}
         step.seconds += time.perf_counter() - began
 
     @torch.no_grad()
@@ -157,7 +157,7 @@ class HealthMeter:
         step = self._step
         moved, before = list(step.copies), list(step.copies.values())
         if moved:
-            torch._foreach_sub_(before, [_local(p) for p in moved])
+            torch._foreach_sub_(before, [local_of(p) for p in moved])
         step.updates = self._squares(moved, before, step.updates)
         step.copies = {}
         step.seconds += time.perf_counter() - began
@@ -271,8 +271,3 @@ def block_of(name: str) -> str:
     """Return the block that a parameter belongs to: up to the first number in its name, else its outermost module."""
     found = _BLOCK.match(name)
     return found[0] if found else name.partition(".")[0]
-
-
-def _local(tensor: torch.Tensor | None) -> torch.Tensor:
-    assert tensor is not None
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

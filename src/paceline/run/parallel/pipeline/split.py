@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from paceline.errors import ConfigError, DoesNotFit
 from paceline.plan.feasible.stages import blocks_per_stage, refusal, stages_of
@@ -23,6 +22,7 @@ from paceline.run.process.groups import Mesh
 from paceline.spec.plan import Plan
 from paceline.task.declared import declared_rules
 from paceline.task.models.chain import OPENED_BY, chain_of, is_hugging_face
+from paceline.task.models.held import local_of
 from paceline.task.models.layers.absent import Absent
 from paceline.task.rules import Rules
 
@@ -224,7 +224,7 @@ class PipelineGradients:
         """Add the gradient that the other end of the pipeline has for its copy. Both get the same sum, bit for bit."""
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        grad = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+        grad = local_of(parameter.grad)
         if not grad.numel():
             return
         group = self.pipeline.group

@@ -1,4 +1,4 @@
-"""Whether a user's model is the chain that it declares: its stages, one after the other, must give its gradients."""
+"""Whether a user's model is the chain that it declares: stages in turn must give the gradients of the whole model."""
 
 from __future__ import annotations
 

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+
+import torch
 
 from paceline.run.loop.loader import StepBatch
 from paceline.run.loop.step import StepStats
 from paceline.run.loop.under_plan import UnderPlan
+from paceline.run.observe.observing import device_name
+from paceline.run.observe.sensors.gpu import GpuSensor
+from paceline.run.observe.sensors.sensor_reading import SeenRank, SensorReading
+from paceline.run.observe.summed import outstanding
 from paceline.spec.plan import Plan
 
 PHASES = ("forward_backward", "reduce")  # whose waiting is known on a CPU
 THERMAL = Path("/sys/class/thermal")
+CLOCKS = Path("/sys/devices/system/cpu/cpu0/cpufreq")
+TOLD_OF_GPU = ("celsius", "watts", "clock_hz", "clock_share", "throttled", "power_capped")
+SLOW_CLOCK = 0.7  # of the highest: below it a device that computes is held back
 
 
 def computed_seconds(stats: StepStats, under: UnderPlan | None) -> float | None:
@@ -39,9 +49,12 @@ def planned_rows(plan: Plan) -> list[float]:
     return [float(max(rows, plan.accumulation)) for rows in parts]
 
 
-def device_facts() -> dict[str, object]:
-    """Return what the machine tells of its temperature and clocks, as far as it does."""
-    found: dict[str, object] = {}
+def device_facts(device: torch.device, nvml: object = None) -> dict[str, float]:
+    """Return what a rank's machine and its GPU tell of temperature, clocks and throttling, as far as they do.
+
+    `nvml` is NVIDIA's library as the module pynvml has it; None imports that.
+    """
+    found: dict[str, float] = {}
     try:
         zones = list(THERMAL.glob("thermal_zone*/temp"))
     except OSError:  # no descriptor may be left: what is told beside the numbers must not end a run
@@ -49,11 +62,28 @@ def device_facts() -> dict[str, object]:
     temperatures = [value / 1000 for path in zones if (value := _number(path)) is not None]
     if temperatures:
         found["hottest_celsius"] = max(temperatures)
-    clocks = Path("/sys/devices/system/cpu/cpu0/cpufreq")
-    now, most = _number(clocks / "scaling_cur_freq"), _number(clocks / "cpuinfo_max_freq")
+    now, most = _number(CLOCKS / "scaling_cur_freq"), _number(CLOCKS / "cpuinfo_max_freq")
     if now is not None and most:
         found["clock_of_highest"] = now / most
-    return found
+    return {**found, **_of_gpu(device_name(device), nvml)}
+
+
+def standing_out(facts: Mapping[str, float]) -> str:
+    """Return what of a device's facts may make it slow, in words; empty where nothing does."""
+    found = outstanding(facts)
+    clock = facts.get("clock_share", facts.get("clock_of_highest", 1.0))
+    if clock < SLOW_CLOCK:
+        found.append(f"its clock at {clock:.0%} of its highest")
+    return ", ".join(found)
+
+
+def _of_gpu(name: str, nvml: object) -> dict[str, float]:
+    if not name:
+        return {}
+    reading, sensor = SensorReading(), GpuSensor([SeenRank(0, 0, name)], nvml)
+    sensor.read(reading, 0.0)
+    sensor.close()
+    return {what: value for what, value in reading.ranks.get(0, {}).items() if what in TOLD_OF_GPU}
 
 
 def _number(path: Path) -> float | None:

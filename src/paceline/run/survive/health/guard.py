@@ -1,4 +1,4 @@
-"""The guard of updates: what a number that is not finite, or a spike, does to the update that it would make.
+"""The guard of updates: what becomes of an update whose numbers are not finite, or whose loss or gradient is a spike.
 
 What the guard decides is a function of numbers over all ranks and of its own state, which checkpoints hold. So all
 ranks decide alike, and a run that is killed and resumed decides as one that was not.

@@ -1,4 +1,4 @@
-"""A rank's pulse: where it is and since when, in a small file of shared memory that its supervisor reads. Torch-free.
+"""A rank's pulse: the rank's place and since when, in a small file in memory that the supervisor reads. Torch-free.
 
 A beat is one write of 32 bytes to mapped memory: no system call, no lock. A reader may meet a beat half written; it
 looks again in a moment, and what stands still is whole.

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from paceline.errors import ConfigError, VerificationFailed
 from paceline.run.loop.loader import StepBatch
@@ -24,6 +23,7 @@ from paceline.run.numerics.invariants import bits_of, fingerprint
 from paceline.run.process.world import World
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.plan import Plan
+from paceline.task.models.held import local_of
 
 LOSS = "the loss"
 
@@ -130,7 +130,7 @@ def _gradients_seen(model: nn.Module) -> Iterator[dict[str, list[int]]]:
         return called
 
     def note(name: str, gradient: torch.Tensor) -> None:
-        local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        local = local_of(gradient)
         found.setdefault(name, []).append(fingerprint(local))
 
     handles += [module.register_forward_pre_hook(watch(path)) for path, module in model.named_modules()]

@@ -17,7 +17,13 @@ from paceline.run.loop.step import StepStats
 from paceline.run.loop.under_plan import UnderPlan
 from paceline.run.process.spread import spread_over
 from paceline.run.process.world import World
-from paceline.run.survive.health.computing import computed_seconds, device_facts, planned_rows, rows_computed
+from paceline.run.survive.health.computing import (
+    computed_seconds,
+    device_facts,
+    planned_rows,
+    rows_computed,
+    standing_out,
+)
 from paceline.run.survive.health.less_work import LessWork, OwnPace
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.reading import read_kind
@@ -62,7 +68,7 @@ class Stragglers:
         self._seconds, self._rows, self._steps = 0.0, 0, 0
         if not self._is_worth_asking(*own):
             return []
-        told = self._world.gather((*own, device_facts()))
+        told = self._world.gather((*own, device_facts(self._world.device)))
         seconds, rows = [each[0] for each in told], [each[1] for each in told]
         parts = [count / planned for count, planned in zip(rows, self._planned, strict=True)]
         found = self.judged(step, seconds, [each[2] for each in told], parts)
@@ -108,7 +114,7 @@ class Stragglers:
         return self._less_work.go_on(step, self._world.gather(mine)) if self._less_work is not None else []
 
     def judged(
-        self, step: int, seconds: list[float], facts: list[dict[str, object]], parts: list[float] | None = None
+        self, step: int, seconds: list[float], facts: list[dict[str, float]], parts: list[float] | None = None
     ) -> list[DecisionRecord]:
         """Return the decisions that follow from the seconds that each rank computed in a step.
 
@@ -132,6 +138,7 @@ class Stragglers:
             if self._slow[rank] == self._checks:
                 done, more = self._done_about(rank)
                 after = f"slow; {done}"
+                because += f"; of its device stands out: {told}" if (told := standing_out(facts[rank])) else ""
                 found.append(DecisionRecord("straggler", "as fast as the others", after, because, {**evidence, **more}))
         return found
 

@@ -1,4 +1,4 @@
-"""The watch: a supervisor's look at the pulses of its ranks. It finds the rank that hangs, and says how it knows.
+"""The watch: a supervisor looks at its ranks' pulses, finds the rank that hangs, and says how that is known.
 
 A rank is late that has told nothing for a multiple of the median step; where the machine is loaded, or the rank
 computes (a compiler, a collection of garbage), for longer. Of the late ones those are to blame that are furthest
@@ -22,7 +22,7 @@ from paceline.run.survive.health.pulse import PULSE_FOLDER, Pulse
 from paceline.run.survive.health.sight import NearSight, Sight
 from paceline.run.survive.health.stacks import collective_in, main_thread, parted, save_stacks
 from paceline.spec.survive.health import HealthSpec
-from paceline.spec.survive.phases import IN_A_STEP, TOLD
+from paceline.spec.survive.phases import IN_A_STEP, PHASES, TOLD
 from paceline.supervise.blame import leave_error
 
 LOOK_SECONDS = 0.2
@@ -31,6 +31,7 @@ STEPS_KEPT = 64
 STEPS_NEEDED = 3  # before their median says anything
 COMPUTING = 0.5  # of the time, from which on a rank is taken to compute
 COMPUTING_FACTOR = 6.0  # times as long a rank may say nothing that computes
+BEFORE_THEY_MEET = PHASES[:2]  # starting, and waiting for the others
 STOPPED = "TtZX"  # states of /proc: stopped, traced, ended
 
 
@@ -75,6 +76,7 @@ class PulseWatch:
         self._asked: float | None = None
         self._unanswered: dict[int, str] = {}  # what ranks had written when they were asked
         self._is_told = False
+        self.met: set[int] = set()  # ranks that were seen to have met the others
 
     @staticmethod
     def of(health: HealthSpec | None, folder: Path, ranks: int, run_dir: Path | None) -> PulseWatch | None:
@@ -96,6 +98,7 @@ class PulseWatch:
         self._looked = now
         pulses = {rank: self._sight.pulse(rank) for rank in range(self._ranks) if rank not in ended}
         known = {rank: pulse for rank, pulse in pulses.items() if pulse is not None}
+        self.met |= {rank for rank, pulse in known.items() if pulse.phase not in BEFORE_THEY_MEET}
         if ended or self._is_told or len(known) < self._ranks:
             self._asked = None
             return None  # what a peer's end brings about is no hang

@@ -1,4 +1,4 @@
-"""How often this run has failed so far, and what that says of how often it will."""
+"""How often this run has failed so far, and the rate of failures to expect from that."""
 
 from __future__ import annotations
 

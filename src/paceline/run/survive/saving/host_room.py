@@ -17,10 +17,9 @@ SPARE = 2  # so many times the room that a copy takes must be free for one that 
 
 def why_not_beside(tensors: Mapping[str, torch.Tensor], world: World) -> str:
     """Return why checkpoints had better not be written beside training, or "". Every rank calls it, and they agree."""
-    machines = world.union([platform.node()])
-    at, own = machines.index(platform.node()), [0.0] * len(machines)
-    own[at] = float(bytes_to_stage(tensors))
-    needed, free = int(world.sum(own)[at]), available_memory_bytes()
+    machine = platform.node()
+    told = world.told_at(machine, {"bytes": bytes_to_stage(tensors)})[machine]
+    needed, free = sum(int(item["bytes"]) for _, item in told), available_memory_bytes()
     short = world.first_told((needed, free) if SPARE * needed > free else None)
     if short is None:
         return ""

@@ -138,9 +138,11 @@ def _is_nobodys(folder: Path) -> bool:
 def why_no_memory_tier(tensors: Mapping[str, torch.Tensor], world: World) -> str:
     """Return why a run of this state cannot keep checkpoints in memory, or "". Every rank calls it."""
     size = int(world.sum([float(bytes_to_stage(tensors))])[0])  # copies count, of which one is written: an upper bound
-    machines = world.union([platform.node()])
-    if len(machines) > 1:
-        return f"the ranks are on {len(machines)} machines, and each would hold a part only"
+    machine = platform.node()
+    if world.one_of_alike(machine.encode()) is None:
+        (first, _), *_ = world.told_at(machine, {})[machine]
+        machines = int(world.sum([float(world.rank == first)])[0])
+        return f"the ranks are on {machines} machines, and each would hold a part only"
     if not RAM_DISK.is_dir():
         return f"there is no {RAM_DISK}"
     free = min(available_memory_bytes(), shutil.disk_usage(RAM_DISK).free)

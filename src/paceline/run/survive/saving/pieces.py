@@ -1,4 +1,4 @@
-"""A rank's part of the state as bytes: its length in a header, what it holds as JSON, and the values one by one.
+"""A rank's part of the state as bytes: a header with the length, plain data as JSON, then the values one by one.
 
 These bytes live for minutes, in the memory of ranks of one run. Safetensors, in which checkpoints are written, keeps no
 digest of them, has no complex128, and makes a second copy of the state to save to bytes.

@@ -10,6 +10,8 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 from paceline.spec.journal.kinds import ClockRecord, RunEnded, RunStarted, StepRecord
 from paceline.spec.journal.record import Some, number
@@ -18,6 +20,7 @@ from paceline.spec.journal.record import moment as known_moment
 LEAST_SECONDS = 1.0  # of a move that is noted: clocks that are kept right drift by less in days
 BACK_SECONDS = 10.0  # from which on steps that come before each other are taken for a move that nobody has noted
 OVERLAP_SECONDS = 2.0  # of two starts: a run has one at a time, so that more of it is a clock's doing
+BOOT, TIMES = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/time")
 APART_SECONDS = 1e-3  # between two starts that are brought in order: more than a moment is rounded by
 ReadsSeconds = Callable[[], float]
 
@@ -27,12 +30,35 @@ def passed_seconds() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
+def boot_here() -> str:
+    """Return which start of which machine this is, as its kernel names it: its processes count the same seconds.
+
+    Those of a namespace of time (time_namespaces(7)) count others. Empty where that is not told.
+    """
+    try:
+        return f"{BOOT.read_text().strip()}.{TIMES.stat().st_ino}" if hasattr(time, "CLOCK_BOOTTIME") else ""
+    except OSError:
+        return ""
+
+
+def clock_here() -> dict[str, Any]:
+    """Return how this machine's clock stands to the seconds that nobody sets: `boot`, and `apart` in seconds."""
+    return {"boot": boot_here(), "apart": time.time() - passed_seconds()}
+
+
 class MovedClock:
     """Notices that this machine's clock was set, since it was last asked."""
 
-    def __init__(self, clock: ReadsSeconds = lambda: time.time(), passed: ReadsSeconds = passed_seconds) -> None:
+    def __init__(
+        self,
+        clock: ReadsSeconds = lambda: time.time(),
+        passed: ReadsSeconds = passed_seconds,
+        since: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`since` is what another process of this machine has had of `clock_here`: moves count from there on."""
         self._clock, self._passed = clock, passed
-        self._apart = clock() - passed()
+        told = since is not None and since.get("boot") and since["boot"] == boot_here()
+        self._apart = float(since["apart"]) if since is not None and told else clock() - passed()
 
     def moved(self) -> float:
         """Return by how many seconds the clock was set forward (back where negative); 0 where it was not."""
@@ -87,20 +113,37 @@ def shifts_of(
 ) -> dict[int, float]:
     """Return by how much the moments of each start are to be shifted so that the clock that holds now tells them.
 
-    A start that ends after the next one has begun ran by a clock that was set back between them: a run has one
-    start at a time.
+    What nobody has noted is how the clock was set between two starts. Those of one boot of a machine tell it by how its
+    clock stood at each. Of others a start that ends after the next one has begun ran by a clock that was set back
+    between them: a run has one start at a time.
     """
-    begun = {each.attempt or 1: each.began for each in starts if each.began is not None}
+    known = {each.attempt or 1: each for each in starts}
     shifts: dict[int, float] = {}
-    next_began = math.inf
+    next_began, later, after = math.inf, 0.0, 0
     for attempt in sorted(spans, reverse=True):
         first, last = spans[attempt]
-        shift = moved.get(attempt, 0.0)
+        start, own = known.get(attempt), moved.get(attempt, 0.0)
+        shift = own + later + _set_between(start, known.get(after), own)
         if last + shift > next_began + OVERLAP_SECONDS:
             shift = next_began - APART_SECONDS - last
-        shifts[attempt] = shift
-        next_began = min(first, begun.get(attempt, first)) + shift
+        shifts[attempt], later, after = shift, shift, attempt
+        began = start.began if start is not None and start.began is not None else first
+        next_began = min(first, began) + shift
     return shifts
+
+
+def _set_between(start: RunStarted | None, following: RunStarted | None, noted: float) -> float:
+    """Return by how much the clock was set between the last record of a start and the next one; 0 if that is unknown.
+
+    `noted` is how much it was set in the first one's time, as its records tell.
+    """
+    if start is None or following is None or not start.boot or start.boot != following.boot:
+        return 0.0
+    before, now = _finite(start.clock_apart), _finite(following.clock_apart)
+    if before is None or now is None:
+        return 0.0
+    by = now - before - noted
+    return by if abs(by) >= LEAST_SECONDS else 0.0
 
 
 def at_moment(line: Mapping[str, object], moment: float) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""What a model starts from: the road of its folder, its weights and their fingerprint, and what is told of them."""
+"""What a model starts from: how its folder was read, the weights and their fingerprint, and the line that tells it."""
 
 from __future__ import annotations
 

@@ -1,0 +1,110 @@
+"""Who knows the files of a save: the first rank of a list those of its ranks, and rank 0 what each list comes to.
+
+Of up to INLINE_RANKS ranks the manifest itself is the only list. In larger worlds a list is of about as many ranks as
+there are lists: of 16,384 ranks 128 lists, each of 128 ranks. The ranks of a list tell the first of them about their
+files along a tree, that rank writes the list, and the first ranks tell rank 0 about their lists in the same way. So
+nobody hears of more than 128 ranks (18 kB), and rank 0 of 128 lists besides (6 kB).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from paceline.checkpoint.files.flushes import Flushes
+from paceline.checkpoint.files.read_back import verify_files
+from paceline.checkpoint.manifest import FileEntry, encode_list, files_of, list_name, ranks_in_a_list
+from paceline.checkpoint.ranks import Ranks
+from paceline.checkpoint.shards import write_file
+from paceline.checkpoint.writers.talk import Message, Talk
+
+FILE_ROW = struct.Struct("<qq32s")  # of a file: its length, that of its pieces, and its digest
+LIST_ROW = struct.Struct("<qq?32s")  # of a list: its length, that of its files, whether any is in pieces, its digest
+
+
+@dataclass
+class KnownFiles:
+    """The files of a save as a rank knows them: `own` are those of the list that it keeps; the rest is rank 0's.
+
+    `lists` are the lists that have files of their own, `bytes` is the length of the files that these list.
+    """
+
+    own: dict[str, FileEntry] = field(default_factory=dict)
+    lists: dict[str, FileEntry] = field(default_factory=dict)
+    bytes: int = 0
+    in_pieces: bool = False  # whether any of those has a digest of pieces
+
+    @property
+    def of_manifest(self) -> dict[str, FileEntry]:
+        """Return the files that the manifest itself lists."""
+        return self.lists or self.own
+
+
+def tell_of_files(files: Mapping[str, FileEntry], ranks: Ranks, what: str, folder: Path) -> KnownFiles:
+    """Tell what this rank has written into `folder`, write the list that it keeps, and return what it knows then.
+
+    Every rank of a save calls it. Raises the same StorageError on all ranks where a list cannot be written.
+    """
+    row = b"".join(_row(files.get(name)) for name in files_of(ranks.rank, ranks.size))
+    of_a_list = ranks_in_a_list(ranks.size)
+    if not of_a_list:
+        return KnownFiles(_entries(ranks.rows(row), 0, ranks.size))
+    number, place = divmod(ranks.rank, of_a_list)
+    first, count = number * of_a_list, -(-ranks.size // of_a_list)
+    rows = ranks.hold_talk(bring(row, place, min(of_a_list, ranks.size - first), first))
+    known = KnownFiles({} if place else _entries(rows, first, ranks.size))
+    told = ranks.attempt(what, partial(_write_list, folder, list_name(number), known.own) if not place else bytes)
+    if not place:
+        for each, (length, held, in_pieces, digest) in enumerate(
+            map(LIST_ROW.unpack, ranks.hold_talk(bring(told, number, count, 0, of_a_list)))
+        ):
+            known.lists[list_name(number + each)] = FileEntry(length, digest.hex())
+            known.bytes += held
+            known.in_pieces |= in_pieces
+    return known
+
+
+def bring(row: bytes, place: int, size: int, first: int, stride: int = 1) -> Talk[list[bytes]]:
+    """Talk until the first of `size` ranks has the rows of all, in their order; each other one has some of them.
+
+    They are the ranks `first`, `first + stride` and so on, of which this one is at `place`; rows are of one length. In
+    round k a rank whose place is an odd multiple of 2^k sends what it has 2^k places down: of 5 ranks in the rounds 0,
+    1 and 2 the places 1 and 3, then 2 (with 3's), then 4.
+    """
+    rows = row
+    for at in range((size - 1).bit_length()):
+        if place % 2 ** (at + 1):
+            yield Message(first + stride * (place - 2**at), None, rows)
+            break
+        if place + 2**at < size:
+            rows += yield Message(None, first + stride * (place + 2**at), b"")
+    return [rows[begin : begin + len(row)] for begin in range(0, len(rows), len(row))]
+
+
+def _row(entry: FileEntry | None) -> bytes:
+    """Return a file as 48 bytes that travel: zeros for one that is not there."""
+    return FILE_ROW.pack(entry.bytes, entry.piece_bytes, bytes.fromhex(entry.sha256)) if entry else bytes(FILE_ROW.size)
+
+
+def _entries(rows: Sequence[bytes], first: int, world_size: int) -> dict[str, FileEntry]:
+    """Return the files that ranks from `first` on have told of."""
+    found = {}
+    for rank, row in enumerate(rows, first):
+        for name, told in zip(files_of(rank, world_size), FILE_ROW.iter_unpack(row), strict=True):
+            length, piece_bytes, digest = told
+            if length:
+                found[name] = FileEntry(length, digest.hex(), piece_bytes)
+    return found
+
+
+def _write_list(folder: Path, name: str, files: Mapping[str, FileEntry]) -> bytes:
+    """Write a list of files, read it back, and return it as a row that travels."""
+    with Flushes() as flushes:
+        entry = write_file(folder / name, encode_list(files), flushes)
+    verify_files(folder, {name: entry})
+    in_pieces = any(file.piece_bytes for file in files.values())
+    held = sum(file.bytes for file in files.values())
+    return LIST_ROW.pack(entry.bytes, held, in_pieces, bytes.fromhex(entry.sha256))
