@@ -88,16 +88,21 @@ def prove(layout: str) -> dict[str, Any]:
 
 
 def prove_here(layout: str) -> None:
-    """Make the proof in this process, without a plan's search, and print its record."""
+    """Make the proof in this process, without a plan's search, and print its record.
+
+    What imports torch begins as early as it does in `train` and `verify`: while the plan is made.
+    """
+    from paceline.session.ahead import proof_ahead
     from paceline.session.ready.prove import DTYPES, STEPS
     from paceline.spec.arguments import plan_spec
     from paceline.spec.load import load_spec
     from paceline.verify.process.start import plan_layout, verify_plan, verify_text
     from paceline.verify.twin.proof_parts import BRIEF
 
-    spec = load_spec(SPEC)
-    plan, vocab = plan_layout(spec, plan_spec(layout))
-    proof = verify_plan(spec, plan, vocab, steps=STEPS, dtypes=DTYPES, scope=BRIEF)
+    with proof_ahead() as standby:
+        spec = load_spec(SPEC)
+        plan, vocab = plan_layout(spec, plan_spec(layout))
+        proof = verify_plan(spec, plan, vocab, steps=STEPS, dtypes=DTYPES, scope=BRIEF, standby=standby)
     print(
         json.dumps({"equal": proof.equal, "ran_as": proof.ran_as, "seconds": proof.seconds, "text": verify_text(proof)})
     )

@@ -24,8 +24,9 @@ from paceline.spec.task import Task
 from paceline.task.data.protocol import Source
 from paceline.task.optimizer.schedule import learning_rate
 from paceline.verify.compare.diagnosis import traits_of
-from paceline.verify.compare.difference import Difference, number_differences, tensor_differences
+from paceline.verify.compare.difference import Difference
 from paceline.verify.compare.layout import first_difference
+from paceline.verify.compare.measures import number_differences, tensor_differences
 from paceline.verify.compare.tolerance import QUANTITIES, larger, tolerance
 from paceline.verify.process.shared_folder import shared_folder
 from paceline.verify.reference.copies import CopiesStep, clipped_at, copies_steps, first_norm

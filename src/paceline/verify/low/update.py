@@ -54,10 +54,12 @@ def one_update(
     scale: float,
     handed: HandedChoices | None = None,
     step: int = 1,
+    later: Sequence[Callable[[], None]] = (),
 ) -> Hyper:
     """Return loss, gradient norm, gradients and changes of weights of a step's batch on one device, summed in fp32.
 
-    The optimizer has no moments yet: changes of weights are those of a first update.
+    The optimizer has no moments yet: changes of weights are those of a first update. `later` are called before the
+    turns after the first, where they begin from other weights than the update before them has left.
 
     The loss is scaled by powers of two, as in a run, which are taken out again exactly. `stored` says how far, relative
     to its change, a weight is off for being stored in fp32. With `handed` choices the scores that they stand against
@@ -66,13 +68,17 @@ def one_update(
     one, own = prepared(model, task, plan, source), own_parameters(model, turns_of(task, source.unit))
     names = {parameter: name for name, parameter in model.named_parameters()}
     down = scale / 2.0 ** round(math.log2(plan.batch_samples * items_per_sample))
-    made, bits_of_scores = [], score_bits(model)
+    made, bits_of_scores = list[Hyper](), score_bits(model)
+    main: Hyper = {}
+    begin = iter((lambda: None, *later))
     with counted_choices(model) as router:
-        for turn, parameters in zip(one.turns, own, strict=True):
-            read = micro_batches(task, plan, source, step, one.coupled)
-            trained = {names[parameter]: parameter for parameter in parameters}
-            made.append(_one_turn(one, turn, trained, task, read, step, down, handed))
-    main = made[main_turn(task)]
+        for number, (turn, parameters) in enumerate(zip(one.turns, own, strict=True)):
+            if turn.is_due(step):
+                next(begin, lambda: None)()
+                read = micro_batches(task, plan, source, step, one.coupled)
+                trained = {names[parameter]: parameter for parameter in parameters}
+                made.append(_one_turn(one, turn, trained, task, read, step, down, handed))
+                main = made[-1] if number == main_turn(task) else main
     joined = {key: {at: x for one in made for at, x in one[key].items()} for key in PER_WEIGHT}
     bits = {key: min(one["state_bits"].get(key, 64) for one in made) for one in made for key in one["state_bits"]}
     return {"loss": main["loss"], "grad_norm": main["grad_norm"], **joined, "state_bits": bits,

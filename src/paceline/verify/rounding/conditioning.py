@@ -20,13 +20,8 @@ from torch import nn
 from paceline.run.process.world import World
 from paceline.spec.layout import Layout
 from paceline.spec.proof.records import CheckProof, Rounding
-from paceline.verify.compare.difference import (
-    NAMES,
-    Difference,
-    number_differences,
-    tensor_differences,
-    turn_differences,
-)
+from paceline.verify.compare.difference import NAMES, Difference
+from paceline.verify.compare.measures import number_differences, tensor_differences, turn_differences
 from paceline.verify.compare.routing import as_losses
 from paceline.verify.compare.tolerance import TOLERANCES, tolerance
 from paceline.verify.reference.steps import ReferenceStep
