@@ -6,7 +6,9 @@ The proof is the one that `paceline train` makes: two steps in fp32, and one in 
 `examples/stdlib-code.toml` on two devices and under layouts of more axes, in the degrees to which the twin lowers them.
 Each round first imports torch in a process of its own. CPU time is that of all processes of the proof and of the one
 that asks for it, which training has anyway; wall time depends on what else the machine does, which the load average
-tells.
+tells. The seconds of the proof are those that a run waits for it once it is planned: as in `train` and `verify`, the
+process that the ranks are forked from imports torch while the layout's plan is made. Here that is a plan without a
+search, so that less of the import is over by then than in `train`. The wall time of the command has all of it.
 """
 
 from __future__ import annotations

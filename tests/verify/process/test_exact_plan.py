@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 import pytest
-from tests_shared import decoder_task
 
 from paceline.errors import DoesNotFit
 from paceline.spec.adapt.adapter import AdapterSpec
@@ -19,6 +18,7 @@ from paceline.task.profile.of_task import profile_task
 from paceline.units import Amount
 from paceline.verify.process.start import exact_plan
 
+FACTS = DataFacts(1000, 16, "tokens", 257, 0, 0, "text", "none")
 LEFT_OUT = {"compile"}  # docs/guide/verifying.md says so
 # An option -> a value that is not its default, what the plan has of it, and the layout that it needs.
 GIVEN: dict[str, tuple[Any, Any, dict[str, int]]] = {
@@ -47,9 +47,8 @@ def spec_of(base_dtype: str = "") -> Spec:
 
 def proven(name: str, value: Any, layout: dict[str, int]) -> Plan:
     spec = spec_of("nf4" if name == "frozen" else "")
-    facts = DataFacts(unit="tokens", items_per_sample=16, vocab=257)
     more = {"schedule": "interleaved"} if name == "virtual_stages" else {}
-    return exact_plan(spec, PlanSpec(**layout, **more, **{name: value}), profile_task(spec.task, facts))
+    return exact_plan(spec, PlanSpec(**layout, **more, **{name: value}), profile_task(spec.task, FACTS))
 
 
 def test_every_option_of_a_plan_is_tried_here() -> None:
@@ -64,7 +63,6 @@ def test_what_is_asked_for_is_in_the_plan(name: str) -> None:
 
 
 def test_what_cannot_be_spread_is_refused() -> None:
-    spec = Spec(task=decoder_task())
-    facts = DataFacts(unit="tokens", items_per_sample=16, vocab=257)
+    spec = spec_of()  # whose frozen weights are in no four bits
     with pytest.raises(DoesNotFit, match="forward"):
-        exact_plan(spec, PlanSpec(dp_shard=2, frozen="spread"), profile_task(spec.task, facts))
+        exact_plan(spec, PlanSpec(dp_shard=2, frozen="spread"), profile_task(spec.task, FACTS))

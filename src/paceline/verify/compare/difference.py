@@ -11,6 +11,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from paceline.run.process.world import World
+from paceline.verify.compare.tolerance import tolerance
 
 NAMES = {torch.float32: "fp32", torch.float64: "fp64"}
 
@@ -35,6 +36,14 @@ class Difference:
         """Whether ours is the reference times one factor, and nothing else."""
         off = abs(self.ratio - 1)
         return off > 1e-6 and abs(self.relative - off) < 1e-3 * off
+
+    def tolerance_in(self, precision: str) -> float:
+        """Return the largest relative difference that is none.
+
+        Items are counted without an error; fractions of them are added up, and their sum is rounded as a loss is.
+        """
+        is_counted = float(self.ours).is_integer() and float(self.reference).is_integer()
+        return tolerance(self.quantity if self.quantity != "weight" or is_counted else "loss", precision)
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,7 @@ from paceline.spec.proof.records import CheckProof, Rounding
 from paceline.verify.compare.difference import NAMES, Difference
 from paceline.verify.compare.measures import number_differences, tensor_differences, turn_differences
 from paceline.verify.compare.routing import as_losses
-from paceline.verify.compare.tolerance import TOLERANCES, tolerance
+from paceline.verify.compare.tolerance import TOLERANCES
 from paceline.verify.reference.steps import ReferenceStep
 
 DRAWS = 8  # re-runs from moved weights; of fewer, the movement of a single number says too little
@@ -119,7 +119,7 @@ def _widest(tensor: torch.Tensor) -> torch.dtype:
 
 def beyond_tolerance(found: Iterable[Difference], precision: str) -> list[Difference]:
     """Return the differences that are too large, whatever they come from."""
-    return [d for d in found if not d.relative <= tolerance(d.quantity, precision)]
+    return [d for d in found if not d.relative <= d.tolerance_in(precision)]
 
 
 def beyond_rounding(
@@ -160,7 +160,7 @@ def beyond_rounding(
         step=first.step,
         dtype=precision,
         relative=first.relative,
-        tolerance=tolerance(first.quantity, precision),
+        tolerance=first.tolerance_in(precision),
         moved=moved[_place(first)],
         of_bound=max((d.relative / allowed(d) for d in wrong if d.step < chaos), default=0.0),
         chaos=None if chaos == math.inf else int(chaos),
