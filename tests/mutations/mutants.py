@@ -162,25 +162,37 @@ def _meaning(code: str) -> str | None:
     return ast.dump(tree)
 
 
-def tests_of(path: str, room: str, root: Path, whole: bool = False, most: int = 0) -> list[str]:
-    """Return the tests to run for a file: those that name its module, then those of the room, few or the `whole`.
+def tests_of(mutant: Mutant, room: str, root: Path, whole: bool = False, most: int = 0) -> list[str]:
+    """Return the tests to run for a mutant: those that name its module, then those of the room, few or the `whole`.
 
-    Of the first, those come first that start no processes, and then those that lie where the file does; `most` is how
-    many there are at most, 0 for all.
+    Of the first, those come first that start no processes, and then those that speak most of the class and the function
+    that are changed. With `most` there are so many of them, and one of the room's.
     """
-    module = path.removeprefix("src/").removesuffix(".py").replace("/", ".")
+    module = mutant.path.removeprefix("src/").removesuffix(".py").replace("/", ".")
     short = module.rpartition(".")
     named = re.compile(rf"{re.escape(module)}\b|from {re.escape(short[0])} import [^\n]*\b{short[2]}\b")
+    changed = re.compile(rf"\b({'|'.join(names_around(mutant, root)) or short[2]})\b")
     every = [test.relative_to(root).as_posix() for test in sorted((root / "tests").rglob("test_*.py"))]
     texts = {test: (root / test).read_text(encoding="utf-8") for test in every}
     rest = [test for start in ROOMS[room][whole] for test in every if test.startswith(start)]
     if room in TORCHLESS:
         texts = {test: text for test, text in texts.items() if "run_ranks" not in text}
     own = [test for test, text in texts.items() if named.search(text)]
-    beside = str(Path(path).parent).replace("src/paceline", "tests")
-    own = sorted(own, key=lambda test: (not test.startswith(beside), _starts_processes(texts[test])))[: most or None]
+    beside = str(Path(mutant.path).parent).replace("src/paceline", "tests")
+    own = sorted(own, key=lambda test: (-len(changed.findall(texts[test])), not test.startswith(beside)))[
+        : most or None
+    ]
     own.sort(key=lambda test: _starts_processes(texts[test]))
-    return [*own, *(test for test in rest if test in texts and test not in own)]
+    rest = [test for test in rest if test in texts and test not in own]
+    return [*own, *(rest[:1] if most else rest)]
+
+
+def names_around(mutant: Mutant, root: Path) -> list[str]:
+    """Return the names of the class and the functions that a mutant's line lies in, from the outermost on."""
+    tree = ast.parse((root / mutant.path).read_text(encoding="utf-8"))
+    kinds = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    around = [node for node in ast.walk(tree) if isinstance(node, kinds)]
+    return [node.name for node in around if node.lineno <= mutant.line <= (node.end_lineno or 0)]
 
 
 def _starts_processes(text: str) -> bool:
@@ -221,7 +233,12 @@ def main() -> int:
     parser.add_argument(
         "--whole", action="store_true", help="every test of the room, not only those that drive all of it"
     )
-    parser.add_argument("--most", type=int, default=0, help="test files that name the mutated module, 0 for all")
+    parser.add_argument(
+        "--most",
+        type=int,
+        default=0,
+        help="test files that name the module, beside one of the room; 0 for all",
+    )
     parser.add_argument("--save", action="store_true", help="add what became of them to benchmarks/results/mutants.md")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mutants-") as name:
@@ -244,7 +261,7 @@ def row_of(room: str, options: argparse.Namespace, verdicts: list[Verdict]) -> s
     )
     which = f"`{room}/`, of {', '.join(options.match)}" if options.match != [""] else f"`{room}/`"
     asked = f"seed {options.seed}, from {options.skip + 1} on"
-    asked += f", {options.most} test files each beside those of the room" if options.most else ""
+    asked += f", {options.most} test files each beside one of the room" if options.most else ""
     return "| " + " | ".join([which, asked, str(len(verdicts)), *map(str, counts), left or "none"]) + " |"
 
 
@@ -261,7 +278,7 @@ def _try_room(room: str, options: argparse.Namespace, root: Path) -> list[Verdic
     print(f"{room}: {len(places)} places in {len(files)} files, {options.sample} mutants are tried", flush=True)
     verdicts = []
     for mutant in itertools.islice(mutants, options.skip, options.skip + options.sample):
-        verdict = judge(mutant, tests_of(mutant.path, room, root, options.whole, options.most), root)
+        verdict = judge(mutant, tests_of(mutant, room, root, options.whole, options.most), root)
         verdicts.append(verdict)
         where = f"{mutant.path}:{mutant.line} {mutant.operator}"
         print(f"  {verdict.outcome:8} {where} {verdict.seconds:.0f} s {verdict.by}", flush=True)

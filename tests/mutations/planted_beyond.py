@@ -22,7 +22,7 @@ BEYOND_PROOFS = [
             "weight", "loss normalisation", "weight", part="story", step=3),
     Planted("sample order", "rows that were read ahead are those of the step before", "copies",
             line("task.data.read_ahead:ReadAhead.take", ("    item = asked.sent if", LATE)),
-            "weight", "loss normalisation", "weight", part="story", step=2),
+            "samples", "sample order", "position", part="story", step=2),
     Planted("optimizer", "the last of several rules makes no update", "muon, zero 3",
             line(f"{RULES}.step", ("in self._parts:", "in self._parts[:-1]:")),
             "weights", "optimizer groups", "layers.0.input_layernorm.weight"),

@@ -210,7 +210,8 @@ def _tell(path: Path, job: int, **told: object) -> None:
 
 def _told(path: Path) -> set[int]:
     """Return the places of the jobs whose results are there."""
-    return {int(json.loads(line)["job"]) for line in path.read_text().splitlines()}
+    lines = path.read_text().split("\n")[:-1]  # what another process is about to write may be there in part
+    return {int(json.loads(line)["job"]) for line in lines}
 
 
 if __name__ == "__main__":
