@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from paceline.run.numerics.precision import COMPUTE_DTYPES, scaler_for
+from paceline.run.numerics.precision import COMPUTE_DTYPES, MASTER_DTYPES, scaler_for
+from paceline.run.numerics.randomness.mode import Survey
 from paceline.run.process.world import World
 from paceline.spec.layout import Layout
 from paceline.spec.optimizers import rounds_inside
@@ -28,7 +29,7 @@ from paceline.verify.compare.tolerance import tolerance
 from paceline.verify.low.choices import Choices, HandedChoices, Misrouted, misrouted, routed_blocks
 from paceline.verify.low.going_on import Held, put_in
 from paceline.verify.low.update import MASTER, Hyper, one_evaluation, one_update
-from paceline.verify.reference.passes import own_parameters, reference_model
+from paceline.verify.reference.passes import own_parameters, reference_model, reference_randomness
 from paceline.verify.rounding.conditioning import DRAWS, MARGIN, moved_by_one_ulp
 
 HEADROOM = 8.0  # of the loss scale: ranks that add up in another order may overflow a little earlier
@@ -157,7 +158,7 @@ class LowDevice:
         """Return the loss, and whether tokens went where they were told to."""
         model = self._model(held, move)
         handed = None if choices is None else HandedChoices(model, choices)
-        loss = one_evaluation(model, self.task, self.plan, self.source, step, handed)
+        loss = one_evaluation(model, self.task, self.plan, self.source, step, handed, self._looked)
         return loss, handed is None or handed.is_complete()
 
     def _model(self, held: Held | None = None, move: int = 0) -> nn.Module:
@@ -176,9 +177,8 @@ class LowDevice:
         model = self._model(given.starts[0] if given.starts else None, move)
         handed = None if given.choices is None else HandedChoices(model, given.choices)
         later = [functools.partial(self._begin, model, held, move) for held in given.starts[1:]]
-        return one_update(
-            model, self.task, self.plan, self.source, self.items_per_sample, given.scale, handed, given.step, later
-        )
+        program = (model, self.task, self.plan, self.source, self.items_per_sample)
+        return one_update(*program, given.scale, handed, given.step, later, self._looked)
 
     def _allowed(self, numbers: Hyper, moved: Sequence[Hyper], handed: bool = False) -> dict[At, float]:
         """Return the differences allowed; `moved` are the numbers from moved weights, where they say anything."""
@@ -205,6 +205,13 @@ class LowDevice:
         if _rounds_inside_layers(self.plan.layout):
             return {"loss", "grad_norm", *every}
         return {*(tied if self.plan.layout.pp > 1 else ()), *(later if not handed else ())}
+
+    @functools.cached_property
+    def _looked(self) -> Survey:
+        """What the program draws, by a look at a model of it."""
+        objectives = [turn.objective for turn in turns_of(self.task, self.source.unit)]
+        program = (self.task, self.plan, self.source, self._model(), objectives)
+        return reference_randomness(*program, MASTER_DTYPES[self.plan.precision]).survey
 
     @functools.cached_property
     def _names_apart(self) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
