@@ -158,7 +158,6 @@ CASES = {
     "unequal shares": Case("dp_replicate=2", plan='dp_replicate = 2\nrows = "11+3"'),
     # What no mistake was planted in for long.
     "four bits, shards": Case("dp_shard=2,zero=3,frozen=spread", tables=f'{LORA}base_dtype = "nf4"\n'),
-    "gathered rows": Case("dp_replicate=2", 'name = "planted_models:Halves"', "gathered_nce"),
     "gathered rows of four": Case("dp_replicate=4", 'name = "planted_models:Halves"', "gathered_nce"),
     "statistics of all of four": Case("dp_replicate=4", 'name = "planted_models:Synced"'),
     # Losses that are no sums over rows.

@@ -60,13 +60,13 @@ def scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredHere:
     """What this rank has measured, and what the measures of all ranks say: a difference for each thing measured."""
 
     mine: object  # plain data, that travels
     of_all: Callable[[list[Any]], list[Difference]]  # given every rank's, in rank order
 
-    def told_as(self, quantity: str = "", name: str = "") -> Measured:
+    def told_as(self, quantity: str = "", name: str = "") -> MeasuredHere:
         """Return the same measures whose differences have another name or quantity."""
 
         def of_all(ranks: list[Any]) -> list[Difference]:
@@ -75,10 +75,10 @@ class Measured:
                 for found in self.of_all(ranks)
             ]
 
-        return Measured(self.mine, of_all)
+        return MeasuredHere(self.mine, of_all)
 
 
-def together(measured: Sequence[Measured], world: World) -> list[Difference]:
+def together(measured: Sequence[MeasuredHere], world: World) -> list[Difference]:
     """Return the differences of several measurements, in their order, by one collective. Every rank calls it."""
     everyone = world.gather([one.mine for one in measured])
     return [found for at, one in enumerate(measured) for found in one.of_all([mine[at] for mine in everyone])]

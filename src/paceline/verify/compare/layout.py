@@ -27,7 +27,7 @@ from paceline.task.data.protocol import Source
 from paceline.task.optimizer.schedule import learning_rate
 from paceline.verify.compare.asked import Asked
 from paceline.verify.compare.diagnosis import Traits, diagnose, told, traits_of
-from paceline.verify.compare.difference import Difference, Measured, scaled, together
+from paceline.verify.compare.difference import Difference, MeasuredHere, scaled, together
 from paceline.verify.compare.measures import measured_numbers, measured_samples, measured_tensors, measured_turns
 from paceline.verify.compare.routing import measured_loads, measured_routing
 from paceline.verify.compare.tolerance import QUANTITIES, larger
@@ -162,7 +162,7 @@ def _step(
     step: int,
     expected: ReferenceStep,
     initial: dict[str, torch.Tensor],
-) -> list[Measured]:
+) -> list[MeasuredHere]:
     """Run one step of the layout and return all that this rank measures of it, in order of cause."""
     task, plan = asked.task, asked.plan
     held: dict[str, torch.Tensor] = {}

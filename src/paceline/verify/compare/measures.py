@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from paceline.run.process.world import World
 from paceline.spec.layout import Layout
-from paceline.verify.compare.difference import NAMES, Difference, Measured, together, wide
+from paceline.verify.compare.difference import NAMES, Difference, MeasuredHere, together, wide
 from paceline.verify.compare.tolerance import FLOOR, tolerance
 
 ReadTensors = Mapping[str, torch.Tensor]
@@ -40,7 +40,7 @@ def measured_tensors(
     step: int,
     layout: Layout,
     start: ReadTensors | None = None,
-) -> Measured:
+) -> MeasuredHere:
     """Return this rank's measures of tensors: one Difference per tensor, from the rank where it is largest.
 
     With pipeline stages a rank holds some of the tensors; each must be on one rank at least. With `start`, what the
@@ -74,7 +74,7 @@ def measured_tensors(
         copy_of = [places.index(place) for place in places]
         return _worst(quantity, [*reference, *extras], columns, step, copy_of)
 
-    return Measured((mine, extra), of_all)
+    return MeasuredHere((mine, extra), of_all)
 
 
 def number_differences(
@@ -84,7 +84,7 @@ def number_differences(
     return together([measured_numbers(ours, reference, step)], world)
 
 
-def measured_numbers(ours: Mapping[str, float], reference: Mapping[str, float], step: int) -> Measured:
+def measured_numbers(ours: Mapping[str, float], reference: Mapping[str, float], step: int) -> MeasuredHere:
     """Return this rank's measures of numbers that every rank reports; the name is the quantity too."""
     local = []
     for name, expected in reference.items():
@@ -95,7 +95,7 @@ def measured_numbers(ours: Mapping[str, float], reference: Mapping[str, float], 
         columns = [[measures[at] for measures in ranks] for at in range(len(local))]
         return _worst("", list(reference), columns, step, [0] * len(ranks))
 
-    return Measured(local, of_all)
+    return MeasuredHere(local, of_all)
 
 
 def turn_differences(
@@ -107,10 +107,10 @@ def turn_differences(
 
 def measured_turns(
     ours: Mapping[str, object], reference: Mapping[str, object], step: int, quantity: str
-) -> list[Measured]:
+) -> list[MeasuredHere]:
     """Return how far a number of each turn of a step is from the reference's, by turn; NaN for a turn without one."""
 
-    def of_turn(name: str, turn: object) -> Measured:
+    def of_turn(name: str, turn: object) -> MeasuredHere:
         number = {quantity: float(getattr(ours.get(name), quantity, math.nan))}
         measured = measured_numbers(number, {quantity: getattr(turn, quantity)}, step)
         return measured.told_as(name=f"{quantity} of {name}")
@@ -128,14 +128,14 @@ def sample_differences(
 
 def measured_samples(
     ours: list[tuple[int, list[int]]], reference: list[int], first: int, step: int, layout: Layout
-) -> Measured:
+) -> MeasuredHere:
     """Return how far the sample ids that the ranks read are from the reference's: one difference.
 
     `ours` is this rank's list of (position of the first row, ids); `reference` holds the ids of the positions from
     `first` on. Ranks that share samples must read the same ones, which count once. The relative difference is the part
     of positions that were not read, read twice, or read another sample.
     """
-    return Measured(ours, lambda everyone: [_samples_apart(everyone, reference, first, step, layout)])
+    return MeasuredHere(ours, lambda everyone: [_samples_apart(everyone, reference, first, step, layout)])
 
 
 def _samples_apart(

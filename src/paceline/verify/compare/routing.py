@@ -11,20 +11,20 @@ import torch
 from paceline.run.loop.routing import RouterStats
 from paceline.run.process.world import World
 from paceline.spec.layout import Layout
-from paceline.verify.compare.difference import Difference, Measured
+from paceline.verify.compare.difference import Difference, MeasuredHere
 from paceline.verify.compare.measures import ReadTensors, measured_numbers, measured_tensors, number_differences
 from paceline.verify.reference.router import BALANCE
 from paceline.verify.reference.steps import ReferenceStep
 
 
-def measured_loads(stats: RouterStats | None, expected: ReadTensors, step: int, layout: Layout) -> list[Measured]:
+def measured_loads(stats: RouterStats | None, expected: ReadTensors, step: int, layout: Layout) -> list[MeasuredHere]:
     """Return how far the tokens per expert are, by router; every rank reports those of all stages."""
     counts = stats.counts if stats else ()
     loads = {name: torch.tensor(row, dtype=torch.float64) for name, row in zip(expected, counts, strict=True)}
     return [measured_tensors("router", loads, expected, step, layout)] if expected else []
 
 
-def measured_routing(stats: RouterStats | None, expected: Mapping[str, float], step: int) -> list[Measured]:
+def measured_routing(stats: RouterStats | None, expected: Mapping[str, float], step: int) -> list[MeasuredHere]:
     """Return how far each router's entropy and their mean balance loss are; compared as losses are."""
     if not expected:
         return []

@@ -28,7 +28,7 @@ from paceline.verify.reference.steps import ReferenceStep
 
 DRAWS = 8  # re-runs from moved weights; of fewer, the movement of a single number says too little
 # Three times the largest part of the movement that right layouts took: 1.97, of 48 set-ups (tp, and cp gathered and in
-# a ring, of 2 and 4; tp with cp, pp, dp_shard; three seeds; bf16, fp16). Measured by tests/verify/low/test_low.py.
+# a ring, of 2 and 4; tp with cp, pp, dp_shard; three seeds; bf16, fp16). MeasuredHere by tests/verify/low/test_low.py.
 MARGIN = 6.0
 FEW_DRAWS = 2  # of them, enough for a first step in fp64, where chaos has not begun
 FAR = 1e3  # times MARGIN times the movement: what is so much off needs no more draws
