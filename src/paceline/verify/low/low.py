@@ -50,7 +50,7 @@ from paceline.verify.low.going_on import Held, each_start, held_by
 from paceline.verify.low.reference import At, LowDevice, LowReference
 from paceline.verify.low.watch import Watch, wrong_at
 from paceline.verify.low.wire import SENT, bits_of_values
-from paceline.verify.process.quick import Told, told_by_first
+from paceline.verify.process.quick import Shared, told_by_first
 
 STEPS = 2
 FEW_DRAWS = 2  # of moved weights, for a first look; of so few the movement of a single number may come out too small
@@ -177,7 +177,7 @@ def _evaluated(watch: Watch, stream: BatchStream, step: int, device: LowDevice) 
     return _Held(dataclasses.replace(known, allowed={AT: bound} if math.isfinite(bound) else {}), found)
 
 
-def _of_first(world: World, made: Callable[[], Told]) -> Told:
+def _of_first(world: World, made: Callable[[], Shared]) -> Shared:
     """Return on every rank what the first one makes."""
     return told_by_first(world, made() if world.is_first else None)
 

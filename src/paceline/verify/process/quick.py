@@ -12,10 +12,10 @@ import torch
 
 from paceline.run.process.world import World
 
-Told = TypeVar("Told")
+Shared = TypeVar("Shared")
 
 
-def told_by_first(world: World, item: Told | None) -> Told:
+def told_by_first(world: World, item: Shared | None) -> Shared:
     """Return on every rank what the first one has. Every rank calls it."""
     if world.size == 1:
         assert item is not None
@@ -25,7 +25,7 @@ def told_by_first(world: World, item: Told | None) -> Told:
     return own
 
 
-def brought_to_first(world: World, item: Told) -> list[Told] | None:
+def brought_to_first(world: World, item: Shared) -> list[Shared] | None:
     """Return every rank's item, in rank order, on rank 0; None on the others. Every rank calls it."""
     if world.size == 1:
         return [item]
