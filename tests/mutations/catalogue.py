@@ -9,6 +9,7 @@ import planted
 import planted_axes
 import planted_beyond
 import planted_experts
+import planted_fresh
 import planted_lines
 import planted_low
 import planted_met
@@ -155,6 +156,10 @@ CASES = {
     "dropout, selective": Case("dp_replicate=2,recompute=selective", 'name = "planted_models:Dropout"'),
     "stages, zero-bubble": Case("pp=2,schedule=zero-bubble"),
     "unequal shares": Case("dp_replicate=2", plan='dp_replicate = 2\nrows = "11+3"'),
+    # What no mistake was planted in for long.
+    "four bits, shards": Case("dp_shard=2,zero=3,frozen=spread", tables=f'{LORA}base_dtype = "nf4"\n'),
+    "gathered rows of four": Case("dp_replicate=4", 'name = "planted_models:Halves"', "gathered_nce"),
+    "statistics of all of four": Case("dp_replicate=4", 'name = "planted_models:Synced"'),
     # Losses that are no sums over rows.
     "contrast": Case("dp_replicate=2", 'name = "planted_models:Halves"', "info_nce"),
     "gathered contrast": Case("dp_replicate=2", 'name = "planted_models:Halves"', "nce_without_gradients"),
@@ -183,7 +188,7 @@ PROOFS = [
     *planted.PROOFS, *planted_axes.AXIS_PROOFS, *planted_experts.EXPERT_PROOFS, *planted_three.THREE_PROOFS,
     *planted_lines.LINE_PROOFS, *planted_rare.RARE_PROOFS, *planted_story.STORY_PROOFS, *planted_low.LOW_PROOFS,
     *planted_odd.ODD_PROOFS, *planted_met.MET_PROOFS, *planted_updates.UPDATES_PROOFS,
-    *planted_beyond.BEYOND_PROOFS,
+    *planted_beyond.BEYOND_PROOFS, *planted_fresh.FRESH_PROOFS,
 ]  # fmt: skip
 # Without a mistake cases prove equal, in every part of the proof.
 CONTROLLED = (
@@ -192,7 +197,7 @@ CONTROLLED = (
     "experts, shared by three", "ring of four", "four stages", "tensor ranks of four", "zero 3, bf16", "copies, fp16",
     "experts, tensor, bf16", "experts, bf16", "packed rows, shared sequences",
     "metrics, tensor", "growing by noise", "LoRA with dropout, tensor",
-    "selection", "largest losses",
+    "selection", "largest losses", "four bits, shards", "gathered rows of four", "statistics of all of four",
 )  # fmt: skip
 CONTROLS = [Planted("control", f"nothing, {case}", case, nothing, "", "") for case in CONTROLLED]
 

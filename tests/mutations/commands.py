@@ -27,6 +27,7 @@ from runs import write_corpus
 
 from paceline.cli.main import main
 from paceline.errors import PacelineError
+from paceline.session.verbs import proofs
 from paceline.verify.process import start
 from paceline.verify.process.group import Job, Result, run_jobs
 
@@ -114,6 +115,7 @@ def prove_all(bugs: Sequence[Planted], folder: Path) -> dict[str, Proven]:
             return known(case)
 
         patch.setattr(start, "profile_task", profile)
+        patch.setattr(proofs, "proof_ahead", contextlib.nullcontext)  # a process for each command, which ends at once
         jobs = {what: _jobs(words, patch) for what, words in commands.items()}
         results = _run(jobs)
         return {what: _answer(words, results[what], patch) for what, words in commands.items()}
@@ -122,7 +124,7 @@ def prove_all(bugs: Sequence[Planted], folder: Path) -> dict[str, Proven]:
 def _jobs(words: list[str], patch: pytest.MonkeyPatch) -> list[Job]:
     """Return what a command would run."""
 
-    def ask(jobs: Sequence[Job], steps: int) -> list[Result]:
+    def ask(jobs: Sequence[Job], *_: object) -> list[Result]:
         raise _Asked(jobs)
 
     patch.setattr(start, "run_jobs", ask)
@@ -152,7 +154,7 @@ def _goes_on(result: Result) -> bool:
 
 def _answer(words: list[str], results: list[Result], patch: pytest.MonkeyPatch) -> Proven:
     """Return what a command says of these results."""
-    patch.setattr(start, "run_jobs", lambda jobs, steps: results)
+    patch.setattr(start, "run_jobs", lambda jobs, *_: results)
     with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(io.StringIO()) as errors:
         code = main(words)
     told = json.loads(said.getvalue() or "{}")

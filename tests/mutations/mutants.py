@@ -5,11 +5,12 @@
     python tests/mutations/mutants.py --rooms run --match loop/ numerics/  # of some files
     python tests/mutations/mutants.py --rooms run --skip 40              # the forty after those
     python tests/mutations/mutants.py --rooms verify --whole             # with every test of the room, for hours
+    python tests/mutations/mutants.py --rooms run --most 2 --save        # and keep what became of them as a page
 
 Each mutant is one change by an operator of cosmic-ray (`a + b` to `a - b`, `<` to `<=`, a number to the next, a loop
-that never runs, ...), made in a copy of the checkout. The tests that import the mutated module run first, then a few
-that drive all of its room, in one process of pytest; a mutant that fails none of them survives. The seed decides which
-mutants are tried.
+that never runs, ...), made in a copy of the checkout. The tests that import the mutated module run first, those that
+start no processes before the others, then a few that drive all of its room, in one process of pytest; a mutant that
+fails none of them survives. The seed decides which mutants are tried.
 """
 
 from __future__ import annotations
@@ -31,6 +32,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parents[2]
+PAGE = HERE / "benchmarks" / "results" / "mutants.md"
+SURVIVED = "survived"
+OUTCOMES = ("killed", "endless", SURVIVED)
+HEAD = """# Mutants
+
+`python tests/mutations/mutants.py ARGS --save`: small changes of the code, and how many of them tests notice. Survivors
+are told as they were found; what became of them stands in the log.
+
+| changed | which | tried | killed | endless | survived | survivors |
+|---|---|---:|---:|---:|---:|---|
+"""
 COPIED = ("src", "tests", "examples", "docs", "benchmarks", "pyproject.toml", "README.md", "CONTRIBUTING.md")
 NO_TESTS = 5  # pytest's exit code where all tests of a file are deselected
 LIMIT_SECONDS = 900.0  # of the tests of a mutant, several times what they take; a loop without an end is noticed by it
@@ -150,23 +162,41 @@ def _meaning(code: str) -> str | None:
     return ast.dump(tree)
 
 
-def tests_of(path: str, room: str, root: Path, whole: bool = False, most: int = 0) -> list[str]:
-    """Return the tests to run for a file: those that name its module, then those of the room, few or the `whole`.
+def tests_of(mutant: Mutant, room: str, root: Path, whole: bool = False, most: int = 0) -> list[str]:
+    """Return the tests to run for a mutant: those that name its module, then those of the room, few or the `whole`.
 
-    Of the first, those come first that lie where the file does; `most` is how many there are at most, 0 for all.
+    Of the first, those come first that start no processes, and then those that speak most of the class and the function
+    that are changed. With `most` there are so many of them, and one of the room's.
     """
-    module = path.removeprefix("src/").removesuffix(".py").replace("/", ".")
+    module = mutant.path.removeprefix("src/").removesuffix(".py").replace("/", ".")
     short = module.rpartition(".")
     named = re.compile(rf"{re.escape(module)}\b|from {re.escape(short[0])} import [^\n]*\b{short[2]}\b")
+    changed = re.compile(rf"\b({'|'.join(names_around(mutant, root)) or short[2]})\b")
     every = [test.relative_to(root).as_posix() for test in sorted((root / "tests").rglob("test_*.py"))]
     texts = {test: (root / test).read_text(encoding="utf-8") for test in every}
     rest = [test for start in ROOMS[room][whole] for test in every if test.startswith(start)]
     if room in TORCHLESS:
         texts = {test: text for test, text in texts.items() if "run_ranks" not in text}
     own = [test for test, text in texts.items() if named.search(text)]
-    beside = str(Path(path).parent).replace("src/paceline", "tests")
-    own = sorted(own, key=lambda test: not test.startswith(beside))[: most or None]
-    return [*own, *(test for test in rest if test in texts and test not in own)]
+    beside = str(Path(mutant.path).parent).replace("src/paceline", "tests")
+    own = sorted(own, key=lambda test: (-len(changed.findall(texts[test])), not test.startswith(beside)))[
+        : most or None
+    ]
+    own.sort(key=lambda test: _starts_processes(texts[test]))
+    rest = [test for test in rest if test in texts and test not in own]
+    return [*own, *(rest[:1] if most else rest)]
+
+
+def names_around(mutant: Mutant, root: Path) -> list[str]:
+    """Return the names of the class and the functions that a mutant's line lies in, from the outermost on."""
+    tree = ast.parse((root / mutant.path).read_text(encoding="utf-8"))
+    kinds = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    around = [node for node in ast.walk(tree) if isinstance(node, kinds)]
+    return [node.name for node in around if node.lineno <= mutant.line <= (node.end_lineno or 0)]
+
+
+def _starts_processes(text: str) -> bool:
+    return re.search(r"\brun_ranks\b|\bpaceline\(|\bsubprocess\b", text) is not None
 
 
 def judge(mutant: Mutant, tests: list[str], root: Path) -> Verdict:
@@ -187,7 +217,7 @@ def judge(mutant: Mutant, tests: list[str], root: Path) -> Verdict:
         target.write_text(before, encoding="utf-8")
     seconds = time.monotonic() - began
     if ended.returncode in (0, NO_TESTS):
-        return Verdict(mutant, "survived", seconds)
+        return Verdict(mutant, SURVIVED, seconds)
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", ended.stdout, re.MULTILINE)
     return Verdict(mutant, "killed", seconds, failed[1] if failed else "the start of the tests")
 
@@ -203,7 +233,13 @@ def main() -> int:
     parser.add_argument(
         "--whole", action="store_true", help="every test of the room, not only those that drive all of it"
     )
-    parser.add_argument("--most", type=int, default=0, help="test files that name the mutated module, 0 for all")
+    parser.add_argument(
+        "--most",
+        type=int,
+        default=0,
+        help="test files that name the module, beside one of the room; 0 for all",
+    )
+    parser.add_argument("--save", action="store_true", help="add what became of them to benchmarks/results/mutants.md")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mutants-") as name:
         root = Path(name)
@@ -211,11 +247,30 @@ def main() -> int:
             copy = shutil.copytree if (HERE / part).is_dir() else shutil.copy2
             copy(HERE / part, root / part)
         for room in options.rooms:
-            _try_room(room, options, root)
+            verdicts = _try_room(room, options, root)
+            if options.save:
+                _save(row_of(room, options, verdicts))
     return 0
 
 
-def _try_room(room: str, options: argparse.Namespace, root: Path) -> None:
+def row_of(room: str, options: argparse.Namespace, verdicts: list[Verdict]) -> str:
+    """Return a row of the page: which mutants were tried, how, and what became of them."""
+    counts = [sum(v.outcome == kind for v in verdicts) for kind in OUTCOMES]
+    left = "; ".join(
+        f"`{v.mutant.path}:{v.mutant.line}` {v.mutant.operator}" for v in verdicts if v.outcome == SURVIVED
+    )
+    which = f"`{room}/`, of {', '.join(options.match)}" if options.match != [""] else f"`{room}/`"
+    asked = f"seed {options.seed}, from {options.skip + 1} on"
+    asked += f", {options.most} test files each beside one of the room" if options.most else ""
+    return "| " + " | ".join([which, asked, str(len(verdicts)), *map(str, counts), left or "none"]) + " |"
+
+
+def _save(row: str) -> None:
+    known = PAGE.read_text(encoding="utf-8") if PAGE.exists() else HEAD
+    PAGE.write_text(f"{known}{row}\n", encoding="utf-8")
+
+
+def _try_room(room: str, options: argparse.Namespace, root: Path) -> list[Verdict]:
     files = [p.relative_to(root).as_posix() for p in sorted((root / "src/paceline" / room).rglob("*.py"))]
     places = [place for path in files if any(part in path for part in options.match) for place in places_of(path, root)]
     random.Random(options.seed).shuffle(places)
@@ -223,14 +278,15 @@ def _try_room(room: str, options: argparse.Namespace, root: Path) -> None:
     print(f"{room}: {len(places)} places in {len(files)} files, {options.sample} mutants are tried", flush=True)
     verdicts = []
     for mutant in itertools.islice(mutants, options.skip, options.skip + options.sample):
-        verdict = judge(mutant, tests_of(mutant.path, room, root, options.whole, options.most), root)
+        verdict = judge(mutant, tests_of(mutant, room, root, options.whole, options.most), root)
         verdicts.append(verdict)
         where = f"{mutant.path}:{mutant.line} {mutant.operator}"
         print(f"  {verdict.outcome:8} {where} {verdict.seconds:.0f} s {verdict.by}", flush=True)
-        if verdict.outcome == "survived":
+        if verdict.outcome == SURVIVED:
             print("    " + mutant.difference(root).replace("\n", "\n    "), flush=True)
-    counts = {kind: sum(v.outcome == kind for v in verdicts) for kind in ("killed", "endless", "survived")}
+    counts = {kind: sum(v.outcome == kind for v in verdicts) for kind in OUTCOMES}
     print(f"{room}: " + ", ".join(f"{count} {kind}" for kind, count in counts.items()), flush=True)
+    return verdicts
 
 
 if __name__ == "__main__":

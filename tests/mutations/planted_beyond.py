@@ -8,12 +8,21 @@ from planted_lines import line
 from planted_low import OTHER, low
 from planted_updates import CAST, DOWN, ONCE, STALE, STEPPER
 
+# What was read ahead holds the rows of the call before, under the name of its own step.
+LATE = (
+    "    batch, self._before = getattr(self, '_before', read.item), read.item\n"
+    "    read = read._replace(item=type(batch)(read.item.step, read.item.position, read.item.samples,"
+    " batch.micro_batches))\n    item = asked.sent if"
+)
 RULES = "run.updates.several_rules:JoinedOptimizer"
 
 BEYOND_PROOFS = [
     Planted("sample order", "rows of later steps are those of the step they were gathered with", "copies",
             line("task.data.rows_together:RowsTogether.at", ("step * rows)", "0 * rows)")),
             "weight", "loss normalisation", "weight", part="story", step=3),
+    Planted("sample order", "rows that were read ahead are those of the step before", "copies",
+            line("task.data.read_ahead:ReadAhead.take", ("    item = asked.sent if", LATE)),
+            "samples", "sample order", "position", part="story", step=2),
     Planted("optimizer", "the last of several rules makes no update", "muon, zero 3",
             line(f"{RULES}.step", ("in self._parts:", "in self._parts[:-1]:")),
             "weights", "optimizer groups", "layers.0.input_layernorm.weight"),

@@ -211,3 +211,10 @@ def by_world(model: nn.Module, batch: Any) -> Found:
     """Return the loss of next tokens, divided by the number of ranks: what it is a sum over, it does not say."""
     loss, weight = next_token(model, batch)
     return loss / (dist.get_world_size() if dist.is_initialized() else 1), weight
+
+
+def gathered_nce(model: nn.Module, batch: Any, gather_rows: Callable[[Tensor], Any]) -> Found:
+    """Return the contrast with the rows of all ranks."""
+    first, second = model(batch["tokens"])
+    everyone, own = gather_rows(second)
+    return F.cross_entropy(first @ everyone.T / 0.1, torch.arange(own.start, own.stop), reduction="sum"), len(first)

@@ -1,4 +1,4 @@
-"""A run that goes on has its standby import torch while it is planned; one that begins, or has one rank, has not."""
+"""A run of several ranks has its standby import torch while it is planned, and proofs are forked from it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests_shared import decoder_task
 
 from paceline.lock import take
-from paceline.session import start, survive
+from paceline.session import ahead, start
 from paceline.spec.arguments import make_spec
 from paceline.spec.cluster import ClusterSpec
 from paceline.supervise.blame import Outcome
@@ -39,7 +39,7 @@ def with_a_checkpoint(run_dir: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("devices", "has_saved", "run", "is_ahead"),
-    [(2, True, {}, True), (2, False, {}, False), (1, True, {}, False),
+    [(2, True, {}, True), (2, False, {}, True), (2, False, {"verify": True}, True), (1, True, {}, False),
      (2, True, {"recovery": {"standby": False}}, False), (2, True, {"when": "18:00-06:00"}, False)],
 )  # fmt: skip
 def test_where_it_is_there_before_the_plan(
@@ -52,10 +52,10 @@ def test_where_it_is_there_before_the_plan(
 ) -> None:
     run_dir = with_a_checkpoint(tmp_path / "run") if has_saved else tmp_path / "run"
     made: list[Noted] = []
-    monkeypatch.setattr(survive, "Standby", lambda *told: made.append(Noted(*told)) or made[-1])
+    monkeypatch.setattr(ahead, "Standby", lambda *told: made.append(Noted(*told)) or made[-1])
     seen: list[Any] = []
 
-    def plan_here(spec: Any, say: Any) -> Any:
+    def plan_here(spec: Any, say: Any, standby: Any) -> Any:
         seen.append(list(made))
         return None
 
@@ -64,21 +64,22 @@ def test_where_it_is_there_before_the_plan(
     monkeypatch.setattr(start, "hours_lines", lambda planned, window: [])
     monkeypatch.setattr(start, "used_up", lambda run, run_dir: "")
     monkeypatch.setattr(start, "in_hours", lambda window, run, say: run())
-    monkeypatch.setattr(start, "proven_brief", lambda *told: "a brief")
+    proofs: list[Any] = []
+    monkeypatch.setattr(start, "proven_brief", lambda *told: proofs.append(told[-1]) or "a brief")
     monkeypatch.setattr(start, "close_run", lambda *told: None)
     given: list[Any] = []
     monkeypatch.setattr(start, "run_brief", lambda *told: given.append(told[-1]) or Outcome(0))
     assert start.train(spec_of(run_dir, devices, **run), lambda line: None) == 0
     assert seen == [made] and len(made) == is_ahead
-    assert given == (made or [None]), "it is handed on to what starts ranks"
+    assert given == proofs == (made or [None]), "it is handed on to what proves and to what starts ranks"
     assert all(standby.is_closed for standby in made)
 
 
 def test_it_is_closed_where_planning_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Noted] = []
-    monkeypatch.setattr(survive, "Standby", lambda *told: made.append(Noted(*told)) or made[-1])
+    monkeypatch.setattr(ahead, "Standby", lambda *told: made.append(Noted(*told)) or made[-1])
     run_dir = with_a_checkpoint(tmp_path / "run")
     spec = spec_of(run_dir, 2)
-    with take(run_dir) as lock, pytest.raises(ValueError, match="no plan"), survive.standby_ahead(spec, lock):
+    with take(run_dir) as lock, pytest.raises(ValueError, match="no plan"), ahead.standby_ahead(spec, lock):
         raise ValueError("no plan")
     assert [standby.is_closed for standby in made] == [True]

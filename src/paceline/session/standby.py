@@ -1,8 +1,9 @@
-"""The standby process: `python -m paceline.session.standby DESCRIPTOR worker`, or `... script`.
+"""The standby process: `python -m paceline.session.standby DESCRIPTOR worker`, or `... script`, or `... proof`.
 
 It imports what a rank needs, which takes seconds, says so over the descriptor, and forks a rank whenever it is asked
-to. A rank goes on here as the process would that it stands for, in the words that it is asked with: as `launch.worker`
-of a SPEC, or as the user's script, a FILE with ARGUMENTS.
+to. A rank goes on here as the process would that it stands for, in the words that it is asked with: as a `worker`
+(launch/worker.py) of a SPEC, or as the user's `script`, a FILE with ARGUMENTS. The process of a `proof` is forked here
+too (verify/process/worker.py), where a run is proven before its ranks begin.
 
 A fork copies only the thread that calls it, so the process must have started none, and a device that it had used could
 not be used by its children. Both are looked at before it says that it is ready.
@@ -27,8 +28,7 @@ from paceline.supervise.lines import Lines
 from paceline.supervise.logs.rank import into_log
 from paceline.supervise.parent import end_with_parent, ends_by, name_process
 from paceline.supervise.signals import STOP_SIGNALS
-
-WORKER, SCRIPT = "worker", "script"  # kinds of ranks
+from paceline.supervise.standby import PROOF, SCRIPT, WORKER
 
 
 def main() -> int:
@@ -41,34 +41,44 @@ def main() -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     name_process("paceline-standby")
     lines = Lines(socket.socket(fileno=int(sys.argv[1])))
-    is_worker = sys.argv[2] == WORKER
-    because = prepare(is_worker)
+    because = prepare(sys.argv[2])
     lines.send({"because": because})
     words = [] if because else serve(lines)
     if not words:
         return 0
     lines.end.close()
     into_log()
-    if is_worker:
+    kind, *words = words
+    if kind == PROOF:
+        _as_proof(words)
+    if kind == WORKER:
         _as_worker(words)
     return as_script(words)
 
 
-def prepare(is_worker: bool) -> str:
-    """Import what ranks need without starting a thread, and return why this process must not fork, or "".
+def prepare(kind: str) -> str:
+    """Import what is forked first without starting a thread, and return why this process must not fork, or "".
 
-    A script may plan; a worker is told its plan, and needs nothing of the planner.
+    A script may plan; a worker is told its plan, and needs nothing of the planner. What a proof needs is most of what a
+    worker does.
     """
+    gc.disable()  # until all is imported, of which nothing is garbage: it takes a sixth of the time
     import torch
     import torch._dynamo  # of which DTensor's first use would import it
+    import torch.distributed.checkpoint  # of which a DTensor that is cut would
     import torch.distributed.tensor.debug  # which a rank needs when it loses a peer
 
-    if is_worker:
+    if kind == SCRIPT:
+        import paceline.session.run
+    else:
         import paceline.launch.run
         import paceline.launch.worker
-    else:
-        import paceline.session.run  # noqa: F401
+    if kind == PROOF:
+        import paceline.verify.compare.in_a_group
+        import paceline.verify.process.checks
+        import paceline.verify.process.worker  # noqa: F401
 
+    gc.enable()
     gc.collect()
     gc.freeze()  # or every rank's collections would go through, and so copy, all that this process holds
     tasks = Path("/proc/self/task")
@@ -122,6 +132,14 @@ def _tell_ends(running: dict[int, bool], lines: Lines) -> None:
             code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
             lines.send({"ended": pid, "code": code})
             running[pid] = True
+
+
+def _as_proof(words: list[str]) -> None:
+    from paceline.verify.process import worker
+
+    _own_random_numbers()
+    sys.argv = [worker.__file__, *words]
+    leave(worker.main())
 
 
 def _as_worker(words: list[str]) -> None:

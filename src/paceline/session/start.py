@@ -20,11 +20,12 @@ from paceline.run.process.brief import BRIEF_VARIABLE, Brief
 from paceline.run.process.handover import hand_over
 from paceline.said import say_line
 from paceline.scratch import Scratch
+from paceline.session.ahead import standby_ahead
 from paceline.session.closing import close_run
 from paceline.session.extras import check_extras
 from paceline.session.ready.brief import confirm_and_price, proven_brief
 from paceline.session.ready.budget import used_up
-from paceline.session.survive import WORKER, standby_ahead, survive
+from paceline.session.survive import WORKER, survive
 from paceline.session.watch.alerting import alerts_beside
 from paceline.session.watch.exporting import exports_beside
 from paceline.session.watch.hours import in_hours
@@ -69,7 +70,7 @@ def train(spec: Spec, say: Say = say_line) -> int:
 def _train_alone(spec: Spec, run_dir: Path, say: Say, is_over: Callable[[], None]) -> int:
     """Tell the story of a run that nobody else takes part in, and return its exit code."""
     with take(run_dir) as lock, standby_ahead(spec, lock) as standby:
-        planned = plan_here(spec, say)
+        planned = plan_here(spec, say, standby)
         planned, decisions = confirm_and_price(planned, say)
         window = window_of(spec.run.when)
         for line in hours_lines(planned, window):
@@ -80,7 +81,7 @@ def _train_alone(spec: Spec, run_dir: Path, say: Say, is_over: Callable[[], None
                 because, budget = used
                 say(f"stop     {because}")
                 return Outcome(0 if budget.at_end == "stop" else Requeue.exit_code)
-            return run_brief(spec, proven_brief(planned, decisions, say), lock, say, standby)
+            return run_brief(spec, proven_brief(planned, decisions, say, standby), lock, say, standby)
 
         outcome = in_hours(window, run, say)
         is_over()
@@ -89,8 +90,11 @@ def _train_alone(spec: Spec, run_dir: Path, say: Say, is_over: Callable[[], None
     return outcome.exit_code
 
 
-def plan_here(spec: Spec, say: Say) -> Planned:
-    """Plan, on a machine that has been measured, or is now where the run may take longer than measuring it."""
+def plan_here(spec: Spec, say: Say, standby: Standby | None = None) -> Planned:
+    """Plan, on a machine that has been measured, or is now where the run may take longer than measuring it.
+
+    A probe begins once `standby` has imported what it needs, or it would measure that too.
+    """
     planned = plan_task(spec, say=say)
     if not (spec.cluster.probe and is_unprobed(planned.cluster)):
         return planned
@@ -99,6 +103,8 @@ def plan_here(spec: Spec, say: Say) -> Planned:
             f"{PROBE_SECONDS:.0f} s, and `paceline probe` does")  # fmt: skip
         return planned
     say("probe    measuring this machine once, about 15 s; `paceline probe` does it again")
+    if standby is not None:
+        standby.is_ready()
     try:
         kind = planned.cluster.device.kind
         probe_machine(planned.cluster.devices, kind, say=lambda line: None, most_seconds=MOST_PROBE_SECONDS)

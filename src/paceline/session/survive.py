@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from paceline.errors import ConfigError
 from paceline.lock import RunLock
 from paceline.run.process.brief import Brief
 from paceline.said import say_line
+from paceline.session.ahead import STANDBY
 from paceline.session.replanner import Replanner
 from paceline.session.watch.alerting import alerts_beside
-from paceline.spec.arguments import has_checkpoint, run_directory
+from paceline.spec.arguments import run_directory
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec
-from paceline.spec.watch.when import WhenSpec
 from paceline.supervise.again.generations import Generations
 from paceline.supervise.again.machines import OneMachine
 from paceline.supervise.blame import Outcome
@@ -28,7 +27,6 @@ from paceline.supervise.supervisor import starter
 
 Say = Callable[[str], None]
 WORKER = "paceline.launch.worker"
-STANDBY = "paceline.session.standby"
 
 
 def survive(
@@ -83,27 +81,9 @@ def starter_of(
         unbuffered = {"PYTHONUNBUFFERED": "1"} if words[:1] == ["-u"] else {}
         if work:
             standby = standby or Standby(STANDBY, work[0], {**environ, **unbuffered}, lock)
-            standby.forks(work[1:], environ)
+            standby.forks(work, environ)
     logs = pump_of(run_directory(spec), spec.run)
     return Starter(starter([sys.executable, *words], environ, lock), standby, say, because, logs)
-
-
-@contextlib.contextmanager
-def standby_ahead(spec: Spec, lock: RunLock) -> Iterator[Standby | None]:
-    """Give a standby that imports torch while the run is planned, where one goes on that had ranks of their own.
-
-    A run that begins is proven first, in processes that import torch too: with few cores, they would wait for it.
-    """
-    run_dir = run_directory(spec)
-    is_wanted = spec.run.recovery.standby and spec.cluster.devices > 1 and has_checkpoint(run_dir)
-    if not is_wanted or spec.run.when != WhenSpec():
-        yield None
-        return
-    standby = Standby(STANDBY, forkable(["-m", WORKER, ""])[0][0], os.environ, lock)
-    try:
-        yield standby
-    finally:
-        standby.close()
 
 
 def forkable(words: Sequence[str]) -> tuple[list[str], str]:

@@ -44,6 +44,7 @@ class Lent:
         return self.returncode
 
 
+WORKER, SCRIPT, PROOF = "worker", "script", "proof"  # kinds of work, which its first word is
 # NumPy's matrix library starts a thread for each core when it is loaded, which a fork would lose; torch has its own.
 NO_THREADS = {"OPENBLAS_NUM_THREADS": "1"}
 
@@ -83,9 +84,12 @@ class Standby:
     def start(self, place: Mapping[str, str]) -> Lent:
         """Fork a rank with these additions to its environment. Raises OSError where the standby is gone."""
         held = self._lock.for_first_rank() if self._lock else {}
+        return self.start_apart(self._work, {**self._environ, **place, **held})
+
+    def start_apart(self, work: Sequence[str], environ: Mapping[str, str]) -> Lent:
+        """Fork a process that is no rank of the run. Raises OSError where the standby is gone."""
         try:
-            environ = {**self._environ, **place, **held, PARENT_VARIABLE: str(self._process.pid)}
-            self._lines.send({"fork": environ, "work": self._work})
+            self._lines.send({"fork": {**environ, PARENT_VARIABLE: str(self._process.pid)}, "work": list(work)})
             while True:
                 told = self._lines.take()
                 assert told is not None

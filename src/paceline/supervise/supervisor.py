@@ -48,7 +48,14 @@ def supervise(
     Each process gets RANK, LOCAL_RANK, WORLD_SIZE and a rendezvous. SIGTERM, SIGINT and SIGUSR1 end them: they have
     nothing to save. Then this process reacts to the signal as it would have without them.
     """
-    outcome, flag = _supervised(starter(command, environ, lock), ranks, environ, limit_seconds)
+    return supervise_as_asked(starter(command, environ, lock), ranks, environ, limit_seconds)
+
+
+def supervise_as_asked(
+    start: StartsRank, ranks: int, environ: Mapping[str, str], limit_seconds: float = math.inf
+) -> Outcome:
+    """Start one process per rank and return how they ended; this one then reacts to a signal that has ended them."""
+    outcome, flag = _supervised(start, ranks, environ, limit_seconds)
     flag.hand_on()
     return outcome
 

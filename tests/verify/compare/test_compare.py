@@ -19,8 +19,8 @@ from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof
 from paceline.spec.task import OptimizerSpec, Task
 from paceline.task.data.sources.digits import open_digits
-from paceline.verify.compare.difference import tensor_differences
 from paceline.verify.compare.layout import compare
+from paceline.verify.compare.measures import tensor_differences
 from paceline.verify.compare.tolerance import QUANTITIES, TOLERANCES
 
 BATCH = 7  # over 2 and over 4 ranks: uneven

@@ -11,7 +11,7 @@ from paceline.run.process.world import World
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.verify.compare.diagnosis import Diagnosis, Traits, diagnose
-from paceline.verify.compare.difference import tensor_differences
+from paceline.verify.compare.measures import tensor_differences
 
 ALONE = World(0, 1, 0, torch.device("cpu"))
 NAMES = [f"layers.{index}.weight" for index in range(12)]

@@ -46,7 +46,7 @@ def ends_with(patch: pytest.MonkeyPatch, error: dict[str, object], after: int) -
     """Have the part after so many equal ones end with an error; return the jobs, as soon as they are known."""
     asked: list[Job] = []
 
-    def run(jobs: Sequence[Job], steps: int) -> Iterator[Result]:
+    def run(jobs: Sequence[Job], *_: object) -> Iterator[Result]:
         asked.extend(jobs)
         yield from [CheckProof(True, "fp64", 1, 0.1, {}, None)] * after
         yield _failure(Outcome(1, error=error))

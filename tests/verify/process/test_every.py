@@ -6,7 +6,7 @@ import dataclasses
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from tests_shared import SEQ_LEN, decoder_task, plan_of
 
 from paceline.errors import PacelineError
 from paceline.run.process.world import World
+from paceline.session.ahead import proof_ahead
 from paceline.spec.layout import MESH_ORDER, Layout
 from paceline.spec.load import Spec, load_spec
 from paceline.spec.plan import Plan
@@ -24,7 +25,7 @@ from paceline.spec.profile import ModelProfile
 from paceline.spec.proof.plain import from_plain
 from paceline.spec.proof.records import CheckProof, Proof
 from paceline.spec.task import ModelSpec
-from paceline.supervise.supervisor import Outcome, supervise
+from paceline.supervise.supervisor import Outcome, StartsRank, supervise_as_asked
 from paceline.task.models.sizes import resolve_decoder
 from paceline.task.profile.decoder import profile_decoder
 from paceline.verify.compare.layout import compare
@@ -150,18 +151,30 @@ def test_the_record_of_a_failure(failing: Callable[[str], Spec]) -> None:
 def test_one_process_imports_for_all_numbers_of_ranks(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[int] = []
 
-    def counted(command: Sequence[str], processes: int, environ: dict[str, str]) -> Outcome:
+    def counted(start: StartsRank, processes: int, environ: dict[str, str]) -> Outcome:
         started.append(processes)
-        return supervise(command, processes, environ)
+        return supervise_as_asked(start, processes, environ)
 
-    monkeypatch.setattr(group, "supervise", counted)
+    monkeypatch.setattr(group, "supervise_as_asked", counted)
     layouts = [DP2, Layout(dp_replicate=3), FSDP2, Layout(tp=2), Layout(dp_shard=3)]
     jobs = [job for layout in layouts for job in swept(load_spec(spec, []), Plan(layout))]
     told: list[int] = []
     results = run_jobs(jobs, 2, lambda index, result: told.append(index))
     assert started == [1], "ranks are forked from one process"
-    assert sorted(told[:2]) == [1, 4] and sorted(told) == [0, 1, 2, 3, 4], "most ranks first"
+    assert told[0] in (1, 4) and sorted(told) == [0, 1, 2, 3, 4], "most ranks first"
     assert all(isinstance(result, CheckProof) and result.equal for result in results), results
+
+
+def test_a_proof_forked_from_a_standby_says_the_same(failing: Callable[[str], Spec]) -> None:
+    jobs = [job for plan in (Plan(DP2), Plan(FSDP2)) for job in swept(failing("dies"), plan)]
+    with proof_ahead() as standby:
+        assert standby is not None and standby.is_ready(), "Linux, and no thread has been started"
+        first, died = run_jobs(jobs, 1, None, standby)
+        (again,) = run_jobs(jobs[:1], 1, None, standby)
+    (gone,) = run_jobs(jobs[:1], 1, None, standby)
+    assert isinstance(died, PacelineError) and "rank 1 of 2 was ended by SIGKILL" in died.what
+    alone = [found for found in (first, again, gone) if isinstance(found, CheckProof)]
+    assert len(alone) == 3 and len({repr((found.equal, found.differences)) for found in alone}) == 1
 
 
 def test_no_rank_outlives_the_proof_that_it_belongs_to(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from paceline.session.ready.disk import disk_lines
 from paceline.session.ready.prove import prove
 from paceline.session.ready.told import make_brief
 from paceline.spec.journal.kinds import DecisionRecord
+from paceline.supervise.standby import Standby
 
 Say = Callable[[str], None]
 
@@ -33,7 +34,12 @@ def confirm_and_price(planned: Planned, say: Say) -> tuple[Planned, tuple[Decisi
     return planned, decisions
 
 
-def proven_brief(planned: Planned, decisions: tuple[DecisionRecord, ...], say: Say) -> Brief:
-    """Prove the plan and return the brief of its ranks. `decisions` are those that were made since planning."""
-    proven = prove(planned, say)
+def proven_brief(
+    planned: Planned, decisions: tuple[DecisionRecord, ...], say: Say, standby: Standby | None = None
+) -> Brief:
+    """Prove the plan and return the brief of its ranks. `decisions` are those that were made since planning.
+
+    The proof's processes are forked from `standby`, where there is one.
+    """
+    proven = prove(planned, say, standby)
     return make_brief(planned, proven.record, (*decisions, *proven.decisions))

@@ -20,6 +20,7 @@ from paceline.spec.arguments import run_directory
 from paceline.spec.journal.kinds import DecisionRecord, RunEnded, VerifyRecord
 from paceline.spec.journal.reading import read_kind
 from paceline.spec.journal.record import own_fields, read
+from paceline.supervise.standby import Standby
 from paceline.verify.process.group import Job
 from paceline.verify.process.start import failure_of, verify_planned, verify_text
 from paceline.verify.twin.proof_parts import ALONE, BRIEF, LOW, Subject, jobs_of
@@ -38,12 +39,12 @@ class Proven:
     decisions: tuple[DecisionRecord, ...] = ()
 
 
-def prove(planned: Planned, say: Say = say_line) -> Proven:
+def prove(planned: Planned, say: Say = say_line, standby: Standby | None = None) -> Proven:
     """Prove the plan equal to one device, or take the proof that was made of the same before; say which.
 
     One device has nothing to prove, but that a batch which it cuts may be cut, and a run that is complete no more.
-    `run.verify = false`, and a task that cannot be handed to other processes, are decisions. Raises VerificationFailed
-    where the plan is not equal.
+    `run.verify = false`, and a task that cannot be handed to other processes, are decisions. The proof's processes are
+    forked from `standby`, where there is one. Raises VerificationFailed where the plan is not equal.
     """
     jobs = jobs_before_training(planned)
     if not jobs or _is_complete(run_directory(planned.spec), planned.steps):
@@ -56,7 +57,7 @@ def prove(planned: Planned, say: Say = say_line) -> Proven:
     key = proof_key(planned, jobs)
     record = None if key is None else _recall(_path(key))
     if record is None:
-        record = _prove(planned)
+        record = _prove(planned, standby)
         if key is not None:
             _remember(record, _path(key), say)
     else:
@@ -74,8 +75,8 @@ def _scope(planned: Planned) -> str:
     return ALONE if planned.plan.layout.devices == 1 else BRIEF
 
 
-def _prove(planned: Planned) -> VerifyRecord:
-    proof = verify_planned(planned, steps=STEPS, dtypes=DTYPES, scope=_scope(planned))
+def _prove(planned: Planned, standby: Standby | None) -> VerifyRecord:
+    proof = verify_planned(planned, steps=STEPS, dtypes=DTYPES, scope=_scope(planned), standby=standby)
     if not proof.equal:
         raise failure_of(proof)
     return VerifyRecord(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from paceline.errors import ConfigError, PacelineError, VerificationFailed, suggestion
+from paceline.session.ahead import proof_ahead
 from paceline.spec.load import Spec
 from paceline.spec.proof.records import Proof
 from paceline.verify.process.every import verify_all
@@ -71,10 +72,11 @@ def verification(
     precisions = precisions_of(dtypes or (("fp64",) if every else DTYPES))
     if every and layout:
         raise ConfigError("every and layout exclude each other", "every=N proves every layout", "one of the two")
-    if every:
-        found = verify_all(spec, every, steps=steps, dtypes=precisions, say=say, progress=progress)
-    else:
-        found = [verify_spec(spec, layout=layout, steps=steps, dtypes=precisions, say=say)]
+    with proof_ahead() as standby:
+        if every:
+            found = verify_all(spec, every, steps=steps, dtypes=precisions, say=say, progress=progress, standby=standby)
+        else:
+            found = [verify_spec(spec, layout=layout, steps=steps, dtypes=precisions, say=say, standby=standby)]
     tried = [proof for proof in found if not proof.refused_because]
     return Verification(bool(tried) and all(proof.equal for proof in tried), tuple(found))
 

@@ -39,6 +39,11 @@ from paceline.task.profile.draws import of_no_sample, with_one_more
 from paceline.task.profile.tracing import Counts, LateWeights, own_bytes, trace
 from paceline.task.touched import touched_axes
 
+CALL_IT = "call the objective on the model and one batch in Python"
+NEEDS_GRADIENTS = (
+    "`with torch.enable_grad():` around what asks for gradients inside of the objective: where a program is only looked"
+    " at, and in evaluations, none are followed"
+)
 REST = "rest"  # all that lies outside the repeated blocks, loss included
 REAL_COPIES = 4  # a pass for real needs the weights, perhaps a second copy of them, and activations nobody knows of yet
 
@@ -218,7 +223,7 @@ def _trace(
             f"the model {type(model).__name__} cannot be traced",
             f"its forward pass failed on a batch of the data, {_said(error)}; and on tensors without values, "
             f"{_said(errors[0])}",
-            "call the objective on the model and one batch in Python",
+            NEEDS_GRADIENTS if "does not require grad" in str(error) else CALL_IT,
         ) from error
 
 

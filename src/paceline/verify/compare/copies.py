@@ -24,9 +24,10 @@ from paceline.spec.task import Task
 from paceline.task.data.protocol import Source
 from paceline.task.optimizer.schedule import learning_rate
 from paceline.verify.compare.diagnosis import traits_of
-from paceline.verify.compare.difference import Difference, number_differences, tensor_differences
+from paceline.verify.compare.difference import Difference
 from paceline.verify.compare.layout import first_difference
-from paceline.verify.compare.tolerance import QUANTITIES, larger, tolerance
+from paceline.verify.compare.measures import number_differences, tensor_differences
+from paceline.verify.compare.tolerance import QUANTITIES, larger
 from paceline.verify.process.shared_folder import shared_folder
 from paceline.verify.reference.copies import CopiesStep, clipped_at, copies_steps, first_norm
 from paceline.verify.reference.passes import reference_model, with_own_model
@@ -71,7 +72,7 @@ def compare_copies(
         if step == SAVED < steps and not isinstance(built.optimizer, JoinedOptimizer):
             built = _saved_and_loaded(built, start, world)
     found = [dataclasses.replace(one, copies_agree=True) for one in found]  # each is held against its own reference
-    wrong = [one for one in found if not one.relative <= tolerance(one.quantity, plan.precision)]
+    wrong = [one for one in found if not one.relative <= one.tolerance_in(plan.precision)]
     worst = dict.fromkeys((name for name in QUANTITIES if name != "whole batch"), 0.0)
     for difference in found:
         worst[difference.quantity] = larger(worst[difference.quantity], difference.relative)

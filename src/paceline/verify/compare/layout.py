@@ -27,16 +27,11 @@ from paceline.task.data.protocol import Source
 from paceline.task.optimizer.schedule import learning_rate
 from paceline.verify.compare.asked import Asked
 from paceline.verify.compare.diagnosis import Traits, diagnose, told, traits_of
-from paceline.verify.compare.difference import (
-    Difference,
-    number_differences,
-    sample_differences,
-    scaled,
-    tensor_differences,
-    turn_differences,
-)
-from paceline.verify.compare.routing import load_differences, routing_differences
+from paceline.verify.compare.difference import Difference, MeasuredHere, scaled, together
+from paceline.verify.compare.measures import measured_numbers, measured_samples, measured_tensors, measured_turns
+from paceline.verify.compare.routing import measured_loads, measured_routing
 from paceline.verify.compare.tolerance import QUANTITIES, larger
+from paceline.verify.process.quick import told_by_first
 from paceline.verify.reference.passes import with_own_model
 from paceline.verify.reference.steps import ReferenceStep, reference_steps
 from paceline.verify.rounding.conditioning import Again, Move, beyond_rounding, computed_again, settled, steps_apart
@@ -83,29 +78,29 @@ def _compared(asked: Asked, world: World, kept: dict[object, Reference]) -> tupl
     plan = asked.plan
     reference = _reference(asked, kept) if world.is_first else None
     again = None if reference is None else _again(asked, reference)
-    first_step = reference and _clip_norms(reference.steps[0])
-    initial, traits, clip_norms = world.share(reference and (reference.initial, reference.traits, first_step))
-    task = with_own_model(clipped(asked.task, clip_norms))
+    known = told_by_first(world, reference and _without_moments(reference))
+    task = with_own_model(clipped(asked.task, _clip_norms(known.steps[0])))
     built = assemble(task, plan, world, asked.source, asked.items_per_sample)
-    found = tensor_differences("initial", _state(built.model), initial, 0, world, plan.layout)
+    measured = [measured_tensors("initial", _state(built.model), known.initial, 0, plan.layout)]
+    ended: list[Difference] = []
     compared = asked.steps
-    for step in range(1, asked.steps + 1):
-        expected = world.share(reference and reference.steps[step - 1])
+    for step, expected in enumerate(known.steps, 1):
         try:
-            found += _step(built, asked, world, step, expected, initial)
+            measured += _step(built, asked, world, step, expected, known.initial)
         except NumericalStop:
             if is_finite(expected):
-                found.append(overflow(expected, step))
+                ended = [overflow(expected, step)]
             elif step == 1:
                 raise  # of the task, whatever the layout
             else:
                 compared = step - 1  # one device ends there too
             break
+    found = together(measured, world) + ended
     worst = dict.fromkeys((name for name in QUANTITIES if name != "whole batch"), 0.0)
     for difference in found:
         worst[difference.quantity] = larger(worst[difference.quantity], difference.relative)
     wrong, rounding = beyond_rounding(found, plan.precision, again, world)
-    first = first_difference(wrong, found, plan, traits)
+    first = first_difference(wrong, found, plan, known.traits)
     seconds = time.perf_counter() - began
     return CheckProof(first is None, plan.precision, compared, seconds, worst, first), rounding
 
@@ -126,6 +121,11 @@ def _computed(asked: Asked, model: nn.Module, clip_norms: Sequence[Mapping[str, 
     initial = {name: tensor.detach().clone() for name, tensor in _state(model).items()}
     given = (asked.task, asked.plan, asked.source, asked.items_per_sample, asked.steps, model)
     return Reference(initial, traits, reference_steps(*given, clip_norms=clip_norms))
+
+
+def _without_moments(reference: Reference) -> Reference:
+    """Return what of a reference is compared: steps say nothing of the optimizer's state but by the next one."""
+    return dataclasses.replace(reference, steps=[dataclasses.replace(step, moments={}) for step in reference.steps])
 
 
 def _again(asked: Asked, reference: Reference) -> Again:
@@ -162,8 +162,8 @@ def _step(
     step: int,
     expected: ReferenceStep,
     initial: dict[str, torch.Tensor],
-) -> list[Difference]:
-    """Run one step of the layout and return all its differences, worst rank first for each, in order of cause."""
+) -> list[MeasuredHere]:
+    """Run one step of the layout and return all that this rank measures of it, in order of cause."""
     task, plan = asked.task, asked.plan
     held: dict[str, torch.Tensor] = {}
 
@@ -179,25 +179,25 @@ def _step(
     first = (step - 1) * plan.batch_samples
     batch = stream.at(first)
     read = [(micro.position, micro.ids.tolist()) for micro in batch.micro_batches if micro.counts]
-    samples = sample_differences(read, expected.ids, first, step, world, plan.layout)
     lr = learning_rate(task.schedule, task.optimizer.lr, step, asked.steps, 0, 1)
     stats = built.stepper.step(batch, lr)
-    ours = {"weight": stats.weight, "loss": stats.loss, "grad_norm": stats.grad_norm}
-    theirs = {name: getattr(expected, name) for name in ours}
-    weight, loss, norm = number_differences(ours, theirs, step, world)
+    weight, loss, norm = (
+        measured_numbers({name: getattr(stats, name)}, {name: getattr(expected, name)}, step)
+        for name in ("weight", "loss", "grad_norm")
+    )
     weights, buffers = dict(built.model.named_parameters()), dict(built.model.named_buffers())
     return [
-        samples,
+        measured_samples(read, expected.ids, first, step, plan.layout),
         weight,
-        *load_differences(stats.router, expected, step, world, plan.layout),
+        *measured_loads(stats.router, expected.router, step, plan.layout),
         loss,
-        *turn_differences(stats.turns, expected.turns, step, world, "loss"),
-        *routing_differences(stats.router, expected.routing, step, world),
-        *tensor_differences("gradients", held, expected.gradients, step, world, plan.layout),
+        *measured_turns(stats.turns, expected.turns, step, "loss"),
+        *measured_routing(stats.router, expected.routing, step),
+        measured_tensors("gradients", held, expected.gradients, step, plan.layout),
         norm,
-        *turn_differences(stats.turns, expected.turns, step, world, "grad_norm"),
-        *tensor_differences("weights", weights, expected.weights, step, world, plan.layout, initial),
-        *tensor_differences("buffers", buffers, expected.buffers, step, world, plan.layout),
+        *measured_turns(stats.turns, expected.turns, step, "grad_norm"),
+        measured_tensors("weights", weights, expected.weights, step, plan.layout, initial),
+        measured_tensors("buffers", buffers, expected.buffers, step, plan.layout),
     ]
 
 

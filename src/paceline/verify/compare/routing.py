@@ -11,23 +11,20 @@ import torch
 from paceline.run.loop.routing import RouterStats
 from paceline.run.process.world import World
 from paceline.spec.layout import Layout
-from paceline.verify.compare.difference import Difference, number_differences, tensor_differences
+from paceline.verify.compare.difference import Difference, MeasuredHere
+from paceline.verify.compare.measures import ReadTensors, measured_numbers, measured_tensors, number_differences
 from paceline.verify.reference.router import BALANCE
 from paceline.verify.reference.steps import ReferenceStep
 
 
-def load_differences(
-    stats: RouterStats | None, expected: ReferenceStep, step: int, world: World, layout: Layout
-) -> list[Difference]:
+def measured_loads(stats: RouterStats | None, expected: ReadTensors, step: int, layout: Layout) -> list[MeasuredHere]:
     """Return how far the tokens per expert are, by router; every rank reports those of all stages."""
     counts = stats.counts if stats else ()
-    loads = {name: torch.tensor(row, dtype=torch.float64) for name, row in zip(expected.router, counts, strict=True)}
-    return tensor_differences("router", loads, expected.router, step, world, layout)
+    loads = {name: torch.tensor(row, dtype=torch.float64) for name, row in zip(expected, counts, strict=True)}
+    return [measured_tensors("router", loads, expected, step, layout)] if expected else []
 
 
-def routing_differences(
-    stats: RouterStats | None, expected: Mapping[str, float], step: int, world: World
-) -> list[Difference]:
+def measured_routing(stats: RouterStats | None, expected: Mapping[str, float], step: int) -> list[MeasuredHere]:
     """Return how far each router's entropy and their mean balance loss are; compared as losses are."""
     if not expected:
         return []
@@ -35,7 +32,7 @@ def routing_differences(
     ours = dict.fromkeys(expected, math.nan)
     if stats is not None:
         ours |= {**dict(zip(entropies, stats.entropy, strict=True)), BALANCE: stats.balance}
-    return as_losses(number_differences(ours, expected, step, world))
+    return [measured_numbers(ours, expected, step).told_as(quantity="loss")]
 
 
 def told_differences(told: Mapping[str, float], expected: ReferenceStep, step: int, world: World) -> list[Difference]:

@@ -38,8 +38,9 @@ from paceline.spec.proof.records import LoopProof
 from paceline.task.models.copied import copied
 from paceline.task.models.held import whole_of
 from paceline.verify.compare.diagnosis import traits_of
-from paceline.verify.compare.difference import Difference, number_differences, tensor_differences
+from paceline.verify.compare.difference import Difference
 from paceline.verify.compare.layout import first_difference
+from paceline.verify.compare.measures import number_differences, tensor_differences
 from paceline.verify.compare.tolerance import larger
 from paceline.verify.loops.mistakes import FITS, MicroBatches, named_loss, named_mistake, sampled
 from paceline.verify.loops.reference import AnyObjective, Batches, LoopReference, Maker, weights_of

@@ -16,13 +16,14 @@ rest, and ranks are asked for their decisions; numbers are compared on top of th
 
 What the first update has no sign of (casts of weights as they were before it, a loss scale from before a skip, other
 casts in evaluations) shows in loss and gradients of the next one, in fp16 of the one after a skip too, and in the loss
-of an evaluation. Each is held against one device that is handed the weights which the layout has then, and its choices
-of experts, so that rounding does not add up. Moments are in fp32 whatever the format, and fp32 and fp64 have theirs.
-Several objectives have the first update alone.
+of an evaluation. Each is held against one device that is handed the weights which the layout has then, before every
+turn of several objectives, and its choices of experts, so that rounding does not add up. Moments are in fp32 whatever
+the format, and fp32 and fp64 have theirs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -41,13 +42,15 @@ from paceline.spec.proof.records import CheckProof
 from paceline.spec.task import Task
 from paceline.task.data.protocol import Source
 from paceline.verify.compare.diagnosis import Diagnosis, told
-from paceline.verify.compare.difference import Difference, number_differences, tensor_differences
+from paceline.verify.compare.difference import Difference, together
 from paceline.verify.compare.layout import clipped
+from paceline.verify.compare.measures import measured_numbers, measured_tensors, number_differences
 from paceline.verify.compare.tolerance import QUANTITIES, larger
-from paceline.verify.low.going_on import held_by
+from paceline.verify.low.going_on import Held, each_start, held_by
 from paceline.verify.low.reference import At, LowDevice, LowReference
 from paceline.verify.low.watch import Watch, wrong_at
 from paceline.verify.low.wire import SENT, bits_of_values
+from paceline.verify.process.quick import Shared, told_by_first
 
 STEPS = 2
 FEW_DRAWS = 2  # of moved weights, for a first look; of so few the movement of a single number may come out too small
@@ -85,7 +88,7 @@ def _low(device: LowDevice, world: World, *, brief: bool) -> CheckProof:
     began = time.perf_counter()
     task, plan, source, items_per_sample = device.task, device.plan, device.source, device.items_per_sample
     first = dataclasses.replace(device, draws=0) if brief else device
-    expected = world.gather(_computed(first) if world.is_first else None)[0]
+    expected: LowReference | str = _of_first(world, lambda: _computed(first))
     if isinstance(expected, str):
         return CheckProof(True, plan.precision, 0, time.perf_counter() - began, {}, None, left_out=expected)
     built = assemble(clipped(task, {"": 0.0}), plan, world, source, items_per_sample)
@@ -148,23 +151,23 @@ def _later(
 ) -> tuple[_Held, StepStats]:
     """Make a later update, and hold it against one device that has the layout's own weights before it."""
     world, plan, known = watch.world, watch.plan, watch.expected
-    goes_on = not known.coupled and len(built.stepper.turns) == 1
-    start = held_by(built.model, world) if goes_on else {}
+    starts: list[Held] = []
     scale = built.stepper.scaler.scale if built.stepper.scaler else 1.0
-    ours = _update(built, task, watch, stream, step)
-    if not goes_on:
+    with each_start(built, world, starts) if not known.coupled else contextlib.nullcontext():
+        ours = _update(built, task, watch, stream, step)
+    if known.coupled:
         return _Held(dataclasses.replace(known, misrouted=()), []), ours.stats
     choices = watch.choices(step) if known.follows else None
-    expected: LowReference = _of_first(world, lambda: device.going_on(known, start, step, scale, choices))
+    expected = _of_first(world, lambda: device.going_on(known, starts, step, scale, choices))
     return _Held(expected, _differences(ours, expected.numbers, step, world, plan)), ours.stats
 
 
 def _evaluated(watch: Watch, stream: BatchStream, step: int, device: LowDevice) -> _Held:
     """Evaluate what a layout has after a step, and hold it against one device that has the same weights."""
     world, known = watch.world, watch.expected
-    if known.coupled or len(watch.built.stepper.turns) > 1:
+    if known.coupled:
         return _Held(known, [])
-    start = held_by(watch.built.model, world)
+    start = held_by(watch.built.model, world, watch.plan.layout)
     ours = watch.evaluated(stream, step + 1)
     choices = watch.choices(step + 1) if known.follows else None
     if known.follows and choices is None:
@@ -174,9 +177,9 @@ def _evaluated(watch: Watch, stream: BatchStream, step: int, device: LowDevice) 
     return _Held(dataclasses.replace(known, allowed={AT: bound} if math.isfinite(bound) else {}), found)
 
 
-def _of_first(world: World, made: Callable[[], object]) -> Any:
+def _of_first(world: World, made: Callable[[], Shared]) -> Shared:
     """Return on every rank what the first one makes."""
-    return world.share(made() if world.is_first else None)
+    return told_by_first(world, made() if world.is_first else None)
 
 
 def _computed(device: LowDevice) -> LowReference | str:
@@ -193,8 +196,7 @@ def _following(expected: LowReference, device: LowDevice, watch: Watch, world: W
         return expected
     choices = watch.choices(1)
     mine = device.following(expected, choices) if world.is_first and choices is not None else expected
-    followed: LowReference = world.gather(mine if world.is_first else None)[0]
-    return followed
+    return told_by_first(world, mine if world.is_first else None)
 
 
 def _misrouted(expected: LowReference, step: int) -> list[Difference]:
@@ -244,12 +246,13 @@ def _differences(ours: _Update, numbers: dict[str, Any], step: int, world: World
     said = {"loss": ours.stats.loss, "grad_norm": ours.stats.grad_norm}
     counts = zip(numbers["router"], ours.stats.router.counts if ours.stats.router else (), strict=True)
     loads = {name: torch.tensor(row, dtype=torch.float64) for name, row in counts}
-    return [
-        *tensor_differences("router", loads, numbers["router"], step, world, plan.layout),
-        *number_differences(said, {name: numbers[name] for name in said}, step, world),
-        *tensor_differences("gradients", ours.gradients, numbers["gradients"], step, world, plan.layout),
-        *tensor_differences("weights", ours.weights, numbers["weights"], step, world, plan.layout),
+    measured = [
+        measured_tensors("router", loads, numbers["router"], step, plan.layout),
+        measured_numbers(said, {name: numbers[name] for name in said}, step),
+        measured_tensors("gradients", ours.gradients, numbers["gradients"], step, plan.layout),
+        measured_tensors("weights", ours.weights, numbers["weights"], step, plan.layout),
     ]
+    return together(measured, world)
 
 
 def _meaning(first: Difference) -> Diagnosis:

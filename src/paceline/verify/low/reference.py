@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from paceline.run.numerics.precision import COMPUTE_DTYPES, scaler_for
+from paceline.run.numerics.precision import COMPUTE_DTYPES, MASTER_DTYPES, scaler_for
+from paceline.run.numerics.randomness.mode import Survey
 from paceline.run.process.world import World
 from paceline.spec.layout import Layout
 from paceline.spec.optimizers import rounds_inside
@@ -22,12 +24,12 @@ from paceline.task.models.sizes import is_named
 from paceline.task.objective import BUILT_IN
 from paceline.task.turns import turns_of
 from paceline.verify.compare.diagnosis import traits_of
-from paceline.verify.compare.difference import number_differences, tensor_differences
+from paceline.verify.compare.measures import number_differences, tensor_differences
 from paceline.verify.compare.tolerance import tolerance
 from paceline.verify.low.choices import Choices, HandedChoices, Misrouted, misrouted, routed_blocks
 from paceline.verify.low.going_on import Held, put_in
 from paceline.verify.low.update import MASTER, Hyper, one_evaluation, one_update
-from paceline.verify.reference.passes import own_parameters, reference_model
+from paceline.verify.reference.passes import own_parameters, reference_model, reference_randomness
 from paceline.verify.rounding.conditioning import DRAWS, MARGIN, moved_by_one_ulp
 
 HEADROOM = 8.0  # of the loss scale: ranks that add up in another order may overflow a little earlier
@@ -68,7 +70,7 @@ class _Given:
     step: int
     scale: float
     choices: Choices | None = None
-    held: Held | None = None
+    starts: Sequence[Held] = ()  # before each turn
 
 
 @dataclass(frozen=True)
@@ -112,14 +114,14 @@ class LowDevice:
         return self._held_to(known, _Given(1, known.scale, choices))
 
     def going_on(
-        self, known: LowReference, held: Held, step: int, scale: float, choices: Choices | None
+        self, known: LowReference, starts: Sequence[Held], step: int, scale: float, choices: Choices | None
     ) -> LowReference:
-        """Return what one device computes in a later step, which has the weights and buffers that a layout has then.
+        """Return what one device computes in a later step, whose turns start from what a layout has before them.
 
         Where tokens go with the layout's they do so again. The optimizer's state is not looked at, so changes of
         weights are not compared.
         """
-        later = self._held_to(known, _Given(step, scale, choices, held))
+        later = self._held_to(known, _Given(step, scale, choices, starts))
         allowed = {at: most for at, most in later.allowed.items() if at[0] != "weights"}
         return dataclasses.replace(later, allowed=allowed if later.numbers["finite"] else {})
 
@@ -128,7 +130,7 @@ class LowDevice:
 
         The bound is infinite where the model has chosen experts in a way that is not known.
         """
-        found = [self._evaluated(held, step, choices, move) for move in (0, *self._draws())]
+        found = [self._evaluated(held, step, choices, move) for move in (0, *self._draws(handed=True))]
         expected, *others = (loss for loss, _ in found)
         squares = sum((other - expected) ** 2 for other in others) / max(1, len(others))
         by = math.sqrt(squares) / max(abs(expected), 1e-300)
@@ -142,41 +144,45 @@ class LowDevice:
         numbers = self._computed(given)
         if given.choices is not None and numbers["scores"] is None:
             return dataclasses.replace(known, allowed={}, misrouted=())
-        moved = [self._computed(given, move) for move in self._draws()]
+        moved = [self._computed(given, move) for move in self._draws(handed=bool(given.starts))]
         scores = [one["scores"] for one in (numbers, *moved)]
         wrong = [] if given.choices is None else misrouted(given.choices, scores[0], scores[1:])
-        allowed = self._allowed(numbers, moved)
+        allowed = self._allowed(numbers, moved, handed=bool(given.starts))
         return dataclasses.replace(known, numbers=numbers, allowed=allowed, misrouted=tuple(wrong))
 
-    def _draws(self) -> range:
+    def _draws(self, handed: bool = False) -> range:
         """Return the numbers of the draws of moved weights: none where a layout makes one device's very products."""
-        return range(1, self.draws + 1) if self._rounded_apart() else range(0)
+        return range(1, self.draws + 1) if self._rounded_apart(handed) else range(0)
 
     def _evaluated(self, held: Held, step: int, choices: Choices | None, move: int) -> tuple[float, bool]:
         """Return the loss, and whether tokens went where they were told to."""
         model = self._model(held, move)
         handed = None if choices is None else HandedChoices(model, choices)
-        loss = one_evaluation(model, self.task, self.plan, self.source, step, handed)
+        loss = one_evaluation(model, self.task, self.plan, self.source, step, handed, self._looked)
         return loss, handed is None or handed.is_complete()
 
     def _model(self, held: Held | None = None, move: int = 0) -> nn.Module:
         model = reference_model(self.task, self.source, self.items_per_sample, MASTER)
+        self._begin(model, held, move)
+        return model
+
+    def _begin(self, model: nn.Module, held: Held | None, move: int) -> None:
+        """Have a model begin from what a layout holds, where that is given, and from moved weights where asked to."""
         if held is not None:
             put_in(model, held)
         if move:
             moved_by_one_ulp(model, COMPUTE_DTYPES[self.plan.precision], seed=move)
-        return model
 
     def _computed(self, given: _Given, move: int = 0) -> Hyper:
-        model = self._model(given.held, move)
+        model = self._model(given.starts[0] if given.starts else None, move)
         handed = None if given.choices is None else HandedChoices(model, given.choices)
-        return one_update(
-            model, self.task, self.plan, self.source, self.items_per_sample, given.scale, handed, given.step
-        )
+        later = [functools.partial(self._begin, model, held, move) for held in given.starts[1:]]
+        program = (model, self.task, self.plan, self.source, self.items_per_sample)
+        return one_update(*program, given.scale, handed, given.step, later, self._looked)
 
-    def _allowed(self, numbers: Hyper, moved: Sequence[Hyper]) -> dict[At, float]:
+    def _allowed(self, numbers: Hyper, moved: Sequence[Hyper], handed: bool = False) -> dict[At, float]:
         """Return the differences allowed; `moved` are the numbers from moved weights, where they say anything."""
-        rounded = self._rounded_apart()
+        rounded = self._rounded_apart(handed)
         allowed = _sums_alone(numbers)
         places = [at for at in allowed if at[1] in rounded or (rounded and at[0] == "grad_norm")]
         if places and self.draws:
@@ -188,20 +194,33 @@ class LowDevice:
         counted = numbers["router"] if allowed else ()  # tokens that went where they were told to, or were free to
         return {("router", name): 0.0 for name in counted} | allowed
 
-    def _rounded_apart(self) -> Collection[str]:
+    def _rounded_apart(self, handed: bool) -> Collection[str]:
         """Return the names of the numbers that a layout rounds at other places than one device.
 
         Data axes and a pipeline make the very products of one device. But a weight on two stages has its gradients
         added in fp32, which on one device come together in the compute format. And what comes after a first objective's
-        update sees weights that were cast anew from sums in another order.
+        update sees weights that were cast anew from sums in another order, unless one device is `handed` them.
         """
-        model, layout = self._model(), self.plan.layout
+        every, tied, later = self._names_apart
+        if _rounds_inside_layers(self.plan.layout):
+            return {"loss", "grad_norm", *every}
+        return {*(tied if self.plan.layout.pp > 1 else ()), *(later if not handed else ())}
+
+    @functools.cached_property
+    def _looked(self) -> Survey:
+        """What the program draws, by a look at a model of it."""
+        objectives = [turn.objective for turn in turns_of(self.task, self.source.unit)]
+        program = (self.task, self.plan, self.source, self._model(), objectives)
+        return reference_randomness(*program, MASTER_DTYPES[self.plan.precision]).survey
+
+    @functools.cached_property
+    def _names_apart(self) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+        """The names of all weights, of those of several uses, and of those of later turns than the first."""
+        model = self._model()
         names = {parameter: name for name, parameter in model.named_parameters()}
-        if _rounds_inside_layers(layout):
-            return {"loss", "grad_norm", *names.values()}
         later = own_parameters(model, turns_of(self.task, self.source.unit))[1:]
-        tied = traits_of(model).tied if layout.pp > 1 else ()
-        return {*tied, *(names[weight] for weights in later for weight in weights)}
+        of_later = frozenset(names[weight] for weights in later for weight in weights)
+        return frozenset(names.values()), frozenset(traits_of(model).tied), of_later
 
 
 def _rounds_inside_layers(layout: Layout) -> bool:

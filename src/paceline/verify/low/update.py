@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from paceline.run.numerics.precision import COMPUTE_DTYPES, MASTER_DTYPES
-from paceline.run.numerics.randomness.mode import SampleRandomness
+from paceline.run.numerics.randomness.mode import SampleRandomness, Survey
 from paceline.run.numerics.randomness.shares import SampleRows
 from paceline.run.numerics.randomness.survey import length_of
 from paceline.run.parallel.apply import apply_plan
@@ -54,25 +54,33 @@ def one_update(
     scale: float,
     handed: HandedChoices | None = None,
     step: int = 1,
+    later: Sequence[Callable[[], None]] = (),
+    looked: Survey | None = None,
 ) -> Hyper:
     """Return loss, gradient norm, gradients and changes of weights of a step's batch on one device, summed in fp32.
 
-    The optimizer has no moments yet: changes of weights are those of a first update.
+    The optimizer has no moments yet: changes of weights are those of a first update. `later` are called before the
+    turns after the first, where they begin from other weights than the update before them has left. `looked` is what is
+    known of the program's random numbers.
 
     The loss is scaled by powers of two, as in a run, which are taken out again exactly. `stored` says how far, relative
     to its change, a weight is off for being stored in fp32. With `handed` choices the scores that they stand against
     are told too, or None where the model has not asked for them.
     """
-    one, own = prepared(model, task, plan, source), own_parameters(model, turns_of(task, source.unit))
+    one, own = prepared(model, task, plan, source, looked), own_parameters(model, turns_of(task, source.unit))
     names = {parameter: name for name, parameter in model.named_parameters()}
     down = scale / 2.0 ** round(math.log2(plan.batch_samples * items_per_sample))
-    made, bits_of_scores = [], score_bits(model)
+    made, bits_of_scores = list[Hyper](), score_bits(model)
+    main: Hyper = {}
+    begin = iter((lambda: None, *later))
     with counted_choices(model) as router:
-        for turn, parameters in zip(one.turns, own, strict=True):
-            read = micro_batches(task, plan, source, step, one.coupled)
-            trained = {names[parameter]: parameter for parameter in parameters}
-            made.append(_one_turn(one, turn, trained, task, read, step, down, handed))
-    main = made[main_turn(task)]
+        for number, (turn, parameters) in enumerate(zip(one.turns, own, strict=True)):
+            if turn.is_due(step):
+                next(begin, lambda: None)()
+                read = micro_batches(task, plan, source, step, one.coupled)
+                trained = {names[parameter]: parameter for parameter in parameters}
+                made.append(_one_turn(one, turn, trained, task, read, step, down, handed))
+                main = made[-1] if number == main_turn(task) else main
     joined = {key: {at: x for one in made for at, x in one[key].items()} for key in PER_WEIGHT}
     bits = {key: min(one["state_bits"].get(key, 64) for one in made) for one in made for key in one["state_bits"]}
     return {"loss": main["loss"], "grad_norm": main["grad_norm"], **joined, "state_bits": bits,
@@ -94,11 +102,11 @@ class PreparedDevice:
     cast: Callable[[], AbstractContextManager[None]]  # within it gathered weights are one tensor for all their uses
 
 
-def prepared(model: nn.Module, task: Task, plan: Plan, source: Source) -> PreparedDevice:
+def prepared(model: nn.Module, task: Task, plan: Plan, source: Source, looked: Survey | None = None) -> PreparedDevice:
     """Return the model with the casts of a plan, changed in place."""
     turns = turns_of(task, source.unit)
     objectives = [turn.objective for turn in turns]
-    randomness = reference_randomness(task, plan, source, model, objectives, MASTER_DTYPES[plan.precision])
+    randomness = reference_randomness(task, plan, source, model, objectives, MASTER_DTYPES[plan.precision], looked)
     alone = dataclasses.replace(plan, layout=Layout(), recompute="none", offload="none", compile=False, stages=(),
                                 rows=())  # fmt: skip
     if isinstance(model, Decoder):
@@ -111,13 +119,19 @@ def prepared(model: nn.Module, task: Task, plan: Plan, source: Source) -> Prepar
 
 
 def one_evaluation(
-    model: nn.Module, task: Task, plan: Plan, source: Source, step: int, handed: HandedChoices | None = None
+    model: nn.Module,
+    task: Task,
+    plan: Plan,
+    source: Source,
+    step: int,
+    handed: HandedChoices | None = None,
+    looked: Survey | None = None,
 ) -> float:
     """Return the mean loss of a step's batch as an evaluation measures it, on one device.
 
     It is computed as when gradients follow: what casts otherwise without them would do so here too.
     """
-    one, turn = prepared(model, task, plan, source), main_turn(task)
+    one, turn = prepared(model, task, plan, source, looked), main_turn(task)
     loss_total, items = 0.0, 0.0
     with evaluating(model):
         for positions, data in micro_batches(task, plan, source, step, one.coupled):

@@ -14,6 +14,7 @@ from paceline.spec.load import Spec
 from paceline.spec.plan import Plan, PlanSpec
 from paceline.spec.profile import ModelProfile
 from paceline.spec.proof.records import Proof
+from paceline.supervise.standby import Standby
 from paceline.task.data.facts import data_facts
 from paceline.task.profile.of_task import profile_task
 from paceline.task.settled import settle
@@ -33,13 +34,14 @@ def verify_all(
     dtypes: Sequence[str] = ALL_DTYPES,
     say: Say | None = None,
     progress: Say | None = None,
+    standby: Standby | None = None,
 ) -> list[Proof]:
     """Return whether every layout of 2 to `largest` ranks that can be had equals one device.
 
     Each layout runs with its own degrees, on the twin of the task. Those that cannot be had say why in
     `refused_because`; an axis that is closed to the model is refused once. One that ends in an error, as when a rank
-    dies, has it in `error` and is not equal. Processes are started once. `progress` is given a line for each layout
-    when it is done.
+    dies, has it in `error` and is not equal. Processes are started once, forked from `standby` where there is one.
+    `progress` is given a line for each layout when it is done.
     """
     spec = settle(spec, say).spec
     facts = data_facts(spec.task.data, say)
@@ -50,7 +52,7 @@ def verify_all(
         say(f"verify   {len(plans)} layout{'' if len(plans) == 1 else 's'} of {ranks} in {', '.join(dtypes)}")
     proofs = [refused(name, refusal, steps, 0.0) for name, refusal in refusals]
     if plans:
-        proofs += _prove(spec, plans, facts.vocab, steps, dtypes, say, progress)
+        proofs += _prove(spec, plans, facts.vocab, steps, dtypes, say, progress, standby)
     return proofs
 
 
@@ -89,6 +91,7 @@ def _prove(
     dtypes: Sequence[str],
     say: Say | None,
     progress: Say | None,
+    standby: Standby | None,
 ) -> list[Proof]:
     """Return the proofs of plans, proven in one group of processes."""
     began = time.perf_counter()
@@ -104,7 +107,7 @@ def _prove(
             for note in getattr(result, "__notes__", ()):
                 say(note)
 
-    results = run_jobs(jobs, steps, told)
+    results = run_jobs(jobs, steps, told, standby)
     own = sum(result.seconds for result in results if not isinstance(result, PacelineError))
     shared = max(0.0, time.perf_counter() - began - own) / len(plans)  # starting processes, by layout
     proofs = []

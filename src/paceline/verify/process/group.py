@@ -5,15 +5,16 @@ That process (`worker.py`) imports everything once; a rank that dies takes one p
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from paceline.errors import PacelineError, Requeue
 from paceline.launch.here import without_place
@@ -23,8 +24,9 @@ from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
 from paceline.spec.proof.plain import from_plain
 from paceline.spec.proof.records import CheckProof
-from paceline.supervise.standby import NO_THREADS
-from paceline.supervise.supervisor import Outcome, supervise
+from paceline.supervise.groups import Process
+from paceline.supervise.standby import NO_THREADS, PROOF, Standby
+from paceline.supervise.supervisor import Outcome, StartsRank, starter, supervise_as_asked
 from paceline.verify.process.worker import STOPPED
 
 FOLLOW_SECONDS = 0.2  # between two looks for new results, for those who watch
@@ -49,27 +51,26 @@ class Job:
     steps: int = 0  # updates to compare; 0 is the proof's own number
 
 
-def run_jobs(jobs: Sequence[Job], steps: int, told: TellsResult | None = None) -> list[Result]:
+def run_jobs(
+    jobs: Sequence[Job], steps: int, told: TellsResult | None = None, standby: Standby | None = None
+) -> list[Result]:
     """Return one result for each job, or the error that ended it, in the order of the jobs.
 
     `told` hears of each (index of the job, result) as soon as it is known. After an error, a rank that died included,
-    the jobs that are left run all the same: one layout that fails says nothing of the next.
+    the jobs that are left run all the same: one layout that fails says nothing of the next. The process that forks
+    their ranks is itself forked from `standby`, where there is one, and imports nothing then.
     """
-    order = _order(jobs)
     results: dict[int, Result] = {}
 
-    def take(result: Result) -> None:
-        index = order[len(results)]
+    def take(index: int, result: Result) -> None:
         results[index] = result
         if told is not None:
             told(index, result)
 
-    while len(results) < len(jobs):
-        left = [jobs[index] for index in order[len(results) :]]
-        before = len(results)
-        outcome = _run(left, steps, take)
-        if len(results) - before < len(left):
-            take(_failure(outcome))
+    while left := [index for index in _order(jobs) if index not in results]:
+        outcome = _run({index: jobs[index] for index in left}, steps, take, standby)
+        if lost := [index for index in left if index not in results]:
+            take(lost[0], _failure(outcome))
     return [results[index] for index in range(len(jobs))]
 
 
@@ -84,12 +85,12 @@ def _order(jobs: Sequence[Job]) -> list[int]:
     return sorted(range(len(jobs)), key=keys.__getitem__)
 
 
-def _run(jobs: Sequence[Job], steps: int, take: Callable[[Result], None]) -> Outcome:
+def _run(jobs: Mapping[int, Job], steps: int, take: TellsResult, standby: Standby | None) -> Outcome:
     """Run jobs to the end, or until the process that forks their ranks dies; give each result to `take` as it comes."""
     with Scratch("verify") as name:
         folder, rows = Path(name), []
         handed: list[tuple[Spec, str]] = []
-        for job in jobs:
+        for job in jobs.values():
             at = next((at for spec, at in handed if spec == job.spec), "")
             if not at:
                 part = folder / str(len(handed))
@@ -100,12 +101,12 @@ def _run(jobs: Sequence[Job], steps: int, take: Callable[[Result], None]) -> Out
             rows.append({"spec": at, "plan": dataclasses.asdict(job.plan), **row})
         (folder / "request.json").write_text(json.dumps({"jobs": rows}))
         result = folder / "result.jsonl"
-        command = [sys.executable, "-m", "paceline.verify.process.worker", str(folder / "request.json"), str(result)]
+        words = [str(folder / "request.json"), str(result)]
         # The proof needs no speed and no GPU; one thread a rank keeps it light and repeatable. Its process forks them,
         # and so must have no thread beside.
         environ = {**without_place(os.environ), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **NO_THREADS}
-        with _followed(result, take):
-            outcome = supervise(command, 1, environ)
+        with _followed(result, list(jobs), take):
+            outcome = supervise_as_asked(_starter(words, environ, standby), 1, environ)
         if outcome.exit_code == Requeue.exit_code:
             raise Requeue("the process of the proof was asked to stop")
         if outcome.exit_code in STOPPED:
@@ -113,9 +114,25 @@ def _run(jobs: Sequence[Job], steps: int, take: Callable[[Result], None]) -> Out
         return outcome
 
 
-@contextmanager
-def _followed(result: Path, take: Callable[[Result], None]) -> Iterator[None]:
-    """Give `take` every line of a file of results as it is written; all of them have been given at the end."""
+def _starter(words: Sequence[str], environ: dict[str, str], standby: Standby | None) -> StartsRank:
+    """Return what starts the process of a proof of these words (worker.py)."""
+    cold = starter([sys.executable, "-m", "paceline.verify.process.worker", *words], environ)
+
+    def start(place: dict[str, str]) -> Process:
+        if standby is not None and standby.is_ready():
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                return standby.start_apart([PROOF, *words], {**environ, **place})
+        return cold(place)
+
+    return start
+
+
+@contextlib.contextmanager
+def _followed(result: Path, indices: Sequence[int], take: TellsResult) -> Iterator[None]:
+    """Give `take` every line of a file of results as it is written; all of them have been given at the end.
+
+    `indices` are those of the jobs by their places in the request.
+    """
     ended = threading.Event()
 
     def follow() -> None:
@@ -124,7 +141,8 @@ def _followed(result: Path, take: Callable[[Result], None]) -> Iterator[None]:
             last = ended.wait(FOLLOW_SECONDS)
             whole = result.read_text().split("\n")[:-1] if result.exists() else []
             for line in whole[given:]:
-                take(_result_of(line))
+                told = json.loads(line)
+                take(indices[told["job"]], _result_of(told))
             given = len(whole)
 
     follower = threading.Thread(target=follow, name="verify-results")
@@ -136,10 +154,9 @@ def _followed(result: Path, take: Callable[[Result], None]) -> Iterator[None]:
         follower.join()
 
 
-def _result_of(line: str) -> Result:
+def _result_of(told: dict[str, Any]) -> Result:
     """Return what a line of a file of results says (worker.py)."""
-    told = json.loads(line)
-    return _failure(Outcome(**told["failed"])) if "failed" in told else from_plain(CheckProof, told)
+    return _failure(Outcome(**told["failed"])) if "failed" in told else from_plain(CheckProof, told["result"])
 
 
 def _failure(outcome: Outcome) -> PacelineError:

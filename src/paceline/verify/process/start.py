@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paceline.errors import DoesNotFit, PacelineError, VerificationFailed
-from paceline.plan.feasible.refusals import copies_in_step, layout_refusal, offloaded_activations
+from paceline.plan.feasible.refusals import copies_in_step, layout_refusal, offloaded_activations, spread_frozen
 from paceline.plan.feasible.stages import pipeline_limits, with_pipeline
 from paceline.plan.planned import Planned, plan_task
 from paceline.spec.arguments import plan_spec
@@ -19,6 +19,7 @@ from paceline.spec.plan import Plan, PlanSpec, parse_rows
 from paceline.spec.profile import ModelProfile
 from paceline.spec.proof.records import CheckProof, PartProof, Proof
 from paceline.spec.sync import PLAIN
+from paceline.supervise.standby import Standby
 from paceline.task.data.facts import data_facts
 from paceline.task.profile.of_task import profile_task
 from paceline.task.settled import settle
@@ -40,19 +41,20 @@ def verify_spec(
     steps: int = STEPS,
     dtypes: Sequence[str] = DTYPES,
     say: Say | None = None,
+    standby: Standby | None = None,
 ) -> Proof:
     """Return whether the spec's plan, or the given layout ("dp_shard=2"), equals one device.
 
     A layout that cannot be had is not an error: it says in `refused_because` why not. One that is given need not fit
-    this machine, since its twin is what runs.
+    this machine, since its twin is what runs. Processes are forked from `standby`, where there is one.
     """
     began, spec = time.perf_counter(), settle(spec, say).spec
     try:
         if layout is None:
             planned = plan_task(spec, say=say)
-            return verify_planned(planned, steps=steps, dtypes=dtypes)
+            return verify_planned(planned, steps=steps, dtypes=dtypes, standby=standby)
         plan, vocab = plan_layout(spec, plan_spec(layout), say)
-        return verify_plan(spec, plan, vocab, steps=steps, dtypes=dtypes)
+        return verify_plan(spec, plan, vocab, steps=steps, dtypes=dtypes, standby=standby)
     except DoesNotFit as refusal:
         asked = spec.plan if layout is None else plan_spec(layout)
         return refused(str(degrees_of(asked)), refusal, steps, time.perf_counter() - began)
@@ -107,6 +109,7 @@ def exact_plan(spec: Spec, asked: PlanSpec, profile: ModelProfile) -> Plan:
         if recompute == "budget"
         else (),
         offload="none" if offload == "auto" else offload,
+        frozen="as-model" if chosen("frozen") == "auto" else chosen("frozen"),
         schedule="1f1b" if schedule == "auto" else schedule,
         cp_method=chosen("cp_method"),
         precision="fp32" if precision == "auto" else precision,
@@ -117,9 +120,9 @@ def exact_plan(spec: Spec, asked: PlanSpec, profile: ModelProfile) -> Plan:
     limit = pipeline_limits(plan, profile)
     if limit:
         raise DoesNotFit(f"the pipeline of {plan} cannot be had", limit, "another pp, schedule or split")
-    limit = offloaded_activations(plan, profile) or copies_in_step(plan, profile)
+    limit = offloaded_activations(plan, profile) or copies_in_step(plan, profile) or spread_frozen(plan, profile)
     if limit:
-        raise DoesNotFit(f"{plan} cannot be had", limit, "another recompute, offload or sync")
+        raise DoesNotFit(f"{plan} cannot be had", limit, "another recompute, offload, frozen or sync")
     return plan
 
 
@@ -130,10 +133,16 @@ def refused(layout: str, refusal: PacelineError, steps: int, seconds: float) -> 
 
 
 def verify_planned(
-    planned: Planned, *, steps: int = STEPS, dtypes: Sequence[str] = DTYPES, scope: str = WHOLE
+    planned: Planned,
+    *,
+    steps: int = STEPS,
+    dtypes: Sequence[str] = DTYPES,
+    scope: str = WHOLE,
+    standby: Standby | None = None,
 ) -> Proof:
     """Return the proof of one planned task; `scope` BRIEF is the one before training."""
-    return verify_plan(planned.spec, planned.plan, planned.facts.vocab, steps=steps, dtypes=dtypes, scope=scope)
+    given = (planned.spec, planned.plan, planned.facts.vocab)
+    return verify_plan(*given, steps=steps, dtypes=dtypes, scope=scope, standby=standby)
 
 
 def verify_plan(
@@ -144,6 +153,7 @@ def verify_plan(
     steps: int = STEPS,
     dtypes: Sequence[str] = DTYPES,
     scope: str = WHOLE,
+    standby: Standby | None = None,
 ) -> Proof:
     """Return the proof of a plan: the worst differences over all its parts, and the first that is too large."""
     began = time.perf_counter()
@@ -152,7 +162,7 @@ def verify_plan(
         dtypes = ("fp64",)
     jobs = jobs_of(Subject(spec, plan, data_vocab, dtypes), scope)
     results: list[CheckProof] = []
-    for result in run_jobs(jobs, steps):
+    for result in run_jobs(jobs, steps, None, standby):
         if isinstance(result, PacelineError):
             if all(known.equal for known in results):
                 raise _ended(result, plan, jobs, results) from result

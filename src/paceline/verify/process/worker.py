@@ -1,13 +1,16 @@
 """The process of proofs: `python -m paceline.verify.process.worker REQUEST RESULT`, one for any number of ranks.
 
 REQUEST is a JSON file of {jobs: [{spec: file of the twin's spec, plan, check, masked, steps}]}, plans of the most ranks
-first. RESULT gets a line of JSON for each job, in their order, as soon as it is done: the comparison's record, or
-{failed: how its ranks ended}.
+first. RESULT gets a line of JSON for each job, as soon as it is done: {job: its place, result: the comparison's
+record}, or {job: its place, failed: how its ranks ended}.
 
 The process imports all that a proof needs, once, and forks the ranks for every few jobs: imports are seconds of
 computing per process, and nearly all that a small proof takes. What forked ranks leave behind ends with them: torch's
 caches hold on to process groups that were destroyed, and threads of gloo look for messages a hundred times a second as
 long as their group lives. After a few dozen layouts they would take up the whole machine.
+
+Where there are cores for it, two groups of ranks are at work at a time, each forked by a process of its own: while the
+first rank of the one computes the reference that its others wait for, those of the other go on.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,17 +31,17 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import Requeue
 from paceline.launch.here import place_here
 from paceline.launch.worker import guarded
-from paceline.run.process.handover import take_over
 from paceline.spec.plan import Plan, plan_from_dict
 from paceline.spec.task import Task
 from paceline.supervise.forked import fork, leave
 from paceline.supervise.parent import end_with_parent
 from paceline.supervise.supervisor import Outcome, supervise_started
+from paceline.verify.process.lanes import handed_out, in_groups, lanes_here
+from paceline.verify.process.read_once import ReadOnce
 
 if TYPE_CHECKING:
     from paceline.verify.compare.in_a_group import FirstNumbers
 
-JOBS_PER_FORK = 6
 # Ended by SIGHUP, SIGINT or SIGTERM, or as its supervisor was asked to: somebody wants the whole proof to end.
 STOPPED = (129, 130, 143, Requeue.exit_code)
 
@@ -65,33 +68,55 @@ def main() -> int:
         for job in request["jobs"]
     ]
     result_path.touch()
-    code = guarded(lambda: _prepare([rows[0].spec]))
-    done = 0
-    while done < len(rows) and not code:
-        group = _next_group(rows[done:])
-        outcome = _in_forks(group, result_path)
-        if outcome.exit_code in STOPPED:
-            return outcome.exit_code
-        told = _lines(result_path)
-        if told < done + len(group):  # the next one of them is the one that failed
-            with result_path.open("a") as file:
-                file.write(json.dumps({"failed": dataclasses.asdict(outcome)}) + "\n")
-            told += 1
-        done = told
-    return code
+    read = ReadOnce()
+    code = guarded(lambda: _prepare(rows, read))
+    if code:
+        return code
+    lanes = lanes_here(len(rows))
+    groups = in_groups([row.plan.layout.devices for row in rows], lanes)
+    with handed_out(len(groups)) as next_group:
+        work = functools.partial(_in_turn, rows, groups, next_group, read, result_path)
+        if min(lanes, len(groups)) == 1:
+            return work()
+        return supervise_started(functools.partial(fork, work), lanes, os.environ).exit_code
 
 
-def _prepare(specs: Sequence[Path]) -> None:
-    """Import what the comparisons need, modules of the user's included, without starting a thread."""
+def _in_turn(
+    rows: Sequence[Row],
+    groups: Sequence[Sequence[int]],
+    next_group: Callable[[], int | None],
+    read: ReadOnce,
+    result_path: Path,
+) -> int:
+    """Do the jobs of groups, one group after the other, and return the exit code: not 0 only where asked to stop."""
+    while (number := next_group()) is not None:
+        left = list(groups[number])
+        while left:
+            outcome = _in_forks({place: rows[place] for place in left}, read, result_path)
+            if outcome.exit_code in STOPPED:
+                return outcome.exit_code
+            told = _told(result_path)
+            left = [place for place in left if place not in told]
+            if left:  # the next one of them is the one that failed
+                _tell(result_path, left.pop(0), failed=dataclasses.asdict(outcome))
+    return 0
+
+
+def _prepare(rows: Sequence[Row], read: ReadOnce) -> None:
+    """Import and read what the comparisons need, modules of the user's included, without starting a thread."""
+    gc.disable()  # until all is imported, of which nothing is garbage: it takes a sixth of the time
     import torch
     import torch._dynamo  # of which DTensor's first use would import it
+    import torch.distributed.checkpoint  # and this, which cuts tensors
 
+    import paceline.verify.compare.in_a_group
     import paceline.verify.process.checks  # noqa: F401
 
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True, warn_only=True)
-    for path in specs:
-        _load_named(take_over(path).task)
+    _load_named(read.task(rows[0].spec))
+    read.begin(row.spec for row in rows)
+    gc.enable()
     gc.collect()
     gc.freeze()  # or every rank's collections would go through, and so copy, all that this process holds
 
@@ -124,42 +149,34 @@ def _named_sources(data: object) -> dict[str, str]:
             for number, part in enumerate(parts)}  # fmt: skip
 
 
-def _next_group(rows: Sequence[Row]) -> list[Row]:
-    """Return the jobs that the next forked ranks do: a few, of one number of ranks."""
-    ranks = rows[0].plan.layout.devices
-    return list(itertools.takewhile(lambda row: row.plan.layout.devices == ranks, rows[:JOBS_PER_FORK]))
+def _in_forks(rows: Mapping[int, Row], read: ReadOnce, result_path: Path) -> Outcome:
+    """Compare the jobs' plans, by the places of the jobs, in forked ranks and return how these ended."""
+    work = functools.partial(guarded, functools.partial(_compare_all, rows, read, result_path))
+    ranks = next(iter(rows.values())).plan.layout.devices
+    return supervise_started(functools.partial(fork, work), ranks, os.environ)
 
 
-def _in_forks(rows: Sequence[Row], result_path: Path) -> Outcome:
-    """Compare the jobs' plans in forked ranks and return how these ended."""
-    work = functools.partial(guarded, functools.partial(_compare_all, rows, result_path))
-    return supervise_started(functools.partial(fork, work), rows[0].plan.layout.devices, os.environ)
-
-
-def _compare_all(rows: Sequence[Row], result_path: Path) -> None:
+def _compare_all(rows: Mapping[int, Row], read: ReadOnce, result_path: Path) -> None:
     """Compare plans of one number of ranks, in one world."""
     from paceline.run.process.world import join_world
-    from paceline.task.data.source import open_sources
     from paceline.verify.compare.in_a_group import differs_in_a_group
     from paceline.verify.process.checks import CHECKS
-    from paceline.verify.twin.fold import for_twin
 
     place = place_here(os.environ)
-    alone = _alone(rows) if place and place.rank == 0 and place.world_size > 1 else {}
+    alone = _alone(list(rows.values()), read) if place and place.rank == 0 and place.world_size > 1 else {}
     world = join_world("cpu", threads=1, place=place)
-    for (path, masked), group in itertools.groupby(rows, key=_data_of):
-        task = take_over(path).task
+    for (path, masked), group in itertools.groupby(rows.items(), key=lambda item: _data_of(item[1])):
+        task = read.task(path)
         _load_named(task)
         kept: dict[Any, Any] = {}
-        source = for_twin(open_sources(task.data, task.seed)[0], task, masked)
-        for row in group:
-            own = take_over(path).task  # a module that the task holds as an object is laid out and trained in place
+        source = read.source(task, masked)
+        for job, row in group:
+            own = read.task(path)  # a module that the task holds as an object is laid out and trained in place
             given = (row.plan, source, source.items_per_sample)
             result = differs_in_a_group(alone.pop((path, masked), None), own, *given) if world.is_first else None
             result = world.share(result) or CHECKS[row.check](own, row.plan, world, *given[1:], row.steps, kept)
             if world.is_first:
-                with result_path.open("a") as file:
-                    file.write(json.dumps(dataclasses.asdict(result)) + "\n")
+                _tell(result_path, job, result=dataclasses.asdict(result))
     world.wait()
 
 
@@ -167,25 +184,34 @@ def _data_of(row: Row) -> tuple[Path, bool]:
     return row.spec, row.masked
 
 
-def _alone(rows: Sequence[Row]) -> dict[tuple[Path, bool], FirstNumbers | None]:
+def _alone(rows: Sequence[Row], read: ReadOnce) -> dict[tuple[Path, bool], FirstNumbers | None]:
     """Return what the program of each job computes first before there is a process group, by spec and masks."""
-    from paceline.task.data.source import open_sources
     from paceline.verify.compare.in_a_group import first_numbers, without_peers
-    from paceline.verify.twin.fold import for_twin
 
     found = {}
     with without_peers():
         for row in {_data_of(row): row for row in reversed(rows)}.values():
-            task = take_over(row.spec).task
+            task = read.task(row.spec)
             _load_named(task)
-            source = for_twin(open_sources(task.data, task.seed)[0], task, row.masked)
+            source = read.source(task, row.masked)
             found[_data_of(row)] = first_numbers(task, row.plan, source, source.items_per_sample)
     return found
 
 
-def _lines(path: Path) -> int:
-    """Return how many results there are."""
-    return path.read_bytes().count(b"\n")
+def _tell(path: Path, job: int, **told: object) -> None:
+    """Add a line to the results. It is written at once: other processes add theirs."""
+    line = f"{json.dumps({'job': job, **told})}\n".encode()
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+    try:
+        os.write(descriptor, line)
+    finally:
+        os.close(descriptor)
+
+
+def _told(path: Path) -> set[int]:
+    """Return the places of the jobs whose results are there."""
+    lines = path.read_text().split("\n")[:-1]  # what another process is about to write may be there in part
+    return {int(json.loads(line)["job"]) for line in lines}
 
 
 if __name__ == "__main__":

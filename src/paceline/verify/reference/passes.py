@@ -12,7 +12,7 @@ from torch import nn
 
 from paceline.run.numerics.precision import cast_floats, cast_model
 from paceline.run.numerics.randomness.again import draw_again
-from paceline.run.numerics.randomness.mode import SampleRandomness
+from paceline.run.numerics.randomness.mode import SampleRandomness, Survey
 from paceline.run.numerics.randomness.shares import SampleRows
 from paceline.run.numerics.randomness.survey import length_of, survey_all
 from paceline.spec.plan import Plan
@@ -41,12 +41,22 @@ def with_own_model(task: Task) -> Task:
 
 
 def reference_randomness(
-    task: Task, plan: Plan, source: Source, model: nn.Module, objectives: Sequence[Objective], dtype: torch.dtype
+    task: Task,
+    plan: Plan,
+    source: Source,
+    model: nn.Module,
+    objectives: Sequence[Objective],
+    dtype: torch.dtype,
+    looked: Survey | None = None,
 ) -> SampleRandomness:
-    """Return the random numbers of the task's samples for a model of `dtype` on the CPU; its modules draw them."""
+    """Return the random numbers of the task's samples for a model of `dtype` on the CPU; its modules draw them.
+
+    `looked` is what was seen of another model of the same program, so that this one need not be looked at.
+    """
     device = torch.device("cpu")
-    _, example = next(micro_batches(task, plan, source, 1, whole=False))
-    looked = survey_all(model, objectives, cast_floats(example, dtype), device)
+    if looked is None:
+        _, example = next(micro_batches(task, plan, source, 1, whole=False))
+        looked = survey_all(model, objectives, cast_floats(example, dtype), device)
     randomness = SampleRandomness(task.seed, device, looked, strict=False)
     draw_again(model, randomness)
     return randomness

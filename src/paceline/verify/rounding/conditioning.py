@@ -20,20 +20,15 @@ from torch import nn
 from paceline.run.process.world import World
 from paceline.spec.layout import Layout
 from paceline.spec.proof.records import CheckProof, Rounding
-from paceline.verify.compare.difference import (
-    NAMES,
-    Difference,
-    number_differences,
-    tensor_differences,
-    turn_differences,
-)
+from paceline.verify.compare.difference import NAMES, Difference
+from paceline.verify.compare.measures import number_differences, tensor_differences, turn_differences
 from paceline.verify.compare.routing import as_losses
-from paceline.verify.compare.tolerance import TOLERANCES, tolerance
+from paceline.verify.compare.tolerance import TOLERANCES
 from paceline.verify.reference.steps import ReferenceStep
 
 DRAWS = 8  # re-runs from moved weights; of fewer, the movement of a single number says too little
 # Three times the largest part of the movement that right layouts took: 1.97, of 48 set-ups (tp, and cp gathered and in
-# a ring, of 2 and 4; tp with cp, pp, dp_shard; three seeds; bf16, fp16). Measured by tests/verify/low/test_low.py.
+# a ring, of 2 and 4; tp with cp, pp, dp_shard; three seeds; bf16, fp16). MeasuredHere by tests/verify/low/test_low.py.
 MARGIN = 6.0
 FEW_DRAWS = 2  # of them, enough for a first step in fp64, where chaos has not begun
 FAR = 1e3  # times MARGIN times the movement: what is so much off needs no more draws
@@ -124,7 +119,7 @@ def _widest(tensor: torch.Tensor) -> torch.dtype:
 
 def beyond_tolerance(found: Iterable[Difference], precision: str) -> list[Difference]:
     """Return the differences that are too large, whatever they come from."""
-    return [d for d in found if not d.relative <= tolerance(d.quantity, precision)]
+    return [d for d in found if not d.relative <= d.tolerance_in(precision)]
 
 
 def beyond_rounding(
@@ -165,7 +160,7 @@ def beyond_rounding(
         step=first.step,
         dtype=precision,
         relative=first.relative,
-        tolerance=tolerance(first.quantity, precision),
+        tolerance=first.tolerance_in(precision),
         moved=moved[_place(first)],
         of_bound=max((d.relative / allowed(d) for d in wrong if d.step < chaos), default=0.0),
         chaos=None if chaos == math.inf else int(chaos),

@@ -13,8 +13,9 @@ from paceline.run.process.world import World
 from paceline.spec.plan import Plan
 from paceline.verify.compare.asked import Asked
 from paceline.verify.compare.diagnosis import Traits, traits_of
-from paceline.verify.compare.difference import Difference, number_differences
+from paceline.verify.compare.difference import Difference
 from paceline.verify.compare.layout import is_finite
+from paceline.verify.compare.measures import number_differences
 from paceline.verify.reference.noise_scale import NoiseEstimate, NoiseScale
 from paceline.verify.reference.steps import ReferenceStep, reference_steps
 from paceline.verify.rounding.conditioning import Again, Move, computed_again, steps_apart

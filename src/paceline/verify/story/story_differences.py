@@ -19,14 +19,14 @@ from paceline.run.process.world import World
 from paceline.run.updates.growth import WHAT
 from paceline.spec.journal.kinds import SelectionRecord
 from paceline.spec.journal.reading import read_journal, read_kind
-from paceline.verify.compare.difference import (
-    Difference,
+from paceline.verify.compare.difference import Difference, together
+from paceline.verify.compare.measures import (
     number_differences,
     sample_differences,
     tensor_differences,
     turn_differences,
 )
-from paceline.verify.compare.routing import load_differences, routing_differences, told_differences
+from paceline.verify.compare.routing import measured_loads, measured_routing, told_differences
 from paceline.verify.reference.passes import moments_of
 from paceline.verify.story.evaluated import ITEMS, LOSS
 from paceline.verify.story.plans import CANDIDATES, CHOSEN, SAVED, Act
@@ -60,10 +60,10 @@ def step_differences(
     return [
         sample_differences(read, passed.step.ids, first, number, world, layout),
         *_selection(run_dir, passed, world),
-        *load_differences(stats.router, passed.step, number, world, layout),
+        *together(measured_loads(stats.router, passed.step.router, number, layout), world),
         *number_differences(told, _numbers(passed), number, world),
         *_turns(stats.turns, passed, world),
-        *routing_differences(stats.router, passed.step.routing, number, world),
+        *together(measured_routing(stats.router, passed.step.routing, number), world),
         *_state_differences(training, passed, act),
     ]
 

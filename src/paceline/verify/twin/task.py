@@ -187,6 +187,8 @@ def in_one_piece(plan: Plan) -> bool:
 
 
 def _batch(plan: Plan, layout: Layout, rows: Rows) -> int:
+    if in_one_piece(plan) and rows == FEW and layout.data_degree > 2:
+        return layout.data_degree - 1  # a rank has no row at all
     return twin_batch(layout, dataclasses.replace(rows, per_rank=LARGEST_MICRO_BATCH) if in_one_piece(plan) else rows)
 
 

@@ -1,0 +1,27 @@
+"""Mistakes where nobody had planted any: four bits in shards, rows that are gathered or stand in, drawn noise."""
+
+from __future__ import annotations
+
+from planted import Planted
+from planted_lines import line
+
+FRESH_PROOFS = [
+    Planted("adapters", "every rank keeps the first part of a base in four bits", "four bits, shards",
+            line("task.adapt.linear:PackedLinear.pack", ("narrow(0, begin, size)", "narrow(0, 0, size)")),
+            "initial", "initialisation", "nf4"),
+    Planted("coupled rows", "gathered rows of unequal ranks are counted as if they were equal", "gathered rows of four",
+            line("run.parallel.data.rows_of_all_ranks:GatheredRows.__call__",
+                 ("sum(rows[: self.group.rank()])", "sum(rows) // len(rows) * self.group.rank()")),
+            "loss", "labels", "loss"),
+    Planted("coupled rows", "a row that stands in is gathered with the others", "gathered rows of four",
+            line("run.parallel.data.rows_of_all_ranks:GatheredRows.without_own", ("counts=False", "counts=True")),
+            "loss", "labels", "loss", part="stand-in rows"),
+    Planted("buffers", "a row that stands in counts in statistics of all ranks", "statistics of all of four",
+            line("run.parallel.data.statistics:RankSums.__call__", ("x if self.counts else x * 0.0", "x")),
+            "loss", "batch-norm statistics", "loss", part="stand-in rows"),
+    Planted("noise", "tensor ranks draw the noise of the first one's part of a sequence",
+            "noise, shared sequences, tensor",
+            line("run.numerics.randomness.shares:RankPart.along",
+                 ("shared[self.tp_rank * local : (self.tp_rank + 1) * local]", "shared[:local]")),
+            "loss", "forward pass", "loss"),
+]  # fmt: skip
