@@ -98,7 +98,7 @@ def test_storage_that_fails_in_the_middle_of_a_save_harms_nothing(
 
 
 def test_a_checkpoint_is_saved_whether_or_not_old_ones_can_be_removed(tmp_path: Path, storage: Storage) -> None:
-    """It has its name by then: to say that it was not saved would be wrong."""
+    """It has its name by then, and was read back: to say that it was not saved would be wrong."""
     for step in (1, 2):
         save_checkpoint(tmp_path, step, state(step), {}, keep_last=2)
     clear, before = saving.clear, [0]
