@@ -42,6 +42,7 @@ from paceline.units import format_seconds
 
 FULL = (errno.ENOSPC, errno.EDQUOT)  # the storage, or what of it is this user's
 PROBE_SECONDS = 15.0  # about what a probe takes on an idle machine
+SHORT_RUN = 4 * PROBE_SECONDS  # a run that is shorter by forecast would wait long for a better one
 MOST_PROBE_SECONDS = 90.0  # that a run waits for a probe, by the clock
 Say = Callable[[str], None]
 
@@ -90,12 +91,12 @@ def _train_alone(spec: Spec, run_dir: Path, say: Say, is_over: Callable[[], None
 
 
 def plan_here(spec: Spec, say: Say) -> Planned:
-    """Plan, on a machine that has been measured, or is now where the run may take longer than measuring it."""
+    """Plan, on a machine that has been measured, or is now where the run takes much longer than measuring it."""
     planned = plan_task(spec, say=say)
     if not (spec.cluster.probe and is_unprobed(planned.cluster)):
         return planned
-    if (most := planned.forecast.run_seconds.high) < PROBE_SECONDS:
-        say(f"probe    not for a run of at most {format_seconds(most)}: to measure this machine takes "
+    if (about := planned.forecast.run_seconds.value) < SHORT_RUN:
+        say(f"probe    not for a run of about {format_seconds(about)}: to measure this machine takes "
             f"{PROBE_SECONDS:.0f} s, and `paceline probe` does")  # fmt: skip
         return planned
     say("probe    measuring this machine once, about 15 s; `paceline probe` does it again")

@@ -71,6 +71,19 @@ class ReadsAhead(Protocol):
         ...
 
 
+@runtime_checkable
+class FillsRows(Protocol):
+    """A source of rows of different lengths that fills them up further than it must: GPUs and ranks of tp like that."""
+
+    def tight(self) -> Source:
+        """Return the same source, whose rows are filled up to the longest beside them and no further."""
+
+
+def filled_for(source: Source, device_kind: str, tp: int) -> Source:
+    """Return a source whose rows are filled up as far as these devices gain by it."""
+    return source.tight() if device_kind == "cpu" and tp == 1 and isinstance(source, FillsRows) else source
+
+
 def reading_ahead(source: Source) -> ReadsAhead | None:
     """Return a source as one that fetches what it reads; None where nothing of it is fetched."""
     # By the attribute: a source in an order of its own, or of documents that say their starts, passes it on.
