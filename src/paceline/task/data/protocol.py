@@ -73,15 +73,20 @@ class ReadsAhead(Protocol):
 
 @runtime_checkable
 class FillsRows(Protocol):
-    """A source of rows of different lengths that fills them up further than it must: GPUs and ranks of tp like that."""
+    """A source of rows of different lengths that fills them up further than it must."""
 
     def tight(self) -> Source:
         """Return the same source, whose rows are filled up to the longest beside them and no further."""
 
 
-def filled_for(source: Source, device_kind: str, tp: int) -> Source:
-    """Return a source whose rows are filled up as far as these devices gain by it."""
-    return source.tight() if device_kind == "cpu" and tp == 1 and isinstance(source, FillsRows) else source
+def filled_for(source: Source, device_kind: str, tp: int, precision: str) -> Source:
+    """Return a source whose rows are filled up as far as these devices gain by it.
+
+    GPUs like even lengths, ranks of tp share a row's tokens, and a CPU makes its kernels in bf16 and fp16 anew for each
+    length that it sees.
+    """
+    gains = device_kind != "cpu" or tp > 1 or precision in ("bf16", "fp16")
+    return source if gains or not isinstance(source, FillsRows) else source.tight()
 
 
 def reading_ahead(source: Source) -> ReadsAhead | None:
