@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline.cluster.grid.window import window_of
 from paceline.cluster.probe.probe import probe_machine
-from paceline.cluster.resolve import is_unprobed
+from paceline.cluster.resolve import is_unprobed, resolve_cluster
 from paceline.errors import PacelineError, Requeue, StorageError
 from paceline.launch.here import place_here
 from paceline.lock import RunLock, take
@@ -31,6 +31,7 @@ from paceline.session.watch.hours import in_hours
 from paceline.spec.arguments import run_directory
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec
+from paceline.spec.task import ModelSpec
 from paceline.supervise.blame import Outcome
 from paceline.supervise.early import requeued_early
 from paceline.supervise.logs.tee import kept_here
@@ -38,6 +39,7 @@ from paceline.supervise.parent import end_with_step
 from paceline.supervise.standby import Standby
 from paceline.supervise.supervisor import explain
 from paceline.supervise.trace_signal import traced_by_signal
+from paceline.task.models.sizes import is_named
 from paceline.units import format_seconds
 
 FULL = (errno.ENOSPC, errno.EDQUOT)  # the storage, or what of it is this user's
@@ -69,6 +71,8 @@ def train(spec: Spec, say: Say = say_line) -> int:
 
 def _train_alone(spec: Spec, run_dir: Path, say: Say, is_over: Callable[[], None]) -> int:
     """Tell the story of a run that nobody else takes part in, and return its exit code."""
+    if traces_here(spec):
+        import torch  # noqa: F401
     with take(run_dir) as lock, standby_ahead(spec, lock) as standby:
         planned = plan_here(spec, say)
         planned, decisions = confirm_and_price(planned, say)
@@ -88,6 +92,16 @@ def _train_alone(spec: Spec, run_dir: Path, say: Say, is_over: Callable[[], None
         close_run(outcome, lock, Redactor(spec.run.redact), say)
     explain(outcome)
     return outcome.exit_code
+
+
+def traces_here(spec: Spec) -> bool:
+    """Return whether a model that must be traced is traced in this process, which trains it: torch is wanted here soon.
+
+    Otherwise planning has it traced by a process of its own, which costs an import of torch that is not used again.
+    """
+    model = spec.task.model
+    named = isinstance(model, ModelSpec) and is_named(model.name)
+    return not named and not spec.cluster.groups and resolve_cluster(spec.cluster)[0].devices == 1
 
 
 def plan_here(spec: Spec, say: Say) -> Planned:

@@ -17,11 +17,10 @@ from paceline.spec.model_folder import CONFIG, THEIRS, folder_of
 from paceline.spec.task import ModelSpec, Task
 from paceline.task.data.sources.tables.store import TextTable
 from paceline.task.models.huggingface.files import read_safetensors
-from paceline.task.models.huggingface.new_heads import CAUSAL, HEADS, NAMED, new_head
+from paceline.task.models.huggingface.new_heads import CAUSAL, HEADS, NAMED, OF_TOKENS, new_head
 from paceline.task.models.huggingface.theirs import ARCHITECTURE
 
 SEQUENCE_HEAD = "ForSequenceClassification"  # how transformers' classes with a head for whole texts end
-OF_TOKENS = ("ForCausalLM", "LMHeadModel")  # how its classes that predict the next token do
 TOKEN_HEAD = "lm_head"
 PAD = "pad_token_id"
 MASKED_HEADS = ("ForMaskedLM", "ForPreTraining")

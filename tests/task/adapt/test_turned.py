@@ -122,7 +122,9 @@ def test_a_folder_of_gpt2_is_trained_and_given_back(tmp_path: Path) -> None:
     for out, more in (("adapter", []), ("merged", ["--merge"])):
         exported = in_process("export", tmp_path / "run", tmp_path / out, *more)
         assert exported.returncode == 0, exported.stderr
-    assert json.loads((tmp_path / "adapter" / CONFIG).read_text())["fan_in_fan_out"] is True
+    config = json.loads((tmp_path / "adapter" / CONFIG).read_text())
+    assert config["fan_in_fan_out"] is True
+    assert config["task_type"] == "CAUSAL_LM", "though its tied head is no tensor of its own"
     base, merged = loaded(folder).state_dict(), loaded(tmp_path / "merged").state_dict()
     adapter = load_file(tmp_path / "adapter" / FILE)
     assert len(adapter) == 2 * 4 * 3

@@ -26,10 +26,11 @@ from paceline.task.adapt.linear import NAMES, AdaptedLinear, B, TurnedLinear, is
 from paceline.task.models.decoder import Decoder
 from paceline.task.models.huggingface.files import LazyTensors, read_safetensors
 from paceline.task.models.huggingface.names import hf_name
+from paceline.task.models.huggingface.new_heads import OF_TOKENS
 from paceline.task.models.init import Corner, fill, named_parameters
 
 FOLDER_PREFIX = "base_model.model."
-CLASSIFIES = "SEQ_CLS"  # peft's task type of a classifier of texts
+CLASSIFIES, CAUSAL = "SEQ_CLS", "CAUSAL_LM"  # peft's task types of a classifier of texts, and of a causal model
 CONFIG, FILE = "adapter_config.json", "adapter_model.safetensors"
 # What peft knows and an adapter here has not, with what it must be to say nothing.
 OFF: tuple[object, ...] = (None, False, {}, [])
@@ -89,8 +90,8 @@ def write_adapter(
         file_name(name, is_decoder=is_decoder): (tensors[name].T if name.endswith(B) else tensors[name]).contiguous()
         for name in written
     }
-    causal = is_decoder or any("lm_head" in name for name in tensors)
-    kind = CLASSIFIES if architecture.endswith("ForSequenceClassification") else "CAUSAL_LM" if causal else ""
+    says_tokens = is_decoder or architecture.endswith(OF_TOKENS) or any("lm_head" in name for name in tensors)
+    kind = CLASSIFIES if architecture.endswith("ForSequenceClassification") else CAUSAL if says_tokens else ""
     named = ([theirs(name) for name in targets], [theirs(name) for name in modules])
     config = adapter_config(spec, *named, base, kind, is_turned)
     try:

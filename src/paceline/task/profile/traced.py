@@ -25,7 +25,7 @@ from paceline.task.models.copied import copied
 from paceline.task.models.huggingface.interface import is_transformers, why_unshared
 from paceline.task.models.layers.attention import can_share_sequences
 from paceline.task.models.layers.batch_norm import sees_whole_batch
-from paceline.task.objective import takes_sequence_parts
+from paceline.task.objective import NoSum, takes_sequence_parts
 from paceline.task.profile.closed import (
     BATCH_STATISTICS,
     SEQUENCE_RULE,
@@ -199,7 +199,7 @@ def _trace(
     for how in ({}, {"compute": None}):  # FFT and complex views know no bf16
         try:
             return traced(model, **how)
-        except LateWeights:
+        except (LateWeights, NoSum):
             raise
         except Exception as error:  # whatever a user's model raises on tensors without values
             errors.append(error)
@@ -209,7 +209,7 @@ def _trace(
         return _estimated(model, blocks, experts, items, because)
     try:
         return traced(build() if build else copied(model).to("cpu"), fake=False)
-    except LateWeights:
+    except (LateWeights, NoSum):
         raise
     except Exception as error:
         if torch.cuda.is_available():  # it may need a GPU's kernels; training there will tell

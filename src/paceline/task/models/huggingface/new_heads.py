@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection
 from fnmatch import fnmatchcase
 
+OF_TOKENS = ("ForCausalLM", "LMHeadModel")  # how transformers' classes that predict the next token end
 PLAIN = ("classifier.*",)
 CAUSAL = ("score.*",)  # of classes whose body says the next token
 # By `model_type` of config.json, where heads for whole texts or images are called otherwise (transformers 5).
