@@ -71,7 +71,6 @@ class ReadsAhead(Protocol):
         ...
 
 
-@runtime_checkable
 class FillsRows(Protocol):
     """A source of rows of different lengths that fills them up further than it must."""
 
@@ -85,8 +84,16 @@ def filled_for(source: Source, device_kind: str, tp: int, precision: str) -> Sou
     GPUs like even lengths, ranks of tp share a row's tokens, and a CPU makes its kernels in bf16 and fp16 anew for each
     length that it sees.
     """
-    gains = device_kind != "cpu" or tp > 1 or precision in ("bf16", "fp16")
-    return source if gains or not isinstance(source, FillsRows) else source.tight()
+    return source if device_kind != "cpu" or tp > 1 or precision in ("bf16", "fp16") else tightened(source)
+
+
+def tightened(source: Source) -> Source:
+    """Return a source whose rows are filled up no further than they must be, itself where there is nothing to do.
+
+    By its class: a source around another one has its attributes, and would be left behind with its order.
+    """
+    tight = getattr(type(source), "tight", None)
+    return source if tight is None else cast(FillsRows, source).tight()
 
 
 def reading_ahead(source: Source) -> ReadsAhead | None:

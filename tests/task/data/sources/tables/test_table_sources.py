@@ -92,6 +92,14 @@ def test_rows_of_one_cpu_are_filled_up_to_the_longest_and_no_further(tmp_path: P
         assert filled_for(train, *others) is train
 
 
+def test_rows_that_are_filled_up_no_further_keep_their_order(tmp_path: Path) -> None:
+    train = open_sources(labelled(tmp_path, shuffle="bucketed", shuffle_bucket=8), 7)[0]
+    tight, places = filled_for(train, "cpu", 1, "fp32"), np.arange(3 * train.samples)
+    assert np.array_equal(ids_at(tight, 7, places), ids_at(train, 7, places))
+    widths = {tight.read(ids_at(tight, 7, places[at : at + 8]))["tokens"].shape[1] % 8 for at in range(0, 64, 8)}
+    assert widths > {0}, "and are tight all the same"
+
+
 @pytest.mark.parametrize("around", [False, True])
 def test_a_labelled_text_is_what_its_tokenizer_gives_anywhere_else(tmp_path: Path, around: bool) -> None:
     """An end that `from_pretrained` and `pipeline` do not add would be learnt and then be missing."""

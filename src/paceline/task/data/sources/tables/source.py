@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from typing import Any, Self
 
@@ -65,8 +64,8 @@ class TableSource:
 
     def tight(self) -> Self:
         """Return the same source, whose rows are filled up to the longest beside them and no further."""
-        found = copy.copy(self)
-        found.multiple = 1
+        found = object.__new__(type(self))  # copy.copy would open it once more
+        found.__dict__.update(self.__dict__, multiple=1)
         return found
 
     def __reduce__(self) -> tuple[object, ...]:
