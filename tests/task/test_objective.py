@@ -14,8 +14,9 @@ from torch import nn
 from paceline.errors import ConfigError
 from paceline.spec.task import ModelSpec
 from paceline.task.models.build import build_model
-from paceline.task.objective import as_sum, classification, next_token, resolve_objective
+from paceline.task.objective import classification, next_token, resolve_objective
 from paceline.task.profile.traced import profile_module
+from paceline.task.sums import as_sum
 
 
 class Wrapped(nn.Module):

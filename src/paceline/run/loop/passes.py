@@ -23,7 +23,7 @@ from paceline.run.parallel.data.statistics import RankSums
 from paceline.run.parallel.entry import call
 from paceline.spec.plan import Plan
 from paceline.task.coupling import without_own_rows
-from paceline.task.objective import as_sum
+from paceline.task.sums import as_sum
 
 AnyObjective = Callable[[nn.Module, Any], tuple[torch.Tensor, Any]]
 

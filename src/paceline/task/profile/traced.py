@@ -25,7 +25,7 @@ from paceline.task.models.copied import copied
 from paceline.task.models.huggingface.interface import is_transformers, why_unshared
 from paceline.task.models.layers.attention import can_share_sequences
 from paceline.task.models.layers.batch_norm import sees_whole_batch
-from paceline.task.objective import NoSum, takes_sequence_parts
+from paceline.task.objective import takes_sequence_parts
 from paceline.task.profile.closed import (
     BATCH_STATISTICS,
     SEQUENCE_RULE,
@@ -37,6 +37,7 @@ from paceline.task.profile.closed import (
 )
 from paceline.task.profile.draws import of_no_sample, with_one_more
 from paceline.task.profile.tracing import Counts, LateWeights, own_bytes, trace
+from paceline.task.sums import NoSum
 from paceline.task.touched import touched_axes
 
 REST = "rest"  # all that lies outside the repeated blocks, loss included

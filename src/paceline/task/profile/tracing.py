@@ -25,9 +25,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from paceline.errors import ConfigError
 from paceline.task.models.copied import copied
-from paceline.task.objective import as_sum
 from paceline.task.profile.drawing import belongs_to_samples
 from paceline.task.profile.draws import RandomCall, beside_torch, draw_of
+from paceline.task.sums import as_sum
 
 COMPUTE_DTYPE = torch.bfloat16
 FREE_OPERATORS = {"_unsafe_view", "detach", "alias", "lift_fresh", "empty", "empty_like", "new_empty"}
