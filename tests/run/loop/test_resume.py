@@ -126,7 +126,7 @@ def test_a_rank_that_is_killed_as_it_saves_is_named_with_its_signal(folder: Path
     once = ("--set", "run.recovery.preemption_retries=0")
     done = paceline("train", write_spec(folder, run_dir, 2, "dp_replicate = 2", steps=8), *kill, *once)
     assert done.returncode == 128 + signal.SIGKILL, done.stderr
-    assert "rank 1 was ended by SIGKILL" in done.stderr, done.stderr
+    assert "rank 1 of 2 was ended by SIGKILL" in done.stderr, done.stderr
     assert "Traceback" not in done.stderr and "gloo" not in done.stderr.lower()
     assert all(ord(letter) < 0x2600 for letter in done.stderr), "no pictures"
     assert steps_of(run_dir)[-1]["step"] == 4 and "step 4 did not finish" not in done.stderr
