@@ -7,7 +7,7 @@ rows of the table up. Imports no torch.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,14 +60,19 @@ def new_head_of(model: ModelSpec) -> tuple[str, ...]:
     return tuple(pattern for pattern in model.fresh if pattern in HEADS)
 
 
-def with_image_head(model: ModelSpec, folder: Path, classes: Sequence[str]) -> tuple[ModelSpec, str] | None:
+def with_image_head(
+    model: ModelSpec, folder: Path, classes_of: Callable[[], Sequence[str]]
+) -> tuple[ModelSpec, str] | None:
     """Return the model with a head for classes of images and why it is so, None where it has one that is as wide.
 
-    What the task itself says of the head stays.
+    What the task itself says of the head stays. The images are listed where it matters which classes there are.
     """
     config, asked = config_of(model, folder), {"num_labels", "id2label", ARCHITECTURE} & set(model.arguments)
     architecture = str((config.get("architectures") or [""])[0])
-    if asked or IMAGE_HEADS[0] not in architecture or (found := _width(config)) == len(classes):
+    if asked or IMAGE_HEADS[0] not in architecture:
+        return None
+    classes, found = classes_of(), _width(config)
+    if found == len(classes):
         return None
     stored = list(read_safetensors(model.starts_from)) if model.starts_from else []
     fresh = new_head(str(config.get("model_type")), architecture, stored, is_other_class=False) if stored else ()

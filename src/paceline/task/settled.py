@@ -238,7 +238,7 @@ def _settle_image_head(decided: _Decided) -> None:
         return
     kind, path = ("", "") if decided.data.collate else kind_of_source(decided.data.source)
     if kind == "images":
-        found = with_image_head(model, folder, list_images(path, storage_of(decided.data)).classes)
+        found = with_image_head(model, folder, lambda: list_images(path, storage_of(decided.data)).classes)
         if found is not None:
             decided.option("model", *found)
         _train_head(decided)
