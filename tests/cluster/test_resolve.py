@@ -63,13 +63,15 @@ def two_gpus(monkeypatch):
     return show
 
 
-def test_cpu_devices_share_cores_and_memory(no_gpu, tmp_path):
+def test_cpu_devices_share_cores_and_memory(no_gpu, tmp_path, monkeypatch):
     cluster, remarks = resolve_cluster(ClusterSpec(devices=3), tmp_path)
     assert (cluster.device.kind, cluster.devices, cluster.device.threads) == ("cpu", 3, 2)
     assert cluster.device.memory_bytes.value == 64 * 2**30 // 3
     assert cluster.device.matmul_source == "assumed" and math.isnan(cluster.price_usd_per_device_hour.value)
     assert any("not probed" in remark for remark in remarks)
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
     crowded, remarks = resolve_cluster(ClusterSpec("cpu", devices=9), tmp_path)
+    assert "OMP_NUM_THREADS = 8 is not heeded" in remarks[-1]
     assert crowded.device.threads == 1 and any("take turns" in remark for remark in remarks)
 
 

@@ -1,19 +1,29 @@
-"""Runs a notebook's cells in a kernel and writes what they showed as JSON: `python notebook.py CELLS OUT`."""
+"""Runs a notebook's cells in a kernel and writes what they showed as JSON: `python notebook.py CELLS OUT`.
+
+The kernel is made by the command of docs/tutorials/notebook.md, in a folder of its own.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import nbclient
 import nbformat
 
+KERNEL = "paceline"
+
 
 def execute(cells: list[str], folder: Path) -> list[dict[str, object]]:
     """Return for each cell its `text` (streams together), its `html` and the name of its `error`, none where empty."""
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    client = nbclient.NotebookClient(book, timeout=None, kernel_name="python3", allow_errors=True)
+    made = [sys.executable, "-m", "ipykernel", "install", "--prefix", str(folder), "--name", KERNEL]
+    subprocess.run(made, check=True, capture_output=True)
+    os.environ["JUPYTER_PATH"] = str(folder / "share" / "jupyter")
+    client = nbclient.NotebookClient(book, timeout=None, kernel_name=KERNEL, allow_errors=True)
     client.execute(cwd=str(folder))
     return [_told(cell["outputs"]) for cell in book.cells]
 

@@ -15,6 +15,8 @@ from paceline.errors import ConfigError
 from paceline.spec.task import ModelSpec
 from paceline.task.models.build import build_model
 from paceline.task.objective import classification, next_token, resolve_objective
+from paceline.task.profile.traced import profile_module
+from paceline.task.sums import as_sum
 
 
 class Wrapped(nn.Module):
@@ -113,3 +115,29 @@ def test_what_is_no_objective_is_refused(objective: Any, what: str) -> None:
 def test_batches_and_outputs_that_do_not_suit(objective: Any, model: nn.Module, batch: Any, what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         objective(model, batch)
+
+
+def mean_alone(model: nn.Module, batch: Any) -> Any:
+    return model(batch[0]).mean()
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (torch.tensor(1.0), "returned a Tensor alone"),
+        ((torch.tensor(1.0), 2, 3), "returned 3 values"),
+        ((torch.ones(4), torch.tensor(4)), r"a loss of shape \[4\]"),
+    ],
+)
+def test_what_is_no_sum_with_a_weight_is_told_in_words(found: Any, said: str) -> None:
+    """The first thing that a user writes is a loss alone: it ended in "TypeError: iteration over a 0-d tensor"."""
+    with pytest.raises(ConfigError, match=f"the objective mean_alone {said}" if "loss" not in said else said) as caught:
+        as_sum(found, mean_alone)
+    assert "return loss_sum, items" in caught.value.try_
+    assert as_sum([torch.tensor(1.0), 2], mean_alone) == (torch.tensor(1.0), 2)
+
+
+def test_a_loss_alone_is_told_before_anything_is_planned() -> None:
+    model, batch = nn.Linear(3, 1), (torch.ones(2, 3), torch.ones(2))
+    with pytest.raises(ConfigError, match="the objective mean_alone returned a"):
+        profile_module(model, batch, mean_alone, 1)

@@ -116,7 +116,7 @@ def test_a_folder_of_hugging_face_needs_a_head_as_wide_as_the_labels(tmp_path: P
     with pytest.raises(ConfigError, match="head of 2 outputs, and the labels need 3"):
         settled(architectures=["BertForSequenceClassification"], model_type="bert")
     with pytest.raises(ConfigError, match="no head for whole texts"):
-        settled(architectures=["BertForMaskedLM"], model_type="bert")
+        settled(architectures=["BertModel"], model_type="bert")
 
 
 def causal_folder(folder: Path, architecture: str = "LlamaForCausalLM") -> Path:
@@ -228,7 +228,7 @@ def test_models_that_read_texts_among_others_are_left_to_be_traced(tmp_path: Pat
 
 def test_another_head_is_asked_for_by_arguments(tmp_path: Path) -> None:
     """The guide's way to put a head on a folder; it was refused, since config.json alone was looked at."""
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["BertForMaskedLM"]}))
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["BertModel"]}))
     model = [f"task.model=hf:{tmp_path}", "task.model.arguments.architecture=BertForSequenceClassification"]
     found = settle(spec_of(tmp_path, "a.csv", LABELLED, *model, "task.model.arguments.num_labels=3"))
     assert found.spec.task.objective == "classification"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 from paceline.cluster.catalog.assumed import (
@@ -27,6 +28,7 @@ from paceline.cluster.catalog.devices import (
     spot_remarks,
 )
 from paceline.cluster.catalog.file import Catalog, load_catalog
+from paceline.cluster.here.cores import threads_not_heeded
 from paceline.cluster.machine import Machine, read_machine, torch_without_cuda, visible_gpus
 from paceline.cluster.override import with_overrides
 from paceline.cluster.probe.busy import BUSY_ERROR, busy_text, has_expired, reasons_of
@@ -103,7 +105,9 @@ def _this_cpu(spec: ClusterSpec, probes: Path | None, remarks: list[str]) -> Clu
         carbon_g_per_kwh=UNKNOWN,
         host=host.name,
     )
-    return _with_probe(cluster, host, "cpu", threads, probes, remarks)
+    cluster = _with_probe(cluster, host, "cpu", threads, probes, remarks)
+    remarks += filter(None, [threads_not_heeded(threads, os.environ)])
+    return cluster
 
 
 def _this_gpu(spec: ClusterSpec, catalog: Catalog, probes: Path | None, remarks: list[str]) -> Cluster:

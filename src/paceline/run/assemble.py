@@ -23,7 +23,7 @@ from paceline.run.loop.turns import StepTurn, gathering, own_parameters, passes_
 from paceline.run.memory.offload_state import OffloadedUpdate
 from paceline.run.numerics.precision import MASTER_DTYPES, cast_model, scaler_for
 from paceline.run.numerics.randomness.again import draw_again, leave_outside, uncompiled_remark
-from paceline.run.numerics.randomness.build import sample_randomness
+from paceline.run.numerics.randomness.build import is_of_library, sample_randomness
 from paceline.run.numerics.randomness.mode import SampleRandomness, Survey
 from paceline.run.parallel.apply import Gradients, apply_plan, split_by_rules
 from paceline.run.parallel.context.part import part_of
@@ -176,8 +176,11 @@ def _look(
         stream = BatchStream(source, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
         example = stream.at(0).micro_batches[0]
         look = FirstLook(started.to_look_at(), plain, main, example, plan, world.device)
-    silent = look is None and all(objective in BUILT_IN.values() for objective in plain)  # what is ours draws nothing
-    randomness = sample_randomness(task.seed, plan, world, look.survey if look else Survey(silent=silent))
+    surveyed = look.survey if look else Survey()
+    # What is ours draws nothing, and so does a model of transformers that drew nothing in the look at it.
+    if all(objective in BUILT_IN.values() for objective in plain) and surveyed.drew_nothing:
+        surveyed = dataclasses.replace(surveyed, silent=look is None or is_of_library(started.to_look_at()))
+    randomness = sample_randomness(task.seed, plan, world, surveyed)
     draw_again(model, randomness)
     for noise in noises(model):
         noise.whole_length = functools.partial(_sample_length, randomness) if plan.layout.cp > 1 else None

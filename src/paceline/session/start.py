@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline.cluster.grid.window import window_of
 from paceline.cluster.probe.probe import probe_machine
-from paceline.cluster.resolve import is_unprobed
+from paceline.cluster.resolve import is_unprobed, resolve_cluster
 from paceline.errors import PacelineError, Requeue, StorageError
 from paceline.launch.here import place_here
 from paceline.lock import RunLock, take
@@ -32,6 +32,7 @@ from paceline.session.watch.hours import in_hours
 from paceline.spec.arguments import run_directory
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec
+from paceline.spec.task import ModelSpec
 from paceline.supervise.blame import Outcome
 from paceline.supervise.early import requeued_early
 from paceline.supervise.logs.tee import kept_here
@@ -39,10 +40,12 @@ from paceline.supervise.parent import end_with_step
 from paceline.supervise.standby import Standby
 from paceline.supervise.supervisor import explain
 from paceline.supervise.trace_signal import traced_by_signal
+from paceline.task.models.sizes import is_named
 from paceline.units import format_seconds
 
 FULL = (errno.ENOSPC, errno.EDQUOT)  # the storage, or what of it is this user's
 PROBE_SECONDS = 15.0  # about what a probe takes on an idle machine
+SHORT_RUN = 4 * PROBE_SECONDS  # a run that is shorter by forecast would wait long for a better one
 MOST_PROBE_SECONDS = 90.0  # that a run waits for a probe, by the clock
 Say = Callable[[str], None]
 
@@ -69,6 +72,8 @@ def train(spec: Spec, say: Say = say_line) -> int:
 
 def _train_alone(spec: Spec, run_dir: Path, say: Say, is_over: Callable[[], None]) -> int:
     """Tell the story of a run that nobody else takes part in, and return its exit code."""
+    if traces_here(spec):
+        import torch  # noqa: F401
     with take(run_dir) as lock, standby_ahead(spec, lock) as standby:
         planned = plan_here(spec, say, standby)
         planned, decisions = confirm_and_price(planned, say)
@@ -90,16 +95,26 @@ def _train_alone(spec: Spec, run_dir: Path, say: Say, is_over: Callable[[], None
     return outcome.exit_code
 
 
+def traces_here(spec: Spec) -> bool:
+    """Return whether a model that must be traced is traced in this process, which trains it: torch is wanted here soon.
+
+    Otherwise planning has it traced by a process of its own, which costs an import of torch that is not used again.
+    """
+    model = spec.task.model
+    named = isinstance(model, ModelSpec) and is_named(model.name)
+    return not named and not spec.cluster.groups and resolve_cluster(spec.cluster)[0].devices == 1
+
+
 def plan_here(spec: Spec, say: Say, standby: Standby | None = None) -> Planned:
-    """Plan, on a machine that has been measured, or is now where the run may take longer than measuring it.
+    """Plan, on a machine that has been measured, or is now where the run takes much longer than measuring it.
 
     A probe begins once `standby` has imported what it needs, or it would measure that too.
     """
     planned = plan_task(spec, say=say)
     if not (spec.cluster.probe and is_unprobed(planned.cluster)):
         return planned
-    if (most := planned.forecast.run_seconds.high) < PROBE_SECONDS:
-        say(f"probe    not for a run of at most {format_seconds(most)}: to measure this machine takes "
+    if (about := planned.forecast.run_seconds.value) < SHORT_RUN:
+        say(f"probe    not for a run of about {format_seconds(about)}: to measure this machine takes "
             f"{PROBE_SECONDS:.0f} s, and `paceline probe` does")  # fmt: skip
         return planned
     say("probe    measuring this machine once, about 15 s; `paceline probe` does it again")

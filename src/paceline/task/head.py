@@ -1,4 +1,4 @@
-"""Which model a folder of Hugging Face becomes for texts with labels: its own head, or a new one on its body.
+"""Which model a folder of Hugging Face becomes for labels of texts or images: its own head, or a new one on its body.
 
 transformers' classes with a head for whole texts read the last token that is not `pad_token_id`, so that is what fills
 rows of the table up. Imports no torch.
@@ -7,6 +7,7 @@ rows of the table up. Imports no torch.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,11 @@ from paceline.spec.model_folder import CONFIG, THEIRS, folder_of
 from paceline.spec.task import ModelSpec, Task
 from paceline.task.data.sources.tables.store import TextTable
 from paceline.task.models.huggingface.files import read_safetensors
+from paceline.task.models.huggingface.new_heads import CAUSAL, HEADS, NAMED, OF_TOKENS, new_head
 from paceline.task.models.huggingface.theirs import ARCHITECTURE
 
 SEQUENCE_HEAD = "ForSequenceClassification"  # how transformers' classes with a head for whole texts end
-OF_TOKENS = ("ForCausalLM", "LMHeadModel")  # how its classes that predict the next token do
-HEAD, TOKEN_HEAD = "score", "lm_head"  # their names there
+TOKEN_HEAD = "lm_head"
 PAD = "pad_token_id"
 MASKED_HEADS = ("ForMaskedLM", "ForPreTraining")
 OTHER_HEADS = (SEQUENCE_HEAD, "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice")
@@ -54,42 +55,76 @@ def with_head(model: ModelSpec, folder: Path, table: TextTable) -> tuple[ModelSp
     return replace(model, arguments={**model.arguments, PAD: table.pad}), because
 
 
-def is_new_head(model: ModelSpec) -> bool:
-    """Return whether a model has a head for whole texts that its folder has no weights of."""
-    return str(model.arguments.get(ARCHITECTURE, "")).endswith(SEQUENCE_HEAD) and f"{HEAD}.*" in model.fresh
+def new_head_of(model: ModelSpec) -> tuple[str, ...]:
+    """Return the patterns of the parameters of a head that is drawn anew; none where a model's head is its folder's."""
+    return tuple(pattern for pattern in model.fresh if pattern in HEADS)
+
+
+def with_image_head(
+    model: ModelSpec, folder: Path, classes_of: Callable[[], Sequence[str]]
+) -> tuple[ModelSpec, str] | None:
+    """Return the model with a head for classes of images and why it is so, None where it has one that is as wide.
+
+    What the task itself says of the head stays. The images are listed where it matters which classes there are.
+    """
+    config, asked = config_of(model, folder), {"num_labels", "id2label", ARCHITECTURE} & set(model.arguments)
+    architecture = str((config.get("architectures") or [""])[0])
+    if asked or IMAGE_HEADS[0] not in architecture:
+        return None
+    classes, found = classes_of(), _width(config)
+    if found == len(classes):
+        return None
+    stored = list(read_safetensors(model.starts_from)) if model.starts_from else []
+    fresh = new_head(str(config.get("model_type")), architecture, stored, is_other_class=False) if stored else ()
+    arguments = {**model.arguments, "num_labels": len(classes), **_named(classes)}
+    because = f"the folder's head has {found} outputs, and the images are of {len(classes)} classes: it is drawn anew"
+    return replace(model, arguments=arguments, fresh=tuple(dict.fromkeys((*model.fresh, *fresh)))), because
+
+
+def _named(classes: Sequence[str]) -> dict[str, object]:
+    """Return the entries of a config.json that name a head's outputs."""
+    return {"id2label": {str(number): name for number, name in enumerate(classes)},
+            "label2id": {name: number for number, name in enumerate(classes)}}  # fmt: skip
 
 
 def _new_head(model: ModelSpec, folder: Path, table: TextTable, architecture: str) -> tuple[ModelSpec, str]:
     labels = table.labels
     assert labels is not None
-    ending = next((end for end in OF_TOKENS if architecture.endswith(end)), None)
-    if ending is None:
+    kind = str(config_of(model, folder).get("model_type"))
+    endings = (*OF_TOKENS, *MASKED_HEADS, *OTHER_HEADS[1:])
+    ending = next((end for end in endings if architecture.endswith(end)), "")
+    causal = ending in OF_TOKENS and kind not in NAMED
+    if not ending:
         raise ConfigError(
             f"the model in '{folder}' has no head for whole texts", f"it is of the class {architecture}, and the data "
             "are texts with labels",
             f"name = \"hf:{folder}\", its class with such a head, and a head that starts fresh: arguments = "
-            f"{{ architecture = \"...{SEQUENCE_HEAD}\", num_labels = {labels.outputs} }}, fresh = [\"score.*\"]",
+            f"{{ architecture = \"...{SEQUENCE_HEAD}\", num_labels = {labels.outputs} }}, fresh = [\"classifier.*\"]",
         )  # fmt: skip
     arguments: dict[str, object] = {
         **model.arguments, ARCHITECTURE: architecture.removesuffix(ending) + SEQUENCE_HEAD,
         "num_labels": labels.outputs, PAD: table.pad,
     }  # fmt: skip
     if labels.classes:
-        arguments["id2label"] = {str(number): name for number, name in enumerate(labels.classes)}
-        arguments["label2id"] = {name: number for number, name in enumerate(labels.classes)}
+        arguments |= _named(labels.classes)
     fresh = list(model.fresh)
     if model.starts_from:
-        has_tokens = any(name.startswith(f"{TOKEN_HEAD}.") for name in read_safetensors(model.starts_from))
-        fresh += [f"{HEAD}.*", *([f"{TOKEN_HEAD}.*"] if has_tokens else [])]
+        stored = list(read_safetensors(model.starts_from))
+        if causal:
+            has_tokens = any(name.startswith(f"{TOKEN_HEAD}.") for name in stored)
+            fresh += [*CAUSAL, *([f"{TOKEN_HEAD}.*"] if has_tokens else [])]
+        else:
+            fresh += new_head(kind, str(arguments[ARCHITECTURE]), stored, is_other_class=True)
     name = model.name if model.name.startswith(THEIRS) else THEIRS + model.name
-    because = f"the folder's {architecture} gets a head for {labels.outputs} outputs on a text's last token, drawn anew"
+    where = " on a text's last token" if causal else ""
+    because = f"the folder's {architecture} gets a head for {labels.outputs} outputs{where}, drawn anew"
     return replace(model, name=name, arguments=arguments, fresh=tuple(dict.fromkeys(fresh))), because
 
 
 def _check_width(config: dict[str, Any], folder: Path, table: TextTable) -> None:
     labels = table.labels
     assert labels is not None
-    found = len(config.get("id2label") or ()) or int(config.get("num_labels", 2))
+    found = _width(config)
     if found != labels.outputs:
         raise ConfigError(
             f"the model in '{folder}' has a head of {found} outputs, and the labels need {labels.outputs}",
@@ -97,6 +132,11 @@ def _check_width(config: dict[str, Any], folder: Path, table: TextTable) -> None
             f"arguments = {{ num_labels = {labels.outputs} }}, and fresh with the parameters of the head: "
             '["classifier.*"]',
         )  # fmt: skip
+
+
+def _width(config: dict[str, Any]) -> int:
+    """Return how many outputs a head has by its config.json; transformers' default is two."""
+    return len(config.get("id2label") or ()) or int(config.get("num_labels", 2))
 
 
 def config_of(model: ModelSpec, folder: Path) -> dict[str, Any]:

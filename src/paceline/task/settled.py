@@ -21,12 +21,14 @@ from paceline.spec.task import DataSpec, ModelSpec, Task
 from paceline.task.data.source import open_sources
 from paceline.task.data.sources.cache import Say
 from paceline.task.data.sources.files import NAMED_SOURCES, kind_of, list_files
+from paceline.task.data.sources.images.listing import list_images
 from paceline.task.data.sources.named import kind_of_source
+from paceline.task.data.sources.shards.opened import storage_of
 from paceline.task.data.sources.tables.columns import asked_by_dots, is_kind_of_table
 from paceline.task.data.sources.tables.listing import TABLE_KINDS, inner_path, list_table
 from paceline.task.data.sources.tables.records import columns_of
 from paceline.task.data.sources.tables.store import TextTable, open_table
-from paceline.task.head import HEAD, check_next_token, is_new_head, with_head
+from paceline.task.head import check_next_token, new_head_of, with_head, with_image_head
 from paceline.task.models.sizes import is_factory
 from paceline.task.profile.limits import REFERENCED
 from paceline.units import Amount
@@ -35,7 +37,6 @@ LABEL_OBJECTIVES = ("classification", "regression", "multi_label")
 POOLED = "paceline.task.models.pooled:pooled_decoder"
 SHAPE_OPTIONS = ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab")  # of task.model, that a head leaves alone
 ROWS = Amount(32, "samples")  # of a global batch of labelled texts, where the task does not say
-HEAD_PATTERN = f"{HEAD}.*"
 PREFERENCES = {"chosen", "rejected"}  # columns of pairs, which have an objective of their own
 
 
@@ -61,7 +62,8 @@ def settle(spec: Spec, say: Say | None = None) -> Settled:
     if task.data.mix or not _settle_source(decided):
         _refuse_labels(task)
         check_next_token(task, of_text=_is_text(task.data))
-        return Settled(spec)
+        _settle_image_head(decided)
+        return _settled(spec, decided)
     _settle_labels_asked(decided)
     table = open_table(decided.data, say)
     if table.labels is not None:
@@ -72,6 +74,11 @@ def settle(spec: Spec, say: Say | None = None) -> Settled:
         check_next_token(decided.task, of_text=True)
         if table.columns.kind != "text":
             _settle_rows(decided)
+    return _settled(spec, decided)
+
+
+def _settled(spec: Spec, decided: _Decided) -> Settled:
+    """Return a spec with what was decided of its task."""
     if not decided.records:
         return Settled(spec)
     origins = {record.what: f"inferred: {record.because}" for record in decided.records}
@@ -92,9 +99,7 @@ def with_copy(spec: Spec) -> Settled:
     decided = _Decided(task)
     because = "all of the model is trained, so a frozen copy is what preferences are held against"
     decided.option("model", ModelSpec(name=REFERENCED, arguments=arguments), because)
-    origins = {record.what: f"inferred: {record.because}" for record in decided.records}
-    settled = replace(spec, task=decided.task, provenance={**spec.provenance, **origins})
-    return Settled(settled, tuple(decided.records))
+    return _settled(spec, decided)
 
 
 def _plain_model(name: str) -> object:
@@ -218,8 +223,25 @@ def _settle_model(decided: _Decided, table: TextTable) -> None:
 def _train_head(decided: _Decided) -> None:
     """Have a new head be trained where adapters, or patterns, would leave it as it was drawn."""
     task = decided.task
-    if not task.adaptation.is_full and is_new_head(task.model) and HEAD_PATTERN not in task.train:
-        decided.option("train", (*task.train, HEAD_PATTERN), "the head is drawn anew, so it is trained too")
+    assert isinstance(task.model, ModelSpec)
+    missing = [pattern for pattern in new_head_of(task.model) if pattern not in task.train]
+    if not task.adaptation.is_full and missing:
+        decided.option("train", (*task.train, *missing), "the head is drawn anew, so it is trained too")
+
+
+def _settle_image_head(decided: _Decided) -> None:
+    """Give a folder of Hugging Face that tells images apart a head for the classes that there are."""
+    task, model = decided.task, decided.task.model
+    if not isinstance(model, ModelSpec) or (folder := folder_of(model.name)) is None or task.data.mix:
+        return
+    if task.objective not in ("auto", "classification"):
+        return
+    kind, path = ("", "") if decided.data.collate else kind_of_source(decided.data.source)
+    if kind == "images":
+        found = with_image_head(model, folder, lambda: list_images(path, storage_of(decided.data)).classes)
+        if found is not None:
+            decided.option("model", *found)
+        _train_head(decided)
 
 
 def _check_head(model: ModelSpec, outputs: int) -> None:

@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.here.cores import is_bound, memory_nodes, node_of_device, parse_cores, split_cores
+from paceline.cluster.here.cores import (
+    is_bound,
+    memory_nodes,
+    node_of_device,
+    parse_cores,
+    split_cores,
+    threads_not_heeded,
+)
 
 TWO_NODES = [[0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15]]  # with the second threads of each core
 ALL = range(16)
@@ -74,3 +81,12 @@ def test_where_a_device_hangs(tmp_path: Path) -> None:
 
 def test_who_has_been_given_cores_keeps_them() -> None:
     assert is_bound([0, 1], 16) and not is_bound([*ALL], 16)
+
+
+def test_threads_that_were_asked_for_in_vain_are_told() -> None:
+    """torchrun sets the variable for everybody, so under it nobody has asked."""
+    said = threads_not_heeded(2, {"OMP_NUM_THREADS": "8"})
+    assert "OMP_NUM_THREADS = 8 is not heeded" in said and "2 thread(s)" in said
+    for heeded in ({}, {"OMP_NUM_THREADS": "2"}, {"OMP_NUM_THREADS": ""},
+                   {"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "x"}):  # fmt: skip
+        assert threads_not_heeded(2, heeded) == ""

@@ -29,7 +29,7 @@ from paceline.units import Amount
 STEPS = 8
 
 
-def start(run_dir: Path, stop: int, steps: int = STEPS, **changes: Any) -> list[float]:
+def start(run_dir: Path, stop: int, steps: int = STEPS, precision: str = "fp32", **changes: Any) -> list[float]:
     """Start the run, leave it after step `stop` with a checkpoint, and return the learning rates it used."""
     task = decoder_task(schedule=ScheduleSpec(warmup=Amount(2, "steps")), stop=Amount(steps, "steps"))
     spec = Spec(
@@ -37,7 +37,8 @@ def start(run_dir: Path, stop: int, steps: int = STEPS, **changes: Any) -> list[
         cluster=ClusterSpec(learn=False),
         run=RunSpec(checkpoint_every=None, evaluate_every=None),
     )
-    brief = Brief(plan_of(Layout()), steps, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())
+    plan = plan_of(Layout(), precision=precision)
+    brief = Brief(plan, steps, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())
     run = Training(spec, brief, World(0, 1, 0, torch.device("cpu")), run_dir)
     rates = []
     for batch in run:
@@ -91,6 +92,18 @@ def test_a_longer_constant_schedule_changes_nothing(tmp_path: Path) -> None:
     start(tmp_path, stop=3, **constant)
     start(tmp_path, stop=4, steps=16, **constant)
     assert not [note for note in notes(tmp_path) if "learning rate" in note]
+
+
+def test_a_precision_that_changes_is_said_and_on_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As where a machine was measured between two starts, and the plan chose bf16 then; `precision` pins it."""
+    start(tmp_path, stop=2)
+    start(tmp_path, stop=3)
+    assert not [note for note in notes(tmp_path) if "precision" in note]
+    capsys.readouterr()
+    start(tmp_path, stop=4, precision="bf16")
+    (said,) = [note for note in notes(tmp_path) if "precision" in note]
+    assert said == "the plan's precision was fp32 and is now bf16: numbers round otherwise"
+    assert f"resume   {said}" in capsys.readouterr().out
 
 
 def test_a_checkpoint_of_an_earlier_release_says_nothing_of_it_and_is_loaded(

@@ -15,7 +15,6 @@ from paceline.spec.task import ModelSpec
 from paceline.task.adapt.fill import adapted_layers
 from paceline.task.adapt.linear import AdaptedLinear, is_adapter
 from paceline.task.adapt.merge import MergedTensors
-from paceline.task.adapt.trained import adapt
 from paceline.task.models.build import build_model
 from paceline.task.models.unfilled import build_unfilled
 
@@ -81,14 +80,6 @@ def test_patterns_that_name_nothing_are_refused(targets: tuple[str, ...], train:
     with pytest.raises(ConfigError) as found:
         built(AdapterSpec(kind="lora", targets=targets), *train)
     assert said in str(found.value)
-
-
-def test_layers_whose_weights_lie_the_other_way_round_are_named() -> None:
-    utils = pytest.importorskip("transformers.pytorch_utils")
-    model = nn.Sequential(utils.Conv1D(8, 4), utils.Conv1D(4, 8))
-    with pytest.raises(ConfigError) as found:
-        adapt(model, Adaptation(AdapterSpec(kind="lora")))
-    assert "such as '0'" in found.value.because and "Conv1D" in found.value.because
 
 
 def test_only_adapters_and_what_patterns_name_is_trained() -> None:

@@ -7,11 +7,12 @@ everything over the link between them.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 NODES = Path("/sys/devices/system/node")
 PCI_DEVICES = Path("/sys/bus/pci/devices")
+THREADS_VARIABLE, TORCHRUN = "OMP_NUM_THREADS", "TORCHELASTIC_RUN_ID"
 
 
 def split_cores(
@@ -63,6 +64,20 @@ def node_of_device(address: str, folder: Path = PCI_DEVICES) -> int | None:
     except (OSError, ValueError):
         return None
     return number if number >= 0 else None
+
+
+def threads_not_heeded(threads: int, environ: Mapping[str, str]) -> str:
+    """Return what is to be said of OMP_NUM_THREADS where it asks for other than the threads of a CPU device.
+
+    Empty where it does not, and under torchrun, which sets it to 1 for all of its processes whatever anybody wants.
+    """
+    asked = environ.get(THREADS_VARIABLE, "").strip()
+    if asked in ("", str(threads)) or TORCHRUN in environ:
+        return ""
+    return (
+        f"{THREADS_VARIABLE} = {asked} is not heeded: each device computes on {threads} thread(s), its share of the "
+        "cores that this process may use; `taskset --cpu-list 0-3 paceline ...` says which these are"
+    )
 
 
 def is_bound(allowed: Sequence[int], online: int) -> bool:

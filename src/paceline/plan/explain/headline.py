@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 
 from paceline.cluster.catalog.devices import spot_remarks
 from paceline.cluster.catalog.file import load_catalog
+from paceline.cluster.here.cores import threads_not_heeded
 from paceline.cluster.here.determinism import deterministic_price
 from paceline.plan.cost.rates import Rates
 from paceline.plan.cost.software import PACELINE
@@ -62,12 +64,16 @@ def model_lines(planned: Planned) -> list[str]:
 
 
 def without_effect_lines(planned: Planned) -> list[str]:
-    """Return what of the model, the batch or a price has no effect, without what `--explain` notes beside it."""
-    cluster = planned.spec.cluster
+    """Return what of the model, the batch, a price or the environment has no effect, without what `--explain` notes
+    beside it.
+    """
+    cluster, there = planned.spec.cluster, planned.cluster
+    here = bool(there.host) and there.device.kind == "cpu"
     remarks = [
         *planned.spec.remarks,
         *planned.profile.remarks,
-        *spot_remarks(cluster, planned.cluster, load_catalog(cluster.catalog)),
+        *spot_remarks(cluster, there, load_catalog(cluster.catalog)),
+        *filter(None, [threads_not_heeded(there.device.threads, os.environ)] if here else []),
     ]
     return [line for remark in remarks for line in wrap("note     ", remark)]
 

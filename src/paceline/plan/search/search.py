@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import overload
 
@@ -36,9 +36,10 @@ from paceline.spec.cluster import Cluster
 from paceline.spec.forecast import Forecast
 from paceline.spec.plan import FROZEN, OFFLOAD, Plan, PlanSpec
 from paceline.spec.profile import ModelProfile
-from paceline.units import format_bytes, format_rate, format_sizes
+from paceline.units import format_bytes, format_durations, format_rate, format_sizes
 
 TIE_RATIO = 1.02  # values this close to the best are a tie: forecasts cannot tell them apart
+LOW_GAIN = 1.05  # of a step: three digits of rounding are to buy more than a forecast can err in telling two apart
 BUDGETED = 64  # of the best plans that recompute, on which memory budgets are tried
 WORDED = 512  # plans whose terms are put in words at once, where many are listed
 
@@ -154,14 +155,33 @@ def search(
     `goodput` is the part of the run's wall time in which it trains, for its deadline and budget; `coarse` leaves out
     micro-batches that are no powers of two. A model beside which another one only goes forward, or with weights in four
     bits, is searched twice: with these held as the trained ones, and spread over all data ranks; in a tie they are held
-    as the trained ones. Raises
-    DoesNotFit where none fits, with the one that came nearest, and ConfigError for constraints that contradict each
-    other or the cluster.
+    as the trained ones. On a CPU a precision that is left to the planner is bf16 where the best plan gains by it, casts
+    included, and not wherever products alone would. Raises DoesNotFit where none fits, with the one that came nearest,
+    and ConfigError for constraints that contradict each other or the cluster.
     """
     search_once = functools.partial(
         _search, profile, cluster, batch_samples=batch_samples, steps=steps, optimizer=optimizer, goodput=goodput,
         coarse=coarse, learnt=learnt, measured=measured, scored=scored,
     )  # fmt: skip
+    found = _frozen_best(search_once, profile, cluster, constraints)
+    if constraints.precision != "auto" or cluster.device.kind != "cpu" or found.best.plan.precision == "fp32":
+        return found
+    try:
+        wide = _frozen_best(search_once, profile, cluster, dataclasses.replace(constraints, precision="fp32"))
+    except DoesNotFit:
+        return found
+    scores = goal_values(_values_of_best(found, wide), constraints.goal.weights)
+    if scores[0] * LOW_GAIN < scores[1]:
+        return found
+    low, full = (each.best.forecast.step_seconds.value for each in (found, wide))
+    because = "fp32: a step of the best plan in bf16 would take {} against {}".format(*format_durations(low, full))
+    return dataclasses.replace(wide, precision_because=because)
+
+
+def _frozen_best(
+    search_once: Callable[[PlanSpec], SearchResult], profile: ModelProfile, cluster: Cluster, constraints: PlanSpec
+) -> SearchResult:
+    """Return the better of the searches that hold frozen models in each of the ways that there are."""
     tried: tuple[str, ...] = (constraints.frozen,)
     if constraints.frozen == "auto":
         some = profile.forward_only_parameters + profile.packed_parameters
@@ -177,9 +197,13 @@ def search(
     if len(found) == 1:
         return found[0]
     as_model, spread = found
-    best = as_model.candidates.values.take([0]).joined(spread.candidates.values.take([0]))
-    scores = goal_values(best, constraints.goal.weights)
+    scores = goal_values(_values_of_best(as_model, spread), constraints.goal.weights)
     return spread if scores[1] * TIE_RATIO < scores[0] else as_model
+
+
+def _values_of_best(first: SearchResult, second: SearchResult) -> Values:
+    """Return what the best plans of two searches take, as two rows."""
+    return first.candidates.values.take([0]).joined(second.candidates.values.take([0]))
 
 
 def _search(

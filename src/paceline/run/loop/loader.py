@@ -18,7 +18,7 @@ from paceline.spec.plan import Plan, rows_refusal
 from paceline.task.data.order.many_steps import StepIds
 from paceline.task.data.order.of_source import ids_at
 from paceline.task.data.order.permutation import sample_ids
-from paceline.task.data.protocol import FinishesBatches, Source, reading_ahead
+from paceline.task.data.protocol import FinishesBatches, Source, filled_for, reading_ahead
 from paceline.task.data.rows_together import HeldRows, RowsTogether
 
 HELD_OUT_SEED = 0
@@ -116,6 +116,7 @@ class BatchStream:
     def __post_init__(self) -> None:
         if because := rows_refusal(self.plan):
             raise ConfigError("the rows of the plan's data ranks", because, "rows that add up to the batch, or none")
+        self.source = filled_for(self.source, self.device.type, self.plan.layout.tp, self.plan.precision)
         # Whether the device finishes batches that the source has only begun, as with images (task/data/protocol.py).
         finishes = self.device.type == "cuda" and isinstance(self.source, FinishesBatches)
         self.finishing: FinishesBatches | None = cast(FinishesBatches, self.source) if finishes else None
@@ -261,6 +262,7 @@ def held_out_batches(
 ) -> list[MicroBatch]:
     """Return a data rank's share of the evaluated samples; over all ranks each is read once."""
     chosen, degree = held_out_ids(source, samples), plan.layout.data_degree
+    source = filled_for(source, device.type, plan.layout.tp, plan.precision)
     # All ranks' micro-batches together are rows in a run, a global batch at most: losses of coupled rows need it.
     together = min(plan.batch_samples, plan.micro_batch * degree)
     if plan.rows:  # no rank has more than its micro-batch of them

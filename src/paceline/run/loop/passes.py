@@ -23,6 +23,7 @@ from paceline.run.parallel.data.statistics import RankSums
 from paceline.run.parallel.entry import call
 from paceline.spec.plan import Plan
 from paceline.task.coupling import without_own_rows
+from paceline.task.sums import as_sum
 
 AnyObjective = Callable[[nn.Module, Any], tuple[torch.Tensor, Any]]
 
@@ -86,7 +87,7 @@ class SequentialPasses:
         for index, micro in enumerate(micro_batches):
             self.gradients.before_micro_batch(last=index == len(micro_batches) - 1)
             with self.randomness.during(sample_rows(micro, self.draws_as)):
-                loss_sum, weight = self._forward(micro)
+                loss_sum, weight = as_sum(self._forward(micro), self.objective)
             with self.told():
                 (loss_sum * (down if micro.counts else 0.0)).backward()
             if micro.counts:
@@ -105,7 +106,7 @@ class SequentialPasses:
         weight_total: Any = 0.0
         for micro in micro_batches:
             with self.randomness.during(sample_rows(micro)):
-                loss_sum, weight = self._forward(micro)
+                loss_sum, weight = as_sum(self._forward(micro), self.objective)
             if micro.counts:
                 loss_total = loss_total + in_double(loss_sum)
                 weight_total = weight_total + in_double(weight)

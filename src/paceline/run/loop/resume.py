@@ -37,11 +37,13 @@ from paceline.run.process.world import World
 from paceline.run.survive.saving.memory_tier import memory_root
 from paceline.run.updates.optimizer import named_parameters
 from paceline.run.updates.several_rules import JoinedOptimizer
+from paceline.spec.adapt.adapter import TURNED
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec, spec_to_dict
 from paceline.spec.plan import Plan
 from paceline.spec.survive.contract import Change, check_contract
 from paceline.spec.sync import refuse_resync
+from paceline.task.adapt.trained import turned_layers
 from paceline.task.data.described import what_changed
 from paceline.task.optimizer.schedule import Course
 from paceline.version import __version__
@@ -145,6 +147,8 @@ def saved_state(
         "plan": dataclasses.asdict(plan),
         "versions": {"paceline": __version__, "torch": str(torch.__version__)},
     }
+    if turned := turned_layers(built.stepper.model):
+        extra[TURNED] = turned
     return tensors, extra
 
 

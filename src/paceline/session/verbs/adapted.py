@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,10 +21,18 @@ REFERENCED = "paceline.task.adapt.referenced:"
 BRIDGE = "bridge.weight"  # a student's way to its teacher's hidden states
 
 
-def write_adapters(task: Task, base: str, tensors: Mapping[str, Tensor], out: Path, *, is_decoder: bool) -> list[Path]:
+def write_adapters(
+    task: Task,
+    base: str,
+    tensors: Mapping[str, Tensor],
+    out: Path,
+    *,
+    is_decoder: bool,
+    turned: Collection[str] = (),
+) -> list[Path]:
     """Write the adapters of a run, and what is trained beside them, in peft's format; return the files.
 
-    `base` is where the frozen weights came from.
+    `base` is where the frozen weights came from, `turned` the layers whose weights lie the other way round.
     """
     from paceline.task.adapt.peft import write_adapter
     from paceline.task.adapt.trained import named
@@ -33,15 +41,19 @@ def write_adapters(task: Task, base: str, tensors: Mapping[str, Tensor], out: Pa
     if isinstance(task.model, ModelSpec) and folder_of(task.model.name) is not None and not is_decoder:
         architecture = str(task.model.arguments.get("architecture") or road_of(task.model.name).architecture)
     return write_adapter(
-        tensors, task.adapter, trained, out, base=base, is_decoder=is_decoder, architecture=architecture
-    )
+        tensors, task.adapter, trained, out, base=base, is_decoder=is_decoder, architecture=architecture,
+        is_turned=bool(turned),
+    )  # fmt: skip
 
 
-def merged_tensors(task: Task, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Return a run's weights with its adapters added to them, each when it is asked for."""
+def merged_tensors(task: Task, tensors: Mapping[str, Tensor], turned: Collection[str]) -> Mapping[str, Tensor]:
+    """Return a run's weights with its adapters added to them, each when it is asked for.
+
+    `turned` are the layers that a checkpoint tells of as such.
+    """
     from paceline.task.adapt.merge import MergedTensors
 
-    return MergedTensors(tensors, task.adapter)
+    return MergedTensors(tensors, task.adapter, turned)
 
 
 def write_whole(tensors: Mapping[str, Tensor], out: Path) -> None:

@@ -11,6 +11,7 @@ from paceline.durable import publish
 from paceline.errors import StorageError
 from paceline.spec.load import spec_from_dict
 from paceline.spec.task import DataSpec
+from paceline.task.data.sources.tokenizer import OWN
 
 CLASSES, TOKENIZER = "classes.json", "tokenizer.json"
 
@@ -18,8 +19,9 @@ CLASSES, TOKENIZER = "classes.json", "tokenizer.json"
 def write_classes(kept: Mapping[str, Any], out: Path) -> list[Path]:
     """Write the classes that a checkpoint keeps of its data beside exported weights; return the files, if any.
 
-    `classes.json` says too what the outputs are, the model with its arguments, and how long a text may be. A tokenizer
-    other than bytes lies beside it. Raises StorageError where `out` cannot be written.
+    `classes.json` says too what the outputs are, the model with its arguments, how long a text may be, and whether it
+    ends with the end-of-document token. A tokenizer other than bytes lies beside it. Raises StorageError where `out`
+    cannot be written.
     """
     classes = kept.get("data", {}).get("classes")
     task = spec_from_dict(kept["spec"], origin="the checkpoint").task
@@ -31,6 +33,7 @@ def write_classes(kept: Mapping[str, Any], out: Path) -> list[Path]:
         "model": kept["spec"]["task"]["model"],
         "seq_len": task.data.seq_len,
         "tokenizer": "bytes" if task.data.tokenizer == "bytes" else TOKENIZER,
+        "keeps_end": task.data.tokenizer in OWN,
     }
     texts = {CLASSES: json.dumps(told, indent=1)}
     if task.data.source.startswith("table:") and task.data.tokenizer != "bytes":

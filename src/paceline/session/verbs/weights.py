@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from paceline.errors import ConfigError, StorageError, suggestion
 from paceline.session.verbs.adapted import merged_tensors, of_student, without_teacher, write_adapters, write_whole
 from paceline.session.verbs.classes import write_classes
+from paceline.spec.adapt.adapter import TURNED
 from paceline.spec.journal.kinds import RunStarted
 from paceline.spec.journal.reading import read_records
 from paceline.spec.load import spec_from_dict
@@ -127,9 +128,11 @@ def write_weights(run_dir: Path, chosen: Chosen, out: Path, *, merge: bool = Fal
     if task.adapter.is_none and merge:
         raise ConfigError(f"'{run_dir}' has no adapter to merge", "task.adapter.kind is 'none'", "leave --merge out")
     if not task.adapter.is_none:
+        turned = chosen.manifest.extra.get(TURNED, ())
         if not merge:
-            return "peft", [*write_adapters(task, base, tensors, out, is_decoder=decoder is not None), *named]
-        tensors = merged_tensors(task, tensors)
+            is_decoder = decoder is not None
+            return "peft", [*write_adapters(task, base, tensors, out, is_decoder=is_decoder, turned=turned), *named]
+        tensors = merged_tensors(task, tensors, turned)
     if isinstance(task.model, ModelSpec) and folder_of(task.model.name) is not None:
         return "huggingface", _write_as_its_folder(task.model, decoder, tensors, out)
     if decoder is not None:

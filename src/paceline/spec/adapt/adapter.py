@@ -10,6 +10,7 @@ from paceline.config.fields import option
 
 KINDS = ("none", "lora", "rslora", "dora")
 NF4 = "nf4"
+TURNED = "turned"  # in a checkpoint: the last parts of the names of adapted layers whose weights lie as [in, out]
 NF4_VALUE_BYTES = 0.5
 NF4_BYTES = NF4_VALUE_BYTES + 1 / 64 + 4 / (64 * 256)  # of a value: with a byte for 64 of them, four for 16,384
 INITS = ("kaiming", "gaussian", "random")

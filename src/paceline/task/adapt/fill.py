@@ -68,17 +68,19 @@ def first_values(name: str, like: Tensor, spec: AdapterSpec, seed: int) -> Tenso
 
 @torch.no_grad()
 def row_norms(layer: AdaptedLinear) -> Tensor:
-    """Return the norm of every row of the frozen weight, fp32 [out] on the CPU; of a sharded one, over all its parts.
+    """Return the norm of what each output reads of the frozen weight, fp32 [out] on the CPU; of a sharded one, over all
+    its parts.
 
     Squares are added in fp64: however the rows are cut, the norm is then the same number in fp32.
     """
-    weight = layer.weight
+    weight, along = layer.weight, layer.inputs_dim
+    across = 1 - along
     if not isinstance(weight, DTensor):
-        return weight.double().square().sum(1).sqrt().float().cpu()
+        return weight.double().square().sum(along).sqrt().float().cpu()
     (chunk,) = weight.__create_chunk_list__()
     local = weight.to_local().double()
-    squares = torch.zeros(weight.shape[0], dtype=torch.float64, device=local.device)
-    squares[chunk.offsets[0] : chunk.offsets[0] + chunk.sizes[0]] = local.square().sum(1)
+    squares = torch.zeros(weight.shape[across], dtype=torch.float64, device=local.device)
+    squares[chunk.offsets[across] : chunk.offsets[across] + chunk.sizes[across]] = local.square().sum(along)
     for dimension, placement in enumerate(weight.placements):
         if not placement.is_replicate():
             dist.all_reduce(squares, group=weight.device_mesh.get_group(dimension))

@@ -58,6 +58,7 @@ class AdaptedLinear(nn.Linear):
 
     spec: AdapterSpec
     is_on = True  # whether the adapter counts: without it the layer is its frozen base
+    inputs_dim = 1  # which dimension of the frozen weight has the input features
     lora_A: nn.Parameter  # [rank, in]
     lora_B: nn.Parameter  # [rank, out]
     lora_magnitude_vector: nn.Parameter | None  # [out], of DoRA
@@ -77,6 +78,17 @@ class AdaptedLinear(nn.Linear):
     def extra_repr(self) -> str:
         """Return what is printed of the layer."""
         return f"{super().extra_repr()}, {self.spec.kind} rank={self.spec.rank}"
+
+
+class TurnedLinear(AdaptedLinear):
+    """An adapted layer whose frozen weight lies as [in, out]: transformers' Conv1D, of GPT-2."""
+
+    inputs_dim = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [..., out] of x [..., in]."""
+        out = adapted_product(self, x, self.weight.T, self.lora_A, self.lora_B, self.lora_magnitude_vector)
+        return out if self.bias is None else out + self.bias
 
 
 class PackedLinear(AdaptedLinear):
@@ -113,10 +125,19 @@ class PackedLinear(AdaptedLinear):
             local.copy_(values.narrow(0, begin, size))
 
 
-def adapted(layer: nn.Linear, spec: AdapterSpec) -> AdaptedLinear:
+def is_turned(layer: nn.Module) -> bool:
+    """Return whether a layer is transformers' Conv1D: a linear one, whose weight lies as [in, out]."""
+    kind = type(layer)
+    return (kind.__module__, kind.__qualname__) == ("transformers.pytorch_utils", "Conv1D")
+
+
+def adapted(layer: nn.Module, spec: AdapterSpec) -> AdaptedLinear:
     """Return the same layer, now with an adapter beside its weight, without values yet."""
-    layer.__class__ = AdaptedLinear
+    turned = is_turned(layer)
+    layer.__class__ = TurnedLinear if turned else AdaptedLinear
     assert isinstance(layer, AdaptedLinear)
+    if turned:
+        layer.in_features, layer.out_features = layer.weight.shape
     layer.spec = spec
     layer.lora_A = nn.Parameter(layer.weight.detach().new_empty(spec.rank, layer.in_features))
     layer.lora_B = nn.Parameter(layer.weight.detach().new_empty(spec.rank, layer.out_features))

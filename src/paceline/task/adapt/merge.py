@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -14,10 +14,13 @@ from paceline.task.adapt.nf4 import Packed
 
 
 class MergedTensors(Mapping[str, Tensor]):
-    """A model's tensors by name without adapters: each weight beside one is merged with it when it is asked for."""
+    """A model's tensors by name without adapters: each weight beside one is merged with it when it is asked for.
 
-    def __init__(self, tensors: Mapping[str, Tensor], spec: AdapterSpec) -> None:
-        self._tensors, self._spec = tensors, spec
+    `turned` are the last parts of the names of layers whose weights lie as [in, out].
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], spec: AdapterSpec, turned: Collection[str] = ()) -> None:
+        self._tensors, self._spec, self._turned = tensors, spec, frozenset(turned)
 
     def __getitem__(self, name: str) -> Tensor:
         layer = name.removesuffix(".weight")
@@ -27,7 +30,10 @@ class MergedTensors(Mapping[str, Tensor]):
             return self._tensors[name]
         magnitude = self._tensors[f"{layer}.{MAGNITUDE}"] if self._spec.kind == "dora" else None
         thin = (self._tensors[f"{layer}.{A}"], self._tensors[f"{layer}.{B}"])
-        return merged(self._base(layer, *thin), *thin, self._spec.scale, magnitude)
+        is_turned = layer.rpartition(".")[2] in self._turned
+        base = self._base(layer, *thin)
+        whole = merged(base.T if is_turned else base, *thin, self._spec.scale, magnitude)
+        return whole.T.contiguous() if is_turned else whole
 
     def _base(self, layer: str, thin_in: Tensor, thin_out: Tensor) -> Tensor:
         """Return a layer's frozen weight; one in four bits as it computes."""

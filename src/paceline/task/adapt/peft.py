@@ -22,19 +22,20 @@ from torch import Tensor, nn
 from paceline.durable import publish, sync_folder
 from paceline.errors import ConfigError, StorageError
 from paceline.spec.adapt.adapter import AdapterSpec
-from paceline.task.adapt.linear import NAMES, AdaptedLinear, B, is_adapter
+from paceline.task.adapt.linear import NAMES, AdaptedLinear, B, TurnedLinear, is_adapter
 from paceline.task.models.decoder import Decoder
 from paceline.task.models.huggingface.files import LazyTensors, read_safetensors
 from paceline.task.models.huggingface.names import hf_name
+from paceline.task.models.huggingface.new_heads import OF_TOKENS
 from paceline.task.models.init import Corner, fill, named_parameters
 
 FOLDER_PREFIX = "base_model.model."
-CLASSIFIES = "SEQ_CLS"  # peft's task type of a classifier of texts
+CLASSIFIES, CAUSAL = "SEQ_CLS", "CAUSAL_LM"  # peft's task types of a classifier of texts, and of a causal model
 CONFIG, FILE = "adapter_config.json", "adapter_model.safetensors"
 # What peft knows and an adapter here has not, with what it must be to say nothing.
 OFF: tuple[object, ...] = (None, False, {}, [])
 UNKNOWN: dict[str, tuple[object, ...]] = {"bias": ("none",)} | dict.fromkeys(
-    ("rank_pattern", "alpha_pattern", "fan_in_fan_out", "target_parameters", "layer_replication", "lora_bias",
+    ("rank_pattern", "alpha_pattern", "target_parameters", "layer_replication", "lora_bias",
      "trainable_token_indices", "alora_invocation_tokens", "use_qalora", "use_bdlora"), OFF,
 )  # fmt: skip
 
@@ -45,16 +46,18 @@ def file_name(name: str, *, is_decoder: bool) -> str:
     return FOLDER_PREFIX + own + (".weight" if name.rpartition(".")[2] in NAMES[:2] else "")
 
 
-def adapter_config(spec: AdapterSpec, targets: list[str], saved: list[str], base: str, kind: str) -> dict[str, object]:
+def adapter_config(
+    spec: AdapterSpec, targets: list[str], saved: list[str], base: str, kind: str, is_turned: bool = False
+) -> dict[str, object]:
     """Return the content of adapter_config.json for adapters beside these modules, in the names of the file.
 
-    `kind` is peft's task type: which of its classes loads the adapter.
+    `kind` is peft's task type: which of its classes loads the adapter; `is_turned` says that weights lie as [in, out].
     """
     return {
         "peft_type": "LORA", "task_type": kind or None, "base_model_name_or_path": base or None,
         "inference_mode": True, "r": spec.rank, "lora_alpha": spec.alpha, "lora_dropout": spec.dropout,
         "target_modules": targets, "modules_to_save": saved or None, "use_rslora": spec.kind == "rslora",
-        "use_dora": spec.kind == "dora", "bias": "none", "fan_in_fan_out": False, "init_lora_weights": True,
+        "use_dora": spec.kind == "dora", "bias": "none", "fan_in_fan_out": is_turned, "init_lora_weights": True,
     }  # fmt: skip
 
 
@@ -67,11 +70,13 @@ def write_adapter(
     base: str,
     is_decoder: bool,
     architecture: str = "",
+    is_turned: bool = False,
 ) -> list[Path]:
     """Write the adapters among a model's tensors, and the modules with `trained` parameters, into a folder.
 
     `base` is the folder that the frozen weights came from, `architecture` the class of transformers, "" where there is
-    none. Returns the files. Raises StorageError where the folder cannot be written.
+    none; `is_turned` says that frozen weights lie as [in, out]. Returns the files. Raises StorageError where the folder
+    cannot be written.
     """
     from safetensors.torch import save_file
 
@@ -85,9 +90,10 @@ def write_adapter(
         file_name(name, is_decoder=is_decoder): (tensors[name].T if name.endswith(B) else tensors[name]).contiguous()
         for name in written
     }
-    causal = is_decoder or any("lm_head" in name for name in tensors)
-    kind = CLASSIFIES if architecture.endswith("ForSequenceClassification") else "CAUSAL_LM" if causal else ""
-    config = adapter_config(spec, [theirs(name) for name in targets], [theirs(name) for name in modules], base, kind)
+    says_tokens = is_decoder or architecture.endswith(OF_TOKENS) or any("lm_head" in name for name in tensors)
+    kind = CLASSIFIES if architecture.endswith("ForSequenceClassification") else CAUSAL if says_tokens else ""
+    named = ([theirs(name) for name in targets], [theirs(name) for name in modules])
+    config = adapter_config(spec, *named, base, kind, is_turned)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         sync_folder(folder.parent)
@@ -106,7 +112,7 @@ def read_adapter(model: nn.Module, layers: Mapping[str, AdaptedLinear], spec: Ad
     Of a sharded parameter each rank reads its own part. Raises ConfigError for everything that does not fit at once.
     """
     folder = Path(spec.weights).expanduser()
-    _check_config(folder, spec)
+    _check_config(folder, spec, any(isinstance(layer, TurnedLinear) for layer in layers.values()))
     stored = read_safetensors(folder / FILE)
     is_decoder = isinstance(model, Decoder)
     names = {file_name(name, is_decoder=is_decoder): name for name, _ in named_parameters(model)}
@@ -125,7 +131,7 @@ def _part_of(stored: LazyTensors, file: str, *, turned: bool) -> Any:
     return part
 
 
-def _check_config(folder: Path, spec: AdapterSpec) -> None:
+def _check_config(folder: Path, spec: AdapterSpec, is_turned: bool) -> None:
     try:
         told = json.loads((folder / CONFIG).read_text("utf-8"))
     except (OSError, ValueError) as error:
@@ -141,6 +147,8 @@ def _check_config(folder: Path, spec: AdapterSpec) -> None:
         ("alpha", told.get("lora_alpha"), spec.alpha),
     ]
     wrong += [f"{name} is {theirs} there, {ours} here" for name, theirs, ours in pairs if theirs != ours]
+    if told.get("fan_in_fan_out") and not is_turned:
+        wrong.append("fan_in_fan_out = True is for weights that lie as [in, out], and none do here")
     wrong += [
         f"{key} = {told[key]} is not known here" for key, no in UNKNOWN.items() if key in told and told[key] not in no
     ]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 from torch import nn
 
 from paceline.errors import ConfigError, suggestion
-from paceline.spec.adapt.adapter import Adaptation, AdapterSpec
-from paceline.task.adapt.linear import AdaptedLinear, adapted, is_adapter
+from paceline.spec.adapt.adapter import NF4, Adaptation, AdapterSpec
+from paceline.task.adapt.linear import AdaptedLinear, TurnedLinear, adapted, is_adapter, is_turned
 from paceline.task.adapt.noise import add_noise
 from paceline.task.models.blocks import find_blocks
 from paceline.task.rules import Rules
@@ -68,22 +68,23 @@ def fits(pattern: str, name: str) -> bool:
     return fnmatchcase(name if "." in pattern or "*" in pattern else name.rpartition(".")[2], pattern)
 
 
-def target_layers(model: nn.Module, spec: AdapterSpec) -> dict[str, nn.Linear]:
+def target_layers(model: nn.Module, spec: AdapterSpec) -> dict[str, nn.Module]:
     """Return the layers that get an adapter, by name. Raises ConfigError where there is none, or one cannot have it."""
     modules = dict(model.named_modules())
-    linear = {name: module for name, module in modules.items() if isinstance(module, nn.Linear)}
-    closed = {name: because for name, module in linear.items() if (because := why_not(model, modules, name, module))}
+    linear = {name: layer for name, layer in modules.items() if isinstance(layer, nn.Linear) or is_turned(layer)}
+    reasons = {name: why_not(model, modules, name, layer, spec) for name, layer in linear.items()}
+    closed = {name: because for name, because in reasons.items() if because}
     if not spec.targets:
         inside = _places(model)
         found = {name: layer for name, layer in linear.items() if name.startswith(inside) and name not in closed}
         if not found:
-            because = _turned(modules) or next(iter(closed.values()), "it holds no nn.Linear")
+            because = next(iter(closed.values()), "it holds no nn.Linear")
             raise ConfigError(
                 f"task.adapter.kind = '{spec.kind}': {type(model).__name__} has no layer for it", because,
                 "task.adapter.targets names linear layers, or task.train the parameters to train without adapters",
             )  # fmt: skip
         return found
-    chosen: dict[str, nn.Linear] = {}
+    chosen: dict[str, nn.Module] = {}
     for pattern in spec.targets:
         matched = [name for name in linear if fits(pattern, name)]
         if not matched:
@@ -98,6 +99,12 @@ def target_layers(model: nn.Module, spec: AdapterSpec) -> dict[str, nn.Linear]:
     return chosen
 
 
+def turned_layers(model: nn.Module) -> list[str]:
+    """Return the last parts of the names of adapted layers whose frozen weights lie as [in, out]."""
+    named = model.named_modules()
+    return sorted({name.rpartition(".")[2] for name, module in named if isinstance(module, TurnedLinear)})
+
+
 def _places(model: nn.Module) -> tuple[str, ...]:
     """Return how names of layers in the model's blocks begin; of a model without any, how all names do."""
     rules = getattr(model, "paceline_rules", None)
@@ -106,14 +113,16 @@ def _places(model: nn.Module) -> tuple[str, ...]:
     return tuple(f"{name}." for name, _ in find_blocks(model)) or ("",)
 
 
-def why_not(model: nn.Module, modules: dict[str, nn.Module], name: str, layer: nn.Linear) -> str:
+def why_not(model: nn.Module, modules: dict[str, nn.Module], name: str, layer: nn.Module, spec: AdapterSpec) -> str:
     """Return why a linear layer cannot have an adapter, "" where it can."""
     parts = name.split(".")
     above = (modules[".".join(parts[:count])] for count in range(len(parts)))
     if any(isinstance(module, READS_WEIGHTS) for module in above):
         return "a module of torch around it reads its weight without calling it: the adapter would be without effect"
-    if type(layer) is not nn.Linear or "forward" in vars(layer):
+    if (type(layer) is not nn.Linear and not is_turned(layer)) or "forward" in vars(layer):
         return f"it is a {type(layer).__name__} with a forward pass of its own, and nn.Linear alone is known"
+    if is_turned(layer) and spec.base_dtype == NF4:
+        return "it is transformers' Conv1D, whose weight lies as [in, out], and four bits are for nn.Linear alone"
     head = getattr(model, "get_output_embeddings", lambda: None)()
     if layer is head or (name == "lm_head" and hasattr(model, "paceline_rules")):
         return "the loss reads the head's weight in pieces without calling it: the adapter would be without effect"
@@ -122,12 +131,6 @@ def why_not(model: nn.Module, modules: dict[str, nn.Module], name: str, layer: n
     if not isinstance(layer._parameters.get("weight"), nn.Parameter):
         return "its weight is computed from others (a parametrisation)"
     return ""
-
-
-def _turned(modules: Mapping[str, nn.Module]) -> str:
-    """Return why layers whose weights lie the other way round have no adapter, "" where there are none."""
-    name = next((name for name, module in modules.items() if type(module).__name__ == "Conv1D"), "")
-    return name and f"its layers, such as '{name}', are transformers' Conv1D ([in, out]), and nn.Linear alone is known"
 
 
 def _holds(module: nn.Module, weight: object) -> bool:

@@ -71,6 +71,31 @@ class ReadsAhead(Protocol):
         ...
 
 
+class FillsRows(Protocol):
+    """A source of rows of different lengths that fills them up further than it must."""
+
+    def tight(self) -> Source:
+        """Return the same source, whose rows are filled up to the longest beside them and no further."""
+
+
+def filled_for(source: Source, device_kind: str, tp: int, precision: str) -> Source:
+    """Return a source whose rows are filled up as far as these devices gain by it.
+
+    GPUs like even lengths, ranks of tp share a row's tokens, and a CPU makes its kernels in bf16 and fp16 anew for each
+    length that it sees.
+    """
+    return source if device_kind != "cpu" or tp > 1 or precision in ("bf16", "fp16") else tightened(source)
+
+
+def tightened(source: Source) -> Source:
+    """Return a source whose rows are filled up no further than they must be, itself where there is nothing to do.
+
+    By its class: a source around another one has its attributes, and would be left behind with its order.
+    """
+    tight = getattr(type(source), "tight", None)
+    return source if tight is None else cast(FillsRows, source).tight()
+
+
 def reading_ahead(source: Source) -> ReadsAhead | None:
     """Return a source as one that fetches what it reads; None where nothing of it is fetched."""
     # By the attribute: a source in an order of its own, or of documents that say their starts, passes it on.

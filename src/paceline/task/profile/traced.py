@@ -37,6 +37,7 @@ from paceline.task.profile.closed import (
 )
 from paceline.task.profile.draws import of_no_sample, with_one_more
 from paceline.task.profile.tracing import Counts, LateWeights, own_bytes, trace
+from paceline.task.sums import NoSum
 from paceline.task.touched import touched_axes
 
 CALL_IT = "call the objective on the model and one batch in Python"
@@ -204,7 +205,7 @@ def _trace(
     for how in ({}, {"compute": None}):  # FFT and complex views know no bf16
         try:
             return traced(model, **how)
-        except LateWeights:
+        except (LateWeights, NoSum):
             raise
         except Exception as error:  # whatever a user's model raises on tensors without values
             errors.append(error)
@@ -214,7 +215,7 @@ def _trace(
         return _estimated(model, blocks, experts, items, because)
     try:
         return traced(build() if build else copied(model).to("cpu"), fake=False)
-    except LateWeights:
+    except (LateWeights, NoSum):
         raise
     except Exception as error:
         if torch.cuda.is_available():  # it may need a GPU's kernels; training there will tell

@@ -27,6 +27,7 @@ from paceline.errors import ConfigError
 from paceline.task.models.copied import copied
 from paceline.task.profile.drawing import belongs_to_samples
 from paceline.task.profile.draws import RandomCall, beside_torch, draw_of
+from paceline.task.sums import as_sum
 
 COMPUTE_DTYPE = torch.bfloat16
 FREE_OPERATORS = {"_unsafe_view", "detach", "alias", "lift_fresh", "empty", "empty_like", "new_empty"}
@@ -92,7 +93,7 @@ def trace(
     with torch.random.fork_rng(), context:
         with recorder.operators(), torch.no_grad(), beside_torch(recorder.counts[-1].strays):
             built = set(dict(replica.named_parameters()))
-            objective(replica, example)
+            as_sum(objective(replica, example), objective)
         if late := [name for name, _ in replica.named_parameters() if name not in built]:
             raise LateWeights(type(model).__name__, late[0])
         if not memory:

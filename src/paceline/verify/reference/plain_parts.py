@@ -31,6 +31,7 @@ def _adapted(layer: AdaptedLinear, x: Tensor) -> Tensor:
     - W drop(x) + b. The scale is alpha over the rank, or over its root.
     """
     spec, weight = layer.spec, layer.weight.to(x.dtype)
+    weight = weight if layer.inputs_dim == 1 else weight.T  # of transformers' Conv1D
     bias = 0.0 if layer.bias is None else layer.bias
     plain = x @ weight.T
     if not layer.is_on:

@@ -4,10 +4,24 @@ from __future__ import annotations
 
 import warnings
 
+from torch import nn
+
 from paceline.run.numerics.randomness.mode import SampleRandomness, Survey, stray_error
 from paceline.run.numerics.randomness.shares import RankPart
 from paceline.run.process.world import World
 from paceline.spec.plan import Plan
+
+LIBRARIES = ("torch", "transformers", "paceline")
+
+
+def is_of_library(model: nn.Module) -> bool:
+    """Return whether all code of a model's forward pass is transformers', torch's or ours: it draws from the first
+    forward pass on, or never, as its config says.
+    """
+    return all(
+        type(module).__module__.partition(".")[0] in LIBRARIES and "forward" not in vars(module)
+        for module in model.modules()
+    )
 
 
 def sample_randomness(seed: int, plan: Plan, world: World, looked: Survey) -> SampleRandomness:

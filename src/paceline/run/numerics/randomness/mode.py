@@ -50,6 +50,11 @@ class Survey:
         return bool(self.patterns) and not self.failed
 
     @property
+    def drew_nothing(self) -> bool:
+        """Whether the program came to its end in a look, and drew nothing."""
+        return not (self.patterns or self.strays or self.modules or self.failed or self.unseen)
+
+    @property
     def why_unknown(self) -> str:
         """Why nobody has seen whose the random numbers of a place are."""
         if self.failed and not self.patterns:
@@ -81,6 +86,7 @@ class SampleRandomness(TorchFunctionMode):
         self._rows: SampleRows | None = None
         self._began, self._calls, self._entered = torch.Tensor(), 0, 0
         self._is_forward = False
+        self._silent = survey.silent
         self._ended: Tensor | None = None  # random states at the end of the last forward pass
 
     # ---- the micro-batch -------------------------------------------------------------------------------------------
@@ -91,7 +97,7 @@ class SampleRandomness(TorchFunctionMode):
         self.begin(rows)
         self._is_forward = True
         try:
-            with contextlib.nullcontext() if self.survey.silent else self:
+            with contextlib.nullcontext() if self._silent else self:
                 yield
         finally:
             self._is_forward = False
@@ -184,6 +190,7 @@ class SampleRandomness(TorchFunctionMode):
         """Make random numbers that belong to no sample an error, or a warning."""
         if self._strict:
             raise stray_error([f"{name}: {because}"])
+        self._silent = False  # what draws once may draw again, and then for its samples
         self._tell(name, because, "random numbers of {} follow the micro-batch: {}")
 
     def _tell(self, name: str, because: str, text: str) -> None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from paceline.errors import DataError
 from paceline.task.data.order.mixture import MixtureOrder
 from paceline.task.data.order.of_source import Order
-from paceline.task.data.protocol import Source, reading_ahead
+from paceline.task.data.protocol import Source, reading_ahead, tightened
 from paceline.task.data.rows.of_split import SourceOfSplit
 
 
@@ -121,6 +121,10 @@ class InOrder:
         self.samples, self.items_per_sample, self.unit = source.samples, source.items_per_sample, source.unit
         self.vocab, self.fingerprint = source.vocab, source.fingerprint
         self.read = source.read
+
+    def tight(self) -> Source:
+        """Return the same source in the same order, whose rows are filled up no further than they must be."""
+        return InOrder(tight, self.order) if (tight := tightened(self.inner)) is not self.inner else self
 
     def __getattr__(self, name: str) -> object:
         if name == "inner":

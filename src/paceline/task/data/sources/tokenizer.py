@@ -15,6 +15,7 @@ from paceline.errors import DataError, MissingExtra
 
 Tokens = npt.NDArray[Any]  # one dimension of unsigned integers
 
+OWN = ("bytes", "bpe")  # of Paceline: `task.data.tokenizer` names these, or the file of another one
 BYTES_END = 256
 BPE_END = "<|endoftext|>"
 BPE_TRAIN_BYTES = 256 * 2**20  # merges learned from more text hardly differ, and training takes 5 MB/s

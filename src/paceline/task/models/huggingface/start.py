@@ -12,6 +12,7 @@ from paceline.errors import StorageError
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.model_folder import CONFIG, TOKENIZER, folder_of
 from paceline.spec.task import DataSpec, ModelSpec
+from paceline.task.data.sources.named import kind_of_source
 from paceline.task.models.huggingface.files import read_safetensors
 from paceline.task.models.huggingface.road import road_of
 from paceline.task.models.huggingface.theirs import ARCHITECTURE
@@ -82,7 +83,7 @@ def start_lines(model: object, data: object) -> list[str]:
     if model.starts_from:
         lines.append(f"starts from {starting_weights(model.starts_from)}")
         lines += fit_texts(model)
-    if folder is not None and isinstance(data, DataSpec):
+    if folder is not None and isinstance(data, DataSpec) and kind_of_source(data.source)[0] != "images":
         lines.append(_tokenizer_text(folder, data))
     return lines
 

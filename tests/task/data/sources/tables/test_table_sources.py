@@ -16,10 +16,12 @@ from paceline.errors import DataError
 from paceline.spec.task import DataSpec
 from paceline.task.data.facts import data_facts
 from paceline.task.data.order.of_source import ids_at
+from paceline.task.data.protocol import filled_for
 from paceline.task.data.rows import packed_source
 from paceline.task.data.source import open_sources
 from paceline.task.data.sources.tables.chat import TextPart, chatml, encode_segments, llama3, of_tokenizer, plain
 from paceline.task.data.sources.tables.store import open_table
+from paceline.task.data.sources.tables.tell import first_rows
 from paceline.task.data.sources.tokenizer import ByteTokenizer, load_tokenizer
 
 TALK = [
@@ -71,6 +73,55 @@ def test_rows_are_filled_up_and_cut_as_a_plain_loop_does(tmp_path: Path) -> None
     again = pickle.loads(pickle.dumps(train))
     assert again.fingerprint == train.fingerprint
     assert torch.equal(again.read(np.arange(4))["tokens"], train.read(np.arange(4))["tokens"])
+
+
+def test_rows_of_one_cpu_are_filled_up_to_the_longest_and_no_further(tmp_path: Path) -> None:
+    """Ranks of tp share a row's tokens, GPUs like even lengths, and bf16 on a CPU makes a kernel for each."""
+    train = open_sources(labelled(tmp_path), 7)[0]
+    lengths = np.asarray(train.lengths)
+    longest = int(lengths[lengths % 8 > 0].max())  # of these rows
+    ids = np.flatnonzero(lengths <= longest)
+    tight, wide = filled_for(train, "cpu", 1, "fp32"), train.read(ids)
+    batch = tight.read(ids)
+    assert batch["tokens"].shape == (len(ids), longest) and wide["tokens"].shape[1] == longest + -longest % 8
+    assert batch.keys() == wide.keys() and torch.equal(batch["labels"], wide["labels"])
+    for name in ("tokens", "attention_mask"):
+        assert torch.equal(batch[name], wide[name][:, :longest])
+    assert tight.fingerprint == train.fingerprint and tight.samples == train.samples
+    for others in (("cuda", 1, "fp32"), ("cpu", 2, "fp32"), ("cpu", 1, "bf16")):
+        assert filled_for(train, *others) is train
+
+
+def test_rows_that_are_filled_up_no_further_keep_their_order(tmp_path: Path) -> None:
+    train = open_sources(labelled(tmp_path, shuffle="bucketed", shuffle_bucket=8), 7)[0]
+    tight, places = filled_for(train, "cpu", 1, "fp32"), np.arange(3 * train.samples)
+    assert np.array_equal(ids_at(tight, 7, places), ids_at(train, 7, places))
+    widths = {tight.read(ids_at(tight, 7, places[at : at + 8]))["tokens"].shape[1] % 8 for at in range(0, 64, 8)}
+    assert widths > {0}, "and are tight all the same"
+
+
+@pytest.mark.parametrize("around", [False, True])
+def test_a_labelled_text_is_what_its_tokenizer_gives_anywhere_else(tmp_path: Path, around: bool) -> None:
+    """An end that `from_pretrained` and `pipeline` do not add would be learnt and then be missing."""
+    package = pytest.importorskip("tokenizers")
+    folder = write_tokenizer(tmp_path, ["<|endoftext|>", "[CLS]"])
+    theirs = package.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    if around:
+        theirs.post_processor = package.processors.TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 1)])
+        theirs.save(str(folder / "tokenizer.json"))
+    texts = ["a b", "cab", "", "b<|endoftext|>"]
+    (tmp_path / "t.csv").write_text("text,label\n" + "".join(f'"{text}",{at % 2}\n' for at, text in enumerate(texts)))
+    data = DataSpec(f"table:{tmp_path / 't.csv'}", tokenizer=str(folder), validation_fraction=0.0, seq_len=32,
+                    labels="classification", cache_dir=str(tmp_path / "cache"))  # fmt: skip
+    train = open_sources(data, 7)[0]
+    theirs.encode_special_tokens = True
+    end = load_tokenizer(str(folder)).end_of_document
+    for row, text in enumerate(texts):
+        batch = train.read(np.array([row]))
+        real = batch["tokens"][0][batch["attention_mask"][0] > 0].tolist()
+        assert real == (theirs.encode(text).ids or [end]), "a text of no token is its end"
+    shown = first_rows(open_table(data), data, count=4)
+    assert [row.length for row in shown] == train.lengths.tolist()
 
 
 def test_the_order_by_length_has_rows_of_a_batch_alike(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from paceline.task.data.rows.packing import Ints, PackedRows
 from paceline.task.data.sources.tables.store import TextTable
 from paceline.task.data.sources.tokens import Split, TokenSplit
 
-PAD_MULTIPLE = 8  # rows are filled up to a multiple of it: kernels like even lengths, and ranks of tp can share them
+PAD_MULTIPLE = 8  # rows are filled up to a multiple of it: GPUs like even lengths, and ranks of tp can share them
 
 
 class TableSource:
@@ -25,6 +25,8 @@ class TableSource:
     is_near = True
     skip_bad = False
     is_ragged = True  # rows are as long as the longest beside them
+    multiple = PAD_MULTIPLE
+    least = 0  # tokens of a row
 
     def __init__(self, table: TextTable, split: TokenSplit, seq_len: int) -> None:
         """Map the split. Raises DataError where it holds no row."""
@@ -35,7 +37,7 @@ class TableSource:
             raise DataError(f"the {split.name} data hold no row", "all rows are in the other split", "more rows")
         self._watch, self._tokens = split.watch().hold, split.open()
         self._starts = split.offsets()[:-1].astype(np.int64)
-        self._sizes = np.diff(split.offsets()).astype(np.int64) - self._beyond()
+        self._sizes = np.maximum(np.diff(split.offsets()).astype(np.int64) - self._beyond(), self.least)
         self.lengths = np.minimum(self._sizes, seq_len)
         self.longest = int(self.lengths.max())
 
@@ -54,11 +56,17 @@ class TableSource:
         self._watch()
         lengths = self.lengths[ids]
         width = int(lengths.max(initial=1))
-        width = min(width + -width % PAD_MULTIPLE, self.seq_len)
+        width = min(width + -width % self.multiple, self.seq_len)
         real = np.arange(width) < lengths[:, None]
         places = np.minimum(self._starts[ids][:, None] + np.arange(width), len(self._tokens) - 1)
         tokens = np.where(real, np.asarray(self._tokens[places]).astype(np.int64), self.table.pad)
         return tokens, real, places
+
+    def tight(self) -> Self:
+        """Return the same source, whose rows are filled up to the longest beside them and no further."""
+        found = object.__new__(type(self))  # copy.copy would open it once more
+        found.__dict__.update(self.__dict__, multiple=1)
+        return found
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.table, self.split, self.seq_len)
@@ -72,6 +80,7 @@ class LabelledSource(TableSource):
 
     unit = "samples"
     items_per_sample = 1
+    least = 1  # a text of no token is its end
 
     def __init__(self, table: TextTable, split: TokenSplit, seq_len: int) -> None:
         super().__init__(table, split, seq_len)

@@ -30,7 +30,7 @@ from paceline.task.data.sources.tables.survey import survey_table
 from paceline.task.data.sources.tables.write import COUNTED, LABELS, TABLE, write_table
 from paceline.units import format_count
 
-FORMAT = 2  # raise it when the same rows would give other files
+FORMAT = 3  # raise it when the same rows would give other files
 CHOICES = ("text_field", "labels", "label_field", "prompt_field", "completion_field", "messages_field", "template")
 
 

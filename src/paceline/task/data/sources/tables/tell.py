@@ -98,7 +98,9 @@ def first_rows(
     counted = None if table.labels else table.counted_array("train")
     for row in range(min(count, split.documents)):
         start, stop = int(offsets[row]), int(offsets[row + 1])
-        kept = min(stop - (0 if table.keeps_end else 1), start + data.seq_len)
+        whole = stop - (0 if table.keeps_end else 1)
+        whole = whole if labels is None else max(whole, start + 1)  # a text of no token is its end
+        kept = min(whole, start + data.seq_len)
         ids = np.asarray(tokens[start:kept])
         if labels is not None and table.labels is not None:
             learnt = _label_text(labels[row], table.labels)

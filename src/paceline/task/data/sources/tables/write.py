@@ -23,6 +23,7 @@ from paceline.task.data.sources.tables.chat import encode_segments
 from paceline.task.data.sources.tables.labels import Labels, encode_label, places_of
 from paceline.task.data.sources.tables.survey import TableRow, TableSurvey
 from paceline.task.data.sources.tokenizer import (
+    OWN,
     ByteTokenizer,
     FileTokenizer,
     Tokenizer,
@@ -37,12 +38,15 @@ LIST_ROWS = min(LIST_DOCUMENTS, 1024)  # tokenised at a time
 
 
 class RowTokens:
-    """Makes tokens of rows: of a labelled text those of the whole tokenizer, of others those that count marked."""
+    """Makes tokens of rows: of a labelled text those that its tokenizer gives, of others those that count marked."""
 
-    def __init__(self, tokenizer: Tokenizer, labelled: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, labelled: bool, *, own: bool) -> None:
+        """`own` says whether the tokenizer is Paceline's, whose labelled texts end with the end-of-document token.
+
+        What another tokenizer gives, such as [CLS] and [SEP] around a text, is what its model is given anywhere else.
+        """
         self.tokenizer = tokenizer
-        # What a tokenizer puts around a text ([CLS], [SEP]) ends it already.
-        self.around = labelled and isinstance(tokenizer, FileTokenizer) and bool(tokenizer.around)
+        self.keeps_end = own or not labelled
         self.labelled = labelled
 
     def of(self, rows: list[TableRow]) -> list[tuple[Any, Any]]:
@@ -50,7 +54,7 @@ class RowTokens:
         if not self.labelled:
             return encode_segments(self.tokenizer, [row.segments for row in rows])
         texts = [row.text() for row in rows]
-        if self.around:
+        if not self.keeps_end:
             assert isinstance(self.tokenizer, FileTokenizer)
             return [(ids, None) for ids in self.tokenizer.encode_around(texts)]
         return [(ids, None) for ids in self.tokenizer.encode(texts)]
@@ -60,7 +64,7 @@ def write_table(data: DataSpec, listing: CorpusFiles, survey: TableSurvey, key: 
     """Tokenise all rows into `folder`; the manifest comes last. Raises DataError where they changed meanwhile."""
     tokenizer = _tokenizer(data, survey)
     labels, suffix = survey.labels, LABELS if survey.labels else COUNTED
-    maker = RowTokens(tokenizer, labels is not None)
+    maker = RowTokens(tokenizer, labels is not None, own=data.tokenizer in OWN)
     places = places_of(labels, survey.names) if labels else {}
     digest = hashlib.blake2b(digest_size=16)
     counts: dict[str, Counter[str]] = {split: Counter() for split in SPLITS}
@@ -129,7 +133,7 @@ def _write_told(
         "because": columns.because,
         "labels": labels and {"kind": labels.kind, "classes": labels.classes, "because": labels.because},
         "counts": {split: dict(counts[split]) for split in SPLITS},
-        "keeps_end": not maker.around,
+        "keeps_end": maker.keeps_end,
         "pad": tokenizer.pad if isinstance(tokenizer, FileTokenizer) else 0,
         "template": writer.told if writer else "",
         "special": special_text(tokenizer),

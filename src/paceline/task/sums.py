@@ -1,0 +1,39 @@
+"""What an objective returns: a sum of losses and how many items it is over. Anything else is told in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from paceline.errors import ConfigError
+
+
+class NoSum(ConfigError):
+    """What an objective returns is no sum with a weight."""
+
+    def __init__(self, objective: object, returned: str) -> None:
+        super().__init__(
+            f"the objective{_named(objective)} returned {returned}",
+            "a step divides the summed loss by the number of items over all micro-batches and devices: it needs both",
+            'return loss_sum, items: the loss summed over the batch (reduction="sum") and how many items it is over, '
+            "such as labels.numel()",
+        )
+
+
+def as_sum(found: object, objective: object) -> tuple[Any, Any]:
+    """Return what an objective has returned as (loss sum, weight). Raises NoSum where it is no such pair."""
+    if not isinstance(found, tuple | list) or len(found) != 2:
+        several = f"{len(found)} values" if isinstance(found, tuple | list) else f"a {type(found).__name__} alone"
+        raise NoSum(objective, several)
+    loss, weight = found
+    if isinstance(loss, Tensor) and loss.numel() != 1:
+        raise NoSum(objective, f"a loss of shape {list(loss.shape)}, which is not one number")
+    return loss, weight
+
+
+def _named(objective: Any) -> str:
+    """Return the name of an objective, inside of what is around it, after a blank; "" where it has none."""
+    while inner := getattr(objective, "_objective", None) or getattr(objective, "func", None):
+        objective = inner
+    return f" {name}" if (name := getattr(objective, "__name__", "")) else ""
