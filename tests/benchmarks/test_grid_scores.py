@@ -120,6 +120,28 @@ def test_a_call_goes_on_with_the_plans_that_no_line_is_of(modules, tmp_path, mon
     assert asked == [8, 8, 8, 2] and not case.todo(grid.read_lines(path))
 
 
+def test_rows_of_another_pace_than_the_probes_are_measured_again_and_told_in_the_end(modules, tmp_path, monkeypatch):
+    """A fixed step of 40 ms in the probe takes 60 beside the plans: the machine is 1.5 times slower than it was."""
+    scores, grid = modules
+    steps = [SimpleNamespace(precision=name, width=width, seconds=seconds) for name, width, seconds in (
+        ("fp32", 500, 0.2), ("fp32", 174, 0.04), ("bf16", 174, 0.01))]  # fmt: skip
+    cluster = SimpleNamespace(devices=2, device=SimpleNamespace(calibration=steps))
+    assert grid.pace_of(cluster, [0.06, 0.08, 0.05]) == pytest.approx(1.5)
+    assert math.isnan(grid.pace_of(cluster, [])) and [grid.is_steady(pace) for pace in (0.95, 1.5, 0.6)] == [True, 0, 0]
+    plans = (Plan(layout=Layout(dp_shard=2), micro_batch=1),)
+    case = grid.Case("plain", SimpleNamespace(cluster=cluster), plans, 0.0)
+    monkeypatch.setattr(grid, "measure", lambda *given: [{"fixed_seconds": [0.06]}])
+    monkeypatch.setattr(grid, "observe", lambda *given: SimpleNamespace(as_dict=dict))
+    path, lines = tmp_path / "rows.jsonl", []
+    assert grid.go_on(case, lines, path, None, math.inf, last=False) == grid.UNSTEADY and not lines
+    assert grid.go_on(case, lines, path, None, math.inf) == "" and lines[0]["pace"] == pytest.approx(1.5)
+    rows = [row(scores, "plain", 2, "a", 1.0, 1.2), row(scores, "plain", 2, "b", 1.5, 1.0, pace=1.5)]
+    found = scores.score(rows)
+    assert found["unsteady"] == 1 and found["steady_time_mape"] == pytest.approx(0.2)
+    assert "Beside 1 rows" in "\n".join(scores._pace_lines(found))
+    assert "beside every row" in "\n".join(scores._pace_lines(scores.score(rows[:1])))
+
+
 def test_all_layouts_are_measured_unless_fewer_are_asked_for(modules):
     _, grid = modules
     plans = [Plan(layout=Layout(dp_shard=2), zero=zero, micro_batch=micro) for zero in (1, 2, 3) for micro in (4, 2)]

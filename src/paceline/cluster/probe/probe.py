@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from paceline.cluster.here.waiting import waiting
-from paceline.cluster.machine import read_machine, torch_without_cuda, visible_gpus
+from paceline.cluster.machine import read_machine, threads_per_device, torch_without_cuda, visible_gpus
 from paceline.cluster.probe.busy import busy_text, look_around, reasons_of
 from paceline.cluster.probe.records import (
     CollectiveRates,
@@ -29,6 +29,7 @@ from paceline.cluster.probe.records import (
     RankProbe,
     StepTimes,
     SubgroupRates,
+    Timed,
     TimedRate,
 )
 from paceline.cluster.store import SCHEMA, probe_path, write_probe
@@ -91,11 +92,6 @@ def probe_machine(
         say(line)
     say(f"stored   {path} ({record['seconds']:.1f} s)")
     return record
-
-
-def threads_per_device(cores: int, devices: int) -> int:
-    """Return each device's share of the cores, at least one."""
-    return max(1, cores // devices)
 
 
 def _run_workers(request: ProbeRequest, timeout_seconds: float, most_seconds: float | None = None) -> list[RankProbe]:
@@ -161,11 +157,13 @@ def combine(results: list[RankProbe]) -> MeasuredMachine:
         "torch": results[0]["torch"],
         "matmul": _slowest_points([result["matmul"] for result in results]),
         "attention": _slowest_points([result["attention"] for result in results]),
+        "attention_narrow": _slowest_points([result["attention_narrow"] for result in results]),
+        "head_widths": results[0]["head_widths"],
         "memory": {
             name: min(result["memory"][name]["bytes_per_second"] for result in results)
             for name in ("triad", "elementwise")
         },
-        "launch_seconds": max(result["launch"]["autograd"]["seconds"] for result in results),
+        "launch_seconds": max(_start(result["launch"]) for result in results),
         "launch_plain_seconds": max(result["launch"]["plain"]["seconds"] for result in results),
         "optimizer_bytes_per_second": min(result["optimizer"]["bytes_per_second"] for result in results),
         "runtime_bytes": max(result["runtime_bytes"] for result in results),
@@ -182,6 +180,14 @@ def combine(results: list[RankProbe]) -> MeasuredMachine:
         record["device_name"] = results[0]["device_name"]
         record["device_memory_bytes"] = results[0]["device_memory_bytes"]
     return record
+
+
+def _start(launch: dict[str, Timed]) -> float:
+    """Return the seconds of one operator's start: what of a step is left on no rows, at least that of tiny ones."""
+    tiny = launch["autograd"]["seconds"]
+    if "half the rows" not in launch:
+        return tiny
+    return max(tiny, 2 * launch["half the rows"]["seconds"] - launch["all rows"]["seconds"])
 
 
 def _slowest_points(ranks: list[dict[str, list[TimedRate]]]) -> dict[str, list[list[float]]]:
@@ -279,7 +285,7 @@ def probe_lines(record: ProbeRecord) -> list[str]:
     )
     lines.append(
         f"  operator               {format_seconds(record['launch_plain_seconds'])} plain · "
-        f"{format_seconds(record['launch_seconds'])} in training, a third of forward and backward"
+        f"{format_seconds(record['launch_seconds'])} in a training step, for each of its passes"
     )
     lines.append(f"  fused AdamW            {format_rate(record['optimizer_bytes_per_second'], 'B')}")
     lines.append(f"  process before tensors {format_bytes(record['runtime_bytes'])}")

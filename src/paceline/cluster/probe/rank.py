@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from paceline.cluster.probe.passes import PASSES
 from paceline.cluster.probe.records import ProbeRequest, Timed
 
 
@@ -45,7 +46,8 @@ class Rank:
         self.clock = time.process_time if own_time else time.perf_counter
         # A budget this small is for trying the probe out: only the smallest sizes are measured.
         self.trial = request["seconds_budget"] < 1
-        self.slot_seconds = request["seconds_budget"] / 100  # some 60 measurements, and the import of torch
+        # Some 60 measurements in each pass, and the import of torch.
+        self.slot_seconds = request["seconds_budget"] / 100 / PASSES
 
     def synchronize(self) -> None:
         """Wait until the device has done all that it was given."""
