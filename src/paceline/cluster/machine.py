@@ -10,7 +10,6 @@ import os
 import shutil
 import socket
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 CGROUP_MEMORY = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
@@ -106,6 +105,8 @@ def visible_gpus() -> list[Gpu]:
 
 def torch_without_cuda() -> bool:
     """Return whether the installed torch is a CPU-only build, judged by its version, without importing it."""
+    from importlib import metadata
+
     try:
         return metadata.version("torch").endswith("+cpu")
     except metadata.PackageNotFoundError:

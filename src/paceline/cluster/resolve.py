@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paceline.cluster.catalog.assumed import (
     CPU_LINK,
@@ -30,7 +31,6 @@ from paceline.cluster.catalog.file import Catalog, load_catalog
 from paceline.cluster.machine import Machine, read_machine, threads_per_device, torch_without_cuda, visible_gpus
 from paceline.cluster.override import with_overrides
 from paceline.cluster.probe.busy import BUSY_ERROR, busy_text, has_expired, reasons_of
-from paceline.cluster.probe.records import ProbeRecord
 from paceline.cluster.store import probe_path, read_probe
 from paceline.errors import ConfigError
 from paceline.spec.cluster import (
@@ -43,6 +43,9 @@ from paceline.spec.cluster import (
     GroupRates,
     Link,
 )
+
+if TYPE_CHECKING:
+    from paceline.cluster.probe.records import ProbeRecord
 
 
 def resolve_cluster(spec: ClusterSpec, probes: Path | None = None) -> tuple[Cluster, list[str]]:
