@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from paceline.cluster.probe.rank import Rank
 from paceline.cluster.probe.records import Timed, TimedBlock
 
+FEW_TOKENS = 8
 PASSES_OF_A_STEP = 3  # over a block's operators: one forward, and two for what backward has
 
 
@@ -98,19 +99,20 @@ def training_step(module: nn.Module, inputs: torch.Tensor) -> Callable[[], None]
 
 
 def passes_by_rows(rank: Rank, block: tuple[int, int, int, int, int], layers: int) -> dict[str, Timed]:
-    """Return the seconds of forward and backward of a block on all its rows, and on half of them, for each operator.
+    """Return the seconds of forward and backward of a block for each operator: on all rows, half of them, a few tokens.
 
-    What is left of them on no rows is what a step pays for an operator whatever its size: Python and autograd, memory
-    that is asked for, threads that are woken and waited for. Example: 30 ms on 8 rows and 17 on 4 leave 4, which are
-    32 us for each of 3 x 42 operators.
+    What is left of the first two on no rows is what a step pays for an operator whatever its size: Python and autograd,
+    memory that is asked for, threads that are woken and waited for. Example: 30 ms on 8 rows and 17 on 4 leave 4, which
+    are 32 us for each of 3 x 42 operators. On a few tokens no thread is woken, and hardly anything else is paid.
     """
     import torch
 
     hidden, ffn, heads, rows, sequence = block
     module = build_block(hidden, ffn, heads, layers, rank.device)
     found: dict[str, Timed] = {}
-    for name, some in (("all rows", rows), ("half the rows", rows // 2)):
-        inputs = torch.randn(some, sequence, hidden, device=rank.device)
+    sizes = {"all rows": (rows, sequence), "half the rows": (rows // 2, sequence), "a few tokens": (1, FEW_TOKENS)}
+    for name, size in sizes.items():
+        inputs = torch.randn(*size, hidden, device=rank.device)
         operators, _ = count_operators(module, inputs)
 
         def passes(inputs: torch.Tensor = inputs) -> None:

@@ -183,11 +183,11 @@ def combine(results: list[RankProbe]) -> MeasuredMachine:
 
 
 def _start(launch: dict[str, Timed]) -> float:
-    """Return the seconds of one operator's start: what of a step is left on no rows, at least that of tiny ones."""
-    tiny = launch["autograd"]["seconds"]
+    """Return the seconds of one operator's start: what of a step is left on no rows, at least that on a few tokens."""
     if "half the rows" not in launch:
-        return tiny
-    return max(tiny, 2 * launch["half the rows"]["seconds"] - launch["all rows"]["seconds"])
+        return launch["autograd"]["seconds"]
+    whole, half, few = (launch[name]["seconds"] for name in ("all rows", "half the rows", "a few tokens"))
+    return max(few, 2 * half - whole)
 
 
 def _slowest_points(ranks: list[dict[str, list[TimedRate]]]) -> dict[str, list[list[float]]]:
