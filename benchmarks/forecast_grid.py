@@ -276,7 +276,8 @@ def tried(
         because = go_on(case, lines, work / "rows.jsonl", options, until, last=is_begun or not left)
         if because != UNSTEADY:
             break
-        probe_marker(devices).unlink()
+        probe_marker(devices).unlink(missing_ok=True)
+        kept_probe(work, task, devices).unlink(missing_ok=True)
     if not kept_probe(work, task, devices).exists():
         keep_probe(work, task, devices)
     return case, because
