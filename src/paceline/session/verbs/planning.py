@@ -6,7 +6,7 @@ One plan is the common case and is to come at once: what the other answers need 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from paceline.plan.planned import Planned, plan_task
 from paceline.spec.load import Spec
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from paceline.plan.explain.compare_clusters import Comparison
     from paceline.plan.placement.grouped import Grouped
 
-    Answer = Planned | Comparison | Grouped
+    Answer: TypeAlias = Planned | Comparison | Grouped
 
 Say = Callable[[str], None]
 
