@@ -11,6 +11,8 @@ from pathlib import Path
 from paceline.cluster.probe.passes import PASSES
 from paceline.cluster.probe.records import ProbeRequest, Timed
 
+LEAST = 2  # calls of each pass, of what takes longer than its slot
+
 
 def summary(samples: list[float]) -> Timed:
     """Return the lower quartile of seconds per call, and the relative spread, (90th - 10th percentile) / median.
@@ -83,7 +85,7 @@ class Rank:
         samples: list[float] = []
         end = time.perf_counter() + self.slot_seconds
         clock = time.perf_counter if repeats else self.clock
-        while len(samples) < repeats if repeats else (time.perf_counter() < end or len(samples) < 3):
+        while len(samples) < repeats if repeats else (time.perf_counter() < end or len(samples) < LEAST):
             begin = clock()
             for _ in range(batch):
                 call()
