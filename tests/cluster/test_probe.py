@@ -103,6 +103,8 @@ def test_an_operators_start_is_what_a_step_takes_on_no_rows():
     assert _start(timed) == pytest.approx(40e-6)
     slow = {**timed, "all rows": {**timed["all rows"], "seconds": 335e-6}}
     assert _start(slow) == pytest.approx(11e-6), "no less than an operator that has hardly anything to do"
+    busy = {**timed, "all rows": {**timed["all rows"], "seconds": 100e-6}}
+    assert _start(busy) == pytest.approx(170e-6), "half the rows met another program: no more than all that they took"
     assert _start({"autograd": timed["autograd"]}) == 3e-6, "beside an accelerator nothing else is timed"
 
 
