@@ -3,7 +3,7 @@
 What else a machine does can only make a call slower, and the host of a virtual one may take a third of its speed away
 for some seconds without a word: within one pass all repeats of a call are then slow alike, and a product that was timed
 in such a moment is compared with a training step that was not. How far two passes differ is kept as a spread, so that
-forecasts on a machine whose speed changes say so.
+forecasts on a machine whose speed changes say so. On a busy machine, whose figures are marked, one pass has to do.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from typing import TypedDict
 from paceline.cluster.here.waiting import waiting
 from paceline.cluster.machine import read_machine, threads_per_device, torch_without_cuda, visible_gpus
 from paceline.cluster.probe.busy import busy_text, look_around, reasons_of
+from paceline.cluster.probe.passes import PASSES
 from paceline.cluster.probe.records import (
     CollectiveRates,
     GroupTimes,
@@ -38,6 +39,7 @@ from paceline.patience import Patience
 from paceline.scratch import Scratch
 from paceline.units import format_bytes, format_rate, format_seconds
 
+TRIAL_SECONDS = 1.0  # a budget below is for trying the probe out
 BUSY_SHARE = 3  # of its time that a probe takes on a busy machine, whose figures will not count for long: a third
 
 
@@ -71,7 +73,7 @@ def probe_machine(
     fair_share = min(1.0, host.cores / devices) if kind == "cpu" else 1.0  # of a core for each thread
     request: ProbeRequest = {
         "devices": devices, "kind": kind, "threads": threads or 1, "seconds_budget": seconds_budget,
-        "fair_share": fair_share,
+        "fair_share": fair_share, "passes": 1 if busy or seconds_budget < TRIAL_SECONDS else PASSES,
     }  # fmt: skip
     results = _run_workers(request, timeout_seconds=120 + 6 * seconds_budget, most_seconds=most_seconds)
     record: ProbeRecord = {

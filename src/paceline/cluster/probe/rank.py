@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from paceline.cluster.probe.passes import PASSES
 from paceline.cluster.probe.records import ProbeRequest, Timed
 
 LEAST = 2  # calls of each pass, of what takes longer than its slot
@@ -49,7 +48,7 @@ class Rank:
         # A budget this small is for trying the probe out: only the smallest sizes are measured.
         self.trial = request["seconds_budget"] < 1
         # Some 60 measurements in each pass, and the import of torch.
-        self.slot_seconds = request["seconds_budget"] / 100 / PASSES
+        self.slot_seconds = request["seconds_budget"] / 100 / request["passes"]
 
     def synchronize(self) -> None:
         """Wait until the device has done all that it was given."""

@@ -13,6 +13,7 @@ class ProbeRequest(TypedDict):
     threads: int  # of each rank
     seconds_budget: float
     fair_share: float  # of a core for each thread
+    passes: int  # over everything that is measured
 
 
 class Timed(TypedDict):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cluster.probe.block import block_times, passes_by_rows
-from paceline.cluster.probe.passes import PASSES, fastest
+from paceline.cluster.probe.passes import fastest
 from paceline.cluster.probe.rank import Rank
 from paceline.cluster.probe.records import (
     CollectiveTimes,
@@ -293,7 +293,7 @@ def measure(request: ProbeRequest, rank: int, folder: Path) -> RankProbe:
     warm_libraries(here)
     runtime_bytes = resident_bytes(here.kind)
     found = one_pass(here)
-    for _ in range(0 if here.trial else PASSES - 1):
+    for _ in range(request["passes"] - 1):
         found = fastest(found, one_pass(here, found))
     # All this is computing, so on CPUs a rank that got less than its cores shared them with somebody else.
     fair_seconds = found["wall_seconds"] * request["threads"] * request["fair_share"]
