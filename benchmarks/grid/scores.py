@@ -213,6 +213,18 @@ def _pace_lines(whole: dict[str, float]) -> list[str]:
     ]  # fmt: skip
 
 
+def aim_line(whole: dict[str, float]) -> str:
+    """Return what is aimed at over all rows, and which of it is missed."""
+    reached = {
+        "time error at most 8 %": whole["time_mape"] <= 0.08,
+        "memory error at most 5 %": whole["memory_mape"] <= 0.05,
+        "80 % intervals that hold 75 to 85 %": 0.75 <= whole["covered_80"] <= 0.85,
+        "regret of at most 3 % in the mean": whole["regret_mean"] <= 0.03,
+    }
+    missed = ", ".join(aim for aim, is_reached in reached.items() if not is_reached)
+    return f"Aimed at are {', '.join(reached)}. Missed: {missed or 'none'}."
+
+
 def document(result: dict[str, Any], rows: Sequence[Row], command: str) -> str:
     """Return the Markdown page of a result."""
     facts, whole = result["machine"], result["scores"]
@@ -229,6 +241,7 @@ def document(result: dict[str, Any], rows: Sequence[Row], command: str) -> str:
         f"{_percent(whole['covered_80'])} of the rows, {_percent(whole['learnt_covered_80'])} after learning. "
         f"{whole['over_limit']} rows took more memory than they were allowed.", "",
         *_pace_lines(whole),
+        aim_line(whole), "",
         "| task | processes | plan | measured | forecast | after learning | memory | forecast |", f"|{'---|' * 8}",
     ]  # fmt: skip
     for row in rows:

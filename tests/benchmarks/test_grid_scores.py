@@ -86,6 +86,13 @@ def test_the_page_has_every_score_and_every_row(modules, rows):
         "not_measured": failed,
     }
     page = scores.document(result, rows, "command")
+    assert (
+        "Missed: time error at most 8 %, memory error at most 5 %, 80 % intervals that hold 75 to 85 %, regret" in page
+    )
+    good = {"time_mape": 0.07, "memory_mape": 0.04, "covered_80": 0.8, "regret_mean": 0.01}
+    assert scores.aim_line(good).endswith("Missed: none.") and "Missed: regret" in scores.aim_line(
+        {**good, "regret_mean": 0.05}
+    )
     assert "9 of 12 plans" in page and "1 rows took more memory" in page and "- vision, 4 processes: it did" in page
     assert page.count("| slow network | 2 |") == 3
     (whole,) = [line for line in page.splitlines() if line.startswith("| all |")]
