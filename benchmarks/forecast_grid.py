@@ -6,7 +6,8 @@ The machine is probed first, for each number of processes. Of every layout, ZeRO
 planner would choose for it is run: plans of one task take turns of a few steps, a few plans at a time. FOLDER keeps the
 probes and a line for every plan that was measured, so the next call goes on where this one stopped; the scores are of
 all that it holds. Two views: by the formulas alone, and after learning from half of the rows, where every row is scored
-by what the other half taught (grid/scores.py).
+by what the other half taught (grid/scores.py). Where the machine's speed changed since the probe, both are made again
+(grid/pace.py).
 
 Some tasks are those where copies of the model lose or do not fit: little memory (nine tenths of what copies are
 forecast to need), a slow network (worlds/slow_network.py, which the probe measures as well), long sequences, experts.
@@ -21,6 +22,7 @@ import datetime
 import json
 import math
 import os
+import shutil
 import statistics
 import sys
 import tempfile
@@ -31,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from common import RESULTS, machine, strict_json
+from grid.pace import TRIES, is_steady, pace_of
 from grid.scores import document, parts_of, rows_of, score, table
 from worlds import slow_network
 
@@ -132,9 +135,11 @@ def environment(work: Path, task: str) -> Iterator[None]:
 
 def case_of(task: str, devices: int, work: Path, options: argparse.Namespace) -> Case:
     """Return a task on so many processes, planned on what was probed; this is probed where it was not before."""
-    home = Path(os.environ["XDG_CACHE_HOME"])
-    marker = home / f"probed-{devices}"
-    if not marker.exists():
+    kept, probes = kept_probe(work, task, devices), Path(os.environ["XDG_CACHE_HOME"]) / "paceline" / "probes"
+    if kept.exists():  # the one that this task's rows were measured with
+        probes.mkdir(parents=True, exist_ok=True)
+        shutil.copy(kept, probes / json.loads(kept.read_text())["file"])
+    elif not (marker := probe_marker(devices)).exists():
         probe_machine(devices, "cpu", say=lambda line: None, seconds_budget=options.probe_seconds)
         marker.touch()
     given = TASKS[task]
@@ -144,6 +149,24 @@ def case_of(task: str, devices: int, work: Path, options: argparse.Namespace) ->
     if "little memory" in task:
         planned, limit = in_little_memory(planned, asked)
     return Case(task, planned, tuple(plans_of(planned, options.layouts)), limit)
+
+
+def probe_marker(devices: int) -> Path:
+    """Return the file that says that so many processes were probed in the current cache."""
+    return Path(os.environ["XDG_CACHE_HOME"]) / f"probed-{devices}"
+
+
+def kept_probe(work: Path, task: str, devices: int) -> Path:
+    """Return where the probe is kept that a task's rows are forecast with; another task may have made a later one."""
+    return work / "probes" / f"{task.replace(' ', '-')}-{devices}.json"
+
+
+def keep_probe(work: Path, task: str, devices: int) -> None:
+    """Keep the probe that the current cache holds as that of a task's rows."""
+    (path,) = (Path(os.environ["XDG_CACHE_HOME"]) / "paceline" / "probes").glob(f"*-cpu-{devices}x*.json")
+    kept = kept_probe(work, task, devices)
+    kept.parent.mkdir(exist_ok=True)
+    kept.write_text(json.dumps({**json.loads(path.read_text()), "file": path.name}))
 
 
 def in_little_memory(planned: Planned, asked: Sequence[str]) -> tuple[Planned, float]:
@@ -164,7 +187,7 @@ def in_little_memory(planned: Planned, asked: Sequence[str]) -> tuple[Planned, f
 
 
 def measure(planned: Planned, plans: Sequence[Plan], options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return {seconds, peak_bytes} of each plan. Raises PacelineError where a process fails."""
+    """Return {seconds, peak_bytes, fixed_seconds} of each plan. Raises PacelineError where a process fails."""
     with tempfile.TemporaryDirectory(prefix="grid-") as name:
         folder = Path(name)
         request, result = folder / "request.json", folder / "result.json"
@@ -204,8 +227,16 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def go_on(case: Case, lines: list[dict[str, Any]], path: Path, options: argparse.Namespace, until: float) -> str:
-    """Measure the case's plans that are not measured yet, until the time is up; return why one failed, or nothing."""
+UNSTEADY = "the machine's speed is not that of its probe"
+
+
+def go_on(
+    case: Case, lines: list[dict[str, Any]], path: Path, options: argparse.Namespace, until: float, last: bool = True
+) -> str:
+    """Measure the case's plans that are not measured yet, until the time is up; return why one failed, or nothing.
+
+    Unless it is the `last` try, plans are not kept whose fixed step shows another machine than the probe's.
+    """
     todo = case.todo(lines)
     for at in range(0, len(todo), TOGETHER):
         if time.monotonic() > until:
@@ -215,17 +246,41 @@ def go_on(case: Case, lines: list[dict[str, Any]], path: Path, options: argparse
             measured = measure(case.planned, plans, options)
         except PacelineError as error:
             return f"{error.what}: {error.because}"
+        pace = pace_of(case.planned.cluster, measured[0].get("fixed_seconds", ()))
+        if not is_steady(pace) and not last:
+            return UNSTEADY
         made = [
             {"task": case.task, "devices": case.devices, "plan": str(plan), "limit_bytes": case.limit_bytes,
-             "observation": observe(case.task, case.planned, plan, one).as_dict()}
+             "pace": pace, "observation": observe(case.task, case.planned, plan, one).as_dict()}
             for plan, one in zip(plans, measured, strict=True)
         ]  # fmt: skip
         lines += made
         is_torn = path.exists() and not path.read_text().endswith("\n")
         with path.open("a") as out:
             out.write("\n" * is_torn + "".join(json.dumps(line) + "\n" for line in made))
-        print(f"{case.task}, {case.devices}: {len(made)} plans measured", flush=True)
+        print(f"{case.task}, {case.devices}: {len(made)} plans measured, pace {pace:.2f}", flush=True)
     return ""
+
+
+def tried(
+    task: str, devices: int, work: Path, lines: list[dict[str, Any]], options: argparse.Namespace, until: float
+) -> tuple[Case, str]:
+    """Return a task on so many processes with all its plans measured, and why one failed, or nothing.
+
+    Probe and plans are made again where the machine's speed has changed between them, a few times at most.
+    """
+    because = ""
+    for left in reversed(range(1 if options.quick else TRIES)):
+        case = case_of(task, devices, work, options)
+        is_begun = len(case.todo(lines)) < len(case.plans)
+        because = go_on(case, lines, work / "rows.jsonl", options, until, last=is_begun or not left)
+        if because != UNSTEADY:
+            break
+        probe_marker(devices).unlink(missing_ok=True)
+        kept_probe(work, task, devices).unlink(missing_ok=True)
+    if not kept_probe(work, task, devices).exists():
+        keep_probe(work, task, devices)
+    return case, because
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -266,15 +321,13 @@ def main(arguments: list[str]) -> int:
     with contextlib.ExitStack() as kept:
         work = Path(options.work or kept.enter_context(tempfile.TemporaryDirectory(prefix="grid-work-")))
         work.mkdir(parents=True, exist_ok=True)
-        path = work / "rows.jsonl"
-        lines, failed, cases = read_lines(path), list[dict[str, Any]](), dict[tuple[str, int], Case]()
+        lines, failed, cases = read_lines(work / "rows.jsonl"), list[dict[str, Any]](), dict[tuple[str, int], Case]()
         for devices in map(int, options.devices.split(",")):
             for task in chosen:
                 if devices == 1 and (task in SLOW or "little memory" in task):
                     continue  # one process has no network, and no other layout
                 with environment(work, task):
-                    case = case_of(task, devices, work, options)
-                    because = go_on(case, lines, path, options, until)
+                    case, because = tried(task, devices, work, lines, options, until)
                 cases[task, devices] = case
                 if because:
                     failed.append({"task": task, "devices": devices, "because": because})
@@ -284,8 +337,8 @@ def main(arguments: list[str]) -> int:
     runs = forecast_runs(observations, lambda one: cases[one.name, one.devices].planned.cluster)
     if not runs:
         return 1
-    limits = {id(one): line["limit_bytes"] for one, line in zip(observations, mine, strict=True)}
-    rows = rows_of(runs, [limits[id(run.observation)] for run in runs])
+    known = {id(one): line for one, line in zip(observations, mine, strict=True)}
+    rows = rows_of(runs, [known[id(run.observation)] for run in runs])
     result = {
         "machine": machine(), "rounds": options.rounds, "steps": options.steps, "scores": score(rows),
         "asked": sum(len(case.plans) for case in cases.values()),

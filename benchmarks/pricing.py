@@ -1,8 +1,9 @@
 """How fast plans are priced and searched: `OMP_NUM_THREADS=1 python benchmarks/pricing.py [--quick] [--json]`; no GPU.
 
-Four figures. Layouts priced per second, memory and time of each; the complete search for Llama 3.1 405B on 16,384 H100
+Five figures. Layouts priced per second, memory and time of each; the complete search for Llama 3.1 405B on 16,384 H100
 in a process that has only just started, Python's own start included; the one for a model of 530B on 5,120 A100, beside
-what Calculon states of its own search; `paceline plan` of a small task.
+what Calculon states of its own search; `paceline plan` of a small task; and of a user's own module that had to be
+traced (examples/digits_model.py), again, beside `import numpy` in the same minute.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from paceline.spec.task import ModelSpec
 from paceline.task.models.sizes import resolve_decoder
 from paceline.task.profile.decoder import profile_decoder
 
+EXAMPLES = Path(__file__).parents[1] / "examples"
 DEVICES, BATCH, SEQUENCE = 16_384, 2048, 8192
 REPEATS = 5
 SEARCH = """
@@ -80,16 +82,31 @@ def priced_per_second(repeats: int) -> dict[str, Any]:
     return {"plans": len(columns), "layouts": len(layouts), "per_second": len(columns) / statistics.median(seconds)}
 
 
-def cold(command: list[str], repeats: int) -> tuple[dict[str, float], str]:
+def cold(
+    command: list[str], repeats: int, folder: Path | None = None, environ: dict[str, str] | None = None
+) -> tuple[dict[str, float], str]:
     """Return the median wall and processor seconds of a process from its start to its end, and what it printed."""
     wall, used, printed = [], [], ""
     for _ in range(repeats):
         before, began = os.times(), time.perf_counter()
-        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        printed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder, env=environ).stdout
         after = os.times()
         wall.append(time.perf_counter() - began)
         used.append(after.children_user + after.children_system - before.children_user - before.children_system)
     return {"wall_seconds": statistics.median(wall), "processor_seconds": statistics.median(used)}, printed
+
+
+def planned_again(repeats: int) -> dict[str, Any]:
+    """Return what the first plan of a module that is traced takes, the second one, and importing numpy beside it."""
+    own = ["task.model.name=digits_model:build", "task.data.source=digits", "cluster.device=h100-sxm",
+           "cluster.devices=8"]  # fmt: skip
+    command = [sys.executable, "-m", "paceline", "plan", *(word for pair in own for word in ("--set", pair))]
+    with tempfile.TemporaryDirectory() as cache:
+        here = {**os.environ, "XDG_CACHE_HOME": cache}
+        first, _ = cold(command, 1, EXAMPLES, here)
+        again, _ = cold(command, repeats, EXAMPLES, here)
+    numpy, _ = cold([sys.executable, "-c", "import numpy"], repeats)
+    return {"first": first, "again": again, "import_numpy": numpy}
 
 
 def main() -> None:
@@ -111,9 +128,11 @@ def main() -> None:
         small = [f"task.data.source={text}", "task.model=llama-11m", "cluster.device=h100-sxm", "cluster.devices=8"]
         sets = [word for pair in small for word in ("--set", pair)]
         planned, _ = cold([sys.executable, "-m", "paceline", "plan", *sets], repeats)
+    again = planned_again(repeats)
     if as_json:
         print(json.dumps({"priced": priced, "search_405b": {**searched, "plans": int(count)},
-                          "search_530b": {**turing, "plans": int(of_turing)}, "plan_small": planned}))  # fmt: skip
+                          "search_530b": {**turing, "plans": int(of_turing)}, "plan_small": planned,
+                          "plan_own": again}))  # fmt: skip
         return
     space = f"{priced['plans']:,} plans of {priced['layouts']:,} layouts"
     print(f"priced        {priced['per_second']:,.0f} plans/s on one core, memory and time ({space})")
@@ -125,6 +144,9 @@ def main() -> None:
     print(f"best          {best_turing}")
     print(f"plan          llama-11m on 8 x h100-sxm: {planned['wall_seconds']:.2f} s from a cold start"
           f" ({planned['processor_seconds']:.2f} s of processor)")  # fmt: skip
+    spent = {name: one["processor_seconds"] for name, one in again.items()}
+    print(f"plan          a module of one's own, the second time: {spent['again']:.2f} s of processor, the first time"
+          f" {spent['first']:.2f}; `import numpy` alone {spent['import_numpy']:.2f}")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from grid.pace import STEADY, is_steady
 from paceline.backtest.statistics import spearman
 from paceline.plan.cost.columns import columns_of
 from paceline.plan.learn.correct import Learnt, LearntRun
@@ -37,6 +38,7 @@ class Row:
     limit_bytes: float  # of a device's memory; 0: the machine's own
     covered_80: bool
     learnt_covered_80: bool
+    pace: float = math.nan  # of the machine beside it: 1.3 where it was slower than its probe by as much
 
     @property
     def group(self) -> tuple[str, int]:
@@ -51,14 +53,14 @@ def halves(count: int) -> list[int]:
     return [int(place < count // 2) for place in places]
 
 
-def rows_of(runs: Sequence[LearntRun], limits: Sequence[float]) -> list[Row]:
-    """Return the rows; each is forecast anew from what the half that it is not in has taught."""
+def rows_of(runs: Sequence[LearntRun], lines: Sequence[dict[str, Any]]) -> list[Row]:
+    """Return the rows of measured lines; each is forecast anew from what the half that it is not in has taught."""
     half = halves(len(runs))
     taught = [tuple(run for run, side in zip(runs, half, strict=True) if side != own) for own in (0, 1)]
-    return [_row(run, limit, taught[side]) for run, limit, side in zip(runs, limits, half, strict=True)]
+    return [_row(run, line, taught[side]) for run, line, side in zip(runs, lines, half, strict=True)]
 
 
-def _row(run: LearntRun, limit: float, others: tuple[LearntRun, ...]) -> Row:
+def _row(run: LearntRun, line: dict[str, Any], others: tuple[LearntRun, ...]) -> Row:
     found = run.observation
     mean, spread = 0.0, run.time_spread
     if others:
@@ -71,7 +73,8 @@ def _row(run: LearntRun, limit: float, others: tuple[LearntRun, ...]) -> Row:
         measured_seconds=found.step_seconds, forecast_seconds=run.forecast_seconds,
         learnt_seconds=run.forecast_seconds * math.exp(mean),
         measured_bytes=found.peak_bytes or math.nan, forecast_bytes=run.forecast_bytes,
-        flops=3 * found.profile.forward_flops * found.plan.batch_samples, limit_bytes=limit,
+        flops=3 * found.profile.forward_flops * found.plan.batch_samples, limit_bytes=line["limit_bytes"],
+        pace=line.get("pace", math.nan),
         covered_80=abs(run.time_residual) <= Z80 * run.time_spread,
         learnt_covered_80=abs(run.time_residual - mean) <= Z80 * spread,
     )  # fmt: skip
@@ -142,7 +145,12 @@ def score(rows: Sequence[Row]) -> dict[str, float]:
     found = {"rows": len(rows), "null_mape": statistics.fmean(null_errors(rows)),
              "group_median_mape": statistics.fmean(group_errors(rows)),
              "memory_mape": error("forecast_bytes", "measured_bytes"),
-             "over_limit": sum(0 < row.limit_bytes < row.measured_bytes for row in rows)}  # fmt: skip
+             "over_limit": sum(0 < row.limit_bytes < row.measured_bytes for row in rows),
+             "unsteady": sum(not is_steady(row.pace) for row in rows)}  # fmt: skip
+    steady = [row for row in rows if is_steady(row.pace)]
+    found["steady_time_mape"] = of(statistics.fmean, [
+        abs(row.forecast_seconds / row.measured_seconds - 1) for row in steady
+    ])  # fmt: skip
     for name, field, covered in (
         ("", "forecast_seconds", "covered_80"),
         ("learnt_", "learnt_seconds", "learnt_covered_80"),
@@ -194,6 +202,29 @@ def _number(value: float) -> str:
     return f"{value:.2f}" if math.isfinite(value) else "–"
 
 
+def _pace_lines(whole: dict[str, float]) -> list[str]:
+    """Return what is said of the machine's own speed between its probe and the rows."""
+    if not whole["unsteady"]:
+        return [f"A fixed training step took within {STEADY:.0%} of its time in the probe beside every row.", ""]
+    return [
+        f"Beside {whole['unsteady']} rows a fixed training step took over {STEADY:.0%} more or less than in the probe,",
+        "after several tries: the machine's own speed had changed. They are in all scores; without them the time error",
+        f"is {_percent(whole['steady_time_mape'])}.", "",
+    ]  # fmt: skip
+
+
+def aim_line(whole: dict[str, float]) -> str:
+    """Return what is aimed at over all rows, and which of it is missed."""
+    reached = {
+        "time error at most 8 %": whole["time_mape"] <= 0.08,
+        "memory error at most 5 %": whole["memory_mape"] <= 0.05,
+        "80 % intervals that hold 75 to 85 %": 0.75 <= whole["covered_80"] <= 0.85,
+        "regret of at most 3 % in the mean": whole["regret_mean"] <= 0.03,
+    }
+    missed = ", ".join(aim for aim, is_reached in reached.items() if not is_reached)
+    return f"Aimed at are {', '.join(reached)}. Missed: {missed or 'none'}."
+
+
 def document(result: dict[str, Any], rows: Sequence[Row], command: str) -> str:
     """Return the Markdown page of a result."""
     facts, whole = result["machine"], result["scores"]
@@ -209,6 +240,8 @@ def document(result: dict[str, Any], rows: Sequence[Row], command: str) -> str:
         "copy the whole model to every process, where one fits. The 80 % intervals hold "
         f"{_percent(whole['covered_80'])} of the rows, {_percent(whole['learnt_covered_80'])} after learning. "
         f"{whole['over_limit']} rows took more memory than they were allowed.", "",
+        *_pace_lines(whole),
+        aim_line(whole), "",
         "| task | processes | plan | measured | forecast | after learning | memory | forecast |", f"|{'---|' * 8}",
     ]  # fmt: skip
     for row in rows:

@@ -4,6 +4,7 @@
 
 REQUEST is a JSON file of {spec, plans, rounds, steps, threads}. Every plan is assembled once and makes two steps, in
 which its memory is measured; then plans take turns of a few steps, so that what else the machine does hits all alike.
+A fixed step takes its turn with them (pace.py).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from grid.pace import FixedStep
 from paceline.launch.here import place_here
 from paceline.launch.worker import guarded
 from paceline.run.assemble import assemble
@@ -54,7 +56,7 @@ def resident(field: str) -> int:
 
 
 def measure(request_path: Path, result_path: Path) -> None:
-    """Run all plans of the request and write a list of {seconds, peak_bytes}, one for each plan."""
+    """Run all plans of the request and write a list of {seconds, peak_bytes, fixed_seconds}, one for each plan."""
     request = json.loads(request_path.read_text())
     world = join_world("cpu", threads=request["threads"], place=place_here(os.environ))
     task = take_over(Path(request["spec"])).task
@@ -72,12 +74,18 @@ def measure(request_path: Path, result_path: Path) -> None:
         turns.append(turn)
         peaks.append(world.maximum([float(base + own)])[0])
     seconds: list[list[float]] = [[] for _ in turns]
+    fixed, fixed_seconds = FixedStep(world), []
     for number in range(request["rounds"]):
+        fixed_seconds.append(fixed.seconds())
         for place in range(len(turns)):
             at = (place + number) % len(turns)
             seconds[at] += [turns[at].step() for _ in range(request["steps"])]
+    fixed_seconds.append(fixed.seconds())
     if world.is_first:
-        rows = [{"seconds": taken, "peak_bytes": peak} for taken, peak in zip(seconds, peaks, strict=True)]
+        rows = [
+            {"seconds": taken, "peak_bytes": peak, "fixed_seconds": fixed_seconds}
+            for taken, peak in zip(seconds, peaks, strict=True)
+        ]
         result_path.write_text(json.dumps(rows))
     world.wait()
 

@@ -86,6 +86,13 @@ def test_the_page_has_every_score_and_every_row(modules, rows):
         "not_measured": failed,
     }
     page = scores.document(result, rows, "command")
+    assert (
+        "Missed: time error at most 8 %, memory error at most 5 %, 80 % intervals that hold 75 to 85 %, regret" in page
+    )
+    good = {"time_mape": 0.07, "memory_mape": 0.04, "covered_80": 0.8, "regret_mean": 0.01}
+    assert scores.aim_line(good).endswith("Missed: none.") and "Missed: regret" in scores.aim_line(
+        {**good, "regret_mean": 0.05}
+    )
     assert "9 of 12 plans" in page and "1 rows took more memory" in page and "- vision, 4 processes: it did" in page
     assert page.count("| slow network | 2 |") == 3
     (whole,) = [line for line in page.splitlines() if line.startswith("| all |")]
@@ -118,6 +125,28 @@ def test_a_call_goes_on_with_the_plans_that_no_line_is_of(modules, tmp_path, mon
     assert grid.go_on(case, lines, path, None, 0.0) == "" and len(asked) == 2, "the time was up"
     assert grid.go_on(case, lines, path, None, math.inf) == ""
     assert asked == [8, 8, 8, 2] and not case.todo(grid.read_lines(path))
+
+
+def test_rows_of_another_pace_than_the_probes_are_measured_again_and_told_in_the_end(modules, tmp_path, monkeypatch):
+    """A fixed step of 40 ms in the probe takes 60 beside the plans: the machine is 1.5 times slower than it was."""
+    scores, grid = modules
+    steps = [SimpleNamespace(precision=name, width=width, seconds=seconds) for name, width, seconds in (
+        ("fp32", 500, 0.2), ("fp32", 174, 0.04), ("bf16", 174, 0.01))]  # fmt: skip
+    cluster = SimpleNamespace(devices=2, device=SimpleNamespace(calibration=steps))
+    assert grid.pace_of(cluster, [0.06, 0.08, 0.05]) == pytest.approx(1.5)
+    assert math.isnan(grid.pace_of(cluster, [])) and [grid.is_steady(pace) for pace in (0.95, 1.5, 0.6)] == [True, 0, 0]
+    plans = (Plan(layout=Layout(dp_shard=2), micro_batch=1),)
+    case = grid.Case("plain", SimpleNamespace(cluster=cluster), plans, 0.0)
+    monkeypatch.setattr(grid, "measure", lambda *given: [{"fixed_seconds": [0.06]}])
+    monkeypatch.setattr(grid, "observe", lambda *given: SimpleNamespace(as_dict=dict))
+    path, lines = tmp_path / "rows.jsonl", []
+    assert grid.go_on(case, lines, path, None, math.inf, last=False) == grid.UNSTEADY and not lines
+    assert grid.go_on(case, lines, path, None, math.inf) == "" and lines[0]["pace"] == pytest.approx(1.5)
+    rows = [row(scores, "plain", 2, "a", 1.0, 1.2), row(scores, "plain", 2, "b", 1.5, 1.0, pace=1.5)]
+    found = scores.score(rows)
+    assert found["unsteady"] == 1 and found["steady_time_mape"] == pytest.approx(0.2)
+    assert "Beside 1 rows" in "\n".join(scores._pace_lines(found))
+    assert "beside every row" in "\n".join(scores._pace_lines(scores.score(rows[:1])))
 
 
 def test_all_layouts_are_measured_unless_fewer_are_asked_for(modules):

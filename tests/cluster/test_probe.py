@@ -4,8 +4,10 @@ import math
 
 import pytest
 
+from paceline.cluster.machine import threads_per_device
 from paceline.cluster.probe import probe
-from paceline.cluster.probe.probe import _beyond, combine, probe_lines, probe_machine, threads_per_device
+from paceline.cluster.probe.passes import fastest
+from paceline.cluster.probe.probe import _beyond, _start, combine, probe_lines, probe_machine
 from paceline.cluster.resolve import resolve_cluster
 from paceline.errors import ConfigError, PacelineError
 from paceline.spec.cluster import ClusterSpec
@@ -57,6 +59,8 @@ def test_the_slowest_rank_counts():
             "torch": "2",
             "matmul": {"fp32": [rate]},
             "attention": {"fp32": [rate]},
+            "attention_narrow": {"fp32": [rate]},
+            "head_widths": [64, 32],
             "memory": {name: {"bytes_per_second": 1e9 / scale} for name in ("triad", "elementwise")},
             "launch": {"autograd": timed, "plain": timed},
             "optimizer": {"bytes_per_second": 1e9 / scale},
@@ -90,6 +94,55 @@ def test_the_slowest_rank_counts():
     assert record["link"]["unit_seconds"] == pytest.approx(40e-3 - 3 * 6.05e-3)
     assert record["link"]["move_seconds"] == pytest.approx(12.5e-3 - 10.1e-3)
     assert record["link"]["work_seconds"] == pytest.approx(8e-3)
+
+
+def test_an_operators_start_is_what_a_step_takes_on_no_rows():
+    """300 us an operator on all rows, 170 on half of them: 130 go with the rows of a half, 40 with none."""
+    timed = {name: {"seconds": seconds, "spread": 0.0, "repeats": 3} for name, seconds in (
+        ("autograd", 3e-6), ("all rows", 300e-6), ("half the rows", 170e-6), ("a few tokens", 11e-6))}  # fmt: skip
+    assert _start(timed) == pytest.approx(40e-6)
+    slow = {**timed, "all rows": {**timed["all rows"], "seconds": 335e-6}}
+    assert _start(slow) == pytest.approx(11e-6), "no less than an operator that has hardly anything to do"
+    busy = {**timed, "all rows": {**timed["all rows"], "seconds": 100e-6}}
+    assert _start(busy) == pytest.approx(170e-6), "half the rows met another program: no more than all that they took"
+    assert _start({"autograd": timed["autograd"]}) == 3e-6, "beside an accelerator nothing else is timed"
+
+
+def test_of_two_passes_the_faster_counts_and_their_distance_is_the_spread():
+    """The host took a third of the first pass's speed away: products, collectives and a block are the second's."""
+    slow, fast = one_pass(1.5), one_pass(1.0)
+    found = fastest(slow, fast)
+    assert found == fastest(fast, slow) and found["steps"] == fast["steps"]
+    assert found["matmul"]["fp32"][0]["flops"] == 1e9 and found["attention"]["fp32"][0]["seconds"] == 1e-3
+    assert found["blocks"][0]["seconds"] == 1e-3 and found["blocks"][0]["spread"] == pytest.approx(0.5)
+    assert found["memory"]["triad"]["bytes_per_second"] == 1e9 and found["launch"]["plain"]["repeats"] == 10
+    assert found["collectives"]["latency"]["seconds"] == 1e-3 and found["collectives"]["sizes"][0]["seconds"] == 1e-2
+    assert found["collectives"]["groups"]["2"]["latency"]["seconds"] == 1e-3
+    assert (found["cpu_seconds"], found["wall_seconds"]) == (2.0, 4.0)
+
+
+def test_what_a_second_pass_leaves_out_stays():
+    """fp16 was hopelessly slow in the first pass; a rank without peers has no collectives."""
+    first, second = one_pass(1.0), one_pass(2.0)
+    first["matmul"]["fp16"] = first["matmul"]["fp32"]
+    first["collectives"] = second["collectives"] = first["steps"] = second["steps"] = None
+    found = fastest(first, second)
+    assert found["matmul"]["fp16"] == first["matmul"]["fp16"] and found["collectives"] is found["steps"] is None
+
+
+def one_pass(scale: float) -> dict:
+    timed = {"seconds": 1e-3 * scale, "spread": 0.1, "repeats": 5}
+    rate = {"at": 64, "flops": 1e9 / scale, **timed}
+    moved = {"bytes_per_second": 1e9 / scale, **timed}
+    group = {"latency": {"seconds": 1e-3 * scale}, "sizes": [
+        {"collective": "all_reduce", "bytes": 4e6, "seconds": 1e-2 * scale}]}  # fmt: skip
+    return {
+        "launch": {"plain": timed, "autograd": timed}, "collectives": {**group, "groups": {"2": group}},
+        "steps": {"plain_seconds": 0.1 * scale, "sharded_seconds": 0.2 * scale}, "matmul": {"fp32": [rate]},
+        "attention": {"fp32": [rate]}, "attention_narrow": {"fp32": [rate]},
+        "usable": ["fp32"], "blocks": [timed], "optimizer": moved,
+        "memory": {"triad": moved, "elementwise": moved}, "cpu_seconds": 1.0, "wall_seconds": 2.0,
+    }  # fmt: skip
 
 
 def test_a_step_that_costs_no_more_than_its_collectives_adds_nothing():

@@ -1,5 +1,6 @@
 """Resolving a `[cluster]` table: this machine, GPUs, probes, the catalog, and what the spec overrides."""
 
+import dataclasses
 import datetime
 import json
 import math
@@ -10,6 +11,7 @@ import pytest
 
 from paceline.cluster import machine, resolve
 from paceline.cluster.machine import Gpu, Machine
+from paceline.cluster.plain import cluster_from_dict
 from paceline.cluster.resolve import resolve_cluster
 from paceline.cluster.store import SCHEMA, probe_path, read_probe, write_probe
 from paceline.errors import ConfigError, StorageError
@@ -73,6 +75,18 @@ def test_cpu_devices_share_cores_and_memory(no_gpu, tmp_path, monkeypatch):
     crowded, remarks = resolve_cluster(ClusterSpec("cpu", devices=9), tmp_path)
     assert "OMP_NUM_THREADS = 8 is not heeded" in remarks[-1]
     assert crowded.device.threads == 1 and any("take turns" in remark for remark in remarks)
+
+
+def test_heads_that_a_probe_timed_reach_the_device_and_come_back_from_a_journal(no_gpu, tmp_path):
+    timed = {"attention_narrow": {"fp32": [[128, 4e10]]}, "head_widths": [64, 32]}
+    record = {**RECORD, **timed, "calibration": [{**STEP, "head_width": 32}]}
+    write_probe(record, probe_path("box", "cpu", 2, 4, tmp_path))
+    cluster, _ = resolve_cluster(ClusterSpec(devices=2), tmp_path)
+    back = cluster_from_dict(json.loads(json.dumps(dataclasses.asdict(cluster))))
+    for device in (cluster.device, back.device):
+        assert device.attention_narrow_flops == {"fp32": ((128, 4e10),)} and device.head_widths == (64, 32)
+        assert device.calibration[0].head_width == 32
+    assert resolve_cluster(ClusterSpec(devices=3), tmp_path)[0].device.head_widths == ()
 
 
 def test_a_stored_probe_replaces_assumptions(no_gpu, tmp_path):

@@ -19,8 +19,7 @@ from paceline.account.node_counters import measured_rate, node_shares
 from paceline.account.node_use import NodeUse
 from paceline.account.prices import PriceBook
 from paceline.account.timeline import SpentTime, stretches
-from paceline.cluster.grid.figures import GridFigures, mean_of, read_figures
-from paceline.cluster.grid.watttime import PREFIX
+from paceline.cluster.grid.figures import WATTTIME, GridFigures, mean_of, read_figures
 from paceline.errors import ConfigError
 from paceline.report.records import gather, number, table, text
 from paceline.spec.journal.kinds import RunStarted
@@ -161,7 +160,7 @@ def _stated_carbon(start: RunStarted, began: float, ended: float) -> float | Non
     forecast, which is not asked again: there the forecast's rate holds.
     """
     carbon = text(table(table(start.spec.get("run")).get("when")).get("carbon"))
-    if not carbon or carbon.startswith(PREFIX) or number(table(start.spec.get("cluster")).get("carbon_g_per_kwh")):
+    if not carbon or carbon.startswith(WATTTIME) or number(table(start.spec.get("cluster")).get("carbon_g_per_kwh")):
         return None
     try:
         path = Path(carbon)

@@ -137,6 +137,8 @@ def _provenance(spec: Spec, as_json: bool) -> int:
 
 def _draw(found: Answer, options: argparse.Namespace) -> None:
     """Write the pictures that were asked for, of what has one."""
+    if not (options.timeline or options.picture):
+        return
     from paceline.plan.explain.compare_clusters import Comparison
     from paceline.plan.explain.draw_front import write_comparison, write_front
     from paceline.plan.planned import Planned
@@ -153,19 +155,20 @@ def _draw(found: Answer, options: argparse.Namespace) -> None:
 
 def _lines(found: Answer, spec: Spec, explain: bool, everything: bool) -> list[str]:
     """Return what is printed for people."""
-    from paceline.plan.explain.compare_clusters import Comparison
-    from paceline.plan.explain.explain import explain_lines
-    from paceline.plan.explain.groups import grouped_lines
-    from paceline.plan.explain.headline import without_effect_lines
-    from paceline.plan.explain.screen import screen_lines
-    from paceline.plan.placement.grouped import Grouped
+    from paceline.plan.planned import Planned
 
-    if isinstance(found, Grouped):
-        return list(grouped_lines(found, explain))
-    if isinstance(found, Comparison):
-        return _compared(found, spec)
+    if not isinstance(found, Planned):
+        from paceline.plan.explain.compare_clusters import Comparison
+        from paceline.plan.explain.groups import grouped_lines
+
+        return _compared(found, spec) if isinstance(found, Comparison) else list(grouped_lines(found, explain))
     if not explain:
+        from paceline.plan.explain.headline import without_effect_lines
+
         return [*_headline(found), *without_effect_lines(found)]
+    from paceline.plan.explain.explain import explain_lines
+    from paceline.plan.explain.screen import screen_lines
+
     return [*_headline(found), "", *(explain_lines(found) if everything else screen_lines(found))]
 
 

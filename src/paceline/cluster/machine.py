@@ -9,9 +9,7 @@ import math
 import os
 import shutil
 import socket
-import subprocess
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 CGROUP_MEMORY = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
@@ -38,6 +36,11 @@ class Gpu:
 def read_machine() -> Machine:
     """Return this machine's name, processor, usable cores and usable memory."""
     return Machine(socket.gethostname(), _processor(), usable_cores(), usable_memory_bytes())
+
+
+def threads_per_device(cores: int, devices: int) -> int:
+    """Return each device's share of the cores, at least one."""
+    return max(1, cores // devices)
 
 
 def usable_cores() -> int:
@@ -102,6 +105,8 @@ def visible_gpus() -> list[Gpu]:
 
 def torch_without_cuda() -> bool:
     """Return whether the installed torch is a CPU-only build, judged by its version, without importing it."""
+    from importlib import metadata
+
     try:
         return metadata.version("torch").endswith("+cpu")
     except metadata.PackageNotFoundError:
@@ -140,6 +145,8 @@ def _gpus_of_nvidia_smi() -> list[Gpu]:
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
+    import subprocess  # where there is something to ask
+
     query = [program, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)

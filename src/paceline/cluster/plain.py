@@ -32,7 +32,8 @@ def cluster_from_dict(record: dict[str, Any]) -> Cluster:
 def _device(record: dict[str, Any]) -> Device:
     def points(name: str) -> dict[str, tuple[tuple[int, float], ...]]:
         return {
-            precision: tuple((int(size), float(rate)) for size, rate in row) for precision, row in record[name].items()
+            precision: tuple((int(size), float(rate)) for size, rate in row)
+            for precision, row in record.get(name, {}).items()
         }
 
     known = {field.name for field in dataclasses.fields(Device)}
@@ -42,6 +43,8 @@ def _device(record: dict[str, Any]) -> Device:
             **{name: _figure(record[name]) for name in FIGURES if name in record},
             "matmul_flops": points("matmul_flops"),
             "attention_flops": points("attention_flops"),
+            "attention_narrow_flops": points("attention_narrow_flops"),
+            "head_widths": tuple(int(width) for width in record.get("head_widths", ())),
             "peak_flops": {name: float(rate) for name, rate in record["peak_flops"].items()},
             "calibration": tuple(CalibrationStep(**step) for step in record["calibration"]),
             "assumed_rates": tuple(str(name) for name in record.get("assumed_rates", ())),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paceline.cluster.catalog.assumed import (
     CPU_LINK,
@@ -29,11 +30,9 @@ from paceline.cluster.catalog.devices import (
 )
 from paceline.cluster.catalog.file import Catalog, load_catalog
 from paceline.cluster.here.cores import threads_not_heeded
-from paceline.cluster.machine import Machine, read_machine, torch_without_cuda, visible_gpus
+from paceline.cluster.machine import Machine, read_machine, threads_per_device, torch_without_cuda, visible_gpus
 from paceline.cluster.override import with_overrides
 from paceline.cluster.probe.busy import BUSY_ERROR, busy_text, has_expired, reasons_of
-from paceline.cluster.probe.probe import threads_per_device
-from paceline.cluster.probe.records import ProbeRecord
 from paceline.cluster.store import probe_path, read_probe
 from paceline.errors import ConfigError
 from paceline.spec.cluster import (
@@ -46,6 +45,9 @@ from paceline.spec.cluster import (
     GroupRates,
     Link,
 )
+
+if TYPE_CHECKING:
+    from paceline.cluster.probe.records import ProbeRecord
 
 
 def resolve_cluster(spec: ClusterSpec, probes: Path | None = None) -> tuple[Cluster, list[str]]:
@@ -222,7 +224,9 @@ def apply_probe(cluster: Cluster, record: ProbeRecord) -> Cluster:
         matmul_flops=points(record["matmul"]),
         matmul_source="measured",
         attention_flops=points(record["attention"]),
-        launch_seconds=measured(record["launch_seconds"], "a third of forward and backward of a tiny operator"),
+        attention_narrow_flops=points(record.get("attention_narrow", {})),
+        head_widths=tuple(record.get("head_widths", ())),
+        launch_seconds=measured(record["launch_seconds"], "of one operator of a training step, whatever its size"),
         runtime_bytes=measured(record["runtime_bytes"], "resident memory before any tensor of ours"),
         optimizer_bytes_per_second=measured(
             record["optimizer_bytes_per_second"], f"fused AdamW, {FUSED_ADAMW_BYTES} B per parameter"
@@ -239,6 +243,7 @@ def apply_probe(cluster: Cluster, record: ProbeRecord) -> Cluster:
                 step["attention_flops"],
                 step["moved_elements"],
                 step["operators"],
+                step.get("head_width", 0),
             )
             for step in record["calibration"]
         ),

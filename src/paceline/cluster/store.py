@@ -11,12 +11,14 @@ import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from paceline.cluster.probe.records import ProbeRecord
 from paceline.errors import StorageError
 
-SCHEMA = 4
+if TYPE_CHECKING:
+    from paceline.cluster.probe.records import ProbeRecord
+
+SCHEMA = 5
 
 
 def cache_dir() -> Path:
@@ -66,4 +68,4 @@ def read_probe(path: Path, processor: str) -> tuple[ProbeRecord | None, str]:
         return None, f"the stored probe {path.name} has another format: run `paceline probe` again"
     if record.get("processor") != processor:
         return None, f"the stored probe is of another processor ({record.get('processor')}): run `paceline probe` again"
-    return cast(ProbeRecord, record), ""
+    return cast("ProbeRecord", record), ""

@@ -99,6 +99,7 @@ def with_product_rate(cluster: Cluster, factor: float) -> Cluster:
         device,
         matmul_flops=_rates(device.matmul_flops, factor),
         attention_flops=_rates(device.attention_flops, factor),
+        attention_narrow_flops=_rates(device.attention_narrow_flops, factor),
         peak_flops={precision: rate * factor for precision, rate in device.peak_flops.items()},
     )
     return dataclasses.replace(cluster, device=faster)

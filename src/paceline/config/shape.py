@@ -6,6 +6,7 @@ The loader, `--set`, the JSON schema and the reference in the docs all walk this
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -78,7 +79,7 @@ def table_of(
     Python code may put an object there, and a file may put a string there, the value of the sub-table's first option.
     Any other field typed Any takes the type of its default.
     """
-    hints = typing.get_type_hints(cls)
+    hints = _hints_of(cls)
     members: dict[str, Option | ShapedTable] = {}
     for field in dataclasses.fields(cls):
         if "doc" not in field.metadata:  # no option: what a spec knows of itself
@@ -92,6 +93,12 @@ def table_of(
             members[field.name] = _option(field, hint, optional)
     doc = doc or (cls.__doc__ or "").split("\n")[0]
     return ShapedTable(name, cls, doc, members, next(iter(members)) if shorthand else "", objects or {})
+
+
+@functools.cache
+def _hints_of(cls: type) -> dict[str, Any]:
+    """Return the types of a dataclass's fields: read once, since many tables hold the same one."""
+    return typing.get_type_hints(cls)
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:

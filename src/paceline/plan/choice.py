@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.cost.time.compute import matrix_peak
@@ -10,12 +11,14 @@ from paceline.plan.learn.correct import Learnt
 from paceline.plan.search.search import SearchResult
 from paceline.spec.cluster import Cluster
 from paceline.spec.forecast import Forecast
-from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.load import Spec
 from paceline.spec.optimizers import optimizer_key
 from paceline.spec.plan import Plan
 from paceline.spec.profile import ModelProfile
 from paceline.task.data.facts import DataFacts
+
+if TYPE_CHECKING:
+    from paceline.spec.journal.kinds import DecisionRecord
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from paceline.cluster.grid.carbon import changes_by_hour, with_carbon
 from paceline.cluster.override import with_tf32
@@ -16,12 +17,8 @@ from paceline.plan.cost.peer_copies import peer_copy_terms
 from paceline.plan.cost.time.growth import seconds_at, too_large, with_growth
 from paceline.plan.learn.recall import recall
 from paceline.plan.learn.task_measurement import read_measurements
-from paceline.plan.placement.joint import join_groups, rows_by_pace
-from paceline.plan.placement.place import Placement, place
 from paceline.plan.prepare import prepare_task
-from paceline.plan.risk.choice_switches import Sensitivity
 from paceline.plan.risk.contest import Contest, contest
-from paceline.plan.risk.sensitivity import sensitivity
 from paceline.plan.search.front import Front, front_plans
 from paceline.plan.search.search import SearchResult, search
 from paceline.plan.unused import unused_options
@@ -36,6 +33,10 @@ from paceline.spec.steps.growth import course_of, whole_samples
 from paceline.spec.sync import refuse_between
 from paceline.task.profile.plain import task_key
 from paceline.units import format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from paceline.plan.placement.place import Placement
+    from paceline.plan.risk.choice_switches import Sensitivity
 
 # Of texts of 5 to 60 tokens a step in bf16 took 1.4 times the processor's time, and the process 1.7 times the memory
 # (AMD EPYC with AVX-512 BF16, torch 2.13).
@@ -60,6 +61,8 @@ class Planned(Choice):
     @cached_property
     def sensitivity(self) -> Sensitivity:
         """What would change the choice."""
+        from paceline.plan.risk.sensitivity import sensitivity  # asked for by `--explain` alone
+
         return sensitivity(self)
 
     @cached_property
@@ -70,6 +73,8 @@ class Planned(Choice):
     @cached_property
     def placement(self) -> Placement:
         """Where the plan's ranks stand on the cluster."""
+        from paceline.plan.placement.place import place
+
         optimizer = optimizer_key(self.spec.task.optimizer)
         return place(self.profile, self.cluster, self.plan, self.forecast.step_seconds.value, optimizer)
 
@@ -169,6 +174,8 @@ def _plan_on_groups(prepared: Prepared) -> Planned:
 
     Layouts are taken from the best with equal rows. Raises DoesNotFit where none fits.
     """
+    from paceline.plan.placement.joint import join_groups, rows_by_pace
+
     spec, asked = prepared.spec, prepared.spec.plan
     joint = join_groups(spec.cluster, prepared.profile, asked, prepared.batch_samples)
     asked = dataclasses.replace(asked, precision=joint.precision)

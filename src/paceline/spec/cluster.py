@@ -110,6 +110,7 @@ class CalibrationStep:
     attention_flops: float
     moved_elements: float
     operators: int
+    head_width: int = 0  # of its attention; 0: not on record
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,9 @@ class Device:
     runtime_bytes: Figure  # what a process holds before any tensor of ours
     # Measured points `((sequence, FLOP/s), ...)` of causal attention, forward and backward; empty: not measured.
     attention_flops: dict[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
+    # The same of narrower heads, and how wide the heads of both were; empty: one width stands for all.
+    attention_narrow_flops: dict[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
+    head_widths: tuple[int, ...] = ()
     sustained_share: float | None = None  # part of a published peak that wide products sustain; None: as fitted
     rated_watts: float | None = None  # that a published device may draw; None: not known
     threads: int = 0  # threads of a CPU device; 0 for accelerators

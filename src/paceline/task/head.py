@@ -10,15 +10,17 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.errors import ConfigError
 from paceline.spec.model_folder import CONFIG, THEIRS, folder_of
 from paceline.spec.task import ModelSpec, Task
-from paceline.task.data.sources.tables.store import TextTable
 from paceline.task.models.huggingface.files import read_safetensors
 from paceline.task.models.huggingface.new_heads import CAUSAL, HEADS, NAMED, OF_TOKENS, new_head
 from paceline.task.models.huggingface.theirs import ARCHITECTURE
+
+if TYPE_CHECKING:
+    from paceline.task.data.sources.tables.store import TextTable
 
 SEQUENCE_HEAD = "ForSequenceClassification"  # how transformers' classes with a head for whole texts end
 TOKEN_HEAD = "lm_head"

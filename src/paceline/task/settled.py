@@ -9,29 +9,29 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.errors import ConfigError, DamagedData
 from paceline.spec.adapt.preference import DPO
 from paceline.spec.import_paths import is_import_path, scheme_of
-from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.load import Spec
 from paceline.spec.model_folder import folder_of
 from paceline.spec.task import DataSpec, ModelSpec, Task
 from paceline.task.data.source import open_sources
-from paceline.task.data.sources.cache import Say
 from paceline.task.data.sources.files import NAMED_SOURCES, kind_of, list_files
 from paceline.task.data.sources.images.listing import list_images
 from paceline.task.data.sources.named import kind_of_source
 from paceline.task.data.sources.shards.opened import storage_of
-from paceline.task.data.sources.tables.columns import asked_by_dots, is_kind_of_table
 from paceline.task.data.sources.tables.listing import TABLE_KINDS, inner_path, list_table
-from paceline.task.data.sources.tables.records import columns_of
-from paceline.task.data.sources.tables.store import TextTable, open_table
 from paceline.task.head import check_next_token, new_head_of, with_head, with_image_head
 from paceline.task.models.sizes import is_factory
 from paceline.task.profile.limits import REFERENCED
 from paceline.units import Amount
+
+if TYPE_CHECKING:
+    from paceline.spec.journal.kinds import DecisionRecord
+    from paceline.task.data.sources.cache import Say
+    from paceline.task.data.sources.tables.store import TextTable
 
 LABEL_OBJECTIVES = ("classification", "regression", "multi_label")
 POOLED = "paceline.task.models.pooled:pooled_decoder"
@@ -64,6 +64,8 @@ def settle(spec: Spec, say: Say | None = None) -> Settled:
         check_next_token(task, of_text=_is_text(task.data))
         _settle_image_head(decided)
         return _settled(spec, decided)
+    from paceline.task.data.sources.tables.store import open_table  # of tables alone, and their readers take a while
+
     _settle_labels_asked(decided)
     table = open_table(decided.data, say)
     if table.labels is not None:
@@ -132,6 +134,8 @@ class _Decided:
         self.task = replace(self.task, **{name: value})
 
     def _note(self, what: str, before: object, value: object, because: str) -> None:
+        from paceline.spec.journal.kinds import DecisionRecord
+
         self.records.append(DecisionRecord(what, before, value, because, {"source": self.data.source}))
 
 
@@ -155,6 +159,9 @@ def _settle_source(decided: _Decided) -> bool:
         listing = list_files(data)
     if any(kind_of(file.name) not in TABLE_KINDS for file in listing.files):
         return False
+    from paceline.task.data.sources.tables.columns import asked_by_dots, is_kind_of_table
+    from paceline.task.data.sources.tables.records import columns_of
+
     try:
         columns = columns_of(listing, asked_by_dots(data))
     except DamagedData:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from paceline.account.advice.advice import AdviceEvidence, CostAdvice
-from paceline.cluster.grid.watttime import PREFIX
+from paceline.cluster.grid.figures import WATTTIME
 from paceline.cluster.grid.window import Waiting, window_of
 from paceline.errors import ConfigError
 from paceline.report.records import number, table, text
@@ -25,7 +25,7 @@ def other_hours(evidence: AdviceEvidence) -> CostAdvice | None:
         return None
     carbon, tariff = text(when.get("carbon")), text(when.get("tariff"))
     for window, stated in ((GREENEST, carbon), (CHEAPEST, tariff)):
-        if not stated or stated.startswith(PREFIX):
+        if not stated or stated.startswith(WATTTIME):
             continue
         is_green = window == GREENEST
         tried = WhenSpec(window, hours, carbon=stated) if is_green else WhenSpec(window, hours, tariff=stated)

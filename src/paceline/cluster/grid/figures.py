@@ -18,6 +18,7 @@ from typing import Protocol
 from paceline.errors import ConfigError
 
 HOUR_SECONDS = 3600.0
+WATTTIME = "watttime:"  # before the region of a service's forecast (watttime.py)
 _OF_DAY = re.compile(r"([01]?\d|2[0-3])(?::00)?")
 
 

@@ -17,13 +17,12 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.cluster.grid.figures import HourlyFigures
+from paceline.cluster.grid.figures import WATTTIME, HourlyFigures
 from paceline.direct import ask_directly, status_text
 from paceline.errors import ConfigError
 
 ADDRESS = "https://api.watttime.org"
 USER, PASSWORD = "WATTTIME_USER", "WATTTIME_PASSWORD"
-PREFIX = "watttime:"
 GRAMS = 453.59237 / 1000  # per kWh, of a pound per MWh
 HORIZON_HOURS, TIMEOUT_SECONDS = 72, 15.0
 
@@ -31,7 +30,7 @@ HORIZON_HOURS, TIMEOUT_SECONDS = 72, 15.0
 def watttime_figures(text: str, environ: Mapping[str, str] | None = None, address: str = ADDRESS) -> HourlyFigures:
     """Return the forecast of "watttime:REGION". Raises ConfigError where there is no account, or no answer."""
     environ = os.environ if environ is None else environ
-    region = text.removeprefix(PREFIX)
+    region = text.removeprefix(WATTTIME)
     user, password = environ.get(USER, ""), environ.get(PASSWORD, "")
     if not (region and user and password):
         raise ConfigError(f"run.when.carbon = '{text}'", f"it needs a region, {USER} and {PASSWORD}",

@@ -7,8 +7,7 @@ import functools
 import math
 from dataclasses import dataclass
 
-from paceline.cluster.grid.figures import FixedFigure, GridFigures, mean_of, read_figures
-from paceline.cluster.grid.watttime import PREFIX, watttime_figures
+from paceline.cluster.grid.figures import WATTTIME, FixedFigure, GridFigures, mean_of, read_figures
 from paceline.spec.watch.alerts import is_within, minutes_of
 from paceline.spec.watch.when import CHEAPEST, GREENEST, WhenSpec
 
@@ -85,7 +84,7 @@ class RunWindow:
 def window_of(spec: WhenSpec) -> RunWindow:
     """Return the window of a spec, its files read. Raises ConfigError for figures that cannot be had."""
     tariff = read_figures(spec.tariff, "run.when.tariff") if spec.tariff else UNKNOWN
-    if spec.carbon.startswith(PREFIX):
+    if spec.carbon.startswith(WATTTIME):
         return RunWindow(spec, tariff, _asked_once(spec.carbon))
     carbon = read_figures(spec.carbon, "run.when.carbon") if spec.carbon else UNKNOWN
     return RunWindow(spec, tariff, carbon)
@@ -94,6 +93,8 @@ def window_of(spec: WhenSpec) -> RunWindow:
 @functools.cache
 def _asked_once(text: str) -> GridFigures:
     """Return a service's forecast, which a process asks for once: a plan looks at it more often than that."""
+    from paceline.cluster.grid.watttime import watttime_figures  # with Python's HTTP client, which plans need not load
+
     return watttime_figures(text)
 
 

@@ -7,8 +7,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from paceline.cluster.probe.records import ProbeRecord
+if TYPE_CHECKING:
+    from paceline.cluster.probe.records import ProbeRecord
 
 LOOK_SECONDS = 0.5
 MOST_BUSY, MOST_STOLEN = 0.15, 0.03  # of the cores: what an idle machine's own services take stays below

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from paceline.cluster.probe.records import ProbeRequest, Timed
 
+LEAST = 2  # calls of each pass, of what takes longer than its slot
+
 
 def summary(samples: list[float]) -> Timed:
     """Return the lower quartile of seconds per call, and the relative spread, (90th - 10th percentile) / median.
@@ -45,7 +47,8 @@ class Rank:
         self.clock = time.process_time if own_time else time.perf_counter
         # A budget this small is for trying the probe out: only the smallest sizes are measured.
         self.trial = request["seconds_budget"] < 1
-        self.slot_seconds = request["seconds_budget"] / 100  # some 60 measurements, and the import of torch
+        # Some 60 measurements in each pass, and the import of torch.
+        self.slot_seconds = request["seconds_budget"] / 100 / request["passes"]
 
     def synchronize(self) -> None:
         """Wait until the device has done all that it was given."""
@@ -81,7 +84,7 @@ class Rank:
         samples: list[float] = []
         end = time.perf_counter() + self.slot_seconds
         clock = time.perf_counter if repeats else self.clock
-        while len(samples) < repeats if repeats else (time.perf_counter() < end or len(samples) < 3):
+        while len(samples) < repeats if repeats else (time.perf_counter() < end or len(samples) < LEAST):
             begin = clock()
             for _ in range(batch):
                 call()

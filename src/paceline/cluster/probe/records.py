@@ -13,6 +13,7 @@ class ProbeRequest(TypedDict):
     threads: int  # of each rank
     seconds_budget: float
     fair_share: float  # of a core for each thread
+    passes: int  # over everything that is measured
 
 
 class Timed(TypedDict):
@@ -41,6 +42,7 @@ class TimedBlock(Timed):
 
     precision: str
     width: int
+    head_width: NotRequired[int]
     sequence: int
     parameters: int
     matmul_flops: float
@@ -89,6 +91,23 @@ class StepTimes(TypedDict):
     move_bytes: int  # of the gathered rows
 
 
+class ProbePass(TypedDict):
+    """What one rank measured in one pass over all that is measured; `usable` are precisions worth timing."""
+
+    launch: dict[str, Timed]
+    collectives: CollectiveTimes | None
+    steps: StepTimes | None
+    matmul: dict[str, list[TimedRate]]
+    attention: dict[str, list[TimedRate]]
+    attention_narrow: dict[str, list[TimedRate]]
+    usable: list[str]
+    blocks: list[TimedBlock]
+    optimizer: TimedBytes
+    memory: dict[str, TimedBytes]
+    cpu_seconds: float  # of computing by itself
+    wall_seconds: float
+
+
 class RankProbe(TypedDict):
     """All that one rank measured. Rates of products and attention are by precision."""
 
@@ -99,6 +118,8 @@ class RankProbe(TypedDict):
     steps: StepTimes | None  # the same, and of accelerators
     matmul: dict[str, list[TimedRate]]
     attention: dict[str, list[TimedRate]]
+    attention_narrow: dict[str, list[TimedRate]]  # of heads of half the width
+    head_widths: list[int]  # of both
     blocks: list[TimedBlock]
     optimizer: TimedBytes
     memory: dict[str, TimedBytes]
@@ -136,6 +157,8 @@ class MeasuredMachine(TypedDict):
     torch: str
     matmul: dict[str, list[list[float]]]  # points (width, FLOP/s) by precision
     attention: dict[str, list[list[float]]]  # points (sequence, FLOP/s) by precision
+    attention_narrow: NotRequired[dict[str, list[list[float]]]]  # the same of narrower heads
+    head_widths: NotRequired[list[int]]  # of both
     memory: dict[str, float]  # bytes per second
     launch_seconds: float
     launch_plain_seconds: float

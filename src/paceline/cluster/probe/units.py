@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from paceline.cluster.probe.rank import Rank
 
 LAYERS, HIDDEN, FFN, HEADS, SEQUENCE = 4, 128, 384, 4, 128
-ROUNDS, TRIAL_ROUNDS = 7, 2
+ROUNDS, TRIAL_ROUNDS = 5, 2  # in each pass
 MOVES = 4  # of a layer: a gather and a reduce-scatter in each pass
 # Products of this width between two collectives: some milliseconds of one thread, as between two layers of a step.
 WORK_WIDTH, WORK_PRODUCTS = 256, 12

@@ -14,11 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from paceline.cluster.probe.block import block_times
+from paceline.cluster.probe.block import block_times, passes_by_rows
+from paceline.cluster.probe.passes import fastest
 from paceline.cluster.probe.rank import Rank
 from paceline.cluster.probe.records import (
     CollectiveTimes,
     GroupTimes,
+    ProbePass,
     ProbeRequest,
     RankProbe,
     Timed,
@@ -32,8 +34,10 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "flo
 CPU_WIDTHS = (64, 128, 256, 512, 1024)
 CUDA_WIDTHS = (256, 512, 1024, 2048, 4096, 8192)
 CPU_ROWS, CUDA_ROWS = 1024, 8192
-CPU_SEQUENCES = (64, 128, 256, 512, 1024)
-CUDA_SEQUENCES = (512, 2048, 8192)
+CPU_SEQUENCES: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048)
+CUDA_SEQUENCES: tuple[int, ...] = (512, 2048, 8192)
+HEAD_WIDTHS = {"cpu": (64, 32), "cuda": (128, 64)}  # of attention, the second timed at fewer sequences
+NARROW_SEQUENCES = {"cpu": (128, 512, 1024, 2048), "cuda": (2048, 8192)}
 HOPELESS = 4  # a precision so many times slower than fp32 is measured at the smallest widths only
 # (hidden, ffn, heads, rows, sequence): a cache-resident block and one that is not.
 CPU_BLOCKS = ((128, 384, 4, 8, 128), (384, 1024, 6, 2, 256))
@@ -71,7 +75,7 @@ def time_in_step(rank: Rank, call: Callable[[], object], repeats: int) -> float:
     return max(1e-6, mean(work_and_call) - alone)
 
 
-def matmul_rates(rank: Rank) -> dict[str, list[TimedRate]]:
+def matmul_rates(rank: Rank, dtypes: dict[str, str]) -> dict[str, list[TimedRate]]:
     """Return per precision the rate of [rows, width] x [width, width] products, forward and backward."""
     import torch
     from torch.nn.functional import linear
@@ -79,7 +83,7 @@ def matmul_rates(rank: Rank) -> dict[str, list[TimedRate]]:
     rows, all_widths = (CPU_ROWS, CPU_WIDTHS) if rank.kind == "cpu" else (CUDA_ROWS, CUDA_WIDTHS)
     rates: dict[str, list[TimedRate]] = {}
     widths = all_widths[:2] if rank.trial else all_widths
-    for precision, name in DTYPES.items():
+    for precision, name in dtypes.items():
         points: list[TimedRate] = []
         for width in widths:
             factory = {"dtype": getattr(torch, name), "device": rank.device}
@@ -98,22 +102,27 @@ def matmul_rates(rank: Rank) -> dict[str, list[TimedRate]]:
     return rates
 
 
-def attention_rates(rank: Rank, dtypes: dict[str, str]) -> dict[str, list[TimedRate]]:
+def attention_rates(rank: Rank, dtypes: dict[str, str], narrow: bool = False) -> dict[str, list[TimedRate]]:
     """Return per precision the rate of causal attention, forward and backward, at several sequence lengths.
 
     The backward pass is counted as 2.5 times the forward's 2 s^2 h (causal half), as FlashAttention-2 does it (Dao
-    2023, arXiv:2307.08691).
+    2023, arXiv:2307.08691). With `narrow`, that of heads of half the width, at fewer lengths: of a score the softmax
+    costs the same however wide its head is (section 3.1 there), so narrow heads have fewer FLOPs in the same time.
     """
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 
     tokens, sequences = (CPU_ROWS, CPU_SEQUENCES) if rank.kind == "cpu" else (2 * CUDA_ROWS, CUDA_SEQUENCES)
-    heads, head_width = (4, 64) if rank.kind == "cpu" else (16, 128)
+    heads, head_width = 4 if rank.kind == "cpu" else 16, HEAD_WIDTHS[rank.kind][narrow]
+    if narrow:
+        heads, sequences = 2 * heads, NARROW_SEQUENCES[rank.kind]
     rates: dict[str, list[TimedRate]] = {}
     for precision, name in dtypes.items():
         rates[precision] = []
         for sequence in sequences[:1] if rank.trial else sequences:
-            shape = (tokens // sequence, heads, sequence, head_width)
+            if sequence > tokens and name == "float64":  # half a second each, and trained on by nobody
+                continue
+            shape = (max(1, tokens // sequence), heads if sequence <= tokens else heads // 2, sequence, head_width)
             heads_of = [
                 torch.randn(shape, device=rank.device).to(getattr(torch, name)).requires_grad_() for _ in range(3)
             ]
@@ -125,7 +134,7 @@ def attention_rates(rank: Rank, dtypes: dict[str, str]) -> dict[str, list[TimedR
                 torch.autograd.grad(mixed, heads_of, gradient)
 
             measured = rank.time(train)
-            flops = 3.5 * 2.0 * tokens * sequence * heads * head_width
+            flops = 3.5 * 2.0 * shape[0] * sequence**2 * shape[1] * head_width
             rates[precision].append({"at": sequence, "flops": flops / measured["seconds"], **measured})
     return rates
 
@@ -186,7 +195,7 @@ def _group_times(rank: Rank, group: object, ranks: int) -> GroupTimes:
     import torch.distributed as dist
 
     one = torch.ones(1, device=rank.device)
-    often, seldom = (10, 3) if rank.trial else (60, 12)
+    often, seldom = (10, 3) if rank.trial else (40, 8)  # in each pass
     latency = time_in_step(rank, lambda: dist.all_reduce(one, group=group), often)
     result: GroupTimes = {"latency": {"seconds": latency}, "sizes": []}
     sizes = (4, 16) if rank.kind == "cpu" else (16, 256)
@@ -249,34 +258,51 @@ def resident_bytes(kind: str) -> int:
     return 0
 
 
+def one_pass(rank: Rank, before: ProbePass | None = None) -> ProbePass:
+    """Return every measurement once; those of precisions that `before` found hopeless are left out."""
+    dtypes = {name: DTYPES[name] for name in (before["usable"] if before else DTYPES)}
+    launch, collectives, steps = launch_times(rank), collective_times(rank), step_times(rank)
+    if rank.kind == "cpu" and not rank.trial:  # beside an accelerator the host starts operators ahead of it
+        launch |= passes_by_rows(rank, CPU_BLOCKS[0], BLOCK_LAYERS)
+    begin_wall, begin_cpu = time.perf_counter(), time.process_time()
+    matmul = matmul_rates(rank, dtypes)
+    # A precision slower than fp32 (fp16 on most CPUs) is not worth timing; the forecaster takes fp32's calibration.
+    rates = {name: points[-1]["flops"] for name, points in matmul.items() if len(points) == len(matmul["fp32"])}
+    usable = before["usable"] if before else [
+        name for name in ("fp32", "bf16", "fp16") if not rank.any(rates.get(name, 0.0) < rates["fp32"] / 1.5)
+    ]  # fmt: skip
+    blocks = (CPU_BLOCKS if rank.kind == "cpu" else CUDA_BLOCKS)[: 1 if rank.trial else 2]
+    worth = {name: DTYPES[name] for name in usable}
+    attention = attention_rates(rank, worth if before else {**worth, "fp64": DTYPES["fp64"]})
+    found: ProbePass = {
+        "launch": launch, "collectives": collectives, "steps": steps, "matmul": matmul, "attention": attention,
+        "attention_narrow": attention_rates(rank, worth, narrow=True), "usable": usable,
+        "blocks": block_times(rank, blocks, BLOCK_LAYERS, worth),
+        "optimizer": optimizer_rate(rank), "memory": memory_rates(rank), "cpu_seconds": 0.0, "wall_seconds": 0.0,
+    }  # fmt: skip
+    found["cpu_seconds"], found["wall_seconds"] = time.process_time() - begin_cpu, time.perf_counter() - begin_wall
+    return found
+
+
 def measure(request: ProbeRequest, rank: int, folder: Path) -> RankProbe:
     """Return all of one rank's measurements."""
     import torch
     import torch.distributed as dist
 
     here = Rank(request, rank, folder)
-    launch = launch_times(here)
     warm_libraries(here)
     runtime_bytes = resident_bytes(here.kind)
-    collectives = collective_times(here)
-    begin_wall, begin_cpu = time.perf_counter(), time.process_time()
-    matmul = matmul_rates(here)
-    blocks = (CPU_BLOCKS if here.kind == "cpu" else CUDA_BLOCKS)[: 1 if here.trial else 2]
-    # A precision slower than fp32 (fp16 on most CPUs) is not worth timing; the forecaster takes fp32's calibration.
-    rates = {name: points[-1]["flops"] for name, points in matmul.items() if len(points) == len(matmul["fp32"])}
-    usable = [name for name in ("fp32", "bf16", "fp16") if not here.any(rates.get(name, 0.0) < rates["fp32"] / 1.5)]
-    attention = attention_rates(here, {name: DTYPES[name] for name in [*usable, "fp64"]})
-    timed_blocks = block_times(here, blocks, BLOCK_LAYERS, {name: DTYPES[name] for name in usable})
-    optimizer, memory = optimizer_rate(here), memory_rates(here)
+    found = one_pass(here)
+    for _ in range(request["passes"] - 1):
+        found = fastest(found, one_pass(here, found))
     # All this is computing, so on CPUs a rank that got less than its cores shared them with somebody else.
-    cpu_seconds = time.process_time() - begin_cpu
-    fair_seconds = (time.perf_counter() - begin_wall) * request["threads"] * request["fair_share"]
-    steps = step_times(here)
+    fair_seconds = found["wall_seconds"] * request["threads"] * request["fair_share"]
     result: RankProbe = {
-        "torch": torch.__version__, "launch": launch, "runtime_bytes": runtime_bytes, "collectives": collectives,
-        "steps": steps, "matmul": matmul, "attention": attention, "blocks": timed_blocks, "optimizer": optimizer,
-        "memory": memory,
-        "core_share": cpu_seconds / fair_seconds,
+        "torch": torch.__version__, "runtime_bytes": runtime_bytes, "launch": found["launch"],
+        "collectives": found["collectives"], "steps": found["steps"], "matmul": found["matmul"],
+        "attention": found["attention"], "attention_narrow": found["attention_narrow"],
+        "head_widths": list(HEAD_WIDTHS[here.kind]), "blocks": found["blocks"], "optimizer": found["optimizer"],
+        "memory": found["memory"], "core_share": found["cpu_seconds"] / fair_seconds,
     }  # fmt: skip
     if here.kind == "cuda":
         result["device_name"] = torch.cuda.get_device_name()

@@ -64,7 +64,7 @@ def time_components(sheet: Sheet) -> list[Component]:
     """Return the seconds per step of plans, by component."""
     compute, inside = forward_backward_components(sheet)
     bubble = bubble_components(sheet, compute, inside)
-    network = network_components(sheet, total(compute))
+    network = network_components(sheet, total(compute), total(without(compute, "host")))
     moved = offload_components(sheet, total(compute))
     update = [optimizer_component(sheet), *gather_components(sheet)]
     ends = [*scoring_components(sheet), *update, *moved, *flush_components(sheet), fixed_component(sheet)]

@@ -28,6 +28,7 @@ CPU_ATTENTION_EFFICIENCY = 0.4
 # Rows of operands that do not begin at multiples of so many bytes keep products off the matrix units (NVIDIA, Matrix
 # Multiplication Background User's Guide, section 4.1). Fused attention pads its heads.
 ALIGNED_BYTES = 16
+LEAST_NARROWNESS = 0.5  # heads wider than those that were measured are taken to be at most twice as fast
 ATTENTION_PASSES = 3.5  # forward 1, backward 2.5: the backward pass computes the scores again (FlashAttention-2)
 
 
@@ -84,16 +85,35 @@ class Rates:
         """Return FLOP/s of long products of this width; NaN where unknown."""
         return float(1 / self.product_seconds_per_flop(np.array(float(width)), np.array(math.inf), np.array(1.0)))
 
-    def attention_rate(self, sequence: int) -> float:
-        """Return FLOP/s of fused causal attention over forward and backward; NaN where unknown."""
+    def attention_rate(self, sequence: int, head_width: float = 0.0) -> float:
+        """Return FLOP/s of fused causal attention over forward and backward; NaN where unknown.
+
+        `head_width` 0 stands for heads as they were measured.
+        """
         measured = self.device.attention_flops.get(self.precision, ())
         if measured:
-            return float(interpolate(measured, np.array(sequence)))
+            return float(interpolate(measured, np.array(sequence))) / self._narrowness(sequence, head_width)
         if self.device.kind == "cpu":
             return self.peak * CPU_ATTENTION_EFFICIENCY
         if self.precision in LOW:
             return Rates(self.device, "bf16", self.constants).attention_rate(sequence)
         return self.large_product_rate * self.constants.attention_of(self.device.name)
+
+    def _narrowness(self, sequence: int, head_width: float) -> float:
+        """Return the seconds of a FLOP in attention of heads of this width over those of the heads that were measured.
+
+        A score takes `a + b d` seconds: its softmax whatever the width d, its products in proportion (Dao 2023,
+        arXiv:2307.08691, section 3.1). Example: heads of 32 that take 1.4 times as long for each FLOP as those of 64
+        make it 1.8 times at 21 and 0.8 times at 128.
+        """
+        narrow = self.device.attention_narrow_flops.get(self.precision, ())
+        if not narrow or not head_width:
+            return 1.0
+        wide, half = self.device.head_widths
+        at = np.array([size for size, _ in narrow])
+        slower = interpolate(self.device.attention_flops[self.precision], at) / np.array([rate for _, rate in narrow])
+        ratio = float(interpolate(tuple(zip(at.tolist(), slower.tolist(), strict=True)), np.array(sequence)))
+        return max(LEAST_NARROWNESS, 1 + (ratio - 1) * (wide / head_width - 1) / (wide / half - 1))
 
     @cached_property
     def product_source(self) -> str:
@@ -144,7 +164,7 @@ class Rates:
         per_flop = self.product_seconds_per_flop(np.array(step.width), np.array(step.sequence), np.array(1.0))
         modelled = (
             3 * step.matmul_flops * float(per_flop)
-            + ATTENTION_PASSES * step.attention_flops / self.attention_rate(step.sequence)
+            + ATTENTION_PASSES * step.attention_flops / self.attention_rate(step.sequence, step.head_width)
             + 3 * step.moved_elements * self.element_bytes / self.memory_rate
             + 3 * step.operators * self.device.launch_seconds.value
         )

@@ -239,7 +239,9 @@ class Sheet:
             return 0.0
         if block.fused_attention:
             slower = FIRST_FLASH if self.context.software.first_flash and self.rates.is_published else 1.0
-            return slower * ATTENTION_PASSES * flops / self.rates.attention_rate(sequence)
+            # Of a causal head of width d the scores' two products are 2 s^2 d FLOPs.
+            width = flops / (2 * sequence**2 * block.heads) if block.heads and block.kind != "module" else 0.0
+            return slower * ATTENTION_PASSES * flops / self.rates.attention_rate(sequence, width)
         width = flops / (4 * sequence**2 * max(block.heads, 1))
         return UNFUSED_PASSES * flops * self.rates.unfused_seconds_per_flop(width, sequence)
 

@@ -18,10 +18,10 @@ from paceline.plan.explain.money import finish_lines, limit_lines, money_text, p
 from paceline.plan.planned import Planned
 from paceline.spec.arguments import has_checkpoint, run_directory
 from paceline.spec.forecast import BillTerm, Estimate
+from paceline.spec.model_folder import folder_of
 from paceline.spec.steps.growth import course_of
 from paceline.spec.steps.selection import LOSS
 from paceline.spec.task import ModelSpec
-from paceline.task.models.huggingface.start import start_lines
 from paceline.units import (
     format_bytes,
     format_carbon,
@@ -58,7 +58,12 @@ def model_lines(planned: Planned) -> list[str]:
     """Return what is built for a model's folder, and what it starts from; nothing of other models, nor of a resume."""
     if has_checkpoint(run_directory(planned.spec)):  # which holds the weights
         return []
-    texts = start_lines(planned.spec.task.model, planned.spec.task.data)
+    model = planned.spec.task.model
+    if not isinstance(model, ModelSpec) or not (folder_of(model.name) or model.starts_from):
+        return []
+    from paceline.task.models.huggingface.start import start_lines  # with all that is known of folders' layouts
+
+    texts = start_lines(model, planned.spec.task.data)
     heads = ["model    ", *[INDENT] * len(texts)]
     return [line for head, text in zip(heads, texts, strict=False) for line in wrap(head, text)]
 

@@ -1,16 +1,22 @@
-"""What `paceline plan` answers: one plan, clusters side by side, or the ways to use groups of different devices."""
+"""What `paceline plan` answers: one plan, clusters side by side, or the ways to use groups of different devices.
+
+One plan is the common case and is to come at once: what the other answers need is imported with them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
-from paceline.plan.explain.compare_clusters import Comparison, compare_clusters
-from paceline.plan.placement.grouped import Grouped, plan_groups
 from paceline.plan.planned import Planned, plan_task
-from paceline.session.measure import measure_task
 from paceline.spec.load import Spec
 
-Answer = Planned | Comparison | Grouped
+if TYPE_CHECKING:
+    from paceline.plan.explain.compare_clusters import Comparison
+    from paceline.plan.placement.grouped import Grouped
+
+    Answer: TypeAlias = Planned | Comparison | Grouped
+
 Say = Callable[[str], None]
 
 
@@ -28,12 +34,18 @@ def answer(
     timed on this machine, and planned with. Raises DoesNotFit where nothing fits.
     """
     if len(names) > 1 or len(counts) > 1:
+        from paceline.plan.explain.compare_clusters import compare_clusters
+
         return compare_clusters(spec, tuple(names), tuple(counts), say=say)
     if spec.cluster.groups:
+        from paceline.plan.placement.grouped import plan_groups
+
         return plan_groups(spec, say=say)
     planned = plan_task(spec, say=say)
     if not measure:
         return planned
+    from paceline.session.measure import measure_task
+
     measure_task(planned, say or _nobody)
     return plan_task(spec, say=say)
 

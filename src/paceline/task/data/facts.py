@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.spec.import_paths import is_import_path, scheme_of
 from paceline.spec.task import DataSpec
 from paceline.task.data.order.of_source import order_of
 from paceline.task.data.protocol import Source
-from paceline.task.data.rows.packed_source import PackedSource
 from paceline.task.data.source import corpus_sources, is_text, open_sources, sources_of_table
-from paceline.task.data.sources.cache import Say, open_corpus
 from paceline.task.data.sources.manifest import Corpus
-from paceline.task.data.sources.named import kind_of_source
-from paceline.task.data.sources.shards.opened import TOKEN_KINDS, TokenSet, open_token_set
-from paceline.task.data.sources.tables.store import TextTable, open_table
-from paceline.task.data.sources.tables.tell import shown_lines, table_card, table_description, table_notes
+from paceline.task.data.sources.named import TOKEN_KINDS, kind_of_source
 from paceline.units import format_count
+
+if TYPE_CHECKING:
+    from paceline.task.data.rows.packed_source import PackedSource
+    from paceline.task.data.sources.cache import Say
+    from paceline.task.data.sources.shards.opened import TokenSet
+    from paceline.task.data.sources.tables.store import TextTable
 
 NO_VALIDATION_PART = (
     "none of it is held out: the data set has no validation part (a pair of train and validation, or"
@@ -60,10 +61,16 @@ def data_facts(data: object, say: Say | None = None) -> DataFacts:
     if isinstance(data, DataSpec) and data.mix:
         return _mixture_facts(data, say)
     if isinstance(data, DataSpec) and is_text(data.source):
+        from paceline.task.data.sources.cache import open_corpus
+
         return _text_facts(data, open_corpus(data, say))
     if isinstance(data, DataSpec) and (kind := kind_of_source(data.source))[0] in TOKEN_KINDS:
+        from paceline.task.data.sources.shards.opened import open_token_set
+
         return _token_facts(data, open_token_set(data, *kind))
     if isinstance(data, DataSpec) and kind_of_source(data.source)[0] == "table":
+        from paceline.task.data.sources.tables.store import open_table
+
         return _table_facts(data, open_table(data, say))
     train, validation = open_sources(data, seed=0)
     documents = train.samples + (validation.samples if validation else 0)
@@ -91,10 +98,17 @@ def _is_own(data: object) -> bool:
 def _token_facts(data: DataSpec, tokens: TokenSet) -> DataFacts:
     train, validation = tokens.sources(data)
     short = validation is None and tokens.validation.tokens
-    notes = (_packed_note(train),) if isinstance(train, PackedSource) else ()
+    notes = _packed_notes(train)
     facts = _facts(train, validation, tokens.text_bytes, tokens.documents, tokens.what, notes, tokens.card)
     shown = (_nothing_held_out(data, tokens.validation.tokens, tokens.documents),) if short else ()
     return dataclasses.replace(facts, shown=shown)
+
+
+def _packed_notes(train: Source) -> tuple[str, ...]:
+    """Return what is to be said of packed rows; nothing of others."""
+    from paceline.task.data.rows.packed_source import PackedSource
+
+    return (_packed_note(train),) if isinstance(train, PackedSource) else ()
 
 
 def _packed_note(train: PackedSource) -> str:
@@ -145,8 +159,7 @@ def _text_facts(data: DataSpec, corpus: Corpus) -> DataFacts:
     notes = []
     if validation is not None and (note := _uneven_note(data, corpus)):
         notes.append(note)
-    if isinstance(train, PackedSource):
-        notes.append(_packed_note(train))
+    notes += _packed_notes(train)
     if data.tokenizer == "bpe" and corpus.vocab < data.vocab:
         notes.append(f"the text offers merges for {corpus.vocab:,} tokens, fewer than vocab = {data.vocab:,}")
     if corpus.left_out:
@@ -160,11 +173,12 @@ def _text_facts(data: DataSpec, corpus: Corpus) -> DataFacts:
 
 
 def _table_facts(data: DataSpec, table: TextTable) -> DataFacts:
+    from paceline.task.data.sources.tables.tell import shown_lines, table_card, table_description, table_notes
+
     corpus = table.corpus
     train, validation = sources_of_table(table, data)
     notes = [*_skipped_notes(corpus), *table_notes(table, data, train)]
-    if isinstance(train, PackedSource):
-        notes.append(_packed_note(train))
+    notes += _packed_notes(train)
     if corpus.left_out:
         notes.append(f"{corpus.left_out:,} damaged rows are left out, the first: {corpus.left_out_first}")
     described = table_description(table)

@@ -1,9 +1,12 @@
-"""How a task's data become sources: opened, mixed and put into the order that the task asks for."""
+"""How a task's data become sources: opened, mixed and put into the order that the task asks for.
+
+What reads tables and images is imported where there are any: a plan of other data is to come at once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.errors import ConfigError, DataError, PacelineError
 from paceline.spec.data.mix import MixSpec
@@ -13,16 +16,15 @@ from paceline.task.data.order.mixture import MixShare, MixtureOrder
 from paceline.task.data.order.of_source import ordering
 from paceline.task.data.protocol import OpensSources, Pair, Source
 from paceline.task.data.rows.mixed import InOrder, MixedSource
-from paceline.task.data.rows.packed_source import PackedSource
-from paceline.task.data.rows.windows import TokenSource
-from paceline.task.data.sources.cache import Say, open_corpus
 from paceline.task.data.sources.digits import open_digits
-from paceline.task.data.sources.images.source import open_images
 from paceline.task.data.sources.manifest import Corpus
 from paceline.task.data.sources.named import kind_of_source
-from paceline.task.data.sources.shards.opened import open_token_set
-from paceline.task.data.sources.tables.opened import table_sources
-from paceline.task.data.sources.tables.store import TextTable, open_table
+
+if TYPE_CHECKING:
+    from paceline.task.data.rows.packed_source import PackedSource
+    from paceline.task.data.rows.windows import TokenSource
+    from paceline.task.data.sources.cache import Say
+    from paceline.task.data.sources.tables.store import TextTable
 
 
 def open_sources(data: object, seed: int, say: Say | None = None) -> Pair:
@@ -84,31 +86,43 @@ def _open_digits(data: DataSpec, seed: int, say: Say | None) -> Pair:
 
 
 def _open_corpus(data: DataSpec, seed: int, say: Say | None) -> Pair:
+    from paceline.task.data.sources.cache import open_corpus
+
     _refuse_collate(data)
     return corpus_sources(open_corpus(data, say), data)
 
 
 def _open_tokens(data: DataSpec, seed: int, say: Say | None) -> Pair:
+    from paceline.task.data.sources.shards.opened import open_token_set
+
     _refuse_collate(data)
     return open_token_set(data, *kind_of_source(data.source)).sources(data)
 
 
 def _open_table(data: DataSpec, seed: int, say: Say | None) -> Pair:
+    from paceline.task.data.sources.tables.store import open_table
+
     _refuse_collate(data)
     return sources_of_table(open_table(data, say), data)
 
 
 def sources_of_table(table: TextTable, data: DataSpec) -> Pair:
     """Return the samples of a table: (train, validation or None). One of text alone is a corpus like any other."""
-    return corpus_sources(table.corpus, data) if table.columns.kind == "text" else table_sources(table, data)
+    if table.columns.kind == "text":
+        return corpus_sources(table.corpus, data)
+    from paceline.task.data.sources.tables.opened import table_sources
+
+    return table_sources(table, data)
 
 
 def _open_images(data: DataSpec, seed: int, say: Say | None) -> Pair:
+    from paceline.task.data.sources.images.source import open_images
+
     _refuse_collate(data)
     return open_images(data, kind_of_source(data.source)[1], seed)
 
 
-Opener = Callable[[DataSpec, int, Say | None], Pair]
+Opener = Callable[[DataSpec, int, Any], Pair]  # the last hears what is slow, as `Say` of sources/cache.py
 
 # By the name in `task.data.source`; any other name is of a kind.
 OPENERS: dict[str, Opener] = {"digits": _open_digits}
@@ -144,6 +158,8 @@ def corpus_sources(corpus: Corpus, data: DataSpec) -> Pair:
 
 def token_sources(corpus: Corpus, seq_len: int, cross_documents: bool = True) -> tuple[TokenSource, TokenSource | None]:
     """Return the windows of a corpus: (train, validation or None). Raises DataError where `train` has none."""
+    from paceline.task.data.rows.windows import TokenSource
+
     train = TokenSource(corpus.train, corpus.vocab, seq_len, cross_documents)
     enough = corpus.validation.windows(seq_len) > 0
     return train, TokenSource(corpus.validation, corpus.vocab, seq_len, cross_documents) if enough else None
@@ -153,6 +169,8 @@ def packed_sources(
     corpus: Corpus, seq_len: int, cross_documents: bool = True
 ) -> tuple[PackedSource, PackedSource | None]:
     """Return the packed documents of a corpus: (train, validation or None). Raises DataError where `train` has none."""
+    from paceline.task.data.rows.packed_source import PackedSource
+
     train = PackedSource(corpus.train, corpus.vocab, seq_len, cross_documents)
     enough = corpus.validation.tokens > 1
     return train, PackedSource(corpus.validation, corpus.vocab, seq_len, cross_documents) if enough else None

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from paceline.errors import ConfigError, suggestion
-from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.optimizers import COMPANION, Use, rule_of, use_of
 from paceline.spec.task import GroupSpec, OptimizerSpec
+
+if TYPE_CHECKING:
+    from paceline.spec.journal.kinds import DecisionRecord
 
 
 class Matching(Protocol):
@@ -86,6 +88,8 @@ def frozen_groups(groups: Sequence[GroupSpec], step: int) -> frozenset[int]:
 
 def freezing(spec: OptimizerSpec, step: int) -> list[DecisionRecord]:
     """Return the decisions on groups of which this step is the first that trains them, or leaves them as they are."""
+    from paceline.spec.journal.kinds import DecisionRecord  # forty kinds of records, of which a plan needs none
+
     before, here = (frozen_groups(spec.groups, at) for at in (step - 1, step))
     changed = sorted(before ^ here) if step > 1 else sorted(here)
     said = {True: "as they are", False: "trained"}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -98,6 +97,8 @@ def trace_here(task: Task) -> ModelProfile:
 
 
 def _trace_in_child(task: Task) -> ModelProfile:
+    import subprocess  # a profile that is known needs no child
+
     request = {**traced_parts(task), "path": sys.path}
     with Scratch("trace") as name:
         ask, answer = Path(name) / "request.json", Path(name) / "answer.json"

@@ -176,9 +176,8 @@ def test_experts_state_and_copies() -> None:
     spread, plain = held(plan(Layout(dp_shard=4, ep=4), 8), mixture()), held(plan(Layout(dp_shard=4), 8), mixture())
     assert spread["weights"] == plain["weights"], "ZeRO divides them either way"
     # Gathered are the root's 2e6 parameters and two blocks' 1e6, of which 8e5 are experts, a quarter of them here.
-    largest = max(2e6, 2e5 + 8e5 / 4)
-    assert plain["weight copies"] == 4 * min(6e6, 2e6 + 2 * 2e6)
-    assert spread["weight copies"] == pytest.approx(4 * min(6e6 - 4 * 8e5 * 3 / 4, 2e6 + 2 * largest))
+    assert plain["weight copies"] == 4 * (2e6 + 2 * 1e6)
+    assert spread["weight copies"] == pytest.approx(4 * (2e6 + 2 * (2e5 + 8e5 / 4)))
 
 
 # Pipeline

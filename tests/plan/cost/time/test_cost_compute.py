@@ -59,6 +59,44 @@ def test_calibration_turns_the_sum_of_parts_into_the_measured_step():
     assert "1.50 (measured calibration step)" in scaled["attention"].formula
 
 
+def test_narrow_heads_take_longer_for_each_flop_by_hand():
+    """A score costs its softmax whatever its head's width: heads of 64 were measured at 50 GFLOP/s, of 32 at 40.
+
+    Each score of a head of 64 is 7 x 64 FLOPs (forward and backward), 8.96 ns; of 32, 5.6 ns: so 2.24 ns of softmax
+    and 0.105 ns for each unit of width. Heads of 16 take 3.92 ns, 28.6 GFLOP/s; of 128, 15.7 ns, 57.1 GFLOP/s.
+    """
+    device = dataclasses.replace(
+        cluster(1).device, attention_flops={"fp32": ((128, 5e10), (1024, 8e10))},
+        attention_narrow_flops={"fp32": ((128, 4e10), (1024, 4e10))}, head_widths=(64, 32),
+    )  # fmt: skip
+    rates = Rates(device, "fp32")
+    assert [rates.attention_rate(128, width) for width in (64, 32)] == pytest.approx([5e10, 4e10])
+    softmax, each = 2 * 5.6e-9 - 8.96e-9, (8.96e-9 - 5.6e-9) / 32
+    for width in (16, 24, 128):
+        assert rates.attention_rate(128, width) == pytest.approx(7 * width / (softmax + each * width)), width
+    assert rates.attention_rate(1024, 32) == pytest.approx(4e10), "twice as long at that length"
+    assert rates.attention_rate(1024, 4096) == pytest.approx(2 * 8e10), "no head is more than twice as fast"
+    assert rates.attention_rate(128) == pytest.approx(5e10), "of heads that nobody knows, those that were measured"
+    plain = dataclasses.replace(device, attention_narrow_flops={})
+    assert Rates(plain, "fp32").attention_rate(128, 16) == pytest.approx(5e10)
+
+
+def test_a_decoders_own_heads_are_priced_and_a_calibration_step_is_held_against_its_own():
+    device = dataclasses.replace(
+        cluster(1).device, attention_narrow_flops={"fp32": ((128, 2.5e10),)}, head_widths=(64, 32)
+    )
+    narrow = profile(4, heads=4, attention_flops=2.0 * 256**2 * 4 * 32)
+    wide = profile(4, heads=2, attention_flops=2.0 * 256**2 * 2 * 64)
+    took = [
+        compute_terms(PricedTask(shape, dataclasses.replace(cluster(1), device=device), 64, 1), plan(Layout(), 8))
+        for shape in (narrow, wide)
+    ]
+    attention = [next(term.value for term in terms if term.name == "attention") for terms in took]
+    assert attention[0] == pytest.approx(2 * attention[1])
+    step = CalibrationStep("fp32", 512, 128, 1.0, 0.1, 0, 0.0, 1e9, 0.0, 0, head_width=32)
+    assert Rates(device, "fp32").ratio_of(step) == pytest.approx(1 / (3.5 * 1e9 / 2.5e10))
+
+
 def test_an_accelerator_hides_launches_behind_its_work():
     slow_host = dataclasses.replace(cluster(1, "cuda").device.launch_seconds, value=1e-3)
     base = cluster(1, "cuda")

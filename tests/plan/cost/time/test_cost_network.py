@@ -9,7 +9,7 @@ from plan_examples import axis_terms, cluster, network_terms, opened, plan, prof
 from paceline.cluster.resolve import resolve_cluster
 from paceline.plan.cost.constants import read_constants
 from paceline.plan.cost.sheet import PricedTask
-from paceline.plan.cost.time.network import DataSeconds, data_seconds
+from paceline.plan.cost.time.network import DataSeconds, data_seconds, network_components
 from paceline.plan.cost.time.ring import Rings
 from paceline.plan.cost.time.ring import ring as rings
 from paceline.spec.cluster import Cluster, ClusterSpec, Figure, GroupRates, Link
@@ -139,6 +139,10 @@ def test_what_a_sharded_unit_costs_beyond_its_collectives_follows_the_reductions
     short = network_terms(PricedTask(profile(4), cluster(4, links=(PROBED,)), 64, 1), chosen, 4 * 5 * 2e-3)
     halves = next(term for term in short if term.name == "upkeep of shards")
     assert halves.value == pytest.approx(upkeep.value / 2), "units that compute for 2 ms, where the probe's did for 4"
+    sheet = PricedTask(profile(4), cluster(4, links=(PROBED,)), 64, 1).sheet(chosen)
+    started = network_components(sheet, np.array([1.0]), np.array([4 * 5 * 2e-3]))
+    (same,) = [column.values[0] for column in started if column.name == "upkeep of shards"]
+    assert same == pytest.approx(halves.value), "most of a second that starts operators holds up no products"
     unprobed = network_terms(PricedTask(profile(4), cluster(4), 64, 1), chosen, 1.0)
     assert "upkeep of shards" not in {term.name for term in unprobed}
     copies = network_terms(PricedTask(profile(4), cluster(4, links=(PROBED,)), 64, 1), plan(Layout(4), 4), 1.0)

@@ -18,15 +18,9 @@ from hypothesis import strategies as st
 from paceline.errors import DataError
 from paceline.spec.task import DataSpec
 from paceline.task.data.sources import documents as module
-from paceline.task.data.sources.documents import (
-    LONE_FILE_PIECE_BYTES,
-    Document,
-    document_hash,
-    read_documents,
-    split_limit,
-    split_value,
-)
+from paceline.task.data.sources.documents import LONE_FILE_PIECE_BYTES, Document, read_documents
 from paceline.task.data.sources.files import list_files
+from paceline.task.data.sources.held_out import document_hash, split_limit, split_value
 from paceline.task.data.sources.reading import unpacked
 
 

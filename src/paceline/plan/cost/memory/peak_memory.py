@@ -163,9 +163,7 @@ class HeldAtPeak:
 
     @property
     def _largest_block(self) -> Floats:
-        """Parameters of the largest unit that is gathered beside them."""
-        if not self.sheet.context.software.splits_root:
-            return self.parts.largest_unit(self.plans.ep)
+        """Parameters of the largest repeated block, of which two are gathered beside them: in use, and on its way."""
         return self.parts.largest_block(self.plans.ep)
 
     @cached_property

@@ -77,8 +77,10 @@ def data_seconds(sheet: Sheet) -> DataSeconds:
     )
 
 
-def network_components(sheet: Sheet, forward_backward_seconds: Floats) -> list[Component]:
-    """Return what communication adds to a step.
+def network_components(
+    sheet: Sheet, forward_backward_seconds: Floats, computing_seconds: Floats | None = None
+) -> list[Component]:
+    """Return what communication adds to a step. `computing_seconds` are those of it that start no operator.
 
     Processes on CPUs share their cores with gloo's threads, so nothing is hidden there. On accelerators gathering runs
     beside the whole of forward and backward, reduction beside the backward pass (two thirds) of the micro-batches that
@@ -122,23 +124,24 @@ def network_components(sheet: Sheet, forward_backward_seconds: Floats) -> list[C
             shards | reduces if not outer else shards,
             "reduce",
         ),
-        *_unit_upkeep(sheet, forward_backward_seconds),
+        *_unit_upkeep(sheet, forward_backward_seconds if computing_seconds is None else computing_seconds),
     ]
 
 
-def _unit_upkeep(sheet: Sheet, forward_backward_seconds: Floats) -> list[Component]:
+def _unit_upkeep(sheet: Sheet, computing_seconds: Floats) -> list[Component]:
     """Return what sharded units cost beyond their collectives, where a probe measured it: of CPUs alone.
 
     Hooks, copies and waits of every unit, in every micro-batch whose gradients are reduced; most of it is computing
     that is held up while the last unit's gradients travel, so a unit that computes for less time than what was probed
-    pays in proportion. Example: 7 units of 5 ms in 4 micro-batches of ZeRO-3 take 140 ms, of ZeRO-1, which reduces
-    once, 35 ms; half of it where units compute for 2 ms and the probe's for 4.
+    pays in proportion; starts of operators aside, since what was probed is products alone. Example: 7 units of 5 ms in
+    4 micro-batches of ZeRO-3 take 140 ms, of ZeRO-1, which reduces once, 35 ms; half of it where units compute for 2 ms
+    and the probe's for 4.
     """
     columns, part, times = sheet.columns, sheet.heaviest, reductions(sheet)
     link = sheet.context.cluster.links[0]
     each = np.full(len(columns), link.unit_seconds)
     if link.work_seconds:
-        busy = forward_backward_seconds / columns.accumulation / np.maximum(1, part.units)
+        busy = computing_seconds / columns.accumulation / np.maximum(1, part.units)
         each = each * np.minimum(1.0, busy / link.work_seconds)
     shards = columns.state_degree > 1
     if not link.unit_seconds or not shards.any():

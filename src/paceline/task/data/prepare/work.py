@@ -15,7 +15,8 @@ from paceline.durable import publish
 from paceline.spec.task import DataSpec
 from paceline.task.data.prepare.corpus_parts import CorpusPart, documents_of
 from paceline.task.data.prepare.earlier import EarlierShards
-from paceline.task.data.sources.documents import Damaged, document_hash, in_lists
+from paceline.task.data.sources.documents import Damaged, in_lists
+from paceline.task.data.sources.held_out import document_hash
 from paceline.task.data.sources.listing import CorpusFiles
 from paceline.task.data.sources.shards.layout import ShardWriter, WrittenShard
 from paceline.task.data.sources.tokenizer import from_json

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import DataError, MissingExtra
-from paceline.task.data.sources.documents import document_hash, split_limit, split_value
+from paceline.task.data.sources.held_out import document_hash, split_limit, split_value
 
 
 class DigitsSource:
@@ -63,7 +63,8 @@ def _pixels_and_digits() -> tuple[npt.NDArray[np.float64], npt.NDArray[Any]]:
     path = Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
     if path.is_file():
         with gzip.open(path, "rt") as rows:
-            table = np.loadtxt(rows, delimiter=",")
+            # `np.loadtxt` takes three times as long, a twentieth of a plan.
+            table = np.fromstring(rows.read().strip().replace("\n", ","), sep=",").reshape(-1, 65)
         return table[:, :-1], table[:, -1].astype(np.int64)
     from sklearn.datasets import load_digits
 

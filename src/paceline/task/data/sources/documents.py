@@ -8,7 +8,6 @@ that fails, a permission) is a DataError, which always ends the reading: documen
 from __future__ import annotations
 
 import codecs
-import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from paceline.errors import DamagedData, DataError, MissingExtra, suggestion
 from paceline.spec.import_paths import scheme_of
 from paceline.spec.task import DataSpec
 from paceline.task.data.sources.files import kind_of
+from paceline.task.data.sources.held_out import document_hash, split_value
 from paceline.task.data.sources.listing import CorpusFiles, File
 from paceline.task.data.sources.reading.arrow import UnreadableValue, arrow_rows, check_column, parquet_rows, plain_rows
 from paceline.task.data.sources.reading.nested import MISSING, fields_of, type_of, value_of
@@ -86,30 +86,6 @@ def in_lists(documents: Iterable[Document]) -> Iterator[list[Document]]:
             batch, size = [], 0
     if batch:
         yield batch
-
-
-def document_hash(text: bytes) -> bytes:
-    """Return 16 bytes that stand for the document's content."""
-    return hashlib.blake2b(text, digest_size=16).digest()
-
-
-def split_value(content_hash: bytes) -> int:
-    """Return the number in 0..2^64-1 that decides a document's split: it is held out where this is below a limit.
-
-    It depends on the content alone, so documents keep their split when others come or go, and copies share theirs.
-    """
-    return int.from_bytes(content_hash[:8], "little")
-
-
-def split_limit(values: Iterable[int], fraction: float) -> int:
-    """Return the limit below which documents are held out: the fraction of the range, or what holds out the lowest.
-
-    A corpus of two or more documents thus always has one held out, unless `fraction` is 0.
-    """
-    limit, lowest, count = int(fraction * 2**64), 2**64, 0
-    for value in values:
-        lowest, count = min(lowest, value), count + 1
-    return lowest + 1 if limit and count > 1 and lowest >= limit else limit
 
 
 def read_file(data: DataSpec, listing: CorpusFiles, file: File, damaged: Damaged) -> Iterator[Document]:

@@ -8,10 +8,9 @@ from pathlib import Path
 from paceline.errors import DataError
 from paceline.spec.import_paths import names_object, scheme_of
 from paceline.task.data.sources.files import is_about_data, kind_of
-from paceline.task.data.sources.shards.folder import INDEX
-from paceline.task.data.storage.bytes import beside
 from paceline.task.data.storage.remote import RemoteFiles, is_remote
 
+TOKEN_KINDS = ("shards", "megatron")  # of sources whose tokens are made already
 TABLE_KINDS = ("csv", "tsv", "json")  # of a file or a folder that is a table whatever is in it
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 LOOKED_AT = 64  # files of a folder that say whether it holds images
@@ -46,12 +45,17 @@ def _kind_of_remote(url: str) -> str:
         return "table"
     if Path(url).suffix:
         return "text"
+    from paceline.task.data.sources.shards.folder import INDEX  # with readers of tokens, which few sources are
+    from paceline.task.data.storage.bytes import beside
+
     return "shards" if RemoteFiles(url).exists(beside(url, INDEX)) else "text"
 
 
 def _kind_of_local(path: Path) -> str:
     try:
         if path.is_dir():
+            from paceline.task.data.sources.shards.folder import INDEX
+
             if (path / INDEX).is_file():
                 return "shards"
             return "images" if _holds_images(path) else "table" if _holds_tables(path) else "text"

@@ -6,10 +6,9 @@ import dataclasses
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.errors import StorageError
-from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.model_folder import CONFIG, TOKENIZER, folder_of
 from paceline.spec.task import DataSpec, ModelSpec
 from paceline.task.data.sources.named import kind_of_source
@@ -19,6 +18,9 @@ from paceline.task.models.huggingface.theirs import ARCHITECTURE
 from paceline.task.models.huggingface.transfer import fit_decoder
 from paceline.task.models.sizes import base_of
 from paceline.units import format_bytes
+
+if TYPE_CHECKING:
+    from paceline.spec.journal.kinds import DecisionRecord
 
 OTHER_TOKENIZERS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")
 BLOCK_BYTES = 2**16  # read at each place of a file for its fingerprint
@@ -119,6 +121,8 @@ def start_decision(model: object) -> DecisionRecord | None:
     """Return which model was built for a folder and why, with its weights and all differences as evidence."""
     if not isinstance(model, ModelSpec) or not (folder_of(model.name) or model.starts_from):
         return None
+    from paceline.spec.journal.kinds import DecisionRecord
+
     weights = starting_weights(model.starts_from) if model.starts_from else None
     evidence: dict[str, object] = {"weights": None, "changed": fit_texts(model) if weights is not None else []}
     if weights is not None:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from paceline.errors import DamagedData, DataError, MissingExtra
 from paceline.spec.data.augment import AugmentSpec
 from paceline.spec.task import DataSpec
-from paceline.task.data.sources.documents import document_hash, split_limit, split_value
+from paceline.task.data.sources.held_out import document_hash, split_limit, split_value
 from paceline.task.data.sources.images.choices import choices_of, unchanged
 from paceline.task.data.sources.images.decoding import FORMAT, decoded
 from paceline.task.data.sources.images.in_memory import SquaresInMemory

@@ -17,7 +17,6 @@ from paceline.task.data.storage.bytes import Storage
 from paceline.task.data.storage.remote import is_remote
 from paceline.units import format_count
 
-TOKEN_KINDS = ("shards", "megatron")
 OF_TEXT = ("document_tokens", "score_min", "score_max", "max_bytes", "include")
 
 

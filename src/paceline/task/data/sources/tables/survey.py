@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from paceline.errors import DamagedData, DataError
 from paceline.spec.task import DataSpec
 from paceline.task.data.sources.cache import tokenizer_identity
-from paceline.task.data.sources.documents import Damaged, document_hash, split_limit, split_value
+from paceline.task.data.sources.documents import Damaged
+from paceline.task.data.sources.held_out import document_hash, split_limit, split_value
 from paceline.task.data.sources.listing import CorpusFiles
 from paceline.task.data.sources.reading.arrow import UnreadableValue
 from paceline.task.data.sources.reading.nested import fields_of

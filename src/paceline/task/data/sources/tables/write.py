@@ -16,7 +16,8 @@ import numpy as np
 
 from paceline.errors import DataError
 from paceline.spec.task import DataSpec
-from paceline.task.data.sources.documents import LIST_DOCUMENTS, Damaged, document_hash
+from paceline.task.data.sources.documents import LIST_DOCUMENTS, Damaged
+from paceline.task.data.sources.held_out import document_hash
 from paceline.task.data.sources.listing import CorpusFiles
 from paceline.task.data.sources.manifest import write_manifest
 from paceline.task.data.sources.tables.chat import encode_segments
