@@ -11,7 +11,8 @@ not there is said to be not installed.
 
 The whole is made of parts: the readers of one package each (`none` for those that need no package), and the tables
 `resume`, `cold` and `batches`. With `--only` the other parts come from the file that `--json` names, so that a long run
-can be made in pieces. Each part holds its own baseline, machine, date, load, tokens and rounds.
+can be made in pieces, and as many tokens are read as they say unless it is told otherwise. Each part holds its own
+baseline, machine, date, load, tokens and rounds.
 
 CPU is that of all processes of a reader for a row: it does not see what else the machine does. The baseline is a memory
 map and a permutation that numpy draws for each epoch. Then: seconds from opening the source to its first batch, what
@@ -49,6 +50,7 @@ from paceline.task.data.sources.tokens import TokenWriter
 
 DOCUMENT_TOKENS = 2095  # on average, as in a corpus of code
 MANY_SAMPLES = 10**8
+TOKENS = 100_000_000
 NO_PACKAGE = "none"  # the part of the readers that need no package
 SHARD_TOKENS = 2**25
 MOST_SECONDS = 300  # of one reader in one round, or of writing its files
@@ -130,8 +132,9 @@ def read_by(names: Sequence[str], folder: Path, rounds: int, batches: int, pytho
         elif "missing" in found[name][-1] or "failed" in found[name][-1]:
             rows[name] = {"not_measured": found[name][-1].get("failed", "not installed")}
         else:
-            keys = found[name][0]
+            keys = [key for key in found[name][0] if key != "note"]
             rows[name] = {key: statistics.median(each[key] for each in found[name] if key in each) for key in keys}
+            rows[name] |= {"note": found[name][0]["note"]} if "note" in found[name][0] else {}
             base = [each["cpu"] for each in found[BASELINE]]
             over = [each["cpu"] / cpu for each, cpu in zip(found[name], base, strict=True)]
             rows[name]["over_memory_map"] = statistics.median(over)
@@ -142,7 +145,7 @@ def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--tokens", type=int, default=100_000_000)
+    parser.add_argument("--tokens", type=int, help=f"default {TOKENS:,}, or as many as the parts of --json")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batches", type=int, default=20_000)
     parser.add_argument("--python", action="append", default=[], metavar="PACKAGE=PATH")
@@ -158,18 +161,14 @@ def main() -> None:
     many, max_bytes = MANY_SAMPLES, 20_000_000
     if chosen.quick:
         chosen.tokens, chosen.rounds, chosen.batches, many, max_bytes = 2_000_000, 1, 200, 10**6, 300_000
-    report: dict[str, Any] = {
-        "tokens": chosen.tokens,
-        "rows": ROWS,
-        "seq_len": SEQ_LEN,
-        "resume_samples": many,
-        "parts": {},
-    }
+    report: dict[str, Any] = {"rows": ROWS, "seq_len": SEQ_LEN, "resume_samples": many, "parts": {}}
     if chosen.only and chosen.json and chosen.json.exists():
         before = json.loads(chosen.json.read_text())
-        if any(before.get(key) != value for key, value in report.items() if key != "parts"):
-            parser.error(f"{chosen.json} is of another size")
+        if wrong := [key for key, value in report.items() if key != "parts" and before.get(key) != value]:
+            told = ", ".join(f"{key} {before.get(key)}, and {report[key]} here" for key in wrong)
+            parser.error(f"{chosen.json} is of another size: {told}")
         report = before
+    chosen.tokens = chosen.tokens or max((each["tokens"] for each in report["parts"].values()), default=TOKENS)
     with tempfile.TemporaryDirectory(prefix="data-") as folder_name:
         folder = Path(folder_name)
         write_corpus(folder, chosen.tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import shutil
 import sys
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import settings
 
 # Helpers of the tests (distributed.py, tests_shared.py) are modules beside this file; ranks inherit the path.
+EXIT_SECONDS = 120.0  # in which a process ends after its last test; an idle machine takes less than one
 HERE = str(Path(__file__).parent)
 sys.path.insert(0, HERE)
 from strict_json import be_strict  # noqa: E402
@@ -66,6 +68,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="torch sees no CUDA device here"))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Say where a process stands that does not end after its last test, and end it: a thread or a child holds it."""
+    faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True, file=sys.__stderr__ or sys.stderr)
 
 
 @pytest.fixture(autouse=True)

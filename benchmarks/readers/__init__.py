@@ -43,6 +43,11 @@ class Reader:
         """Return whether this Python has the package."""
         return not self.imported or util.find_spec(self.imported.partition(".")[0]) is not None
 
+    def note(self) -> str:
+        """Return what is to be told of the environment that it was measured in; nothing where all is as published."""
+        told = getattr(import_module(f"readers.{self.module}"), "note", None)
+        return str(told()) if told else ""
+
     def load(self, name: str) -> Any:
         """Return a function of the reader's module, after importing what it needs."""
         if self.imported:

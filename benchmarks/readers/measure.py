@@ -126,8 +126,10 @@ def main() -> None:
     before, began = cpu_seconds(), time.perf_counter()
     count = read_some(stream, count, MOST_SECONDS)
     wall, cpu = time.perf_counter() - began, cpu_seconds() - before
-    result = {"cpu": cpu / count / ROWS, "wall": wall / count / ROWS, "first": first,
+    result: dict[str, object] = {"cpu": cpu / count / ROWS, "wall": wall / count / ROWS, "first": first,
               "memory": memory_bytes() - memory}  # fmt: skip
+    if note := reader.note():
+        result["note"] = note
     if reader.of_windows and sys.argv[4:]:
         result["near"] = near_pairs(stream, folder, distance=8, group=64)
     print(json.dumps(result), flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,17 @@ from streaming import MDSWriter, StreamingDataset
 
 from readers import ROWS, SEED, SEQ_LEN, Batches, stacked, windows
 from readers.torch_loaders import epochs_of
+
+
+def note() -> str:
+    """Return that torchvision, which importing the library needs, is an empty stand-in, where it is one."""
+    try:
+        is_whole = importlib.util.find_spec("torchvision.ops") is not None
+    except ModuleNotFoundError:  # not even a package
+        is_whole = False
+    return (
+        "" if is_whole else "torchvision, which it imports, is an empty stand-in here; nothing that is measured uses it"
+    )
 
 
 def write(folder: Path) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from paceline.run.loop.loader import BatchStream
+from paceline.run.loop.loader import BatchStream, bytes_of
 from paceline.spec.plan import Plan
 from paceline.spec.task import DataSpec
+from paceline.task.data.depth import DepthRule
 from paceline.task.data.order.mixture import MixShare, MixtureOrder
 from paceline.task.data.order.of_source import GlobalOrder
 from paceline.task.data.order.windowed import WindowedOrder
@@ -21,6 +22,7 @@ from paceline.task.data.source import open_sources
 from paceline.task.data.sources.tokens import TokenSplit
 from readers import ROWS, SEED, SEQ_LEN, VOCAB, Batches
 
+MOST_BYTES = 256 * 2**20  # of batches ahead: a run's default
 BLOCK, WINDOW = 2048, 16  # of the order of two levels
 
 
@@ -44,8 +46,9 @@ def _read(source: Any) -> Batches:
 
 
 def _read_ahead(source: Any) -> Batches:
-    """Read each batch in a thread while the one before is used, however short reads are."""
-    return _ahead(ReadAhead(stream_of(source).at, prepare=lambda: None))
+    """Read in a thread, however short reads are: more batches ahead, and several each time that it is woken."""
+    rule = DepthRule(MOST_BYTES, on_device=True, bytes_of=bytes_of, short_read=0.0)
+    return _ahead(ReadAhead(stream_of(source).at, prepare=lambda: None, rule=rule))
 
 
 def _read_while_busy(source: Any) -> Batches:
@@ -54,11 +57,14 @@ def _read_while_busy(source: Any) -> Batches:
 
 
 def _ahead(ahead: ReadAhead[Any]) -> Batches:
-    position = 0
+    position = begun = 0
     while True:
         batch = ahead.take(position)
         position += ROWS
-        ahead.begin(position)
+        begun = max(begun, position)
+        while begun < position + max(1, ahead.depth) * ROWS:
+            ahead.begin(begun)
+            begun += ROWS
         ahead.read_begun()
         yield batch.micro_batches[0].data
 
@@ -69,7 +75,7 @@ def windows(folder: Path) -> Batches:
 
 
 def windows_ahead(folder: Path) -> Batches:
-    """The same, each batch begun in a thread while the one before is used."""
+    """The same, read ahead by a thread, which no run does with reads this short."""
     return _read_ahead(TokenSource(split_of(folder), VOCAB, SEQ_LEN))
 
 

@@ -57,17 +57,21 @@ def _readers(parts: dict[str, Any]) -> list[str]:
     for name, part in parts.items():
         if name not in TABLES:
             rows = {**part["rows"], **rows}
+    notes: dict[str, list[str]] = {}
     for name in (name for name in READERS if name in rows):
         row = rows[name]
         if "not_measured" in row:
             lines.append(f"| {name} | {row['not_measured']} | | | | |")
             continue
         near = f"{row['near']:.2f}" if "near" in row else ""
+        if note := row.get("note"):
+            notes[note] = [*notes.get(note, []), name]
         lines.append(
             f"| {name} | {row['cpu'] * 1e6:.1f} | {row['over_memory_map']:.2f} | {row['first'] * 1e3:.0f} |"
             f" {row['memory'] / 1e6:.0f} | {near} |"
         )
-    return lines
+    told = [f"{' and '.join(names)}: {note}." for note, names in notes.items()]
+    return [*lines, *([""] if told else []), *told]
 
 
 def _batches(rows: dict[str, Any]) -> list[str]:

@@ -25,6 +25,7 @@ from started.command import Command, is_alike, read
 # for its ranks' output and one for its alerts.
 HARMLESS = ("MainThread", "verify-results", "paceline-logs", "paceline-alerts", "paceline-exports")
 COLD = subprocess.Popen
+NURSERY_SECONDS = 10.0  # in which it ends once its input does
 
 
 class Forked(COLD):  # type: ignore[type-arg,misc]
@@ -128,7 +129,11 @@ def nursery() -> tuple[str, int]:
 def _close(started: subprocess.Popen[bytes], folder: str) -> None:
     assert started.stdin is not None
     started.stdin.close()
-    started.wait()
+    try:
+        started.wait(NURSERY_SECONDS)
+    except subprocess.TimeoutExpired:  # a process that was forked holds the other end of its input: it reads on
+        started.kill()
+        started.wait()
     shutil.rmtree(folder, ignore_errors=True)
 
 

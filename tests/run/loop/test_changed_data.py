@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tests_shared import plan_of
 
 from paceline.errors import ConfigError
+from paceline.run.loop import in_world
 from paceline.run.loop.training import Training
 from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
@@ -22,6 +24,8 @@ from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.run import RunSpec
 from paceline.spec.task import DataSpec, ModelSpec, Task
+from paceline.task.data import described
+from paceline.task.data.rows import kept_rows, packed_source
 
 STEPS = 6
 MODEL = ModelSpec(name="llama-1m", layers=1, hidden=32, heads=2, kv_heads=1, ffn=32)
@@ -82,6 +86,47 @@ def test_a_part_that_changes_in_content_alone_is_named(tmp_path: Path) -> None:
         train(tmp_path, 3)
     assert "'second': 20 documents" in refused.value.because
     assert "as before, with other content" in refused.value.because
+
+
+def test_rows_of_another_version_of_the_packing_are_told_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The documents are the same: a checkpoint names the version; one from before is known by its fingerprint."""
+    write(tmp_path, "first", 30)
+    write(tmp_path, "second", 20)
+    for names_version in (True, False):
+        folder = tmp_path / str(names_version)
+        folder.mkdir()
+        for name in ("first", "second"):
+            (folder / f"{name}.jsonl").write_bytes((tmp_path / f"{name}.jsonl").read_bytes())
+        with monkeypatch.context() as patch:
+            for module in (packed_source, kept_rows, described):
+                patch.setattr(module, "FORMAT", 1)
+            if not names_version:
+                patch.setattr(in_world, "described", lambda source: without_packing(described.described(source)))
+            train(folder, 2)
+        with pytest.raises(ConfigError, match="trained on other data") as refused:
+            train(folder, 3)
+        told = refused.value.because
+        assert told.count("version 1 of the packing and are now by version 2") == 2 and "'first': the same doc" in told
+        now = told.partition("is now ")[2][:32]
+        assert f"run.accept_data={now}" in refused.value.try_
+        train(folder, STEPS, accept_data=now)
+
+
+def without_packing(told: Any) -> Any:
+    """Return what an earlier release kept of its data."""
+    kept = {name: value for name, value in told.items() if name not in ("packing", "content", "row")}
+    return {**kept, "parts": {name: without_packing(part) for name, part in told["parts"].items()}} if (
+        "parts" in told) else kept  # fmt: skip
+
+
+def test_parts_that_come_and_go_are_told_so() -> None:
+    first = {"fingerprint": "a", "samples": 3, "tokens": 5, "documents": 1, "content": "x"}
+    before, now = {"parts": {"old": first, "both": first}}, {"parts": {"both": first, "new": first}}
+    assert described.what_changed(before, now) == (
+        "'old': it is no part of the data any more; 'new': it was no part of the data"
+    )
 
 
 def test_what_is_kept_of_a_spec_holds_the_mixture() -> None:

@@ -119,8 +119,11 @@ class BetweenSteps(InWorld):
         if isinstance(self.source, MixedSource) and (evaluates or last or stats.stop_requested):
             given = self.source.given(self.spec.task.seed, self.progress.position)
             self._record.sources(step, self.progress.position, given)
-        if self._pressure and not last and is_due(step, self._first_step, self._check_every or LOOKS_EVERY):
-            self._ease(step)
+        if self._pressure and not last:
+            coming = self._under.longest(self._passed_over.position_from(self.progress.position), step + 1)
+            growth = self._pressure.growth(self._under.longest(stats.position_before, step), coming)
+            if growth > 1.0 or is_due(step, self._first_step, self._check_every or LOOKS_EVERY):
+                self._ease(step, growth)
         self._called_away = stats.stop_requested and not last and self._is_called()
         if stats.stop_requested and not last and not self._called_away:
             self._stop_as_asked(step)
@@ -157,10 +160,13 @@ class BetweenSteps(InWorld):
             raise Requeue(because)
         self._done_step = step
 
-    def _ease(self, step: int) -> None:
-        """Go on with a smaller micro-batch where a rank's memory gets short. Every rank calls it between two steps."""
+    def _ease(self, step: int, growth: float) -> None:
+        """Go on with a smaller micro-batch where a rank's memory gets short, or would with longer samples that come.
+
+        Every rank calls it between two steps.
+        """
         assert self._pressure is not None
-        plan, decisions = self._pressure.decided(step)
+        plan, decisions = self._pressure.decided(step, growth)
         if plan is not None:
             self._under.recut(plan)
             self._stragglers.rebase(plan)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -30,7 +31,7 @@ from paceline.spec.task import ModelSpec, Task
 from paceline.task.coupling import is_coupled
 from paceline.task.data.depth import DepthRule
 from paceline.task.data.order.budget import TokenBudget
-from paceline.task.data.order.of_source import order_of
+from paceline.task.data.order.of_source import ids_at, order_of
 from paceline.task.data.protocol import Source
 from paceline.task.data.read_ahead import ReadAhead, may_read_in_a_thread
 from paceline.task.data.rows.packed import for_device
@@ -79,6 +80,8 @@ class UnderPlan:
                 'task.growth.by = "nothing", task.selection.by = "nothing" and task.batch_rows = "fixed"',
             )
         self._stream = BatchStream(source, task.seed, plan, self.data_rank, device, sizes)
+        lengths = None if task.batch_rows != "fixed" else getattr(source, "lengths", None)
+        self._lengths = None if lengths is None else np.asarray(lengths)
         self._rule = DepthRule(run.spec.run.read_ahead_limit, device.type == "cuda", bytes_of)
         self.batches = self._ahead(self._stream.on_host)
         self.selection = selection_of(task, self._stream, self.built.stepper, run.dir)
@@ -101,6 +104,16 @@ class UnderPlan:
             position = position_from(position + samples)
             self.batches.begin(position, step)
             samples = self._stream.samples_at(position, step)
+
+    def longest(self, position: int, step: int) -> int:
+        """Return how long the longest sample of a step's batch is, on any rank, without asking another one.
+
+        0 where the data do not say lengths, and where batches have fewer rows the longer these are.
+        """
+        if self._lengths is None:
+            return 0
+        positions = np.arange(position, position + self._stream.samples_at(position, step), dtype=np.int64)
+        return int(self._lengths[ids_at(self._stream.source, self._stream.seed, positions)].max())
 
     def read_until(self, step: int) -> None:
         """Read no batch after a step: those that were read are given again. It measures steps without their loader."""

@@ -207,6 +207,35 @@ def test_what_other_programs_leave_in_tars_is_no_image(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_a_file_that_is_added_to_a_tar_again_takes_the_place_of_the_older_one(tmp_path: Path) -> None:
+    """As it does where the tar is unpacked: both were trained on."""
+    from PIL import Image
+
+    path = tmp_path / "a.tar"
+    for shades in ((10, 20, 30, 40), (200,)):  # the second time by `tar --append`
+        with tarfile.open(path, "a") as tar:
+            for number, shade in enumerate(shades):
+                content = io.BytesIO()
+                Image.new("RGB", (4, 4), (shade,) * 3).save(content, "PNG")
+                entry = tarfile.TarInfo(f"{'ab'[number % 2]}/{number}.png")
+                entry.size = len(content.getvalue())
+                tar.addfile(entry, io.BytesIO(content.getvalue()))
+    data = DataSpec(str(path), image_size=4, normalise="none", validation_fraction=0.0)
+    train, _ = open_sources(data, 1)
+    shades_read = (train.read(np.arange(train.samples))["images"][:, 0, 0, 0] * 255).round().int().tolist()
+    assert sorted(shades_read) == [20, 30, 40, 200]
+    assert [str(each) for each in train.listing.skipped] == [
+        "1 not read: an older file of a name that comes again (a/0.png)"
+    ]
+
+
+def test_bytes_that_are_no_image_are_told_alike_each_time() -> None:
+    entry = ImageEntry("a/1.png", 0, 0, 0, 0)
+    with pytest.raises(DamagedData) as told:
+        decoded(b"", entry, 4)
+    assert "no image that Pillow knows" in told.value.because and "0x" not in told.value.because
+
+
 @pytest.mark.parametrize(("members", "because"), [
     ({"./0.png": None}, "in no folder"),
     ({"train/0.png": None, "train/0.cls": b"3", "train/1.png": None}, "others have one"),

@@ -18,7 +18,7 @@ from paceline.durable import publish
 from paceline.task.data.rows.packing import Ints, PackedRows, pack, pieces_of
 from paceline.task.data.sources.tokens import Split, TokenSplit
 
-FORMAT = 2  # raise it when the same documents would give other rows
+FORMAT = 2  # raise it when the same documents would give other rows; 2: rows share the room of emptier ones
 HEAD = 3
 
 

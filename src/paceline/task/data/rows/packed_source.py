@@ -6,7 +6,7 @@ import hashlib
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,8 +36,38 @@ class RowsAsTheyLie:
     places: list[int]
     short: list[int]  # rows that are not full, in order
     filled: list[int]  # and the tokens in each of them
-    documents: Array | None  # from 1 on in each row, 0 of what fills it; None where documents mix
+    documents: Array | None  # from 1 on in each row, 0 of what fills it; None where documents mix, or `runs` tells them
     counts: Array | None  # which labels count, where not all of them do
+    runs: DocumentRuns | None = None
+
+    def documents_of(self, first: int, last: int) -> npt.NDArray[np.int64] | None:
+        """Return the document of each token of the rows first..last, [rows, seq_len]; None where documents mix."""
+        if self.runs is None:
+            return None if self.documents is None else self.documents[first:last].astype(np.int64)
+        found = self.runs.laid(first, last, self.tokens.shape[1])
+        for at in range(bisect_left(self.short, first), bisect_left(self.short, last)):
+            found[self.short[at] - first, self.filled[at] :] = 0
+        return found
+
+
+class DocumentRuns(NamedTuple):
+    """Runs of tokens of another document than the first of their row, by their places in the flattened rows, in order.
+
+    Where most rows are of one document, a batch is made of them sooner than by copying a number for each token.
+    """
+
+    begins: list[int]
+    ends: list[int]
+    numbers: list[int]  # from 2 on in each row
+
+    def laid(self, first: int, last: int, seq_len: int) -> npt.NDArray[np.int64]:
+        """Return the document of each token of the rows first..last, from 1 on in each row: [rows, seq_len]."""
+        found = np.ones((last - first, seq_len), dtype=np.int64)
+        flat, begin = found.reshape(-1), first * seq_len
+        own = slice(bisect_left(self.begins, begin), bisect_left(self.begins, last * seq_len))
+        for start, stop, number in zip(self.begins[own], self.ends[own], self.numbers[own], strict=True):
+            flat[start - begin : stop - begin] = number
+        return found
 
 
 class PackedSource(SourceOfSplit):
@@ -54,7 +84,7 @@ class PackedSource(SourceOfSplit):
         super().__init__(split, vocab, seq_len, cross_documents)
         self._watch, tokens = watch_of(split), split.open()
         # A memory map makes an object of its own of each slice; an array over it does not.
-        self._tokens: Any = tokens.view(np.ndarray) if isinstance(tokens, np.ndarray) else tokens
+        self._tokens = tokens.view(np.ndarray) if isinstance(tokens, np.ndarray) else tokens
         rows = self._rows_of(split, seq_len)
         self.rows = PackedRows(np.asarray(rows.firsts), np.asarray(rows.starts), np.asarray(rows.lengths))
         near = tokens.is_near if isinstance(tokens, TokenParts) else True
@@ -68,8 +98,7 @@ class PackedSource(SourceOfSplit):
                 f"they are {split.tokens:,} tokens in {split.documents:,} documents",
                 "more text, or validation_fraction = 0",
             )
-        named = f"{split.digest} packed {seq_len} {WINDOW_PIECES} {FORMAT}"
-        self.fingerprint = hashlib.blake2b(named.encode(), digest_size=16).hexdigest()
+        self.fingerprint = packed_fingerprint(split.digest, seq_len, FORMAT)
 
     def _rows_of(self, split: Split, seq_len: int) -> PackedRows:
         return rows_of_split(split, seq_len)
@@ -83,7 +112,16 @@ class PackedSource(SourceOfSplit):
         """Return the rows as they lie."""
         assert min(ids.tolist(), default=0) >= 0, "a sample id is negative"
         self._watch()
-        return self._laid_whole(ids) if self._is_long else self._laid_by_place(ids)
+        laid = self._laid_whole if self._is_long else self._laid_by_place
+        if (scattered := self._scattered) is None:
+            return laid(ids)
+        if scattered.is_cold:
+            bounds = zip(self.rows.firsts[ids].tolist(), self.rows.firsts[np.asarray(ids) + 1].tolist(), strict=True)
+            pieces = np.concatenate([np.arange(first, last) for first, last in bounds] or [np.zeros(0, np.int64)])
+            starts, size = self.rows.starts[pieces], self._tokens.itemsize
+            scattered.expect(starts * size, (starts + self.rows.lengths[pieces] + 1) * size)
+        with scattered.copying(len(ids)):
+            return laid(ids)
 
     def batch(self, gathered: RowsAsTheyLie, first: int, last: int) -> Any:
         """Return {"tokens", "labels"}, and "documents" where they do not mix."""
@@ -92,14 +130,15 @@ class PackedSource(SourceOfSplit):
         tokens, labels = gathered.tokens[first:last].astype(np.int64), gathered.labels[first:last].astype(np.int64)
         if gathered.counts is not None:
             labels[~gathered.counts[first:last]] = IGNORED
+        batch = {"tokens": torch.from_numpy(tokens), "labels": torch.from_numpy(labels)}
+        documents = gathered.documents_of(first, last)
+        if documents is not None:
+            batch["documents"] = torch.from_numpy(documents)
         flat, begin, end = labels.reshape(-1), first * self.items_per_sample, last * self.items_per_sample
         for at in range(bisect_left(gathered.places, begin), bisect_left(gathered.places, end)):
             flat[gathered.places[at] - begin] = gathered.patched[at]
         for at in range(bisect_left(gathered.short, first), bisect_left(gathered.short, last)):
             labels[gathered.short[at] - first, gathered.filled[at] :] = IGNORED
-        batch = {"tokens": torch.from_numpy(tokens), "labels": torch.from_numpy(labels)}
-        if gathered.documents is not None:
-            batch["documents"] = torch.from_numpy(gathered.documents[first:last].astype(np.int64))
         return batch
 
     def joined(self, parts: Sequence[RowsAsTheyLie], places: Sequence[Ints]) -> RowsAsTheyLie:
@@ -110,7 +149,7 @@ class PackedSource(SourceOfSplit):
         rows = [place[part.short] for part, place in zip(parts, places, strict=True)]
         patches, patched = _in_order(at, [part.patched for part in parts])
         short, filled = _in_order(rows, [part.filled for part in parts])
-        documents = [part.documents for part in parts if part.documents is not None]
+        documents = [each for part in parts if (each := part.documents_of(0, len(part.tokens))) is not None]
         counts: list[Array] | None = None
         if any(part.counts is not None for part in parts):
             everywhere = [np.ones(part.tokens.shape, dtype=bool) for part in parts]
@@ -139,8 +178,8 @@ class PackedSource(SourceOfSplit):
         starts, lengths = self.rows.starts[begins], self.rows.lengths[begins]
         # To leave out here what is laid anew takes longer than copying it in vain.
         rows, is_whole = self._in_rows.rows_from(starts, starts + lengths + 1, seq_len + 1)
-        documents = None if self.cross_documents else np.ones((len(ids), seq_len), dtype=np.int32)
-        found = RowsAsTheyLie(rows[:, :-1], rows[:, 1:], [], [], [], [], documents, None)
+        runs = None if self.cross_documents else DocumentRuns([], [], [])
+        found = RowsAsTheyLie(rows[:, :-1], rows[:, 1:], [], [], [], [], None, None, runs)
         rest = np.flatnonzero((lengths < seq_len) | ~is_whole)
         if len(rest):
             self._lay_pieces(rows, rest, begins[rest], self.rows.firsts[ids[rest] + 1], found)
@@ -172,12 +211,14 @@ class PackedSource(SourceOfSplit):
         found.patched.extend(labels[other].tolist())
         # Of the flattened labels: a row of them is one shorter than one of tokens with the token after its end.
         found.places.extend((after[other] - 1 - np.repeat(places, counts)[other]).tolist())
-        if (documents := found.documents) is not None:
-            number_in_row = np.arange(ends[-1]) - np.repeat(ends - counts, counts) + 1
-            if found.short:  # what fills a row has the number 0
-                number_in_row = np.insert(number_in_row, ends[is_short], 0)
-                lengths = np.insert(lengths, ends[is_short], seq_len - filled[is_short])
-            documents[places] = np.repeat(number_in_row.astype(np.int32), lengths).reshape(-1, seq_len)
+        if found.runs is not None:
+            is_other = np.ones(len(at), dtype=bool)
+            is_other[ends - counts] = False
+            others = np.flatnonzero(is_other)
+            begins = at[others] - np.repeat(places, counts - 1)  # of the flattened tokens, as above
+            found.runs.begins.extend(begins.tolist())
+            found.runs.ends.extend((begins + lengths[others]).tolist())
+            found.runs.numbers.extend((others - np.repeat(ends - counts, counts - 1) + 1).tolist())
 
     def _laid_by_place(self, ids: npt.NDArray[Any]) -> RowsAsTheyLie:
         """Return the rows, all their places at once: where pieces are short that is quicker than one by one."""
@@ -225,6 +266,12 @@ class PackedSource(SourceOfSplit):
         is_token, is_label = np.ones(len(found), dtype=bool), np.ones(len(found), dtype=bool)
         is_token[ahead + lengths], is_label[ahead] = False, False
         return found[is_token], found[is_label]
+
+
+def packed_fingerprint(digest: str, seq_len: int, version: int) -> str:
+    """Return the fingerprint of the rows that a version of the packing makes of the tokens of a digest."""
+    named = f"{digest} packed {seq_len} {WINDOW_PIECES} {version}"
+    return hashlib.blake2b(named.encode(), digest_size=16).hexdigest()
 
 
 def _in_order(places: Sequence[Ints], values: Sequence[list[int]]) -> tuple[list[int], list[int]]:

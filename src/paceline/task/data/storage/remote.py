@@ -4,24 +4,40 @@ from __future__ import annotations
 
 import hashlib
 import io
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import MissingExtra
+from paceline.errors import DataError, MissingExtra
 from paceline.task.data.storage.notices import DataNotices
 from paceline.task.data.storage.retries import Retries
 
+AT_ONCE = 8  # files of a page of links that are asked for side by side
+OF_A_PAGE = frozenset("?#")  # in the links by which a page is sorted
+CONNECT_SECONDS, SILENT_SECONDS = 30.0, 60.0  # of a web server, until a read is tried again
 STREAM_BYTES = 8 * 2**20  # what one request of a stream asks for
 # What storages call that which changes with a file's content. Those that say nothing are told apart by size alone.
-VERSIONS = ("ETag", "etag", "md5Hash", "generation", "VersionId", "LastModified", "last_modified", "mtime", "updated",
-            "created")  # fmt: skip
+VERSIONS = ("ETag", "etag", "Content-MD5", "Digest", "Last-Modified", "md5Hash", "generation", "VersionId",
+            "LastModified", "last_modified", "mtime", "updated", "created")  # fmt: skip
 
 
 def is_remote(path: str) -> bool:
     """Return whether a path is a URL."""
     scheme, found, _ = path.partition("://")
     return bool(found) and scheme.replace("+", "").replace("-", "").isalnum()
+
+
+def _options(url: str) -> dict[str, Any]:
+    """Return what a storage is opened with: of a web server silence is an error, and a slow answer is none."""
+    if url.partition("://")[0] not in ("http", "https"):
+        return {}
+    try:
+        from aiohttp import ClientTimeout
+    except ImportError:  # which fsspec tells
+        return {}
+    timeout = ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENT_SECONDS)
+    return {"client_kwargs": {"timeout": timeout}}
 
 
 @dataclass(frozen=True)
@@ -43,11 +59,15 @@ class RemoteFiles:
         except ImportError as error:
             raise MissingExtra("fsspec", "remote", f"reading {url}") from error
         self.url, self.notices, self.retries = url, notices, retries or Retries()
-        found: tuple[Any, str] = self.retries.run(url, lambda: url_to_fs(url), notices)
+        found: tuple[Any, str] = self.retries.run(url, lambda: url_to_fs(url, **_options(url)), notices)
         self._files, self._root = found
+        self._sizes: dict[str, int] = {}  # of files that were asked for
 
-    def file(self, url: str = "", is_new: bool = False) -> RemoteFile:
-        """Return a file's size and version, of `url` or of the URL itself; asked for anew, or from a known listing."""
+    def file(self, url: str = "", is_new: bool = False, name: str = "") -> RemoteFile:
+        """Return a file's size and version, of `url` or of the URL itself; asked for anew, or from a known listing.
+
+        Raises DataError where the storage does not say how large it is.
+        """
         url = url or self.url
 
         def once() -> dict[str, Any]:
@@ -55,7 +75,7 @@ class RemoteFiles:
                 self._files.invalidate_cache(self._path(url))
             return dict(self._files.info(self._path(url)))
 
-        return self._file(url, url.rstrip("/").rpartition("/")[2], self.retries.run(url, once, self.notices))
+        return self._file(url, name or url.rstrip("/").rpartition("/")[2], self.retries.run(url, once, self.notices))
 
     def exists(self, url: str) -> bool:
         """Return whether there is a file of this URL."""
@@ -66,24 +86,35 @@ class RemoteFiles:
         return bool(self.retries.run(self.url, lambda: self._files.isdir(self._root), self.notices))
 
     def below(self) -> list[RemoteFile]:
-        """Return every file below the URL in the order of names, but hidden ones."""
+        """Return every file below the URL in the order of names, but hidden ones.
+
+        A page of links, which is how a web server lists a folder, says of no file how large it is or when it was
+        changed: each is asked for by itself.
+        """
         found: dict[str, Any] = self.retries.run(
             self.url, lambda: self._files.find(self._root, detail=True), self.notices
         )
         root = self._root.rstrip("/")
-        files = []
+        listed, asked = list[RemoteFile](), list[str]()
         for path, info in found.items():
             name = path.removeprefix(root).lstrip("/")
-            if info.get("type") == "file" and not any(part.startswith(".") for part in name.split("/")):
-                files.append(self._file(f"{self.url.rstrip('/')}/{name}", name, info))
-        return sorted(files, key=lambda file: file.name)
+            if info.get("type") != "file" or any(part.startswith(".") for part in name.split("/")):
+                continue
+            if info.get("size") is not None:
+                listed.append(self._file(f"{self.url.rstrip('/')}/{name}", name, info))
+            elif not OF_A_PAGE.intersection(name):
+                asked.append(name)
+        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="paceline-list") as threads:
+            listed += threads.map(lambda name: self.file(f"{self.url.rstrip('/')}/{name}", name=name), asked)
+        return sorted(listed, key=lambda file: file.name)
 
     def read(self, url: str, start: int, stop: int) -> bytes:
         """Return the bytes start..stop of a file; an answer of another length is asked for again."""
 
         def once() -> bytes:
             content: bytes = self._files.cat_file(self._path(url), start=start, end=stop)
-            if len(content) >= stop > stop - start:  # a server that knows no ranges gives the whole file
+            whole = self._sizes.get(url, len(content))
+            if stop - start < len(content) == whole and stop <= whole:  # a server without ranges gives the whole file
                 content = content[start:stop]
             if len(content) != stop - start:
                 raise ConnectionError(f"{len(content):,} bytes came instead of {stop - start:,}")
@@ -109,7 +140,12 @@ class RemoteFiles:
         return str(self._files._strip_protocol(url))
 
     def _file(self, url: str, name: str, info: dict[str, Any]) -> RemoteFile:
-        size = int(info.get("size") or 0)
+        if info.get("size") is None:  # taken for an empty file, it would be left out without a word
+            raise DataError(
+                f"{url} cannot be read", "the storage does not say how large it is, so no part of it can be asked for",
+                "download it, and name the local file",
+            )  # fmt: skip
+        size = self._sizes[url] = int(info["size"])
         version = " ".join(f"{key}={info[key]}" for key in VERSIONS if info.get(key))
         return RemoteFile(url, name, size, hashlib.blake2b(f"{size} {version}".encode(), digest_size=8).hexdigest())
 

@@ -25,7 +25,7 @@ def decoded(content: bytes, entry: ImageEntry, size: int) -> npt.NDArray[np.uint
     It is turned as its EXIF data say, transparency is dropped, of several frames the first is taken, and of 16 bits the
     upper 8. Raises DamagedData where it cannot be decoded, or its pixels are numbers without a black and a white.
     """
-    from PIL import Image, ImageOps
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
         with Image.open(io.BytesIO(content)) as image:
@@ -40,9 +40,10 @@ def decoded(content: bytes, entry: ImageEntry, size: int) -> npt.NDArray[np.uint
         Image.DecompressionBombError,
     ) as error:
         # as Pillow's decoders raise
+        told = "they are no image that Pillow knows" if isinstance(error, UnidentifiedImageError) else error
         raise DamagedData(
             f"the image {entry.name} cannot be decoded",
-            f"its bytes {entry.start:,} to {entry.start + entry.size:,}, of CRC-32 {zlib.crc32(content):08x}: {error}",
+            f"its bytes {entry.start:,} to {entry.start + entry.size:,}, of CRC-32 {zlib.crc32(content):08x}: {told}",
             'copy it again, or train without it: task.data.on_bad = "skip"',
         ) from error
 

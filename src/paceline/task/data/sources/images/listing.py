@@ -172,6 +172,11 @@ def _members(path: str, storage: Storage, odd: dict[str, list[str]], ends_early:
             members.append(entry)
         elif is_image:
             odd.setdefault("a link" if entry.islnk() or entry.issym() else "no plain file", []).append(entry.name)
+    newest = {member.name: member for member in members}  # a file that is added again takes the place of the older one
+    for member in members:
+        if newest[member.name] is not member and member.name.lower().endswith(IMAGE_SUFFIXES):
+            odd.setdefault("an older file of a name that comes again", []).append(member.name)
+    members = list(newest.values())
     for member in members:
         if member.offset_data + member.size > file.size:
             raise DataError(
