@@ -18,7 +18,7 @@ from paceline.spec.plan import Plan, rows_refusal
 from paceline.task.data.order.many_steps import StepIds
 from paceline.task.data.order.of_source import ids_at, is_scattered, order_of
 from paceline.task.data.order.permutation import sample_ids
-from paceline.task.data.protocol import FinishesBatches, Source, filled_for, read_scattered, reading_ahead
+from paceline.task.data.protocol import FinishesBatches, ReadsAhead, Source, filled_for, read_scattered, reading_ahead
 from paceline.task.data.rows_together import HeldRows, RowsTogether
 
 HELD_OUT_SEED = 0
