@@ -98,20 +98,20 @@ def test_storage_that_fails_in_the_middle_of_a_save_harms_nothing(
 
 
 def test_a_checkpoint_is_saved_whether_or_not_old_ones_can_be_removed(tmp_path: Path, storage: Storage) -> None:
-    """It has its name by then: to say that it was not saved would be wrong."""
+    """It has its name by then, and was read back: to say that it was not saved would be wrong."""
     for step in (1, 2):
         save_checkpoint(tmp_path, step, state(step), {}, keep_last=2)
-    clear, before = saving.clear, [0]
+    compare, calls = saving.compare_shard, [0]
 
-    def counted(*arguments: Any) -> Any:
-        before[0] = storage.calls  # of what comes first: files, names, and reading back
-        return clear(*arguments)
+    def last(path: Path, entries: Any) -> None:
+        compare(path, entries)
+        calls[0] = storage.calls
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(saving, "clear", counted)
+        patched.setattr(saving, "compare_shard", last)
         storage.fails(0)
         save_checkpoint(tmp_path, 3, state(3), {}, keep_last=2)
-        storage.fails(before[0] + 1)
+        storage.fails(calls[0] + 1)
         info = save_checkpoint(tmp_path, 4, state(4), {}, keep_last=2)
     assert info.path.name == "step-00000004" and not info.removed
     assert any("stays" in why or "stay" in why for why in info.kept)
