@@ -44,6 +44,7 @@ FLOORS: dict[str, float] = {
     "paceline.lock": 1,
     "paceline.svg": 1,
     "paceline.patience": 1,
+    "paceline.robust": 1,
     "paceline.config": 1,
     # the frozen nouns
     "paceline.spec": 2,

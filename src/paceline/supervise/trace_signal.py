@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from paceline.spec.watch.traced import TraceRequest, ask_for_trace
+from paceline.spec.watch.traced import TraceRequest, ask_for_trace, trace_under_way
 
 SIGNAL = signal.SIGUSR2
 
@@ -23,7 +23,8 @@ def traced_by_signal(run_dir: Path) -> Iterator[None]:
     def received(number: int, frame: object) -> None:
         # A disk that takes nothing costs the trace: a signal ends no run.
         with contextlib.suppress(OSError):
-            ask_for_trace(run_dir, TraceRequest(by="signal"))
+            if trace_under_way(run_dir) is None:  # which shows the same steps
+                ask_for_trace(run_dir, TraceRequest(by="signal"))
 
     before = signal.signal(SIGNAL, received)
     try:

@@ -40,6 +40,8 @@ def test_the_button_asks_a_running_job_for_a_trace(tmp_path: Path, monkeypatch: 
             assert server.get("/run/live/trace", "POST", wanted, **{**headers, "origin": "http://a.b"}).status == 405
             assert requested_trace(run) is None, "none of these has asked"
             answer = server.get("/run/live/trace", "POST", wanted, **headers)
+            again = server.get("/run/live/trace", "POST", f"form={form}&steps=2", **headers)
+            assert again.status == 409 and "a trace of the next steps is under way" in again.body
         finally:
             with_lock.release()
         assert answer.status == 303 and answer.headers["location"] == "/run/live#traces"

@@ -14,18 +14,29 @@ import torch
 from runs import paceline, records_of, start, wait_for_step, wait_until, write_spec
 from tests_shared import SEQ_LEN, PaddedText, decoder_task, plan_of
 
+from paceline.errors import DataError
+from paceline.lock import take
 from paceline.observe.traces.trace_spans import read_trace
 from paceline.run.loop.training import Training
 from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
 from paceline.run.trace.tensors import grown, tensors_held
-from paceline.session.verbs.tracing import summaries
+from paceline.session.verbs.tracing import summaries, take_trace
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.run import RunSpec
-from paceline.spec.watch.traced import FOLDER, NAME, TraceRequest, ask_for_trace, requested_trace, trace_file
+from paceline.spec.watch.traced import (
+    FOLDER,
+    FRESH_SECONDS,
+    NAME,
+    TraceRequest,
+    ask_for_trace,
+    requested_trace,
+    trace_file,
+    trace_under_way,
+)
 from paceline.units import Amount
 
 
@@ -71,6 +82,28 @@ def test_rank_0_names_the_steps_where_nobody_has(tmp_path: Path) -> None:
     ask_for_trace(tmp_path, dataclasses.replace(named, first=1, last=2, number=0))
     train(tmp_path, 8)
     assert not trace_file(requested_trace(tmp_path).folder(tmp_path), 0).exists(), "those steps were over"  # type: ignore[union-attr]
+
+
+def test_a_request_is_not_taken_away_by_the_next_one(tmp_path: Path) -> None:
+    (tmp_path / "journal").mkdir()
+    journal = tmp_path / "journal" / "0001.jsonl"
+    assert trace_under_way(tmp_path) is None
+    asked = ask_for_trace(tmp_path, TraceRequest(last=3))
+    assert trace_under_way(tmp_path) == asked, "no rank has seen it"
+    named = ask_for_trace(tmp_path, dataclasses.replace(asked, first=100, last=102))
+    assert trace_under_way(tmp_path) == named, "and now one has"
+    old = dataclasses.replace(named, number=named.number - int((FRESH_SECONDS + 1) * 1e9))
+    assert trace_under_way(tmp_path) is not None and ask_for_trace(tmp_path, old) == old
+    assert trace_under_way(tmp_path) is None, "its steps are far ahead: it gives way"
+    journal.write_text('{"kind": "step", "step": 100}\n')
+    assert trace_under_way(tmp_path) == old, "they are being traced"
+    with take(tmp_path), pytest.raises(DataError, match="steps 100 to 102 is under way"):
+        take_trace(tmp_path, TraceRequest(last=2), 0, lambda line: None)
+    assert requested_trace(tmp_path) == old
+    journal.write_text('{"kind": "step", "step": 102}\n')
+    with take(tmp_path):
+        assert trace_under_way(tmp_path) is None and take_trace(tmp_path, TraceRequest(last=2), 0, print) is None
+    assert requested_trace(tmp_path) != old
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"last": "x", "first": 1, "ranks": null, "number": 1}',

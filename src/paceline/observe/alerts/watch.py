@@ -27,7 +27,7 @@ from paceline.spec.journal.redact import Redactor
 from paceline.spec.journal.timing.clock import MovedClock, shifted
 from paceline.spec.journal.watching import AlertRecord
 from paceline.spec.watch.alerts import SEVERITIES, is_within, minutes_of
-from paceline.spec.watch.traced import TraceRequest, ask_for_trace
+from paceline.spec.watch.traced import TraceRequest, ask_for_trace, trace_under_way
 from paceline.supervise.ranks_lost import RanksLost
 
 LOOK_SECONDS = 0.5
@@ -197,7 +197,7 @@ class AlertWatch:
 
     def _trace_of(self, rule: str) -> None:
         """Ask the run for a trace where the spec wants one of this rule: once, since what fires may fire often."""
-        if rule not in self._seen.spec.trace or rule in self._traced:
+        if rule not in self._seen.spec.trace or rule in self._traced or trace_under_way(self._run_dir) is not None:
             return
         self._traced.add(rule)
         try:

@@ -9,7 +9,7 @@ from paceline.observe.live.run import RUNNING, LiveRun
 from paceline.report.drawn.markup import esc, note_html, table_html
 from paceline.report.format import utc
 from paceline.spec.journal.bound import TraceRecord
-from paceline.spec.watch.traced import STEPS, TraceRequest, ask_for_trace, requested_trace
+from paceline.spec.watch.traced import STEPS, TraceRequest, ask_for_trace, requested_trace, trace_under_way
 
 MOST_STEPS = 20  # that the page asks for at once: each is megabytes of a rank
 MOST_BYTES = 1000  # of a form
@@ -56,6 +56,8 @@ def ask_by_form(run: LiveRun, body: str, form: str) -> str:
         return f"steps are a number from 1 to {MOST_STEPS}"
     if not is_live(run.run_dir):
         return "nothing trains there: the run's lock is held by no process that lives"
+    if (other := trace_under_way(run.run_dir)) is not None:
+        return f"{other.text} is under way: one is taken at a time, ask again when it is there"
     try:
         ask_for_trace(run.run_dir, TraceRequest(last=int(steps), by="page"))
     except OSError as error:

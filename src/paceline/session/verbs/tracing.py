@@ -13,7 +13,7 @@ from paceline.observe.traces.trace_spans import read_trace
 from paceline.patience import Patience
 from paceline.spec.journal.kinds import RunStarted
 from paceline.spec.journal.reading import read_kind, read_tail_step
-from paceline.spec.watch.traced import FOLDER, TraceRequest, ask_for_trace, requested_trace, trace_file
+from paceline.spec.watch.traced import FOLDER, TraceRequest, ask_for_trace, requested_trace, trace_file, trace_under_way
 
 LOOK_SECONDS = 0.2
 
@@ -35,10 +35,24 @@ def take_trace(run_dir: Path, request: TraceRequest, limit_seconds: float, say: 
     if request.first is not None and request.last <= done:
         raise ConfigError(f"steps {request.first} to {request.last} are over", f"the run has made {done}",
                           f"--steps {done + 20}..{done + 22}, or --steps 3 for the next ones")  # fmt: skip
+    _let_pass(run_dir, Patience(limit_seconds), say)
     asked = ask_for_trace(run_dir, request)
     if limit_seconds <= 0:
         return None
     return _awaited(run_dir, asked, limit_seconds, say)
+
+
+def _let_pass(run_dir: Path, patience: Patience, say: Callable[[str], None]) -> None:
+    """Wait until a trace that somebody else has asked for is taken. Raises DataError where it takes too long."""
+    was_told = False
+    while (other := trace_under_way(run_dir)) is not None and is_live(run_dir):
+        if patience.is_over:
+            raise DataError(f"the trace was not asked for: {other.text} is under way", "one is taken at a time",
+                            "ask again when it is there")  # fmt: skip
+        if not was_told:
+            say(f"trace    {other.text} comes first, which was asked for by {other.by}")
+        was_told = True
+        time.sleep(LOOK_SECONDS)
 
 
 def _awaited(run_dir: Path, asked: TraceRequest, limit_seconds: float, say: Callable[[str], None]) -> Path:

@@ -32,7 +32,10 @@ class HealthSpec(Declared, table="run.health"):
     )  # fmt: skip
     spike_window: int = option(64, "steps that a spike is told from", minimum=8)
     spike_deviations: float = option(
-        10.0, "a spike is so many times the window's median absolute deviation above its median", above=0.0
+        10.0,
+        "a spike is so many of the window's deviations above its median; a deviation is robust, and that of the values "
+        "above the median where these reach farther than those below",
+        above=0.0,
     )
     most_skips: int = option(3, "updates left out, or rollbacks, at most in `skips_window` steps; then the run stops",
                              minimum=0)  # fmt: skip

@@ -12,6 +12,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.spec.journal.reading import read_tail_step
+
+FRESH_SECONDS = 30.0  # in which a request waits for the ranks to come to its steps, before another may take its place
 FOLDER = "traces"
 NAME = "request.json"
 STEPS = 3  # that are traced where nobody says how many
@@ -34,6 +37,13 @@ class TraceRequest:
     def folder(self, run_dir: Path) -> Path:
         """Return where the files are written, one for each rank."""
         return run_dir / FOLDER / f"steps-{self.first}-{self.last}"
+
+    @property
+    def text(self) -> str:
+        """Which steps it is for, in words."""
+        return (
+            f"a trace of steps {self.first} to {self.last}" if self.first is not None else "a trace of the next steps"
+        )
 
     def is_of(self, rank: int) -> bool:
         """Return whether a rank is asked."""
@@ -60,6 +70,21 @@ def requested_trace(run_dir: Path) -> TraceRequest | None:
     except (OSError, ValueError, TypeError, KeyError):
         return None
     return found if isinstance(found.last, int) and isinstance(found.number, int) else None
+
+
+def trace_under_way(run_dir: Path) -> TraceRequest | None:
+    """Return the request that another one would take away: its steps are being traced, or are soon; else None.
+
+    One whose steps are far ahead gives way to a newer one.
+    """
+    asked = requested_trace(run_dir)
+    if asked is None:
+        return None
+    done, is_fresh = read_tail_step(run_dir), time.time_ns() - asked.number < FRESH_SECONDS * 1e9
+    if asked.first is None:
+        return asked if is_fresh else None
+    is_over = done >= asked.last or any(asked.folder(run_dir).glob("rank-*.json.gz"))
+    return asked if not is_over and (is_fresh or done + 1 >= asked.first) else None
 
 
 def trace_file(folder: Path, rank: int) -> Path:

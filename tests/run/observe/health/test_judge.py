@@ -55,6 +55,16 @@ def test_a_spike_is_told_once_with_its_threshold() -> None:
     assert 2.0 < spike["threshold"] < 10.0 and "median" in spike["evidence"] and "on_spike" in spike["advice"]
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_loss_near_zero_with_a_long_upper_side_is_no_row_of_spikes(seed: int) -> None:
+    """As what a classifier does that has learnt its samples: its log is normal, with a deviation of 1.5."""
+    draw = random.Random(seed)
+    losses = [math.exp(draw.gauss(-5, 1.5)) for _ in range(1000)]
+    assert len(told(losses)) <= 15, "65 by the median absolute deviation"
+    losses[500] = 5.0
+    assert any(each["value"] == 5.0 for each in told(losses))
+
+
 def test_one_spike_does_not_hide_the_next() -> None:
     losses = curve(300)
     losses[150] = 1000.0

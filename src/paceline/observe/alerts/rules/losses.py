@@ -8,13 +8,12 @@ from collections import deque
 
 from paceline.observe.alerts.rules.rule import AlertRule, Trouble
 from paceline.observe.alerts.rules.run_seen import AlertSeen
+from paceline.robust import middle_and_above
 from paceline.spec.journal.kinds import RunStarted, StepRecord
 from paceline.spec.journal.record import Record, plain_mean
 from paceline.units import format_loss
 
 WINDOW, LEAST_WINDOW = 64, 32
-NORMAL = 1.4826  # standard deviations of a normal distribution in a median absolute deviation
-SMALLEST_PART = 1e-3  # of the median, that the deviation is taken to be at least
 CALM_STEPS = 10  # with a finite loss, after which it is over
 SHORTEST_PLATEAU = 200  # steps
 FALLS = 2e-3  # of the loss in a window, that it falls at most where it is a plateau
@@ -69,9 +68,8 @@ class LossSpike(AlertRule):
         if not isinstance(record, StepRecord) or record.loss is None or not math.isfinite(record.loss):
             return
         if len(self._window) >= LEAST_WINDOW:
-            median = statistics.median(self._window)
-            apart = NORMAL * statistics.median([abs(loss - median) for loss in self._window])
-            deviations = (record.loss - median) / max(apart, SMALLEST_PART * abs(median), 1e-12)
+            median, deviation = middle_and_above(self._window)
+            deviations = (record.loss - median) / max(deviation, 1e-12)
             if deviations > self.spec.spike_deviations:
                 above = f"{deviations:.0f} deviations above {median:.4g}"
                 title = f"the loss of step {record.step} is {format_loss(record.loss)}, {above}"

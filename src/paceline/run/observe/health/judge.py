@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-NORMAL = 1.4826  # standard deviations of a normal distribution in a median absolute deviation
-SMALLEST_PART = 1e-3  # of the median, that a deviation is taken to be at least: a flat curve has none
+from paceline.robust import SMALLEST_PART, middle_and_above, middle_of
+
 WINDOW = 64  # steps that a spike is told from
 SPIKE = 10.0  # deviations above the median
 PLATEAU = 400  # steps, of which the later half is no better than the earlier one
@@ -95,12 +95,12 @@ class HealthJudge:
     def _spike(self, what: str, value: float, before: Sequence[float]) -> tuple[HealthFinding, bool] | None:
         if len(before) < WINDOW // 2:
             return None
-        middle, deviation = middle_of(before)
+        middle, deviation = middle_and_above(before)
         limit = middle + SPIKE * deviation
         return finding(
             what, "", value, limit, value > limit,
-            f"{value:.4g}, where the last {len(before)} steps have a median of {middle:.4g} and a median absolute"
-            f" deviation of {deviation:.2g}",
+            f"{value:.4g}, where the last {len(before)} steps have a median of {middle:.4g} and a deviation of"
+            f" {deviation:.2g}",
             "look at the step's samples (run.record_samples); run.health.on_spike = 'skip' or 'rollback'",
         )  # fmt: skip
 
@@ -208,11 +208,3 @@ def finding(
         "detector": detector, "block": block, "value": value, "threshold": threshold, "evidence": evidence,
         "advice": advice,
     }, stands_out  # fmt: skip
-
-
-def middle_of(values: Sequence[float]) -> tuple[float, float]:
-    """Return the median of some values, and their median absolute deviation as a standard deviation."""
-    ordered = sorted(values)
-    middle = statistics.median(ordered)
-    deviation = NORMAL * statistics.median(abs(value - middle) for value in ordered)
-    return middle, max(deviation, SMALLEST_PART * abs(middle))

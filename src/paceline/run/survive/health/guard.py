@@ -7,18 +7,16 @@ ranks decide alike, and a run that is killed and resumed decides as one that was
 from __future__ import annotations
 
 import math
-import statistics
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 from paceline.errors import ConfigError, NumericalStop
+from paceline.robust import middle_and_above
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.plan import Plan
 from paceline.spec.survive.health import HealthSpec
 
-NORMAL = 1.4826  # standard deviations of a normal distribution in a median absolute deviation
-SMALLEST_PART = 1e-3  # of the median, that the deviation is taken to be at least: a flat curve has none
 WHAT = ("the loss", "the gradient norm")
 
 
@@ -82,9 +80,8 @@ class UpdateGuard:
         size = self._health.spike_window
         window = self._windows.setdefault(f"{turn}/{what}", deque(maxlen=size))
         if len(window) >= size // 2:
-            median = statistics.median(window)
-            deviation = NORMAL * statistics.median(abs(each - median) for each in window)
-            limit = median + self._health.spike_deviations * max(deviation, SMALLEST_PART * abs(median))
+            median, deviation = middle_and_above(window)
+            limit = median + self._health.spike_deviations * deviation
             if value > limit:
                 numbers = {"value": value, "limit": limit, "median": median, "deviation": deviation, "of": len(window)}
                 return f"{what} {value:.4g} is above {limit:.4g} (median {median:.4g})", (what, numbers)
