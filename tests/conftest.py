@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# Helpers of the tests (distributed.py, tests_shared.py) are modules beside this file; ranks inherit the path.
 EXIT_SECONDS = 120.0  # in which a process ends after its last test; an idle machine takes less than one
+
+# Helpers of the tests (distributed.py, tests_shared.py) are modules beside this file; ranks inherit the path.
 HERE = str(Path(__file__).parent)
 sys.path.insert(0, HERE)
 from strict_json import be_strict  # noqa: E402

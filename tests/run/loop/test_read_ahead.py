@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -31,6 +33,7 @@ from paceline.task.data.read_ahead import THREAD_NAME, ReadAhead
 from paceline.units import Amount
 
 STEPS, BATCH, DEPTH = 12, 6, 5
+STARTS = ("os.fork", "os.forkpty", "os.posix_spawn", "subprocess.Popen", "os.system")
 ALONE = World(0, 1, 0, torch.device("cpu"))
 
 
@@ -122,6 +125,23 @@ def test_a_run_whose_reads_wait_gives_them_to_threads_and_says_why(tmp_path: Pat
     assert told[0]["evidence"]["waited_seconds"] > 0 and told[0]["evidence"]["batch_bytes"] > 0
     (ranks,) = [each for each in read_journal(tmp_path) if each["kind"] == "ranks"][-1:]
     assert ranks["spreads"]["read"]["max"] > 0 and 0 <= ranks["spreads"]["ready"]["min"] <= 1
+
+
+FORKED: list[str] = []
+
+
+def test_a_run_that_reads_ahead_forks_nothing_and_starts_no_process(tmp_path: Path) -> None:
+    """Batches are read by threads: a forked process would share locks and devices, another one would copy the rows."""
+    FORKED.clear()
+    sys.addaudithook(lambda event, given: FORKED.append(event) if event in STARTS else None)  # it stays
+    source = Readable()
+    run = training(tmp_path, source)
+    for batch in run:
+        run.step(batch)
+    run.take_down()
+    assert any(name.startswith(THREAD_NAME) for _, name in source.asked) and FORKED == []
+    os.waitpid(os.posix_spawn("/bin/true", ["true"], {}), 0)
+    assert FORKED == ["os.posix_spawn"], "a process would have been seen"
 
 
 def test_batches_for_a_gpu_are_pinned_by_the_thread_that_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:

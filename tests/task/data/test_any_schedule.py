@@ -22,6 +22,7 @@ from paceline.run.loop.loader import BatchStream, MicroBatch
 from paceline.spec.layout import Layout, accumulation_for
 from paceline.spec.plan import Plan
 from paceline.spec.steps.growth import BatchCourse, Piece
+from paceline.task.data.depth import DepthRule
 from paceline.task.data.order.bucketed import BucketedOrder
 from paceline.task.data.order.mixture import BLOCK, MixShare, MixtureOrder
 from paceline.task.data.order.of_source import GlobalOrder, ids_at
@@ -47,7 +48,8 @@ class Generation:
     saved_every: int
     is_killed: bool
     is_even: bool
-    reads_ahead: bool
+    ahead: int  # batches that threads read ahead; 0 of none
+    together: int  # of them, that a thread reads each time that it is woken
 
     def plan(self, batch: int) -> Plan:
         """Return its plan: rows in even parts, or the first ranks two more than their part and the last ones fewer."""
@@ -62,7 +64,7 @@ class Generation:
 
 generations = st.builds(
     Generation, st.integers(1, 12), st.integers(1, 7), st.integers(1, 9), st.integers(1, 4), st.booleans(),
-    st.booleans(), st.booleans(),
+    st.booleans(), st.sampled_from([0, 0, 1, 5]), st.integers(1, 3),
 )  # fmt: skip
 schedules = st.lists(generations, min_size=1, max_size=8)
 
@@ -106,13 +108,13 @@ def train(source: Any, schedule: list[Generation], batch: int, steps: int) -> di
     for generation in itertools.cycle(schedule):
         again, plan, made = pickle.loads(pickle.dumps(source)), generation.plan(batch), saved
         streams = [BatchStream(again, SEED, plan, rank, CPU).at for rank in range(generation.ranks)]
-        ahead = [ReadAhead(at, prepare=lambda: None) for at in streams] if generation.reads_ahead else []
+        ahead = [ReadAhead(at, lambda: None, rule_of(generation)) for at in streams] if generation.ahead else []
         stop = min(steps, made + generation.saved_every + generation.steps)
         for step in range(made, stop):
             read = [each.take for each in ahead] or streams
             done[step] = [list(at(step * batch, step + 1).micro_batches) for at in read]
-            for each in ahead:
-                each.begin((step + 1) * batch, step + 2)
+            for each, coming in itertools.product(ahead, range(1, generation.ahead + 1)):
+                each.begin((step + coming) * batch, step + coming + 1)
         for each in ahead:
             each.close()
         made = stop
@@ -120,6 +122,14 @@ def train(source: Any, schedule: list[Generation], batch: int, steps: int) -> di
         if made == steps:
             return done
     raise AssertionError("a cycle has no end")
+
+
+def rule_of(generation: Generation) -> DepthRule:
+    """Return what keeps to as many batches ahead as a generation has, whatever reads and steps take."""
+    rule = DepthRule(10**9, on_device=True, bytes_of=lambda item: 1)
+    rule.seen = lambda item, times: None  # type: ignore[method-assign]
+    rule.depth, rule.together = generation.ahead, min(generation.together, generation.ahead)
+    return rule
 
 
 def check(source: Any, schedule: list[Generation], batch: int, total: int) -> np.ndarray:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 import threading
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from runs import run_patiently
 from tests_shared import PaddedText, plan_of
 
 from paceline.errors import DataError
 from paceline.run.loop.loader import BatchStream, StepBatch
 from paceline.spec.layout import Layout
 from paceline.task.data import read_ahead as module
+from paceline.task.data.daemons import DaemonThreads
 from paceline.task.data.depth import DepthRule, ReadTimes
 from paceline.task.data.read_ahead import ReadAhead, may_read_in_a_thread
 from paceline.task.data.rows.packed import SaysStarts
@@ -128,6 +132,45 @@ def test_who_may_be_read_in_a_thread() -> None:
     assert not may_read_in_a_thread(PaddedText()), "it does not say so"
 
 
+ENDS = """
+import threading
+from paceline.task.data.daemons import DaemonThreads
+from paceline.task.data.read_ahead import ReadAhead
+
+ahead = ReadAhead(lambda n: threading.Event().wait(), prepare=lambda: None)
+ahead.begin(1)
+print(len([each for each in threading.enumerate() if each.name.startswith("paceline-read")]))
+"""
+
+
+def test_a_process_that_ends_does_not_wait_for_a_storage_that_is_silent() -> None:
+    """A pool of the standard library is waited for: after Ctrl-C such a process stood there for minutes."""
+    ended = run_patiently([sys.executable, "-c", ENDS], timeout=30, is_cold=True)
+    assert (ended.returncode, ended.stdout) == (0, "1\n"), ended.stderr
+
+
+def test_threads_end_with_whoever_gave_them_calls_and_say_what_was_wrong_with_their_beginning() -> None:
+    def wrong() -> None:
+        raise OSError("no such device")
+
+    threads = DaemonThreads(2, "paceline-test", wrong)
+    with pytest.raises(OSError, match="no such device"):
+        threads.submit(print).result()
+    for closes in (True, False):
+        threads = DaemonThreads(2, "paceline-test")
+        assert [threads.submit(pow, base, 2).result() for base in range(5)] == [0, 1, 4, 9, 16]
+        own = [each for each in threading.enumerate() if each.name.startswith("paceline-test")]
+        assert len(own) >= 2
+        if closes:
+            threads.close()
+            assert threads.submit(pow, 3, 2).result() == 9, "they begin again"
+        del threads
+        gc.collect()
+        for each in own:
+            each.join(30)
+        assert not any(each.is_alive() for each in own)
+
+
 def test_several_are_asked_for_and_taken_in_turn() -> None:
     """Whatever is asked for ahead, passed over or asked for anew, what is taken is what was wanted."""
     rule = DepthRule(10**9, on_device=True, bytes_of=lambda item: 1)
@@ -190,6 +233,55 @@ def test_reads_that_wait_are_begun_together() -> None:
         ahead.begin(position)
     assert [ahead.take(position) for position in (1, 2, 3)] == [1, 2, 3]
     ahead.close()
+
+
+@pytest.mark.parametrize("together", [2, 3, 8])
+def test_one_wake_up_is_for_several_short_reads(together: int) -> None:
+    """In their order, by one thread; what is wrong with one of them is said where that one is taken."""
+    calls: list[tuple[str, int]] = []
+
+    def read(position: int) -> int:
+        calls.append((threading.current_thread().name, position))
+        if position == 11:
+            raise DataError("row 11 cannot be read", "the disk is gone", "another disk")
+        return position
+
+    rule = DepthRule(10**9, on_device=True, bytes_of=lambda item: 1)
+    ahead = ReadAhead(read, prepare=lambda: None, rule=rule)
+    rule.seen = lambda item, times: None  # type: ignore[method-assign]
+    rule.depth, rule.together = 2 * together, together
+    submitted, pool = list[int](), ahead._pool()
+    submit = pool.submit
+    pool.submit = lambda call, group: submitted.append(len(group)) or submit(call, group)  # type: ignore
+    assert ahead.take(0) == 0 and calls == [("MainThread", 0)], "it did not wait for others"
+    asked = 1
+    for position in range(1, 40):
+        while asked <= min(39, position + rule.depth - 1):
+            ahead.begin(asked)
+            asked += 1
+        if position == 11:
+            with pytest.raises(DataError, match="row 11"):
+                ahead.take(position)
+        elif position in (20, 21):
+            pass  # passed over
+        else:
+            assert ahead.take(position) == position
+    by_thread = [position for name, position in calls if name.startswith("paceline-read")]
+    assert by_thread == sorted(by_thread) and set(submitted) == {together}
+    assert len(by_thread) == together * (39 // together), "the last few, too few for a group, are read by this thread"
+    assert sorted({position for _, position in calls} | {20, 21}) == list(range(40))
+    ahead.close()
+
+
+def test_how_many_reads_are_worth_a_wake_up_follows_from_what_they_take() -> None:
+    rule = DepthRule(10**9, on_device=True, bytes_of=lambda item: 1)
+    assert seen(rule, 200e-6, 0.0, 10e-3) == 4 and rule.together == 2
+    assert "a thread reads 2 each time that it is woken" in rule.news()[-1].because
+    assert seen(rule, 0.9e-3, 0.0, 10e-3) == 1 and rule.together == 1
+    small = DepthRule(3, on_device=True, bytes_of=lambda item: item)
+    assert seen(small, 160e-6, 0.0, 10e-3) == 3 and small.together == 1, "no more than memory allows"
+    cpu = DepthRule(10**9, on_device=False, bytes_of=lambda item: 1)
+    assert seen(cpu, 2e-4, 1.9e-4, 1e-3) == 1 and cpu.together == 1, "reads that wait, wait beside each other"
 
 
 def test_one_batch_at_a_time_is_sent_to_the_device() -> None:

@@ -16,9 +16,9 @@ from paceline.errors import ConfigError
 from paceline.spec.layout import accumulation_for
 from paceline.spec.plan import Plan, rows_refusal
 from paceline.task.data.order.many_steps import StepIds
-from paceline.task.data.order.of_source import ids_at
+from paceline.task.data.order.of_source import ids_at, is_scattered, order_of
 from paceline.task.data.order.permutation import sample_ids
-from paceline.task.data.protocol import FinishesBatches, Source, reading_ahead
+from paceline.task.data.protocol import FinishesBatches, ReadsAhead, Source, read_scattered, reading_ahead
 from paceline.task.data.rows_together import HeldRows, RowsTogether
 
 HELD_OUT_SEED = 0
@@ -117,8 +117,12 @@ class BatchStream:
         if because := rows_refusal(self.plan):
             raise ConfigError("the rows of the plan's data ranks", because, "rows that add up to the batch, or none")
         # Whether the device finishes batches that the source has only begun, as with images (task/data/protocol.py).
+        self._is_cpu = self.device.type == "cpu"
         finishes = self.device.type == "cuda" and isinstance(self.source, FinishesBatches)
         self.finishing: FinishesBatches | None = cast(FinishesBatches, self.source) if finishes else None
+        if is_scattered(order_of(self.source)):
+            read_scattered([self.source])
+        self._fetching = reading_ahead(self.source)
         self._ids, self._lock = StepIds(self.source, self.seed), threading.Lock()
         self._together = RowsTogether(self.source, self._ids)
         self._cuts: tuple[Plan, dict[tuple[int | None, int | None], tuple[np.ndarray, list[range]]]] = self.plan, {}
@@ -128,8 +132,7 @@ class BatchStream:
     ) -> StepBatch:
         """Return this rank's part of the global batch as `on_host` does, on the device."""
         batch = self.on_host(position, step, samples, micro_batch)
-        there = self.device.type == "cpu" and self.finishing is None
-        return batch if there else moved(batch, self.on_device)
+        return batch if self._is_cpu and self.finishing is None else moved(batch, self.on_device)
 
     def samples_at(self, position: int, step: int) -> int:
         """Return the samples of the global batch of update `step`, which starts at a position."""
@@ -168,7 +171,8 @@ class BatchStream:
         positions = offsets + position
         with self._lock:  # several threads may read several batches
             ids, rows = self._together.at(positions, samples or plan.batch_samples)
-            self._expect(positions, samples or plan.batch_samples)
+            if self._fetching is not None:
+                self._expect(self._fetching, positions, samples or plan.batch_samples)
         micro_batches = tuple([self._read(ids, positions, part, step, rows) for part in parts])
         return StepBatch(step, position, samples or plan.batch_samples, micro_batches)
 
@@ -201,11 +205,10 @@ class BatchStream:
         micro_batches = tuple(self._read(ids, positions, part, batch.step) for part in parts)
         return moved(dataclasses.replace(batch, micro_batches=micro_batches), self.on_device)
 
-    def _expect(self, positions: np.ndarray, samples: int) -> None:
+    def _expect(self, ahead: ReadsAhead, positions: np.ndarray, samples: int) -> None:
         """Tell a source that fetches what it reads which samples it will be asked for in the coming steps."""
-        if (ahead := reading_ahead(self.source)) is not None:
-            coming = self._ids.coming(positions, samples, ahead.steps_ahead + 1).reshape(-1)
-            ahead.expect(ids_at(self.source, self.seed, coming))
+        coming = self._ids.coming(positions, samples, ahead.steps_ahead + 1).reshape(-1)
+        ahead.expect(ids_at(self.source, self.seed, coming))
 
     def _read(
         self, ids: np.ndarray, positions: np.ndarray, part: range, step: int, rows: HeldRows | None = None
@@ -219,7 +222,8 @@ class BatchStream:
         else:
             read = self.source.read if self.finishing is None else self.finishing.read_unfinished
             data = read(own, places)
-        data = pinned(data, self.device)
+        if not self._is_cpu:
+            data = pinned(data, self.device)
         return MicroBatch(data, own if counts else ids[:0], places.item(0), counts, step, places)
 
 

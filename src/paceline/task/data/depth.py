@@ -14,8 +14,9 @@ from paceline.units import format_bytes, format_durations
 
 MOST_AHEAD = 16  # batches: more hides no longer pauses, and holds what may never be trained on
 WINDOW = 8  # reads and steps that a change is of
-LOOK_EVERY = 4  # steps: medians cost as much as a read of a few rows
+LOOK_EVERY = WINDOW  # steps: medians cost as much as a read of a few rows
 WORTH_A_THREAD = 0.05  # of a step: reads that wait less than this are left to the thread that trains
+WAKE_UP = 0.5e-3  # seconds of reading that a thread is woken for beside a device: a wake-up takes 0.1 ms of the cores
 SHORT_READ = 150e-6  # seconds: a thread that hands a batch over takes as much of the cores (benchmarks/results/data.md)
 WAITS = 0.5  # of a read: less waiting than this, and a thread would only take the cores that compute
 
@@ -39,13 +40,18 @@ class DepthRule:
     never what: samples are pure functions of their position.
 
     As many batches are asked for as steps pass in the longest read. Where a device computes, one at least is, but for
-    reads so short that waking a thread costs more: the thread that trains reads those while the device computes. On a
-    CPU, whose cores all compute, none is as long as reads compute too: what a thread can hide there is their waiting.
+    reads so short that waking a thread costs more: the thread that trains reads those while the device computes. Of
+    somewhat longer ones a thread reads several, `together`, each time that it is woken, and twice as many are asked for
+    ahead. On a CPU, whose cores all compute, none is as long as reads compute too: what a thread can hide there is
+    their waiting.
     """
 
-    def __init__(self, most_bytes: int, on_device: bool, bytes_of: Callable[[Any], int]) -> None:
+    def __init__(
+        self, most_bytes: int, on_device: bool, bytes_of: Callable[[Any], int], short_read: float = SHORT_READ
+    ) -> None:
         """`most_bytes` is what batches ahead may take; `bytes_of` says what one does."""
         self.depth = self._least = 1 if on_device else 0
+        self.together, self._short_read = 1, short_read
         self._most_bytes, self._on_device, self._bytes_of = most_bytes, on_device, bytes_of
         self._times: deque[ReadTimes] = deque(maxlen=WINDOW)
         self._batch_bytes, self._looks = 0, 0
@@ -76,14 +82,23 @@ class DepthRule:
         step = statistics.median(times.step or 0.0 for times in self._times)
         longest = max(times.read for times in self._times)
         # On average: a read may gather what several after it need (task/data/rows_together.py).
-        if self._on_device and statistics.fmean(times.read for times in self._times) < SHORT_READ:
+        if self._on_device and self._mean() < self._short_read:
             return 0
         if not self._on_device:
             waited = statistics.median(times.waited for times in self._times)
             read = statistics.median(times.read for times in self._times)
             if waited < WAITS * read or waited < WORTH_A_THREAD * step:
                 return 0
-        return max(1, min(MOST_AHEAD, math.ceil(longest / step) if step > 0 else MOST_AHEAD))
+        steps = math.ceil(longest / step) if step > 0 else MOST_AHEAD
+        worth = self._worth_a_wake_up()
+        return max(1, min(MOST_AHEAD, max(steps, 2 * worth if worth > 1 else 1)))
+
+    def _mean(self) -> float:
+        return statistics.fmean(times.read for times in self._times)
+
+    def _worth_a_wake_up(self) -> int:
+        """Return how many reads a thread is woken for: one of those that wait, which wait beside each other."""
+        return max(1, min(MOST_AHEAD // 2, int(WAKE_UP / max(self._mean(), 1e-9)))) if self._on_device else 1
 
     def _allowed(self) -> int:
         return max(self._least, self._most_bytes // max(1, self._batch_bytes))
@@ -98,6 +113,8 @@ class DepthRule:
             because += "; waking a thread costs more, and the thread that trains reads while the device computes"
         elif not chosen:
             because += "; reads compute more than they wait, and the cores compute already"
+        together = max(1, min(self._worth_a_wake_up(), chosen // 2))
+        because += f"; a thread reads {together} each time that it is woken" if together > 1 else ""
         evidence = {
             "read_seconds": read,
             "step_seconds": step,
@@ -106,7 +123,7 @@ class DepthRule:
         }
         told = DecisionRecord("read ahead", _batches(self.depth), _batches(chosen), because, evidence)
         self._news.append(told)
-        self.depth = chosen
+        self.depth, self.together = chosen, together
         self._times.clear()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
@@ -75,6 +76,13 @@ def reading_ahead(source: Source) -> ReadsAhead | None:
     """Return a source as one that fetches what it reads; None where nothing of it is fetched."""
     # By the attribute: a source in an order of its own, or of documents that say their starts, passes it on.
     return cast(ReadsAhead, source) if getattr(source, "steps_ahead", 0) else None
+
+
+def read_scattered(sources: Sequence[Source]) -> None:
+    """Tell those sources that want to know it that they are read at scattered places."""
+    for source in sources:
+        if (told := getattr(source, "reads_scattered", None)) is not None:
+            told()
 
 
 Pair = tuple[Source, Source | None]  # for training, and held out

@@ -5,11 +5,12 @@ from __future__ import annotations
 import resource
 import threading
 import time
-from collections.abc import Callable, Hashable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
+from paceline.task.data.daemons import DaemonThreads
 from paceline.task.data.depth import SHORT_READ, DepthRule, ReadTimes
 
 THREAD_NAME = "paceline-read"
@@ -28,7 +29,8 @@ class _Read(NamedTuple, Generic[Item]):
 class _Asked(Generic[Item]):
     """What was asked for ahead: being read by a thread, read or failed in this one, or on its way to the device."""
 
-    coming: Future[_Read[Item]] | None = None
+    coming: Future[list[_Read[Item] | Exception]] | None = None  # of those that are read with it
+    at: int = 0  # which of them it is
     read: _Read[Item] | None = None
     error: Exception | None = None
     sent: Item | None = None
@@ -36,7 +38,15 @@ class _Asked(Generic[Item]):
     @property
     def is_read(self) -> bool:
         """Whether the result is there."""
-        return self.read is not None or (self.coming is not None and _is_read(self.coming))
+        if self.coming is None:
+            return self.read is not None
+        done = self.coming.done() and not self.coming.cancelled() and self.coming.exception() is None
+        return done and isinstance(self.coming.result()[self.at], _Read)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether nobody reads it, or has read it."""
+        return self.coming is None and self.read is None and self.error is None
 
     def result(self) -> _Read[Item]:
         """Return what was read, once it is. Raises what the read raised."""
@@ -45,16 +55,20 @@ class _Asked(Generic[Item]):
         if self.read is not None:
             return self.read
         assert self.coming is not None, "nobody reads it"
-        return self.coming.result()
+        found = self.coming.result()[self.at]
+        if isinstance(found, Exception):
+            raise found
+        return found
 
 
 class ReadAhead(Generic[Item]):
     """Calls `read(*arguments)` before its result is wanted: in threads of its own, or when this one has time.
 
     Threads read where `prepare` is given, which is called first in each: CUDA's current device belongs to a thread. How
-    many results are asked for ahead is the rule's; without a rule it is the next one. What a read raises is raised
-    where its result is taken. `send` starts a result's way to the device, which one result at a time goes ahead of its
-    use, and `receive` ends it. Both are called by the thread that takes.
+    many results are asked for ahead is the rule's, and so is how many a thread reads each time that it is woken;
+    without a rule both are one. What a read raises is raised where its result is taken. `send` starts a result's way to
+    the device, which one result at a time goes ahead of its use, and `receive` ends it. Both are called by the thread
+    that takes.
     """
 
     def __init__(
@@ -67,9 +81,10 @@ class ReadAhead(Generic[Item]):
     ) -> None:
         self._read, self._prepare, self._rule = read, prepare, rule
         self._send, self._receive = send, receive
-        self._asked: dict[Hashable, _Asked[Item]] = {}  # by arguments, in the order of asking
-        self._threads: ThreadPoolExecutor | None = None
-        self._workers, self._was_short = 0, False
+        self._asked: dict[tuple[object, ...], _Asked[Item]] = {}  # by arguments, in the order of asking
+        self._waiting: list[tuple[tuple[object, ...], _Asked[Item]]] = []  # for a thread, of those
+        self._threads: DaemonThreads | None = None
+        self._was_short = False
         self._taken_at: float | None = None  # when the last result was given away
         self.read_seconds = self.ready = self.takes = 0.0  # sums since `tell`: of reads, of results that were there
 
@@ -78,22 +93,41 @@ class ReadAhead(Generic[Item]):
         """How many results are to be asked for ahead."""
         return self._rule.depth if self._rule is not None else 1
 
+    @property
+    def _together(self) -> int:
+        """How many reads a thread is woken for."""
+        return self._rule.together if self._rule is not None else 1
+
     def begin(self, *arguments: object) -> None:
-        """Say what `take` will be asked for, after what was said before; a thread begins to read it."""
+        """Say what `take` will be asked for, after what was said before; a thread begins to read it.
+
+        Short reads wait for others, that one wake-up is for several of them; what is taken before that, this thread
+        reads.
+        """
         if arguments in self._asked:
             return
         self._asked[arguments] = asked = _Asked[Item]()
-        if self._prepare is not None and self.depth:
-            asked.coming = self._pool().submit(self._timed, *arguments)
+        if self._prepare is None or not self.depth:
+            return
+        self._waiting.append((arguments, asked))
+        if len(self._waiting) < self._together:
+            return
+        waiting = [each for each in self._waiting if each[1].is_waiting and self._asked.get(each[0]) is each[1]]
+        if len(waiting) >= self._together:
+            coming = self._pool().submit(self._timed_all, [own for own, _ in waiting])
+            for at, (_, each) in enumerate(waiting):
+                each.coming, each.at = coming, at
+            waiting = []
+        self._waiting = waiting
 
     def read_begun(self) -> None:
         """Read the first that was begun, where no thread does, and send it on its way: this thread has time."""
         if not self._asked:
             return
         arguments, asked = next(iter(self._asked.items()))
-        if asked.coming is None and asked.read is None and asked.error is None:
+        if asked.is_waiting:
             try:
-                asked.read = self._timed(*arguments)  # type: ignore[misc]
+                asked.read = self._timed(*arguments)
             except Exception as error:  # a user's data set may raise anything; it is raised where it is taken
                 asked.error = error
         if self._send is not None and asked.sent is None and asked.is_read:
@@ -107,7 +141,9 @@ class ReadAhead(Generic[Item]):
             if arguments not in self._asked:
                 self.forget()
                 break
-            self._drop(self._asked.pop(next(iter(self._asked))))
+            passed = self._asked.pop(next(iter(self._asked))).coming
+            if passed is not None and all(each.coming is not passed for each in self._asked.values()):
+                passed.cancel()
         self.begin(*arguments)
         asked = self._asked.pop(arguments)
         in_thread, begun = asked.coming is not None, asked.read is not None or asked.error is not None
@@ -131,20 +167,25 @@ class ReadAhead(Generic[Item]):
 
     def forget(self) -> None:
         """Drop what was begun. Returns when nothing is being read."""
-        asked, self._asked = self._asked, {}
-        for each in asked.values():
-            self._drop(each)
+        asked, self._asked, self._waiting = self._asked, {}, []
+        wait([each.coming for each in asked.values() if each.coming is not None and not each.coming.cancel()])
 
     def close(self) -> None:
         """Drop what was begun, and end the threads."""
         self.forget()
         if self._threads is not None:
-            self._threads.shutdown()
-            self._threads, self._workers = None, 0
+            self._threads.close()
+            self._threads = None
 
-    def _drop(self, asked: _Asked[Item]) -> None:
-        if asked.coming is not None and not asked.coming.cancel():
-            asked.coming.exception()
+    def _timed_all(self, calls: Sequence[tuple[object, ...]]) -> list[_Read[Item] | Exception]:
+        """Read several, one after the other; return what they are, or what reading them has raised."""
+        found = list[_Read[Item] | Exception]()
+        for arguments in calls:
+            try:
+                found.append(self._timed(*arguments))
+            except Exception as error:  # a user's data set may raise anything; it is raised where it is taken
+                found.append(error)
+        return found
 
     def _timed(self, *arguments: object) -> _Read[Item]:
         """Read, and measure. A source's own threads may compute while this one waits: no core is idle then.
@@ -169,23 +210,22 @@ class ReadAhead(Generic[Item]):
     def _is_reader(self) -> bool:
         return threading.current_thread().name.startswith(THREAD_NAME)
 
-    def _pool(self) -> ThreadPoolExecutor:
-        """Return the threads, as many as results are asked for ahead: reads that wait, wait beside each other."""
-        if self._threads is None or self._workers < self.depth:
+    def _pool(self) -> DaemonThreads:
+        """Return the threads: as many as results are asked for ahead, since reads that wait, wait beside each other.
+
+        Reads of which one wake-up is for several compute: one thread makes them, in their order.
+        """
+        workers = max(1, self.depth if self._together == 1 else 1)
+        if self._threads is None or self._threads.count != workers:
             if self._threads is not None:
-                self._threads.shutdown(wait=False)  # what they were given they still read
-            self._workers = max(1, self.depth)
-            self._threads = ThreadPoolExecutor(self._workers, thread_name_prefix=THREAD_NAME, initializer=self._prepare)
+                self._threads.close(0.0)  # what they were given they still read
+            self._threads = DaemonThreads(workers, THREAD_NAME, self._prepare)
         return self._threads
 
 
 def _times_waited() -> int:
     """Return how often this thread has given up its core by itself: to wait for a disk, a lock or another thread."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
-
-
-def _is_read(coming: Future[Any]) -> bool:
-    return coming.done() and not coming.cancelled() and coming.exception() is None
 
 
 def may_read_in_a_thread(source: object) -> bool:

@@ -40,33 +40,33 @@ class RowsTogether:
         # By the attribute: a source in an order of its own passes it on.
         self._most_rows = MOST_ITEMS // source.items_per_sample if getattr(source, "gathers_rows", False) else 0
         self._gathered: object = None
+        self._of: npt.NDArray[np.int64] = np.zeros((0, 0), dtype=np.int64)  # their ids, [steps, rows]
         self._first, self._samples = 0, 1  # the first position of those, and samples from a step to the next
-        self._steps, self._rows = 0, 0
 
     def at(self, positions: npt.NDArray[np.int64], samples: int) -> tuple[npt.NDArray[np.int64], HeldRows | None]:
         """Return the ids at consecutive positions, and their rows; None of rows that are to be read by themselves.
 
         The next step's positions are `samples` further on. Raises DataError past the end of an order that has one.
         """
+        first, rows, of = positions.item(0), len(positions), self._of
+        step, within = divmod(first - self._first, self._samples)
+        if not within and 0 <= step < len(of) and rows == of.shape[1]:
+            return of[step], HeldRows(self._source, self._gathered, step * rows)
         ids = self._ids.at(positions, samples)
-        rows = len(ids)
-        if 2 * rows > self._most_rows:
+        if 2 * rows > self._most_rows or not self._gather(self._ids.known(self._most_rows // rows)):
             return ids, None
-        step, within = divmod(positions.item(0) - self._first, self._samples)
-        if within or not 0 <= step < self._steps or rows != self._rows:
-            coming = self._ids.known(self._most_rows // rows)
-            self._first, self._samples, self._rows = positions.item(0), samples, rows
-            self._steps, step = self._gather(coming), 0
-        return ids, HeldRows(self._source, self._gathered, step * rows) if self._steps else None
+        self._first, self._samples = first, samples
+        return ids, HeldRows(self._source, self._gathered, 0)
 
-    def _gather(self, ids: npt.NDArray[np.int64]) -> int:
-        """Gather the rows of steps, [steps, rows] ids of them; return of how many: none of one alone, or where any of
-        them cannot be read. What is wrong with a row is said by the step that it is read for."""
-        self._gathered = None
+    def _gather(self, ids: npt.NDArray[np.int64]) -> bool:
+        """Gather the rows of steps, [steps, rows] ids of them, and return whether that was done: not of one alone, and
+        not where any of them cannot be read. What is wrong with a row is said by the step that it is read for."""
+        self._gathered, self._of = None, ids[:0]
         if len(ids) < 2:
-            return 0
+            return False
         try:
             self._gathered = self._source.gather(ids.reshape(-1))
         except DataError:
-            return 0
-        return len(ids)
+            return False
+        self._of = ids
+        return True

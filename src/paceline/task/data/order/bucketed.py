@@ -30,6 +30,8 @@ Ints = npt.NDArray[np.int64]
 class BucketedOrder:
     """The order of samples of known `lengths` in buckets of `bucket`, planned about `window` samples at a time."""
 
+    is_scattered = True
+
     def __init__(self, lengths: npt.NDArray[Any], bucket: int, window: int) -> None:
         self._lengths, self.samples = np.asarray(lengths), len(lengths)
         self.bucket, self.window = bucket, max(window // bucket, 1) * bucket

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import DataError
-from paceline.task.data.order.of_source import Order
+from paceline.task.data.order.of_source import Order, is_scattered
 from paceline.task.data.order.permutation import keyed
 
 BLOCK = 4096  # shares are exact to one part of it
@@ -63,6 +63,7 @@ class MixtureOrder:
         self._segments, self.end = _segments(self.shares)
         if not self._segments:
             raise DataError("the mixture begins with nothing", "every source's weight is 0", "a weight above 0")
+        self.is_scattered = any(map(is_scattered, self._orders))
         self._firsts = np.array([segment.first_block for segment in self._segments], dtype=np.int64)
 
     def ids(self, seed: int, positions: npt.NDArray[Any]) -> Ints:

@@ -41,6 +41,7 @@ class GlobalOrder:
     """A fresh permutation of all samples in each epoch."""
 
     samples: int
+    is_scattered = True
 
     def ids(self, seed: int, positions: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         """Return `sample_ids`."""
@@ -68,6 +69,11 @@ def order_of(source: Any) -> Order:
     """Return the order of a source: its own `order`, or the global one of its `samples`."""
     order = getattr(source, "order", None)
     return GlobalOrder(source.samples) if order is None else order
+
+
+def is_scattered(order: object) -> bool:
+    """Return whether samples that follow each other lie anywhere among all of them."""
+    return bool(getattr(order, "is_scattered", False))
 
 
 def ids_at(source: Any, seed: int, positions: npt.NDArray[Any]) -> npt.NDArray[np.int64]:

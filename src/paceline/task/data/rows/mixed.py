@@ -12,7 +12,7 @@ import numpy.typing as npt
 from paceline.errors import DataError
 from paceline.task.data.order.mixture import MixtureOrder
 from paceline.task.data.order.of_source import Order
-from paceline.task.data.protocol import Source, reading_ahead
+from paceline.task.data.protocol import Source, read_scattered, reading_ahead
 from paceline.task.data.rows.of_split import SourceOfSplit
 
 
@@ -63,6 +63,10 @@ class MixedSource:
         for number in np.unique(which).tolist():
             here, source = np.flatnonzero(which == number), self.sources[number]
             yield source, here, ids[here] - (self._ends[number] - source.samples)
+
+    def reads_scattered(self) -> None:
+        """Read from now on at scattered places."""
+        read_scattered(self.sources)
 
     def expect(self, ids: npt.NDArray[Any]) -> None:
         """Say which samples will be read next, to those sources that fetch what they read."""

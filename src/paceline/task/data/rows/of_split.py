@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.task.data.sources.tokens import Split, TokenSplit
+from paceline.task.data.storage.paging import ScatteredRows
 
 
 class SourceOfSplit:
@@ -20,11 +21,17 @@ class SourceOfSplit:
     gathers_rows = True  # of near memory: those of several steps at once (task/data/protocol.py)
     is_checked = True  # its tokens are of the vocabulary: they were written here, or have checksums
     skip_bad = False  # whether damaged samples are left out
+    _tokens: Any  # an array over a mapped file, or what reads several
+    _scattered: ScatteredRows | None = None
 
     def __init__(self, split: Split, vocab: int, seq_len: int, cross_documents: bool = True) -> None:
         self.split, self.items_per_sample = split, seq_len
         self.vocab: int | None = vocab
         self.cross_documents = cross_documents
+
+    def reads_scattered(self) -> None:
+        """Read from now on at scattered places, as the orders of a training but for those of neighbours do."""
+        self._scattered = ScatteredRows.of(self._tokens)
 
     def read(self, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> Any:
         """Return {"tokens", "labels"}: int64 tensors [rows, seq_len]; and "documents" where they do not mix.

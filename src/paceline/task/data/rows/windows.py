@@ -51,6 +51,7 @@ class TokenSource(SourceOfSplit):
         """Open the split for `_rows`."""
         self._watch = watch_of(self.split)
         tokens, seq_len = self.split.open(), self.items_per_sample
+        self._tokens = tokens
         # One row per sample, each starting where the label of the last token of the one before lies.
         self._windows = np.lib.stride_tricks.as_strided(
             tokens,
@@ -62,7 +63,13 @@ class TokenSource(SourceOfSplit):
     def _rows(self, ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return each sample's tokens and the label of the last of them: [rows, seq_len + 1]."""
         self._watch()
-        return self._windows[ids]
+        if (scattered := self._scattered) is None:
+            return self._windows[ids]
+        size, starts = self._windows.itemsize, np.asarray(ids, dtype=np.int64) * self.items_per_sample
+        if scattered.is_cold:
+            scattered.expect(starts * size, (starts + self.items_per_sample + 1) * size)
+        with scattered.copying(len(ids)):
+            return self._windows[ids]
 
     def gather(self, ids: npt.NDArray[Any]) -> WindowsAsTheyLie:
         """Return the samples' rows."""

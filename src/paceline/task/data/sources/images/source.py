@@ -7,7 +7,6 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ import numpy.typing as npt
 from paceline.errors import DamagedData, DataError, MissingExtra
 from paceline.spec.data.augment import AugmentSpec
 from paceline.spec.task import DataSpec
+from paceline.task.data.daemons import DaemonThreads
 from paceline.task.data.sources.documents import document_hash, split_limit, split_value
 from paceline.task.data.sources.images.choices import choices_of, unchanged
 from paceline.task.data.sources.images.decoding import FORMAT, decoded
@@ -94,7 +94,7 @@ class ImageSource:
         self._open: OrderedDict[int, ByteFile] = OrderedDict()
         self._tables: dict[object, Tensor] = {}  # by device
         self._lock = threading.Lock()
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: DaemonThreads | None = None
 
     def read(self, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> Any:
         """Return the batch; without positions nothing is drawn. Raises DataError for an image that is damaged."""
@@ -120,7 +120,14 @@ class ImageSource:
             else:
                 others.append(row)
         if others:
-            list(self._threads().map(decode, others))
+            threads = self._threads()
+            decoding = [threads.submit(decode, row) for row in others]
+            try:
+                for each in decoding:
+                    each.result()
+            finally:  # after an error nothing more of this batch is decoded
+                for each in decoding:
+                    each.cancel()
         batch = {"pixels": torch.from_numpy(pixels), "labels": torch.from_numpy(labels)}
         if positions is not None and look.augment is not None and look.augment.draws:
             batch["choices"] = torch.from_numpy(choices_of(look.augment, look.seed, positions, side))
@@ -176,11 +183,11 @@ class ImageSource:
                     self._open.popitem(last=False)
             return known
 
-    def _threads(self) -> ThreadPoolExecutor:
+    def _threads(self) -> DaemonThreads:
         with self._lock:
             if self._pool is None:
                 count = min(THREADS, len(os.sched_getaffinity(0)))
-                self._pool = ThreadPoolExecutor(count, thread_name_prefix="paceline-decode")
+                self._pool = DaemonThreads(count, "paceline-decode")
             return self._pool
 
     def __reduce__(self) -> tuple[object, ...]:
