@@ -92,7 +92,7 @@ ODD_PROOFS = [
     Planted("growth", "measurements of noise are lost in a checkpoint", "growing by noise, rarely",
             line(f"{GROWTH}.load",
                  ("self._measured.extend((spread, square) for spread, square in state[\"measured\"])", "pass")),
-            "grad_norm", "growth", "covariance_trace", part="story", step=4),
+            "error", "", "", "it was written or read wrongly", part="story"),
     Planted("metrics", "logits of the last micro-batch are not measured", "metrics, copies",
             line(f"{MEASURED}:pass_logits", ("passes.evaluate(batches,", "passes.evaluate(batches[:-1] or batches,")),
             "evaluation", "evaluation", "accuracy", part="story"),

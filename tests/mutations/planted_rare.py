@@ -41,7 +41,7 @@ RARE_PROOFS = [
             "grad_norm", "growth", "covariance_trace", "noise of gradients", part="story", step=2),
     Planted("growth", "what noise has decided is lost in a checkpoint", "growing by noise",
             line(f"{GROWTH}.load", ('[(int(after), int(samples)) for after, samples in state["grown"]]', "[]")),
-            "samples", "resume state", "", part="story", step=4),
+            "error", "", "", "it was written or read wrongly", part="story"),
     # ---- selection
     Planted("selection", "what is drawn of candidates has no weight of its own", "selection",
             line("run.updates.selection:BatchSelection._weighted",
