@@ -88,5 +88,5 @@ def test_counts_and_moments() -> None:
 
 @pytest.mark.parametrize("kwh", [5.17e-7, 9.29e-5, 0.0244, 0.3, 12.5, 42_000.0])
 def test_a_plans_energy_is_written_as_the_reports(kwh: float) -> None:
-    live = SpentAmount("kwh", kwh, None, None, None, None, None)
+    live = SpentAmount("kwh", kwh, None, None, None)
     assert energy_text(kwh) == quantity(kwh, "kWh") == live.said(kwh)

@@ -1,6 +1,6 @@
 """Runs a notebook's cells in a kernel and writes what they showed as JSON: `python notebook.py CELLS OUT`.
 
-The kernel is made by the command of docs/tutorials/notebook.md, in a folder of its own.
+The kernel is made by the command of docs/tutorials/bring/notebook.md, in a folder of its own.
 """
 
 from __future__ import annotations

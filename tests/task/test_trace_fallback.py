@@ -124,8 +124,7 @@ def test_built_in_experts_under_an_objective_of_ones_own_are_profiled(more: dict
     known = profile_moe(resolve_decoder(spec, VOCAB, SEQ_LEN), SEQ_LEN)
     assert [block.experts for block in found.blocks] == [4, 4, 4, 0]
     assert found.parameters == known.parameters
-    weighted_sums = 2 * SEQ_LEN * 2 * SHAPE["hidden"] * SHAPE["layers"]  # of two experts a token, a product in a trace
-    assert found.forward_flops == known.forward_flops + weighted_sums
+    assert found.forward_flops == known.forward_flops, "experts' results are summed by elements, which are no products"
 
 
 def test_the_user_s_module_and_random_numbers_are_left_alone() -> None:

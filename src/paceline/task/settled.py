@@ -19,9 +19,7 @@ from paceline.spec.model_folder import folder_of
 from paceline.spec.task import DataSpec, ModelSpec, Task
 from paceline.task.data.source import open_sources
 from paceline.task.data.sources.files import NAMED_SOURCES, kind_of, list_files
-from paceline.task.data.sources.images.listing import list_images
 from paceline.task.data.sources.named import kind_of_source
-from paceline.task.data.sources.shards.opened import storage_of
 from paceline.task.data.sources.tables.listing import TABLE_KINDS, inner_path, list_table
 from paceline.task.head import check_next_token, new_head_of, with_head, with_image_head
 from paceline.task.models.sizes import is_factory
@@ -245,6 +243,9 @@ def _settle_image_head(decided: _Decided) -> None:
         return
     kind, path = ("", "") if decided.data.collate else kind_of_source(decided.data.source)
     if kind == "images":
+        from paceline.task.data.sources.images.listing import list_images
+        from paceline.task.data.sources.shards.opened import storage_of
+
         found = with_image_head(model, folder, lambda: list_images(path, storage_of(decided.data)).classes)
         if found is not None:
             decided.option("model", *found)

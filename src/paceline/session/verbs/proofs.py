@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from paceline.errors import ConfigError, PacelineError, VerificationFailed, suggestion
 from paceline.session.ahead import proof_ahead
+from paceline.spec.arguments import plan_spec
 from paceline.spec.load import Spec
 from paceline.spec.proof.records import Proof
 from paceline.verify.process.every import verify_all
@@ -72,6 +73,8 @@ def verification(
     precisions = precisions_of(dtypes or (("fp64",) if every else DTYPES))
     if every and layout:
         raise ConfigError("every and layout exclude each other", "every=N proves every layout", "one of the two")
+    if layout is not None:
+        plan_spec(layout)  # what is wrong with its text is told before a process is started
     with proof_ahead() as standby:
         if every:
             found = verify_all(spec, every, steps=steps, dtypes=precisions, say=say, progress=progress, standby=standby)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import ConfigError, StorageError, suggestion
 from paceline.session.verbs.adapted import merged_tensors, of_student, without_teacher, write_adapters, write_whole
-from paceline.session.verbs.classes import write_classes
 from paceline.spec.adapt.adapter import TURNED
 from paceline.spec.journal.kinds import RunStarted
 from paceline.spec.journal.reading import read_records
@@ -117,6 +116,7 @@ def write_weights(run_dir: Path, chosen: Chosen, out: Path, *, merge: bool = Fal
     Memory stays at one file of the export for a built-in model, and at one tensor for another.
     """
     from paceline.checkpoint import WholeTensors, consolidate
+    from paceline.session.verbs.classes import write_classes
     from paceline.task.models.huggingface.weights import export_safetensors
 
     named = write_classes(chosen.manifest.extra, out)

@@ -25,7 +25,7 @@ from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
 from paceline.spec.task import Task
 from paceline.task.adapt.linear import PackedLinear
-from paceline.task.models.held import gathered
+from paceline.task.models.held import whole_of
 from paceline.task.optimizer.schedule import Course
 
 LORA = AdapterSpec(kind="lora", rank=4, alpha=8.0, init="random", base_dtype="nf4")
@@ -51,7 +51,7 @@ def made(task: Task, plan: Plan, folder: str, stop: int, saves: bool) -> Told:
     layers = {name: layer for name, layer in built.model.named_modules() if isinstance(layer, PackedLinear)}
     bits = {
         name.replace("_checkpoint_wrapped_module.", ""): hashlib.blake2b(
-            gathered(layer.weight_nf4).numpy().tobytes() + layer.weight_scales.numpy().tobytes()
+            whole_of(layer.weight_nf4).numpy().tobytes() + layer.weight_scales.numpy().tobytes()
         ).hexdigest()
         for name, layer in layers.items()
     }
