@@ -70,9 +70,22 @@ class ReadsBackwardsWhole(ReadsBackwards):
     needs_whole_weights = True
 
 
-def says(factory: Any, zero: int) -> str:
+def gradient_penalty(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the cross entropy and a penalty of its gradient by the inputs, of which a gradient is taken again."""
+    with enable_grad():
+        x = batch["x"].clone().requires_grad_()
+        loss, count = cross_entropy(model, {**batch, "x": x})
+        (by_x,) = autograd.grad(loss, x, create_graph=True)
+    return loss + by_x.square().sum(), count
+
+
+class StackWhole(Stack):
+    needs_whole_weights = True
+
+
+def says(factory: Any, zero: int, objective: Any = cross_entropy) -> str:
     try:
-        laid_out(factory, cross_entropy, Layout(dp_shard=2), zero)
+        laid_out(factory, objective, Layout(dp_shard=2), zero)
     except ConfigError as error:
         return str(error)
     return "no error"
@@ -88,3 +101,11 @@ def test_weights_of_a_block_that_a_function_takes_are_refused_or_gathered(factor
     assert_like_plain(
         run_ranks(laid_out, 2, factory, cross_entropy, Layout(dp_replicate=2)), plain_loop(factory, cross_entropy)
     )
+
+
+def test_a_gradient_that_an_objective_takes_itself_is_refused_in_words_or_has_the_weights_whole() -> None:
+    for said in run_ranks(says, 2, Stack, 3, gradient_penalty):
+        assert "leads back through weights that are let go of" in said and "needs_whole_weights" in said
+    expected = plain_loop(Stack, gradient_penalty)
+    assert_like_plain(run_ranks(laid_out, 2, StackWhole, gradient_penalty, Layout(dp_shard=2), 3), expected)
+    assert_like_plain(run_ranks(laid_out, 2, Stack, gradient_penalty, Layout(dp_replicate=2)), expected)

@@ -13,8 +13,9 @@ others trust asks them before it goes on, and stops the run if they do not answe
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -32,6 +33,10 @@ CONFIRMATIONS = 8  # passes in which a step is compared before it is trusted
 PATIENCE_SECONDS = 60.0  # for an answer of ranks that are in the same pass
 MOST_PATHS = 100_000  # known beginnings of a pass; beyond, unknown ones are compared and not kept
 END = "the end of the pass"
+WHOLE = (
+    "an attribute `needs_whole_weights = True` on the model, which gathers all weights before each pass and keeps them "
+    "to its end; or dp_replicate"
+)
 
 
 @dataclass
@@ -44,6 +49,7 @@ class Calls:
     patience_seconds: ClassVar[float] = PATIENCE_SECONDS
     _path: int = 0  # a hash of the events so far
     _open: bool = False
+    _in_objective: bool = False
     _count: int = 0  # events since the start
     _runs: list[int] = field(default_factory=list)  # by group: tells this object's keys in the store from others'
     _known: dict[int, dict[int, int]] = field(default_factory=dict)  # path -> event -> times it was compared
@@ -60,6 +66,15 @@ class Calls:
         # A pass with gradients and one without may differ, and so may those of several objectives.
         self._path, self._open = hash(("pass", torch.is_grad_enabled(), turn)), True
 
+    @contextlib.contextmanager
+    def in_objective(self) -> Iterator[None]:
+        """Within it an objective runs: a backward pass there that is to be differentiated raises ConfigError."""
+        self._in_objective = True
+        try:
+            yield
+        finally:
+            self._in_objective = False
+
     def _before(self, number: int) -> Any:
         def called(*_: object) -> None:
             self._note(2 * number)
@@ -71,6 +86,8 @@ class Calls:
             noted: list[bool] = []
 
             def backward(grad: torch.Tensor) -> None:
+                if self._in_objective and torch.is_grad_enabled():  # with create_graph: the loss leads here again
+                    raise let_go()
                 if not noted:
                     noted.append(True)
                     # Before FSDP2's own call at the end, which reduces what no backward pass has reached.
@@ -144,11 +161,20 @@ class Calls:
             f"ranks call different parts of the model: rank {rank} comes to {self._told(event)}, "
             f"{others} to {self._told(theirs)}",
             "under dp_shard the ranks gather a unit's weights together when it is called, and here the data decide",
-            "an attribute `needs_whole_weights = True` on the model, which gathers all weights before each pass and "
-            "keeps them to its end; or dp_replicate",
+            WHOLE,
         )
 
     def _told(self, event: int) -> str:
         if event == 2 * len(self.names):
             return END
         return f"the {'backward' if event % 2 else 'forward'} pass of '{self.names[event // 2] or 'the model'}'"
+
+
+def let_go(told: str = "") -> ConfigError:
+    """Return the error of a loss whose backward pass leads through weights that are no longer there."""
+    return ConfigError(
+        "the loss leads back through weights that are let go of by then",
+        "under dp_shard a block's weights are whole for one pass back, and a gradient that the objective takes itself "
+        f"(torch.autograd.grad with create_graph) leads through them twice{told}",
+        WHOLE,
+    )

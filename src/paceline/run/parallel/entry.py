@@ -20,9 +20,11 @@ from torch.distributed.tensor import DTensor
 from torch.utils.hooks import unserializable_hook
 
 from paceline.errors import ConfigError
-from paceline.run.parallel.calls import Calls
+from paceline.run.parallel.calls import WHOLE, Calls, let_go
 from paceline.run.parallel.data.sharding import GatheredGradients, ShardedGradients
 from paceline.task.objective import Objective
+
+LET_GO = "storage of size 0"  # in what torch says of a tensor whose memory FSDP2 has given back
 
 
 def entry_of(
@@ -86,7 +88,7 @@ class _Entry:
         if self.calls is not None:
             self.calls.begin(turn)
         self.gradients.gather()
-        with self.told():
+        with self.told(), self.calls.in_objective() if self.calls is not None else contextlib.nullcontext():
             loss_sum, weight = objective(model, batch)
         if isinstance(loss_sum, DTensor):
             raise _outside("model", ", and made the loss a sharded tensor")
@@ -100,6 +102,8 @@ class _Entry:
         try:
             yield
         except RuntimeError as error:
+            if LET_GO in str(error):
+                raise let_go(f": {error}") from error
             owner = _sharded_in(error)
             if owner is None:
                 raise
@@ -110,8 +114,7 @@ def _outside(owner: str, told: str) -> ConfigError:
     return ConfigError(
         f"a weight of a {owner} was used outside of the block that it belongs to",
         f"under dp_shard a block's weights are whole while the block runs, and shards else{told}",
-        "an attribute `needs_whole_weights = True` on the model, which gathers all weights before each pass and keeps "
-        "them to its end; or dp_replicate",
+        WHOLE,
     )
 
 

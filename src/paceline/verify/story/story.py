@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from paceline.errors import NumericalStop, Requeue
+from paceline.errors import ConfigError, NumericalStop, Requeue
 from paceline.run.loop.training import Training
 from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
@@ -182,6 +182,10 @@ def _play(act: Act, spec: Spec, run_dir: Path, expected: Unbroken) -> list[Diffe
                 raise KeyboardInterrupt from stop
             except NumericalStop:
                 return [*found, overflow(passed.step, step)]
+            except ConfigError as error:  # which layout it is about: the story goes on another one than was asked for
+                raise ConfigError(
+                    f"{act.resumed}: {error.what}" if act.resumed else error.what, error.because, error.try_
+                ) from error
             found += step_differences(training, batch, stats, passed, act, run_dir)
             found += journal_differences(run_dir, passed, act)
     return found
