@@ -171,3 +171,20 @@ def test_bits_tell_what_equality_does_not() -> None:
 def test_the_first_ten_steps_of_a_process_are_checked() -> None:
     assert [step for step in range(1, 41) if is_due(step, 1, 20)] == [*range(1, 11), 20, 40]
     assert [step for step in range(24, 61) if is_due(step, 24, 50)] == [*range(24, 34), 50], "after a resume too"
+
+
+KINDS = (
+    "bool", "uint8", "int8", "float8_e4m3fn", "float16", "bfloat16", "float32", "int64", "float64", "complex64",
+    "complex128",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fingerprint_tells_one_number_of_any_kind_and_its_place(kind: str) -> None:
+    def one_at(*places: int) -> int:
+        values = torch.zeros(5000)
+        values[list(places)] = 1.0
+        return int(fingerprint(values.to(getattr(torch, kind))))
+
+    found = [one_at(), one_at(0), one_at(1), one_at(4096), one_at(4999), one_at(0, 1)]
+    assert len(set(found)) == len(found) and one_at(4999) == found[4]

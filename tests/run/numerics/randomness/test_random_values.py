@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from paceline.run.numerics.randomness.hashing import fill, owners_of
 from paceline.run.numerics.randomness.mode import SampleRandomness, Survey
-from paceline.run.numerics.randomness.operators import RULES
+from paceline.run.numerics.randomness.operators import RULES, integers
 from paceline.run.numerics.randomness.shares import Pattern, RankPart, SampleRows, share_of
 from paceline.run.parallel.context.zigzag import chunk_tokens
 from paceline.task.profile.drawing import BY_SAMPLE
@@ -226,3 +227,15 @@ def test_shapes_that_look_alike_are_told_apart_by_what_was_seen() -> None:
     assert share_of((1,), rows, (per_sample,), RankPart()).dim == 0  # type: ignore[union-attr]
     assert share_of((1,), rows, (shared,), RankPart()).dim is None  # type: ignore[union-attr]
     assert share_of((1,), rows, (per_sample, shared), RankPart()) is None, "one of both, and nobody can tell which"
+
+
+def test_whole_numbers_have_the_bits_of_both_words() -> None:
+    upper, lower = ([0, 1, 2, 3, -1], [5, 5, 0, 7, -1])
+
+    def drawn(out: Tensor, count: int, finish: Callable[..., None]) -> Tensor:
+        assert count == 2
+        finish(out, torch.tensor(upper, dtype=torch.int32), torch.tensor(lower, dtype=torch.int32))
+        return out
+
+    found = integers(drawn, torch.empty(5, dtype=torch.int64), 0, 2**62).tolist()
+    assert found == [5, 2**31 + 5, 2**32, 3 * 2**31 + 7, 2**62 - 1]
