@@ -8,7 +8,7 @@ from planted_lines import line
 FRESH_PROOFS = [
     Planted("adapters", "every rank keeps the first part of a base in four bits", "four bits, shards",
             line("task.adapt.linear:PackedLinear.pack", ("narrow(0, begin, size)", "narrow(0, 0, size)")),
-            "initial", "initialisation", "nf4"),
+            "initial", "initial weights", "nf4"),
     Planted("coupled rows", "gathered rows of unequal ranks are counted as if they were equal", "gathered rows of four",
             line("run.parallel.data.rows_of_all_ranks:GatheredRows.__call__",
                  ("sum(rows[: self.group.rank()])", "sum(rows) // len(rows) * self.group.rank()")),
