@@ -213,7 +213,8 @@ def test_a_folder_of_a_model_of_images_is_left_to_data_that_are_images(tmp_path:
         (tmp_path / "pictures" / name / "0.png").write_bytes(b"")
     model = f"task.model=hf:{tmp_path}"
     for source in (f"images:{tmp_path / 'pictures'}", str(tmp_path / "pictures"), "own:images"):
-        settle(spec_of(tmp_path, "a.txt", "some text", model, f"task.data.source={source}"))
+        found = settle(spec_of(tmp_path, "a.txt", "some text", model, f"task.data.source={source}"))
+        assert found.spec.task.model.name == f"hf:{tmp_path}" and found.decisions == (), "two classes, as it has"
 
 
 @pytest.mark.parametrize("config", [
@@ -223,7 +224,8 @@ def test_a_folder_of_a_model_of_images_is_left_to_data_that_are_images(tmp_path:
 ])  # fmt: skip
 def test_models_that_read_texts_among_others_are_left_to_be_traced(tmp_path: Path, config: dict[str, Any]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
-    settle(spec_of(tmp_path, "a.txt", "some text\n" * 9, f"task.model=hf:{tmp_path}"))
+    found = settle(spec_of(tmp_path, "a.txt", "some text\n" * 9, f"task.model=hf:{tmp_path}"))
+    assert found.spec.task.model.name == f"hf:{tmp_path}" and found.decisions == ()
 
 
 def test_another_head_is_asked_for_by_arguments(tmp_path: Path) -> None:

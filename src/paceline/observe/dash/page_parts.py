@@ -253,7 +253,8 @@ def spent(view: RunView) -> str:
     ]
     note = note_html("Estimates: devices times the time in which they were held, at the rates of the forecast.")
     budgets = listing((WORDS[each.name], each.text) for each in left_so_far(view.run, view.others))
-    return (table_html(("", *columns), rows, range(1, len(columns) + 1)) + budgets + note) if rows else ""
+    table = table_html(("", *columns), rows, range(1, len(columns) + 1)) if rows else ""
+    return table + budgets + note if table or budgets else ""
 
 
 def advice(view: RunView) -> str:

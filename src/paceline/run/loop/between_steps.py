@@ -92,16 +92,7 @@ class BetweenSteps(InWorld):
         self._record.nodes(self._samples.taken())
         self._record.decided_now([*self._under.read_decisions(), *self._notices.take()])
         if self._check_every and (is_due(step, self._first_step, self._check_every) or last):
-            numbers = numbers_of(stats, scaler.scale if scaler else None, (chosen and chosen.chosen) or "")
-            apart = self._stepper.sync.apart_after(step)
-            check_agreement(self.model, numbers, step, self.world, self.brief.plan.layout, apart)
-            self._agreed.after(step, state_tensors(self._under.built) if self._agreed.remembers else {})
-            self._record.decided_now(self._stragglers.compare(step))
-            self._watch_memory(step)
-            self._record.ranks(self._tally.over_ranks(step, last, self._under.batches.tell))
-            first = self.brief.plan.layout.reads_first(self.world.rank)
-            for what, because in data_faults(self.source, self.world, first):
-                self._record.fault(what, because)
+            self._check(stats, (chosen and chosen.chosen) or "", last)
         if evaluates := bool(self._evaluate_every and (step % self._evaluate_every == 0 or last)):
             self._points.reached("evaluate", step)
             with self._tally.beside(EVALUATING):
@@ -145,6 +136,18 @@ class BetweenSteps(InWorld):
         self._callbacks.unmark()
         if not last:
             self._stragglers.leave(self._save)
+
+    def _check(self, stats: StepStats, chosen: str, last: bool) -> None:
+        """Hold the ranks against each other, and take what all of them have measured. Every rank calls it."""
+        scaler, step, layout = self._stepper.scaler, stats.step, self.brief.plan.layout
+        numbers = numbers_of(stats, scaler.scale if scaler else None, chosen)
+        check_agreement(self.model, numbers, step, self.world, layout, self._stepper.sync.apart_after(step))
+        self._agreed.after(step, state_tensors(self._under.built) if self._agreed.remembers else {})
+        self._record.decided_now(self._stragglers.compare(step))
+        self._watch_memory(step)
+        self._record.ranks(self._tally.over_ranks(step, last, self._under.batches.tell))
+        for what, because in data_faults(self.source, self.world, layout.reads_first(self.world.rank)):
+            self._record.fault(what, because)
 
     def _stop_as_asked(self, step: int) -> None:
         """Save and end here: for good where a budget says so, else by Requeue. Every rank calls it."""

@@ -13,7 +13,15 @@ from paceline.observe.traces.trace_spans import read_trace
 from paceline.patience import Patience
 from paceline.spec.journal.kinds import RunStarted
 from paceline.spec.journal.reading import read_kind, read_tail_step
-from paceline.spec.watch.traced import FOLDER, TraceRequest, ask_for_trace, requested_trace, trace_file, trace_under_way
+from paceline.spec.watch.traced import (
+    FOLDER,
+    TraceRequest,
+    ask_for_trace,
+    requested_trace,
+    trace_file,
+    trace_files,
+    trace_under_way,
+)
 
 LOOK_SECONDS = 0.2
 
@@ -83,7 +91,7 @@ def ranks_asked(run_dir: Path, request: TraceRequest) -> list[int]:
 
 def trace_folders(run_dir: Path) -> list[Path]:
     """Return the folders of traces that a run has, the newest last."""
-    found = [path for path in (run_dir / FOLDER).glob("steps-*") if any(path.glob("rank-*.json.gz"))]
+    found = [path for path in (run_dir / FOLDER).glob("steps-*") if trace_files(path)]
     return sorted(found, key=lambda path: path.stat().st_mtime)
 
 
@@ -97,7 +105,7 @@ def summaries(run_dir: Path, folder: Path | None = None) -> list[TraceSummary]:
         raise DataError(f"{run_dir} has no trace", "nobody has asked for one", "paceline trace RUN --steps 3")
     starts = list(read_kind(run_dir, RunStarted))
     terms = starts[-1].forecast.get("time") or () if starts else ()
-    files = sorted(folders[-1].glob("rank-*.json.gz"), key=lambda path: int(path.name.split("-")[1].split(".")[0]))
+    files = trace_files(folders[-1])
     found = [told for path in files if (told := summarise_trace(read_trace(path), path, terms)) is not None]
     if not found:
         raise DataError(f"{folders[-1]} has no step", "the run ended before a step was traced", "ask again")

@@ -83,10 +83,15 @@ def trace_under_way(run_dir: Path) -> TraceRequest | None:
     done, is_fresh = read_tail_step(run_dir), time.time_ns() - asked.number < FRESH_SECONDS * 1e9
     if asked.first is None:
         return asked if is_fresh else None
-    is_over = done >= asked.last or any(asked.folder(run_dir).glob("rank-*.json.gz"))
+    is_over = done >= asked.last or bool(trace_files(asked.folder(run_dir)))
     return asked if not is_over and (is_fresh or done + 1 >= asked.first) else None
 
 
 def trace_file(folder: Path, rank: int) -> Path:
     """Return the file of a rank's trace."""
     return folder / f"rank-{rank}.json.gz"
+
+
+def trace_files(folder: Path) -> list[Path]:
+    """Return the files of all ranks' traces that are in a folder, by rank."""
+    return sorted(folder.glob("rank-*.json.gz"), key=lambda path: int(path.name.split("-")[1].split(".")[0]))
