@@ -41,6 +41,10 @@ class ConfigError(PacelineError, ValueError):
     exit_code = 2
 
 
+class NeedsWholeWeights(ConfigError):
+    """A model or an objective uses weights whole where a layout has its ranks hold parts of them."""
+
+
 class ConfigErrors(ConfigError):
     """Everything that is wrong with a specification, at once: `errors` holds each with its place."""
 
