@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -33,6 +34,11 @@ class PacelineError(Exception):
         """Return the error as plain data, for `--json`."""
         return {"error": type(self).__name__, "what": self.what, "because": self.because, "try": self.try_,
                 "exit_code": self.exit_code}  # fmt: skip
+
+
+def of_rank(what: str, rank: object) -> str:
+    """Return what happened and the rank that told of it, where the sentence names no rank by itself."""
+    return what if re.search(r"\branks? \d", what) else f"{what} (rank {rank})"
 
 
 class ConfigError(PacelineError, ValueError):
