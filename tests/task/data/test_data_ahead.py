@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import gc
+import os
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,10 +23,13 @@ from paceline.spec.layout import Layout
 from paceline.task.data import read_ahead as module
 from paceline.task.data.daemons import DaemonThreads
 from paceline.task.data.depth import DepthRule, ReadTimes
+from paceline.task.data.prepare.prepare import _alone
 from paceline.task.data.read_ahead import ReadAhead, may_read_in_a_thread
 from paceline.task.data.rows.packed import SaysStarts
 from paceline.task.data.rows.windows import TokenSource
+from paceline.task.data.sources.kept import lock_of
 from paceline.task.data.sources.mapped import MapSource
+from paceline.task.data.storage.blocks import _locked
 
 CPU = torch.device("cpu")
 
@@ -147,6 +154,70 @@ def test_a_process_that_ends_does_not_wait_for_a_storage_that_is_silent() -> Non
     """A pool of the standard library is waited for: after Ctrl-C such a process stood there for minutes."""
     ended = run_patiently([sys.executable, "-c", ENDS], timeout=30, is_cold=True)
     assert (ended.returncode, ended.stdout) == (0, "1\n"), ended.stderr
+
+
+FORKS = """
+import os, sys, threading
+from paceline.task.data import daemons, read_ahead
+from paceline.task.data.storage.fetch_ahead import FetchesAhead
+
+silent, heard = threading.Event(), threading.Event()
+
+def read(place):
+    if place == 1 and os.getpid() == own:
+        heard.set()
+        silent.wait()
+    return place
+
+own = os.getpid()
+read_ahead.LAST_SECONDS = daemons.LAST_SECONDS = 0.05
+ahead, fetching = read_ahead.ReadAhead(read, prepare=lambda: None), FetchesAhead()
+ahead.begin(1)
+fetching.begin(["a"], silent.wait)
+heard.wait()
+child = os.fork()
+if not child:
+    print(ahead.take(1), ahead.take(2), fetching.is_coming("a"), flush=True)
+    fetching.wait(["a"])
+    print(fetching.begin(["a"], lambda: None), fetching.wait(["a"]), flush=True)
+    ahead.begin(3)
+    print(ahead.take(3), flush=True)
+    ahead.close()
+    sys.exit(5)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), fetching.is_coming("a"))
+ahead.close()
+raise SystemError("an error leaves the loop while its storage is silent")
+"""
+
+
+def test_neither_a_forked_process_nor_an_error_waits_for_threads_that_will_never_answer() -> None:
+    """A forked process has none of its parent's threads, and reads and ends without them."""
+    ended = run_patiently([sys.executable, "-c", FORKS], timeout=30, is_cold=True)
+    assert ended.stdout.splitlines() == ["1 2 False", "True None", "3", "5 True"], ended.stderr
+    assert ended.returncode == 1 and "SystemError" in ended.stderr
+
+
+def test_locks_of_a_cache_are_let_go_of_whoever_was_forked_meanwhile(tmp_path: Path) -> None:
+    """A forked process has all opened files of its parent, and with them their locks, for as long as it lives."""
+    (tmp_path / "prepared").mkdir()
+    held = [_locked(tmp_path / "pieces" / "lock"), lock_of(tmp_path, "corpus"), _alone(tmp_path / "prepared")]
+    ends, goes_on = os.pipe()
+    with contextlib.ExitStack() as stack:
+        for lock in held:
+            stack.enter_context(lock)
+        if not (child := os.fork()):
+            os.close(goes_on)
+            os.read(ends, 1)
+            os._exit(0)
+    try:
+        paths = [path for path in tmp_path.rglob("*lock") if path.is_file()]
+        for path in paths:
+            with path.open() as stream:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert len(paths) == len(held)
+    finally:
+        os.close(goes_on)
+        os.waitpid(child, 0)
 
 
 def test_threads_end_with_whoever_gave_them_calls_and_say_what_was_wrong_with_their_beginning() -> None:

@@ -157,12 +157,12 @@ def test_what_is_wrong_with_a_row_is_said_by_its_own_step(folder: Path, tmp_path
     source, told = open_sources(data, 1)[0], list[int]()
     rows = RowsTogether(source, StepIds(source, SEED))
     for step in range(40):
-        positions = np.array([step])
         try:
-            ids, held = rows.at(positions, 1)
-            assert np.array_equal(ids, ids_at(source, SEED, positions))
-            if held is None:
-                source.read(ids)
+            found = rows.at(step, np.array([0]), 1)
+            assert found.positions.tolist() == [step]
+            assert np.array_equal(found.ids, ids_at(source, SEED, found.positions))
+            if found.held is None:
+                source.read(found.ids)
         except DamagedData:
             told.append(step)
     alone = []

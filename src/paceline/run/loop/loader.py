@@ -19,7 +19,7 @@ from paceline.task.data.order.many_steps import StepIds
 from paceline.task.data.order.of_source import ids_at, is_scattered, order_of
 from paceline.task.data.order.permutation import sample_ids
 from paceline.task.data.protocol import FinishesBatches, ReadsAhead, Source, filled_for, read_scattered, reading_ahead
-from paceline.task.data.rows_together import HeldRows, RowsTogether
+from paceline.task.data.rows_together import RowsTogether, StepRows
 
 HELD_OUT_SEED = 0
 MOST_KEPT = 8  # batches that a measurement trains on again
@@ -169,13 +169,12 @@ class BatchStream:
             samples = self.samples_at(position, step)
             micro_batch = micro_batch or self._at_once(position, samples)
         offsets, parts = self._cut(samples, micro_batch)
-        positions = offsets + position
+        samples = samples or plan.batch_samples
         with self._lock:  # several threads may read several batches
-            ids, rows = self._together.at(positions, samples or plan.batch_samples)
+            rows = self._together.at(position, offsets, samples)
             if self._fetching is not None:
-                self._expect(self._fetching, positions, samples or plan.batch_samples)
-        micro_batches = tuple([self._read(ids, positions, part, step, rows) for part in parts])
-        return StepBatch(step, position, samples or plan.batch_samples, micro_batches)
+                self._expect(self._fetching, rows.positions, samples)
+        return StepBatch(step, position, samples, tuple([self._read(rows, part, step) for part in parts]))
 
     def _cut(self, samples: int | None, micro_batch: int | None) -> tuple[np.ndarray, list[range]]:
         """Return this rank's rows of a batch, and its micro-batches in them; most batches are as the one before.
@@ -203,7 +202,8 @@ class BatchStream:
         with self._lock:
             ids = ids_at(self.source, self.seed, positions)
         parts = split_rows(range(len(own)), plan.accumulation)
-        micro_batches = tuple(self._read(ids, positions, part, batch.step) for part in parts)
+        rows = StepRows(ids, positions, None)
+        micro_batches = tuple(self._read(rows, part, batch.step) for part in parts)
         return moved(dataclasses.replace(batch, micro_batches=micro_batches), self.on_device)
 
     def _expect(self, ahead: ReadsAhead, positions: np.ndarray, samples: int) -> None:
@@ -211,21 +211,21 @@ class BatchStream:
         coming = self._ids.coming(positions, samples, ahead.steps_ahead + 1).reshape(-1)
         ahead.expect(ids_at(self.source, self.seed, coming))
 
-    def _read(
-        self, ids: np.ndarray, positions: np.ndarray, part: range, step: int, rows: HeldRows | None = None
-    ) -> MicroBatch:
-        """Return a part of a rank's rows, read now where `rows` does not hold them already."""
+    def _read(self, rows: StepRows, part: range, step: int) -> MicroBatch:
+        """Return a part of a rank's rows in a step, read now where they were not gathered already."""
+        own, places, held = rows
         counts = len(part) > 0
         taken = slice(part.start, part.stop) if counts else slice(0, 1)
-        own, places = ids[taken], positions[taken]
-        if rows is not None:
-            data = rows.batch(taken)
+        if len(part) < len(own):
+            own, places = own[taken], places[taken]
+        if held is not None:
+            data = held.batch(taken)
         else:
             read = self.source.read if self.finishing is None else self.finishing.read_unfinished
             data = read(own, places)
         if not self._is_cpu:
             data = pinned(data, self.device)
-        return MicroBatch(data, own if counts else ids[:0], places.item(0), counts, step, places)
+        return MicroBatch(data, own if counts else own[:0], places.item(0), counts, step, places)
 
 
 class RepeatedBatches:

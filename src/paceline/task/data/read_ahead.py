@@ -10,7 +10,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
-from paceline.task.data.daemons import DaemonThreads
+from paceline.task.data.daemons import LAST_SECONDS, DaemonThreads
 from paceline.task.data.depth import SHORT_READ, DepthRule, ReadTimes
 
 THREAD_NAME = "paceline-read"
@@ -135,6 +135,8 @@ class ReadAhead(Generic[Item]):
 
     def take(self, *arguments: object) -> Item:
         """Return the result of a call: of one begun, where it is among them, or of a new one."""
+        if self._threads is not None and self._threads.is_inherited:
+            self.forget()
         now = time.perf_counter()
         step_seconds = None if self._taken_at is None else now - self._taken_at
         while self._asked and next(iter(self._asked)) != arguments:  # passed over, or of a plan that is no more
@@ -165,16 +167,23 @@ class ReadAhead(Generic[Item]):
         self.read_seconds = self.ready = self.takes = 0.0
         return {**found, "depth": float(self.depth)}
 
-    def forget(self) -> None:
-        """Drop what was begun. Returns when nothing is being read."""
+    def forget(self, seconds: float | None = None) -> None:
+        """Drop what was begun. Returns when nothing is being read, or after so many seconds.
+
+        What the process before a fork has begun is not read in this one, so that it is not waited for.
+        """
         asked, self._asked, self._waiting = self._asked, {}, []
-        wait([each.coming for each in asked.values() if each.coming is not None and not each.coming.cancel()])
+        if self._threads is not None and self._threads.is_inherited:
+            self._threads = None
+            return
+        coming = [each.coming for each in asked.values() if each.coming is not None and not each.coming.cancel()]
+        wait(coming, seconds)
 
     def close(self) -> None:
-        """Drop what was begun, and end the threads."""
-        self.forget()
+        """Drop what was begun, and end the threads. One whose storage is silent is left behind after a moment."""
+        self.forget(LAST_SECONDS)
         if self._threads is not None:
-            self._threads.close()
+            self._threads.close(LAST_SECONDS)
             self._threads = None
 
     def _timed_all(self, calls: Sequence[tuple[object, ...]]) -> list[_Read[Item] | Exception]:
