@@ -8,6 +8,7 @@ import gc
 import os
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -341,6 +342,35 @@ def test_one_wake_up_is_for_several_short_reads(together: int) -> None:
     assert by_thread == sorted(by_thread) and set(submitted) == {together}
     assert len(by_thread) == together * (39 // together), "the last few, too few for a group, are read by this thread"
     assert sorted({position for _, position in calls} | {20, 21}) == list(range(40))
+    ahead.close()
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_what_cannot_be_read_together_is_read_one_by_one(refuses: bool) -> None:
+    together: list[list[int]] = []
+
+    def read(position: int) -> int:
+        if position == 5:
+            raise DataError("row 5 cannot be read", "the disk is gone", "another disk")
+        return position
+
+    def read_together(calls: Sequence[tuple[int]]) -> list[int] | None:
+        together.append([position for (position,) in calls])
+        return None if refuses else [read(position) for (position,) in calls]
+
+    rule = DepthRule(10**9, on_device=True, bytes_of=lambda item: 1)
+    rule.seen = lambda item, times: None  # type: ignore[method-assign]
+    rule.depth, rule.together = 8, 4
+    ahead = ReadAhead(read, prepare=lambda: None, rule=rule, read_together=read_together)
+    for position in range(12):
+        ahead.begin(position)
+    for position in range(12):
+        if position == 5:
+            with pytest.raises(DataError, match="row 5"):
+                ahead.take(position)
+        else:
+            assert ahead.take(position) == position
+    assert together == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
     ahead.close()
 
 

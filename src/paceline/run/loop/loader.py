@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -19,7 +19,7 @@ from paceline.task.data.order.many_steps import StepIds
 from paceline.task.data.order.of_source import ids_at, is_scattered, order_of
 from paceline.task.data.order.permutation import sample_ids
 from paceline.task.data.protocol import FinishesBatches, ReadsAhead, Source, filled_for, read_scattered, reading_ahead
-from paceline.task.data.rows_together import RowsTogether, StepRows
+from paceline.task.data.rows_together import RowsTogether, StepRows, in_parts
 
 HELD_OUT_SEED = 0
 MOST_KEPT = 8  # batches that a measurement trains on again
@@ -176,6 +176,26 @@ class BatchStream:
                 self._expect(self._fetching, rows.positions, samples)
         return StepBatch(step, position, samples, tuple([self._read(rows, part, step) for part in parts]))
 
+    def on_host_together(self, calls: Sequence[tuple[int, int]]) -> list[StepBatch] | None:
+        """Return the batches that `on_host` gives for those positions and steps, as parts of one batch of their rows.
+
+        None where that cannot be: where their rows are not at hand, as those of short reads are, or batches differ.
+        """
+        offsets, parts = self._cut(None, None)
+        if self.sizes is not None or not getattr(self.source, "is_by_row", False) or not all(map(len, parts)):
+            return None
+        samples = self.plan.batch_samples
+        with self._lock:
+            rows = [self._together.at(position, offsets, samples) for position, _ in calls]
+        if (data := in_parts(rows, [len(part) for part in parts])) is None:
+            return None
+        coming = iter(data if self._is_cpu else [pinned(each, self.device) for each in data])
+        batches = []
+        for (position, step), own in zip(calls, rows, strict=True):
+            micro_batches = [_micro_batch(next(coming), own, part, step) for part in parts]
+            batches.append(StepBatch(step, position, samples, tuple(micro_batches)))
+        return batches
+
     def _cut(self, samples: int | None, micro_batch: int | None) -> tuple[np.ndarray, list[range]]:
         """Return this rank's rows of a batch, and its micro-batches in them; most batches are as the one before.
 
@@ -213,19 +233,22 @@ class BatchStream:
 
     def _read(self, rows: StepRows, part: range, step: int) -> MicroBatch:
         """Return a part of a rank's rows in a step, read now where they were not gathered already."""
-        own, places, held = rows
-        counts = len(part) > 0
-        taken = slice(part.start, part.stop) if counts else slice(0, 1)
-        if len(part) < len(own):
-            own, places = own[taken], places[taken]
-        if held is not None:
-            data = held.batch(taken)
+        taken = slice(part.start, part.stop) if part else slice(0, 1)
+        if rows.held is not None:
+            data = rows.held.batch(taken)
         else:
             read = self.source.read if self.finishing is None else self.finishing.read_unfinished
-            data = read(own, places)
-        if not self._is_cpu:
-            data = pinned(data, self.device)
-        return MicroBatch(data, own if counts else own[:0], places.item(0), counts, step, places)
+            data = read(rows.ids[taken], rows.positions[taken])
+        return _micro_batch(data if self._is_cpu else pinned(data, self.device), rows, part, step)
+
+
+def _micro_batch(data: Any, rows: StepRows, part: range, step: int) -> MicroBatch:
+    """Return the data of a part of a step's rows; of a part without any, its first row stands in and does not count."""
+    ids, places, counts = rows.ids, rows.positions, len(part) > 0
+    if len(part) < len(ids):
+        taken = slice(part.start, part.stop) if counts else slice(0, 1)
+        ids, places = ids[taken], places[taken]
+    return MicroBatch(data, ids if counts else ids[:0], places.item(0), counts, step, places)
 
 
 class RepeatedBatches:
