@@ -1,8 +1,9 @@
 """One reader, measured in a process of its own: `python measure.py NAME FOLDER BATCHES [NEAR]` prints a line of JSON.
 
 CPU seconds are those of the process and of all processes below it; memory is what is theirs alone, or shared among
-them, and not a file's. All readers keep the memory that they free, as ranks of a run on a CPU do. Importing a library is not counted. With BATCHES of 0 its files are written instead. A slow
-reader reads fewer batches: as many as it reads in MOST_SECONDS. Neighbours are counted where NEAR is given.
+them, and not a file's. All readers keep the memory that they free, as ranks of a run on a CPU do. Importing a library
+is not counted. With BATCHES of 0 its files are written instead. A slow reader reads fewer batches: as many as it reads
+in MOST_SECONDS. Neighbours are counted where NEAR is given.
 """
 
 from __future__ import annotations

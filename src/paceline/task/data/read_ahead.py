@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import threading
 import time
@@ -24,7 +25,6 @@ class _Read(NamedTuple, Generic[Item]):
     item: Item
     seconds: float
     waited: float
-    is_read = True
 
     def result(self) -> _Read[Item]:
         """Return it."""
@@ -41,21 +41,15 @@ class _Failed(NamedTuple):
         raise self.error
 
 
-class _Coming(NamedTuple, Generic[Item]):
-    """What a thread reads, one of those that it reads together."""
+class _Group(Generic[Item]):
+    """Calls that a thread makes together, and what they have given, once it has made them."""
 
-    future: Future[list[_Read[Item] | _Failed]]
-    at: int
+    __slots__ = ("calls", "found", "future")
 
-    @property
-    def is_read(self) -> bool:
-        """Whether the result is there."""
-        done = self.future.done() and not self.future.cancelled() and self.future.exception() is None
-        return done and isinstance(self.future.result()[self.at], _Read)
-
-    def result(self) -> _Read[Item]:
-        """Return what was read, once it is. Raises what the read raised."""
-        return self.future.result()[self.at].result()
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self.calls = calls
+        self.found: dict[Call, _Read[Item] | _Failed] | None = None
+        self.future: Future[None]  # of all of them
 
 
 class ReadAhead(Generic[Item]):
@@ -80,7 +74,7 @@ class ReadAhead(Generic[Item]):
         self._read, self._prepare, self._rule = read, prepare, rule
         self._send, self._receive, self._read_together = send, receive, read_together
         # By arguments, in the order of asking; None of what nobody reads yet.
-        self._asked: dict[Call, _Read[Item] | _Failed | _Coming[Item] | None] = {}
+        self._asked: dict[Call, _Read[Item] | _Failed | _Group[Item] | None] = {}
         self._waiting: dict[Call, None] = {}  # for a thread, of those, and of some that were passed over
         self._sent: Item | None = None  # the first of those, on its way to the device
         self._threads: DaemonThreads | None = None
@@ -114,8 +108,9 @@ class ReadAhead(Generic[Item]):
             return
         unread = [each for each in self._waiting if each in self._asked and self._asked[each] is None]
         if len(unread) >= self._together:
-            future = self._pool().submit(self._timed_all, unread)
-            self._asked.update({each: _Coming(future, at) for at, each in enumerate(unread)})
+            group = _Group[Item](unread)
+            group.future = self._pool().submit(self._make, group)
+            self._asked.update(dict.fromkeys(unread, group))
             unread = []
         self._waiting = dict.fromkeys(unread)
 
@@ -127,23 +122,27 @@ class ReadAhead(Generic[Item]):
         found = self._asked[arguments]
         if found is None:
             found = self._asked[arguments] = self._tried(arguments)
-        if self._send is not None and self._sent is None and not isinstance(found, _Failed) and found.is_read:
-            self._sent = self._send(found.result().item)
+        if self._send is not None and self._sent is None:
+            read = found.found and found.found[arguments] if isinstance(found, _Group) else found
+            self._sent = self._send(read.item) if isinstance(read, _Read) else None
 
     def take(self, *arguments: Any) -> Item:
         """Return the result of a call: of one begun, where it is among them, or of a new one."""
         now = time.perf_counter()
         step_seconds = None if self._taken_at is None else now - self._taken_at
-        if self._threads is not None or (self._asked and next(iter(self._asked)) != arguments):
+        if self._asked and next(iter(self._asked)) != arguments:
             self._pass_over(arguments)
         if arguments not in self._asked:
             self.begin(*arguments)
         asked, sent = self._asked.pop(arguments), self._sent
-        in_thread = isinstance(asked, _Coming)
-        self._sent = None
-        self.ready += asked is not None and (not isinstance(asked, _Coming) or asked.future.done())
+        in_thread, self._sent = isinstance(asked, _Group), None
         self.takes += 1
-        read = self._timed(*arguments) if asked is None else asked.result()
+        if isinstance(asked, _Group):
+            self.ready += asked.found is not None
+            read = self._read_in(asked, arguments)
+        else:
+            self.ready += asked is not None
+            read = self._timed(*arguments) if asked is None else asked.result()
         self.read_seconds += read.seconds
         item = sent if sent is not None else read.item if self._send is None else self._send(read.item)
         if self._rule is not None:
@@ -151,18 +150,24 @@ class ReadAhead(Generic[Item]):
         self._taken_at = time.perf_counter()
         return item if self._receive is None else self._receive(item)
 
+    def _read_in(self, group: _Group[Item], arguments: Call) -> _Read[Item]:
+        """Return what a thread has read, once it has. Raises what the read raised."""
+        if group.found is None:
+            if self._threads is not None and self._threads.is_inherited:
+                self.forget()
+                return self._timed(*arguments)
+            group.future.result()
+        assert group.found is not None, "its calls were made"
+        return group.found[arguments].result()
+
     def _pass_over(self, arguments: Call) -> None:
         """Drop what was begun before a call, all of it where that was not begun: it is of a plan that is no more."""
-        if self._threads is not None and self._threads.is_inherited:
-            self.forget()
         while self._asked and next(iter(self._asked)) != arguments:
             if arguments not in self._asked:
                 self.forget()
                 break
             passed, self._sent = self._asked.pop(next(iter(self._asked))), None
-            if isinstance(passed, _Coming) and not any(
-                isinstance(each, _Coming) and each.future is passed.future for each in self._asked.values()
-            ):
+            if isinstance(passed, _Group) and all(each is not passed for each in self._asked.values()):
                 passed.future.cancel()
 
     def tell(self) -> dict[str, float]:
@@ -182,7 +187,7 @@ class ReadAhead(Generic[Item]):
         if self._threads is not None and self._threads.is_inherited:
             self._threads = None
             return
-        coming = {each.future for each in asked.values() if isinstance(each, _Coming)}
+        coming = {each.future for each in asked.values() if isinstance(each, _Group)}
         wait([future for future in coming if not future.cancel()], seconds)
 
     def close(self) -> None:
@@ -192,20 +197,19 @@ class ReadAhead(Generic[Item]):
             self._threads.close(LAST_SECONDS)
             self._threads = None
 
-    def _timed_all(self, calls: Sequence[Call]) -> list[_Read[Item] | _Failed]:
-        """Read several; return what they are, or what reading them has raised.
+    def _make(self, group: _Group[Item]) -> None:
+        """Make the calls of a group; what they are, or have raised, it has from then on.
 
-        Where they cannot be read together, each is read by itself: what is wrong with one is said of that one.
+        Where they cannot be made together, each is made by itself: what is wrong with one is said of that one.
         """
-        if self._read_together is not None and len(calls) > 1:
-            try:
-                together = self._timed_by(self._read_together, calls)
-            except Exception:  # a user's data set may raise anything; it is raised again below
-                together = _Read(None, 0.0, 0.0)
-            if together.item is not None:
-                seconds, waited = together.seconds / len(calls), together.waited / len(calls)
-                return [_Read(item, seconds, waited) for item in together.item]
-        return [self._tried(arguments) for arguments in calls]
+        found: list[_Read[Item] | _Failed] = []
+        if self._read_together is not None and len(group.calls) > 1:
+            with contextlib.suppress(Exception):  # a user's data set may raise anything; it is raised again below
+                together = self._timed_by(self._read_together, group.calls)
+                share = 1 / len(group.calls)
+                found = [_Read(item, share * together.seconds, share * together.waited) for item in together.item or ()]
+        found = found or [self._tried(arguments) for arguments in group.calls]
+        group.found = dict(zip(group.calls, found, strict=True))
 
     def _tried(self, arguments: Call) -> _Read[Item] | _Failed:
         try:
