@@ -324,7 +324,7 @@ def test_one_wake_up_is_for_several_short_reads(together: int) -> None:
     rule.depth, rule.together = 2 * together, together
     submitted, pool = list[int](), ahead._pool()
     submit = pool.submit
-    pool.submit = lambda call, group: submitted.append(len(group)) or submit(call, group)  # type: ignore
+    pool.submit = lambda call, group: submitted.append(len(group.calls)) or submit(call, group)  # type: ignore
     assert ahead.take(0) == 0 and calls == [("MainThread", 0)], "it did not wait for others"
     asked = 1
     for position in range(1, 40):

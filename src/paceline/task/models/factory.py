@@ -98,7 +98,7 @@ def _seeded(seed: int) -> Iterator[None]:
     pythons, numpys = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng():
-            torch.manual_seed(seed % 2**64)  # all that torch takes
+            torch.manual_seed(seed)
             random.seed(seed)
             np.random.seed(seed % 2**32)
             yield

@@ -2,11 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
 from paceline.task.data.rows.packing import Ints
 from paceline.task.data.sources.tokenizer import Tokens
+
+
+class RowsAcross:
+    """Rows of several arrays of one type, wherever each lies in memory: one call of numpy copies rows of all of them.
+
+    A view spans the memory from the first array to the end of the last. What lies between them is never touched: a row
+    is asked for by its array and its place there, and lies in it.
+    """
+
+    def __init__(self, arrays: Sequence[Tokens]) -> None:
+        """Raises ValueError where one view cannot span them."""
+        places = np.array([array.ctypes.data for array in arrays], dtype=np.int64)
+        self._size = size = arrays[0].itemsize
+        first = int(places.argmin())
+        if any(array.dtype != arrays[0].dtype for array in arrays) or ((places - places[first]) % size).any():
+            raise ValueError("the arrays are not of one type")
+        self._arrays, self._first = arrays, arrays[first]  # the views hold the memory of one of them
+        self._begins = (places - places[first]) // size
+        self._lengths = np.array([len(array) for array in arrays])
+        self._span = int((self._begins + self._lengths).max())
+        self._flat = self._spanned((self._span,))
+        self._view: Tokens | None = None  # every row of the length that was asked for last
+
+    def rows(self, numbers: Ints, starts: Ints, length: int) -> Tokens:
+        """Return the `length` tokens of each array from each start on: [starts, length]. All of them are there."""
+        assert ((starts >= 0) & (starts + length <= self._lengths[numbers])).all(), "a row lies in its array"
+        if self._view is None or self._view.shape[1] != length:
+            self._view = self._spanned((self._span - length + 1, length))
+        places = self._begins[numbers] + starts
+        self._flat[places]  # memory that is far away is waited for once, and not for each row
+        found: Tokens = self._view[places]
+        return found
+
+    def _spanned(self, shape: tuple[int, ...]) -> Tokens:
+        strides = (self._size,) * len(shape)
+        return np.lib.stride_tricks.as_strided(self._first, shape, strides, writeable=False)
 
 
 class RowsFrom:
