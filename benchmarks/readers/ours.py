@@ -48,7 +48,7 @@ def _read(source: Any) -> Batches:
 def _read_ahead(source: Any) -> Batches:
     """Read in a thread, however short reads are: more batches ahead, and several each time that it is woken."""
     stream, rule = stream_of(source), DepthRule(MOST_BYTES, on_device=True, bytes_of=bytes_of, short_read=0.0)
-    return _ahead(ReadAhead(stream.at, lambda: None, rule, read_together=stream.on_host_together))
+    return _ahead(ReadAhead(stream.at, lambda: None, rule, begin_reads=stream.gathered))
 
 
 def _read_while_busy(source: Any) -> Batches:

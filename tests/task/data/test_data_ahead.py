@@ -8,7 +8,8 @@ import gc
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -345,32 +346,42 @@ def test_one_wake_up_is_for_several_short_reads(together: int) -> None:
     ahead.close()
 
 
-@pytest.mark.parametrize("refuses", [False, True])
-def test_what_cannot_be_read_together_is_read_one_by_one(refuses: bool) -> None:
-    together: list[list[int]] = []
+@pytest.mark.parametrize("how", ["begun", "refused", "fails"])
+@pytest.mark.parametrize("sends", [False, True])
+def test_reads_that_are_begun_together_are_finished_where_they_are_taken(how: str, sends: bool) -> None:
+    """What cannot be begun together is read one by one; what is wrong with one is said of that one."""
+    begun, finished = list[list[int]](), dict[int, str]()
 
     def read(position: int) -> int:
+        finished[position] = threading.current_thread().name
         if position == 5:
             raise DataError("row 5 cannot be read", "the disk is gone", "another disk")
         return position
 
-    def read_together(calls: Sequence[tuple[int]]) -> list[int] | None:
-        together.append([position for (position,) in calls])
-        return None if refuses else [read(position) for (position,) in calls]
+    def begin_reads(calls: Sequence[tuple[int]]) -> list[Callable[[], int]] | None:
+        begun.append([position for (position,) in calls])
+        if how == "fails":
+            raise DataError("rows cannot be gathered", "one of them is damaged", "another disk")
+        return None if how == "refused" else [partial(read, position) for (position,) in calls]
 
     rule = DepthRule(10**9, on_device=True, bytes_of=lambda item: 1)
     rule.seen = lambda item, times: None  # type: ignore[method-assign]
     rule.depth, rule.together = 8, 4
-    ahead = ReadAhead(read, prepare=lambda: None, rule=rule, read_together=read_together)
+    send = (lambda item: item + 100) if sends else None
+    ahead = ReadAhead(read, lambda: None, rule, send, begin_reads=begin_reads)
     for position in range(12):
         ahead.begin(position)
     for position in range(12):
+        if position % 3 == 0:
+            ahead.read_begun()
         if position == 5:
             with pytest.raises(DataError, match="row 5"):
                 ahead.take(position)
         else:
-            assert ahead.take(position) == position
-    assert together == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+            assert ahead.take(position) == position + 100 * sends
+    assert begun == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]] and sorted(finished) == list(range(12))
+    by_thread = {name for name in finished.values() if name != threading.main_thread().name}
+    assert bool(by_thread) == (how != "begun")
     ahead.close()
 
 

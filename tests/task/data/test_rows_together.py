@@ -126,20 +126,18 @@ def test_batches_are_those_of_reads_by_themselves(
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=15, deadline=None)
 @given(jumps=jumps, batch=st.integers(1, 20), rank=st.integers(0, 2), ranks=st.integers(1, 3), micro=st.integers(1, 5))
-def test_batches_that_are_read_together_are_those_of_reads_by_themselves(
+def test_batches_of_gathered_steps_are_those_of_reads_by_themselves(
     kind: str, jumps: list[tuple[int, int]], batch: int, rank: int, ranks: int, micro: int, folder: Path
 ) -> None:
-    """Steps in a row, steps that come again, and those of the gathering after; none where a row would stand in."""
+    """Steps in a row, steps that come again, and those of the gathering after, in whatever order they are finished."""
     rank, passes = min(rank, ranks - 1), accumulation_for(batch, ranks, micro, ())
     plan = Plan(Layout(dp_replicate=ranks), micro_batch=micro, accumulation=passes, batch_samples=batch)
     streams = [BatchStream(opened(kind, folder), SEED, plan, rank, torch.device("cpu")) for _ in range(2)]
     calls = [((at + step) * batch, at + step + 1) for at, steps in jumps for step in range(steps)]
     for _ in range(2):  # the second time some are at hand already
-        found = streams[0].on_host_together(calls)
-        stands_in = len(plan.rows_of(rank)) < passes
-        assert not (stands_in and found), "each micro-batch has a row of its own"
-        for own, call in zip(found or [], calls, strict=not stands_in and found is not None):
-            wanted = streams[1].on_host(*call)
+        found = streams[0].gathered(calls)
+        for finish, call in reversed(list(zip(found or [], calls, strict=found is not None))):
+            own, wanted = finish(), streams[1].on_host(*call)
             assert (own.step, own.position, own.samples) == (wanted.step, wanted.position, wanted.samples)
             for one, other in zip(own.micro_batches, wanted.micro_batches, strict=True):
                 assert (one.position, one.step, one.counts) == (other.position, other.step, other.counts)
@@ -147,23 +145,9 @@ def test_batches_that_are_read_together_are_those_of_reads_by_themselves(
                 assert one.data.keys() == other.data.keys()
                 assert all(torch.equal(one.data[name], other.data[name]) for name in one.data)
                 assert all(one.data[name].is_contiguous() for name in one.data)
-
-
-def test_batches_that_are_read_together_share_no_row_and_are_cut_of_entries_by_row_alone(folder: Path) -> None:
-    plan = Plan(micro_batch=3, batch_samples=3)
-    stream = BatchStream(opened("packed apart", folder), SEED, plan, 0, torch.device("cpu"))
-    for step in range(6):
-        stream.on_host(3 * step)
-    assert stream.on_host_together([(18, 7), (21, 8)]) is not None
-    one, other = stream.on_host_together([(24, 9), (27, 10)]) or []
-    before = other.micro_batches[0].data["labels"].clone()
-    one.micro_batches[0].data["labels"].fill_(-100)
-    one.micro_batches[0].data["tokens"].fill_(0)
-    assert torch.equal(other.micro_batches[0].data["labels"], before)
-    says = BatchStream(SaysStarts(opened("packed apart", folder)), SEED, plan, 0, torch.device("cpu"))
-    for step in range(6):
-        says.on_host(3 * step)
-    assert says.on_host_together([(18, 7), (21, 8)]) is None
+    for step in range(6):  # in a row rows are gathered
+        streams[0].on_host(step * batch)
+    assert streams[0].gathered([((6 + step) * batch, 7 + step) for step in range(3)]) is not None
 
 
 def test_few_rows_are_gathered_once_for_several_steps(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -19,7 +20,7 @@ from paceline.task.data.order.many_steps import StepIds
 from paceline.task.data.order.of_source import ids_at, is_scattered, order_of
 from paceline.task.data.order.permutation import sample_ids
 from paceline.task.data.protocol import FinishesBatches, ReadsAhead, Source, filled_for, read_scattered, reading_ahead
-from paceline.task.data.rows_together import RowsTogether, StepRows, in_parts
+from paceline.task.data.rows_together import RowsTogether, StepRows
 
 HELD_OUT_SEED = 0
 MOST_KEPT = 8  # batches that a measurement trains on again
@@ -174,27 +175,25 @@ class BatchStream:
             rows = self._together.at(position, offsets, samples)
             if self._fetching is not None:
                 self._expect(self._fetching, rows.positions, samples)
-        return StepBatch(step, position, samples, tuple([self._read(rows, part, step) for part in parts]))
+        return self._made(rows, parts, position, step, samples)
 
-    def on_host_together(self, calls: Sequence[tuple[int, int]]) -> list[StepBatch] | None:
-        """Return the batches that `on_host` gives for those positions and steps, as parts of one batch of their rows.
+    def gathered(self, calls: Sequence[tuple[int, int]]) -> list[Callable[[], StepBatch]] | None:
+        """Return what gives the batches of `on_host` at those positions and steps, out of rows that are gathered now.
 
-        None where that cannot be: where their rows are not at hand, as those of short reads are, or batches differ.
+        What is left to be done neither waits nor takes long. None where rows are not gathered, or batches differ.
         """
-        offsets, parts = self._cut(None, None)
-        if self.sizes is not None or not getattr(self.source, "is_by_row", False) or not all(map(len, parts)):
+        if self.sizes is not None:
             return None
+        offsets, parts = self._cut(None, None)
         samples = self.plan.batch_samples
         with self._lock:
             rows = [self._together.at(position, offsets, samples) for position, _ in calls]
-        if (data := in_parts(rows, [len(part) for part in parts])) is None:
+        if any(each.held is None for each in rows):
             return None
-        coming = iter(data if self._is_cpu else [pinned(each, self.device) for each in data])
-        batches = []
-        for (position, step), own in zip(calls, rows, strict=True):
-            micro_batches = [_micro_batch(next(coming), own, part, step) for part in parts]
-            batches.append(StepBatch(step, position, samples, tuple(micro_batches)))
-        return batches
+        return [partial(self._made, own, parts, *call, samples) for own, call in zip(rows, calls, strict=True)]
+
+    def _made(self, rows: StepRows, parts: Sequence[range], position: int, step: int, samples: int) -> StepBatch:
+        return StepBatch(step, position, samples, tuple([self._read(rows, part, step) for part in parts]))
 
     def _cut(self, samples: int | None, micro_batch: int | None) -> tuple[np.ndarray, list[range]]:
         """Return this rank's rows of a batch, and its micro-batches in them; most batches are as the one before.
@@ -233,22 +232,19 @@ class BatchStream:
 
     def _read(self, rows: StepRows, part: range, step: int) -> MicroBatch:
         """Return a part of a rank's rows in a step, read now where they were not gathered already."""
-        taken = slice(part.start, part.stop) if part else slice(0, 1)
-        if rows.held is not None:
-            data = rows.held.batch(taken)
+        ids, places, held = rows
+        counts = len(part) > 0
+        taken = slice(part.start, part.stop) if counts else slice(0, 1)
+        if len(part) < len(ids):
+            ids, places = ids[taken], places[taken]
+        if held is not None:
+            data = held.batch(taken)
         else:
             read = self.source.read if self.finishing is None else self.finishing.read_unfinished
-            data = read(rows.ids[taken], rows.positions[taken])
-        return _micro_batch(data if self._is_cpu else pinned(data, self.device), rows, part, step)
-
-
-def _micro_batch(data: Any, rows: StepRows, part: range, step: int) -> MicroBatch:
-    """Return the data of a part of a step's rows; of a part without any, its first row stands in and does not count."""
-    ids, places, counts = rows.ids, rows.positions, len(part) > 0
-    if len(part) < len(ids):
-        taken = slice(part.start, part.stop) if counts else slice(0, 1)
-        ids, places = ids[taken], places[taken]
-    return MicroBatch(data, ids if counts else ids[:0], places.item(0), counts, step, places)
+            data = read(ids, places)
+        if not self._is_cpu:
+            data = pinned(data, self.device)
+        return MicroBatch(data, ids if counts else ids[:0], places.item(0), counts, step, places)
 
 
 class RepeatedBatches:

@@ -94,14 +94,14 @@ class DepthRule:
                 return 0
         steps = math.ceil(longest / step) if step > 0 else MOST_AHEAD
         worth = self._worth_a_wake_up()
-        return max(1, min(MOST_AHEAD, max(steps, 2 * worth if worth > 1 else 1)))
+        return max(1, min(MOST_AHEAD, steps), 2 * worth if worth > 1 else 1)
 
     def _mean(self) -> float:
         return statistics.fmean(times.read for times in self._times)
 
     def _worth_a_wake_up(self) -> int:
         """Return how many reads a thread is woken for: one of those that wait, which wait beside each other."""
-        return max(1, min(MOST_AHEAD // 2, int(WAKE_UP / max(self._mean(), 1e-9)))) if self._on_device else 1
+        return max(1, min(MOST_AHEAD, int(WAKE_UP / max(self._mean(), 1e-9)))) if self._on_device else 1
 
     def _allowed(self) -> int:
         return max(self._least, self._most_bytes // max(1, self._batch_bytes))

@@ -49,9 +49,6 @@ class FinishesBatches(Protocol):
 class GathersRows(Protocol):
     """A source whose rows are copies of near memory: those of several steps are gathered at once, and made into batches
     step by step. `batch(gather(ids), first, last)` is `read(ids[first:last])`, bit for bit.
-
-    Where it also has `is_by_row`, its batches are dicts of tensors, each with an entry for each row: a batch of the
-    rows of several steps is then cut into theirs.
     """
 
     gathers_rows: bool

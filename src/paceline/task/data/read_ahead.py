@@ -16,7 +16,7 @@ from paceline.task.data.depth import SHORT_READ, DepthRule, ReadTimes
 THREAD_NAME = "paceline-read"
 Item = TypeVar("Item")
 Call = tuple[Any, ...]  # the arguments of a read
-ReadsTogether = Callable[[Sequence[Call]], Sequence[Item] | None]
+BeginsReads = Callable[[Sequence[Call]], Sequence[Callable[[], Item]] | None]
 
 
 class _Read(NamedTuple, Generic[Item]):
@@ -29,6 +29,20 @@ class _Read(NamedTuple, Generic[Item]):
     def result(self) -> _Read[Item]:
         """Return it."""
         return self
+
+
+class _Begun(NamedTuple, Generic[Item]):
+    """A read of which the waiting is over, and what that took; what is left is done by whoever takes it."""
+
+    finish: Callable[[], Item]
+    seconds: float
+    waited: float
+
+    def result(self) -> _Read[Item]:
+        """Return what was read."""
+        began = time.perf_counter()
+        item = self.finish()
+        return _Read(item, self.seconds + time.perf_counter() - began, self.waited)
 
 
 class _Failed(NamedTuple):
@@ -48,7 +62,7 @@ class _Group(Generic[Item]):
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self.calls = calls
-        self.found: dict[Call, _Read[Item] | _Failed] | None = None
+        self.found: dict[Call, _Read[Item] | _Begun[Item] | _Failed] | None = None
         self.future: Future[None]  # of all of them
 
 
@@ -57,9 +71,10 @@ class ReadAhead(Generic[Item]):
 
     Threads read where `prepare` is given, which is called first in each: CUDA's current device belongs to a thread. How
     many results are asked for ahead is the rule's, and so is how many a thread reads each time that it is woken;
-    without a rule both are one. Those it reads by `read_together(calls)`, where that is given and does not return None.
-    What a read raises is raised where its result is taken. `send` starts a result's way to the device, which one result
-    at a time goes ahead of its use, and `receive` ends it. Both are called by the thread that takes.
+    without a rule both are one. Several it only begins, by `begin_reads(calls)`, where that is given and not None comes
+    of it: what finishes each of them is called where its result is taken. What a read raises is raised there too.
+    `send` starts a result's way to the device, which one result at a time goes ahead of its use, and `receive` ends it.
+    Both are called by the thread that takes.
     """
 
     def __init__(
@@ -69,10 +84,10 @@ class ReadAhead(Generic[Item]):
         rule: DepthRule | None = None,
         send: Callable[[Item], Item] | None = None,
         receive: Callable[[Item], Item] | None = None,
-        read_together: ReadsTogether[Item] | None = None,
+        begin_reads: BeginsReads[Item] | None = None,
     ) -> None:
         self._read, self._prepare, self._rule = read, prepare, rule
-        self._send, self._receive, self._read_together = send, receive, read_together
+        self._send, self._receive, self._begin_reads = send, receive, begin_reads
         # By arguments, in the order of asking; None of what nobody reads yet.
         self._asked: dict[Call, _Read[Item] | _Failed | _Group[Item] | None] = {}
         self._waiting: dict[Call, None] = {}  # for a thread, of those, and of some that were passed over
@@ -123,7 +138,11 @@ class ReadAhead(Generic[Item]):
         if found is None:
             found = self._asked[arguments] = self._tried(arguments)
         if self._send is not None and self._sent is None:
-            read = found.found and found.found[arguments] if isinstance(found, _Group) else found
+            read = found
+            if isinstance(found, _Group):
+                read = found.found and found.found[arguments]
+                if isinstance(read, _Begun):
+                    read = self._asked[arguments] = self._finished(read)
             self._sent = self._send(read.item) if isinstance(read, _Read) else None
 
     def take(self, *arguments: Any) -> Item:
@@ -198,18 +217,24 @@ class ReadAhead(Generic[Item]):
             self._threads = None
 
     def _make(self, group: _Group[Item]) -> None:
-        """Make the calls of a group; what they are, or have raised, it has from then on.
+        """Make the calls of a group, or begin them; what they are, or have raised, it has from then on.
 
-        Where they cannot be made together, each is made by itself: what is wrong with one is said of that one.
+        Where they cannot be begun together, each is made by itself: what is wrong with one is said of that one.
         """
-        found: list[_Read[Item] | _Failed] = []
-        if self._read_together is not None and len(group.calls) > 1:
+        found: Sequence[_Read[Item] | _Begun[Item] | _Failed] = ()
+        if self._begin_reads is not None and len(group.calls) > 1:
             with contextlib.suppress(Exception):  # a user's data set may raise anything; it is raised again below
-                together = self._timed_by(self._read_together, group.calls)
+                begun = self._timed_by(self._begin_reads, group.calls)
                 share = 1 / len(group.calls)
-                found = [_Read(item, share * together.seconds, share * together.waited) for item in together.item or ()]
+                found = [_Begun(finish, share * begun.seconds, share * begun.waited) for finish in begun.item or ()]
         found = found or [self._tried(arguments) for arguments in group.calls]
         group.found = dict(zip(group.calls, found, strict=True))
+
+    def _finished(self, read: _Begun[Item]) -> _Read[Item] | _Failed:
+        try:
+            return read.result()
+        except Exception as error:  # a user's data set may raise anything; it is raised where it is taken
+            return _Failed(error)
 
     def _tried(self, arguments: Call) -> _Read[Item] | _Failed:
         try:

@@ -7,8 +7,7 @@ int64 of several steps would be more than a core's cache holds, and take longer 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +15,6 @@ import numpy.typing as npt
 from paceline.errors import DataError
 from paceline.task.data.order.many_steps import StepIds
 from paceline.task.data.protocol import GathersRows
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 MOST_ITEMS = 2**19  # tokens that are gathered at once: of half as many shards take an eighth more
 
@@ -47,31 +43,6 @@ class StepRows(NamedTuple):
     ids: Ints
     positions: Ints
     held: HeldRows | None
-
-
-def in_parts(steps: Sequence[StepRows], lengths: Sequence[int]) -> list[dict[str, Tensor]] | None:
-    """Return the batches of the parts of steps, one after the other: each step's rows are cut into these lengths.
-
-    Steps that were gathered together make one batch, of which these are parts: its calls are made once. It is for
-    sources whose batches have an entry for each row (`is_by_row`). None where a step's rows were not gathered.
-    """
-    found: list[dict[str, Tensor]] = []
-    at, rows = 0, sum(lengths)
-    while at < len(steps):
-        if (first := steps[at].held) is None:
-            return None
-        stop = at + 1
-        while stop < len(steps) and _lies_at(steps[stop].held, first.gathered, first.first + (stop - at) * rows):
-            stop += 1
-        whole = first.batch(slice(0, (stop - at) * rows))
-        cut = [entry.split([*lengths] * (stop - at)) for entry in whole.values()]
-        found += [dict(zip(whole, parts, strict=True)) for parts in zip(*cut, strict=True)]
-        at = stop
-    return found
-
-
-def _lies_at(held: HeldRows | None, gathered: object, first: int) -> bool:
-    return held is not None and held.gathered is gathered and held.first == first
 
 
 class RowsTogether:

@@ -43,7 +43,7 @@ class MixedSource:
         self.reads_in_threads = all(getattr(source, "reads_in_threads", False) for source in sources)
         self.steps_ahead = max(getattr(source, "steps_ahead", 0) for source in sources)
         self.order = order
-        self.gathers_rows = self.is_by_row = _gather_alike(sources)
+        self.gathers_rows = _gather_alike(sources)
 
     def gather(self, ids: npt.NDArray[Any]) -> Any:
         """Return the rows of these samples as they lie. Raises DataError where one cannot be read."""

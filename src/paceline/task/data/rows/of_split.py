@@ -19,7 +19,6 @@ class SourceOfSplit:
     reads_in_threads = True  # of a mapped file, and of nothing that changes
     is_near = True  # reading it costs no request over a network
     gathers_rows = True  # of near memory: those of several steps at once (task/data/protocol.py)
-    is_by_row = True  # each entry of a batch has one for each row
     is_checked = True  # its tokens are of the vocabulary: they were written here, or have checksums
     skip_bad = False  # whether damaged samples are left out
     _tokens: Any  # an array over a mapped file, or what reads several

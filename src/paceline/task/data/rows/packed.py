@@ -16,8 +16,6 @@ STARTS = "document_starts"
 class SaysStarts:
     """Another source, whose batches with "documents" hold "document_starts" as well. In all else it is that source."""
 
-    is_by_row = False  # of document starts there are as many as documents
-
     def __init__(self, source: Source) -> None:
         self._source = source
 
