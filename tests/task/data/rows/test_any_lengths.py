@@ -158,7 +158,7 @@ def test_rows_of_arrays_anywhere_in_memory_are_theirs(lengths: list[int], length
     numbers, starts = (np.array([place[part] for place in chosen], dtype=np.int64) for part in range(2))
     found = rows.rows(numbers, starts, length)
     wanted = [arrays[number][at : at + length] for number, at in chosen]
-    assert found.tolist() == [each.tolist() for each in wanted]
+    assert found.shape == (len(chosen), length) and found.tolist() == [each.tolist() for each in wanted]
     for at in (-1, lengths[0] - length + 1):
         with pytest.raises(AssertionError, match="lies in its array"):
             rows.rows(np.array([0]), np.array([at]), length)

@@ -36,7 +36,7 @@ class RowsAcross:
         """Return the `length` tokens of each array from each start on: [starts, length]. All of them are there."""
         assert ((starts >= 0) & (starts + length <= self._lengths[numbers])).all(), "a row lies in its array"
         if self._view is None or self._view.shape[1] != length:
-            self._view = self._spanned((self._span - length + 1, length))
+            self._view = self._spanned((max(0, self._span - length + 1), length))
         places = self._begins[numbers] + starts
         self._flat[places]  # memory that is far away is waited for once, and not for each row
         found: Tokens = self._view[places]
