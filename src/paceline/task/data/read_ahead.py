@@ -137,13 +137,14 @@ class ReadAhead(Generic[Item]):
         found = self._asked[arguments]
         if found is None:
             found = self._asked[arguments] = self._tried(arguments)
-        if self._send is not None and self._sent is None:
-            read = found
-            if isinstance(found, _Group):
-                read = found.found and found.found[arguments]
-                if isinstance(read, _Begun):
-                    read = self._asked[arguments] = self._finished(read)
-            self._sent = self._send(read.item) if isinstance(read, _Read) else None
+        if isinstance(found, _Group) and self._send is not None:
+            begun = None if found.found is None else found.found[arguments]
+            if isinstance(begun, _Begun):
+                begun = self._finished(begun)
+            found = found if begun is None else begun
+            self._asked[arguments] = found
+        if self._send is not None and self._sent is None and isinstance(found, _Read):
+            self._sent = self._send(found.item)
 
     def take(self, *arguments: Any) -> Item:
         """Return the result of a call: of one begun, where it is among them, or of a new one."""

@@ -338,7 +338,9 @@ def test_a_part_of_a_data_set_of_the_hub_is_no_more_than_that_part(
         def __iter__(self) -> Iterator[int]:
             raise AssertionError("it has no end")
 
-    loaded: list[object] = [Loaded("whole.arrow", 3), Loaded("whole.arrow", 2), Loaded("whole.arrow", 1), Streamed()]
+    (tmp_path / "cut.arrow").write_bytes((tmp_path / "whole.arrow").read_bytes()[:300])
+    loaded: list[object] = [Loaded("whole.arrow", 3), Loaded("whole.arrow", 2), Loaded("whole.arrow", 1),
+                            Loaded("cut.arrow", 1), Loaded("none.arrow", 1), Streamed()]  # fmt: skip
     stand_in = types.SimpleNamespace(load_dataset=lambda name, **arguments: loaded.pop(0))
     monkeypatch.setitem(sys.modules, "datasets", stand_in)
     spec = DataSpec(source="hf:somebody/texts")
@@ -346,6 +348,9 @@ def test_a_part_of_a_data_set_of_the_hub_is_no_more_than_that_part(
         assert [document.text for document in read_documents(spec, list_files(spec))] == expected
     with pytest.raises(DataError, match=r"(?s)it has 1 rows, and its files have 2"):
         list_files(spec)
+    for name in ("cut", "none"):
+        with pytest.raises(DataError, match=rf"{name}\.arrow cannot be read"):
+            list_files(spec)
     with pytest.raises(DataError, match="leave streaming out"):
         list_files(spec)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,26 +66,31 @@ def _files_of(found: Any) -> tuple[File, ...]:
     A part of one (split = "train[:10%]") names the files of the whole: its own rows are then written beside them, once,
     by the package, which finds them again at later starts.
     """
-    for part in (found, None):
-        part = found.flatten_indices() if part is None else part
-        paths = [Path(each["filename"]) for each in part.cache_files]
-        if (rows := _rows_in(paths)) == len(part):
-            return tuple(map(_file, paths))
+    paths, rows = _paths_and_rows(found)
+    if rows != len(found):
+        paths, rows = _paths_and_rows(found.flatten_indices())
+    if rows == len(found):
+        return tuple(map(_file, paths))
     raise DataError(
         "the data set cannot be read from its files",
-        f"it has {len(part):,} rows, and its files have {rows:,}",
+        f"it has {len(found):,} rows, and its files have {rows:,}",
         "data.save_to_disk(PATH) writes them; name hf:PATH",
     )
 
 
-def _rows_in(paths: Sequence[Path]) -> int:
+def _paths_and_rows(found: Any) -> tuple[list[Path], int]:
+    """Return the files of a data set, and how many rows they have: of which the heads of batches alone are read."""
     import pyarrow as arrow
 
-    rows = 0
+    paths, rows = [Path(each["filename"]) for each in found.cache_files], 0
     for path in paths:
-        with arrow.memory_map(str(path)) as mapped:  # of which the heads of batches alone are read
-            rows += sum(batch.num_rows for batch in arrow_rows(mapped)[1])
-    return rows
+        try:
+            with arrow.memory_map(str(path)) as mapped:
+                rows += sum(batch.num_rows for batch in arrow_rows(mapped)[1])
+        except (arrow.ArrowException, OSError) as error:
+            told = (str(error).splitlines() or [type(error).__name__])[0]
+            raise DataError(f"{path} cannot be read", told, "remove it: the package makes it again") from error
+    return paths, rows
 
 
 def _load(name: str, arguments: Mapping[str, object]) -> Any:
