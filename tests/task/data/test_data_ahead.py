@@ -24,7 +24,7 @@ from paceline.run.loop.loader import BatchStream, StepBatch
 from paceline.spec.layout import Layout
 from paceline.task.data import read_ahead as module
 from paceline.task.data.daemons import DaemonThreads
-from paceline.task.data.depth import DepthRule, ReadTimes
+from paceline.task.data.depth import LOOK_SECONDS, DepthRule, ReadTimes
 from paceline.task.data.prepare.prepare import _alone
 from paceline.task.data.read_ahead import ReadAhead, may_read_in_a_thread
 from paceline.task.data.rows.packed import SaysStarts
@@ -394,6 +394,19 @@ def test_how_many_reads_are_worth_a_wake_up_follows_from_what_they_take() -> Non
     assert seen(small, 160e-6, 0.0, 10e-3) == 3 and small.together == 1, "no more than memory allows"
     cpu = DepthRule(10**9, on_device=False, bytes_of=lambda item: 1)
     assert seen(cpu, 2e-4, 1.9e-4, 1e-3) == 1 and cpu.together == 1, "reads that wait, wait beside each other"
+
+
+def test_a_wake_up_is_for_more_reads_where_they_become_shorter_and_looks_are_rare() -> None:
+    """The first reads are long, of a thread that the other one keeps from its turn."""
+    looks = list[int]()
+    rule = DepthRule(10**9, on_device=True, bytes_of=lambda item: looks.append(1) or 1, short_read=0.0)  # type: ignore
+    for read, together in ((100e-6, 5), (70e-6, 5), (60e-6, 8)):
+        looks.clear()
+        for _ in range(200):
+            rule.seen(1, ReadTimes(read, 0.0, 1e-6, True))
+        assert (rule.depth, rule.together) == (16, together)
+        assert len(looks) <= 200 * (read + 1e-6) / LOOK_SECONDS + 1
+    assert [each.after for each in rule.news()] == ["16 batches", "16 batches"]
 
 
 def test_one_batch_at_a_time_is_sent_to_the_device() -> None:

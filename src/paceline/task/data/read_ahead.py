@@ -118,11 +118,11 @@ class ReadAhead(Generic[Item]):
         self._asked[arguments] = None
         if self._prepare is None or not self.depth:
             return
-        self._waiting[arguments] = None
-        if len(self._waiting) < self._together:
+        self._waiting[arguments], together = None, self._together
+        if len(self._waiting) < together:
             return
         unread = [each for each in self._waiting if each in self._asked and self._asked[each] is None]
-        if len(unread) >= self._together:
+        if len(unread) >= together:
             group = _Group[Item](unread)
             group.future = self._pool().submit(self._make, group)
             self._asked.update(dict.fromkeys(unread, group))
