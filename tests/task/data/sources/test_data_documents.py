@@ -315,6 +315,9 @@ def test_a_folder_that_was_saved_twice_is_what_the_second_save_wrote(tmp_path: P
     (tmp_path / "data-00000-of-00001.arrow").unlink()
     with pytest.raises(DataError, match="lacks data-00000-of-00001"):
         list_files(spec)
+    (tmp_path / "state.json").write_text(json.dumps({**state, "_indices_data_files": [{"filename": "indices.arrow"}]}))
+    with pytest.raises(DataError, match="is a selection of the rows"):
+        list_files(spec)
 
 
 def test_a_part_of_a_data_set_of_the_hub_is_no_more_than_that_part(

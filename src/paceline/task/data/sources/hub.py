@@ -48,13 +48,19 @@ def list_hub(name: str, arguments: Mapping[str, Any]) -> tuple[str, tuple[File, 
 def _saved(folder: Path) -> list[Path]:
     """Return the files that `save_to_disk` says it wrote, none where it says nothing: others are of an older save.
 
-    Raises DataError for one that is gone.
+    Raises DataError for one that is gone, and for files of which some rows are meant alone.
     """
     try:
         state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         files = [folder / str(each["filename"]) for each in state["_data_files"]]
+        is_selection = bool(state.get("_indices_data_files"))
     except (OSError, ValueError, KeyError, TypeError):
         return []
+    if is_selection:
+        raise DataError(
+            f"'{folder}' is a selection of the rows of its files", "an old version of datasets has saved it so",
+            "load it with datasets and save it again",
+        )  # fmt: skip
     if gone := [path.name for path in files if not path.is_file()]:
         raise DataError(f"'{folder}' lacks {gone[0]}", "its state.json names that file", "save or copy it again")
     return files
