@@ -35,11 +35,12 @@ class RowsAcross:
     def rows(self, numbers: Ints, starts: Ints, length: int) -> Tokens:
         """Return the `length` tokens of each array from each start on: [starts, length]. All of them are there."""
         assert ((starts >= 0) & (starts + length <= self._lengths[numbers])).all(), "a row lies in its array"
-        if self._view is None or self._view.shape[1] != length:
-            self._view = self._spanned((max(0, self._span - length + 1), length))
+        view = self._view
+        if view is None or view.shape[1] != length:
+            view = self._view = self._spanned((max(0, self._span - length + 1), length))
         places = self._begins[numbers] + starts
         self._flat[places]  # memory that is far away is waited for once, and not for each row
-        found: Tokens = self._view[places]
+        found: Tokens = view[places]
         return found
 
     def _spanned(self, shape: tuple[int, ...]) -> Tokens:
@@ -64,13 +65,13 @@ class RowsFrom:
         is_whole = starts <= last
         if last < 0:
             return np.zeros((len(starts), length), dtype=self._tokens.dtype), is_whole
-        if self._view is None or self._view.shape[1] != length:
+        view = self._view  # another thread may ask for rows of another length
+        if view is None or view.shape[1] != length:
             size = self._tokens.itemsize
-            self._view = np.lib.stride_tricks.as_strided(
-                self._tokens, (last + 1, length), (size, size), writeable=False
-            )
+            view = np.lib.stride_tricks.as_strided(self._tokens, (last + 1, length), (size, size), writeable=False)
+            self._view = view
         self.touch(starts)
-        return self._view[starts if is_whole.all() else np.minimum(starts, last)], is_whole
+        return view[starts if is_whole.all() else np.minimum(starts, last)], is_whole
 
     def touch(self, places: Ints) -> Tokens:
         """Return the tokens at these places: memory that is far away is waited for once, and not for each of them."""
