@@ -26,6 +26,7 @@ from paceline.plan.cost.software import Software
 from paceline.plan.cost.time import ring
 from paceline.plan.cost.time.ring import hop
 from paceline.plan.cost.unknown import Widths
+from paceline.plan.search.search import TIE_RATIO
 from paceline.spec.cluster import Cluster
 from paceline.spec.forecast import Kind
 from paceline.spec.layout import Layout
@@ -38,6 +39,8 @@ OUTSIDE: dict[str, tuple[Kind, ...]] = {"allocated": ("runtime", "cache"), "rese
 BESIDE_LAYERS: tuple[Kind, ...] = ("update", "host", "casts", "sync")
 # Layers of Transformer Engine, whose tensor collectives run in pieces beside products (`--tp-comm-overlap`).
 TRANSFORMER_ENGINE = re.compile(r"\bte\b|transformer.?engine")
+# A row's notes that name asynchronous tensor parallelism: collectives in pieces beside the products that they feed.
+ASYNC_TENSOR = re.compile(r"\basync(hronous)?[- ]?(tp|tensor[- ]parallel\w*)\b")
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,8 @@ def software_of(case: Case) -> Software:
     if found.half_in_fp16 and case.plans[0].precision == "fp16":
         found = replace(found, gradient_bytes=2, reduce_bytes=2)
     if found.overlaps_with_te and TRANSFORMER_ENGINE.search(case.row.attention_kernel.lower()):
+        found = replace(found, hides_tensor=True)
+    if ASYNC_TENSOR.search(case.row.notes.lower()):
         found = replace(found, hides_tensor=True)
     if found.fuses_compiled and not case.plans[0].compile:
         found = replace(found, fused=False)
@@ -190,7 +195,8 @@ def _resolved(seconds: Floats, held: Floats, peaks: Floats, context: PricedTask)
     memory = context.cluster.device.memory_bytes.value
     least = float(held.min()) * math.exp(memory_widths(context.cluster, context.constants)[1])
     among = next(fit for fit in (peaks <= memory, held <= least) if fit.any())
-    return int(np.argmin(np.where(among, seconds, math.inf)))
+    seconds = np.where(among, seconds, math.inf)
+    return int(np.argmin(np.where(seconds <= TIE_RATIO * seconds.min(), held, math.inf)))
 
 
 def _interval(value: float, widths: Widths) -> Interval:

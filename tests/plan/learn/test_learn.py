@@ -169,6 +169,7 @@ def test_what_ran_slower_than_forecast_is_chosen_no_more():
     assert slow * 1.5 > 1.1  # else the first would still be the fastest
     assert after.best.plan != best.plan
 
+
 @pytest.mark.parametrize("factor", [0.7, 1.1, 1.3, 1.6])
 def test_a_slow_hour_of_the_machine_sends_nobody_to_a_plan_that_never_ran(factor):
     """Every plan takes `factor` times what formulas say, and the chosen one ran: another one would be a slower choice.
@@ -192,7 +193,6 @@ def test_a_slow_hour_of_the_machine_sends_nobody_to_a_plan_that_never_ran(factor
     gap = behind.forecast.step_seconds.value / before.best.forecast.step_seconds.value
     both = found(first, *(ran(behind, factor / gap / 1.2, date) for date in dates(3)[1:]))
     assert both.best.plan.layout == behind.plan.layout and not both.kept_because
-
 
 
 def test_runs_that_cannot_be_forecast_today_are_left_out():
