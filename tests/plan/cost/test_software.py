@@ -274,20 +274,6 @@ def test_gradients_that_autograd_adds_up_are_read_and_written_in_their_own_width
     assert narrow == pytest.approx(wide / 2)
 
 
-def test_a_product_that_adds_to_sums_in_fp32_moves_six_bytes_more_than_its_own_output() -> None:
-    cards = published_cluster("h100-sxm", 4)
-    chosen = plan(Layout(tp=4), 8, precision="bf16")  # eight micro-batches
-    priced = {}
-    for size in (4, 2):
-        software = dataclasses.replace(MEGATRON, gradient_bytes=size)
-        task = PricedTask(MODEL, cards, 64, 1, software=software)
-        priced[size] = {t.name: t.value for t in price(task, chosen).time}["casts and gradient sums"]
-    rates = task.rates("bf16")
-    shown = read_constants().operand_traffic / rates.memory_rate
-    assert priced[4] == pytest.approx(8 * MODEL.parameters / 4 * (4 + 4 - 2) * shown), "read, written, less its own"
-    assert priced[2] == pytest.approx(priced[4] / 3)
-
-
 def test_ranks_that_broadcast_what_they_updated_wait_for_as_many_rings_as_there_are_ranks_or_tensors() -> None:
     alone = dataclasses.replace(PACELINE, overlaps=False, bucket_parameters=1e9, master_weights=True)
     each = dataclasses.replace(alone, broadcasts_shards=True)

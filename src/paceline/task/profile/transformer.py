@@ -19,9 +19,8 @@ from paceline.spec.profile import BlockProfile, ModelProfile
 MASK = 0.5  # a dropout mask of one byte, in elements of two
 # Elements that one fused kernel reads and writes for each element of its output, in the forward pass.
 NORM_MOVES, ROTARY_MOVES, GELU_MOVES, SWIGLU_MOVES, RESIDUAL_MOVES = 2, 2, 2, 3, 3
-# Unfused attention reads and writes the scores beside its products, whose own operands are counted with them: softmax
-# 2 and 3, dropout 2.5 and 2.5 in forward and backward, a third of which is a pass.
-SCORE_MOVES, SCORE_DROPOUT_MOVES = (2 + 3) / 3, 2 * (2 + MASK) / 3
+# Unfused attention reads and writes the scores: from the first product, scale, mask and softmax, into the second.
+SCORE_MOVES, SCORE_DROPOUT_MOVES = 4, 2 + MASK
 LOGIT_MOVES = 4.0  # in 2-byte elements: written, read as fp32 by the loss's two passes
 ROUTING_MOVES, ROUTING_OPERATORS = 5, 16  # of tokens to experts and back; grouped kernels serve all experts at once
 

@@ -206,9 +206,8 @@ def _casts(sheet: Sheet) -> Component:
     if rates.element_bytes >= 4 or software.master_weights:
         casts = np.zeros(len(columns))
     adds = np.where((columns.accumulation > 1) | ((columns.dp_replicate > 1) & ~sharded), 3 * summed, 0)
-    if software.fuses_gradient_sums:  # a product reads and writes sums instead of an output, and hides some
-        shown = sheet.context.constants.operand_traffic if rates.is_published else 0.0
-        adds = np.full(len(columns), shown * max(0, 2 * summed - rates.element_bytes))
+    if software.fuses_gradient_sums:
+        adds = np.zeros(len(columns))
     experts = sheet.heaviest.total("expert_parameters")
     narrow = sheet.heaviest.total("narrow_parameters")  # they rest as they are computed with
     held = (sheet.heaviest.parameters - narrow - experts * (1 - 1 / columns.ep)) / columns.tp
