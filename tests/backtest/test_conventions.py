@@ -93,13 +93,6 @@ def test_torchtitan_gathers_once_in_pipelines_and_cuts_a_batch_by_stages() -> No
     assert {plan.zero for plan in case_of(**{**row, "program": "pytorch-fsdp2", "dp": 4}).plans} == {3}
 
 
-def test_asynchronous_tensor_parallelism_is_read_where_a_row_notes_it() -> None:
-    row = {"program": "torchtitan", "tp": 8, "dp": 1}
-    told = ("2D + AsyncTP; local batch", "async TP; seq_len", "asynchronous tensor parallelism")
-    assert all(software_of(case_of(notes=notes, **row)).hides_tensor for notes in told)
-    assert not any(software_of(case_of(notes=notes, **row)).hides_tensor for notes in ("vanilla TP", "async saves", ""))
-
-
 def test_deepspeed_gathers_by_matrix_and_a_third_time_what_may_not_stay_live() -> None:
     row = {"program": "deepspeed", "zero_stage": "3"}
     layer = 4 * 4096**2 + 3 * 4096 * 11008

@@ -39,8 +39,6 @@ OUTSIDE: dict[str, tuple[Kind, ...]] = {"allocated": ("runtime", "cache"), "rese
 BESIDE_LAYERS: tuple[Kind, ...] = ("update", "host", "casts", "sync")
 # Layers of Transformer Engine, whose tensor collectives run in pieces beside products (`--tp-comm-overlap`).
 TRANSFORMER_ENGINE = re.compile(r"\bte\b|transformer.?engine")
-# A row's notes that name asynchronous tensor parallelism: collectives in pieces beside the products that they feed.
-ASYNC_TENSOR = re.compile(r"\basync(hronous)?[- ]?(tp|tensor[- ]parallel\w*)\b")
 
 
 @dataclass(frozen=True)
@@ -91,8 +89,6 @@ def software_of(case: Case) -> Software:
     if found.half_in_fp16 and case.plans[0].precision == "fp16":
         found = replace(found, gradient_bytes=2, reduce_bytes=2)
     if found.overlaps_with_te and TRANSFORMER_ENGINE.search(case.row.attention_kernel.lower()):
-        found = replace(found, hides_tensor=True)
-    if ASYNC_TENSOR.search(case.row.notes.lower()):
         found = replace(found, hides_tensor=True)
     if found.fuses_compiled and not case.plans[0].compile:
         found = replace(found, fused=False)
@@ -187,6 +183,8 @@ def seconds_of_cases(cases: Sequence[Case], constants: Constants) -> Floats:
 
 def _resolved(seconds: Floats, held: Floats, peaks: Floats, context: PricedTask) -> int:
     """Return the place of the plan that a row is taken to have run: the fastest that fits, because it ran.
+
+    Of those that tie with it, as a search has ties, the one that needs least memory, as a search would take it.
 
     What fits is what memory's own forecast says, without its interval: a row that ran did not have to be safe. Where
     nothing fits, memory's forecast is too high for all plans of the row alike, so it cannot tell those from each other
