@@ -157,11 +157,10 @@ def test_two_tensors_in_one_place_of_a_file_are_both_filled(tmp_path: Path) -> N
 @given(
     content=st.binary(min_size=1, max_size=200), lengths=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 40))),
     piece=st.integers(1, 90), at_once=st.integers(1, 50), most=st.integers(1, 7), rooms=st.integers(1, 3),
-    past=st.booleans(),
 )  # fmt: skip
 def test_every_byte_goes_where_it_belongs_and_is_hashed_once(
     tmp_path_factory: pytest.TempPathFactory, content: bytes, lengths: list[tuple[int, int]],
-    piece: int, at_once: int, most: int, rooms: int, past: bool,
+    piece: int, at_once: int, most: int, rooms: int,
 ) -> None:  # fmt: skip
     folder, filled, parts, at = tmp_path_factory.mktemp("file"), list[int](), list[Destination](), 0
     (folder / SHARD).write_bytes(content)
@@ -179,9 +178,8 @@ def test_every_byte_goes_where_it_belongs_and_is_hashed_once(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "preadv", short)
         patch.setattr(read_back, "READ_BYTES", at_once)
-        patch.setattr(read_back, "is_in_memory", lambda file, length: False)
         patch.setattr(destinations, "MOST_ROOMS", rooms)
-        read_back.verify_files(folder, {SHARD: entry}, {SHARD: Destinations(parts)}, past)
+        read_back.verify_files(folder, {SHARD: entry}, {SHARD: Destinations(parts)})
     assert sorted(filled) == [byte for part in parts for byte in range(part.begin, part.end)]
     assert all(bytes(part.room) == content[part.begin : part.end] for part in parts)
 

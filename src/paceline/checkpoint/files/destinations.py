@@ -71,15 +71,6 @@ class Destinations:
             at += len(found[-1].content)
         return found
 
-    def take(self, at: int, content: memoryview) -> list[BytesInPlace]:
-        """Put bytes of the file from `at` on where they go; return where they lie now, in order."""
-        found, done = self.places(at, content), 0
-        for each in found:
-            if each.to is not None:
-                copy_bytes(each.content, content[done : done + len(each.content)])
-            done += len(each.content)
-        return found
-
 
 NOWHERE = Destinations([])
 

@@ -68,19 +68,6 @@ def open_past_caches(path: Path, writes: bool) -> int | None:
         return None
 
 
-def is_in_memory(descriptor: int, length: int) -> bool:
-    """Return whether the system's memory has the middle of an open file, as far as it tells (Linux)."""
-    if not hasattr(os, "RWF_NOWAIT") or not hasattr(os, "posix_fadvise"):
-        return False
-    with contextlib.suppress(OSError):  # BlockingIOError where it has not; others where the file system cannot tell
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # or to ask would have the system read on from there
-        try:
-            return os.preadv(descriptor, [bytearray(1)], length // 2, os.RWF_NOWAIT) > 0
-        finally:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_NORMAL)
-    return False
-
-
 class PastCaches:
     """Writes and reads parts of an open file, for several threads. Buffers are of `page_room`, places whole blocks."""
 

@@ -35,7 +35,6 @@ from paceline.checkpoint.manifest import FileEntry
 from paceline.checkpoint.shards import DTYPES, Chunk, ShardReader, stored_shape
 
 Kinds = Mapping[str, TensorKind]
-OTHERS_SHARE = 0.1  # of what a rank needs, that may lie in others' files where each has its own
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ def fill(
     with OpenShards(path) as opened:
         straight, later = _shared_out(needed, opened, checks, sums)
         if checks:
-            verify_files(path, checks, straight, _is_alone(needed, checks))
+            verify_files(path, checks, straight)
         _copy(path, later, opened)
     return sums.taken(tensors)
 
@@ -120,18 +119,6 @@ def _shared_out(
                 apart[file].append(to)
                 end = to.end
     return {file: Destinations(parts) for file, parts in apart.items()}, later
-
-
-def _is_alone(needed: Iterable[Needed], checks: Container[str]) -> bool:
-    """Return whether next to all that this rank needs is in the files that it checks: so it is for others then.
-
-    Where it needs much of others' files they need its own, and find them in the memory of their machine.
-    """
-    own, others = 0, 0
-    for one in needed:
-        length = one.target.numel() * one.target.element_size()
-        own, others = (own + length, others) if one.chunk.file in checks else (own, others + length)
-    return others <= own * OTHERS_SHARE
 
 
 def _lies(one: Needed, opened: OpenShards) -> tuple[int, int, int] | None:
