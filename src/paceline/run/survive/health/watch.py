@@ -8,7 +8,6 @@ behind: the others wait for them. Before anybody is blamed all ranks are asked f
 from __future__ import annotations
 
 import statistics
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from paceline.run.survive.health.flight import missing_from, reached
 from paceline.run.survive.health.pulse import PULSE_FOLDER, Pulse
 from paceline.run.survive.health.sight import NearSight, Sight
 from paceline.run.survive.health.stacks import collective_in, main_thread, parted, save_stacks
+from paceline.spec.journal.timing.clock import passed_seconds
 from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.phases import IN_A_STEP, PHASES, TOLD
 from paceline.supervise.blame import leave_error
@@ -37,7 +37,7 @@ STOPPED = "TtZX"  # states of /proc: stopped, traced, ended
 
 @dataclass(frozen=True)
 class Suspect:
-    """Ranks that hang: what is told of it, and since which moment (seconds since the epoch) they stand still."""
+    """Ranks that hang: what is told of it, and since which moment (`passed_seconds`) they stand still."""
 
     ranks: tuple[int, ...]
     what: str
@@ -217,7 +217,7 @@ class PulseWatch:
             "stacks": str(kept) if kept else None,
         }  # fmt: skip
         ranks = tuple(one.rank for one in named)
-        return Suspect(ranks, what, "; ".join(told), time.time() - (now - first.since), evidence)
+        return Suspect(ranks, what, "; ".join(told), passed_seconds() - (now - first.since), evidence)
 
     def _told_limit(self, pulse: Pulse, now: float) -> str:
         limit = self.limit_seconds(pulse, now)
