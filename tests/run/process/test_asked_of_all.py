@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from distributed import run_ranks
 from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of
 from thread_worlds import InThreads, on_threads
@@ -193,10 +194,19 @@ def test_real_ranks_bring_and_agree_likewise() -> None:
 
 
 def told_alike() -> list[Any]:
-    """Return what this rank is told: the even ranks are on one node, the odd ones on another."""
+    """Return what this rank is told and how many keys stay: the even ranks are on one node, the odd ones on another."""
     world = join_world("cpu", threads=1)
     own, other = ("even", "odd") if world.rank % 2 == 0 else ("odd", "even")
-    return [world.told_at(own, {"n": world.rank * 10}), world.told_at(own, {"n": world.rank}, (other, "nowhere"))]
+    world.wait()
+    before = keys_held()
+    told = [world.told_at(own, {"n": world.rank * 10}), world.told_at(own, {"n": world.rank}, (other, "nowhere"))]
+    world.wait()
+    return [*told, keys_held() - before]
+
+
+def keys_held() -> int:
+    """Return how many keys the store has in which the ranks met."""
+    return dist.distributed_c10d._get_default_store().num_keys()
 
 
 def test_ranks_of_a_node_tell_each_other_and_two_rounds_are_two() -> None:
@@ -205,5 +215,6 @@ def test_ranks_of_a_node_tell_each_other_and_two_rounds_are_two() -> None:
     found = run_ranks(told_alike, 3)
     assert [each[0] for each in found] == [first[0], first[1], first[0]]
     assert [each[1] for each in found] == [{"even": even, "odd": odd, "nowhere": []}] * 3
+    assert [each[2] for each in found] == [0] * 3, "nothing of it stays in the store"
     alone = World(0, 1, 0, torch.device("cpu"))
     assert alone.told_at("a", {"n": 1}, ("b",)) == {"a": [(0, {"n": 1})], "b": []}

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.cluster.here.prepare import Switched, bind_rank, device_index, prepare_process, told_waiting
+from paceline.descriptors import make_room
 from paceline.errors import ConfigError
 from paceline.run.memory.allocator import keep_freed_memory
 from paceline.run.process.groups import COLLECTIVE_TIMEOUT, Groups, Mesh
@@ -137,7 +138,10 @@ class World:
         neighbours = Neighbours(self.share(uuid.uuid4().hex))
         neighbours.tell(node, self.rank, item)
         self.wait()
-        return {name: neighbours.told(name) for name in (node, *others)}
+        told = {name: neighbours.told(name) for name in (node, *others)}
+        self.wait()
+        neighbours.forget(list(told))
+        return told
 
     def wait(self) -> None:
         """Return once every rank has arrived."""
@@ -195,6 +199,8 @@ def _meet(place: Place, device: torch.device) -> None:
     """Make the process group of a world."""
     # No gloo beside NCCL: it connects every rank to every other, a descriptor each, and nothing here needs it.
     backend = "nccl" if device.type == "cuda" else "gloo"
+    if backend == "gloo" or place.rank == 0:  # who has a connection to each rank
+        make_room(2 * place.world_size)
     store = _store(place)
     with noted(backend):
         dist.init_process_group(
