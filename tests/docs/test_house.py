@@ -37,8 +37,8 @@ def test_every_room_has_a_line_and_every_line_a_room() -> None:
 
 
 PRONOUNS = {
-    "it", "its", "itself", "they", "them", "their", "theirs", "those", "these", "this", "one", "ones", "each", "other",
-    "others", "another", "both", "who", "whom", "whose",
+    "it", "its", "itself", "they", "them", "their", "theirs", "those", "these", "one", "ones", "each", "others",
+    "another", "both", "who", "whom", "whose",
 }  # fmt: skip
 MOST_PRONOUNS = 10  # files may begin with three of them; the number falls and does not rise
 

@@ -17,6 +17,7 @@ from runs import wait_until
 
 from paceline.lock import RunLock
 from paceline.run.survive.health.pulse import BEAT, HEAD, SIZE, STEP, pulse_path
+from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.nodes import NodesSpec
 from paceline.spec.survive.phases import PHASES
 from paceline.supervise.crew import Crew
@@ -80,6 +81,20 @@ def test_a_look_at_a_world_costs_what_its_nodes_have_told(fleet: Any, monkeypatc
     ends[5].end.close()
     wait_until(lambda: crew.look() or len(crew.endings) == 1 + EACH)
     assert set(crew.endings) == {3 * EACH + 1, *range(5 * EACH, 6 * EACH)}, "a node that is gone is lost with its ranks"
+
+
+def test_what_a_node_tells_of_the_world_before_is_not_taken_for_this_one(fleet: Any, tmp_path: Path) -> None:
+    """A node may have no rank of this world: its old ranks would hide one that has no pulse yet, or be blamed."""
+    fleet, ends, _ = fleet
+    watch = fleet.watch(HealthSpec(), tmp_path / "generation-2", EACH, tmp_path)
+    told = {"ranks": EACH, "have_met": True, "last": None, "last_is_late": False, "stopped_is_late": False}
+    for node, generation in ((0, 1), (1, 2)):
+        ends[node].send({"overview": {**told, "have_met": generation == 2}, "load": 1.0, "generation": generation})
+        ends[node].send({"stopped": "said"})  # is heard after it
+        wait_until(lambda: fleet.poll() or fleet.stopped == "said")
+        fleet.stopped = ""
+        watch.look(time.monotonic() + node)
+        assert watch.have_met == (generation == 2)
 
 
 def test_nodes_hear_the_beat_of_a_coordinator_that_is_busy(fleet: Any) -> None:

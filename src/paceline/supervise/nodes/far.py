@@ -76,10 +76,12 @@ class FarSight:
         """`tell` tells all nodes of the world something; `ask` has ranks write their stacks."""
         self._tell, self._ask = tell, ask
         self._overviews: dict[int, Overview] = {}
-        self._all: Overview | None = None  # what they show together; None once one has changed
+        self._all = Overview()  # what they show together
+        self._is_changed = self._any_late = False  # since that was worked out; whether a node finds a rank late
         self._seen: dict[int, WatchedRank] = {}
         self._stacks: dict[int, str] = {}
         self._loads: dict[int, float] = {}
+        self._most = 1.0  # of those
         self._scrutiny, self._load, self._load_told_at = Scrutiny.OVERVIEW, 1.0, -LOAD_SECONDS
 
     def told(self, node: int, message: Mapping[str, Any], now: float) -> None:
@@ -90,7 +92,7 @@ class FarSight:
                 **{**message["overview"], "last": tuple(last) if last is not None else None}
             )
             self._loads[node] = message["load"]
-            self._all = None
+            self._is_changed = True
         elif "seen" in message:
             for each in message["seen"]:
                 seen = WatchedRank.heard(each, now)
@@ -100,15 +102,14 @@ class FarSight:
 
     def load(self) -> float:
         """Return how many programs want each core of the machine that is loaded most."""
-        return max([programs_per_core(), *self._loads.values()])
+        return max(programs_per_core(), self._most)
 
     def overview(self, ended: Collection[int], passed: float, now: float) -> Overview:
         """Return what the ranks of all nodes show. Silences are counted where the ranks are."""
-        if self._all is None:
-            self._all = together(self._overviews.values())
-        is_late = any(one.is_late for one in self._overviews.values())
+        if self._is_changed:
+            self._sum_up()
         scrutiny = self._scrutiny
-        if not is_late or ended:
+        if not self._any_late or ended:
             scrutiny = Scrutiny.OVERVIEW
         elif scrutiny is Scrutiny.OVERVIEW:
             scrutiny = Scrutiny.LAST
@@ -116,8 +117,7 @@ class FarSight:
         is_other = abs(load - self._load) > LOAD_CHANGE * self._load and now - self._load_told_at >= LOAD_SECONDS
         if scrutiny is not self._scrutiny or is_other:
             self._attend(scrutiny, load, now)
-        all_told = all(one.last is not None for one in self._overviews.values() if one.ranks)
-        return self._all if all_told else replace(self._all, last_is_late=False)
+        return self._all
 
     def closely(self) -> Mapping[int, WatchedRank]:
         """Return how each rank is seen, of those that nodes have told of since they were asked."""
@@ -138,6 +138,13 @@ class FarSight:
     def stack(self, rank: int) -> str:
         """Return the stacks that a rank has written, empty where it has not."""
         return self._stacks.get(rank, "")
+
+    def _sum_up(self) -> None:
+        overviews = list(self._overviews.values())
+        self._any_late = any(one.is_late for one in overviews)
+        self._all, self._most, self._is_changed = together(overviews), max(self._loads.values()), False
+        if any(one.ranks and one.last is None for one in overviews):  # a rank there may be further behind
+            self._all = replace(self._all, last_is_late=False)
 
     def _attend(self, scrutiny: Scrutiny, load: float, now: float) -> None:
         self._scrutiny, self._load, self._load_told_at = scrutiny, load, now

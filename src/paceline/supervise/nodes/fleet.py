@@ -64,7 +64,8 @@ class Fleet:
         self._promised: dict[int, range] = {}  # those of the next world, where files are meant for them
         self._given: set[int] = set()  # nodes that have the files of this world
         self._sight = FarSight(self._tell, self._ask)
-        self._limits: HangLimits | None = None  # for ranks that tell nothing, in this world
+        self._watched = 0  # the generation of the ranks that are looked at
+        self._limits: HangLimits | None = None  # for those that tell nothing
         self._polled, self._endings = -math.inf, 0
         self.steps_down: Callable[[], None] = lambda: None  # where the greater part of the nodes is lost
 
@@ -148,7 +149,7 @@ class Fleet:
             error = message["error"]
             leave_error(self._world, error["rank"], error, error["cause"], time.time() - error["time"])  # its age
         elif TOLD_OF_RANKS & message.keys():
-            if message["generation"] == member.generation:
+            if message["generation"] == self._watched:  # a node may still tell of the world before
                 self._sight.told(member.number, message, time.monotonic())
         elif "stopped" in message:
             self.stopped = message["stopped"]
@@ -311,7 +312,7 @@ class Fleet:
 
     def watch(self, health: HealthSpec | None, folder: Path, ranks: int, run_dir: Path) -> PulseWatch | None:
         """Return the watch over a world's ranks, None where hangs are not looked for."""
-        self._sight, self._limits = FarSight(self._tell, self._ask), None
+        self._sight, self._limits, self._watched = FarSight(self._tell, self._ask), None, _number_of(folder)
         if health is None or not health.hangs:
             return None
         self._limits = HangLimits.of(health)
@@ -369,12 +370,16 @@ class Fleet:
             return
         self._given.add(member.number)
         files = {name: (self._world / name).read_text() for name in FILES if (self._world / name).exists()}
-        number = int(self._world.name.rpartition("-")[2])
-        member.enter(number, self._in_world, self._there(files), self._limits)
+        member.enter(_number_of(self._world), self._in_world, self._there(files), self._limits)
 
     def _there(self, values: Mapping[str, str]) -> dict[str, str]:
         """Return texts in which this process's folder is that of whoever reads them."""
         return {name: value.replace(os.fspath(self._folder), HERE) for name, value in values.items()}
+
+
+def _number_of(folder: Path) -> int:
+    """Return the number of a generation that has this folder."""
+    return int(folder.name.rpartition("-")[2])
 
 
 def _gone(poll: Callable[[], None]) -> FarRank:
