@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,8 +24,11 @@ from paceline.run.loop.resume import RANKS_MEMORY
 from paceline.run.process.world import World
 from paceline.run.survive.saving.peers import Peers, met_on
 from paceline.spec.survive.nodes import NodesSpec
+from paceline.supervise import blame as blame_module
 from paceline.supervise.blame import errors_told, leave_error
 from paceline.supervise.lines import Lines
+from paceline.supervise.nodes import agent as agent_module
+from paceline.supervise.nodes import fleet as fleet_module
 from paceline.supervise.nodes import held_in_memory
 from paceline.supervise.nodes.agent import Agent
 from paceline.supervise.nodes.fleet import Fleet
@@ -309,9 +311,10 @@ def test_who_failed_first_does_not_depend_on_the_clocks_of_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two nodes whose clocks are an hour apart: rank 1 fails, and rank 0's error a moment later is its echo."""
-    here = time.time()
-    clock = {"now": here}
-    monkeypatch.setattr(time, "time", lambda: clock["now"])
+    here = 1e6
+    clock = {"now": here}  # neither counts the seconds since the other was booted
+    for module in (agent_module, fleet_module, blame_module):
+        monkeypatch.setattr(module, "passed_seconds", lambda: clock["now"])
     sent: list[dict[str, Any]] = []
     link = cast(NodeLink, SimpleNamespace(send=sent.append, address="127.0.0.1"))
     for rank, apart, age in ((0, -3600.0, 0.5), (1, 3600.0, 0.9)):

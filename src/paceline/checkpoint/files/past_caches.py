@@ -12,7 +12,8 @@ import contextlib
 import errno
 import mmap
 import os
-from collections.abc import Callable
+import queue
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 LARGE_BYTES = 2**21
@@ -29,6 +30,33 @@ def page_room(length: int) -> memoryview:
     return memoryview(room)
 
 
+class Rooms:
+    """Memory that begins at a page, one after the other for as many threads as there are.
+
+    Several rooms are cut from large pages, which a disk fills twice as fast as small ones that lie anywhere.
+    """
+
+    def __init__(self, length: int) -> None:
+        self._length, self._free = length + -length % BLOCK_BYTES, queue.SimpleQueue[memoryview]()
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[memoryview]:
+        """Lend a room."""
+        try:
+            room = self._free.get_nowait()
+        except queue.Empty:
+            room, *others = self._made()
+            for other in others:
+                self._free.put(other)
+        yield room
+        self._free.put(room)
+
+    def _made(self) -> Iterator[memoryview]:
+        whole = page_room(self._length * max(1, 2 * LARGE_BYTES // self._length))
+        for begin in range(0, len(whole), self._length):
+            yield whole[begin : begin + self._length]
+
+
 def open_past_caches(path: Path, writes: bool) -> int | None:
     """Return a descriptor of a file past the caches, or None where its file system or this system has none."""
     try:
@@ -38,6 +66,19 @@ def open_past_caches(path: Path, writes: bool) -> int | None:
         if error.errno not in _REFUSED:
             raise
         return None
+
+
+def is_in_memory(descriptor: int, length: int) -> bool:
+    """Return whether the system's memory has the middle of an open file, as far as it tells (Linux)."""
+    if not hasattr(os, "RWF_NOWAIT") or not hasattr(os, "posix_fadvise"):
+        return False
+    with contextlib.suppress(OSError):  # BlockingIOError where it has not; others where the file system cannot tell
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # or to ask would have the system read on from there
+        try:
+            return os.preadv(descriptor, [bytearray(1)], length // 2, os.RWF_NOWAIT) > 0
+        finally:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_NORMAL)
+    return False
 
 
 class PastCaches:

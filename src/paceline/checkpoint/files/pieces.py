@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import queue
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
@@ -19,14 +18,15 @@ from typing import TypeVar
 
 import numpy as np
 
+from paceline.checkpoint.files.destinations import copy_bytes
 from paceline.checkpoint.files.flushes import Flushes
-from paceline.checkpoint.files.past_caches import PastCaches, page_room
+from paceline.checkpoint.files.past_caches import PastCaches, Rooms
 from paceline.checkpoint.files.threads import Hands, at_once
 from paceline.checkpoint.manifest import FileEntry
 from paceline.errors import StorageError
 
 PIECE_BYTES = 2**22
-READ_BACK_BYTES = 2**20  # at a time: it stays in the cache while it is compared
+AT_ONCE_BYTES = 2**20  # written, or read back: they stay in the cache while they are hashed, or compared
 AHEAD = 2  # pieces for each thread that wait for it
 HANDS = 2  # threads for each that computes: a piece on its way to the disk or back takes none of a core
 WORD = 8
@@ -89,7 +89,7 @@ def _by_hands(
     count, at = HANDS * at_once(), 0
     with Hands(count, "piece") as hands:
         try:
-            for parts in _cut(content):
+            for parts in cut(content, PIECE_BYTES):
                 length = sum(map(len, parts))
                 pending.append((hands.submit(call, at, parts), length))
                 at += length
@@ -104,16 +104,16 @@ def _by_hands(
                 future.cancel()
 
 
-def _cut(content: Iterable[memoryview]) -> Iterator[list[memoryview]]:
-    """Yield the content in pieces, each as the parts that it is made of."""
+def cut(content: Iterable[memoryview], length: int) -> Iterator[list[memoryview]]:
+    """Yield the content in pieces of so many bytes, each as the parts that it is made of."""
     parts: list[memoryview] = []
     held = 0
     for part in content:
         at = 0
         while at < len(part):
-            parts.append(part[at : at + PIECE_BYTES - held])
+            parts.append(part[at : at + length - held])
             at, held = at + len(parts[-1]), held + len(parts[-1])
-            if held == PIECE_BYTES:
+            if held == length:
                 yield parts
                 parts, held = [], 0
     if held:
@@ -140,39 +140,25 @@ class _Flush:
             self.under_way.result()
 
 
-class _Rooms:
-    """Memory that begins at a page, one after the other for as many threads as there are."""
-
-    def __init__(self, length: int) -> None:
-        self._length, self._free = length, queue.SimpleQueue[memoryview]()
-
-    @contextlib.contextmanager
-    def one(self) -> Iterator[memoryview]:
-        """Lend a room."""
-        try:
-            room = self._free.get_nowait()
-        except queue.Empty:
-            room = page_room(self._length)
-        yield room
-        self._free.put(room)
-
-
 class _Writer:
     """Puts pieces into a file."""
 
     def __init__(self, file: PastCaches) -> None:
-        self.file, self._rooms = file, _Rooms(PIECE_BYTES)
+        self.file, self._rooms = file, Rooms(AT_ONCE_BYTES)
 
     def put(self, at: int, parts: list[memoryview]) -> bytes:
         """Write a piece at its place and return its digest."""
-        length = 0
+        digest = hashlib.sha256()
         with self._rooms.one() as room:
-            for part in parts:
-                room[length : length + len(part)] = part
-                length += len(part)
-            digest = hashlib.sha256(room[:length]).digest()
-            self.file.write(room[:length], at)
-        return digest
+            for some in cut(parts, AT_ONCE_BYTES):
+                length = 0
+                for part in some:
+                    copy_bytes(room[length : length + len(part)], part)
+                    length += len(part)
+                digest.update(room[:length])
+                self.file.write(room[:length], at)
+                at += length
+        return digest.digest()
 
     def close(self) -> None:
         """Close what was opened beside the file."""
@@ -183,7 +169,7 @@ class _Comparer:
     """Reads pieces of a file."""
 
     def __init__(self, file: PastCaches) -> None:
-        self._file, self._rooms = file, _Rooms(min(PIECE_BYTES, READ_BACK_BYTES))
+        self._file, self._rooms = file, Rooms(AT_ONCE_BYTES)
 
     def is_equal(self, at: int, parts: list[memoryview]) -> bool:
         """Return whether the file has a piece at its place."""
@@ -191,7 +177,7 @@ class _Comparer:
             length, here = sum(map(len, parts)), at
             rest = deque(parts)
             while here < at + length:
-                read = room[: min(len(room), at + length - here)]
+                read = room[: min(AT_ONCE_BYTES, at + length - here)]
                 if self._file.read(read, here) != len(read):
                     return False
                 here += len(read)

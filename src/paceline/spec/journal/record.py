@@ -46,7 +46,7 @@ class Record:
 
     KIND: ClassVar[str]
 
-    time: float | None = field(default_factory=time.time, kw_only=True)
+    time: float | None = field(default_factory=lambda: time.time(), kw_only=True)
     attempt: int | None = field(default=None, kw_only=True)
 
 

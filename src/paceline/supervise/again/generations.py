@@ -27,7 +27,7 @@ from paceline.said import say_line
 from paceline.scratch import Scratch
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.redact import Redactor
-from paceline.spec.journal.timing.clock import clock_here
+from paceline.spec.journal.timing.clock import clock_here, on_clock, passed_seconds
 from paceline.spec.plan import Plan
 from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.recovery import RecoverySpec
@@ -61,7 +61,7 @@ class Fallen:
     out_of_memory: bool
     standing: Mapping[int, Stander] = field(default_factory=dict)
     called: str = ""  # why the ranks were called to another world, where nothing has failed
-    clock: Mapping[str, Any] = field(default_factory=clock_here)  # how the clock stands that tells the moments
+    clock: Mapping[str, Any] = field(default_factory=clock_here)  # of the machine that noted the moments
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class TakenOver:
     plan: Plan
     standing: Mapping[int, Stander]
     processes: Mapping[int, Process]
-    since: float  # the moment of the loss, in seconds since the epoch
+    since: float  # the moment of the loss, in `passed_seconds`
     nodes: tuple[int, ...] = ()  # of that world, which are lost with it
 
 
@@ -156,7 +156,7 @@ class Generations:
         processes = [taken.processes[rank] for rank in sorted(taken.processes)]
         assert list(range(len(processes))) == sorted(taken.processes), "a process for each rank, ended or not"
         self._crew, self._plan = Crew(processes), taken.plan
-        moments = {"fault": taken.since, "noticed": taken.since, "ended": time.time()}
+        moments = {"fault": taken.since, "noticed": taken.since, "ended": passed_seconds()}
         fallen = Fallen(Outcome(0), moments, False, taken.standing, "the coordinator was lost")
         self._tell(_lost_with(taken, fallen.called))
         following = self._after(Generation(taken.number, to_world=taken.plan.layout.devices), fallen)
@@ -255,7 +255,7 @@ class Generations:
                 crew.look()
         outcome = outcome_of(crew.ended(), crew.killed, folder, kills, len(crew.processes))
         collect([process for rank, process in enumerate(crew.processes) if rank not in left])
-        moments = {**_moments(crew.ended()), "ended": time.time()}
+        moments = {**_moments(crew.ended()), "ended": passed_seconds()}
         called = "the number of devices has changed" if left and not crew.endings else ""
         return Fallen(outcome, moments, kills is not None and (memory_kills() or 0) > kills, left, called)
 
@@ -358,12 +358,12 @@ def _lost_with(taken: TakenOver, what: str) -> RanksLost:
     """Return what is told of a coordinator that was lost, with its node and that node's ranks where they are too."""
     ranks = tuple(sorted(rank for rank in taken.processes if rank not in taken.standing))
     names = f"{'s' if len(taken.nodes) > 1 else ''} {', '.join(map(str, taken.nodes))}"
-    return RanksLost(ranks, f"{what}{f' with node{names}' if taken.nodes else ''}", "", taken.since)
+    return RanksLost(ranks, f"{what}{f' with node{names}' if taken.nodes else ''}", "", on_clock(taken.since))
 
 
 def _moments(endings: list[Ending]) -> dict[str, float]:
     """Return when all processes were last seen to be well, and when the first of them was seen to have failed."""
-    failed = [ending for ending in endings if ending.code] or [Ending(0, 0, time.time(), time.time())]
+    failed = [ending for ending in endings if ending.code] or [Ending(0, 0, passed_seconds(), passed_seconds())]
     return {"fault": min(ending.after for ending in failed), "noticed": min(ending.by for ending in failed)}
 
 

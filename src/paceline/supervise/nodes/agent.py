@@ -18,6 +18,7 @@ from typing import Any
 from paceline.patience import Patience
 from paceline.run.survive.health.sight import NearSight
 from paceline.run.survive.health.silences import HangLimits
+from paceline.spec.journal.timing.clock import passed_seconds
 from paceline.supervise import supervisor
 from paceline.supervise.again.held import HeldState
 from paceline.supervise.blame import errors_told
@@ -75,7 +76,7 @@ class Agent:
         standing = {rank: each.held for rank, each in self._control.look(self._generation).items()}
         ended = {number: ending_of(process) for number, process in self._processes.items()}
         brief = self._world_folder / "brief.json"
-        lost_for = time.time() - self._since if self._since else 0.0  # not a moment: clocks of machines differ
+        lost_for = passed_seconds() - self._since if self._since else 0.0  # not a moment: machines count apart
         return {
             "node": self.node, "devices": self.devices, "rung": self._starter.rung(), "generation": self._generation,
             "ranks": [[rank, number, ended[number]] for rank, number in self._ranks.items() if number in ended],
@@ -99,7 +100,7 @@ class Agent:
                 stopped = self.stopped
                 link.send({"stopped": stopped})
             self._tell(link)
-        self._since = time.time()
+        self._since = passed_seconds()
         return None
 
     def send(self, number: int) -> None:
@@ -223,7 +224,8 @@ class Agent:
             for error in errors_told(self._world_folder, gone):
                 if error.rank not in self._errors:
                     self._errors.add(error.rank)
-                    link.send({"error": {**error.words, "time": time.time() - error.time}})  # its age: clocks differ
+                    age = passed_seconds() - error.time  # not a moment: machines count apart
+                    link.send({"error": {**error.words, "time": age}})
         for number, code in ended.items():
             self._told.add(number)
             link.send({"ended": number, "code": code})

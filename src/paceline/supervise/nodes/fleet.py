@@ -22,6 +22,7 @@ from paceline.run.process.place import SERVED_STORE
 from paceline.run.survive.health.silences import HangLimits
 from paceline.run.survive.health.watch import PulseWatch
 from paceline.spec.journal.kinds import DecisionRecord
+from paceline.spec.journal.timing.clock import passed_seconds
 from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.nodes import NodesSpec
 from paceline.supervise.again.generations import TakenOver
@@ -147,7 +148,7 @@ class Fleet:
     def _hear(self, member: Member, message: Mapping[str, Any]) -> None:
         if "error" in message:
             error = message["error"]
-            leave_error(self._world, error["rank"], error, error["cause"], time.time() - error["time"])  # its age
+            leave_error(self._world, error["rank"], error, error["cause"], passed_seconds() - error["time"])  # its age
         elif TOLD_OF_RANKS & message.keys():
             if message["generation"] == self._watched:  # a node may still tell of the world before
                 self._sight.told(member.number, message, time.monotonic())

@@ -10,11 +10,11 @@ import hmac
 import secrets
 import socket
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from paceline.patience import Patience
+from paceline.spec.journal.timing.clock import passed_seconds
 from paceline.supervise.lines import Lines
 
 BEATS = 5  # in the time after which an end counts as lost
@@ -36,7 +36,7 @@ class NodeLink:
         """
         self._lines, self._lost_after = lines, lost_after
         self._heard, self._sending = Patience(lost_after), threading.Lock()
-        self.heard_at = time.time()  # seconds since the epoch
+        self.heard_at = passed_seconds()
         self._closed, self._looked_at = threading.Event(), Patience(STUCK_SECONDS)
         self.because = ""  # why it is lost
         lines.end.settimeout(lost_after)  # for sending: an end that reads nothing must not stop this one
@@ -74,7 +74,7 @@ class NodeLink:
         self._looked_at = Patience(STUCK_SECONDS)
         try:
             while (message := self._lines.take(timeout_seconds)) is not None:
-                self._heard, self.heard_at, timeout_seconds = Patience(self._lost_after), time.time(), 0.0
+                self._heard, self.heard_at, timeout_seconds = Patience(self._lost_after), passed_seconds(), 0.0
                 if message:
                     yield message
         except (EOFError, OSError, ValueError):

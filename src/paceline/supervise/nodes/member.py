@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from paceline.run.survive.health.silences import HangLimits
+from paceline.spec.journal.timing.clock import passed_seconds
 from paceline.supervise.again.held import HeldState
 from paceline.supervise.lines import Lines
 from paceline.supervise.nodes.far import FarRank
@@ -30,7 +31,7 @@ class Member:
     was: Mapping[str, Any] = field(default_factory=dict)
     processes: dict[int, FarRank] = field(default_factory=dict)  # by number
     standing: dict[int, HeldState] = field(default_factory=dict)  # by rank
-    lost_at: float = 0.0  # when it lost the coordinator of that world, by the clock here
+    lost_at: float = 0.0  # when it lost the coordinator of that world, in `passed_seconds` here
     _next: int = 1
     _port: int = 0
     _pieces: list[str] | None = None
@@ -45,7 +46,7 @@ class Member:
         for _, number, code in hello["ranks"]:
             far = member._far(number)
             far.code = code
-        member.lost_at = time.time() - float(hello["lost_for"])
+        member.lost_at = passed_seconds() - float(hello["lost_for"])
         member.standing = {int(rank): HeldState.of(held) for rank, held in hello["standing"]}
         return member
 

@@ -7,7 +7,6 @@ one: what it sees has the same size however many ranks there are. Torch-free.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from paceline.run.survive.health.pulse import PULSE_FOLDER
 from paceline.run.survive.health.sight import LONGEST_LOOK_SECONDS, LOOK_SECONDS, NearSight, Sight
 from paceline.run.survive.health.silences import HangLimits, WatchedRank, furthest_behind
 from paceline.run.survive.health.stacks import collective_in, main_thread, parted, save_stacks
+from paceline.spec.journal.timing.clock import passed_seconds
 from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.phases import TOLD
 from paceline.supervise.blame import leave_error
@@ -29,7 +29,7 @@ STACKS_SECONDS = 1.0  # to write them, on a machine with free cores
 
 @dataclass(frozen=True)
 class Suspect:
-    """Ranks that hang: what is told of it, and since which moment (seconds since the epoch) they stand still."""
+    """Ranks that hang: what is told of it, and since which moment (`passed_seconds`) they stand still."""
 
     ranks: tuple[int, ...]
     what: str
@@ -152,7 +152,7 @@ class PulseWatch:
             "collectives": apart,
             "stacks": str(kept) if kept else None,
         }  # fmt: skip
-        return Suspect(ranks, what, "; ".join(told), time.time() - (now - pulse.since), evidence)
+        return Suspect(ranks, what, "; ".join(told), passed_seconds() - (now - pulse.since), evidence)
 
 
 def _told_limit(seen: WatchedRank) -> str:

@@ -30,6 +30,22 @@ def passed_seconds() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
+def on_clock(passed: float) -> float:
+    """Return what this machine's clock, as it stands now, would have shown when so many seconds had passed."""
+    return time.time() - passed_seconds() + passed
+
+
+def passed_here(moments: Mapping[str, float], clock: Mapping[str, Any]) -> dict[str, float]:
+    """Return moments in seconds that nobody sets as this machine counts them; `clock` is of whoever noted them.
+
+    Another machine's, or those of another boot, are told by the clock of either.
+    """
+    here = clock_here()
+    is_other = bool(clock) and (not here["boot"] or clock["boot"] != here["boot"])
+    by = float(clock["apart"]) - here["apart"] if is_other else 0.0
+    return {name: moment + by for name, moment in moments.items()}
+
+
 def boot_here() -> str:
     """Return which start of which machine this is, as its kernel names it: its processes count the same seconds.
 
@@ -53,12 +69,9 @@ class MovedClock:
         self,
         clock: ReadsSeconds = lambda: time.time(),
         passed: ReadsSeconds = passed_seconds,
-        since: Mapping[str, Any] | None = None,
     ) -> None:
-        """`since` is what another process of this machine has had of `clock_here`: moves count from there on."""
         self._clock, self._passed = clock, passed
-        told = since is not None and since.get("boot") and since["boot"] == boot_here()
-        self._apart = float(since["apart"]) if since is not None and told else clock() - passed()
+        self._apart = clock() - passed()
 
     def moved(self) -> float:
         """Return by how many seconds the clock was set forward (back where negative); 0 where it was not."""
