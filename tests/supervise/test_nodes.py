@@ -274,7 +274,7 @@ def test_a_rank_that_hangs_is_found_on_whichever_node_it_is(folder: Path) -> Non
         assert [nodes.ended(number)[0] for number in (0, 1)] == [75, 75]
     finally:
         nodes.close()
-    assert "rank 1 of 2 hung" in fault["what"] and recovery["from_world"] == 2, (fault, recovery)
+    assert fault["rank"] == 1 and "rank 1 of 2 hung" in fault["what"] and recovery["from_world"] == 2
     seen = {each["rank"]: each for each in fault["evidence"]["ranks"]}
     assert set(seen) == {0, 1} and fault["evidence"]["silent_seconds"] > 1.0
     (stacks,) = (run_dir / "hangs").iterdir()

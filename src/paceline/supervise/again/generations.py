@@ -322,7 +322,7 @@ class Generations:
             from_world=before.to_world,
             to_world=self._plan.layout.devices,
             reached=reached,
-            fault={name: error.get(name) for name in ("what", "because", "rank")},
+            fault={name: error.get(name) for name in ("what", "because", "rank", "evidence")},
             moments=fallen.moments,
             clock=fallen.clock,
             decisions=decisions,
