@@ -215,6 +215,23 @@ def test_a_journal_that_notes_no_moves_is_mended_where_steps_show_that_the_clock
     assert sum(totals(lines).values()) == pytest.approx(2 * 100.0)
 
 
+def test_a_clock_that_is_set_before_a_start_is_on_record_is_not_taken_out_twice(tmp_path: Path) -> None:
+    """A decision about memory may come before that record: what the start says of its clock is of after the move."""
+    first = [
+        {"kind": "decision", "attempt": 1, "time": START},
+        {"kind": "clock", "attempt": 1, "time": START + 86_400.0, "moved": 86_400.0},
+        {"kind": "run_started", "attempt": 1, "time": START + 86_402.0, "began": START + 86_399.0, "boot": "one",
+         "clock_apart": 86_500.0, "world_size": 2, "cluster": CLUSTER, "spec": {}},
+        {"kind": "step", "attempt": 1, "step": 1, "time": START + 86_412.0, "seconds": {"total": 10.0}},
+    ]  # fmt: skip
+    second = {**first[2], "attempt": 2, "time": START + 86_420.0, "began": START + 86_415.0}
+    lines = [*first, second, {**first[3], "attempt": 2, "step": 2, "time": START + 86_430.0}]
+    assert summarise(lines).goodput.wall_seconds == pytest.approx(30.0, abs=0.01)
+    held = held_in(written(tmp_path / "run", lines))
+    assert sum(each.seconds for each in held) == pytest.approx(28.0, abs=0.01)
+    assert all(each.ended - each.began < 60 for each in held)
+
+
 def test_the_journal_notes_when_its_clock_was_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = [START]
     monkeypatch.setattr(journal_writer, "MovedClock", lambda: MovedClock(lambda: shown[0], lambda: 0.0))
@@ -244,6 +261,22 @@ def test_a_record_that_was_made_before_the_clock_was_set_stands_before_the_note_
     lines = list(read_journal(tmp_path))
     assert [line["kind"] for line in lines] == ["decision", "clock", "decision"]
     assert [clock.of(1, line) for line in lines] == [START, START, START]
-    assert [line["kind"] for line in read_journal(tmp_path)] == [
-        "decision", "clock", "decision", "decision", "clock", "decision",
-    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("moved", [0.0, 172_800.0, -172_800.0])
+def test_a_fault_that_a_supervisor_puts_on_record_follows_a_note_of_how_the_clock_was_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: float
+) -> None:
+    """Who would have noted it has died, and what it wrote is told by the clock as it was."""
+    real, now, here = time.time, [0.0], clock_here()
+    monkeypatch.setattr(time, "time", lambda: real() + now[0])
+    lines = [{"kind": "run_started", "attempt": 1, "time": real(), "boot": here["boot"], "clock_apart": here["apart"]}]
+    run_dir = written(tmp_path / "run", lines)
+    now[0] = moved
+    for _ in range(2):
+        journal_writer.mark_fault(run_dir, {"what": "rank 0 was killed", "because": "by somebody"})
+    kinds = [line["kind"] for line in read_journal(run_dir)]
+    assert kinds == ["run_started", *["clock"] * bool(moved), "fault", "fault"]
+    clock = RunMoments()
+    moments = [clock.of(1, line) for line in read_journal(run_dir)]
+    assert all(moment is not None and abs(moment - real()) < 60 for moment in moments)

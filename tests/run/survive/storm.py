@@ -80,11 +80,10 @@ class Told:
 
 def main(folder: Path) -> None:
     """Make the runs."""
+    import warm  # noqa: F401 (what ranks share)
     from moving_clock import MovingClock
 
-    clock = MovingClock()  # before anything keeps the function that it stands for
-    import warm  # noqa: F401 (what ranks share)
-
+    clock = MovingClock()
     log = folder / "starts.jsonl"
     for values in json.loads((folder / "stories.json").read_text()):
         story = Story(**values)

@@ -24,10 +24,10 @@ from paceline.run.record.errand import Errand, is_remote
 from paceline.run.record.waiting_lines import HeldLine, HeldLines
 from paceline.spec.journal.kinds import ClockRecord, FaultRecord, RunEnded, RunStarted, StepRecord
 from paceline.spec.journal.line import line_of
-from paceline.spec.journal.reading import numbered, read_records, starts_of
+from paceline.spec.journal.reading import numbered, read_records, records_of_kind, starts_of
 from paceline.spec.journal.record import Record
 from paceline.spec.journal.redact import Redactor
-from paceline.spec.journal.timing.clock import MovedClock
+from paceline.spec.journal.timing.clock import MovedClock, moved_since
 from paceline.units import format_seconds
 
 RETRY_SECONDS = 1.0  # between two tries to write what waits
@@ -227,6 +227,9 @@ def _fault(error: dict[str, Any]) -> FaultRecord:
 
 
 def _append(path: Path, records: Sequence[Record]) -> None:
+    """Append records, after a note of how the clock was set since the last line: who would note it is gone."""
+    moved = moved_since(records_of_kind(path, RunStarted.KIND, ClockRecord.KIND))
+    records = [*([ClockRecord(moved)] if moved else []), *records]
     with path.open("ab") as file:
         if path.read_bytes()[-1:] not in (b"\n", b""):
             file.write(b"\n")
