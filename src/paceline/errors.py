@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -35,10 +36,19 @@ class PacelineError(Exception):
                 "exit_code": self.exit_code}  # fmt: skip
 
 
+def of_rank(what: str, rank: object) -> str:
+    """Return what happened and the rank that told of it, where the sentence names no rank by itself."""
+    return what if re.search(r"\branks? \d", what) else f"{what} (rank {rank})"
+
+
 class ConfigError(PacelineError, ValueError):
     """A specification, an option or a value is wrong."""
 
     exit_code = 2
+
+
+class NeedsWholeWeights(ConfigError):
+    """A model or an objective uses weights whole where a layout has its ranks hold parts of them."""
 
 
 class ConfigErrors(ConfigError):

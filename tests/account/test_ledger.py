@@ -260,7 +260,7 @@ def test_electricity_and_carbon_by_the_hour_are_those_of_the_hours_in_which_a_ru
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('[[prices]]\nusd_per_hour = 1\n', r"prices.toml:1: unknown key 'usd_per_hour'"),
+        ('[[prices]]\nusd_per_hour = 1\n', r"prices.toml:2: unknown key 'prices.1.usd_per_hour'"),
         ('[[prices]]\nusd_per_device_hour = -1\n', "prices"),
         ('[[prices]]\nsince = "March"\n', r"prices\[1\] has 'March'"),
         ('[[prices]]\nsince = "2026-06-01"\nuntil = "2026-01-31"\n', r"prices\[1\] holds on no day"),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from paceline.cli.main import VERBS, main
 from paceline.config.shape import Option
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, ConfigErrors
 from paceline.spec.load import dump_toml, load_spec, parse_spec, table
 
 SPEC = load_spec(Path(__file__).parents[2] / "examples" / "stdlib-code.toml")
@@ -216,3 +216,25 @@ def test_what_stands_in_a_list_of_tables_is_named_by_its_number() -> None:
     with pytest.raises(ConfigError, match=r"x.toml:2: run.faults.each.2 = 1 is not a table") as caught:
         parse_spec('[run.faults]\neach = [{ kind = "kill", step = 3 }, 1]\n', "x.toml")
     assert caught.value.try_ == "[[run.faults.each]]"
+
+
+LISTS = """
+[[task.optimizer.groups]]
+match = ["*.bias"]
+
+[[task.optimizer.groups]]
+pattern = "x"
+lr_scale = -1.0
+[run.faults]
+each = [{ kind = "kill" }, { kind = "kil" }]
+"""
+
+
+def test_what_is_wrong_in_a_table_of_a_list_is_told_with_its_line_and_its_number() -> None:
+    with pytest.raises(ConfigErrors) as caught:
+        parse_spec(LISTS, "x.toml")
+    assert [error.what for error in caught.value.errors] == [
+        "x.toml:6: unknown key 'task.optimizer.groups.2.pattern'",
+        "x.toml:7: task.optimizer.groups.2.lr_scale = -1.0 is out of range",
+        'x.toml:9: run.faults.each.2.kind = "kil" is not a choice',
+    ]

@@ -39,6 +39,15 @@ def test_every_key_has_its_line() -> None:
     }  # fmt: skip
 
 
+def test_tables_of_a_list_are_told_apart_by_their_numbers() -> None:
+    lines = key_lines("[[a]]\nx = 1\n[a.deep]\ny = 2\n[[a]]\nx = 3\n[[a.b]]\nz = 4\n[[a.b]]\nz = 5\n")
+    assert lines == {
+        ("a",): 1, ("a", "1"): 1, ("a", "1", "x"): 2, ("a", "1", "deep"): 3, ("a", "1", "deep", "y"): 4, ("a", "2"): 5,
+        ("a", "2", "x"): 6, ("a", "2", "b"): 7, ("a", "2", "b", "1"): 7, ("a", "2", "b", "1", "z"): 8,
+        ("a", "2", "b", "2"): 9, ("a", "2", "b", "2", "z"): 10,
+    }  # fmt: skip
+
+
 def test_a_key_inside_an_inline_table_stands_on_its_line() -> None:
     document = parse_document(TRICKY, "x.toml")
     assert document.where(("table", "after_long", "a")) == "x.toml:15"

@@ -42,8 +42,11 @@ def test_a_list_of_tables_becomes_dataclasses_and_back() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[[task.optimizer.groups]]\nmatsch = ['a']", r"unknown key 'matsch'[\s\S]*did you mean 'match'"),
-        ("[[task.optimizer.groups]]\nmatch = ['a']\nlr_scale = -1", r"spec:1: .*lr_scale = -1 is out of range"),
+        (
+            "[[task.optimizer.groups]]\nmatsch = ['a']",
+            r"spec:2: unknown key 'task.optimizer.groups.1.matsch'[\s\S]*did you mean 'match'",
+        ),
+        ("[[task.optimizer.groups]]\nmatch = ['a']\nlr_scale = -1", r"spec:3: .*lr_scale = -1 is out of range"),
         ("[task.optimizer]\ngroups = 3", r"spec:2: .*groups = 3 is not a list of tables"),
         ("[task.optimizer]\ngroups = ['a']", "is not a table"),
         ("[task.optimizer]\nname = 'adamv'", r"spec:2: there is no optimizer 'adamv'"),

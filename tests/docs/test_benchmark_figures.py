@@ -46,3 +46,17 @@ def test_the_readme_tells_what_the_pages_of_accuracy_and_of_data_do() -> None:
     parts = json.loads((ROOT / "benchmarks" / "results" / "figures" / "data.json").read_text(encoding="utf-8"))["parts"]
     resumes = parts["resume"]["rows"]
     assert f"within [{math.ceil(max(each['most'] for each in resumes.values()) * 1e3)} ms]" in readme
+
+
+def test_the_readme_tells_what_the_grid_did() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    saved = json.loads((ROOT / "benchmarks" / "results" / "figures" / "forecast_grid.json").read_text(encoding="utf-8"))
+    scores, tasks = saved["scores"], {row["task"] for row in saved["rows"]}
+    regrets = [saved["by_task"][task]["regret_mean"] for task in tasks]
+    for told in (f"On [{scores['rows']} layouts of ten tasks]",
+                 f"in {regrets.count(0)} of {len(regrets)} choices ({scores['regret_worst'] * 100:.0f} % slower at",
+                 f"time off by {scores['time_mape'] * 100:.1f} %",
+                 f"{scores['learnt_time_mape'] * 100:.1f} % after learning",
+                 f"memory by {scores['memory_mape'] * 100:.1f} %",
+                 f"80 % intervals hold {scores['covered_80'] * 100:.0f} %"):  # fmt: skip
+        assert told in readme, told

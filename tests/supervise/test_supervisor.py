@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from runs import environment, is_running, wait_until
 
-from paceline.errors import Requeue
+from paceline.errors import Requeue, of_rank
 from paceline.patience import Patience
 from paceline.supervise import supervisor
 from paceline.supervise.blame import Ending, Outcome, cause_is_known, errors_told, outcome_of
@@ -360,3 +360,15 @@ print(fields[1], fields[19])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=True)
     assert done.stdout.split() == ["(rank-0-paceline)", "1"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("the loss is not finite", "the loss is not finite (rank 1)"),
+        ("rank 1 of 2 was ended by SIGKILL", "rank 1 of 2 was ended by SIGKILL"),
+        ("step 9: ranks 0 and 1 no longer agree", "step 9: ranks 0 and 1 no longer agree"),  # whoever told it first
+    ],
+)
+def test_an_error_that_names_ranks_is_told_without_the_one_that_reports_it(what: str, told: str) -> None:
+    assert of_rank(what, 1) == told

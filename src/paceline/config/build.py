@@ -25,6 +25,7 @@ class GivenValue:
 
     value: Any
     origin: str
+    where: Callable[[KeyPath], str] | None = None  # of keys within it, where it is a list of tables
 
 
 @dataclass(frozen=True)
@@ -175,21 +176,13 @@ def _items(member: Option, entry: GivenValue, key: KeyPath, problems: Problems) 
             raise wrong_type(member, dotted(key), entry.value)
     for number, values in enumerate(entry.value, 1):
         at = (*key, str(number))
+        where = entry.where or (lambda _: entry.origin)
         layer: GivenLayer = {}
         if not isinstance(values, Mapping):
-            what = f"{entry.origin}: {dotted(at)} = {literal(values)} is not a table"
+            what = f"{where(at)}: {dotted(at)} = {literal(values)} is not a table"
             raise ConfigError(what, f"it holds options: {', '.join(member.item.members)}", f"[[{dotted(key)}]]")
-        inner = Problems()
-        _flatten(member.item, values, _Source(member.item, lambda _: entry.origin, inner), (), layer)
-        built = _build(member.item, layer, (), _Built({}, inner))
-        for error in inner:
-            problems.add(_within(dotted(at), error))
-        yield built
-
-
-def _within(at: str, error: ConfigError) -> ConfigError:
-    """Return the error of a table in a list with the number of the table before it."""
-    return ConfigError(f"{at}: {error.what}", error.because, error.try_)
+        _flatten(member.item, values, _Source(member.item, where, problems), at, layer)
+        yield _build(member.item, layer, at, _Built({}, problems))
 
 
 @contextmanager
@@ -224,7 +217,8 @@ def _flatten(table: ShapedTable, values: object, source: _Source, prefix: KeyPat
                 check_free(dotted(key), value)
                 _flatten_free(value, source, key, layer)
         else:
-            layer[key] = GivenValue(value, source.where(key))
+            inner = source.where if member.item is not None else None
+            layer[key] = GivenValue(value, source.where(key), inner)
 
 
 def _flatten_free(values: Mapping[str, object], source: _Source, prefix: KeyPath, layer: GivenLayer) -> None:
@@ -285,6 +279,6 @@ def _unknown(table: ShapedTable, key: KeyPath, source: _Source) -> ConfigError:
     elsewhere = [dotted(other) for other in source.root.every_key() if other[-1] == key[-1]]
     return ConfigError(
         f"{source.where(key)}: unknown key '{dotted(key)}'",
-        f"[{dotted(key[:-1])}] has no such option" if key[:-1] else "a spec has no such table",
+        f"[{dotted(key[:-1])}] has no such option" if key[:-1] else "there is no such table",
         option_meant(key[-1], table.members, elsewhere),
     )

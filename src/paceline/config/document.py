@@ -27,7 +27,10 @@ _TOKEN = re.compile(
 
 @dataclass(frozen=True)
 class TomlDocument:
-    """A parsed file: its nested values, and the line on which each key stands."""
+    """A parsed file: its nested values, and the line on which each key stands.
+
+    A table of a list has its number as a part of its keys: ("task", "data", "mixture", "2", "weight").
+    """
 
     name: str
     values: Mapping[str, Any]
@@ -62,13 +65,20 @@ def parse_document(text: str, name: str) -> TomlDocument:
 def key_lines(text: str) -> dict[KeyPath, int]:
     """Return the 1-based line of every key and table header in valid TOML text."""
     lines: dict[KeyPath, int] = {}
+    counts: dict[KeyPath, int] = {}  # tables of every list so far
     table: KeyPath = ()
     key, depth, in_value, line = "", 0, False, 1
     for token in _TOKEN.findall(text + "\n"):
         if token == "\n" and depth == 0:
             if not in_value and key.strip():
-                table = _parts(key.strip()[1:-1].removeprefix("[").removesuffix("]"))
+                header = key.strip()
+                is_list = header.startswith("[[")
+                table = _numbered(_parts(header[2:-2] if is_list else header[1:-1]), counts)
                 lines.setdefault(table, line)
+                if is_list:
+                    counts[table] = counts.get(table, 0) + 1
+                    table = (*table, str(counts[table]))
+                    lines[table] = line
             key, in_value = "", False
         elif in_value:
             depth += (token in ("[", "{")) - (token in ("]", "}"))
@@ -79,6 +89,14 @@ def key_lines(text: str) -> dict[KeyPath, int]:
             key += token
         line += token.count("\n")
     return lines
+
+
+def _numbered(key: KeyPath, counts: Mapping[KeyPath, int]) -> KeyPath:
+    """Return the key with the number of the last table after every list on the way to it."""
+    path: KeyPath = ()
+    for part in key:
+        path = (*path, str(counts[path]), part) if path in counts else (*path, part)
+    return path
 
 
 def _parts(key: str) -> KeyPath:

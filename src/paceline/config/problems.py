@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from paceline.errors import ConfigError, ConfigErrors, MissingExtra
+from paceline.errors import ConfigError, ConfigErrors, MissingExtra, NeedsWholeWeights
 
 
 class Problems:
@@ -47,8 +47,9 @@ class Problems:
 
 
 def placed(error: ConfigError, origin: str) -> ConfigError:
-    """Return the error with its origin before it, "x.toml:12: ...", unless it has one already."""
-    if not origin or isinstance(error, MissingExtra) or re.match(r"[^\s'\"]+:\d+: |--set: ", error.what):
+    """Return the error with its origin before it, "x.toml:12: ...", unless it has one already or is of no argument."""
+    elsewhere = isinstance(error, MissingExtra | NeedsWholeWeights)
+    if not origin or elsewhere or re.match(r"[^\s'\"]+:\d+: |--set: ", error.what):
         return error
     made = ConfigError(f"{origin}: {error.what}", error.because, error.try_)
     made.__cause__ = error.__cause__

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from paceline.cluster.here.waiting import waiting
-from paceline.errors import PacelineError, Requeue
+from paceline.errors import PacelineError, Requeue, of_rank
 from paceline.lock import RunLock
 from paceline.patience import Patience
 from paceline.run.survive.health.watch import PulseWatch
@@ -144,8 +144,8 @@ def explain(outcome: Outcome) -> None:
 
 def _as_error(details: Mapping[str, object]) -> PacelineError:
     what = str(details["what"])
-    if "rank" in details and f"rank {details['rank']} " not in f"{what} ":
-        what = f"{what} (rank {details['rank']})"
+    if "rank" in details:
+        what = of_rank(what, details["rank"])
     return PacelineError(what, str(details["because"]), str(details["try"]))
 
 

@@ -27,7 +27,7 @@ from torch.autograd import Variable
 from torch.distributed.distributed_c10d import _get_default_store
 from torch.utils._pytree import tree_leaves
 
-from paceline.errors import ConfigError
+from paceline.errors import NeedsWholeWeights
 
 CONFIRMATIONS = 8  # passes in which a step is compared before it is trusted
 PATIENCE_SECONDS = 60.0  # for an answer of ranks that are in the same pass
@@ -68,7 +68,7 @@ class Calls:
 
     @contextlib.contextmanager
     def in_objective(self) -> Iterator[None]:
-        """Within it an objective runs: a backward pass there that is to be differentiated raises ConfigError."""
+        """Within it an objective runs: a backward pass there that is to be differentiated raises NeedsWholeWeights."""
         self._in_objective = True
         try:
             yield
@@ -124,7 +124,7 @@ class Calls:
         self._path = hash((self._path, event))
 
     def _compare(self, event: int) -> None:
-        """Raise ConfigError on every rank where the others do something else."""
+        """Raise NeedsWholeWeights on every rank where the others do something else."""
         runs = []
         for group in self.groups:
             extremes = torch.tensor([event, -event, time.time_ns()], device=self.device)
@@ -156,8 +156,8 @@ class Calls:
             if event != events[0]:
                 raise self._error(ranks[0], events[0], f"rank {rank}", event)
 
-    def _error(self, rank: int, event: int, others: str, theirs: int) -> ConfigError:
-        return ConfigError(
+    def _error(self, rank: int, event: int, others: str, theirs: int) -> NeedsWholeWeights:
+        return NeedsWholeWeights(
             f"ranks call different parts of the model: rank {rank} comes to {self._told(event)}, "
             f"{others} to {self._told(theirs)}",
             "under dp_shard the ranks gather a unit's weights together when it is called, and here the data decide",
@@ -170,9 +170,9 @@ class Calls:
         return f"the {'backward' if event % 2 else 'forward'} pass of '{self.names[event // 2] or 'the model'}'"
 
 
-def let_go(told: str = "") -> ConfigError:
+def let_go(told: str = "") -> NeedsWholeWeights:
     """Return the error of a loss whose backward pass leads through weights that are no longer there."""
-    return ConfigError(
+    return NeedsWholeWeights(
         "the loss leads back through weights that are let go of by then",
         "under dp_shard a block's weights are whole for one pass back, and a gradient that the objective takes itself "
         f"(torch.autograd.grad with create_graph) leads through them twice{told}",

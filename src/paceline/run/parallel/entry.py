@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils.hooks import unserializable_hook
 
-from paceline.errors import ConfigError
+from paceline.errors import NeedsWholeWeights
 from paceline.run.parallel.calls import WHOLE, Calls, let_go
 from paceline.run.parallel.data.sharding import GatheredGradients, ShardedGradients
 from paceline.task.objective import Objective
@@ -51,7 +51,7 @@ def call(objective: Objective, model: nn.Module, batch: Any, turn: int = 0) -> A
 
 
 def _refuse_gradients_of_shards(model: nn.Module, shards: Sequence[nn.Parameter]) -> None:
-    """Have a backward pass raise ConfigError where it comes to a shard itself.
+    """Have a backward pass raise NeedsWholeWeights where it comes to a shard itself.
 
     FSDP2 gives shards their gradients, from weights that it has gathered. autograd comes to one where a program took a
     weight while its block did not run, as a Function that is handed a block's weights does.
@@ -110,8 +110,8 @@ class _Entry:
             raise _outside(owner, f": {type(error).__name__}: {error}") from error
 
 
-def _outside(owner: str, told: str) -> ConfigError:
-    return ConfigError(
+def _outside(owner: str, told: str) -> NeedsWholeWeights:
+    return NeedsWholeWeights(
         f"a weight of a {owner} was used outside of the block that it belongs to",
         f"under dp_shard a block's weights are whole while the block runs, and shards else{told}",
         WHOLE,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import Requeue, RunInUse, StorageError
+from paceline.errors import Requeue, RunInUse, StorageError, of_rank
 from paceline.lock import RunLock
 from paceline.patience import Patience
 from paceline.run.process.brief import Brief
@@ -378,5 +378,5 @@ def _and(outcome: Outcome, because: str) -> Outcome:
 
 def _told(error: Mapping[str, object]) -> str:
     """Return a fault that is survived in one line."""
-    rank = f" (rank {error['rank']})" if "rank" in error and f"rank {error['rank']}" not in str(error["what"]) else ""
-    return f"{error['what']}{rank}" + (f": {error['because']}" if error["because"] else "")
+    what = of_rank(str(error["what"]), error["rank"]) if "rank" in error else error["what"]
+    return f"{what}" + (f": {error['because']}" if error["because"] else "")

@@ -25,5 +25,6 @@ CHECKS: dict[str, Check] = {
     "plain attention": functools.partial(compare, plain=True),  # one layer at the real length, against no kernel
     "copies": compare_copies,  # copies that are not summed exactly, against one device that takes them in turn
     "story": story,  # a whole run: its loop, evaluations, checkpoint, and resumes on other layouts
+    "story on copies": functools.partial(story, on_copies=True),  # where a layout with parts of weights is refused
     "whole batch": whole_batch,  # the loss of one device: is it a sum over rows?
 }

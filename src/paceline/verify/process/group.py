@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import PacelineError, Requeue
+from paceline.errors import NeedsWholeWeights, PacelineError, Requeue
 from paceline.launch.here import without_place
 from paceline.run.process.handover import hand_over
 from paceline.scratch import Scratch
@@ -57,19 +57,28 @@ def run_jobs(
     """Return one result for each job, or the error that ended it, in the order of the jobs.
 
     `told` hears of each (index of the job, result) as soon as it is known. After an error, a rank that died included,
-    the jobs that are left run all the same: one layout that fails says nothing of the next. The process that forks
+    the jobs that are left run all the same: one layout that fails says nothing of the next. A story that goes on where
+    weights are in parts, and meets a model that needs them whole, is told again on copies. The process that forks
     their ranks is itself forked from `standby`, where there is one, and imports nothing then.
     """
+    jobs = list(jobs)
     results: dict[int, Result] = {}
+    again: set[int] = set()
 
     def take(index: int, result: Result) -> None:
+        job = jobs[index]
+        if isinstance(result, NeedsWholeWeights) and job.check == "story" and job.plan.layout.dp_shard == 1:
+            jobs[index] = dataclasses.replace(job, check="story on copies")
+            again.add(index)
+            return
         results[index] = result
         if told is not None:
             told(index, result)
 
     while left := [index for index in _order(jobs) if index not in results]:
+        again.clear()
         outcome = _run({index: jobs[index] for index in left}, steps, take, standby)
-        if lost := [index for index in left if index not in results]:
+        if lost := [index for index in left if index not in results and index not in again]:
             take(lost[0], _failure(outcome))
     return [results[index] for index in range(len(jobs))]
 
@@ -162,7 +171,8 @@ def _result_of(told: dict[str, Any]) -> Result:
 def _failure(outcome: Outcome) -> PacelineError:
     """Return the error of a group that ended before its jobs did; a rank's traceback, if it left one, is a note."""
     details = outcome.error or {"what": "a process of the proof ended", "because": "", "try": ""}
-    kind = RankTraceback if details.get("traceback") else PacelineError
+    named = NeedsWholeWeights if details.get("error") == NeedsWholeWeights.__name__ else PacelineError
+    kind = RankTraceback if details.get("traceback") else named
     failure = kind(str(details["what"]), str(details["because"]), str(details["try"]))
     failure.exit_code = outcome.exit_code
     if details.get("traceback"):

@@ -45,9 +45,12 @@ class Act:
         return 1 if self.resumed else SAVED
 
 
-def acts_of(task: Task, plan: Plan, world: World) -> list[Act]:
-    """Return the starts of the run, in order: under the plan, on another layout of its ranks, on one device alone."""
-    other, sizes = other_layout(task, plan), story_sizes(task, plan)
+def acts_of(task: Task, plan: Plan, world: World, on_copies: bool = False) -> list[Act]:
+    """Return the starts of the run, in order: under the plan, on another layout of its ranks, on one device alone.
+
+    With `on_copies` every rank of the other layout has all weights.
+    """
+    other, sizes = other_layout(task, plan, on_copies), story_sizes(task, plan)
     chooses = task.selection.selects
     acts = [
         Act(plan, world, 1, sizes, chooses),
@@ -143,17 +146,17 @@ def expected_rate(schedule: ScheduleSpec, peak: float, step: int) -> float:
     return peak * (schedule.final + (1 - schedule.final) * left)
 
 
-def other_layout(task: Task, plan: Plan) -> Plan:
+def other_layout(task: Task, plan: Plan, on_copies: bool = False) -> Plan:
     """Return the plan on which the story goes on: another layout of the same ranks, where the model allows one.
 
     A module of the user's is not asked which axes are open to it: it gets another data axis where it has one already,
-    and else the same layout. Where a step is one micro-batch, it stays one.
+    and else the same layout. Where a step is one micro-batch, it stays one. With `on_copies` no weight is in parts.
     """
     layout, ranks = plan.layout, plan.layout.devices
     family = isinstance(task.model, ModelSpec) and is_named(task.model.name)
     if ranks == 1 or not (family or layout.data_degree > 1):
         return plan
-    copies = layout == Layout(dp_shard=ranks)
+    copies = on_copies or layout == Layout(dp_shard=ranks)
     return _over(plan, Layout(dp_replicate=ranks) if copies else Layout(dp_shard=ranks))
 
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import io
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from paceline.errors import ConfigError, NumericalStop, Requeue
+from paceline.errors import ConfigError, NeedsWholeWeights, NumericalStop, Requeue
 from paceline.run.loop.training import Training
 from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
@@ -62,16 +63,20 @@ def story(
     items_per_sample: int,
     steps: int = 0,
     kept: dict[object, object] | None = None,
+    *,
+    on_copies: bool = False,
 ) -> CheckProof:
     """Return whether a whole run under the plan equals one device's, on every rank alike.
 
-    The story has steps of its own number; `steps` and `kept` are there for other checks.
+    The story has steps of its own number; `steps` and `kept` are there for other checks. With `on_copies` the run goes
+    on where every rank has all weights.
     """
     exact = dataclasses.replace(plan, precision="fp64")
-    return settled(*_told(task, plan, world, source), lambda: story(task, exact, world, source, items_per_sample))
+    again = functools.partial(story, task, exact, world, source, items_per_sample, on_copies=on_copies)
+    return settled(*_told(task, plan, world, source, on_copies), again)
 
 
-def _told(task: Task, plan: Plan, world: World, source: Source) -> tuple[CheckProof, Rounding | None]:
+def _told(task: Task, plan: Plan, world: World, source: Source, on_copies: bool) -> tuple[CheckProof, Rounding | None]:
     """Return what a story in the plan's own precision finds, and what rounding explains of it."""
     began = time.perf_counter()
     spec = _spec(task, plan, world, source)
@@ -82,7 +87,7 @@ def _told(task: Task, plan: Plan, world: World, source: Source) -> tuple[CheckPr
         shared_folder(world, "story") as run_dir,
         contextlib.redirect_stdout(io.StringIO()),
     ):  # status lines of a run nobody watches
-        for act, expected, again in _expected(spec, plan, world):
+        for act, expected, again in _expected(spec, plan, acts_of(spec.task, plan, world, on_copies)):
             ends = world.share(expected.overflows())
             if ends:
                 left_out = f"one device's own numbers overflow in step {ends} of the run"
@@ -146,9 +151,9 @@ def _spec(task: Task, plan: Plan, world: World, source: Source) -> Spec:
     )
 
 
-def _expected(spec: Spec, plan: Plan, world: World) -> Iterator[tuple[Act, Unbroken, Again | None]]:
+def _expected(spec: Spec, plan: Plan, acts: Sequence[Act]) -> Iterator[tuple[Act, Unbroken, Again | None]]:
     """Yield every start of the run with what one device computes and how it does again, which rank 0 alone knows."""
-    acts = acts_of(spec.task, plan, world)
+    world = acts[0].world
     known: dict[object, Unbroken] = {}
     source = spec.task.data[0]
     asked = Asked(spec.task, plan, source, source.items_per_sample)
@@ -183,7 +188,8 @@ def _play(act: Act, spec: Spec, run_dir: Path, expected: Unbroken) -> list[Diffe
             except NumericalStop:
                 return [*found, overflow(passed.step, step)]
             except ConfigError as error:  # which layout it is about: the story goes on another one than was asked for
-                raise ConfigError(
+                kind = NeedsWholeWeights if isinstance(error, NeedsWholeWeights) else ConfigError
+                raise kind(
                     f"{act.resumed}: {error.what}" if act.resumed else error.what, error.because, error.try_
                 ) from error
             found += step_differences(training, batch, stats, passed, act, run_dir)

@@ -262,7 +262,7 @@ def test_a_plan_is_one_thing_in_a_file_in_python_and_in_a_spec(tmp_path: Path) -
         ({"kind": "disk_full", "step": 1, "phase": "update"}, "its place is a save"),
         ({"kind": "delay", "step": 1}, "its seconds are 0"),
         ({"kind": "explode", "step": 1}, "it takes one of"),
-        ({"kind": "kill", "step": 1, "moment": 2}, "unknown key 'moment'"),
+        ({"kind": "kill", "step": 1, "moment": 2}, "unknown key 'each.1.moment'"),
     ],
 )
 def test_a_fault_that_would_never_strike_is_refused(fault: dict[str, object], because: str) -> None:

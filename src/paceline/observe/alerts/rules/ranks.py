@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from paceline.errors import of_rank
 from paceline.observe.alerts.rules.rule import AlertRule, Trouble
 from paceline.observe.alerts.rules.run_seen import AlertSeen
 from paceline.spec.journal.kinds import FaultRecord, RanksRecord, RecoveryRecord, RunStarted
@@ -29,7 +30,7 @@ class RankDown(AlertRule):
         """Take a record."""
         if isinstance(record, FaultRecord) and record.rank is not None and self._lost is None:
             evidence = {"ranks": [record.rank], **(record.evidence or {})}
-            self._lost = Trouble(f"{record.what} (rank {record.rank})", evidence, _advice(record.because))
+            self._lost = Trouble(of_rank(record.what, record.rank), evidence, _advice(record.because))
             self._since = -math.inf if record.time is None else record.time
         elif isinstance(record, RecoveryRecord | RunStarted):
             self._went_on = math.inf if record.time is None else max(self._went_on, record.time)
