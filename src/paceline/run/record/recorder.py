@@ -225,9 +225,7 @@ class Recorder:
         self._decided(what, before, after, because, evidence)
         self.say(f"{what:<8} {because}")
 
-    def fault(
-        self, what: str, because: str, rank: int | None = None, evidence: Table | None = None
-    ) -> None:
+    def fault(self, what: str, because: str, rank: int | None = None, evidence: Table | None = None) -> None:
         """Say and record what went wrong and does not end the run."""
         self._write(FaultRecord(what, because, rank, evidence=evidence))
         self.say(f"warning  {what}: {because}")
