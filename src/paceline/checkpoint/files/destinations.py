@@ -37,7 +37,7 @@ class Destination:
         return self.begin + len(self.room)
 
 
-class Stretch(NamedTuple):
+class BytesInPlace(NamedTuple):
     """Bytes of a file that lie together in memory: where they lie, and from which byte on of which destination."""
 
     content: memoryview
@@ -53,9 +53,9 @@ class Destinations:
         self._parts = parts
         self._begins = [part.begin for part in self._parts]
 
-    def stretches(self, at: int, spare: memoryview) -> list[Stretch]:
+    def places(self, at: int, spare: memoryview) -> list[BytesInPlace]:
         """Return where as many bytes from `at` on go as `spare` has, in order: what nobody needs goes there."""
-        found: list[Stretch] = []
+        found: list[BytesInPlace] = []
         first, end = at, at + len(spare)
         number = max(0, bisect_right(self._begins, at) - 1)
         while at < end:
@@ -65,15 +65,15 @@ class Destinations:
                 continue
             begin = end if part is None else min(part.begin, end)
             if part is None or at < begin:
-                found.append(Stretch(spare[at - first : begin - first]))
+                found.append(BytesInPlace(spare[at - first : begin - first]))
             else:
-                found.append(Stretch(part.room[at - part.begin : end - part.begin], part, at - part.begin))
+                found.append(BytesInPlace(part.room[at - part.begin : end - part.begin], part, at - part.begin))
             at += len(found[-1].content)
         return found
 
-    def take(self, at: int, content: memoryview) -> list[Stretch]:
+    def take(self, at: int, content: memoryview) -> list[BytesInPlace]:
         """Put bytes of the file from `at` on where they go; return where they lie now, in order."""
-        found, done = self.stretches(at, content), 0
+        found, done = self.places(at, content), 0
         for each in found:
             if each.to is not None:
                 copy_bytes(each.content, content[done : done + len(each.content)])
@@ -84,7 +84,7 @@ class Destinations:
 NOWHERE = Destinations([])
 
 
-def tell(came: Iterable[Stretch]) -> None:
+def tell(came: Iterable[BytesInPlace]) -> None:
     """Tell destinations that bytes have come, which follow each other: of one destination all at once."""
     for _, group in groupby(came, key=lambda stretch: id(stretch.to)):
         stretches = list(group)
@@ -115,7 +115,7 @@ def read_spread(descriptor: int, at: int, rooms: Iterable[memoryview]) -> int:
     return done
 
 
-def cut_off(stretches: Iterable[Stretch], count: int) -> Iterator[Stretch]:
+def cut_off(stretches: Iterable[BytesInPlace], count: int) -> Iterator[BytesInPlace]:
     """Yield the first so many bytes of stretches."""
     for each in stretches:
         yield each._replace(content=each.content[:count])

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from paceline.checkpoint.files.destinations import NOWHERE, Destinations, Stretch, cut_off, read_spread, tell
+from paceline.checkpoint.files.destinations import NOWHERE, BytesInPlace, Destinations, cut_off, read_spread, tell
 from paceline.checkpoint.files.past_caches import PastCaches, Rooms, is_in_memory
 from paceline.checkpoint.files.pieces import AHEAD, HANDS
 from paceline.checkpoint.files.threads import Hands, at_once
@@ -160,7 +160,7 @@ def _digest(file: _File, at: int, end: int, rooms: Rooms) -> bytes:
 
     What is hashed are the bytes where they have come to, a little at a time: they are still in the processor's cache.
     """
-    digest, came = hashlib.sha256(), list[Stretch]()
+    digest, came = hashlib.sha256(), list[BytesInPlace]()
     with rooms.one() as room:
         for some in (_past if file.past is not None else _through)(file, at, end, room):
             for stretch in some:
@@ -170,18 +170,18 @@ def _digest(file: _File, at: int, end: int, rooms: Rooms) -> bytes:
     return digest.digest()
 
 
-def _through(file: _File, at: int, end: int, room: memoryview) -> Iterator[Iterable[Stretch]]:
+def _through(file: _File, at: int, end: int, room: memoryview) -> Iterator[Iterable[BytesInPlace]]:
     """Yield the stretches of a part of a file, read straight to where they go."""
     for first in range(at, end, READ_BYTES):
         wanted = min(READ_BYTES, end - first)
-        found = file.into.stretches(first, room[:wanted])
+        found = file.into.places(first, room[:wanted])
         count = read_spread(file.content.fileno(), first, [each.content for each in found])
         yield found if count == wanted else cut_off(found, count)
         if count < wanted:
             return
 
 
-def _past(file: _File, at: int, end: int, room: memoryview) -> Iterator[Iterable[Stretch]]:
+def _past(file: _File, at: int, end: int, room: memoryview) -> Iterator[Iterable[BytesInPlace]]:
     """Yield the stretches of a part of a file, read past the system's memory and copied to where they go."""
     assert file.past is not None
     for first in range(at, end, READ_BYTES):
