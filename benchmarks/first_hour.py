@@ -27,7 +27,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, machine
+from common import keep, machine
 
 from paceline.spec.journal.reading import read_records
 
@@ -222,8 +222,7 @@ def main(arguments: list[str]) -> int:
     if options.json:
         Path(options.json).write_text(json.dumps(result, indent=2) + "\n")
     if options.save:
-        (RESULTS / "figures" / "first_hour.json").write_text(json.dumps(result, indent=2) + "\n")
-        (RESULTS / "first_hour.md").write_text("\n".join(lines))
+        keep("first_hour", result, "\n".join(lines))
     return 0
 
 

@@ -32,7 +32,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, machine, strict_json
+from common import keep, machine, strict_json
 from grid.pace import TRIES, is_steady, pace_of
 from grid.scores import document, parts_of, rows_of, score, table
 from worlds import slow_network
@@ -359,9 +359,7 @@ def main(arguments: list[str]) -> int:
     if options.json:
         Path(options.json).write_text(strict_json(result))
     if options.save:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / "forecast_grid.md").write_text(page)
-        (RESULTS / "figures" / "forecast_grid.json").write_text(strict_json(result))
+        keep("forecast_grid", result, page)
     return 0
 
 

@@ -259,6 +259,29 @@ def test_whatever_a_stranger_answers_is_told_as_such(proof: object) -> None:
 
 
 @pytest.mark.deep
+def test_a_rank_that_hangs_is_found_on_whichever_node_it_is(folder: Path) -> None:
+    """Each node's supervisor judges its own ranks; the stacks of all are brought together, and the run goes on."""
+    run_dir = folder / "hangs-far"
+    spec = write_spec(folder, run_dir, 2, "dp_replicate = 2", precision="fp64")
+    nodes = Nodes(spec, 2, *OPTIONS, "--set", "run.health.hang_minimum=1 s", "--set",
+                  'run.faults.each=[{ kind = "delay", rank = 1, step = 9, seconds = "1000 s" }]')  # fmt: skip
+    try:
+        nodes.start()
+        wait_until(lambda: bool(records_of(run_dir, "recovery")) or nodes.processes[0].poll() is not None)
+        (fault,) = records_of(run_dir, "fault")
+        (recovery,) = records_of(run_dir, "recovery")
+        nodes.processes[0].send_signal(signal.SIGTERM)
+        assert [nodes.ended(number)[0] for number in (0, 1)] == [75, 75]
+    finally:
+        nodes.close()
+    assert fault["rank"] == 1 and "rank 1 of 2 hung" in fault["what"] and recovery["from_world"] == 2
+    seen = {each["rank"]: each for each in fault["evidence"]["ranks"]}
+    assert set(seen) == {0, 1} and fault["evidence"]["silent_seconds"] > 1.0
+    (stacks,) = (run_dir / "hangs").iterdir()
+    assert all("File" in (stacks / f"rank-{rank}.txt").read_text() for rank in (0, 1)), "of both nodes"
+
+
+@pytest.mark.deep
 def test_a_node_whose_supervisor_is_stopped_is_lost_and_joins_again_when_it_goes_on(folder: Path) -> None:
     """Its rank lives, so that no connection of the world ends by itself: the others leave it at the word."""
     run_dir = folder / "stopped"

@@ -1,4 +1,4 @@
-"""The crew: the processes of one world on this machine, one for each rank, and how each process ended."""
+"""The crew: the processes of a world on this machine, a process for each rank, and how processes have ended."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ class Crew:
         processes: Sequence[Process] = (),
         tell: TellLost = told_to_nobody,
         is_stopped: Callable[[], bool] = lambda: False,
+        changes: Callable[[], int | None] = lambda: None,
     ) -> None:
         """`tell` is told at once of each process that was ended by a signal which nobody here has sent.
 
-        `is_stopped` says whether another machine was asked to stop, which has passed the signal on by itself.
+        `is_stopped` says whether another machine was asked to stop, which has passed the signal on by itself. `changes`
+        returns another number once a process has ended, None where each is to be asked.
         """
         self.processes = list(processes)
         self.endings: dict[int, Ending] = {}
@@ -36,17 +38,18 @@ class Crew:
         self.passed_on: set[int] = set()  # stop signals that ranks were sent
         self._looked = passed_seconds()
         self.tell, self._is_stopped = tell, is_stopped
+        self._changes, self._changes_seen = changes, -1
 
     def look(self) -> None:
         """Note which processes have ended since the last look."""
-        now = passed_seconds()
-        for rank, process in enumerate(self.processes):
+        now, changes = passed_seconds(), self._changes()
+        for rank, process in enumerate(self.processes) if changes is None or changes != self._changes_seen else ():
             code = ending_of(process) if rank not in self.endings else None
             if code is not None:
                 self.endings[rank] = Ending(rank, code, self._looked, now)
                 if self._is_lost(rank, code):
                     self.tell(_lost(rank, len(self.processes), process, code, self._looked))
-        self._looked = now
+        self._looked, self._changes_seen = now, -1 if changes is None else changes
 
     def _is_lost(self, rank: int, code: int) -> bool:
         return code not in (0, Requeue.exit_code) and rank not in self.killed and not self._is_asked(code)

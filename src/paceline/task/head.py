@@ -1,4 +1,4 @@
-"""Which model a folder of Hugging Face becomes for labels of texts or images: its own head, or a new one on its body.
+"""Which model a folder of Hugging Face becomes for labels of texts or images: the folder's own head, or a new head.
 
 transformers' classes with a head for whole texts read the last token that is not `pad_token_id`, so that is what fills
 rows of the table up. Imports no torch.

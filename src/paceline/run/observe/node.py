@@ -1,4 +1,4 @@
-"""The sampler: one for each node, a thread of the node's first rank. It reads sensors now and then.
+"""The sampler of a node: a thread of the node's first rank, which reads sensors now and then.
 
 The first node's samples are handed to rank 0's recorder, which writes them between two steps. Every other node has a
 file of its own beside the journal, one for each start: a file has one writer. Nobody waits for the thread. Torch-free.

@@ -38,7 +38,7 @@ class Generation:
     from_world: int = 0
     to_world: int = 0
     reached: int = 0
-    fault: Mapping[str, Any] = field(default_factory=dict)  # `what`, `because`, and `rank` where it is known
+    fault: Mapping[str, Any] = field(default_factory=dict)  # `what`, `because`, `rank`, `evidence`, where known
     moments: Mapping[str, float] = field(default_factory=dict)
     clock: Mapping[str, Any] = field(default_factory=dict)
     decisions: tuple[DecisionRecord, ...] = ()  # of the supervisor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import hashlib
 import math
 import time
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.cluster.here.prepare import Switched, bind_rank, device_index, prepare_process, told_waiting
+from paceline.descriptors import make_room
 from paceline.errors import ConfigError
 from paceline.run.memory.allocator import keep_freed_memory
 from paceline.run.process.groups import COLLECTIVE_TIMEOUT, Groups, Mesh
@@ -152,6 +154,8 @@ class World:
                     name: [(rank, told) for rank, (at, told) in enumerate(everywhere) if at == name]
                     for name in (node, *others)
                 }
+        with contextlib.suppress(RuntimeError):  # the store has died just now, and what is in it
+            neighbours.forget(list(found))
         return found
 
     def wait(self) -> None:
@@ -210,6 +214,8 @@ def _meet(place: Place, device: torch.device) -> None:
     """Make the process group of a world."""
     # No gloo beside NCCL: it connects every rank to every other, a descriptor each, and nothing here needs it.
     backend = "nccl" if device.type == "cuda" else "gloo"
+    if backend == "gloo" or place.rank == 0:  # who has a connection to each rank
+        make_room(2 * place.world_size)
     store = _store(place)
     with noted(backend):
         dist.init_process_group(

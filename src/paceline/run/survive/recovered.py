@@ -5,7 +5,7 @@ from __future__ import annotations
 from paceline.run.loop.resume import Progress, Restored
 from paceline.run.process.generation import Generation
 from paceline.spec.journal.kinds import DecisionRecord, RecoveryRecord
-from paceline.spec.journal.record import now
+from paceline.spec.journal.record import Table, now
 from paceline.spec.journal.timing.clock import passed_here, passed_seconds
 
 MOMENTS = ("fault", "noticed", "ended", "begun", "built", "stepped")
@@ -22,10 +22,10 @@ class Recovered:
         self._is_told = not generation.fault
 
     @property
-    def fault(self) -> tuple[str, str]:
-        """Return what happened, and because of what."""
+    def fault(self) -> tuple[str, str, int | None, Table | None]:
+        """Return what happened, because of what, on which rank, and what shows it, as far as that is known."""
         fault = self._generation.fault
-        return str(fault.get("what", "")), str(fault.get("because", ""))
+        return str(fault.get("what", "")), str(fault.get("because", "")), fault.get("rank"), fault.get("evidence")
 
     @property
     def decisions(self) -> list[DecisionRecord]:

@@ -1,4 +1,4 @@
-"""Generations: a run's worlds one after the other, each with what the one before has left, until one ends for good.
+"""Generations: a run's worlds one after the other, each made of what the last world left, until a world ends for good.
 
 Each has a number that only grows, a rendezvous and a folder of its own, and the fence of the run's directory: whatever
 is left of an older one can neither meet the newer one's ranks nor publish anything. The next world is formed in the
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import signal
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -47,6 +48,7 @@ from paceline.supervise.signals import forward_signals
 
 SPARE = "worlds"  # below a run's directory: folders of its worlds, where temporary files have no room
 ROOM_BYTES = 2**18  # of a world's folder: what its ranks leave there is a few files of some KB
+KILL_SECONDS = 0.005  # that a killed process takes to end
 PEERS_SECONDS = 1.0  # that the peers of a rank have whose failure is known: what they would tell is an echo of it
 
 
@@ -176,7 +178,7 @@ class Generations:
         """
         folder, decisions = self._folder_of(generation.number)
         kills = memory_kills()
-        before, self._crew = self._crew, Crew(tell=self._tell, is_stopped=self._is_stopped)
+        before, self._crew = self._crew, Crew((), self._tell, self._is_stopped, self._machines.changes)
         decisions = (*generation.decisions, *self._machines.decisions(), *decisions)
         generation = replace(generation, decisions=decisions)
         told = self._left_for_ranks(generation, folder)
@@ -239,7 +241,7 @@ class Generations:
             return {rank: each for rank, each in self._machines.standing(number).items() if rank not in crew.endings}
 
         def is_empty() -> bool:
-            return is_new and pulses is not None and not pulses.met
+            return is_new and pulses is not None and not pulses.have_met
 
         is_settled = self._settled(folder, standing, is_empty)
         attend(crew, Patience(float("inf")), supervisor.GRACE_SECONDS, is_settled, standing, pulses)
@@ -249,6 +251,7 @@ class Generations:
             self._machines.dismiss()
             while not crew.is_over:
                 crew.kill()
+                time.sleep(KILL_SECONDS)
                 crew.look()
         outcome = outcome_of(crew.ended(), crew.killed, folder, kills, len(crew.processes))
         collect([process for rank, process in enumerate(crew.processes) if rank not in left])
@@ -319,7 +322,7 @@ class Generations:
             from_world=before.to_world,
             to_world=self._plan.layout.devices,
             reached=reached,
-            fault={name: error.get(name) for name in ("what", "because", "rank")},
+            fault={name: error.get(name) for name in ("what", "because", "rank", "evidence")},
             moments=fallen.moments,
             clock=fallen.clock,
             decisions=decisions,

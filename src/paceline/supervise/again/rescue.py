@@ -1,4 +1,4 @@
-"""Where survivors on one machine bring their state together: in its memory where there is room, else in the run's."""
+"""Where survivors on a machine bring their state together: in memory where there is room, else in the run's folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of one length from any place of tokens that lie in memory: one call of numpy copies all of them."""
+"""Rows of one length from any place of tokens in memory: a single call of numpy copies all rows."""
 
 from __future__ import annotations
 
