@@ -26,24 +26,26 @@ from paceline.checkpoint.manifest import FileEntry
 from paceline.errors import StorageError
 
 PIECE_BYTES = 2**22
-READ_BACK_BYTES = 2**20  # at a time: it stays in the cache while it is compared
+READ_BACK_BYTES = 2**20  # at most at a time: it stays in the cache while it is compared
+SHORT_BYTES, SHORT_ROOM_BYTES = 2**26, 2**18  # a file that is no longer is written so much at a time
 AHEAD = 2  # pieces for each thread that wait for it
 HANDS = 2  # threads for each that computes: a piece on its way to the disk or back takes none of a core
 WORD = 8
 T = TypeVar("T")
 
 
-def write_in_pieces(path: Path, content: Iterable[memoryview], flushes: Flushes) -> FileEntry:
+def write_in_pieces(path: Path, content: Iterable[memoryview], flushes: Flushes, expected: int) -> FileEntry:
     """Write a new file and return its length and digest; the disk has it when the flushes are made.
 
-    Each piece is hashed while it is in the caches, and goes past the system's memory where the file system allows that;
-    else the disk takes what is there meanwhile. Raises OSError.
+    A file that is `expected` to be short goes through less memory, which a run at its peak would notice. Each piece is
+    hashed while it is in the caches, and goes past the system's memory where the file system allows that; else the disk
+    takes what is there meanwhile. Raises OSError.
     """
     file = path.open("x+b", buffering=0)
     flushes.add(file)
     digests, length = list[bytes](), 0
     with contextlib.ExitStack() as opened:
-        writer = opened.enter_context(contextlib.closing(_Writer(PastCaches(path, file.fileno(), True))))
+        writer = opened.enter_context(contextlib.closing(_Writer(PastCaches(path, file.fileno(), True), expected)))
         flush = _Flush(opened.enter_context(Hands(1, "flush")), file.fileno())
         for digest, taken in opened.enter_context(contextlib.closing(_by_hands(writer.put, content))):
             digests.append(digest)
@@ -64,12 +66,13 @@ def compare_in_pieces(path: Path, content: Iterable[memoryview]) -> None:
     length = 0
     with contextlib.ExitStack() as opened:
         file = opened.enter_context(path.open("rb", buffering=0))
-        reader = opened.enter_context(contextlib.closing(_Comparer(PastCaches(path, file.fileno(), False))))
+        caches, here = PastCaches(path, file.fileno(), False), os.fstat(file.fileno()).st_size
+        reader = opened.enter_context(contextlib.closing(_Comparer(caches, here)))
         for is_equal, taken in opened.enter_context(contextlib.closing(_by_hands(reader.is_equal, content))):
             length += taken
             if not is_equal:
                 raise _damaged(path)
-        if os.fstat(file.fileno()).st_size != length:
+        if here != length:
             raise _damaged(path)
 
 
@@ -160,19 +163,30 @@ class _Rooms:
 class _Writer:
     """Puts pieces into a file."""
 
-    def __init__(self, file: PastCaches) -> None:
-        self.file, self._rooms = file, _Rooms(PIECE_BYTES)
+    def __init__(self, file: PastCaches, expected: int) -> None:
+        self.file = file
+        self._rooms = _Rooms(min(PIECE_BYTES, SHORT_ROOM_BYTES) if expected <= SHORT_BYTES else PIECE_BYTES)
 
     def put(self, at: int, parts: list[memoryview]) -> bytes:
-        """Write a piece at its place and return its digest."""
-        length = 0
+        """Write a piece at its place, as much at a time as a room holds, and return its digest."""
+        digest, held = hashlib.sha256(), 0
         with self._rooms.one() as room:
             for part in parts:
-                room[length : length + len(part)] = part
-                length += len(part)
-            digest = hashlib.sha256(room[:length]).digest()
-            self.file.write(room[:length], at)
-        return digest
+                rest = part
+                while rest:
+                    taken = rest[: len(room) - held]
+                    room[held : held + len(taken)] = taken
+                    held, rest = held + len(taken), rest[len(taken) :]
+                    if held == len(room):
+                        at, held = self._out(room, at, digest), 0
+            self._out(room[:held], at, digest)
+        return digest.digest()
+
+    def _out(self, content: memoryview, at: int, digest: hashlib._Hash) -> int:
+        """Write what a room holds at its place, and return the next one."""
+        digest.update(content)
+        self.file.write(content, at)
+        return at + len(content)
 
     def close(self) -> None:
         """Close what was opened beside the file."""
@@ -182,8 +196,9 @@ class _Writer:
 class _Comparer:
     """Reads pieces of a file."""
 
-    def __init__(self, file: PastCaches) -> None:
-        self._file, self._rooms = file, _Rooms(min(PIECE_BYTES, READ_BACK_BYTES))
+    def __init__(self, file: PastCaches, length: int) -> None:
+        room = SHORT_ROOM_BYTES if length <= SHORT_BYTES else READ_BACK_BYTES
+        self._file, self._rooms = file, _Rooms(min(PIECE_BYTES, room))
 
     def is_equal(self, at: int, parts: list[memoryview]) -> bool:
         """Return whether the file has a piece at its place."""
