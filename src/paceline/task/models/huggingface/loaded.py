@@ -107,7 +107,7 @@ def _of_own_class(model: Any) -> Any:
     own = next(each for each in type(model).__mro__ if not each.__module__.startswith("torch.distributed."))
     if own is type(model):
         return model
-    same = object.__new__(own)
+    same: Any = object.__new__(own)
     same.__dict__ = model.__dict__
     return same
 

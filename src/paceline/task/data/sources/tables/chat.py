@@ -154,7 +154,7 @@ def of_tokenizer(tokenizer: str) -> Template:
             "template = \"chatml\", \"llama3\" or \"plain\"",
         )  # fmt: skip
     try:
-        from jinja2 import TemplateError
+        from jinja2 import TemplateError, TemplateSyntaxError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
     except ImportError as error:
         raise MissingExtra("jinja2", "huggingface", "the tokenizer's own chat template") from error
@@ -165,9 +165,9 @@ def of_tokenizer(tokenizer: str) -> Template:
     environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
     try:
         compiled = environment.from_string(source)
-    except TemplateError as error:
-        line = f", in its line {error.lineno}" if getattr(error, "lineno", None) else ""
-        raise DataError(f"the chat template of the tokenizer '{tokenizer}' is no template", f"{error}{line}",
+    except TemplateSyntaxError as error:
+        because = f"{error.message}, in its line {error.lineno}"
+        raise DataError(f"the chat template of the tokenizer '{tokenizer}' is no template", because,
                         "template = \"chatml\", \"llama3\" or \"plain\"") from error  # fmt: skip
 
     def render(messages: Messages, prompt: bool) -> str:
