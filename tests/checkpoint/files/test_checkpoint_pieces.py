@@ -92,6 +92,21 @@ def test_the_digest_is_that_of_the_pieces_digests(tmp_path: Path) -> None:
         assert digest.hexdigest() == entry.sha256, step
 
 
+def test_a_short_file_goes_through_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole pieces for each thread were 16 MiB at the peak of a run whose weights took 4."""
+    made: list[int] = []
+    room = pieces.page_room
+    monkeypatch.setattr(pieces, "page_room", lambda length: (made.append(length), room(length))[1])
+    values = {"w": torch.randn(pieces.PIECE_BYTES // 2)}  # two pieces
+    path = save_checkpoint(tmp_path / "short", 1, values, {}, keep_last=1).path
+    assert made and max(made) <= pieces.SHORT_ROOM_BYTES
+    monkeypatch.setattr(pieces, "SHORT_BYTES", 0)
+    long = save_checkpoint(tmp_path / "long", 1, values, {}, keep_last=1).path
+    assert max(made) == pieces.PIECE_BYTES
+    assert read_manifest(path).files[SHARD] == read_manifest(long).files[SHARD]
+    assert (path / SHARD).read_bytes() == (long / SHARD).read_bytes()
+
+
 def test_a_file_of_one_piece_has_a_plain_digest_that_earlier_releases_read(tmp_path: Path) -> None:
     path = saved(tmp_path)
     document = json.loads((path / MANIFEST_NAME).read_text())

@@ -26,24 +26,26 @@ from paceline.checkpoint.manifest import FileEntry
 from paceline.errors import StorageError
 
 PIECE_BYTES = 2**22
-AT_ONCE_BYTES = 2**20  # written, or read back: they stay in the cache while they are hashed, or compared
+AT_ONCE_BYTES = 2**20  # at most written, or read back: they stay in the cache while they are hashed, or compared
+SHORT_BYTES, SHORT_ROOM_BYTES = 2**26, 2**18  # a file that is no longer goes through less memory at a time
 AHEAD = 2  # pieces for each thread that wait for it
 HANDS = 2  # threads for each that computes: a piece on its way to the disk or back takes none of a core
 WORD = 8
 T = TypeVar("T")
 
 
-def write_in_pieces(path: Path, content: Iterable[memoryview], flushes: Flushes) -> FileEntry:
+def write_in_pieces(path: Path, content: Iterable[memoryview], flushes: Flushes, expected: int) -> FileEntry:
     """Write a new file and return its length and digest; the disk has it when the flushes are made.
 
-    Each piece is hashed while it is in the caches, and goes past the system's memory where the file system allows that;
-    else the disk takes what is there meanwhile. Raises OSError.
+    A file that is `expected` to be short goes through less memory, which a run at its peak would notice. Each piece is
+    hashed while it is in the caches, and goes past the system's memory where the file system allows that; else the disk
+    takes what is there meanwhile. Raises OSError.
     """
     file = path.open("x+b", buffering=0)
     flushes.add(file)
     digests, length = list[bytes](), 0
     with contextlib.ExitStack() as opened:
-        writer = opened.enter_context(contextlib.closing(_Writer(PastCaches(path, file.fileno(), True))))
+        writer = opened.enter_context(contextlib.closing(_Writer(PastCaches(path, file.fileno(), True), expected)))
         flush = _Flush(opened.enter_context(Hands(1, "flush")), file.fileno())
         for digest, taken in opened.enter_context(contextlib.closing(_by_hands(writer.put, content))):
             digests.append(digest)
@@ -64,12 +66,13 @@ def compare_in_pieces(path: Path, content: Iterable[memoryview]) -> None:
     length = 0
     with contextlib.ExitStack() as opened:
         file = opened.enter_context(path.open("rb", buffering=0))
-        reader = opened.enter_context(contextlib.closing(_Comparer(PastCaches(path, file.fileno(), False))))
+        caches, here = PastCaches(path, file.fileno(), False), os.fstat(file.fileno()).st_size
+        reader = opened.enter_context(contextlib.closing(_Comparer(caches, here)))
         for is_equal, taken in opened.enter_context(contextlib.closing(_by_hands(reader.is_equal, content))):
             length += taken
             if not is_equal:
                 raise _damaged(path)
-        if os.fstat(file.fileno()).st_size != length:
+        if here != length:
             raise _damaged(path)
 
 
@@ -140,17 +143,23 @@ class _Flush:
             self.under_way.result()
 
 
+def _room_bytes(length: int) -> int:
+    """Return how many bytes of a file of this length are written, or read back, at a time."""
+    return SHORT_ROOM_BYTES if length <= SHORT_BYTES else AT_ONCE_BYTES
+
+
 class _Writer:
     """Puts pieces into a file."""
 
-    def __init__(self, file: PastCaches) -> None:
-        self.file, self._rooms = file, Rooms(AT_ONCE_BYTES)
+    def __init__(self, file: PastCaches, expected: int) -> None:
+        self.file, self._step = file, _room_bytes(expected)
+        self._rooms = Rooms(self._step)
 
     def put(self, at: int, parts: list[memoryview]) -> bytes:
-        """Write a piece at its place and return its digest."""
+        """Write a piece at its place, as much at a time as a room holds, and return its digest."""
         digest = hashlib.sha256()
         with self._rooms.one() as room:
-            for some in cut(parts, AT_ONCE_BYTES):
+            for some in cut(parts, self._step):
                 length = 0
                 for part in some:
                     copy_bytes(room[length : length + len(part)], part)
@@ -168,8 +177,9 @@ class _Writer:
 class _Comparer:
     """Reads pieces of a file."""
 
-    def __init__(self, file: PastCaches) -> None:
-        self._file, self._rooms = file, Rooms(AT_ONCE_BYTES)
+    def __init__(self, file: PastCaches, length: int) -> None:
+        self._file, self._step = file, _room_bytes(length)
+        self._rooms = Rooms(self._step)
 
     def is_equal(self, at: int, parts: list[memoryview]) -> bool:
         """Return whether the file has a piece at its place."""
@@ -177,7 +187,7 @@ class _Comparer:
             length, here = sum(map(len, parts)), at
             rest = deque(parts)
             while here < at + length:
-                read = room[: min(AT_ONCE_BYTES, at + length - here)]
+                read = room[: min(self._step, at + length - here)]
                 if self._file.read(read, here) != len(read):
                     return False
                 here += len(read)
