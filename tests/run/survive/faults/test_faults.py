@@ -149,7 +149,7 @@ def test_storage_that_fails_and_files_that_are_damaged_cost_no_sample(tmp_path: 
     then = {"kind": "kill", "step": 6, "rank": 1, "phase": "data"}
     stories = [
         Story("none", TWO),
-        *(Story(kind, TWO, [{"kind": kind, "step": 4, "rank": 0, "seconds": 0.2}]) for kind in OF_A_FILE),
+        *(Story(kind, TWO, [{"kind": kind, "step": 4, "rank": 0, "seconds": "200 ms"}]) for kind in OF_A_FILE),
         *(Story(str(each["kind"]), TWO, [each, then], AT_ONCE) for each in damaged),
     ]
     ended = told(tmp_path, stories)
