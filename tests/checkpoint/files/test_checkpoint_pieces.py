@@ -17,6 +17,7 @@ from checkpoint_samples import write_document
 
 from paceline.checkpoint import find_latest, load_checkpoint, read_manifest, save, save_checkpoint, verify_checkpoint
 from paceline.checkpoint.files import copies, past_caches, pieces
+from paceline.checkpoint.files.past_caches import Rooms
 from paceline.checkpoint.files.read_back import PiecesDigest
 from paceline.checkpoint.manifest import MANIFEST_NAME
 from paceline.checkpoint.readers import fill
@@ -95,14 +96,13 @@ def test_the_digest_is_that_of_the_pieces_digests(tmp_path: Path) -> None:
 def test_a_short_file_goes_through_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole pieces for each thread were 16 MiB at the peak of a run whose weights took 4."""
     made: list[int] = []
-    room = pieces.page_room
-    monkeypatch.setattr(pieces, "page_room", lambda length: (made.append(length), room(length))[1])
+    monkeypatch.setattr(pieces, "Rooms", lambda length: (made.append(length), Rooms(length))[1])
     values = {"w": torch.randn(pieces.PIECE_BYTES // 2)}  # two pieces
     path = save_checkpoint(tmp_path / "short", 1, values, {}, keep_last=1).path
     assert made and max(made) <= pieces.SHORT_ROOM_BYTES
     monkeypatch.setattr(pieces, "SHORT_BYTES", 0)
     long = save_checkpoint(tmp_path / "long", 1, values, {}, keep_last=1).path
-    assert max(made) == pieces.PIECE_BYTES
+    assert max(made) == pieces.AT_ONCE_BYTES
     assert read_manifest(path).files[SHARD] == read_manifest(long).files[SHARD]
     assert (path / SHARD).read_bytes() == (long / SHARD).read_bytes()
 

@@ -33,7 +33,8 @@ def page_room(length: int) -> memoryview:
 class Rooms:
     """Memory that begins at a page, one after the other for as many threads as there are.
 
-    Several rooms are cut from large pages, which a disk fills twice as fast as small ones that lie anywhere.
+    Several rooms are cut from large pages, which a disk fills twice as fast as small ones that lie anywhere; small ones
+    are made one by one.
     """
 
     def __init__(self, length: int) -> None:
@@ -52,7 +53,8 @@ class Rooms:
         self._free.put(room)
 
     def _made(self) -> Iterator[memoryview]:
-        whole = page_room(self._length * max(1, 2 * LARGE_BYTES // self._length))
+        count = 2 * LARGE_BYTES // self._length if self._length >= LARGE_BYTES // 2 else 1
+        whole = page_room(self._length * max(1, count))
         for begin in range(0, len(whole), self._length):
             yield whole[begin : begin + self._length]
 
