@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import RESULTS, machine
+from common import keep, machine, strict_json
 
 from paceline.checkpoint import (
     CheckpointInfo,
@@ -263,9 +263,10 @@ def main() -> None:
     for name, rate in measured.items():
         beside = [f"{parts[f'{name} of {of}']:.0%} of {of.replace('_', ' ')}" for one, of in BESIDE if one == name]
         print(f"| {name.replace('_', ' ')} | {rate / 1e6:.0f} | {cpu[name]:.2f} | {', '.join(beside)} |")
-    for path in [options.json, RESULTS / "figures" / "checkpoint_stall.json" if options.save else None]:
-        if path:
-            path.write_text(json.dumps(result, indent=1) + "\n")
+    if options.json:
+        options.json.write_text(strict_json(result))
+    if options.save:
+        keep("checkpoint_stall", result)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ import torch
 
 from paceline.cli.output import json_safe
 
-# Pages for readers; in its folder `figures` the same, and more, for programs.
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -37,6 +36,15 @@ def machine() -> dict[str, Any]:
 def strict_json(result: Any) -> str:
     """Return a result as JSON that any reader takes: a number that is not finite is null, since JSON has no NaN."""
     return json.dumps(json_safe(result), indent=1, allow_nan=False) + "\n"
+
+
+def keep(name: str, figures: Any = None, page: str = "") -> None:
+    """Write what a benchmark found: a page for readers; in the folder `figures` the same, and more, for programs."""
+    (RESULTS / "figures").mkdir(parents=True, exist_ok=True)
+    if figures is not None:
+        (RESULTS / "figures" / f"{name}.json").write_text(strict_json(figures))
+    if page:
+        (RESULTS / f"{name}.md").write_text(page)
 
 
 def _cpu_model() -> str:

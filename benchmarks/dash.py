@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, machine
+from common import keep, machine
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from report_journals import START, run_started, step  # a run's records, without the run
@@ -207,7 +207,7 @@ def main() -> None:
         head = (
             f"# The live page of a large run\n\n`python benchmarks/dash.py` on {where['cpu']}, {where['cores']} cores,"
         )
-        (RESULTS / "dash.md").write_text(f"{head} {where['date']}.\n\n{text}\n")
+        keep("dash", page=f"{head} {where['date']}.\n\n{text}\n")
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import RESULTS, machine
+from common import keep, machine
 from readers import BASELINE, READERS, ROWS, SEED, SEQ_LEN, VOCAB
 from readers.batches import batches_of_documents
 from readers.cold import cold_reads
@@ -192,8 +192,7 @@ def main() -> None:
                 chosen.json.write_text(json.dumps(report, indent=1) + "\n")
     print(page(report))
     if chosen.save:
-        (RESULTS / "figures" / "data.json").write_text(json.dumps(report, indent=1) + "\n")
-        (RESULTS / "data.md").write_text(page(report))
+        keep("data", report, page(report))
 
 
 def readers_of(part: str) -> list[str]:

@@ -1,13 +1,13 @@
 """Forecasts against measurements on this machine: ten tasks, every layout of 1, 2 and 4 processes.
 
-    python benchmarks/forecast_grid.py --work FOLDER [--minutes 20] [--tasks small,moe] [--save]
+    python benchmarks/forecast_grid.py --work FOLDER [--minutes 20] [--tasks small,moe] [--save] [--score]
 
 The machine is probed first, for each number of processes. Of every layout, ZeRO class and schedule, the plan that the
 planner would choose for it is run: plans of one task take turns of a few steps, a few plans at a time. FOLDER keeps the
 probes and a line for every plan that was measured, so the next call goes on where this one stopped; the scores are of
-all that it holds. Two views: by the formulas alone, and after learning from half of the rows, where every row is scored
-by what the other half taught (grid/scores.py). Where the machine's speed changed since the probe, both are made again
-(grid/pace.py).
+all that it holds. With `--score` nothing is measured, and what FOLDER holds is forecast anew, from its probes. Two
+views: by the formulas alone, and after learning from half of the rows, where every row is scored by what the other half
+taught (grid/scores.py). Where the machine's speed changed since the probe, both are made again (grid/pace.py).
 
 Some tasks are those where copies of the model lose or do not fit: little memory (nine tenths of what copies are
 forecast to need), a slow network (worlds/slow_network.py, which the probe measures as well), long sequences, experts.
@@ -32,7 +32,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, machine, strict_json
+from common import keep, machine, strict_json
 from grid.pace import TRIES, is_steady, pace_of
 from grid.scores import document, parts_of, rows_of, score, table
 from worlds import slow_network
@@ -299,11 +299,14 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--tasks", default="", help="words of the tasks to run, such as small,vision")
     parser.add_argument("--probe-seconds", type=float, default=15.0, help="time for each probe")
     parser.add_argument("--quick", action="store_true", help="a few seconds, to see that everything works")
+    parser.add_argument("--score", action="store_true", help="measure nothing: forecast anew what the folder holds")
     parser.add_argument("--json", metavar="OUT", help="also write the result as JSON")
     parser.add_argument(
         "--save", action="store_true", help="write benchmarks/results/forecast_grid.md, and figures/forecast_grid.json"
     )
     options = parser.parse_args(arguments)
+    if options.score and not options.work:
+        parser.error("--score needs --work, the folder whose rows are to be forecast anew")
     if options.quick:
         options.devices, options.tasks, options.layouts = "1,2", options.tasks or "small", 2
         options.rounds, options.steps, options.probe_seconds = 2, 2, 0.5
@@ -326,8 +329,13 @@ def main(arguments: list[str]) -> int:
             for task in chosen:
                 if devices == 1 and (task in SLOW or "little memory" in task):
                     continue  # one process has no network, and no other layout
+                if options.score and not kept_probe(work, task, devices).exists():
+                    continue
                 with environment(work, task):
-                    case, because = tried(task, devices, work, lines, options, until)
+                    if options.score:
+                        case, because = case_of(task, devices, work, options), ""
+                    else:
+                        case, because = tried(task, devices, work, lines, options, until)
                 cases[task, devices] = case
                 if because:
                     failed.append({"task": task, "devices": devices, "because": because})
@@ -341,18 +349,17 @@ def main(arguments: list[str]) -> int:
     rows = rows_of(runs, [known[id(run.observation)] for run in runs])
     result = {
         "machine": machine(), "rounds": options.rounds, "steps": options.steps, "scores": score(rows),
-        "asked": sum(len(case.plans) for case in cases.values()),
+        "asked": len(mine) if options.score else sum(len(case.plans) for case in cases.values()),
         "by_task": {name: score(members) for name, members in parts_of(rows).items()},
         "rows": [dataclasses.asdict(row) for row in rows], "not_measured": failed,
     }  # fmt: skip
-    page = document(result, rows, f"python benchmarks/forecast_grid.py {' '.join(arguments)}".strip())
+    told = ["FOLDER" if word == options.work else word for word in arguments]
+    page = document(result, rows, f"python benchmarks/forecast_grid.py {' '.join(told)}".strip())
     print("\n".join(table(rows)))
     if options.json:
         Path(options.json).write_text(strict_json(result))
     if options.save:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / "forecast_grid.md").write_text(page)
-        (RESULTS / "figures" / "forecast_grid.json").write_text(strict_json(result))
+        keep("forecast_grid", result, page)
     return 0
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import json
 import math
 import multiprocessing
 import sys
@@ -29,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import RESULTS, TokenRows, machine
+from common import TokenRows, keep, machine, strict_json
 from torch import Tensor, nn
 
 import paceline
@@ -397,12 +396,10 @@ def main(arguments: list[str]) -> int:
     for result in results:
         print("\n".join(lines_of(result)))
     content = {"machine": facts, "matrix_flops": matrix_flops, "options": vars(options), "results": results}
-    text = json.dumps(content, indent=2) + "\n"
     if options.json:
-        Path(options.json).write_text(text)
+        Path(options.json).write_text(strict_json(content))
     if options.save:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / "figures" / f"gpu-{device.lower().replace(' ', '-')}.json").write_text(text)
+        keep(f"gpu-{device.lower().replace(' ', '-')}", content)
     return 0
 
 

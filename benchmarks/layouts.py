@@ -23,7 +23,7 @@ from by_hand.context import context_loop
 from by_hand.expert import expert_loop
 from by_hand.pipeline import pipeline_loop
 from by_hand.tensor import tensor_loop
-from common import RESULTS, machine
+from common import keep, machine
 from race.contenders import Job, bare, bare_sharded, paceline_loop
 from race.contest import WARM_UP_STEPS, Entry, Row, compete, table
 
@@ -160,9 +160,7 @@ def main(arguments: list[str]) -> int:
     if options.json:
         Path(options.json).write_text(json.dumps(result, indent=2) + "\n")
     if options.save:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / "figures" / "layouts.json").write_text(json.dumps(result, indent=2) + "\n")
-        (RESULTS / "layouts.md").write_text(document(rows, options, facts))
+        keep("layouts", result, document(rows, options, facts))
     return 0 if all(row.same_work for row in rows) else 1
 
 

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, machine
+from common import keep, machine
 from race import contenders
 from race.contenders import Job
 from race.contest import WARM_UP_STEPS, Entry, Row, compete, table
@@ -162,9 +162,7 @@ def main(arguments: list[str]) -> int:
     if options.json:
         Path(options.json).write_text(json.dumps(result, indent=2) + "\n")
     if options.save:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / "figures" / "overhead.json").write_text(json.dumps(result, indent=2) + "\n")
-        (RESULTS / "overhead.md").write_text(document(rows, options, facts))
+        keep("overhead", result, document(rows, options, facts))
     return 0 if all(row.same_work for row in rows) else 1
 
 

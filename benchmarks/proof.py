@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, Spread, machine, median_of
+from common import Spread, keep, machine, median_of
 
 ROOT = Path(__file__).parents[1]
 SPEC = ROOT / "examples" / "stdlib-code.toml"
@@ -171,12 +171,10 @@ def main(arguments: list[str]) -> int:
     if options.json:
         options.json.write_text(json.dumps(result, indent=2) + "\n")
     if options.save:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / "figures" / "proof.json").write_text(json.dumps(result, indent=2) + "\n")
         where = f"{facts['date']} · {facts['cpu']}, {facts['cores']} cores · torch {facts['torch']}"
         quiet = f"{rounds} rounds · load average {load[0]:.0f} at the start, {load[1]:.0f} at the end"
         head = "# The proof before training\n\n`python benchmarks/proof.py --save`"
-        (RESULTS / "proof.md").write_text(f"{head}\n\n{where} · {quiet}\n\n{table(rows)}\n")
+        keep("proof", result, f"{head}\n\n{where} · {quiet}\n\n{table(rows)}\n")
     return 0
 
 

@@ -38,7 +38,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, machine, median_of
+from common import keep, machine, median_of
 
 from paceline.patience import Patience
 from paceline.spec.journal.reading import read_journal
@@ -356,7 +356,7 @@ def main() -> None:
     if chosen.json:
         chosen.json.write_text(json.dumps(report, indent=1))
     if chosen.save:
-        (RESULTS / "figures" / "recovery.json").write_text(json.dumps(report, indent=1))
+        keep("recovery", report)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, machine
+from common import keep, machine
 from worlds.simulated_world import simulated
 
 SIMULATED = (16, 64, 256, 1024, 4096, 16384)
@@ -228,11 +228,10 @@ def main(arguments: list[str]) -> int:
     if options.json:
         options.json.write_text(json.dumps(result, indent=2) + "\n")
     if options.save:
-        (RESULTS / "figures" / "scale.json").write_text(json.dumps(result, indent=2) + "\n")
         where = f"{facts['date']} · {facts['cpu']}, {facts['cores']} cores · torch {facts['torch']}"
         quiet = f"load average {min(loads):.0f} to {max(loads):.0f}"
         head = "# Costs against the number of ranks\n\n`python benchmarks/scale.py --save`"
-        (RESULTS / "scale.md").write_text(f"{head}\n\n{where} · {quiet}\n\n{printed}\n")
+        keep("scale", result, f"{head}\n\n{where} · {quiet}\n\n{printed}\n")
     return 0
 
 

@@ -15,8 +15,20 @@ from pathlib import Path
 
 from runs import ending, environment
 
+from paceline.supervise.nodes.held_in_memory import PREFIX
+
 MARK = "NODES_OF_A_TEST"
 PORTS = range(20_000, 29_000)  # below those that the system gives to connections
+
+
+def opened_by(process: int) -> list[Path]:
+    """Return the files that a process has open, such as the lock of its node's memory; none where it has ended."""
+    found = []
+    with contextlib.suppress(OSError):
+        for path in list(Path(f"/proc/{process}/fd").iterdir()):
+            with contextlib.suppress(OSError):  # it was closed just now
+                found.append(path.readlink())
+    return found
 
 
 def free_port() -> int:
@@ -81,10 +93,12 @@ class Nodes:
 
     def lose(self, number: int) -> None:
         """End all that runs on a node at once, and empty its memory, as when its power fails."""
+        folders = {file.parent for process in self.running(number) for file in opened_by(process)}
         for process in self.running(number):
             os.kill(process, signal.SIGKILL)
-        for folder in Path("/dev/shm").glob(f"paceline-pieces-{number}-*"):
-            shutil.rmtree(folder)
+        for folder in folders:  # this run's, and not that of another test on this machine
+            if folder.name.startswith(PREFIX):
+                shutil.rmtree(folder)
 
     def close(self) -> None:
         """End what is left."""

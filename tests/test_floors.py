@@ -42,6 +42,7 @@ FLOORS: dict[str, float] = {
     "paceline.said": 1,
     "paceline.scratch": 1,
     "paceline.lock": 1,
+    "paceline.descriptors": 1,
     "paceline.svg": 1,
     "paceline.patience": 1,
     "paceline.robust": 1,
@@ -355,3 +356,20 @@ def test_what_a_rank_holds_of_a_tensor_is_asked_in_one_place() -> None:
         )
     }
     assert again == {"paceline.task.models.held"}
+
+
+def test_no_thread_holds_a_process_that_is_to_end() -> None:
+    """The interpreter waits for threads that are no daemons, and for those of the standard library's pools, whatever
+    they do: one that reads from a silent storage holds a process for minutes after Ctrl-C."""
+    waited = {"run/trace/tracer.py": 1}  # writes what was traced, and ends
+    found: dict[str, int] = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        text = path.read_text()
+        for call in (each for each in ast.walk(ast.parse(text)) if isinstance(each, ast.Call)):
+            what = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+            is_daemon = any(word.arg == "daemon" and ast.unparse(word.value) == "True" for word in call.keywords)
+            is_daemon |= what == "Timer" and ".daemon = True" in text  # which its constructor does not take
+            if what in ("Thread", "Timer", "ThreadPoolExecutor") and not is_daemon:
+                name = str(path.relative_to(ROOT))
+                found[name] = found.get(name, 0) + 1
+    assert found == waited

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from paceline.run.numerics.randomness.shares import SampleRows
 from paceline.run.numerics.randomness.survey import survey
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # what benchmarks share
-from common import RESULTS, Spread, machine, median_of
+from common import Spread, keep, machine, median_of, strict_json
 
 ROWS, SEQ, WIDTH, HEADS, LAYERS, VOCAB = 8, 128, 256, 4, 4, 1024
 
@@ -143,13 +142,11 @@ def main(arguments: list[str]) -> int:
     facts = machine()
     page = document(found, facts, options.rounds, options.steps)
     print(page)
-    figures = json.dumps({"machine": facts, "rows": found}, indent=2) + "\n"
+    figures = {"machine": facts, "rows": found}
     if options.json:
-        Path(options.json).write_text(figures)
+        Path(options.json).write_text(strict_json(figures))
     if options.save:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / "figures" / "randomness.json").write_text(figures)
-        (RESULTS / "randomness.md").write_text(page)
+        keep("randomness", figures, page)
     return 0
 
 

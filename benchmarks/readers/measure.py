@@ -1,12 +1,14 @@
 """One reader, measured in a process of its own: `python measure.py NAME FOLDER BATCHES [NEAR]` prints a line of JSON.
 
 CPU seconds are those of the process and of all processes below it; memory is what is theirs alone, or shared among
-them, and not a file's. Importing a library is not counted. With BATCHES of 0 its files are written instead. A slow
-reader reads fewer batches: as many as it reads in MOST_SECONDS. Neighbours are counted where NEAR is given.
+them, and not a file's. All readers keep the memory that they free, as ranks of a run on a CPU do. Importing a library
+is not counted. With BATCHES of 0 its files are written instead. A slow reader reads fewer batches: as many as it reads
+in MOST_SECONDS. Neighbours are counted where NEAR is given.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import multiprocessing
 import os
@@ -24,6 +26,7 @@ import torch
 
 from readers import READERS, ROWS, SEQ_LEN, Batches, windows
 
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # of glibc's mallopt: see src/paceline/run/memory/allocator.py
 NAMED = 4  # tokens that name a window: 60 bits of a random corpus
 MOST_NAMED = 4096  # batches whose rows are looked up
 LOOK_EVERY = 64  # batches between two looks at the clock
@@ -106,6 +109,8 @@ def main() -> None:
     """Measure, or write."""
     name, folder, count = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(1)
+    ctypes.CDLL(None).mallopt(TRIM_THRESHOLD, -1)
+    ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, 32 * 2**20)
     reader = READERS[name]
     if not reader.is_there():
         print(json.dumps({"missing": reader.package}))

@@ -47,8 +47,8 @@ def _read(source: Any) -> Batches:
 
 def _read_ahead(source: Any) -> Batches:
     """Read in a thread, however short reads are: more batches ahead, and several each time that it is woken."""
-    rule = DepthRule(MOST_BYTES, on_device=True, bytes_of=bytes_of, short_read=0.0)
-    return _ahead(ReadAhead(stream_of(source).at, prepare=lambda: None, rule=rule))
+    stream, rule = stream_of(source), DepthRule(MOST_BYTES, on_device=True, bytes_of=bytes_of, short_read=0.0)
+    return _ahead(ReadAhead(stream.at, lambda: None, rule, begin_reads=stream.gathered))
 
 
 def _read_while_busy(source: Any) -> Batches:
@@ -57,14 +57,14 @@ def _read_while_busy(source: Any) -> Batches:
 
 
 def _ahead(ahead: ReadAhead[Any]) -> Batches:
-    position = begun = 0
+    step = begun = 1
     while True:
-        batch = ahead.take(position)
-        position += ROWS
-        begun = max(begun, position)
-        while begun < position + max(1, ahead.depth) * ROWS:
-            ahead.begin(begun)
-            begun += ROWS
+        batch = ahead.take((step - 1) * ROWS, step)
+        step += 1
+        begun = max(begun, step)
+        while begun < step + max(1, ahead.depth):
+            ahead.begin((begun - 1) * ROWS, begun)
+            begun += 1
         ahead.read_begun()
         yield batch.micro_batches[0].data
 

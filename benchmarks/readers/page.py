@@ -15,7 +15,8 @@ def page(report: dict[str, Any]) -> str:
     parts = report["parts"]
     lines = [
         "# Reading samples of text", "",
-        f"Batches of {report['rows']} rows of {report['seq_len']:,} tokens with their labels.",
+        f"Batches of {report['rows']} rows of {report['seq_len']:,} tokens with their labels. All readers keep the"
+        " memory that they free, as ranks of a run on a CPU do.",
         "Neighbours: how often windows less than 8 apart meet in a batch of 64, against a uniform shuffle. Medians of"
         " rounds; each reader is held against a memory map that took turns with it.", "",
     ]  # fmt: skip

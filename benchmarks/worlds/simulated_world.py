@@ -5,13 +5,15 @@ The model has `TENSORS` weights, each with two moments, sharded over all ranks b
 
 from __future__ import annotations
 
+import functools
 import json
 import math
+import os
 import pickle
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,15 +46,20 @@ from paceline.plan.planned import plan_task
 from paceline.run.process.groups import own_part
 from paceline.run.process.spread import spread_over
 from paceline.run.process.world import World
-from paceline.run.survive.health.pulse import Pulse
+from paceline.run.survive.health.pulse import BEAT, HEAD, SIZE, STEP, pulse_path
+from paceline.run.survive.health.sight import NearSight
+from paceline.run.survive.health.silences import HangLimits
 from paceline.session.ready.told import make_brief
 from paceline.spec.load import spec_from_dict
+from paceline.spec.survive.phases import PHASES
 from paceline.supervise.nodes.far import FarSight
+from paceline.supervise.nodes.lookout import Lookout
 
 TENSORS = 8  # weights of the simulated model
 KINDS = ("", ".exp_avg", ".exp_avg_sq")
 ROWS, WIDTH = 2**15, 64
 MEANS = 20  # that a record of where steps spend their time has
+EACH = 8  # ranks of a node
 NEAR = 8  # ranks around the last whose parts of the index are written
 
 Costs = dict[tuple[str, str, str], float]  # (what, whose, unit) -> cost
@@ -159,18 +166,56 @@ def spreads(found: Costs, ranks: int) -> None:
 
 
 def pulses(found: Costs, ranks: int) -> None:
-    """Note what the coordinator of a run on nodes of 8 ranks hears of their pulses, five times a second."""
-    told = {**asdict(Pulse(1, 4711, True, 100, 12, "forward", 0.0, 12, 1.5)), "since": 0.3}
-    line = json.dumps({"pulses": [{"pulse": told, "state": "R", "cpu_seconds": 18.25}] * 8, "load": 1.0})
-    sight = FarSight(lambda pulse, by_signal: None)
+    """Note what the coordinator of a run on nodes of 8 ranks hears of them, where all make steps and where one hangs.
 
-    def hear() -> None:
-        for node in range(ranks // 8):
-            message = json.loads(line)
-            sight.told(node, message["load"], message["pulses"])
+    The nodes look five times a second, at files in memory that one process of this machine stands behind.
+    """
+    nodes, steps = max(1, ranks // EACH), 20
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        beat = [functools.partial(write_pulse, Path(folder), rank) for rank in range(EACH)]
+        lookout = Lookout(NearSight(Path(folder), range(EACH), HangLimits(8.0, 10.0, 600.0)))
+        told: list[str] = []
+        sight = FarSight(lambda message: lookout.attend(**message), lambda ranks, by_signal: None)
+        now = time.monotonic()
 
-    timed(found, "a round of pulses", "the coordinator", hear)
-    found["a round of pulses", "the coordinator", "kB"] = len(line) * (ranks // 8) / 1e3
+        def look(passed: float) -> list[str]:
+            """Return what a node has to tell after some time."""
+            nonlocal now
+            now += passed
+            return [json.dumps(message) for message in lookout.news((), now)]
+
+        def hear(lines: Sequence[str]) -> None:
+            """Take what every node tells, where all tell the same, and look at what they show together."""
+            for node in range(nodes):
+                for line in lines:
+                    sight.told(node, json.loads(line), now)
+            sight.overview((), 0.2, now)
+
+        for step in range(1, steps):
+            for one in beat:
+                one("forward", step, now)
+            told += look(0.2)
+        hear(told)  # that all are there
+        quiet = look(0.2)
+        timed(found, "a look at ranks that make steps", "the coordinator", lambda: hear(quiet))
+        found["what it hears a look", "the coordinator", "kB"] = nodes * sum(map(len, quiet)) / 1e3
+        found["what it hears when a world begins", "the coordinator", "kB"] = nodes * sum(map(len, told)) / 1e3
+        late: list[str] = []
+        while not late:
+            late = look(0.2)
+        timed(found, "a look as every node finds a rank late", "the coordinator", lambda: hear(late))
+        found["what it hears as every node finds a rank late", "the coordinator", "kB"] = (
+            nodes * sum(map(len, late)) / 1e3
+        )
+
+
+def write_pulse(folder: Path, rank: int, phase: str, step: int, now: float) -> None:
+    """Write the pulse of a rank as the rank itself does."""
+    content = bytearray(SIZE)
+    HEAD.pack_into(content, 0, os.getpid(), 0)
+    BEAT.pack_into(content, HEAD.size, step, step, PHASES.index(phase), int(1e9 * now))
+    STEP.pack_into(content, HEAD.size + BEAT.size, step, 10**8)
+    pulse_path(folder, rank).write_bytes(content)
 
 
 def files(found: Costs, folder: Path, of_ranks: Sequence[Sequence[Part]], choices: Sequence[WriterChoice]) -> None:

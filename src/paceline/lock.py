@@ -1,4 +1,4 @@
-"""One run directory, one run: a lock for as long as a run lives, and a fence for who lost it without noticing.
+"""One run directory, one run: a lock for as long as a run lives, and a fence for a run that lost the lock unnoticed.
 
 `RUN/lock` is locked (flock) by the process that begins a run, and by its ranks, which inherit the lock from it: the
 system takes it away when all are gone, however they died, on whichever machine. The file's content only names them.

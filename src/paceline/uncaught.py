@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import builtins
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 
 from paceline.errors import PacelineError
@@ -20,6 +23,22 @@ class EndsWithCode:
         self._before(kind, error, trace)
         if isinstance(error, PacelineError):
             raise SystemExit(error.exit_code)
+
+
+def own_place(error: BaseException) -> str:
+    """Return "metrics.py:10", the line of the user's own code that raised an error; "" where it is in ours.
+
+    What a library raises is of whoever called it.
+    """
+    ours, python = Path(__file__).parent, [Path(sysconfig.get_paths()[kind]) for kind in ("stdlib", "platstdlib")]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        if file.is_relative_to(ours):
+            return ""
+        installed = {"site-packages", "dist-packages"} & set(file.parts) or any(map(file.is_relative_to, python))
+        if not installed and file.is_file():
+            return f"{file.name}:{frame.lineno}"
+    return ""
 
 
 def is_prompt() -> bool:

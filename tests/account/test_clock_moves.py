@@ -23,9 +23,10 @@ from paceline.run.survive.recovered import Recovered
 from paceline.spec.journal.kinds import ClockRecord, DecisionRecord
 from paceline.spec.journal.reading import read_journal, read_kind
 from paceline.spec.journal.record import read
-from paceline.spec.journal.timing.clock import MovedClock, clock_here
+from paceline.spec.journal.timing.clock import MovedClock, RunMoments, clock_here, passed_here, passed_seconds
 from paceline.spec.journal.timing.held_devices import held_in
 from paceline.supervise.crew import Crew
+from paceline.supervise.ranks_lost import RanksLost
 
 START = 1_772_323_200.0
 Record = dict[str, Any]
@@ -140,7 +141,7 @@ def test_what_a_recovery_took_is_what_passed_though_the_clock_is_set_as_the_firs
     real, moved = time.time, [0.0]
     monkeypatch.setattr(time, "time", lambda: real() + moved[0])
     for at_death, later in ((259_200.0, 0.0), (-259_200.0, 0.0), (0.0, 7200.0), (259_200.0, -90_000.0)):
-        left = time.time()
+        left = passed_seconds()
         clock, moments = clock_here(), {"fault": left - 2.0, "noticed": left - 1.5, "ended": left - 1.0}
         moved[0] += at_death
         recovered = Recovered(Generation(2, "restart", 2, 2, 7, {"what": "rank 0 was killed"}, moments, clock))
@@ -153,6 +154,14 @@ def test_what_a_recovery_took_is_what_passed_though_the_clock_is_set_as_the_firs
         assert record.seconds["total"] == pytest.approx(sum(parts))
 
 
+def test_moments_of_another_machine_are_told_by_the_clocks_of_both() -> None:
+    here = clock_here()
+    assert passed_here({"fault": 7.0}, here | {"apart": here["apart"] + 500.0}) == {"fault": 7.0}, "it was set here"
+    there = {"boot": "another", "apart": here["apart"] + 500.0}  # a machine that has run for 500 s less
+    assert passed_here({"fault": 7.0}, there)["fault"] == pytest.approx(507.0, abs=1.0)
+    assert passed_here({}, {}) == {}
+
+
 class Process:
     """One that ends when a test says so."""
 
@@ -163,11 +172,12 @@ class Process:
         return self.code
 
 
-def test_when_a_rank_ended_is_told_by_the_clock_that_holds_now(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_a_rank_ended_is_told_by_the_clock_that_holds_then(monkeypatch: pytest.MonkeyPatch) -> None:
     real, moved = time.time, [0.0]
     monkeypatch.setattr(time, "time", lambda: real() + moved[0])
     processes: Any = [Process(), Process()]
-    crew = Crew(processes)
+    lost: list[RanksLost] = []
+    crew = Crew(processes, lost.append)
     processes[0].code = 1
     crew.look()
     moved[0] = 86_400.0
@@ -175,7 +185,8 @@ def test_when_a_rank_ended_is_told_by_the_clock_that_holds_now(monkeypatch: pyte
     crew.look()
     first, second = crew.ended()
     assert first.after <= first.by <= second.by and second.by - first.after < 60.0
-    assert abs(second.by - time.time()) < 60.0
+    assert abs(second.by - passed_seconds()) < 60.0
+    assert 86_340.0 < lost[1].time - lost[0].time < 86_460.0 and abs(lost[1].time - time.time()) < 60.0
 
 
 def written(folder: Path, lines: list[Record]) -> Path:
@@ -204,6 +215,23 @@ def test_a_journal_that_notes_no_moves_is_mended_where_steps_show_that_the_clock
     assert sum(totals(lines).values()) == pytest.approx(2 * 100.0)
 
 
+def test_a_clock_that_is_set_before_a_start_is_on_record_is_not_taken_out_twice(tmp_path: Path) -> None:
+    """A decision about memory may come before that record: what the start says of its clock is of after the move."""
+    first = [
+        {"kind": "decision", "attempt": 1, "time": START},
+        {"kind": "clock", "attempt": 1, "time": START + 86_400.0, "moved": 86_400.0},
+        {"kind": "run_started", "attempt": 1, "time": START + 86_402.0, "began": START + 86_399.0, "boot": "one",
+         "clock_apart": 86_500.0, "world_size": 2, "cluster": CLUSTER, "spec": {}},
+        {"kind": "step", "attempt": 1, "step": 1, "time": START + 86_412.0, "seconds": {"total": 10.0}},
+    ]  # fmt: skip
+    second = {**first[2], "attempt": 2, "time": START + 86_420.0, "began": START + 86_415.0}
+    lines = [*first, second, {**first[3], "attempt": 2, "step": 2, "time": START + 86_430.0}]
+    assert summarise(lines).goodput.wall_seconds == pytest.approx(30.0, abs=0.01)
+    held = held_in(written(tmp_path / "run", lines))
+    assert sum(each.seconds for each in held) == pytest.approx(28.0, abs=0.01)
+    assert all(each.ended - each.began < 60 for each in held)
+
+
 def test_the_journal_notes_when_its_clock_was_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = [START]
     monkeypatch.setattr(journal_writer, "MovedClock", lambda: MovedClock(lambda: shown[0], lambda: 0.0))
@@ -213,6 +241,42 @@ def test_the_journal_notes_when_its_clock_was_set(tmp_path: Path, monkeypatch: p
         journal.write(read(DecisionRecord, {"what": "x", "time": shown[0]}))
     journal.close()
     assert [each.moved for each in read_kind(tmp_path, ClockRecord)] == [3600.5, -7200.0]
-    assert [line["kind"] for line in read_journal(tmp_path)] == [
-        "decision", "clock", "decision", "decision", "clock", "decision",
-    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("moved", [86_400.0, -86_400.0])
+def test_a_record_that_was_made_before_the_clock_was_set_stands_before_the_note_of_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: float
+) -> None:
+    """A record has its moment when it is made, and is written a little later."""
+    shown = [START]
+    monkeypatch.setattr(journal_writer.time, "time", lambda: shown[0])
+    monkeypatch.setattr(journal_writer, "MovedClock", lambda: MovedClock(lambda: shown[0], lambda: 0.0))
+    journal = Journal(tmp_path)
+    records = [read(DecisionRecord, {"what": what, "time": START + at}) for what, at in (("one", 0.0), ("two", moved))]
+    shown[0] += moved
+    for record in records:
+        journal.write(record)
+    journal.close()
+    clock = RunMoments()
+    lines = list(read_journal(tmp_path))
+    assert [line["kind"] for line in lines] == ["decision", "clock", "decision"]
+    assert [clock.of(1, line) for line in lines] == [START, START, START]
+
+
+@pytest.mark.parametrize("moved", [0.0, 172_800.0, -172_800.0])
+def test_a_fault_that_a_supervisor_puts_on_record_follows_a_note_of_how_the_clock_was_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: float
+) -> None:
+    """Who would have noted it has died, and what it wrote is told by the clock as it was."""
+    real, now, here = time.time, [0.0], clock_here()
+    monkeypatch.setattr(time, "time", lambda: real() + now[0])
+    lines = [{"kind": "run_started", "attempt": 1, "time": real(), "boot": here["boot"], "clock_apart": here["apart"]}]
+    run_dir = written(tmp_path / "run", lines)
+    now[0] = moved
+    for _ in range(2):
+        journal_writer.mark_fault(run_dir, {"what": "rank 0 was killed", "because": "by somebody"})
+    kinds = [line["kind"] for line in read_journal(run_dir)]
+    assert kinds == ["run_started", *["clock"] * bool(moved), "fault", "fault"]
+    clock = RunMoments()
+    moments = [clock.of(1, line) for line in read_journal(run_dir)]
+    assert all(moment is not None and abs(moment - real()) < 60 for moment in moments)

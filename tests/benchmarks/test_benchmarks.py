@@ -196,6 +196,7 @@ def test_costs_against_the_number_of_ranks(tmp_path: Path) -> None:
     assert abs(rows["the brief of a start", "kB"]["exponent"]) < 0.05
     assert rows["lengths and digests of files", "kB"]["exponent"] < 0.6, "of a list's ranks, and of lists"
     assert rows["what it hears for that plan", "kB"]["exponent"] < 0.4, "a round more for twice the ranks"
+    assert set(rows["what it hears a look", "kB"]["costs"].values()) == {0.0}, "nobody tells of ranks that do well"
     real = {(row["what"], row["unit"]): row["costs"]["2"] for row in result["processes"]}
     for what in ("joining the world", "a step", "a check that copies agree", "a save like the last", "a load"):
         assert real[what, "ms of CPU"] > 0 and real[what, "s"] > 0

@@ -166,6 +166,17 @@ def test_what_no_group_can_say_is_null_in_strict_json(modules, rows):
     assert read["scores"]["regret_mean"] is None and read["rows"][0]["measured_seconds"] == 1.0
 
 
+def test_results_are_kept_in_one_place(tmp_path, monkeypatch):
+    common = importlib.import_module("common")
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
+    common.keep("made", {"seconds": math.nan}, "# a page")
+    common.keep("page alone", page="# another")
+    assert json.loads((tmp_path / "figures" / "made.json").read_text()) == {"seconds": None}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["figures", "made.md", "page alone.md"]
+    texts = {path.name: path.read_text() for path in BENCHMARKS.rglob("*.py")}
+    assert {name for name, text in texts.items() if "RESULTS" in text or '"figures"' in text} == {"common.py"}
+
+
 @pytest.mark.parametrize("path", sorted((BENCHMARKS / "results").rglob("*.json")), ids=lambda path: path.name)
 def test_a_kept_result_is_strict_json(path):
     assert json.loads(path.read_text(), parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))

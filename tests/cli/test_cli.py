@@ -127,11 +127,26 @@ def test_each_ending_has_its_exit_code(
 def test_a_defect_shows_its_traceback_and_asks_for_a_report(
     fake_verb: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    raises(fake_verb, ZeroDivisionError("by nothing"))
+    in_ours = str(Path(cli.__file__).with_name("of_ours.py"))
+    exec(compile("def execute(options):\n    return 1 / 0", in_ours, "exec"), fake_verb.__dict__)
     assert main(["fake", "--json"]) == 1
     captured = capsys.readouterr()
     assert "Traceback" in captured.err and "paceline fake --json" in captured.err and "report it" in captured.err
-    assert json.loads(captured.out)["because"] == "ZeroDivisionError: by nothing"
+    assert json.loads(captured.out)["because"] == "ZeroDivisionError: division by zero"
+
+
+def test_an_error_of_the_users_own_code_is_no_defect_of_ours(
+    fake_verb: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A metric, a callback or an objective that raised was told as a defect of ours, to be reported."""
+    raises(fake_verb, ZeroDivisionError("by nothing"))  # which this file does
+    assert main(["fake", "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["error"], told["because"]) == ("OwnCode", "ZeroDivisionError: by nothing")
+    assert told["what"].startswith("your own code failed at test_cli.py:")
+    fake_verb.execute = lambda options: json.loads("{")  # type: ignore[attr-defined]  # a library's error is its caller's
+    assert main(["fake"]) == 1
+    assert "your own code failed at test_cli.py:" in capsys.readouterr().err
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:

@@ -36,6 +36,24 @@ def test_every_room_has_a_line_and_every_line_a_room() -> None:
     assert sorted(listed) == sorted({"/".join(folder.parts[:2]) + "/" for folder in folders})
 
 
+PRONOUNS = {
+    "it", "its", "itself", "they", "them", "their", "theirs", "those", "these", "one", "ones", "each", "others",
+    "another", "both", "who", "whom", "whose",
+}  # fmt: skip
+MOST_PRONOUNS = 10  # files may begin with three of them; the number falls and does not rise
+
+
+def test_the_first_line_of_a_file_names_nouns() -> None:
+    """A sentence with three pronouns is read twice: what does each stand for?"""
+    found = []
+    for path in SOURCE.rglob("*.py"):
+        first = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
+        words = re.findall(r"[a-z]+", re.sub(r"`[^`]*`", "", first.lower()))
+        if sum(word in PRONOUNS for word in words) >= 3:
+            found.append(f"{path.relative_to(SOURCE)}: {first}")
+    assert len(found) <= MOST_PRONOUNS, "\n".join(found)
+
+
 def test_no_two_files_of_tests_have_one_name() -> None:
     """pytest imports a file of tests by its bare name: the second file of a name is not collected."""
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))

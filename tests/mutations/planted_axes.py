@@ -95,9 +95,9 @@ def divided_by_stages(patch: Patch, world: World) -> None:
 
 def divided_by_micro_batches(patch: Patch, world: World) -> None:
     """torch's schedules divide gradients by the number of micro-batches unless they are told not to."""
-    plain = pipeline_passes.SCHEDULES
+    plain = pipeline_passes.schedules()
     scaling = {name: lambda *a, made=made, **k: made(*a, **{**k, "scale_grads": True}) for name, made in plain.items()}
-    patch.setattr(pipeline_passes, "SCHEDULES", scaling)
+    patch.setattr(pipeline_passes, "schedules", lambda: scaling)
 
 
 def labels_of_another_micro_batch(patch: Patch, world: World) -> None:

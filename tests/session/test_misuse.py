@@ -39,6 +39,7 @@ TASK = paceline.Task(model="llama-1m", global_batch="4 samples", stop="2 steps")
         (lambda: paceline.Run(TASK, plan="dp_shrad=2"), ["is not a plan", "dp_shrad"]),
         (lambda: paceline.fit(TASK, run={"dir": 3}), ["run.dir = 3", "text in quotes"]),
         (lambda: paceline.fit(TASK, cluster=True), ["cluster = true"]),
+        (lambda: paceline.Task(evaluate={"sets": [{"name": "far", "source": {"a": 1}}]}), ["by their number"]),
     ],
 )
 def test_the_misuses_that_once_passed_in_silence(make: Callable[[], Any], told: list[str]) -> None:

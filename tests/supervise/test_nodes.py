@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,8 +24,11 @@ from paceline.run.loop.resume import RANKS_MEMORY
 from paceline.run.process.world import World
 from paceline.run.survive.saving.peers import Peers, met_on
 from paceline.spec.survive.nodes import NodesSpec
+from paceline.supervise import blame as blame_module
 from paceline.supervise.blame import errors_told, leave_error
 from paceline.supervise.lines import Lines
+from paceline.supervise.nodes import agent as agent_module
+from paceline.supervise.nodes import fleet as fleet_module
 from paceline.supervise.nodes import held_in_memory
 from paceline.supervise.nodes.agent import Agent
 from paceline.supervise.nodes.fleet import Fleet
@@ -257,6 +259,29 @@ def test_whatever_a_stranger_answers_is_told_as_such(proof: object) -> None:
 
 
 @pytest.mark.deep
+def test_a_rank_that_hangs_is_found_on_whichever_node_it_is(folder: Path) -> None:
+    """Each node's supervisor judges its own ranks; the stacks of all are brought together, and the run goes on."""
+    run_dir = folder / "hangs-far"
+    spec = write_spec(folder, run_dir, 2, "dp_replicate = 2", precision="fp64")
+    nodes = Nodes(spec, 2, *OPTIONS, "--set", "run.health.hang_minimum=1 s", "--set",
+                  'run.faults.each=[{ kind = "delay", rank = 1, step = 9, seconds = "1000 s" }]')  # fmt: skip
+    try:
+        nodes.start()
+        wait_until(lambda: bool(records_of(run_dir, "recovery")) or nodes.processes[0].poll() is not None)
+        (fault,) = records_of(run_dir, "fault")
+        (recovery,) = records_of(run_dir, "recovery")
+        nodes.processes[0].send_signal(signal.SIGTERM)
+        assert [nodes.ended(number)[0] for number in (0, 1)] == [75, 75]
+    finally:
+        nodes.close()
+    assert fault["rank"] == 1 and "rank 1 of 2 hung" in fault["what"] and recovery["from_world"] == 2
+    seen = {each["rank"]: each for each in fault["evidence"]["ranks"]}
+    assert set(seen) == {0, 1} and fault["evidence"]["silent_seconds"] > 1.0
+    (stacks,) = (run_dir / "hangs").iterdir()
+    assert all("File" in (stacks / f"rank-{rank}.txt").read_text() for rank in (0, 1)), "of both nodes"
+
+
+@pytest.mark.deep
 def test_a_node_whose_supervisor_is_stopped_is_lost_and_joins_again_when_it_goes_on(folder: Path) -> None:
     """Its rank lives, so that no connection of the world ends by itself: the others leave it at the word."""
     run_dir = folder / "stopped"
@@ -286,9 +311,10 @@ def test_who_failed_first_does_not_depend_on_the_clocks_of_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two nodes whose clocks are an hour apart: rank 1 fails, and rank 0's error a moment later is its echo."""
-    here = time.time()
-    clock = {"now": here}
-    monkeypatch.setattr(time, "time", lambda: clock["now"])
+    here = 1e6
+    clock = {"now": here}  # neither counts the seconds since the other was booted
+    for module in (agent_module, fleet_module, blame_module):
+        monkeypatch.setattr(module, "passed_seconds", lambda: clock["now"])
     sent: list[dict[str, Any]] = []
     link = cast(NodeLink, SimpleNamespace(send=sent.append, address="127.0.0.1"))
     for rank, apart, age in ((0, -3600.0, 0.5), (1, 3600.0, 0.9)):

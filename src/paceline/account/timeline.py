@@ -1,4 +1,4 @@
-"""Device-seconds of a run: how many devices it held at each moment, and what they did.
+"""Device-seconds of a run: how many devices the run held at a moment, and what these devices did.
 
 Devices times seconds, summed over the kinds, are exactly the devices times the time in which they were held
 (spec/journal/timing/held_devices.py); what no record claims is starting before the first step of a start and while a

@@ -21,7 +21,7 @@ from paceline.backtest.schema import StepRow
 from paceline.backtest.words.plausible import batch_in_samples
 from paceline.plan.cost.programs.known import program_of
 from paceline.plan.cost.software import Software
-from paceline.plan.feasible.split import split_by_cost
+from paceline.plan.feasible.split import split_by_cost, split_in_order
 from paceline.spec.layout import Layout, accumulation_for
 from paceline.spec.plan import Plan
 from paceline.spec.profile import ModelProfile
@@ -79,18 +79,20 @@ def batch_of(row: StepRow, dp: int, marks: list[str]) -> int:
     return samples
 
 
-def stages_of(by_cost: bool, profile: ModelProfile, count: int, ends: int = 0) -> tuple[int, ...]:
+def stages_of(in_order: bool, profile: ModelProfile, count: int, ends: int = 0) -> tuple[int, ...]:
     """Return the layers of each of so many stages, () with too few layers or one stage.
 
-    Frameworks deal out layers evenly where they can, whatever embedding and head cost; a few split `by_cost`. Where up
-    to `ends` layers are missing, the last stage is the head's, and the first the embedding's.
+    Frameworks deal out layers evenly where they can, whatever embedding and head cost; a few fill stages `in_order`, by
+    what blocks cost. Where up to `ends` layers are missing, the last stage is the head's, the first the embedding's.
     """
     layers = profile.repeated_blocks
     if count == 1 or layers + ends < count:
         return ()
     if layers < count:
         return (*((0,) if layers + 1 < count else ()), *(1,) * layers, 0)
-    if layers % count or by_cost:
+    if in_order and (found := split_in_order(profile, count)):
+        return found
+    if layers % count or in_order:
         return split_by_cost(profile, count)
     return (layers // count,) * count
 
@@ -136,6 +138,9 @@ def plans_of(
                 offloads, schedules, micro_batches, recompute
             )
         ]
+    by_stage = program_of(row.program, row.zero_stage)[0].micro_batch_per_stage and degrees["pp"] > 1
+    if by_stage and not (row.micro_batch or row.grad_accum):
+        plans = [plan for plan in plans if plan.accumulation == plan.layout.pp * plan.virtual_stages] or plans
     # Interleaved schedules go round the stages, as many micro-batches at a time (megatron/core/pipeline_parallel).
     even = [plan for plan in plans if plan.schedule != "interleaved" or plan.accumulation % plan.layout.pp == 0]
     return even or plans, ""
@@ -150,17 +155,21 @@ def _data_axes(
     class.
     """
     text = row.zero_stage.lower()
+    program = program_of(row.program, text)[0]
+    third = 1 if program.gathers_once_in_pipelines and degrees["pp"] > 1 else 3
     if "fsdp+dp" in text:
         marks.append("copies beside shards: the best that fit")
         sizes = [size for size in _doublings(devices_per_node, dp) if dp % size == 0] or [dp]
-        return [({"dp_shard": size, "dp_replicate": dp // size}, 3) for size in sizes]
+        return [({"dp_shard": size, "dp_replicate": dp // size}, third) for size in sizes]
     if text:
-        return [_stated_axes(text, dp, degrees, devices_per_node, marks)]
-    if dp * degrees["cp"] == 1:
+        stated = [_stated_axes(text, dp, degrees, devices_per_node, marks)]
+    elif dp * degrees["cp"] == 1:
         return [({}, 3)]
-    classes = program_of(row.program, text)[0].classes or (0,)
-    marks.append("ZeRO class: the best that fits")
-    return [_stated_axes(str(name), dp, degrees, devices_per_node, marks) for name in classes]
+    else:
+        classes = program.classes or (0,)
+        marks.append("ZeRO class: the best that fits")
+        stated = [_stated_axes(str(name), dp, degrees, devices_per_node, marks) for name in classes]
+    return [(axes, third if zero == 3 and "dp_shard" in axes else zero) for axes, zero in stated]
 
 
 def _offloads(notes: str, marks: list[str]) -> list[str]:

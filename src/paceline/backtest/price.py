@@ -26,6 +26,7 @@ from paceline.plan.cost.software import Software
 from paceline.plan.cost.time import ring
 from paceline.plan.cost.time.ring import hop
 from paceline.plan.cost.unknown import Widths
+from paceline.plan.search.search import TIE_RATIO
 from paceline.spec.cluster import Cluster
 from paceline.spec.forecast import Kind
 from paceline.spec.layout import Layout
@@ -183,6 +184,8 @@ def seconds_of_cases(cases: Sequence[Case], constants: Constants) -> Floats:
 def _resolved(seconds: Floats, held: Floats, peaks: Floats, context: PricedTask) -> int:
     """Return the place of the plan that a row is taken to have run: the fastest that fits, because it ran.
 
+    Of those that tie with it, as a search has ties, the one that needs least memory, as a search would take it.
+
     What fits is what memory's own forecast says, without its interval: a row that ran did not have to be safe. Where
     nothing fits, memory's forecast is too high for all plans of the row alike, so it cannot tell those from each other
     whose needs are nearer than its own 95 % interval is wide: the fastest of them.
@@ -190,7 +193,8 @@ def _resolved(seconds: Floats, held: Floats, peaks: Floats, context: PricedTask)
     memory = context.cluster.device.memory_bytes.value
     least = float(held.min()) * math.exp(memory_widths(context.cluster, context.constants)[1])
     among = next(fit for fit in (peaks <= memory, held <= least) if fit.any())
-    return int(np.argmin(np.where(among, seconds, math.inf)))
+    seconds = np.where(among, seconds, math.inf)
+    return int(np.argmin(np.where(seconds <= TIE_RATIO * seconds.min(), held, math.inf)))
 
 
 def _interval(value: float, widths: Widths) -> Interval:

@@ -130,8 +130,8 @@ class Reader:
         """Return the layers of each pipeline stage, () without a pipeline; the reason where there are too few."""
         key = (row.program, shape, count, ends)
         if key not in self._splits:
-            by_cost = program_of(row.program, row.zero_stage)[0].splits_by_cost
-            self._splits[key] = stages_of(by_cost, shape.profile(), count, ends)
+            in_order = program_of(row.program, row.zero_stage)[0].fills_stages
+            self._splits[key] = stages_of(in_order, shape.profile(), count, ends)
         stages = self._splits[key]
         return stages, "fewer layers than pipeline stages" if count > 1 and not stages else ""
 

@@ -10,6 +10,7 @@ Any other value, and almost any values in other places, make another sum. It is 
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -21,6 +22,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from paceline.checkpoint.boxes import Box
+from paceline.checkpoint.files.past_caches import Rooms
 from paceline.checkpoint.files.threads import Hands, at_once
 
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}  # bytes of an element -> words it is read as
@@ -37,10 +39,15 @@ WordArray = npt.NDArray[Any]
 
 def parts_held(tensors: Mapping[str, torch.Tensor]) -> PartSums:
     """Return the sums of the parts that this rank holds, by tensor and place."""
-    held = [(name, place, local) for name, tensor in tensors.items() for place, local in _parts(tensor.detach())]
+    held = [(name, place, local) for name, tensor in tensors.items() for place, local in parts_here(tensor.detach())]
     sums = part_sums([(local, place[0]) for _, place, local in held])
-    found: PartSums = {name: {} for name in tensors}
-    for (name, place, _), value in zip(held, sums, strict=True):
+    return sums_by_name(tensors, [(name, place) for name, place, _ in held], sums)
+
+
+def sums_by_name(names: Iterable[str], places: Iterable[tuple[str, Box]], sums: Iterable[int]) -> PartSums:
+    """Return sums by tensor and place; of some of the names this rank may hold nothing."""
+    found: PartSums = {name: {} for name in names}
+    for (name, place), value in zip(places, sums, strict=True):
         found[name][place] = value
     return found
 
@@ -84,7 +91,7 @@ def within(local: torch.Tensor, place: Box, box: Box) -> torch.Tensor:
     return local
 
 
-def _parts(tensor: torch.Tensor) -> Iterable[tuple[Box, torch.Tensor]]:
+def parts_here(tensor: torch.Tensor) -> Iterable[tuple[Box, torch.Tensor]]:
     """Yield the place and the values of this rank's part of a tensor, if it holds any."""
     local, places = local_part(tensor)
     return [(place, local) for place in places if math.prod(place[1])]
@@ -101,6 +108,40 @@ def part_sums(parts: Sequence[tuple[torch.Tensor, Sequence[int]]]) -> list[int]:
     with Hands(at_once() if many else 0, "fingerprint") as hands:
         pending = [_begun(hands if many else None, local, offsets, weights) for local, offsets in parts]
         return [_total(sums) for sums in pending]
+
+
+class SumOfPart:
+    """The sum of a part that lies in the host's memory in one piece, taken of its bytes as they come, by any thread."""
+
+    def __init__(self, local: torch.Tensor, offsets: Sequence[int], weights: PlaceWeights) -> None:
+        words = _words(local)
+        self._row, self._outer = _weights_of(words, offsets, weights)
+        self._words = words.reshape(-1).numpy()
+        self._rooms, self._length = weights.rooms, self._words.itemsize
+        self._sums: list[int] = []
+        self._taken: list[int] = []
+
+    def add(self, begin: int, end: int) -> None:
+        """Take some bytes of the part, each once; those that begin or end within a word are not taken."""
+        first, last = begin // self._length, end // self._length
+        if (first * self._length, last * self._length) != (begin, end):
+            return
+        width, total = self._row.size, 0
+        while first < last:
+            row, at = divmod(first, width)
+            rows = (last - first) // width if not at else 0
+            until = first + rows * width if rows else min(last, first + width - at)
+            words = self._words[first:until].reshape(max(1, rows), -1)
+            total += _sum_here(
+                words, self._row[at : at + words.shape[1]], self._outer[row : row + len(words)], self._rooms
+            )
+            first = until
+        self._sums.append(total)
+        self._taken.append(end - begin)
+
+    def whole(self) -> int | None:
+        """Return the sum of the part; None where not all of it was taken."""
+        return sum(self._sums) % 2**64 if sum(self._taken) == self._words.nbytes else None
 
 
 def first_words(local: torch.Tensor) -> bytes:
@@ -124,35 +165,42 @@ def _begun(
 ) -> list[int | Future[int]]:
     """Return numbers that add up to the sum of a part: known, or on their way where there are hands."""
     words = _words(local)  # [..., words of an element]
-    places = (*offsets, 0)
-    # The last dimensions are one row; every row has a weight that is the product of its own.
-    inner = _row_dimensions(words.shape)
-    row = weights.product(inner, places[inner:], words.shape[inner:])
-    outer = weights.product(0, places[:inner], words.shape[:inner])
+    row, outer = _weights_of(words, offsets, weights)
     rows = words.reshape(outer.size, row.size)
     if words.device.type != "cpu":
         row_there, outer_there = (torch.from_numpy(each).to(words.device) for each in (row, outer))
         return [_sum_on_device(rows, row_there, outer_there, weights)]
-    here = rows.numpy(), row, outer
-    if hands is None or rows.numel() < FEW_WORDS:
-        return [_sum_here(*here)]
+    here, few = rows.numpy(), rows.numel() < FEW_WORDS
+    if hands is None or few:
+        return [_sum_here(here, row, outer, None if few else weights.rooms)]
     step = max(1, TASK_WORDS // row.size)
     return [
-        hands.submit(_sum_here, here[0][begin : begin + step], here[1], here[2][begin : begin + step])
+        hands.submit(_sum_here, here[begin : begin + step], row, outer[begin : begin + step], weights.rooms)
         for begin in range(0, len(rows), step)
     ]
 
 
-def _sum_here(rows: WordArray, row: WordArray, outer: WordArray) -> int:
-    """Return the sum of rows in the host's memory, without torch: the calling thread alone computes."""
+def _weights_of(words: torch.Tensor, offsets: Sequence[int], weights: PlaceWeights) -> tuple[WordArray, WordArray]:
+    """Return the weights within a row, which the last dimensions are, and of the rows: products of their own."""
+    places, inner = (*offsets, 0), _row_dimensions(words.shape)
+    row = weights.product(inner, places[inner:], words.shape[inner:])
+    return row, weights.product(0, places[:inner], words.shape[:inner])
+
+
+def _sum_here(rows: WordArray, row: WordArray, outer: WordArray, rooms: Rooms | None = None) -> int:
+    """Return the sum of rows in the host's memory, without torch: the calling thread alone computes.
+
+    It borrows one of the `rooms`, since new memory takes longer to get than to fill; a few words need none.
+    """
     step = min(len(rows), max(1, PIECE_WORDS // row.size))
-    wide = np.empty((step, row.size), dtype=np.int64)
-    total = 0
-    for begin in range(0, len(rows), step):
-        piece = rows[begin : begin + step]
-        held = wide[: len(piece)]
-        np.copyto(held, piece)  # and then two of one type: twice as fast as a product that widens
-        total += int((np.einsum("ij,j->i", held, row) * outer[begin : begin + step]).sum())
+    with contextlib.nullcontext() if rooms is None or step * row.size > PIECE_WORDS else rooms.one() as room:
+        wide = np.empty(step * row.size, dtype=np.int64) if room is None else np.frombuffer(room, dtype=np.int64)
+        total = 0
+        for begin in range(0, len(rows), step):
+            piece = rows[begin : begin + step]
+            held = wide[: piece.size].reshape(piece.shape)
+            np.copyto(held, piece)  # and then two of one type: twice as fast as a product that widens
+            total += int((np.einsum("ij,j->i", held, row) * outer[begin : begin + step]).sum())
     return total
 
 
@@ -192,6 +240,7 @@ class PlaceWeights:
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int, int], WordArray] = {}
+        self.rooms = Rooms(8 * PIECE_WORDS)  # for products in the host's memory
         self._room = torch.empty(0, dtype=torch.int64)
 
     def room(self, words: int, device: torch.device) -> torch.Tensor:

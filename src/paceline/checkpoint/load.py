@@ -13,20 +13,15 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from paceline.checkpoint.boxes import overlap
-from paceline.checkpoint.files.copies import Copies
-from paceline.checkpoint.files.places import OpenShards
-from paceline.checkpoint.files.read_back import verify_files
-from paceline.checkpoint.fingerprint import PartSums, local_part, parts_held, whole_fingerprints, within
+from paceline.checkpoint.fingerprint import PartSums, local_part, whole_fingerprints
 from paceline.checkpoint.folder import check_lengths
-from paceline.checkpoint.index import Chunks, IndexReader, TensorKind
+from paceline.checkpoint.index import Chunks, IndexReader
 from paceline.checkpoint.manifest import Manifest, read_manifest
 from paceline.checkpoint.ranks import Ranks
-from paceline.checkpoint.shards import DTYPES, Chunk, ShardReader, dtype_name, stored_shape
+from paceline.checkpoint.readers.fill import Kinds, emptied_where_it_fails, fill
+from paceline.checkpoint.shards import dtype_name
 from paceline.checkpoint.tiers.newest import newest_first
 from paceline.errors import ConfigError, StorageError, suggestion
-
-Kinds = Mapping[str, TensorKind]
 
 
 class Loaded(NamedTuple):
@@ -50,8 +45,8 @@ def load_latest(
 
     Of several roots the newest of all is taken, of one state in several the one of the first root. Every rank calls it;
     rank 0 decides the order and all take the same one. A process that is `alone` loads for itself, whatever group it is
-    in. Raises StorageError where there are checkpoints and none is sound, and ConfigError where the newest sound one
-    does not hold these tensors.
+    in. Raises StorageError where there are checkpoints and none is sound (tensors are then as `load_checkpoint` leaves
+    them), and ConfigError where the newest sound one does not hold these tensors.
     """
     roots = [Path(root)] if isinstance(root, str | Path) else list(root)
     ranks = Ranks(process_group, alone)
@@ -109,52 +104,20 @@ def _load(
     """Load as `load_checkpoint` does; return `extra` and the names of the tensors without a fingerprint."""
     what = f"{path} was not loaded"
     manifest, kinds, chunks = _open_for(path, tensors, may_skip, ranks)
-    if verify:
-        ranks.attempt(what, lambda: verify_files(path, manifest.share(ranks.rank, ranks.size)))
-    with torch.no_grad():
-        ranks.attempt(what, lambda: _fill(path, tensors, kinds, chunks))
-    if verify:
-        _check_values(path, tensors, kinds, ranks)
+    with torch.no_grad(), emptied_where_it_fails(tensors):
+        checks = manifest.share(ranks.rank, ranks.size) if verify else {}
+        sums = ranks.attempt(what, lambda: fill(path, tensors, kinds, chunks, checks, verify))
+        if verify:
+            _check_values(path, sums, kinds, ranks)
     return dict(manifest.extra), tuple(name for name, kind in kinds.items() if not kind.fingerprint)
 
 
-def _fill(path: Path, tensors: Mapping[str, torch.Tensor], kinds: Kinds, chunks: Mapping[str, Chunks]) -> None:
-    """Copy what this rank holds of each tensor into its place, file by file."""
-    shards = ShardReader(path)
-    needed = [(chunk, name) for name, of_tensor in chunks.items() for chunk in of_tensor]
-    with OpenShards(path) as opened, Copies() as copies:
-        for chunk, name in sorted(needed, key=lambda one: one[0].file):
-            local, places = local_part(tensors[name].detach())
-            for offsets, sizes in places:
-                shared = overlap((chunk.offsets, chunk.sizes), (offsets, sizes))
-                if shared is None:
-                    continue
-                begin = [at - first for at, first in zip(shared[0], chunk.offsets, strict=True)]
-                target = within(local, (offsets, sizes), shared)
-                if not _read(copies, opened, chunk, kinds[name].dtype, begin, target):
-                    copies.begin(target, shards.read(chunk, kinds[name].dtype, begin, shared[1]))
-
-
-def _read(
-    copies: Copies, opened: OpenShards, chunk: Chunk, dtype: str, begin: Sequence[int], target: torch.Tensor
-) -> bool:
-    """Begin to read a part of a chunk into its place; return False where it does not lie there as in the file."""
-    if not copies.reads(target):
-        return False
-    found = opened.find(chunk.file, chunk.key)
-    if found is None or (found[1].dtype, found[1].shape) != (DTYPES[dtype][0], stored_shape(dtype, chunk.sizes)):
-        return False  # what is wrong with it is told by who reads it in the other way
-    lies = found[1].rows(begin, stored_shape(dtype, target.shape))
-    return lies is not None and copies.begin_reading(target, found[0], *lies)
-
-
-def _check_values(path: Path, tensors: Mapping[str, torch.Tensor], kinds: Kinds, ranks: Ranks) -> None:
+def _check_values(path: Path, here: PartSums, kinds: Kinds, ranks: Ranks) -> None:
     """Raise StorageError on all ranks, naming the tensor, where one is not what it was before it was saved.
 
     Sums over all ranks, in which every copy counts, settle it where all is well and all parts have as many copies; only
     where they do not, rank 0 sees what each rank holds.
     """
-    here = ranks.attempt(f"{path} was not loaded", lambda: parts_held(tensors))
     if ranks.size > 1 and _sums_agree(here, kinds, ranks):
         return
 

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: its step, its files with their digests, and what the run adds.
+"""The manifest of a checkpoint: the step, the files with digests, and what the run adds.
 
 `manifest.json` is written last and makes a checkpoint complete. It is plain JSON and small: it lists the files, up to
 three for each rank that saved.

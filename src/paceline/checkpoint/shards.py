@@ -83,7 +83,8 @@ def write_shard(path: Path, entries: Sequence[TensorToWrite], flushes: Flushes) 
 
     Raises OSError.
     """
-    return write_in_pieces(path, _content(_in_order(entries)), flushes)
+    expected = sum(entry.bytes for entry in entries)
+    return write_in_pieces(path, _content(_in_order(entries)), flushes, expected)
 
 
 def compare_shard(path: Path, entries: Sequence[TensorToWrite]) -> None:

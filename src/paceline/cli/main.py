@@ -25,6 +25,7 @@ from paceline.cluster.here.waiting import waiting
 from paceline.errors import ConfigError, PacelineError, Requeue, suggestion
 from paceline.said import flush_said
 from paceline.supervise.early import terminated
+from paceline.uncaught import own_place
 
 VERBS = {
     "plan": "choose a layout and price it: time, memory, money, energy",
@@ -163,14 +164,16 @@ def _tolerate_any_character() -> None:
 
 
 def _defect(error: Exception, words: list[str], as_json: bool) -> int:
-    """Show an error that no user can have caused, with all that a report of it needs."""
+    """Show an error that nobody foresaw: of the user's own code with its place, else with all that a report needs."""
     from paceline.version import __version__
 
     trace = "".join(traceback.format_exception(error))
     because = f"{type(error).__name__}: {error}"
-    fix = "please report it with the lines above: they hold all that is needed"
+    what, fix = "a defect of Paceline", "please report it with the lines above: they hold all that is needed"
+    if own := own_place(error):
+        what, fix = f"your own code failed at {own}", "mend it there: the lines above lead to it"
     place = f"paceline {__version__}, Python {platform.python_version()}, {platform.platform()}"
     print(f"{trace}\n{place}\npaceline {shlex.join(words)}", file=sys.stderr)
-    fields: dict[str, object] = {"error": "Defect", "what": "a defect of Paceline", "because": because, "try": fix,
+    fields: dict[str, object] = {"error": "OwnCode" if own else "Defect", "what": what, "because": because, "try": fix,
                                  "exit_code": 1, "traceback": trace}  # fmt: skip
-    return _tell(fields, f"a defect of Paceline\n  because  {because}\n  try      {fix}", as_json)
+    return _tell(fields, f"{what}\n  because  {because}\n  try      {fix}", as_json)

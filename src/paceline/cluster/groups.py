@@ -1,4 +1,4 @@
-"""Groups of different devices: `[cluster.groups.NAME]` tables, each a cluster of its own with the options around it."""
+"""Groups of different devices: `[cluster.groups.NAME]` tables, each a cluster with the options around the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vary: a cluster with one figure larger or smaller, such as links at half their rate; the others stay."""
+"""Vary: a cluster with one figure larger or smaller, such as links at half their rate, and all else unchanged."""
 
 from __future__ import annotations
 

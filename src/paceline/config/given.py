@@ -102,7 +102,11 @@ def _check_keys(key: str, values: Mapping[object, object]) -> None:
 def _object(member: Option | ShapedTable, key: str, value: Any) -> object:
     """Return an object of the user's. Raises ConfigError where it is nothing that the option can use."""
     is_class = isinstance(value, type) and "__call__" not in member.objects  # it has what its objects will have
-    fits = any(all(hasattr(value, name) for name in names.split()) for names in member.objects)
+    fits = any(
+        all(hasattr(value, name) for name in names.split())
+        for names in member.objects
+        if not (names == "__len__ __getitem__" and isinstance(value, Mapping))
+    )
     if fits and not isinstance(value, bytes | bytearray) and not is_class:
         return value
     if is_class:
@@ -116,6 +120,12 @@ def _object(member: Option | ShapedTable, key: str, value: Any) -> object:
             f"it is {kind_of(value)}, which gives samples one after the other; the order of samples, a resume and "
             "other devices need any of them by its number",
             "list(...) of it where that fits into memory, or its samples written as JSONL or Parquet",
+        )
+    if "__len__ __getitem__" in member.objects and isinstance(value, Mapping):
+        raise ConfigError(
+            f"{key} = {literal(value)} cannot be used",
+            f"it is {kind_of(value)}, whose entries have names, and samples are taken by their number",
+            "the data set itself, or a pair of them (train, validation)",
         )
     also = [f"text, {member.cls.__name__}(...)"] if isinstance(member, ShapedTable) else ["text"]
     if isinstance(member, Option) and member.kind == "object":

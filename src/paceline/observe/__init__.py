@@ -1,1 +1,1 @@
-"""While a run goes on, and after it: what its journal shows of how it goes."""
+"""While a run goes on, and after the run: what the journal shows of how training goes."""

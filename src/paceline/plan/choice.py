@@ -65,7 +65,8 @@ class Choice:
         goal = str(self.spec.plan.goal)
         best = SUPERLATIVES.get(goal, f"best by {goal}")
         fit, refused = len(self.search.candidates), len(self.search.refused)
-        return f"{best} of {fit} that fit, {refused} refused; {self.search.precision_because}"
+        kept = f"; {self.search.kept_because}" if self.search.kept_because else ""
+        return f"{best} of {fit} that fit, {refused} refused; {self.search.precision_because}{kept}"
 
     @property
     def prepared(self) -> Prepared:

@@ -127,7 +127,7 @@ def gather(lines: Iterable[Mapping[str, object]]) -> Records:
         if moment is not None:
             first, last = spans.get(attempt, (moment, moment))
             spans[attempt] = (min(first, moment), max(last, moment))
-        if moment is not None and "goes_on" in line:
+        if moment is not None and line.get("time") != moment:
             line = at_moment(line, moment)
         record = parse({**line, "time": moment, "attempt": attempt})
         if isinstance(record, RunStarted):

@@ -6,8 +6,6 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from paceline.errors import MissingExtra
-from paceline.observe.alerts.sinks.make import make_sinks
-from paceline.observe.alerts.sinks.services import need_apprise
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.run import RunSpec
 from paceline.spec.watch.exports import ExportsSpec
@@ -30,7 +28,10 @@ def check_extras(run: RunSpec) -> None:
             raise MissingExtra("tensorboard", "tensorboard", "run.tensorboard = true") from error
     if name := missing_export(run.exports):
         raise MissingExtra(name, name, f"run.exports.{name}")
-    if run.alerts.enabled:
+    if run.alerts.enabled and run.alerts.sinks:
+        from paceline.observe.alerts.sinks.make import make_sinks
+        from paceline.observe.alerts.sinks.services import need_apprise
+
         make_sinks(run.alerts)
         if any(sink.kind == "apprise" for sink in run.alerts.sinks):
             need_apprise()

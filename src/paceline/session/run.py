@@ -41,7 +41,6 @@ from paceline.session.begin import join_peers, planned_brief
 from paceline.session.extras import check_extras
 from paceline.session.nodes.attendance import attend_run
 from paceline.session.nodes.launched import as_node, is_attended
-from paceline.session.survive import survive
 from paceline.session.together import as_error
 from paceline.session.uncaught import end_with_own_code
 from paceline.session.verbs.given import spec_of
@@ -243,6 +242,8 @@ def attend_script(spec: Spec, place: Place, say: Callable[[str], None] = print) 
 
 def start_script_again(brief: Brief, spec: Spec, lock: RunLock) -> None:
     """Start the running script once per device, wait for the processes and exit as they did. Does not return."""
+    from paceline.session.survive import survive
+
     with brief.file() as path:
         outcome = survive(sys.orig_argv[1:], spec, brief, {**os.environ, BRIEF_VARIABLE: path}, lock)
     if outcome.error is not None and not lock.is_lost:

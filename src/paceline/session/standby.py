@@ -66,6 +66,7 @@ def prepare(kind: str) -> str:
     import torch
     import torch._dynamo  # of which DTensor's first use would import it
     import torch.distributed.checkpoint  # of which a DTensor that is cut would
+    import torch.distributed.pipelining  # of which stages would
     import torch.distributed.tensor.debug  # which a rank needs when it loses a peer
 
     if kind == SCRIPT:

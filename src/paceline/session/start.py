@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paceline.cluster.grid.window import window_of
+from paceline.cluster.here.collector import collected_once
 from paceline.cluster.probe.probe import probe_machine
 from paceline.cluster.resolve import is_unprobed, resolve_cluster
 from paceline.errors import PacelineError, Requeue, StorageError
@@ -21,11 +22,9 @@ from paceline.run.process.handover import hand_over
 from paceline.said import say_line
 from paceline.scratch import Scratch
 from paceline.session.ahead import standby_ahead
-from paceline.session.closing import close_run
 from paceline.session.extras import check_extras
 from paceline.session.ready.brief import confirm_and_price, proven_brief
 from paceline.session.ready.budget import used_up
-from paceline.session.survive import WORKER, survive
 from paceline.session.watch.alerting import alerts_beside
 from paceline.session.watch.exporting import exports_beside
 from paceline.session.watch.hours import in_hours
@@ -72,11 +71,12 @@ def train(spec: Spec, say: Say = say_line) -> int:
 
 def _train_alone(spec: Spec, run_dir: Path, say: Say, is_over: Callable[[], None]) -> int:
     """Tell the story of a run that nobody else takes part in, and return its exit code."""
-    if traces_here(spec):
-        import torch  # noqa: F401
     with take(run_dir) as lock, standby_ahead(spec, lock) as standby:
-        planned = plan_here(spec, say, standby)
-        planned, decisions = confirm_and_price(planned, say)
+        with collected_once():
+            if traces_here(spec):
+                import torch  # noqa: F401
+            planned = plan_here(spec, say, standby)
+            planned, decisions = confirm_and_price(planned, say)
         window = window_of(spec.run.when)
         for line in hours_lines(planned, window):
             say(line)
@@ -90,6 +90,8 @@ def _train_alone(spec: Spec, run_dir: Path, say: Say, is_over: Callable[[], None
 
         outcome = in_hours(window, run, say)
         is_over()
+        from paceline.session.closing import close_run  # the report: nothing of it is in memory while a run trains
+
         close_run(outcome, lock, Redactor(spec.run.redact), say)
     explain(outcome)
     return outcome.exit_code
@@ -155,6 +157,8 @@ def run_brief(spec: Spec, brief: Brief, lock: RunLock, say: Say, standby: Standb
 
 
 def _in_processes(spec: Spec, brief: Brief, lock: RunLock, say: Say, standby: Standby | None) -> Outcome:
+    from paceline.session.survive import WORKER, survive
+
     with (
         Scratch("spec") as folder,
         brief.file() as path,
@@ -164,7 +168,8 @@ def _in_processes(spec: Spec, brief: Brief, lock: RunLock, say: Say, standby: St
 
 
 def _in_this_process(spec: Spec, brief: Brief, lock: RunLock) -> Outcome:
-    from paceline.launch.run import train_here
+    with collected_once():
+        from paceline.launch.run import train_here
 
     try:
         with kept_here(lock.run_dir, spec.run):

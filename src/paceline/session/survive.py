@@ -1,4 +1,4 @@
-"""A run in processes of its own, which goes on when one is lost: `train`, `fit` and `Run` all start it here."""
+"""A run in processes of its own, which goes on when a process is lost: `train`, `fit` and `Run` all start runs here."""
 
 from __future__ import annotations
 

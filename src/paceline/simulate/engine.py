@@ -1,4 +1,4 @@
-"""Engine: one run of a job, event by event, from its start to its end.
+"""Engine: a run of a job, event by event, from start to end.
 
 Events are what befalls nodes (failures, preemptions, slowdowns) and nodes that come back. Between two of them all is
 closed form: a job computes in cycles (cycle.py), or goes through the phases of coming back. Failures also strike jobs

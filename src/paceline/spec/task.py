@@ -1,4 +1,4 @@
-"""Task: what to learn. It knows nothing of devices, so it stays the same whatever machines run it."""
+"""Task: what to learn. A task knows nothing of devices, so it stays the same whatever machines run it."""
 
 from __future__ import annotations
 

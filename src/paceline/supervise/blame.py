@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError, Requeue, WorkerDied
+from paceline.spec.journal.timing.clock import passed_seconds
 from paceline.supervise.memory_kills import why_killed
 
 ERROR_GLOB = "error-*.json"
@@ -27,7 +28,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Ending:
-    """How one rank ended, and between which moments (seconds since the epoch): it was alive at the look before."""
+    """How one rank ended, and between which moments: it was alive at the look before.
+
+    Moments here are `passed_seconds` of this machine, whose clock may be set between two of them.
+    """
 
     rank: int
     code: int  # minus the signal that ended it
@@ -37,7 +41,7 @@ class Ending:
 
 @dataclass(frozen=True)
 class ToldError:
-    """What a rank told of its error: when it came about (seconds since the epoch), and whether it was the cause.
+    """What a rank told of its error: when it came about (`passed_seconds`), and whether it was the cause.
 
     `words` is all that the rank told, as an error's record has it: "what", "because", "try" and more.
     """
@@ -128,10 +132,10 @@ def _left(ending: Ending, ranks: int) -> Outcome:
 
 
 def leave_error(folder: Path, rank: int, details: Mapping[str, object], cause: bool, moment: float = 0.0) -> None:
-    """Leave a rank's error in its supervisor's folder; `moment` is when it came about, now where it is 0."""
+    """Leave a rank's error in its supervisor's folder; `moment` is when it came about (`passed_seconds`), now if 0."""
     path = folder / f"error-{rank}.json"
     unfinished = path.with_name(path.name + UNFINISHED)
-    unfinished.write_text(json.dumps({**details, "rank": rank, "cause": cause, "time": moment or time.time()}))
+    unfinished.write_text(json.dumps({**details, "rank": rank, "cause": cause, "time": moment or passed_seconds()}))
     unfinished.replace(path)
 
 
@@ -147,7 +151,7 @@ def errors_told(folder: Path, ended: Collection[int] = ()) -> list[ToldError]:
 
 def _read(path: Path) -> ToldError:
     """Return a rank's error. One that was cut short counts as the cause, at the moment of its last byte."""
-    written = path.stat().st_mtime
+    written = passed_seconds() - max(0.0, time.time() - path.stat().st_mtime)
     rank = int(path.name.removesuffix(UNFINISHED).removesuffix(".json").rpartition("-")[2])
     text = path.read_text(errors="replace")
     try:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.supervise.again.held import HeldState
-from paceline.supervise.lines import Lines
+from paceline.supervise.lines import Lines, is_ready
 
 CALL_NAME = "call"  # a file in a generation's folder: ranks are to stand by at the next step boundary
 ABORT_NAME = "abort"  # another: those that wait for a dead peer are to wait no longer
@@ -58,7 +58,7 @@ class Control:
 
     def look(self, generation: int) -> Mapping[int, Standing]:
         """Return the ranks of a generation that stand by now."""
-        while self._server and select.select([self._server], [], [], 0.0)[0]:
+        while self._server and is_ready(self._server, select.POLLIN, 0.0):
             self._unnamed.append(Lines(self._server.accept()[0]))
         for lines in [*self._unnamed]:
             with contextlib.suppress(EOFError):

@@ -1,4 +1,4 @@
-"""The crew: the processes of one world on this machine, one for each rank, and how each process ended."""
+"""The crew: the processes of a world on this machine, a process for each rank, and how processes have ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import replace
 from paceline.errors import Requeue
 from paceline.patience import Patience
 from paceline.run.survive.health.watch import PulseWatch
-from paceline.spec.journal.timing.clock import MovedClock
+from paceline.spec.journal.timing.clock import on_clock, passed_seconds
 from paceline.supervise.blame import Ending
 from paceline.supervise.groups import POLL_SECONDS, Far, Process, ending_of, kill_group, signal_process
 from paceline.supervise.ranks_lost import RanksLost, TellLost, told_to_nobody
@@ -25,34 +25,31 @@ class Crew:
         processes: Sequence[Process] = (),
         tell: TellLost = told_to_nobody,
         is_stopped: Callable[[], bool] = lambda: False,
+        changes: Callable[[], int | None] = lambda: None,
     ) -> None:
         """`tell` is told at once of each process that was ended by a signal which nobody here has sent.
 
-        `is_stopped` says whether another machine was asked to stop, which has passed the signal on by itself.
+        `is_stopped` says whether another machine was asked to stop, which has passed the signal on by itself. `changes`
+        returns another number once a process has ended, None where each is to be asked.
         """
         self.processes = list(processes)
         self.endings: dict[int, Ending] = {}
         self.killed: set[int] = set()  # by the supervisor, because a peer had failed before
         self.passed_on: set[int] = set()  # stop signals that ranks were sent
-        self._looked, self._clock = time.time(), MovedClock()
+        self._looked = passed_seconds()
         self.tell, self._is_stopped = tell, is_stopped
+        self._changes, self._changes_seen = changes, -1
 
     def look(self) -> None:
         """Note which processes have ended since the last look."""
-        if moved := self._clock.moved():  # what was seen before is told by the clock as it is now
-            self._looked += moved
-            self.endings = {
-                rank: replace(ending, after=ending.after + moved, by=ending.by + moved)
-                for rank, ending in self.endings.items()
-            }
-        now = time.time()
-        for rank, process in enumerate(self.processes):
+        now, changes = passed_seconds(), self._changes()
+        for rank, process in enumerate(self.processes) if changes is None or changes != self._changes_seen else ():
             code = ending_of(process) if rank not in self.endings else None
             if code is not None:
                 self.endings[rank] = Ending(rank, code, self._looked, now)
                 if self._is_lost(rank, code):
                     self.tell(_lost(rank, len(self.processes), process, code, self._looked))
-        self._looked = now
+        self._looked, self._changes_seen = now, -1 if changes is None else changes
 
     def _is_lost(self, rank: int, code: int) -> bool:
         return code not in (0, Requeue.exit_code) and rank not in self.killed and not self._is_asked(code)
@@ -116,7 +113,7 @@ def attend(
         crew.look()
         if pulses is not None and (suspect := pulses.look(time.monotonic(), crew.endings)) is not None:
             pulses.tell(suspect)
-            crew.tell(RanksLost(suspect.ranks, suspect.what, suspect.because, suspect.since))
+            crew.tell(RanksLost(suspect.ranks, suspect.what, suspect.because, on_clock(suspect.since)))
             for rank in suspect.ranks:
                 kill_group(crew.processes[rank])
         if grace is None and (crew.has_failed or is_asked()):
@@ -128,7 +125,8 @@ def attend(
         time.sleep(POLL_SECONDS)  # a wait for several processes at once, not a synchronisation
 
 
-def _lost(rank: int, ranks: int, process: Process, code: int, since: float) -> RanksLost:
+def _lost(rank: int, ranks: int, process: Process, code: int, passed: float) -> RanksLost:
+    since = on_clock(passed)
     if isinstance(process, Far) and process.lost_with:
         return RanksLost((rank,), f"{process.lost_with}, with rank {rank} of {ranks}", "", since)
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"has ended with code {code}"

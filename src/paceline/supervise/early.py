@@ -1,4 +1,4 @@
-"""Signals to a command before and after its run: it ends in order, with nothing of it left behind.
+"""Signals to a command before and after its run: the command ends in order, with no process left behind.
 
 While ranks train, they are told and agree on a step (signals.py). Before that there is nothing to save.
 """

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from paceline.cluster.here.waiting import waiting
 from paceline.lock import RunLock
 from paceline.supervise.groups import collect
-from paceline.supervise.lines import Lines
+from paceline.supervise.lines import Lines, is_ready
 from paceline.supervise.parent import PARENT_VARIABLE
 from paceline.supervise.signals import blocked_signals
 
@@ -115,7 +115,7 @@ class Standby:
     def collect(self, pid: int) -> int:
         """Have the standby forget a rank that has ended, and return how it did."""
         while (code := self.ending_of(pid)) is None:
-            select.select([self._lines.end], [], [], 1.0)
+            is_ready(self._lines.end, select.POLLIN, 1.0)
         with contextlib.suppress(OSError):
             self._lines.send({"collect": pid})
         return code

@@ -1,4 +1,4 @@
-"""How the ranks of a world are started: forked from the standby where there is one, or each as a process of its own."""
+"""How the ranks of a world are started: forked from the standby where there is one, else as processes of their own."""
 
 from __future__ import annotations
 

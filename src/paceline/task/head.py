@@ -1,4 +1,4 @@
-"""Which model a folder of Hugging Face becomes for labels of texts or images: its own head, or a new one on its body.
+"""Which model a folder of Hugging Face becomes for labels of texts or images: the folder's own head, or a new head.
 
 transformers' classes with a head for whole texts read the last token that is not `pad_token_id`, so that is what fills
 rows of the table up. Imports no torch.
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 SEQUENCE_HEAD = "ForSequenceClassification"  # how transformers' classes with a head for whole texts end
 TOKEN_HEAD = "lm_head"
 PAD = "pad_token_id"
+# What transformers makes of a head's outputs by itself: without the word they are classes, of which one is true.
+PROBLEM, PROBLEMS = "problem_type", {"multi_label": "multi_label_classification", "regression": "regression"}
 MASKED_HEADS = ("ForMaskedLM", "ForPreTraining")
 OTHER_HEADS = (SEQUENCE_HEAD, "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice")
 
@@ -50,11 +52,17 @@ def with_head(model: ModelSpec, folder: Path, table: TextTable) -> tuple[ModelSp
     if not architecture.endswith(SEQUENCE_HEAD):
         return _new_head(model, folder, table, architecture)
     _check_width(config, folder, table)
-    if config.get(PAD) == table.pad:
-        return None
-    told = "none" if config.get(PAD) is None else f"the token {config[PAD]}"
-    because = f"rows are filled up with the token {table.pad}, and the config.json has {told} for it"
-    return replace(model, arguments={**model.arguments, PAD: table.pad}), because
+    because, changed = [], dict[str, object]()
+    if config.get(PAD) != table.pad:
+        told = "none" if config.get(PAD) is None else f"the token {config[PAD]}"
+        because.append(f"rows are filled up with the token {table.pad}, and the config.json has {told} for it")
+        changed[PAD] = table.pad
+    assert table.labels is not None
+    problem = PROBLEMS.get(table.labels.kind)
+    if problem and config.get(PROBLEM) != problem:
+        because.append(f"the labels are of the kind '{table.labels.kind}', and the config.json has another one or none")
+        changed[PROBLEM] = problem
+    return (replace(model, arguments={**model.arguments, **changed}), "; ".join(because)) if changed else None
 
 
 def new_head_of(model: ModelSpec) -> tuple[str, ...]:
@@ -109,6 +117,8 @@ def _new_head(model: ModelSpec, folder: Path, table: TextTable, architecture: st
     }  # fmt: skip
     if labels.classes:
         arguments |= _named(labels.classes)
+    if labels.kind in PROBLEMS:
+        arguments[PROBLEM] = PROBLEMS[labels.kind]
     fresh = list(model.fresh)
     if model.starts_from:
         stored = list(read_safetensors(model.starts_from))

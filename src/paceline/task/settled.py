@@ -1,4 +1,4 @@
-"""What a task leaves open and its data decide: whether they are a table, what its labels are, the objective and head.
+"""What a task leaves open and the data decide: whether the data are a table, what the labels are, objective and head.
 
 A task is settled before it is planned, and again wherever one comes in: a settled task settles to itself. Each decision
 says what was chosen and because of what.

@@ -1,4 +1,4 @@
-"""Turns: several objectives that a step minimises one after the other, each on parameters of its own, as in a GAN.
+"""Turns: several objectives that a step minimises one after the other, with parameters for each objective, as in a GAN.
 
 In its turn an objective runs forward and backward on the whole global batch. Its own parameters alone are then clipped
 and updated, so the next turn sees them changed; gradients that reach other parameters are dropped, as a plain loop does

@@ -17,8 +17,10 @@ from checkpoint_samples import write_document
 
 from paceline.checkpoint import find_latest, load_checkpoint, read_manifest, save, save_checkpoint, verify_checkpoint
 from paceline.checkpoint.files import copies, past_caches, pieces
+from paceline.checkpoint.files.past_caches import Rooms
 from paceline.checkpoint.files.read_back import PiecesDigest
 from paceline.checkpoint.manifest import MANIFEST_NAME
+from paceline.checkpoint.readers import fill
 from paceline.errors import StorageError
 
 SHARD, PIECE = "shard-00000-of-00001.safetensors", 2**12
@@ -91,6 +93,20 @@ def test_the_digest_is_that_of_the_pieces_digests(tmp_path: Path) -> None:
         assert digest.hexdigest() == entry.sha256, step
 
 
+def test_a_short_file_goes_through_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole pieces for each thread were 16 MiB at the peak of a run whose weights took 4."""
+    made: list[int] = []
+    monkeypatch.setattr(pieces, "Rooms", lambda length: (made.append(length), Rooms(length))[1])
+    values = {"w": torch.randn(pieces.PIECE_BYTES // 2)}  # two pieces
+    path = save_checkpoint(tmp_path / "short", 1, values, {}, keep_last=1).path
+    assert made and max(made) <= pieces.SHORT_ROOM_BYTES
+    monkeypatch.setattr(pieces, "SHORT_BYTES", 0)
+    long = save_checkpoint(tmp_path / "long", 1, values, {}, keep_last=1).path
+    assert max(made) == pieces.AT_ONCE_BYTES
+    assert read_manifest(path).files[SHARD] == read_manifest(long).files[SHARD]
+    assert (path / SHARD).read_bytes() == (long / SHARD).read_bytes()
+
+
 def test_a_file_of_one_piece_has_a_plain_digest_that_earlier_releases_read(tmp_path: Path) -> None:
     path = saved(tmp_path)
     document = json.loads((path / MANIFEST_NAME).read_text())
@@ -117,6 +133,7 @@ def test_a_long_file_with_a_plain_digest_loads_as_earlier_releases_wrote_it(tmp_
 
 def test_threads_that_share_copies_out_load_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copies, "FEW_BYTES", 1)
+    monkeypatch.setattr(fill, "host_bytes", lambda tensor: None)  # or all of it were read while it is checked
     path = saved(tmp_path)
     for task in (1, 64, 4096):
         monkeypatch.setattr(copies, "TASK_BYTES", task)
@@ -156,7 +173,7 @@ def test_a_system_that_writes_and_reads_a_part_of_what_it_is_asked_changes_nothi
 ) -> None:
     pwrite, preadv = os.pwrite, os.preadv
     monkeypatch.setattr(os, "pwrite", lambda file, content, at: pwrite(file, content[:1001], at))
-    monkeypatch.setattr(os, "preadv", lambda file, into, at: preadv(file, [into[0][:999]], at))
+    monkeypatch.setattr(os, "preadv", lambda file, into, at, *flags: preadv(file, [into[0][:999]], at, *flags))
     check_loads(saved(tmp_path))
 
 

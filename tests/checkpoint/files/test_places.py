@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from paceline.checkpoint import load_checkpoint, save_checkpoint
 from paceline.checkpoint.files import copies
 from paceline.checkpoint.files.places import OpenShards, PlaceInFile, places_in
+from paceline.checkpoint.readers import fill
 from paceline.errors import StorageError
 
 NAME = "shard.safetensors"
@@ -87,21 +88,27 @@ def test_parts_of_any_layout_are_read_into_place(tmp_path: Path) -> None:
     assert run_ranks(loaded_in_rows, 2, str(path)) == [True, True]
 
 
-def test_a_file_that_is_cut_after_it_was_hashed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("few", "told"), [(1, "the file ends at byte"), (2**62, "cannot read 'values' from")])
+def test_a_file_that_is_cut_after_it_was_hashed_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: int, told: str
+) -> None:
+    """As it may be for a part that comes later, since it does not lie in memory as it does in the file."""
     values = {"values": torch.arange(2**18, dtype=torch.float32)}
     path = save_checkpoint(tmp_path, 1, values, {}, keep_last=1).path
-    from paceline.checkpoint import load
-
-    verify = load.verify_files
+    verify = fill.verify_files
 
     def cut(*given: object) -> None:
         verify(*given)  # type: ignore[arg-type]
         with (path / "shard-00000-of-00001.safetensors").open("r+b") as file:
             file.truncate(2**19)
 
-    monkeypatch.setattr(load, "verify_files", cut)
-    with pytest.raises(StorageError, match="cannot read 'values' from"):
-        load_checkpoint(path, {"values": torch.zeros(2**18)})
+    monkeypatch.setattr(fill, "verify_files", cut)
+    monkeypatch.setattr(fill, "host_bytes", lambda tensor: None)
+    monkeypatch.setattr(copies, "FEW_BYTES", few)
+    target = torch.zeros(2**18)
+    with pytest.raises(StorageError, match=told):
+        load_checkpoint(path, {"values": target})
+    assert target.isnan().all(), "nothing of it stays"
 
 
 def test_a_file_that_ends_while_it_is_read_is_an_error_and_no_short_read(tmp_path: Path) -> None:

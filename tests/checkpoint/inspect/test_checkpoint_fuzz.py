@@ -21,8 +21,9 @@ from checkpoint_samples import check_equal, laid_out, save_sample, write_documen
 from distributed import run_ranks
 
 from paceline.checkpoint import load_latest, manifest, read_manifest, save_checkpoint
-from paceline.checkpoint.files import copies, pieces
+from paceline.checkpoint.files import pieces
 from paceline.checkpoint.manifest import MANIFEST_NAME
+from paceline.checkpoint.readers import fill
 from paceline.checkpoint.tiers.unchanged import Unchanged
 from paceline.errors import ConfigError, StorageError
 
@@ -131,9 +132,9 @@ class Damages:
 def _fuzzed(root: str, seed: int, count: int, in_place: bool) -> Counter[str]:
     """Load the checkpoint after each of `count` damages; return how often it was refused, and how often not.
 
-    Values are read straight into place with `in_place`, as long ones are, and else out of mapped files.
+    Values are read straight into place with `in_place`, and else out of mapped files, as those for a device are.
     """
-    copies.FEW_BYTES = 1 if in_place else copies.FEW_BYTES
+    fill.host_bytes = fill.host_bytes if in_place else lambda tensor: None
     (path,) = Path(root).iterdir()
     damages, found, ran = Damages(path), Counter[str](), []
     target = laid_out("plain", blank=True)
@@ -151,6 +152,8 @@ def _fuzzed(root: str, seed: int, count: int, in_place: bool) -> Counter[str]:
             loaded = load_latest(Path(root), target)
         except (StorageError, ConfigError) as error:
             assert error.because and error.try_, (number, how)
+            left = [name for name, tensor in target.items() if tensor.nan_to_num(0.0).any()]
+            assert not left, (number, how, left)
             found["refused"] += 1
         except BaseException as error:
             raise AssertionError(f"damage {number} ({how}): {type(error).__name__}: {error}") from error

@@ -25,19 +25,19 @@ def test_less_power_for_the_same_peak_is_a_lower_clock() -> None:
     card, module = (published_device(find_entry(name)) for name in ("h100-pcie", "h100-sxm"))
     densities = [flops_per_watt(device) for device in (module, card)]
     assert densities[0] and densities[1]
-    expected = 0.6 * (densities[0] / densities[1]) ** (1 / 3)
-    assert sustained_share(card, SHARES) == pytest.approx(expected) and expected < 0.54
+    expected = 0.6 * (densities[0] / densities[1]) ** (1 / 2)
+    assert sustained_share(card, SHARES) == pytest.approx(expected) and expected < 0.50
     rack = published_device(find_entry("gb300"))  # 2,500 TFLOP/s on 1,400 W against 2,250 on 1,000
-    assert sustained_share(rack, SHARES) == pytest.approx(0.5 * (2.25 / (2500 / 1400)) ** (1 / 3))
+    assert sustained_share(rack, SHARES) == pytest.approx(0.5 * (2.25 / (2500 / 1400)) ** (1 / 2))
 
 
 def test_a_chip_of_no_generation_is_told_by_all_of_them_and_none_is_better_than_the_best() -> None:
     levels = [(0.8, 0.78), (0.6, 989.4 / 700), (0.5, 2.25)]
     product = 1.0
     for share, density in levels:
-        product *= share * density ** (1 / 3)
+        product *= share * density ** (1 / 2)
     chip = published_device(find_entry("mi300x"))
-    assert sustained_share(chip, SHARES) == pytest.approx(product ** (1 / 3) / (1.3074 / 0.75) ** (1 / 3), rel=1e-3)
+    assert sustained_share(chip, SHARES) == pytest.approx(product ** (1 / 3) / (1.3074 / 0.75) ** (1 / 2), rel=1e-3)
     assert sustained_share(published_device(find_entry("h20")), SHARES) == 0.8, "its peak needs little of its power"
     unknown = dataclasses.replace(chip, rated_watts=None)
     assert sustained_share(unknown, SHARES) == 0.65
@@ -47,8 +47,8 @@ def test_a_chip_of_no_generation_is_told_by_all_of_them_and_none_is_better_than_
 
 def test_a_generation_of_one_source_goes_halfway_and_one_of_none_all_the_way() -> None:
     drawn = pooled(SHARES.share, {"ampere": 3, "hopper": 1})
-    law = {name: drawn[name] * REFERENCES[name] ** (1 / 3) for name in REFERENCES}
-    before = {name: SHARES.share[name] * REFERENCES[name] ** (1 / 3) for name in REFERENCES}
+    law = {name: drawn[name] * REFERENCES[name] ** (1 / 2) for name in REFERENCES}
+    before = {name: SHARES.share[name] * REFERENCES[name] ** (1 / 2) for name in REFERENCES}
     common = (before["ampere"] ** 0.75 * before["hopper"] ** 0.5) ** (1 / 1.25)
     assert law["blackwell"] == pytest.approx(common), "nobody measured one: the others' law alone"
     assert law["hopper"] == pytest.approx((before["hopper"] * common) ** 0.5)

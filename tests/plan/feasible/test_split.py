@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from plan_examples import block
 
 from paceline.errors import ConfigError
-from paceline.plan.feasible.split import split_by_cost
+from paceline.plan.feasible.split import split_by_cost, split_in_order
 from paceline.spec.plan import counts_text, parse_stages
 from paceline.spec.profile import ModelProfile
 from paceline.spec.task import ModelSpec
@@ -78,3 +78,13 @@ def test_stages_in_words_and_back() -> None:
 @given(st.lists(st.integers(1, 40), max_size=12))
 def test_what_a_suggested_command_says_is_read_back(sizes: list[int]) -> None:
     assert parse_stages(counts_text(tuple(sizes))) == tuple(sizes)
+
+
+def test_stages_that_are_filled_in_order_are_nanotrons() -> None:
+    # Llama 3 8B in millions of multiplications a token: a layer 4 x 4096^2 + 3 x 4096 x 14336, the head 4096 x 128256.
+    # Over 8 stages of 1,039 each: five layers pass the first part (4 are 973), nine the second, 13 the third, 18 ...
+    model = chain([243] * 32, [1] * 32, first=0, last=525)
+    assert split_in_order(model, 8) == (5, 4, 4, 5, 4, 4, 4, 2), "the head counts as two layers, the embedding as none"
+    even = chain([10] * 8, [1] * 8)
+    assert split_in_order(even, 2) == (5, 3), "a part that is just full is not passed"
+    assert split_in_order(chain([1] * 4, [1] * 4, last=12), 4) == (4, 0, 0, 0), "a head that is all of the cost"

@@ -170,6 +170,32 @@ def test_what_ran_slower_than_forecast_is_chosen_no_more():
     assert after.best.plan != best.plan
 
 
+@pytest.mark.parametrize("factor", [0.7, 1.1, 1.3, 1.6])
+def test_a_slow_hour_of_the_machine_sends_nobody_to_a_plan_that_never_ran(factor):
+    """Every plan takes `factor` times what formulas say, and the chosen one ran: another one would be a slower choice.
+
+    Plans that did run side by side are told apart, however little formulas do.
+    """
+    constraints = PlanSpec(pp=1, tp=1, precision="fp32", recompute="none")
+
+    def found(*runs):
+        return search(SMALL, HERE, constraints, batch_samples=64, steps=1, learnt=learnt_from(*runs))
+
+    def ran(candidate, factor, date):
+        seconds = candidate.forecast.step_seconds.value * factor
+        return dataclasses.replace(run_of(date=date), plan=candidate.plan, step_seconds=seconds)
+
+    before = found()
+    first = ran(before.candidates[0], factor, dates(1)[0])
+    after = found(first)
+    assert after.best.plan == before.best.plan
+    assert factor < 1 or "that they leave open between the two" in after.kept_because, "and it is said"
+    behind = next(one for one in before.candidates if one.plan.layout != before.best.plan.layout)
+    gap = behind.forecast.step_seconds.value / before.best.forecast.step_seconds.value
+    both = found(first, *(ran(behind, factor / gap / 1.2, date) for date in dates(3)[1:]))
+    assert both.best.plan.layout == behind.plan.layout and not both.kept_because
+
+
 def test_runs_that_cannot_be_forecast_today_are_left_out():
     key = task_key(SMALL, "adamw")
     assert learn([], key, lambda one: HERE) is None

@@ -98,3 +98,16 @@ def test_many_plans_at_once_are_the_same_as_one_by_one():
     for place in (0, 499, 999):
         mean, deviation = fitted.posterior(kin[place : place + 1], spreads[place : place + 1])
         assert mean[0] == pytest.approx(means[place]) and deviation[0] == pytest.approx(deviations[place])
+
+
+def test_what_runs_leave_open_between_two_plans_by_hand():
+    # One run, of the first plan. The two plans' prior covariance is s^2 [[1, k], [k, 1]], and a run of noise n takes
+    # s^4 [1, k] [1, k]' / (s^2 + n^2) away: of the difference s^2 (2 - 2 k) - s^4 (1 - k)^2 / (s^2 + n^2) is left.
+    s, n, k = 0.142, RUN_NOISE, 0.6
+    one = fit([0.01], [s], [n], np.ones((1, 1)))
+    left = s**2 * (2 - 2 * k) - s**4 * (1 - k) ** 2 / (s**2 + n**2)
+    assert one.apart(np.array([[1.0], [k]]), np.array([s, s]), k) == pytest.approx(math.sqrt(left), rel=1e-9)
+    assert math.sqrt(left) == pytest.approx(0.114, abs=1e-3)
+    both = fit([0.01, 0.02], [s, s], [n, n], np.array([[1.0, k], [k, 1.0]]))
+    assert both.apart(np.array([[1.0, k], [k, 1.0]]), np.array([s, s]), k) == pytest.approx(0.040, abs=1e-3)
+    assert one.apart(np.array([[1.0], [1.0]]), np.array([s, s]), 1.0) == pytest.approx(0.0, abs=1e-9)

@@ -21,6 +21,18 @@ def judged(values: list[float], **options: object) -> BestEvaluation:
     return judge
 
 
+def test_a_metric_of_ones_own_is_judged_by_its_path_as_by_its_name() -> None:
+    """By the path, as `metrics` has it, a run ended at its first evaluation: it "is not measured"."""
+    for metric in ("mine:accuracy", "accuracy"):
+        options = {"metrics": ("mine:accuracy",), "metric": metric, "mode": "max", "patience": 1}
+        judge = judged([0.5, 0.7, 0.6], **options)
+        assert (judge.best, judge.is_over) == ((20, 1), True)
+        if ":" in metric:
+            check_evaluate(EvaluateSpec(**options))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="did you mean 'mine:accuracy'"):
+        check_evaluate(EvaluateSpec(metrics=("mine:accuracy",), metric="mine:accurcy", mode="max"))
+
+
 @pytest.mark.parametrize(
     ("values", "options", "best", "over"),
     [

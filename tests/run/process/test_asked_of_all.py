@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from distributed import run_ranks
 from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of
 from thread_worlds import InThreads, on_threads
@@ -22,6 +23,7 @@ from paceline.run.evaluate.held_out_metrics import Sums
 from paceline.run.loop.loader import MicroBatch, StepBatch
 from paceline.run.loop.training import Training
 from paceline.run.process.brief import Brief
+from paceline.run.process.neighbours import Neighbours
 from paceline.run.process.world import World, join_world
 from paceline.run.record.samples_read import ids_read
 from paceline.run.survive.saving import host_room
@@ -193,10 +195,30 @@ def test_real_ranks_bring_and_agree_likewise() -> None:
 
 
 def told_alike() -> list[Any]:
-    """Return what this rank is told: the even ranks are on one node, the odd ones on another."""
+    """Return what this rank is told and how many keys stay: the even ranks are on one node, the odd ones on another."""
     world = join_world("cpu", threads=1)
     own, other = ("even", "odd") if world.rank % 2 == 0 else ("odd", "even")
-    return [world.told_at(own, {"n": world.rank * 10}), world.told_at(own, {"n": world.rank}, (other, "nowhere"))]
+    world.wait()
+    before = keys_held()
+    found: list[Any] = [world.told_at(own, {"n": world.rank * 10})]
+    found += [world.told_at(own, {"n": world.rank}, (other, "nowhere"))]
+    world.wait()
+    kept = keys_held() - before
+    for call in ("tell", "told"):  # the store is gone when one of the ranks comes to that
+        with pytest.MonkeyPatch.context() as patch:
+            if world.rank == 1:
+                patch.setattr(Neighbours, call, _gone)
+            found += [world.told_at(own, {"n": world.rank}, (other, "nowhere"))]
+    return [*found, kept]
+
+
+def keys_held() -> int:
+    """Return how many keys the store has in which the ranks met."""
+    return dist.distributed_c10d._get_default_store().num_keys()
+
+
+def _gone(*given: object) -> None:
+    raise dist.DistNetworkError("Connection was likely closed")
 
 
 def test_ranks_of_a_node_tell_each_other_and_two_rounds_are_two() -> None:
@@ -204,6 +226,8 @@ def test_ranks_of_a_node_tell_each_other_and_two_rounds_are_two() -> None:
     first = [{"even": [(0, {"n": 0}), (2, {"n": 20})]}, {"odd": [(1, {"n": 10})]}]
     found = run_ranks(told_alike, 3)
     assert [each[0] for each in found] == [first[0], first[1], first[0]]
-    assert [each[1] for each in found] == [{"even": even, "odd": odd, "nowhere": []}] * 3
+    for number in (1, 2, 3):
+        assert [each[number] for each in found] == [{"even": even, "odd": odd, "nowhere": []}] * 3
+    assert [each[4] for each in found] == [0] * 3, "nothing of it stays in the store"
     alone = World(0, 1, 0, torch.device("cpu"))
     assert alone.told_at("a", {"n": 1}, ("b",)) == {"a": [(0, {"n": 1})], "b": []}

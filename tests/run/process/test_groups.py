@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import resource
 from datetime import timedelta
 from typing import Any
 
@@ -11,7 +13,10 @@ import torch
 import torch.distributed as dist
 from distributed import run_ranks
 
+from paceline.checkpoint.ranks import Ranks
+from paceline.descriptors import make_room
 from paceline.errors import ConfigError
+from paceline.run.process import groups, sockets
 from paceline.run.process.groups import own_part
 from paceline.run.process.place import KEPT_STORE, Place
 from paceline.run.process.world import build_mesh, join_world
@@ -81,6 +86,44 @@ def test_nccl_has_no_gloo_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (world.rank, world.size, world.device) == (3, 16384, torch.device("cuda", 1))
     ((backend, options),) = asked
     assert backend == "nccl" and options["init_method"] == "tcp://n1:20000" and options["world_size"] == 16384
+
+
+def connections_of_saves(most: int) -> tuple[int, float, bool]:
+    """Return how many connections the group of saves has made, a sum over it, and whether the environment stays."""
+    world, before = join_world("cpu", threads=1), dict(os.environ)
+    had = len(sockets._connections())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(groups, "MESHED", most)
+        group = world.groups.beside(timedelta(seconds=60))
+    made = len(sockets._connections()) - had
+    found = torch.ones(1)
+    dist.all_reduce(found, group=group)
+    told = Ranks(group, False).total([2**40])[0] / 2**40
+    assert len(sockets._OPENED & sockets._connections()) >= made, "those that are shut with the world"
+    world.wait()
+    return made, found.item() + told, before == dict(os.environ)
+
+
+def test_a_large_world_connects_for_saves_those_that_talk_to_each_other() -> None:
+    """Of nine ranks a rank talks to those 1, 2, 4 and 8 away, in both directions round a ring: 6 of 8 others."""
+    meshed, on_demand = run_ranks(connections_of_saves, 9, 256), run_ranks(connections_of_saves, 9, 8)
+    assert {each[1:] for each in (*meshed, *on_demand)} == {(18.0, True)}
+    assert min(each[0] for each in meshed) >= 8
+    assert max(each[0] for each in on_demand) < min(each[0] for each in meshed)
+
+
+def test_a_process_may_open_what_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+        make_room(1000)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(hard, 1256)
+        make_room(10)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(hard, 1256), "never less"
+        make_room(2 * hard)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard, "what the system lets it"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def kept_by_a_launcher(asynchronous: str, rendezvous: str) -> str:

@@ -35,6 +35,7 @@ class Story:
     only_once: bool = False  # start once, however that ends
     how: str = ONE_WORLD
     endless: bool = False  # ranks that are to end have no grace after which they are killed
+    clock_moves: bool = False  # this machine's clock is set forward and back by days while the run goes on
     keeps: bool = False  # a model that keeps running statistics, in place of the decoder, and a callback that counts
 
 
@@ -80,10 +81,13 @@ class Told:
 def main(folder: Path) -> None:
     """Make the runs."""
     import warm  # noqa: F401 (what ranks share)
+    from moving_clock import MovingClock
 
+    clock = MovingClock()
     log = folder / "starts.jsonl"
     for values in json.loads((folder / "stories.json").read_text()):
         story = Story(**values)
+        clock.is_set(story.clock_moves)
         for _ in range(story.most_starts):
             done = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
             mine = [line for line in done if line["story"] == story.name]

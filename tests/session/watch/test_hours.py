@@ -18,7 +18,7 @@ from paceline.cluster.grid.window import window_of
 from paceline.errors import Requeue
 from paceline.run.survive import notice as notices
 from paceline.run.survive.notice import Notices
-from paceline.session import start
+from paceline.session import closing, start
 from paceline.session.watch.hours import in_hours, refuse_outside
 from paceline.spec.load import load_spec, parse_spec
 from paceline.spec.run import RunSpec
@@ -90,7 +90,7 @@ def test_a_budget_that_others_use_up_while_a_run_waits_ends_it(
     used = "the budget of $1 is used up"
     monkeypatch.setattr(start, "used_up", lambda run, run_dir: (used, run.budget))
     monkeypatch.setattr(start, "run_brief", lambda *told: pytest.fail("it was begun again"))
-    monkeypatch.setattr(start, "close_run", lambda *told: None)
+    monkeypatch.setattr(closing, "close_run", lambda *told: None)
     path = write_spec(tmp_path, tmp_path / "run")
     path.write_text(path.read_text() + f'[run.budget]\ndevice_hours = 1000.0\nat_end = "{at_end}"\n')
     assert start.train(load_spec(path), said.append) == code

@@ -14,6 +14,7 @@ from runs import in_process, steps_of
 from safetensors.torch import load_file
 
 from paceline.spec.load import load_spec
+from paceline.task.models.build import build_model
 from paceline.task.models.huggingface.new_heads import HEADS, new_head
 from paceline.task.settled import settle
 
@@ -130,6 +131,26 @@ def test_distilbert_becomes_a_classifier_in_one_line(tmp_path: Path, more: str) 
     assert torch.allclose(before[body], after[body], atol=0.01) and torch.equal(before[body], after[body]) == bool(more)
     task = settle(load_spec(tmp_path / "spec.toml")).spec.task
     assert task.train == (("pre_classifier.*", "classifier.*") if more else ())
+
+
+@pytest.mark.parametrize(("labels", "problem"), [
+    ('["a", "b"]', "multi_label_classification"), ("0.25", "regression"), ('"a"', None),
+])  # fmt: skip
+def test_the_folder_says_what_its_outputs_are(tmp_path: Path, labels: str, problem: str | None) -> None:
+    """A pipeline of transformers made chances that add up to one of several classes that may all be true."""
+    model, table = tmp_path / "m", tmp_path / "t.jsonl"
+    transformers.DistilBertForMaskedLM(transformers.DistilBertConfig(**DISTIL)).save_pretrained(model)
+    write_tokenizer(model)
+    others = {'["a", "b"]': '["b"]', "0.25": "1.5", '"a"': '"b"'}
+    rows = [f'{{"text": "{at} plus", "label": {(labels, others[labels])[at % 2]}}}\n' for at in range(20)]
+    table.write_text("".join(rows))
+    spec = tmp_path / "spec.toml"
+    data = f'{{ source = "{table}", seq_len = 16, cache_dir = "{tmp_path / "cache"}" }}'
+    spec.write_text(SPEC.format(model=model, data=data, more="", run=tmp_path / "run"))
+    task = settle(load_spec(spec)).spec.task
+    assert task.model.arguments.get("problem_type") == problem
+    built = build_model(task.model, 0, 16, 3)
+    assert built.config.problem_type == problem
 
 
 def test_images_of_other_classes_get_a_head_for_them(tmp_path: Path) -> None:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import gc
+import os
 import sys
 import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,11 +24,14 @@ from paceline.run.loop.loader import BatchStream, StepBatch
 from paceline.spec.layout import Layout
 from paceline.task.data import read_ahead as module
 from paceline.task.data.daemons import DaemonThreads
-from paceline.task.data.depth import DepthRule, ReadTimes
+from paceline.task.data.depth import LOOK_SECONDS, DepthRule, ReadTimes
+from paceline.task.data.prepare.prepare import _alone
 from paceline.task.data.read_ahead import ReadAhead, may_read_in_a_thread
 from paceline.task.data.rows.packed import SaysStarts
 from paceline.task.data.rows.windows import TokenSource
+from paceline.task.data.sources.kept import lock_of
 from paceline.task.data.sources.mapped import MapSource
+from paceline.task.data.storage.blocks import _locked
 
 CPU = torch.device("cpu")
 
@@ -149,6 +158,70 @@ def test_a_process_that_ends_does_not_wait_for_a_storage_that_is_silent() -> Non
     assert (ended.returncode, ended.stdout) == (0, "1\n"), ended.stderr
 
 
+FORKS = """
+import os, sys, threading
+from paceline.task.data import daemons, read_ahead
+from paceline.task.data.storage.fetch_ahead import FetchesAhead
+
+silent, heard = threading.Event(), threading.Event()
+
+def read(place):
+    if place == 1 and os.getpid() == own:
+        heard.set()
+        silent.wait()
+    return place
+
+own = os.getpid()
+read_ahead.LAST_SECONDS = daemons.LAST_SECONDS = 0.05
+ahead, fetching = read_ahead.ReadAhead(read, prepare=lambda: None), FetchesAhead()
+ahead.begin(1)
+fetching.begin(["a"], silent.wait)
+heard.wait()
+child = os.fork()
+if not child:
+    print(ahead.take(1), ahead.take(2), fetching.is_coming("a"), flush=True)
+    fetching.wait(["a"])
+    print(fetching.begin(["a"], lambda: None), fetching.wait(["a"]), flush=True)
+    ahead.begin(3)
+    print(ahead.take(3), flush=True)
+    ahead.close()
+    sys.exit(5)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), fetching.is_coming("a"))
+ahead.close()
+raise SystemError("an error leaves the loop while its storage is silent")
+"""
+
+
+def test_neither_a_forked_process_nor_an_error_waits_for_threads_that_will_never_answer() -> None:
+    """A forked process has none of its parent's threads, and reads and ends without them."""
+    ended = run_patiently([sys.executable, "-c", FORKS], timeout=30, is_cold=True)
+    assert ended.stdout.splitlines() == ["1 2 False", "True None", "3", "5 True"], ended.stderr
+    assert ended.returncode == 1 and "SystemError" in ended.stderr
+
+
+def test_locks_of_a_cache_are_let_go_of_whoever_was_forked_meanwhile(tmp_path: Path) -> None:
+    """A forked process has all opened files of its parent, and with them their locks, for as long as it lives."""
+    (tmp_path / "prepared").mkdir()
+    held = [_locked(tmp_path / "pieces" / "lock"), lock_of(tmp_path, "corpus"), _alone(tmp_path / "prepared")]
+    ends, goes_on = os.pipe()
+    with contextlib.ExitStack() as stack:
+        for lock in held:
+            stack.enter_context(lock)
+        if not (child := os.fork()):
+            os.close(goes_on)
+            os.read(ends, 1)
+            os._exit(0)
+    try:
+        paths = [path for path in tmp_path.rglob("*lock") if path.is_file()]
+        for path in paths:
+            with path.open() as stream:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert len(paths) == len(held)
+    finally:
+        os.close(goes_on)
+        os.waitpid(child, 0)
+
+
 def test_threads_end_with_whoever_gave_them_calls_and_say_what_was_wrong_with_their_beginning() -> None:
     def wrong() -> None:
         raise OSError("no such device")
@@ -252,7 +325,7 @@ def test_one_wake_up_is_for_several_short_reads(together: int) -> None:
     rule.depth, rule.together = 2 * together, together
     submitted, pool = list[int](), ahead._pool()
     submit = pool.submit
-    pool.submit = lambda call, group: submitted.append(len(group)) or submit(call, group)  # type: ignore
+    pool.submit = lambda call, group: submitted.append(len(group.calls)) or submit(call, group)  # type: ignore
     assert ahead.take(0) == 0 and calls == [("MainThread", 0)], "it did not wait for others"
     asked = 1
     for position in range(1, 40):
@@ -273,6 +346,45 @@ def test_one_wake_up_is_for_several_short_reads(together: int) -> None:
     ahead.close()
 
 
+@pytest.mark.parametrize("how", ["begun", "refused", "fails"])
+@pytest.mark.parametrize("sends", [False, True])
+def test_reads_that_are_begun_together_are_finished_where_they_are_taken(how: str, sends: bool) -> None:
+    """What cannot be begun together is read one by one; what is wrong with one is said of that one."""
+    begun, finished = list[list[int]](), dict[int, str]()
+
+    def read(position: int) -> int:
+        finished[position] = threading.current_thread().name
+        if position == 5:
+            raise DataError("row 5 cannot be read", "the disk is gone", "another disk")
+        return position
+
+    def begin_reads(calls: Sequence[tuple[int]]) -> list[Callable[[], int]] | None:
+        begun.append([position for (position,) in calls])
+        if how == "fails":
+            raise DataError("rows cannot be gathered", "one of them is damaged", "another disk")
+        return None if how == "refused" else [partial(read, position) for (position,) in calls]
+
+    rule = DepthRule(10**9, on_device=True, bytes_of=lambda item: 1)
+    rule.seen = lambda item, times: None  # type: ignore[method-assign]
+    rule.depth, rule.together = 8, 4
+    send = (lambda item: item + 100) if sends else None
+    ahead = ReadAhead(read, lambda: None, rule, send, begin_reads=begin_reads)
+    for position in range(12):
+        ahead.begin(position)
+    for position in range(12):
+        if position % 3 == 0:
+            ahead.read_begun()
+        if position == 5:
+            with pytest.raises(DataError, match="row 5"):
+                ahead.take(position)
+        else:
+            assert ahead.take(position) == position + 100 * sends
+    assert begun == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]] and sorted(finished) == list(range(12))
+    by_thread = {name for name in finished.values() if name != threading.main_thread().name}
+    assert bool(by_thread) == (how != "begun")
+    ahead.close()
+
+
 def test_how_many_reads_are_worth_a_wake_up_follows_from_what_they_take() -> None:
     rule = DepthRule(10**9, on_device=True, bytes_of=lambda item: 1)
     assert seen(rule, 200e-6, 0.0, 10e-3) == 4 and rule.together == 2
@@ -282,6 +394,19 @@ def test_how_many_reads_are_worth_a_wake_up_follows_from_what_they_take() -> Non
     assert seen(small, 160e-6, 0.0, 10e-3) == 3 and small.together == 1, "no more than memory allows"
     cpu = DepthRule(10**9, on_device=False, bytes_of=lambda item: 1)
     assert seen(cpu, 2e-4, 1.9e-4, 1e-3) == 1 and cpu.together == 1, "reads that wait, wait beside each other"
+
+
+def test_a_wake_up_is_for_more_reads_where_they_become_shorter_and_looks_are_rare() -> None:
+    """The first reads are long, of a thread that the other one keeps from its turn."""
+    looks = list[int]()
+    rule = DepthRule(10**9, on_device=True, bytes_of=lambda item: looks.append(1) or 1, short_read=0.0)  # type: ignore
+    for read, together in ((100e-6, 5), (70e-6, 5), (60e-6, 8)):
+        looks.clear()
+        for _ in range(200):
+            rule.seen(1, ReadTimes(read, 0.0, 1e-6, True))
+        assert (rule.depth, rule.together) == (16, together)
+        assert len(looks) <= 200 * (read + 1e-6) / LOOK_SECONDS + 1
+    assert [each.after for each in rule.news()] == ["16 batches", "16 batches"]
 
 
 def test_one_batch_at_a_time_is_sent_to_the_device() -> None:

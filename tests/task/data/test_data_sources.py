@@ -193,6 +193,32 @@ def test_data_sets_that_cannot_be_used() -> None:
         MapSource(Ragged(), 1).read(np.arange(3))
 
 
+@pytest.mark.parametrize(
+    ("lengths", "because"),
+    [
+        ([1.0, float("nan"), 2.0], r"lengths\[1\] is nan"),
+        ([1, 2, -3], r"lengths\[2\] is -3"),
+        ([0, 0, 0], "all of them are 0"),
+        ([1j, 2j, 3j], "lengths"),
+        ([True, False, True], "lengths"),
+        ([1, 2], "there are 3 samples"),
+    ],
+)
+def test_lengths_that_are_none_are_told(lengths: list[Any], because: str) -> None:
+    """Batches of a number of tokens would never be full of samples without a length, or hold any number of them."""
+    samples = [torch.zeros(2)] * 3
+
+    class Declares(list[torch.Tensor]):
+        pass
+
+    dataset: Any = Declares(samples)
+    dataset.lengths = lengths
+    with pytest.raises(DataError, match=because):
+        MapSource(dataset, 1)
+    dataset.lengths = [0, 2.0, 5]
+    assert MapSource(dataset, 1).lengths.tolist() == [0, 2, 5]  # type: ignore[union-attr]
+
+
 def test_a_data_set_that_gives_lists_of_samples_alone_is_read_one_by_one() -> None:
     class Lists(torch.utils.data.Dataset[Any]):
         def __len__(self) -> int:

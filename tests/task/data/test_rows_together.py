@@ -123,6 +123,33 @@ def test_batches_are_those_of_reads_by_themselves(
                     assert all(part.data[name].is_contiguous() for name in wanted)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=15, deadline=None)
+@given(jumps=jumps, batch=st.integers(1, 20), rank=st.integers(0, 2), ranks=st.integers(1, 3), micro=st.integers(1, 5))
+def test_batches_of_gathered_steps_are_those_of_reads_by_themselves(
+    kind: str, jumps: list[tuple[int, int]], batch: int, rank: int, ranks: int, micro: int, folder: Path
+) -> None:
+    """Steps in a row, steps that come again, and those of the gathering after, in whatever order they are finished."""
+    rank, passes = min(rank, ranks - 1), accumulation_for(batch, ranks, micro, ())
+    plan = Plan(Layout(dp_replicate=ranks), micro_batch=micro, accumulation=passes, batch_samples=batch)
+    streams = [BatchStream(opened(kind, folder), SEED, plan, rank, torch.device("cpu")) for _ in range(2)]
+    calls = [((at + step) * batch, at + step + 1) for at, steps in jumps for step in range(steps)]
+    for _ in range(2):  # the second time some are at hand already
+        found = streams[0].gathered(calls)
+        for finish, call in reversed(list(zip(found or [], calls, strict=found is not None))):
+            own, wanted = finish(), streams[1].on_host(*call)
+            assert (own.step, own.position, own.samples) == (wanted.step, wanted.position, wanted.samples)
+            for one, other in zip(own.micro_batches, wanted.micro_batches, strict=True):
+                assert (one.position, one.step, one.counts) == (other.position, other.step, other.counts)
+                assert np.array_equal(one.ids, other.ids) and np.array_equal(one.places, other.places)
+                assert one.data.keys() == other.data.keys()
+                assert all(torch.equal(one.data[name], other.data[name]) for name in one.data)
+                assert all(one.data[name].is_contiguous() for name in one.data)
+    for step in range(6):  # in a row rows are gathered
+        streams[0].on_host(step * batch)
+    assert streams[0].gathered([((6 + step) * batch, 7 + step) for step in range(3)]) is not None
+
+
 def test_few_rows_are_gathered_once_for_several_steps(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And many are read by themselves: no more than so many tokens are gathered ahead."""
     source, asked = opened("windows", folder), list[int]()
@@ -157,12 +184,12 @@ def test_what_is_wrong_with_a_row_is_said_by_its_own_step(folder: Path, tmp_path
     source, told = open_sources(data, 1)[0], list[int]()
     rows = RowsTogether(source, StepIds(source, SEED))
     for step in range(40):
-        positions = np.array([step])
         try:
-            ids, held = rows.at(positions, 1)
-            assert np.array_equal(ids, ids_at(source, SEED, positions))
-            if held is None:
-                source.read(ids)
+            found = rows.at(step, np.array([0]), 1)
+            assert found.positions.tolist() == [step]
+            assert np.array_equal(found.ids, ids_at(source, SEED, found.positions))
+            if found.held is None:
+                source.read(found.ids)
         except DamagedData:
             told.append(step)
     alone = []

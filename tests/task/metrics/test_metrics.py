@@ -20,6 +20,7 @@ from paceline.errors import ConfigError
 from paceline.spec.watch.evaluate import EvaluateSpec
 from paceline.task.metrics.built_in import BitsPerByte
 from paceline.task.metrics.metric import LossTotal, Metric
+from paceline.task.metrics.own import OwnMetric
 from paceline.task.metrics.resolve import metrics_of
 from paceline.task.metrics.token_bytes import bytes_of_tokens
 from paceline.task.objective import classification, next_token
@@ -131,6 +132,12 @@ class Keeps:
         return 0.0
 
     update = compute = reset = __call__
+
+
+def test_a_tensor_without_values_is_refused() -> None:
+    metric = OwnMetric(lambda outputs, batch: (torch.zeros((), device="meta"), 1), "mine")
+    with pytest.raises(ConfigError, match="device 'meta'"):
+        metric.measure(None, None)
 
 
 def test_what_cannot_be_measured_is_refused() -> None:

@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 import transformers
 from model_folders import VOCAB, change_config, loaded, write_model, write_tokenizer
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from paceline.errors import ConfigError, StorageError
 from paceline.spec.load import parse_spec
@@ -191,6 +195,23 @@ def test_names_that_transformers_has_changed_since_are_those_of_now(
     read = build_model(ModelSpec(name=str(tmp_path)), 0, SEQ, 3).state_dict()
     assert set(read) >= {name for name, _ in model.named_parameters()}
     assert all(torch.equal(read[name], parameter) for name, parameter in model.named_parameters())
+
+
+def test_older_names_of_a_sharded_model_are_those_of_now() -> None:
+    """FSDP2 renames the class by which transformers finds the changes: Pythia's folders could not be sharded."""
+    config = transformers.GPTNeoXConfig(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+                                        num_attention_heads=2)  # fmt: skip
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    before = dict(model.named_parameters())
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+        assert type(model).__name__ == "FSDPGPTNeoXForCausalLM"
+        older: Any = {name.replace("lm_head.", "embed_out."): value for name, value in before.items()}
+        assert set(as_in_memory(model, older)) == set(before) != set(older)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_experts_of_its_own_class_are_stacked(tmp_path: Path) -> None:

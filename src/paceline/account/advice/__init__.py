@@ -1,1 +1,1 @@
-"""What would make a run cheaper: advice from its journal, each with what it would save and how sure that is."""
+"""What would make a run cheaper: advice from the journal, the money that advice would save, and how sure that is."""

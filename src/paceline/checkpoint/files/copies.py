@@ -32,7 +32,7 @@ class Copies:
 
     def begin(self, target: torch.Tensor, values: torch.Tensor) -> None:
         """Copy the values in place, now or beside the caller."""
-        to, of = _bytes(target), _bytes(values)
+        to, of = host_bytes(target), host_bytes(values)
         if to is None or of is None or target.dtype != values.dtype or of.size < FEW_BYTES:
             target.copy_(values)
             return
@@ -44,11 +44,11 @@ class Copies:
 
     def reads(self, target: torch.Tensor) -> bool:
         """Return whether values come into this place by reading them: where they lie one after the other, and many."""
-        return target.numel() * target.element_size() >= FEW_BYTES and _bytes(target) is not None
+        return target.numel() * target.element_size() >= FEW_BYTES and host_bytes(target) is not None
 
     def begin_reading(self, target: torch.Tensor, descriptor: int, begin: int, end: int) -> bool:
         """Read the part of a file into its place, beside the caller; return False where that must be copied instead."""
-        to = _bytes(target)
+        to = host_bytes(target)
         if to is None or to.size != end - begin:
             return False
         hands = self._at_work()
@@ -86,7 +86,7 @@ def _read(descriptor: int, at: int, into: memoryview) -> None:
         raise OSError(errno.EIO, f"the file ends at byte {at + count}")
 
 
-def _bytes(tensor: torch.Tensor) -> npt.NDArray[Any] | None:
+def host_bytes(tensor: torch.Tensor) -> npt.NDArray[Any] | None:
     """Return the bytes of a tensor as they lie in the host's memory; None where they lie elsewhere, or with gaps."""
     if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         return None

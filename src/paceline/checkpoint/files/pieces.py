@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import queue
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
@@ -19,31 +18,34 @@ from typing import TypeVar
 
 import numpy as np
 
+from paceline.checkpoint.files.destinations import copy_bytes
 from paceline.checkpoint.files.flushes import Flushes
-from paceline.checkpoint.files.past_caches import PastCaches, page_room
+from paceline.checkpoint.files.past_caches import PastCaches, Rooms
 from paceline.checkpoint.files.threads import Hands, at_once
 from paceline.checkpoint.manifest import FileEntry
 from paceline.errors import StorageError
 
 PIECE_BYTES = 2**22
-READ_BACK_BYTES = 2**20  # at a time: it stays in the cache while it is compared
+AT_ONCE_BYTES = 2**20  # at most written, or read back: they stay in the cache while they are hashed, or compared
+SHORT_BYTES, SHORT_ROOM_BYTES = 2**26, 2**18  # a file that is no longer goes through less memory at a time
 AHEAD = 2  # pieces for each thread that wait for it
 HANDS = 2  # threads for each that computes: a piece on its way to the disk or back takes none of a core
 WORD = 8
 T = TypeVar("T")
 
 
-def write_in_pieces(path: Path, content: Iterable[memoryview], flushes: Flushes) -> FileEntry:
+def write_in_pieces(path: Path, content: Iterable[memoryview], flushes: Flushes, expected: int) -> FileEntry:
     """Write a new file and return its length and digest; the disk has it when the flushes are made.
 
-    Each piece is hashed while it is in the caches, and goes past the system's memory where the file system allows that;
-    else the disk takes what is there meanwhile. Raises OSError.
+    A file that is `expected` to be short goes through less memory, which a run at its peak would notice. Each piece is
+    hashed while it is in the caches, and goes past the system's memory where the file system allows that; else the disk
+    takes what is there meanwhile. Raises OSError.
     """
     file = path.open("x+b", buffering=0)
     flushes.add(file)
     digests, length = list[bytes](), 0
     with contextlib.ExitStack() as opened:
-        writer = opened.enter_context(contextlib.closing(_Writer(PastCaches(path, file.fileno(), True))))
+        writer = opened.enter_context(contextlib.closing(_Writer(PastCaches(path, file.fileno(), True), expected)))
         flush = _Flush(opened.enter_context(Hands(1, "flush")), file.fileno())
         for digest, taken in opened.enter_context(contextlib.closing(_by_hands(writer.put, content))):
             digests.append(digest)
@@ -64,12 +66,13 @@ def compare_in_pieces(path: Path, content: Iterable[memoryview]) -> None:
     length = 0
     with contextlib.ExitStack() as opened:
         file = opened.enter_context(path.open("rb", buffering=0))
-        reader = opened.enter_context(contextlib.closing(_Comparer(PastCaches(path, file.fileno(), False))))
+        caches, here = PastCaches(path, file.fileno(), False), os.fstat(file.fileno()).st_size
+        reader = opened.enter_context(contextlib.closing(_Comparer(caches, here)))
         for is_equal, taken in opened.enter_context(contextlib.closing(_by_hands(reader.is_equal, content))):
             length += taken
             if not is_equal:
                 raise _damaged(path)
-        if os.fstat(file.fileno()).st_size != length:
+        if here != length:
             raise _damaged(path)
 
 
@@ -89,7 +92,7 @@ def _by_hands(
     count, at = HANDS * at_once(), 0
     with Hands(count, "piece") as hands:
         try:
-            for parts in _cut(content):
+            for parts in cut(content, PIECE_BYTES):
                 length = sum(map(len, parts))
                 pending.append((hands.submit(call, at, parts), length))
                 at += length
@@ -104,16 +107,16 @@ def _by_hands(
                 future.cancel()
 
 
-def _cut(content: Iterable[memoryview]) -> Iterator[list[memoryview]]:
-    """Yield the content in pieces, each as the parts that it is made of."""
+def cut(content: Iterable[memoryview], length: int) -> Iterator[list[memoryview]]:
+    """Yield the content in pieces of so many bytes, each as the parts that it is made of."""
     parts: list[memoryview] = []
     held = 0
     for part in content:
         at = 0
         while at < len(part):
-            parts.append(part[at : at + PIECE_BYTES - held])
+            parts.append(part[at : at + length - held])
             at, held = at + len(parts[-1]), held + len(parts[-1])
-            if held == PIECE_BYTES:
+            if held == length:
                 yield parts
                 parts, held = [], 0
     if held:
@@ -140,39 +143,31 @@ class _Flush:
             self.under_way.result()
 
 
-class _Rooms:
-    """Memory that begins at a page, one after the other for as many threads as there are."""
-
-    def __init__(self, length: int) -> None:
-        self._length, self._free = length, queue.SimpleQueue[memoryview]()
-
-    @contextlib.contextmanager
-    def one(self) -> Iterator[memoryview]:
-        """Lend a room."""
-        try:
-            room = self._free.get_nowait()
-        except queue.Empty:
-            room = page_room(self._length)
-        yield room
-        self._free.put(room)
+def _room_bytes(length: int) -> int:
+    """Return how many bytes of a file of this length are written, or read back, at a time."""
+    return SHORT_ROOM_BYTES if length <= SHORT_BYTES else AT_ONCE_BYTES
 
 
 class _Writer:
     """Puts pieces into a file."""
 
-    def __init__(self, file: PastCaches) -> None:
-        self.file, self._rooms = file, _Rooms(PIECE_BYTES)
+    def __init__(self, file: PastCaches, expected: int) -> None:
+        self.file, self._step = file, _room_bytes(expected)
+        self._rooms = Rooms(self._step)
 
     def put(self, at: int, parts: list[memoryview]) -> bytes:
-        """Write a piece at its place and return its digest."""
-        length = 0
+        """Write a piece at its place, as much at a time as a room holds, and return its digest."""
+        digest = hashlib.sha256()
         with self._rooms.one() as room:
-            for part in parts:
-                room[length : length + len(part)] = part
-                length += len(part)
-            digest = hashlib.sha256(room[:length]).digest()
-            self.file.write(room[:length], at)
-        return digest
+            for some in cut(parts, self._step):
+                length = 0
+                for part in some:
+                    copy_bytes(room[length : length + len(part)], part)
+                    length += len(part)
+                digest.update(room[:length])
+                self.file.write(room[:length], at)
+                at += length
+        return digest.digest()
 
     def close(self) -> None:
         """Close what was opened beside the file."""
@@ -182,8 +177,9 @@ class _Writer:
 class _Comparer:
     """Reads pieces of a file."""
 
-    def __init__(self, file: PastCaches) -> None:
-        self._file, self._rooms = file, _Rooms(min(PIECE_BYTES, READ_BACK_BYTES))
+    def __init__(self, file: PastCaches, length: int) -> None:
+        self._file, self._step = file, _room_bytes(length)
+        self._rooms = Rooms(self._step)
 
     def is_equal(self, at: int, parts: list[memoryview]) -> bool:
         """Return whether the file has a piece at its place."""
@@ -191,7 +187,7 @@ class _Comparer:
             length, here = sum(map(len, parts)), at
             rest = deque(parts)
             while here < at + length:
-                read = room[: min(len(room), at + length - here)]
+                read = room[: min(self._step, at + length - here)]
                 if self._file.read(read, here) != len(read):
                     return False
                 here += len(read)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from paceline.errors import StorageError
+
 MOST_HEADER_BYTES = 10**8  # the format's own limit
 
 
@@ -75,10 +77,18 @@ class OpenShards:
         self._open: dict[str, tuple[IO[bytes], Mapping[str, PlaceInFile]]] = {}
 
     def find(self, name: str, key: str) -> tuple[int, PlaceInFile] | None:
-        """Return a file's descriptor and where a tensor lies in it; None where that is not told. Raises OSError."""
+        """Return a file's descriptor and where a tensor lies in it; None where that is not told.
+
+        Raises StorageError where the file cannot be read.
+        """
         if name not in self._open:
-            opened = (self._path / name).open("rb", buffering=0)
-            self._open[name] = opened, places_in(opened)
+            try:
+                opened = (self._path / name).open("rb", buffering=0)
+                self._open[name] = opened, places_in(opened)
+            except OSError as error:
+                raise StorageError(
+                    f"cannot read {self._path / name}", str(error), "use an earlier checkpoint"
+                ) from error
         file, places = self._open[name]
         return (file.fileno(), places[key]) if key in places else None
 

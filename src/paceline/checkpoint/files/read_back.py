@@ -5,31 +5,37 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from paceline.checkpoint.files.past_caches import read_into
+from paceline.checkpoint.files.destinations import NOWHERE, BytesInPlace, Destinations, cut_off, read_spread, tell
+from paceline.checkpoint.files.past_caches import Rooms
 from paceline.checkpoint.files.pieces import AHEAD, HANDS
 from paceline.checkpoint.files.threads import Hands, at_once
 from paceline.checkpoint.manifest import FileEntry
 from paceline.errors import StorageError
 
-READ_BYTES = 2**18  # at a time: it stays in the cache
+READ_BYTES = 2**22  # at a time: a system reads on by itself, the further the more is asked for in order
+FEW_BYTES = 2**20  # of all files, that are sooner hashed than threads are started
+NOTHING: Mapping[str, Destinations] = MappingProxyType({})
 
 
-def verify_files(path: Path, files: Mapping[str, FileEntry]) -> None:
+def verify_files(path: Path, files: Mapping[str, FileEntry], into: Mapping[str, Destinations] = NOTHING) -> None:
     """Raise StorageError naming the first of the files in `path` whose content is not what was written.
 
-    Several pieces of them are read at once: one core hashes more slowly than a disk reads.
+    Several pieces of them are hashed at once: one core hashes more slowly than a disk reads. What has a destination
+    comes there, and whether it is what was written is known when this returns.
     """
     pending: deque[_Piece] = deque()
-    count = HANDS * at_once()
+    count = HANDS * at_once() if sum(entry.bytes for entry in files.values()) > FEW_BYTES else 0
     with contextlib.ExitStack() as opened, Hands(count, "verify") as hands:
-        for piece in _pieces(path, files, hands, opened):
+        for piece in _pieces(_open(path, files, into, opened), hands):
             pending.append(piece)
             if len(pending) > AHEAD * count:
                 pending.popleft().take()
@@ -45,6 +51,8 @@ class _File:
     entry: FileEntry
     content: Any
     digest: PiecesDigest
+    into: Destinations
+    turn: threading.Lock = field(default_factory=threading.Lock)  # of who reads: one after the other, in order
 
     def check(self) -> None:
         """Close the file. Raises StorageError where its content is not what was written."""
@@ -72,18 +80,29 @@ class _Piece:
             self.file.check()
 
 
-def _pieces(path: Path, files: Mapping[str, FileEntry], hands: Hands, opened: contextlib.ExitStack) -> Iterator[_Piece]:
-    """Yield the pieces of all files, each on its way to its digest."""
+def _open(
+    path: Path,
+    files: Mapping[str, FileEntry],
+    into: Mapping[str, Destinations],
+    opened: contextlib.ExitStack,
+) -> Iterator[_File]:
+    """Yield the files, open; they are closed with `opened` at the latest."""
     for name, entry in files.items():
         with _told(path / name):
             content = opened.enter_context((path / name).open("rb", buffering=0))
-            length = os.fstat(content.fileno()).st_size
-        file = _File(path / name, entry, content, PiecesDigest(entry.piece_bytes))
-        step = entry.piece_bytes or max(1, length)
+        yield _File(path / name, entry, content, PiecesDigest(entry.piece_bytes), into.get(name, NOWHERE))
+
+
+def _pieces(files: Iterable[_File], hands: Hands) -> Iterator[_Piece]:
+    """Yield the pieces of all files, each on its way to its digest."""
+    rooms = Rooms(READ_BYTES)
+    for file in files:
+        with _told(file.path):
+            length = os.fstat(file.content.fileno()).st_size
+        step = file.entry.piece_bytes or max(1, length)
         for at in range(0, max(1, length), step):
-            _ask_ahead(content.fileno(), at + step, step)
-            future = hands.submit(_digest, content.fileno(), at, min(step, length - at))
-            yield _Piece(file, future, at + step >= length)
+            end = min(at + step, length)
+            yield _Piece(file, hands.submit(_digest, file, at, end, rooms), at + step >= length)
 
 
 class PiecesDigest:
@@ -126,21 +145,32 @@ class PiecesDigest:
         self._piece, self._held = hashlib.sha256(), 0
 
 
-def _digest(descriptor: int, at: int, length: int) -> bytes:
-    """Return the digest of a part of a file; of fewer bytes where the file has become shorter."""
-    digest, buffer = hashlib.sha256(), memoryview(bytearray(READ_BYTES))
-    end = at + length
-    while at < end and (count := read_into(descriptor, at, buffer[: min(READ_BYTES, end - at)])):
-        digest.update(buffer[:count])
-        at += count
+def _digest(file: _File, at: int, end: int, rooms: Rooms) -> bytes:
+    """Bring a part of a file to where it goes and return its digest; of fewer bytes where the file has become shorter.
+
+    What is hashed are the bytes where they have come to. One thread at a time reads a file, while others hash: a disk
+    whose system reads on by itself is faster so than one that is asked for several places at once.
+    """
+    digest, came = hashlib.sha256(), list[BytesInPlace]()
+    with rooms.one() as room:
+        for some in _read(file, at, end, room):
+            for stretch in some:
+                digest.update(stretch.content)
+                came += [stretch] if stretch.to is not None else []
+    tell(came)
     return digest.digest()
 
 
-def _ask_ahead(descriptor: int, at: int, length: int) -> None:
-    """Have the disk read on, where it can be told: one that is asked for a piece at a time waits between them."""
-    if hasattr(os, "posix_fadvise"):
-        with contextlib.suppress(OSError):  # advice alone
-            os.posix_fadvise(descriptor, at, length * AHEAD, os.POSIX_FADV_WILLNEED)
+def _read(file: _File, at: int, end: int, room: memoryview) -> Iterator[Iterable[BytesInPlace]]:
+    """Yield the stretches of a part of a file, read straight to where they go."""
+    for first in range(at, end, READ_BYTES):
+        wanted = min(READ_BYTES, end - first)
+        found = file.into.places(first, room[:wanted])
+        with file.turn:
+            count = read_spread(file.content.fileno(), first, [each.content for each in found])
+        yield found if count == wanted else cut_off(found, count)
+        if count < wanted:
+            return
 
 
 @contextlib.contextmanager

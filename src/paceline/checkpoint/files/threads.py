@@ -27,7 +27,10 @@ def at_once() -> int:
 
 
 class Hands:
-    """A few daemon threads that take calls in turn; used in a `with`, which waits for what was handed in."""
+    """A few daemon threads that take calls in turn; used in a `with`, which waits for what was handed in.
+
+    Where there are none, who hands a call in makes it: for little work that is sooner done than a thread is started.
+    """
 
     def __init__(self, count: int, name: str) -> None:
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None] = (
@@ -42,19 +45,16 @@ class Hands:
     def submit(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
         """Have a thread make the call; the future has what it returned or raised."""
         future: Future[T] = Future()
-        self._calls.put((future, call, arguments))
+        if self._threads:
+            self._calls.put((future, call, arguments))
+        else:
+            _make(future, call, arguments)
         return future
 
     def _work(self) -> None:
         while (handed := self._calls.get()) is not None:
-            future, call, arguments = handed
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                future.set_result(call(*arguments))
-            except BaseException as error:  # whoever asks for the result gets it
-                future.set_exception(error)
-            del handed, future, call, arguments  # or an idle thread would hold what it wrote last
+            _make(*handed)
+            del handed  # or an idle thread would hold what it wrote last
 
     def __enter__(self) -> Hands:
         return self
@@ -66,3 +66,11 @@ class Hands:
             self._calls.put(None)
         for thread in self._threads:
             thread.join()
+
+
+def _make(future: Future[Any], call: Callable[..., object], arguments: tuple[object, ...]) -> None:
+    if future.set_running_or_notify_cancel():
+        try:
+            future.set_result(call(*arguments))
+        except BaseException as error:  # whoever asks for the result gets it
+            future.set_exception(error)

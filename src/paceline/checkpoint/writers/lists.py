@@ -1,4 +1,4 @@
-"""Who knows the files of a save: the first rank of a list those of its ranks, and rank 0 what each list comes to.
+"""Who knows the files of a save: the first rank of a list knows its ranks' files, and rank 0 a digest of every list.
 
 Of up to INLINE_RANKS ranks the manifest itself is the only list. In larger worlds a list is of about as many ranks as
 there are lists: of 16,384 ranks 128 lists, each of 128 ranks. The ranks of a list tell the first of them about their

@@ -1,4 +1,4 @@
-"""What ranks tell each other so that each learns of its own keys what all ranks together say of them.
+"""What ranks tell each other so that a rank learns, of keys that it holds, what all ranks together say of the keys.
 
 Both talks take log2 N rounds. In each a rank sends to one rank and hears from one, so nothing here grows with N but the
 number of rounds. Talks are generators that yield messages and are sent what came for them: real ranks carry them

@@ -1,4 +1,4 @@
-"""What the ranks of a run have printed: one rank's log, or all of them by their moments.
+"""What the ranks of a run have printed: the log of a rank, or the logs of all ranks by the moments of lines.
 
 What failed first comes first, with its traceback. Without `--rank` or `--merge` it is rank 0's log.
 """

@@ -1,4 +1,4 @@
-"""The catalog in use: an accelerator's published figures as a Device, its links, its power and its price.
+"""The catalog in use: an accelerator's published figures as a Device, with links, power and price.
 
 `file.py` reads the entries; what has no published figure comes from `assumed.py` and says so.
 """

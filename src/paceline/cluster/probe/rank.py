@@ -1,4 +1,4 @@
-"""One rank of a probe: its device, its process group, and how long its calls take."""
+"""One rank of a probe: the device, the process group, and how long calls take."""
 
 from __future__ import annotations
 

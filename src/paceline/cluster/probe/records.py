@@ -1,4 +1,4 @@
-"""What a probe asks of its ranks, what each of them finds, and the record that is kept: JSON, field by field."""
+"""What a probe asks of its ranks, what a rank finds, and the record that is kept: JSON, field by field."""
 
 from __future__ import annotations
 

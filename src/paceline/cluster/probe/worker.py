@@ -1,4 +1,4 @@
-"""One rank of a probe: a child process that measures its device while its peers measure theirs.
+"""One rank of a probe: a child process that measures a device while its peers measure other devices.
 
 `python -m paceline.cluster.probe.worker REQUEST.json RANK` writes RESULT-RANK.json beside the request. All ranks
 measure the same thing at the same time, so the contention for memory and cores that training meets is in the figures.

@@ -1,4 +1,4 @@
-"""Outbox: messages on their way to the sinks, each sink in a thread of its own. Nobody waits for a sink."""
+"""Outbox: messages on the way to sinks, a thread for every sink. Nobody waits for a sink."""
 
 from __future__ import annotations
 

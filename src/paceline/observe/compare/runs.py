@@ -1,4 +1,4 @@
-"""RunComparison: runs beside each other at the same step, the first of them as what the others are held against."""
+"""RunComparison: runs beside each other at the same step, all held against the first run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of runs as a chart has room for them: what all begin with is left out, and each can be told from the others."""
+"""Names of runs as a chart has room for: what all begin with is left out, and no two names become the same."""
 
 from __future__ import annotations
 

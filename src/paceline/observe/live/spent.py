@@ -1,4 +1,4 @@
-"""What a run has cost so far, beside its promise; what is left of its budgets, and of its time, at the pace of now."""
+"""What a run has cost so far, beside the promise; what is left of budgets and of time, at the pace of now."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BoundPart: the part of a step whose length one cause decides, and what shows it."""
+"""BoundPart: the part of a step whose length is decided by a single cause, and the figures that show the cause."""
 
 from __future__ import annotations
 

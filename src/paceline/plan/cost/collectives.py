@@ -156,7 +156,8 @@ def gather_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
     if columns.precision == "fp8" and narrow:
         size = FP8_BYTES
     dense, experts = _held(sheet)
-    passes = np.where(third, 2 * rounds, 1)
+    again = _gathered_to_recompute(sheet)
+    passes = np.where(third, (2 + again) * rounds, 1)
     # The root unit stays gathered from forward to backward.
     spread = columns.common.frozen == "spread"
     root = part.root_parameters - (part.forward_only_root if spread else 0.0)
@@ -165,11 +166,27 @@ def gather_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
     gathered = gathered - (0.0 if spread else np.where(third, rounds * blocks / columns.tp, 0.0))
     together = np.minimum(columns.state_degree, tensors(part)) if software.broadcasts_shards else _units(sheet)
     units = 2 * (part.units - part.forward_only_blocks) - 1 + (0 if spread else part.forward_only_blocks)
+    if software.live_parameters:  # a matrix at a time
+        units = (2 + again) * tensors(part)
     calls = np.where(third, rounds * units, together)
     return (
         Collective("fsdp", "all_gather", "weights", gathered * size, calls),
         Collective("expert_shard", "all_gather", "experts' weights", passes * experts * size, passes * part.routers),
     )
+
+
+def _gathered_to_recompute(sheet: Sheet) -> Floats:
+    """Return what part of the weights is gathered a third time, for what is computed again, where a program does so.
+
+    Of a block as many weights as may be live stand from its second forward pass to its backward pass. Example: of 1.8e9
+    with 1e9 live ones, four ninths are gathered again.
+    """
+    software, part = sheet.context.software, sheet.heaviest
+    if not software.gathers_to_recompute:
+        return np.zeros(len(sheet.columns))
+    block = np.maximum(part.largest_block(sheet.columns.ep) / sheet.columns.tp, 1.0)
+    gone: Floats = 1 - np.minimum(1.0, software.live_parameters / block)
+    return repeated_share(sheet, "parameters", ("full",)) * gone
 
 
 def frozen_collective(sheet: Sheet) -> Collective:

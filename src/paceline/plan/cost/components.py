@@ -1,4 +1,4 @@
-"""Components of a price: every plan's seconds or bytes of one kind, how they are known, and their formula in words."""
+"""Components of a price: every plan's seconds or bytes of one kind, how these are known, and the formula in words."""
 
 from __future__ import annotations
 

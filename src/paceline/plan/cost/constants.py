@@ -56,7 +56,7 @@ class Constants:
     network_hop_seconds: float = 0.0  # and between nodes
     overlap: float = 0.0  # of the communication of the data axes that computing can hide
     fixed_seconds: float = 0.0  # of a step whatever its size
-    allocator_share: float = 0.0  # what the caching allocator keeps unused, per doubling of tp and half a one of pp
+    allocator_share: float = 0.0  # what the caching allocator keeps unused, per doubling of tp or pp
     time_80: float = 0.0  # half-widths of intervals, as log ratios of measured over forecast
     time_95: float = 0.0
     memory_80: float = 0.0

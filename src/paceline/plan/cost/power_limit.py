@@ -1,9 +1,14 @@
 """The share of a published peak that a device sustains, by the power it may draw for it.
 
 A peak is printed at a clock that large products do not keep: their clock falls until they draw what the device may.
-Power goes with the clock and the square of the voltage, which goes with the clock, so at a limit the clock goes with
-the cube root of watts per FLOP/s (Weste & Harris 2011, CMOS VLSI Design, section 5.1). One generation's share
-therefore tells of its other devices, and those of all generations of a device of none.
+Power goes with the clock and the square of the voltage (Weste & Harris 2011, CMOS VLSI Design, section 5.1). Where the
+voltage falls with the clock, the clock goes with the cube root of watts per FLOP/s; where the voltage has reached its
+floor, with watts per FLOP/s themselves. Devices work between the two: the square root. One generation's share therefore
+tells of its other devices, and those of all generations of a device of none.
+
+It was the cube root until 2026-11-25. The shares of three generations fall by powers of 0.4, 0.5 and 0.7 between each
+two of them, and dense rows in fp8 of B200, GB200 and GB300, which no constant is fitted on, came out the longer the
+more watts the chip has.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ from collections.abc import Mapping
 from paceline.plan.cost.constants import Constants, family_of
 from paceline.spec.cluster import Device
 
-EXPONENT = 1 / 3
+EXPONENT = 1 / 2
 # Dense FLOP/s in 16 bits for each watt of the device whose steps the tables of a generation have: A100 SXM 80 GB, H100
 # SXM, B200, by the catalog.
 REFERENCES = {"ampere": 312e12 / 400, "hopper": 989.4e12 / 700, "blackwell": 2250e12 / 1000}
@@ -29,7 +34,7 @@ def flops_per_watt(device: Device) -> float | None:
 def sustained_share(device: Device, constants: Constants) -> float:
     """Return the part of its published peak that a device's large products sustain: as stated, else by its power.
 
-    Example: with 0.6 for H100 at 1.41 TFLOP/s a watt, one of 2.16 (H100 PCIe) has 0.6 x (1.41 / 2.16)^(1/3) = 0.52.
+    Example: with 0.6 for H100 at 1.41 TFLOP/s a watt, one of 2.16 (H100 PCIe) has 0.6 x (1.41 / 2.16)^(1/2) = 0.48.
     No device sustains more than the best generation does.
     """
     if device.sustained_share:

@@ -26,6 +26,7 @@ class Software:
     splits_root: bool = False  # whether embedding and head are units of sharding of their own
     gathers_weights: bool = False  # whether every matrix is a unit of its own, reduced in the compute dtype
     live_parameters: float = 0.0  # gathered at once in ZeRO-3 at most, or one whole weight; 0: units of the model
+    gathers_to_recompute: bool = False  # whether ZeRO-3 lets go of weights between computing again and backward
     selective_attention: bool = True  # whether selective recompute that keeps products keeps attention's output too
     logit_share: float = 0.0  # of fp32's 4 bytes, for a logit in forward and again in backward; 0: by `fused`
     fuses_compiled: bool = False  # whether kernels are fused in compiled plans alone
@@ -47,6 +48,9 @@ class Software:
     hides_sends: bool = False  # whether an interleaved pipeline sends while it computes other chunks
     routes_parts: bool = False  # whether tensor ranks each route their part of the sequence, instead of all of it alike
     sends_once_per_node: bool = False  # whether a token goes to a node once, however many of its experts are there
+    # Whether pipelines gather ZeRO-3's weights once a step, and reduce its gradients once, as class 1 does.
+    gathers_once_in_pipelines: bool = False
+    micro_batch_per_stage: bool = False  # whether pipelines cut a batch into as many micro-batches as they have stages
     interleaves: bool = False  # whether its pipelines may hold several stages per device
     interleaved_stages: int = 0  # per device, of those that interleave unless told otherwise; 0: any number
     hides_experts: bool = False  # whether interleaved pipelines route between nodes while they compute other samples
@@ -58,7 +62,7 @@ class Software:
     half_in_fp16: bool = False  # whether gradients are kept and reduced in 2 bytes where training is in fp16
     spreads_experts: bool = False  # whether tensor ranks hold whole experts of their own, instead of parts of all
     reduces_once: bool = False  # whether ZeRO-2 sums up a step's micro-batches before it reduces
-    splits_by_cost: bool = False  # whether pipeline stages are split by cost, where layers are dealt out evenly else
+    fills_stages: bool = False  # whether pipelines fill stage after stage by cost; else layers are dealt out evenly
     fuses_attention: bool = True  # whether attention of GPT shapes is fused unless it is asked to be otherwise
     drops_attention: bool = True  # whether attention that is not fused drops scores out, as GPT shapes of its time did
     recomputes: tuple[str, ...] = ()  # modes of recompute that it may run where a table does not say; (): any

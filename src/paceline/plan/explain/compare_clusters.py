@@ -1,4 +1,4 @@
-"""Compare: one task on several clusters, each with its best plan, and the Pareto front among them."""
+"""Compare: a task on several clusters, the best plan of each cluster, and the Pareto front among these plans."""
 
 from __future__ import annotations
 

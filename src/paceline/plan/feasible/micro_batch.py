@@ -1,4 +1,4 @@
-"""A plan with another micro-batch: a rank whose memory is exhausted asks for it too, so nothing here prices a plan."""
+"""A plan with another micro-batch: a rank whose memory is exhausted asks for such a plan too, so this prices none."""
 
 from __future__ import annotations
 

@@ -42,6 +42,24 @@ def split_by_cost(profile: ModelProfile, stages: int) -> tuple[int, ...]:
     return _even([(flops, most_flops), (parameters, most_parameters)], stages)
 
 
+def split_in_order(profile: ModelProfile, stages: int) -> tuple[int, ...]:
+    """Return repeated blocks per stage where each is filled until its end passes its part; the last may stay empty.
+
+    What Nanotron does (`build_model` of its models/base.py): costs are those of products, a look-up has none, and a
+    block belongs to the stage in which its cost begins, so the first stages hold more than the last. Example: 32 layers
+    and a head that costs as much as 2, over 8 stages of 4.25 layers' cost: 5, 4, 4, 4, 5, 4, 4, 2.
+    """
+    costs = [block.matmul_flops for block in profile.blocks]
+    share, spent, stage = sum(costs) / stages, 0.0, 0
+    sizes = [0] * stages
+    for block, cost in zip(profile.blocks, costs, strict=True):
+        sizes[stage] += block.recomputable
+        spent += cost
+        if stage + 1 < stages and spent > share * (stage + 1):
+            stage += 1
+    return tuple(sizes)
+
+
 def _smallest(costs: Sequence[float], stages: int, limits_with: Callable[[float], StageLimits]) -> float:
     """Return the smallest largest sum with which `stages` parts are enough, to within rounding."""
     low, high = max(max(costs), sum(costs) / stages) * ROUNDING, sum(costs) * ROUNDING

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -122,6 +123,18 @@ class Learnt:
         if not kept.any():
             return np.full(len(columns), self._level), spreads
         return self._of_trusted.posterior(self.kinship(columns).value[:, kept], spreads)
+
+    def left_open(self, pair: Columns, spreads: Floats) -> float:
+        """Return the standard deviation of the log of one plan's time over another's: what runs do not tell of a pair.
+
+        Infinite where no run tells one plan from another.
+        """
+        kept = np.array([run.is_trusted for run in self.runs])
+        if not kept.any():
+            return math.inf
+        layout, alike = _compare(pair.take([1]), pair.plan(0))
+        between = float(Kinship(np.ones(1), layout, layout & alike).value[0])
+        return self._of_trusted.apart(self.kinship(pair).value[:, kept], spreads, between)
 
     @cached_property
     def _of_trusted(self) -> Fitted:

@@ -74,6 +74,16 @@ class Fitted:
         left = spreads**2 * np.maximum(0.0, 1 - explained)
         return np.clip(mean, -LARGEST_LOG, LARGEST_LOG), self.growth * np.sqrt(left + RUN_NOISE**2)
 
+    def apart(self, kinship: Floats, spreads: Floats, between: float) -> float:
+        """Return the standard deviation of the difference of two plans' log(measured / forecast).
+
+        `kinship` is (plan x run), `between` that of the two plans: what both have in common cancels.
+        """
+        covariance = kinship * self.spreads
+        shared = np.array([[1.0, between], [between, 1.0]])
+        left = np.outer(spreads, spreads) * (shared - covariance @ self.inverse @ covariance.T)
+        return float(self.growth * np.sqrt(max(0.0, left[0, 0] + left[1, 1] - 2 * left[0, 1])))
+
 
 def fit(residuals: Sequence[float], spreads: Sequence[float], noise: Sequence[float], kinship: Floats) -> Fitted:
     """Return what residuals of runs say. `spreads` and `noise` are standard deviations, `kinship` is (run x run)."""

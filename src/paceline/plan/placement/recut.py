@@ -1,4 +1,4 @@
-"""Another cut of a batch over the data ranks of a run, by what each of them was measured to take for a row.
+"""Another cut of a batch over the data ranks of a run, by the seconds for a row that were measured of every rank.
 
 A step divides by the weight summed over all ranks, so the cut changes no number of the training but by rounding. The
 micro-batch stays as large as it was, and with it a pass's memory: where a rank gets more rows, all ranks make more

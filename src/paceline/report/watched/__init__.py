@@ -1,1 +1,1 @@
-"""What was seen of a run besides its steps: its nodes, and the health of its training."""
+"""What was seen of a run besides its steps: the nodes, and the health of training."""

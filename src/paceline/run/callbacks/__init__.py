@@ -1,1 +1,1 @@
-"""Callbacks of the user: where they are called, what they may decide, and that ranks agree on it."""
+"""Callbacks of the user: where a callback is called, what it may decide, and that ranks agree on the decision."""

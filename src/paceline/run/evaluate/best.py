@@ -33,14 +33,14 @@ class BestEvaluation:
     def add(self, step: int, measured: EvaluationResult) -> float:
         """Take note of an evaluation and return its value of the metric; raise ConfigError where it is not measured."""
         named = {LOSS: measured.loss, **measured.metrics}
-        if self.spec.metric not in named:
+        if self.spec.judged not in named:
             raise ConfigError(
                 f"task.evaluate.metric = '{self.spec.metric}' is not measured",
                 f"an evaluation gave {', '.join(named)}",
-                suggestion(self.spec.metric, named),
+                suggestion(self.spec.judged, named),
             )
-        self.values[step] = named[self.spec.metric]
-        return named[self.spec.metric]
+        self.values[step] = named[self.spec.judged]
+        return named[self.spec.judged]
 
     def forget_after(self, step: int) -> None:
         """Forget evaluations of later steps, which the run has gone back before."""
@@ -70,7 +70,7 @@ class BestEvaluation:
 
     def decision(self) -> DecisionRecord:
         """Return what is decided where training ends early."""
-        step, name = max(self.values), self.spec.metric
+        step, name = max(self.values), self.spec.judged
         if self.best is None:
             because = f"no evaluation of {len(self.values)} gave a finite {name}"
         else:

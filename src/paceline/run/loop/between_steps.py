@@ -196,7 +196,7 @@ class BetweenSteps(InWorld):
         told |= {f"{name}.{what}": number for name, each in sets.items()
                  for what, number in {"loss": each.loss, **each.metrics}.items()}  # fmt: skip
         self._hook("after_evaluation", step, evaluation=told)
-        self._keeper.evaluated(step, found.loss, self._judge.spec.metric, self._judge.score(value))
+        self._keeper.evaluated(step, found.loss, self._judge.spec.judged, self._judge.score(value))
         return found.loss
 
     def _measured(self, name: str, source: Source) -> EvaluationResult:

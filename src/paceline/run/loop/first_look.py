@@ -1,4 +1,4 @@
-"""A first look at a user's model, on one micro-batch before it is split: what it draws, reads, and can be cut into."""
+"""A first look at a user's model, on a micro-batch before the split: what the model draws and reads, where it cuts."""
 
 from __future__ import annotations
 

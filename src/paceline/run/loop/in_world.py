@@ -218,7 +218,7 @@ class InWorld:
         """Return what judges evaluations, with those of the journal up to this step. Every rank calls it."""
         spec, step, steps = self.spec.task.evaluate, self.progress.step, self.brief.steps
         reads = self.world.is_first and step
-        values = values_on_record(self.dir, spec.metric, step) if reads else {}
+        values = values_on_record(self.dir, spec.judged, step) if reads else {}
         self._stopped = bool(self.world.share(was_stopped(self.dir, step, steps) if reads else False))
         return BestEvaluation(spec, steps, self.world.share(values))
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -19,7 +20,7 @@ from paceline.task.data.order.many_steps import StepIds
 from paceline.task.data.order.of_source import ids_at, is_scattered, order_of
 from paceline.task.data.order.permutation import sample_ids
 from paceline.task.data.protocol import FinishesBatches, ReadsAhead, Source, filled_for, read_scattered, reading_ahead
-from paceline.task.data.rows_together import HeldRows, RowsTogether
+from paceline.task.data.rows_together import RowsTogether, StepRows
 
 HELD_OUT_SEED = 0
 MOST_KEPT = 8  # batches that a measurement trains on again
@@ -169,13 +170,30 @@ class BatchStream:
             samples = self.samples_at(position, step)
             micro_batch = micro_batch or self._at_once(position, samples)
         offsets, parts = self._cut(samples, micro_batch)
-        positions = offsets + position
+        samples = samples or plan.batch_samples
         with self._lock:  # several threads may read several batches
-            ids, rows = self._together.at(positions, samples or plan.batch_samples)
+            rows = self._together.at(position, offsets, samples)
             if self._fetching is not None:
-                self._expect(self._fetching, positions, samples or plan.batch_samples)
-        micro_batches = tuple([self._read(ids, positions, part, step, rows) for part in parts])
-        return StepBatch(step, position, samples or plan.batch_samples, micro_batches)
+                self._expect(self._fetching, rows.positions, samples)
+        return self._made(rows, parts, position, step, samples)
+
+    def gathered(self, calls: Sequence[tuple[int, int]]) -> list[Callable[[], StepBatch]] | None:
+        """Return what gives the batches of `on_host` at those positions and steps, out of rows that are gathered now.
+
+        What is left to be done neither waits nor takes long. None where rows are not gathered, or batches differ.
+        """
+        if self.sizes is not None:
+            return None
+        offsets, parts = self._cut(None, None)
+        samples = self.plan.batch_samples
+        with self._lock:
+            rows = [self._together.at(position, offsets, samples) for position, _ in calls]
+        if any(each.held is None for each in rows):
+            return None
+        return [partial(self._made, own, parts, *call, samples) for own, call in zip(rows, calls, strict=True)]
+
+    def _made(self, rows: StepRows, parts: Sequence[range], position: int, step: int, samples: int) -> StepBatch:
+        return StepBatch(step, position, samples, tuple([self._read(rows, part, step) for part in parts]))
 
     def _cut(self, samples: int | None, micro_batch: int | None) -> tuple[np.ndarray, list[range]]:
         """Return this rank's rows of a batch, and its micro-batches in them; most batches are as the one before.
@@ -203,7 +221,8 @@ class BatchStream:
         with self._lock:
             ids = ids_at(self.source, self.seed, positions)
         parts = split_rows(range(len(own)), plan.accumulation)
-        micro_batches = tuple(self._read(ids, positions, part, batch.step) for part in parts)
+        rows = StepRows(ids, positions, None)
+        micro_batches = tuple(self._read(rows, part, batch.step) for part in parts)
         return moved(dataclasses.replace(batch, micro_batches=micro_batches), self.on_device)
 
     def _expect(self, ahead: ReadsAhead, positions: np.ndarray, samples: int) -> None:
@@ -211,21 +230,21 @@ class BatchStream:
         coming = self._ids.coming(positions, samples, ahead.steps_ahead + 1).reshape(-1)
         ahead.expect(ids_at(self.source, self.seed, coming))
 
-    def _read(
-        self, ids: np.ndarray, positions: np.ndarray, part: range, step: int, rows: HeldRows | None = None
-    ) -> MicroBatch:
-        """Return a part of a rank's rows, read now where `rows` does not hold them already."""
+    def _read(self, rows: StepRows, part: range, step: int) -> MicroBatch:
+        """Return a part of a rank's rows in a step, read now where they were not gathered already."""
+        ids, places, held = rows
         counts = len(part) > 0
         taken = slice(part.start, part.stop) if counts else slice(0, 1)
-        own, places = ids[taken], positions[taken]
-        if rows is not None:
-            data = rows.batch(taken)
+        if len(part) < len(ids):
+            ids, places = ids[taken], places[taken]
+        if held is not None:
+            data = held.batch(taken)
         else:
             read = self.source.read if self.finishing is None else self.finishing.read_unfinished
-            data = read(own, places)
+            data = read(ids, places)
         if not self._is_cpu:
             data = pinned(data, self.device)
-        return MicroBatch(data, own if counts else ids[:0], places.item(0), counts, step, places)
+        return MicroBatch(data, ids if counts else ids[:0], places.item(0), counts, step, places)
 
 
 class RepeatedBatches:

@@ -1,4 +1,4 @@
-"""The data of a run, opened together: one rank of a node lists and tokenises a text, the others map what it wrote.
+"""The data of a run, opened together: one rank of a node lists and tokenises a text, the others map the token file.
 
 Rank 0 comes first. Who knows its key needs to look at no file: only a node whose cache lacks that corpus reads the
 documents once more, by the first of its ranks.

@@ -33,7 +33,7 @@ from paceline.task.data.depth import DepthRule
 from paceline.task.data.order.budget import TokenBudget
 from paceline.task.data.order.of_source import ids_at, order_of
 from paceline.task.data.protocol import Source
-from paceline.task.data.read_ahead import ReadAhead, may_read_in_a_thread
+from paceline.task.data.read_ahead import BeginsReads, ReadAhead, may_read_in_a_thread
 from paceline.task.data.rows.packed import for_device
 from paceline.task.models.factory import gives_weights
 
@@ -83,7 +83,7 @@ class UnderPlan:
         lengths = None if task.batch_rows != "fixed" else getattr(source, "lengths", None)
         self._lengths = None if lengths is None else np.asarray(lengths)
         self._rule = DepthRule(run.spec.run.read_ahead_limit, device.type == "cuda", bytes_of)
-        self.batches = self._ahead(self._stream.on_host)
+        self.batches = self._ahead(self._stream.on_host, self._stream.gathered)
         self.selection = selection_of(task, self._stream, self.built.stepper, run.dir)
         self.restored = restore(run, self.built, plan, world, root, looks_far)
         if resumes and self.restored is None and gives_weights(task.model):
@@ -120,7 +120,9 @@ class UnderPlan:
         self.batches.close()
         self.batches = self._ahead(RepeatedBatches(self._stream.on_host, step).at)
 
-    def _ahead(self, read: Callable[..., StepBatch]) -> ReadAhead[StepBatch]:
+    def _ahead(
+        self, read: Callable[..., StepBatch], begin_reads: BeginsReads[StepBatch] | None = None
+    ) -> ReadAhead[StepBatch]:
         """Return what calls `read` ahead: in threads where the source allows it, and on to the device."""
         device, in_threads = self.world.device, may_read_in_a_thread(self._stream.source)
         copies = DeviceCopies(self._stream) if device.type == "cuda" else None
@@ -131,6 +133,7 @@ class UnderPlan:
             self._rule if in_threads else None,
             copies.send if copies else None,
             copies.receive if copies else None,
+            begin_reads,
         )
 
     def read_decisions(self) -> list[DecisionRecord]:

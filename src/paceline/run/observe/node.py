@@ -1,4 +1,4 @@
-"""The sampler: one for each node, a thread of the node's first rank. It reads sensors now and then.
+"""The sampler of a node: a thread of the node's first rank, which reads sensors now and then.
 
 The first node's samples are handed to rank 0's recorder, which writes them between two steps. Every other node has a
 file of its own beside the journal, one for each start: a file has one writer. Nobody waits for the thread. Torch-free.
@@ -23,6 +23,7 @@ from paceline.run.observe.sensors.sensor_reading import NodeSensor, SeenRank, Se
 from paceline.run.observe.summed import node_sample
 from paceline.run.record.lines import append_line
 from paceline.spec.journal.line import line_of
+from paceline.spec.journal.timing.clock import on_clock, passed_seconds
 from paceline.spec.journal.watching import NodeSample
 
 NODES_AT_EVERY = 16  # nodes that write each sample; of more, each writes as many fewer, so that all write no more
@@ -132,21 +133,21 @@ class SamplesOfFirst:
     MOST = 1000  # that wait: a run that hangs for hours keeps the newest
 
     def __init__(self) -> None:
-        self._waiting: list[NodeSample] = []
+        self._waiting: list[tuple[float, NodeSample]] = []  # with when it was taken, in `passed_seconds`
         self._changing = threading.Lock()
 
     def __call__(self, sample: NodeSample) -> None:
         """Keep a sample."""
         with self._changing:
-            self._waiting = [*self._waiting, sample][-self.MOST :]
+            self._waiting = [*self._waiting, (passed_seconds(), sample)][-self.MOST :]
 
     def taken(self) -> list[NodeSample]:
-        """Return the samples that have come since the last call."""
+        """Return the samples that have come since the last call, at their moments by the clock as it is now."""
         if not self._waiting:
             return []
         with self._changing:
             found, self._waiting = self._waiting, []
-        return found
+        return [replace(sample, time=on_clock(passed)) for passed, sample in found]
 
 
 def sensors_of(ranks: Sequence[SeenRank], nvml: object = None) -> list[NodeSensor]:

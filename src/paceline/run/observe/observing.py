@@ -1,4 +1,4 @@
-"""What a rank observes of a run beside its steps: its node, where it is the first of the node's ranks."""
+"""What a rank observes of a run beside its steps: the node, by the first rank of that node."""
 
 from __future__ import annotations
 

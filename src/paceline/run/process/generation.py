@@ -28,9 +28,9 @@ FROM_RANKS = "ranks"  # where survivors bring their state together: nowhere, it 
 class Generation:
     """A generation's number, the rung by which it came about, and what its first rank records of that.
 
-    `moments` are seconds since the epoch, of: `fault` (when every rank was last known to be well), `noticed` and
-    `ended` (when nothing of the old world was left, or it was ready to go on), by the clock that `clock` tells of: how
-    it stood when the supervisor left this. `reached` is the last step on record.
+    `moments` are `passed_seconds` of: `fault` (when every rank was last known to be well), `noticed` and `ended` (when
+    nothing of the old world was left, or it was ready to go on), of the machine that `clock` tells of,
+    and how its clock stood. `reached` is the last step on record.
     """
 
     number: int = 1
@@ -38,7 +38,7 @@ class Generation:
     from_world: int = 0
     to_world: int = 0
     reached: int = 0
-    fault: Mapping[str, Any] = field(default_factory=dict)  # `what`, `because`, and `rank` where it is known
+    fault: Mapping[str, Any] = field(default_factory=dict)  # `what`, `because`, `rank`, `evidence`, where known
     moments: Mapping[str, float] = field(default_factory=dict)
     clock: Mapping[str, Any] = field(default_factory=dict)
     decisions: tuple[DecisionRecord, ...] = ()  # of the supervisor

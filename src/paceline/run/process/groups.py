@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from functools import cached_property
 
@@ -17,6 +19,8 @@ from paceline.run.process.sockets import noted, shut_connections
 from paceline.spec.layout import Layout
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+MESHED = 256  # ranks of the largest world in which each is connected to each other for saves
+ON_DEMAND = "TORCH_GLOO_LAZY_INIT"  # read by torch where a group of gloo's is made; `new_group` has no option for it
 DATA_AXES = ("dp_replicate", "fsdp")  # which the one axis `data` of a mesh of its own stands for
 
 MemberRanks = tuple[int, ...]  # the ranks of one group
@@ -50,13 +54,17 @@ class Groups:
     def beside(self, timeout: timedelta) -> dist.ProcessGroup:
         """Return a gloo group of all ranks for what goes on beside training. Every rank asks for it at one moment.
 
-        What shared a group with training would wait for training, and training for it. It connects every rank to every
-        other, a descriptor each; nothing else does so beside NCCL.
+        What shared a group with training would wait for training, and training for it. gloo connects every rank to
+        every other, a descriptor each, in worlds of up to `MESHED` ranks; in larger ones those that talk to each other.
         """
         if self._beside is None:
-            with noted("gloo"):
+            assert dist.group.WORLD is not None
+            on_demand = dist.group.WORLD.size() > MESHED
+            with noted("gloo"), _connected_on_demand(on_demand):
                 made = dist.new_group(backend="gloo", timeout=max(timeout, COLLECTIVE_TIMEOUT))
-            assert isinstance(made, dist.ProcessGroup)
+                assert isinstance(made, dist.ProcessGroup)
+                if on_demand:
+                    _connect(made)
             self._beside = made
         return self._beside
 
@@ -196,3 +204,33 @@ def own_part(axes: dict[str, int], along: Sequence[str], rank: int) -> MemberRan
     first = rank - sum(rank // strides[axis] % axes[axis] * strides[axis] for axis in along)
     steps = [range(0, axes[axis] * strides[axis], strides[axis]) for axis in along]
     return tuple(first + sum(places) for places in itertools.product(*steps))
+
+
+@contextlib.contextmanager
+def _connected_on_demand(on_demand: bool) -> Iterator[None]:
+    """Have groups of gloo's that are made in the block connect two ranks when these send each other something."""
+    before = os.environ.get(ON_DEMAND)
+    if on_demand:
+        os.environ[ON_DEMAND] = "1"
+    try:
+        yield
+    finally:
+        if on_demand:
+            os.environ.pop(ON_DEMAND)
+            os.environ |= {ON_DEMAND: before} if before is not None else {}
+
+
+def _connect(group: dist.ProcessGroup) -> None:
+    """Have the ranks that saves bring together connect now: sums go round a ring, messages to ranks 2^k further.
+
+    Of 16,384 ranks each has some 30 connections then. Later the store in which they find each other may be gone.
+    """
+    ranks, rank = group.size(), group.rank()
+    dist.all_reduce(torch.zeros(1), group=group)
+    for away in (2**power for power in range((ranks - 1).bit_length())):
+        moves = [
+            dist.P2POp(dist.isend, torch.zeros(1), group=group, group_peer=(rank + away) % ranks),
+            dist.P2POp(dist.irecv, torch.empty(1), group=group, group_peer=(rank - away) % ranks),
+        ]
+        for work in dist.batch_isend_irecv(moves):
+            work.wait()

@@ -1,4 +1,4 @@
-"""Handing a spec to another process: as JSON where it is plain data, pickled by value where it holds objects."""
+"""Handing a spec to another process: as JSON where the spec is plain data, pickled by value where it holds objects."""
 
 from __future__ import annotations
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import hashlib
 import math
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.cluster.here.prepare import Switched, bind_rank, device_index, prepare_process, told_waiting
+from paceline.descriptors import make_room
 from paceline.errors import ConfigError
 from paceline.run.memory.allocator import keep_freed_memory
 from paceline.run.process.groups import COLLECTIVE_TIMEOUT, Groups, Mesh
@@ -130,14 +132,31 @@ class World:
     def told_at(self, node: str, item: Mapping[str, int | str], others: Sequence[str] = ()) -> dict[str, ToldByRanks]:
         """Return what ranks on this rank's node have brought, and on `others`. Every rank calls it.
 
-        What a rank sends and is sent grows with those nodes, and not with the world.
+        What a rank sends and is sent grows with those nodes, and not with the world; but where the store in which they
+        leave it was a launcher's that has died meanwhile, all are asked.
         """
         if self.size == 1:
             return told_alone(node, item, others)
-        neighbours = Neighbours(self.share(uuid.uuid4().hex))
-        neighbours.tell(node, self.rank, item)
-        self.wait()
-        return {name: neighbours.told(name) for name in (node, *others)}
+        neighbours, found = Neighbours(self.share(uuid.uuid4().hex)), dict[str, ToldByRanks]()
+        steps: tuple[Callable[[], None], ...] = (
+            lambda: neighbours.tell(node, self.rank, item),
+            lambda: found.update({name: neighbours.told(name) for name in (node, *others)}),
+        )
+        for step in steps:  # none begins the second one before all have done the first
+            failed = 0.0
+            try:
+                step()
+            except RuntimeError:  # torch's errors of a store
+                failed = 1.0
+            if self.maximum([failed])[0]:
+                everywhere = self.gather((node, dict(item)))
+                return {
+                    name: [(rank, told) for rank, (at, told) in enumerate(everywhere) if at == name]
+                    for name in (node, *others)
+                }
+        with contextlib.suppress(RuntimeError):  # the store has died just now, and what is in it
+            neighbours.forget(list(found))
+        return found
 
     def wait(self) -> None:
         """Return once every rank has arrived."""
@@ -195,6 +214,8 @@ def _meet(place: Place, device: torch.device) -> None:
     """Make the process group of a world."""
     # No gloo beside NCCL: it connects every rank to every other, a descriptor each, and nothing here needs it.
     backend = "nccl" if device.type == "cuda" else "gloo"
+    if backend == "gloo" or place.rank == 0:  # who has a connection to each rank
+        make_room(2 * place.world_size)
     store = _store(place)
     with noted(backend):
         dist.init_process_group(

@@ -24,10 +24,10 @@ from paceline.run.record.errand import Errand, is_remote
 from paceline.run.record.waiting_lines import HeldLine, HeldLines
 from paceline.spec.journal.kinds import ClockRecord, FaultRecord, RunEnded, RunStarted, StepRecord
 from paceline.spec.journal.line import line_of
-from paceline.spec.journal.reading import numbered, read_records, starts_of
+from paceline.spec.journal.reading import numbered, read_records, records_of_kind, starts_of
 from paceline.spec.journal.record import Record
 from paceline.spec.journal.redact import Redactor
-from paceline.spec.journal.timing.clock import MovedClock
+from paceline.spec.journal.timing.clock import MovedClock, moved_since
 from paceline.units import format_seconds
 
 RETRY_SECONDS = 1.0  # between two tries to write what waits
@@ -82,12 +82,15 @@ class Journal:
         """Append one record, or hold it until the disk takes it. Raises what the fence does."""
         if self._errand is None:
             self._look_for_others()
-        if moved := self._clock.moved():
-            self._held.add(HeldLine(ClockRecord.KIND, line_of(ClockRecord(moved)), None))
-        line = line_of(record)
+        moved, line = self._clock.moved(), line_of(record)
         if isinstance(record, RunStarted):
             self._first = line
-        self._held.add(HeldLine(record.KIND, line, record.step if isinstance(record, StepRecord) else None))
+        lines = [HeldLine(record.KIND, line, record.step if isinstance(record, StepRecord) else None)]
+        if moved:  # whatever stands before that line is told by the clock as it was
+            note = HeldLine(ClockRecord.KIND, line_of(ClockRecord(moved)), None)
+            lines.insert(1 if _is_made_before(record, moved) else 0, note)
+        for each in lines:
+            self._held.add(each)
         self._most_held = max(self._most_held, len(self._held))
         if self._since is not None and time.monotonic() - self._tried < RETRY_SECONDS:
             return
@@ -224,7 +227,16 @@ def _fault(error: dict[str, Any]) -> FaultRecord:
 
 
 def _append(path: Path, records: Sequence[Record]) -> None:
+    """Append records, after a note of how the clock was set since the last line: who would note it is gone."""
+    moved = moved_since(records_of_kind(path, RunStarted.KIND, ClockRecord.KIND))
+    records = [*([ClockRecord(moved)] if moved else []), *records]
     with path.open("ab") as file:
         if path.read_bytes()[-1:] not in (b"\n", b""):
             file.write(b"\n")
         file.write(b"".join(map(line_of, records)))
+
+
+def _is_made_before(record: Record, moved: float) -> bool:
+    """Return whether a record has its moment from before the clock was set, as it is written just after that."""
+    made, shows = record.time, time.time()
+    return made is not None and abs(made + moved - shows) < abs(made - shows)

@@ -1,4 +1,4 @@
-"""Lines at the end of a file that one process writes: a line is one write, and begins below one that was cut."""
+"""Lines at the end of a file that one process writes: a line is one write, and begins below a line that was cut."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ from paceline.spec.journal.kinds import (
     StepRecord,
     WrittenRecord,
 )
-from paceline.spec.journal.record import Record, now
+from paceline.spec.journal.record import Record, Table, now
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.journal.timing.clock import clock_here
 from paceline.spec.journal.watching import HealthSample, NodeSample
@@ -225,9 +225,9 @@ class Recorder:
         self._decided(what, before, after, because, evidence)
         self.say(f"{what:<8} {because}")
 
-    def fault(self, what: str, because: str) -> None:
+    def fault(self, what: str, because: str, rank: int | None = None, evidence: Table | None = None) -> None:
         """Say and record what went wrong and does not end the run."""
-        self._write(FaultRecord(what, because))
+        self._write(FaultRecord(what, because, rank, evidence=evidence))
         self.say(f"warning  {what}: {because}")
 
     def selected(self, record: SelectionRecord | None) -> None:

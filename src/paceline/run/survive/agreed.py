@@ -1,4 +1,4 @@
-"""The last state that all ranks have compared, as one rank remembers it: later states are held against that one.
+"""The last state that all ranks have compared, as a rank remembers it: later states are held against that state.
 
 Copies of a weight are compared between two steps. A bit that flips afterwards is found by the next comparison, unless
 the copy is lost before; then a rank that is left still knows which bits it had when all agreed.

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 from paceline.run.loop.resume import Progress, Restored
 from paceline.run.process.generation import Generation
 from paceline.spec.journal.kinds import DecisionRecord, RecoveryRecord
-from paceline.spec.journal.record import now
-from paceline.spec.journal.timing.clock import MovedClock
+from paceline.spec.journal.record import Table, now
+from paceline.spec.journal.timing.clock import passed_here, passed_seconds
 
 MOMENTS = ("fault", "noticed", "ended", "begun", "built", "stepped")
 PHASES = ("detect", "end", "start", "restore", "step")  # between two moments
@@ -18,17 +16,16 @@ class Recovered:
     """Follows one generation from its fault to its first step."""
 
     def __init__(self, generation: Generation) -> None:
-        self._generation, self._moments = generation, dict(generation.moments)
-        self._clock = MovedClock(since=generation.clock)
+        self._generation, self._moments = generation, passed_here(generation.moments, generation.clock)
         self._note("begun")
         self._progress, self._from = Progress(0, 0), ""
         self._is_told = not generation.fault
 
     @property
-    def fault(self) -> tuple[str, str]:
-        """Return what happened, and because of what."""
+    def fault(self) -> tuple[str, str, int | None, Table | None]:
+        """Return what happened, because of what, on which rank, and what shows it, as far as that is known."""
         fault = self._generation.fault
-        return str(fault.get("what", "")), str(fault.get("because", ""))
+        return str(fault.get("what", "")), str(fault.get("because", "")), fault.get("rank"), fault.get("evidence")
 
     @property
     def decisions(self) -> list[DecisionRecord]:
@@ -48,7 +45,7 @@ class Recovered:
         self._is_told = True
         self._note("stepped")
         generation, moments = self._generation, [self._moments[name] for name in MOMENTS]
-        # A coordinator on another machine has another clock.
+        # A coordinator on another machine counts otherwise, and its clock may be another.
         parts = {name: max(0.0, moments[at + 1] - moments[at]) for at, name in enumerate(PHASES)}
         return RecoveryRecord(
             generation=generation.number,
@@ -64,7 +61,4 @@ class Recovered:
         )
 
     def _note(self, name: str) -> None:
-        """Note a moment, by the clock as it is now; earlier ones as it would have shown them."""
-        if moved := self._clock.moved():
-            self._moments = {earlier: moment + moved for earlier, moment in self._moments.items()}
-        self._moments[name] = time.time()
+        self._moments[name] = passed_seconds()

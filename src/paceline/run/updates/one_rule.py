@@ -1,4 +1,4 @@
-"""One update rule over some parameters: on this rank's parts of them, or on one whole parameter after the other."""
+"""One update rule over some parameters: on this rank's parts of all, or on a whole parameter after the other."""
 
 from __future__ import annotations
 

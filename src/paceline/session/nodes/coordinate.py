@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from paceline.descriptors import make_room
 from paceline.errors import PacelineError, Requeue, RunInUse, StorageError
 from paceline.lock import RunLock, take
 from paceline.patience import Patience
@@ -62,6 +63,7 @@ def coordinate(spec: Spec, host: str, port: int, node: int, per_machine: int = 0
         return NOT_ELECTED
     with lock, _server(host, port) as server:
         server.setblocking(False)
+        make_room(spec.run.nodes.count)
         meeting = announce(run_dir, host, server.getsockname()[1], node)
         say(f"nodes    node {node} coordinates at {host}:{meeting.port}")
         fleet = Fleet(spec.run.nodes, server, meeting.secret, lock, say)

@@ -1,4 +1,4 @@
-"""Runs whose processes torchrun or srun started: each of them supervises what it was started for.
+"""Runs whose processes torchrun or srun started: a process supervises the ranks that it was started for.
 
 A process for each device is then a node of one device: its rank is a process of its own, which is started again, or
 goes on in another world, while what the launcher started stays. So a launcher's bindings hold (cores, devices), and it

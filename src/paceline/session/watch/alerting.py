@@ -16,9 +16,6 @@ from typing import Protocol
 
 from paceline.config.declared import declared_table
 from paceline.config.plain import to_plain
-from paceline.observe.alerts.process import LOST, OVER
-from paceline.observe.alerts.watch import AlertWatch
-from paceline.observe.alerts.watch_of_run import watch_of
 from paceline.spec.arguments import run_directory
 from paceline.spec.load import Spec
 from paceline.spec.run import RunSpec
@@ -85,7 +82,9 @@ class _NoAlerts:
 
 class _InThread:
     def __init__(self, spec: Spec, say: Say, goes_on: bool) -> None:
-        self._watch: AlertWatch = watch_of(spec.run, run_directory(spec), name_of(spec), (), say, goes_on)
+        from paceline.observe.alerts.watch_of_run import watch_of
+
+        self._watch = watch_of(spec.run, run_directory(spec), name_of(spec), (), say, goes_on)
         self._watch.watch()
 
     def tell(self, lost: RanksLost) -> None:
@@ -109,12 +108,16 @@ class _BesideProcess:
         self._said.start()
 
     def tell(self, lost: RanksLost) -> None:
+        from paceline.observe.alerts.process import LOST
+
         told: dict[str, object] = {LOST: dataclasses.asdict(lost)}
         with self._lock:
             self._lost = [*self._lost, told][-MOST_TOLD_AGAIN:]
             _put(self._process, told)
 
     def close(self, outcome: Outcome | None = None) -> None:
+        from paceline.observe.alerts.process import OVER
+
         end = {} if outcome is None else {"error": outcome.error}
         with self._lock:
             self._is_over = True

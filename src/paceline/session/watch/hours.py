@@ -1,4 +1,4 @@
-"""The hours of a run: it waits for them without devices, or ends with 75, and is begun again in the next ones."""
+"""The hours of a run: a run waits for hours without devices, or ends with 75 and is begun again in the next hours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipeline: when each pass of a step runs, from the order of each device and what each stage takes."""
+"""Pipeline: when every pass of a step runs, from the order on a device and what a stage takes."""
 
 from __future__ import annotations
 

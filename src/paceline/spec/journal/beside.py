@@ -1,4 +1,4 @@
-"""Files of records beside those of a run's starts: written by whoever watches the run, each by one writer.
+"""Files of records beside the journals of a run's starts: whoever watches the run writes a file, and nobody else does.
 
 `RUN/journal/alerts-0001.jsonl` is one: its name is no start's, so readers of training pass it over. Lines are those of
 any journal. Torch-free.

@@ -75,12 +75,12 @@ def parsed_line(line: bytes) -> dict[str, object] | None:
     return record if isinstance(record, dict) and "kind" in record else None
 
 
-def records_of_kind(path: Path, kind: str) -> Iterator[dict[str, Any]]:
-    """Yield the records of one kind in a start's file, of which no other line is parsed."""
-    word = f'"{kind}"'.encode()
+def records_of_kind(path: Path, *kinds: str) -> Iterator[dict[str, Any]]:
+    """Yield the records of a kind, or a few, in a start's file in order; no other line of it is parsed."""
+    words = [f'"{kind}"'.encode() for kind in kinds]
     with path.open("rb") as file:
         for line in file:
-            if word in line and (record := parsed_line(line)) and record["kind"] == kind:
+            if any(word in line for word in words) and (record := parsed_line(line)) and record["kind"] in kinds:
                 yield record
 
 

@@ -1,7 +1,8 @@
 """What every journal record has in common: how it is declared, written as plain data and read back.
 
-A kind of record is a frozen dataclass in kinds.py whose fields are annotated with what is `Told` of them. There is no
-other declaration: the writer builds such records, `parse` makes them of lines, and the journal's page tells the fields.
+A kind of record is a frozen dataclass, most of them below `records/`, whose fields are annotated with what is `Told` of
+them. There is no other declaration: the writer builds such records, `parse` makes them of lines, and the journal's page
+tells the fields.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Record:
 
     KIND: ClassVar[str]
 
-    time: float | None = field(default_factory=time.time, kw_only=True)
+    time: float | None = field(default_factory=lambda: time.time(), kw_only=True)
     attempt: int | None = field(default=None, kw_only=True)
 
 

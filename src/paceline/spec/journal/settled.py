@@ -1,4 +1,4 @@
-"""What a run has settled for itself so far, as its journal says: a later start repeats it.
+"""What a run has settled for itself so far, as the journal says: a later start repeats the choice.
 
 A start that ran out of memory has settled that the next one begins with half its micro-batch.
 """

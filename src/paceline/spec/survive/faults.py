@@ -30,6 +30,7 @@ KINDS = {
     "flip": ("one bit of `target` is flipped", "backward"),
     "disk_full": ("the next file of a checkpoint cannot be written: no space is left", "save"),
     "read_only": ("the next file of a checkpoint cannot be written: the file system is read-only", "save"),
+    "slow_disk": ("the next file of a checkpoint takes `seconds` longer to be written", "save"),
     "journal_full": ("for `steps` steps no file can grow beyond the journal's size, the journal included", "data"),
     "corrupt": ("one bit of the newest published checkpoint is flipped", "data"),
     "truncate": ("a file of the newest published checkpoint loses its second half", "data"),
@@ -38,6 +39,7 @@ KINDS = {
     "slow_network": ("what the rank's node sends goes at `bandwidth`, for `seconds` (0: for ever)", "forward"),
 }
 FAULT_PHASES = ("rendezvous", "load", "data", "forward", "backward", "reduce", "update", "save")
+OF_A_FILE = ("disk_full", "read_only", "slow_disk")  # strike as a file of a checkpoint is opened
 SUPERVISED = ("kill", "stop", "signal")  # those that can be aimed at the supervisor
 
 
@@ -56,7 +58,7 @@ class FaultSpec(Declared, table="run.faults.each"):
     again: bool = option(False, "strike again in the same step after a restart, as a bug does and an accident does not")
     seconds: float = option(
         0.0,
-        "how long it lasts (stop, delay, descriptors, cut, slow_network)",
+        "how long it lasts (stop, delay, slow_disk, descriptors, cut, slow_network)",
         quantity="duration",
         minimum=0.0,
     )
@@ -119,7 +121,7 @@ def check_faults(plan: FaultPlan) -> None:
             raise ConfigError(
                 f"{where} strikes in {fault.place}", f"its place is {KINDS[fault.kind][1]}", "leave out `phase`"
             )
-        if fault.kind in ("disk_full", "read_only") and fault.place != "save":
+        if fault.kind in OF_A_FILE and fault.place != "save":
             raise ConfigError(f"{where} strikes in {fault.place}", "its place is a save", "leave out `phase`")
-        if fault.kind in ("delay", "descriptors") and not fault.seconds:
+        if fault.kind in ("delay", "descriptors", "slow_disk") and not fault.seconds:
             raise ConfigError(f"{where} lasts no time", "its seconds are 0", 'seconds = "2 s"')

@@ -1,4 +1,4 @@
-"""The phases of a run's process: where it is at a moment. Heartbeats tell them, and faults strike in them."""
+"""The phases of a run's process: where the process is at a moment. Heartbeats tell the phase, faults strike in it."""
 
 from __future__ import annotations
 

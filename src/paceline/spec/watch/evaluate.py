@@ -65,6 +65,11 @@ class EvaluateSpec(Declared, table="task.evaluate"):
     )
 
     @property
+    def judged(self) -> str:
+        """The name under which an evaluation has `metric`: one of the user's own may be told by its import path too."""
+        return self.metric.rpartition(":")[2] if is_import_path(self.metric) else self.metric
+
+    @property
     def sign(self) -> float:
         """1 where less of the metric is better, -1 where more is."""
         return -1.0 if (self.mode if self.mode != "auto" else BETTER.get(_kind(self.metric), "")) == "max" else 1.0
@@ -82,12 +87,13 @@ def check_evaluate(spec: EvaluateSpec) -> None:
     named = [metric for metric in spec.metrics if isinstance(metric, str) and not is_import_path(metric)]
     named += [spec.metric] if spec.metric in REWARDS and spec.metric not in named else []
     own = len(named) < len(spec.metrics)
-    if spec.metric not in (LOSS, *named) and (not own or _kind(spec.metric) in BETTER):
+    strange = is_import_path(spec.metric) and spec.metric not in spec.metrics
+    if spec.metric not in (LOSS, *named) and (not own or strange or _kind(spec.metric) in BETTER):
         raise ConfigError(
             f"task.evaluate.metric = '{spec.metric}' is not measured",
-            f"task.evaluate.metrics has {', '.join(named) or 'none'}",
+            f"task.evaluate.metrics has {', '.join(str(metric) for metric in spec.metrics) or 'none'}",
             f'task.evaluate.metrics = ["{spec.metric}"]' if _kind(spec.metric) in BETTER
-            else suggestion(spec.metric, [LOSS, *named]),
+            else suggestion(spec.metric, [LOSS, *(metric for metric in spec.metrics if isinstance(metric, str))]),
         )  # fmt: skip
     if spec.mode == "auto" and _kind(spec.metric) not in BETTER:
         raise ConfigError(

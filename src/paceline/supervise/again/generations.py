@@ -1,4 +1,4 @@
-"""Generations: a run's worlds one after the other, each with what the one before has left, until one ends for good.
+"""Generations: a run's worlds one after the other, each made of what the last world left, until a world ends for good.
 
 Each has a number that only grows, a rendezvous and a folder of its own, and the fence of the run's directory: whatever
 is left of an older one can neither meet the newer one's ranks nor publish anything. The next world is formed in the
@@ -27,7 +27,7 @@ from paceline.said import say_line
 from paceline.scratch import Scratch
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.redact import Redactor
-from paceline.spec.journal.timing.clock import clock_here
+from paceline.spec.journal.timing.clock import clock_here, on_clock, passed_seconds
 from paceline.spec.plan import Plan
 from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.recovery import RecoverySpec
@@ -48,6 +48,7 @@ from paceline.supervise.signals import forward_signals
 
 SPARE = "worlds"  # below a run's directory: folders of its worlds, where temporary files have no room
 ROOM_BYTES = 2**18  # of a world's folder: what its ranks leave there is a few files of some KB
+KILL_SECONDS = 0.005  # that a killed process takes to end
 PEERS_SECONDS = 1.0  # that the peers of a rank have whose failure is known: what they would tell is an echo of it
 
 
@@ -60,7 +61,7 @@ class Fallen:
     out_of_memory: bool
     standing: Mapping[int, Stander] = field(default_factory=dict)
     called: str = ""  # why the ranks were called to another world, where nothing has failed
-    clock: Mapping[str, Any] = field(default_factory=clock_here)  # how the clock stands that tells the moments
+    clock: Mapping[str, Any] = field(default_factory=clock_here)  # of the machine that noted the moments
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class TakenOver:
     plan: Plan
     standing: Mapping[int, Stander]
     processes: Mapping[int, Process]
-    since: float  # the moment of the loss, in seconds since the epoch
+    since: float  # the moment of the loss, in `passed_seconds`
     nodes: tuple[int, ...] = ()  # of that world, which are lost with it
 
 
@@ -155,7 +156,7 @@ class Generations:
         processes = [taken.processes[rank] for rank in sorted(taken.processes)]
         assert list(range(len(processes))) == sorted(taken.processes), "a process for each rank, ended or not"
         self._crew, self._plan = Crew(processes), taken.plan
-        moments = {"fault": taken.since, "noticed": taken.since, "ended": time.time()}
+        moments = {"fault": taken.since, "noticed": taken.since, "ended": passed_seconds()}
         fallen = Fallen(Outcome(0), moments, False, taken.standing, "the coordinator was lost")
         self._tell(_lost_with(taken, fallen.called))
         following = self._after(Generation(taken.number, to_world=taken.plan.layout.devices), fallen)
@@ -177,7 +178,7 @@ class Generations:
         """
         folder, decisions = self._folder_of(generation.number)
         kills = memory_kills()
-        before, self._crew = self._crew, Crew(tell=self._tell, is_stopped=self._is_stopped)
+        before, self._crew = self._crew, Crew((), self._tell, self._is_stopped, self._machines.changes)
         decisions = (*generation.decisions, *self._machines.decisions(), *decisions)
         generation = replace(generation, decisions=decisions)
         told = self._left_for_ranks(generation, folder)
@@ -240,7 +241,7 @@ class Generations:
             return {rank: each for rank, each in self._machines.standing(number).items() if rank not in crew.endings}
 
         def is_empty() -> bool:
-            return is_new and pulses is not None and not pulses.met
+            return is_new and pulses is not None and not pulses.have_met
 
         is_settled = self._settled(folder, standing, is_empty)
         attend(crew, Patience(float("inf")), supervisor.GRACE_SECONDS, is_settled, standing, pulses)
@@ -250,10 +251,11 @@ class Generations:
             self._machines.dismiss()
             while not crew.is_over:
                 crew.kill()
+                time.sleep(KILL_SECONDS)
                 crew.look()
         outcome = outcome_of(crew.ended(), crew.killed, folder, kills, len(crew.processes))
         collect([process for rank, process in enumerate(crew.processes) if rank not in left])
-        moments = {**_moments(crew.ended()), "ended": time.time()}
+        moments = {**_moments(crew.ended()), "ended": passed_seconds()}
         called = "the number of devices has changed" if left and not crew.endings else ""
         return Fallen(outcome, moments, kills is not None and (memory_kills() or 0) > kills, left, called)
 
@@ -320,7 +322,7 @@ class Generations:
             from_world=before.to_world,
             to_world=self._plan.layout.devices,
             reached=reached,
-            fault={name: error.get(name) for name in ("what", "because", "rank")},
+            fault={name: error.get(name) for name in ("what", "because", "rank", "evidence")},
             moments=fallen.moments,
             clock=fallen.clock,
             decisions=decisions,
@@ -356,12 +358,12 @@ def _lost_with(taken: TakenOver, what: str) -> RanksLost:
     """Return what is told of a coordinator that was lost, with its node and that node's ranks where they are too."""
     ranks = tuple(sorted(rank for rank in taken.processes if rank not in taken.standing))
     names = f"{'s' if len(taken.nodes) > 1 else ''} {', '.join(map(str, taken.nodes))}"
-    return RanksLost(ranks, f"{what}{f' with node{names}' if taken.nodes else ''}", "", taken.since)
+    return RanksLost(ranks, f"{what}{f' with node{names}' if taken.nodes else ''}", "", on_clock(taken.since))
 
 
 def _moments(endings: list[Ending]) -> dict[str, float]:
     """Return when all processes were last seen to be well, and when the first of them was seen to have failed."""
-    failed = [ending for ending in endings if ending.code] or [Ending(0, 0, time.time(), time.time())]
+    failed = [ending for ending in endings if ending.code] or [Ending(0, 0, passed_seconds(), passed_seconds())]
     return {"fault": min(ending.after for ending in failed), "noticed": min(ending.by for ending in failed)}
 
 

@@ -41,6 +41,9 @@ class RankHosts(Protocol):
     def decisions(self) -> tuple[DecisionRecord, ...]:
         """Return what was decided on that the spec has not asked for."""
 
+    def changes(self) -> int | None:
+        """Return another number once a process has ended, None where each is to be asked."""
+
     def devices(self) -> int | None:
         """Return how many devices are there now; None where that is not for the machines to say."""
 
@@ -101,6 +104,10 @@ class OneMachine:
     def is_stopped(self) -> bool:
         """Return False: who supervises one machine gets its signals."""
         return False
+
+    def changes(self) -> int | None:
+        """Return None: processes of this machine are asked."""
+        return None
 
     def devices(self) -> int | None:
         """Return None: the devices of one machine stay as they are, but for what a file says."""

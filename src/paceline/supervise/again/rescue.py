@@ -1,4 +1,4 @@
-"""Where survivors on one machine bring their state together: in its memory where there is room, else in the run's."""
+"""Where survivors on a machine bring their state together: in memory where there is room, else in the run's folder."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ import os
 import shutil
 from pathlib import Path
 
-from paceline.lock import RunLock
+from paceline.lock import RunLock, try_lock
 from paceline.run.process.generation import FROM_RANKS
 
 MEMORY = Path("/dev/shm")
+_HELD: dict[Path, int] = {}  # descriptors of the folders of this process, locked (flock) for as long as it lives
 
 
 def rescue_folder(lock: RunLock, generation: int) -> str:
     """Return the folder of a generation's rescue, which nobody else uses, or FROM_RANKS where none can be made.
 
-    Only its user can read it.
+    Only its user can read it, and no start of another run removes it while this process lives.
     """
     clear_rescues(lock)
     for parent in (MEMORY, lock.run_dir):
         folder = parent / f"{_name(lock)}{generation}"
         with contextlib.suppress(OSError):  # full, or not to be written to
             folder.mkdir(mode=0o700)
+            _hold(folder)
             return str(folder)
     return FROM_RANKS
 
@@ -33,6 +35,14 @@ def clear_rescues(lock: RunLock) -> None:
     for parent in (MEMORY, lock.run_dir):
         for folder in parent.glob(f"{_name(lock)}*"):
             shutil.rmtree(folder, ignore_errors=True)
+            if folder in _HELD:
+                os.close(_HELD.pop(folder))
+
+
+def _hold(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # a file system whose folders cannot be opened, or locked
+        _HELD[folder] = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try_lock(_HELD[folder])
 
 
 def _name(lock: RunLock) -> str:

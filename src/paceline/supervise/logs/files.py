@@ -1,4 +1,4 @@
-"""The file of one rank's log: printed lines, each with its moment; a file that is full is set aside.
+"""The file of one rank's log: printed lines, every line with its moment; a file that is full is set aside.
 
 A line is `MOMENT out TEXT`, or `err`; the moment is UTC, to the millisecond. Of what is printed over with a carriage
 return the last is kept. A disk that takes no more costs lines, and neither the run nor what is printed.

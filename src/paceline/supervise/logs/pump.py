@@ -1,4 +1,4 @@
-"""The pump: a supervisor's thread that reads what its ranks print, keeps it in their logs, and prints it as before.
+"""The pump: a supervisor's thread that reads what ranks print, keeps the text in logs, and prints it as before.
 
 Of more ranks than `run.observe.log_ranks` only those of rank 0 are printed: a thousand ranks say a thing once.
 """

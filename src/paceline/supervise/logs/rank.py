@@ -1,4 +1,4 @@
-"""A rank's end of its log: its standard output and error lead into pipes with names, which its supervisor reads.
+"""A rank's end of its log: standard output and error lead into pipes with names, which the supervisor reads.
 
 What a rank has written stays in the pipe when it is killed, and children of the rank write there too.
 """

@@ -12,12 +12,13 @@ import signal
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from paceline.patience import Patience, programs_per_core
+from paceline.patience import Patience
 from paceline.run.survive.health.sight import NearSight
+from paceline.run.survive.health.silences import HangLimits
+from paceline.spec.journal.timing.clock import passed_seconds
 from paceline.supervise import supervisor
 from paceline.supervise.again.held import HeldState
 from paceline.supervise.blame import errors_told
@@ -26,12 +27,13 @@ from paceline.supervise.groups import Process, collect, ending_of, kill_group, s
 from paceline.supervise.nodes.held_in_memory import PiecesFolder
 from paceline.supervise.nodes.interface import interface_of
 from paceline.supervise.nodes.link import NodeLink
+from paceline.supervise.nodes.lookout import Lookout
 from paceline.supervise.parent import NODE_VARIABLE, PARENT_VARIABLE
 from paceline.supervise.starting import Starter
 
 HERE = "@folder@"  # stands for the folder of whoever reads a message
 LOOK_SECONDS = 0.02
-PULSES_SECONDS = 0.2
+ERRORS_SECONDS = 0.2  # between two looks for what ranks have told
 CALL_SECONDS = 2.0  # that ranks have to come to the next step boundary, when the coordinator is lost
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
@@ -61,8 +63,8 @@ class Agent:
         self._generation, self._members = 0, list[int]()
         self._errors: set[int] = set()
         self._stood: dict[int, HeldState] = {}
-        self._asked: dict[int, str] = {}
-        self._beaten, self._since = 0.0, 0.0
+        self._lookout: Lookout | None = None  # where hangs are looked for
+        self._read, self._since = 0.0, 0.0
         self.stopped = ""
 
     # ---- with a coordinator ----------------------------------------------------------------------------------------
@@ -74,7 +76,7 @@ class Agent:
         standing = {rank: each.held for rank, each in self._control.look(self._generation).items()}
         ended = {number: ending_of(process) for number, process in self._processes.items()}
         brief = self._world_folder / "brief.json"
-        lost_for = time.time() - self._since if self._since else 0.0  # not a moment: clocks of machines differ
+        lost_for = passed_seconds() - self._since if self._since else 0.0  # not a moment: machines count apart
         return {
             "node": self.node, "devices": self.devices, "rung": self._starter.rung(), "generation": self._generation,
             "ranks": [[rank, number, ended[number]] for rank, number in self._ranks.items() if number in ended],
@@ -98,7 +100,7 @@ class Agent:
                 stopped = self.stopped
                 link.send({"stopped": stopped})
             self._tell(link)
-        self._since = time.time()
+        self._since = passed_seconds()
         return None
 
     def send(self, number: int) -> None:
@@ -161,12 +163,10 @@ class Agent:
             link.send({"collected": message["collect"], "code": process.wait() if process else -signal.SIGKILL})
         elif "word" in message:
             (self.folder / message["word"]).touch()
-        elif "ask" in message:
-            sight = NearSight(self._world_folder)
-            pulse = sight.pulse(message["ask"])
-            if pulse is not None:
-                self._asked[pulse.rank] = sight.stack(pulse.rank)
-                sight.ask(pulse, message["by_signal"])
+        elif "ask" in message and self._lookout is not None:
+            self._lookout.ask(message["ask"], message["by_signal"])
+        elif "scrutiny" in message and self._lookout is not None:
+            self._lookout.attend(message["scrutiny"], message["load"])
         elif "pieces" in message:
             link.send({"pieces": self._pieces.listed()})
         elif "port" in message:
@@ -179,7 +179,10 @@ class Agent:
         self._world_folder.mkdir(exist_ok=True)
         for name, text in message["files"].items():
             (self._world_folder / name).write_text(text.replace(HERE, str(self.folder)))
-        self._errors, self._stood, self._asked = set(), {}, {}
+        self._errors, self._stood, self._lookout = set(), {}, None
+        if message["limits"] is not None:
+            limits = HangLimits(**message["limits"])
+            self._lookout = Lookout(NearSight(self._world_folder, self._ranks.keys(), limits))
 
     def _answer(self, answers: Mapping[str, Mapping[str, Any]], link: NodeLink) -> None:
         told: dict[int, dict[str, object]] = {}
@@ -215,13 +218,14 @@ class Agent:
         codes = {number: ending_of(process) for number, process in self._processes.items() if number not in self._told}
         ended = {number: code for number, code in codes.items() if code is not None}
         now = time.monotonic()
-        is_due = now - self._beaten > PULSES_SECONDS
-        if self._generation and (is_due or ended):
-            gone = [rank for rank, number in self._ranks.items() if number in ended or number in self._told]
+        gone = [rank for rank, number in self._ranks.items() if number in ended or number in self._told]
+        if self._generation and (now - self._read > ERRORS_SECONDS or ended):
+            self._read = now
             for error in errors_told(self._world_folder, gone):
                 if error.rank not in self._errors:
                     self._errors.add(error.rank)
-                    link.send({"error": {**error.words, "time": time.time() - error.time}})  # its age: clocks differ
+                    age = passed_seconds() - error.time  # not a moment: machines count apart
+                    link.send({"error": {**error.words, "time": age}})
         for number, code in ended.items():
             self._told.add(number)
             link.send({"ended": number, "code": code})
@@ -230,24 +234,8 @@ class Agent:
             self._stood = standing
             told = [[rank, held.as_dict()] for rank, held in standing.items()]
             link.send({"standing": told, "generation": self._generation})
-        if is_due:
-            self._beaten = now
-            self._tell_pulses(link)
-
-    def _tell_pulses(self, link: NodeLink) -> None:
-        sight = NearSight(self._world_folder)
-        pulses = []
-        for rank in self._ranks:
-            pulse = sight.pulse(rank)
-            if pulse is not None:
-                told = {**asdict(pulse), "since": time.monotonic() - pulse.since}
-                pulses.append({"pulse": told, "state": sight.state(pulse), "cpu_seconds": sight.cpu_seconds(pulse)})
-        link.send({"pulses": pulses, "load": programs_per_core()})
-        for rank, before in list(self._asked.items()):
-            text = sight.stack(rank)
-            if text != before:
-                self._asked[rank] = text
-                link.send({"stack": text, "rank": rank})
+        for message in self._lookout.news(gone, now) if self._lookout is not None else ():
+            link.send({**message, "generation": self._generation})
 
 
 def free_port(address: str) -> int:

@@ -1,17 +1,19 @@
-"""What a coordinator knows of ranks on other machines: processes, those that stand by, and their pulses."""
+"""What a coordinator knows of ranks on other machines: processes, those that stand by, and who tells nothing."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.patience import programs_per_core
-from paceline.run.survive.health.pulse import Pulse
-from paceline.run.survive.health.system import UNKNOWN
+from paceline.run.survive.health.silences import Overview, WatchedRank, together
 from paceline.supervise.again.held import HeldState
+from paceline.supervise.nodes.lookout import Scrutiny
 
+LOAD_CHANGE = 0.1  # of the load that nodes were told last, from which on they are told another
+LOAD_SECONDS = 1.0  # between two of these
 Send = Callable[[Mapping[str, Any]], None]
 
 
@@ -62,47 +64,88 @@ class FarStanding:
 
 
 class FarSight:
-    """The pulses of ranks on all nodes, as their supervisors tell them."""
+    """The ranks of all nodes, as the nodes' supervisors tell of them: an overview of each, told again when it changes.
 
-    def __init__(self, ask: Callable[[Pulse, bool], None]) -> None:
-        self._pulses: dict[int, Pulse] = {}
-        self._states: dict[int, tuple[str, float]] = {}
+    A world that does well is told of by nobody, but for a node's load where that changes. Once a rank is late on some
+    node, all tell how far their last rank is; once one that is late is furthest behind of all, they tell of each rank.
+    """
+
+    def __init__(
+        self, tell: Callable[[Mapping[str, object]], None], ask: Callable[[Collection[int], bool], None]
+    ) -> None:
+        """`tell` tells all nodes of the world something; `ask` has ranks write their stacks."""
+        self._tell, self._ask = tell, ask
+        self._overviews: dict[int, Overview] = {}
+        self._all = Overview()  # what they show together
+        self._is_changed = self._any_late = False  # since that was worked out; whether a node finds a rank late
+        self._seen: dict[int, WatchedRank] = {}
         self._stacks: dict[int, str] = {}
         self._loads: dict[int, float] = {}
-        self._ask = ask
+        self._most = 1.0  # of those
+        self._scrutiny, self._load, self._load_told_at = Scrutiny.OVERVIEW, 1.0, -LOAD_SECONDS
 
-    def told(self, node: int, load: float, pulses: list[Mapping[str, Any]]) -> None:
-        """Take what a node tells of its ranks: their pulses, of which `since` is an age, and their states."""
-        self._loads[node] = load
-        for each in pulses:
-            pulse = Pulse(**{**each["pulse"], "since": time.monotonic() - each["pulse"]["since"]})
-            self._pulses[pulse.rank] = pulse
-            self._states[pulse.rank] = each["state"], each["cpu_seconds"]
-
-    def wrote(self, rank: int, stack: str) -> None:
-        """Take the stacks that a rank has written."""
-        self._stacks[rank] = stack
+    def told(self, node: int, message: Mapping[str, Any], now: float) -> None:
+        """Take what a node tells of its ranks."""
+        if "overview" in message:
+            last = message["overview"]["last"]
+            self._overviews[node] = Overview(
+                **{**message["overview"], "last": tuple(last) if last is not None else None}
+            )
+            self._loads[node] = message["load"]
+            self._is_changed = True
+        elif "seen" in message:
+            for each in message["seen"]:
+                seen = WatchedRank.heard(each, now)
+                self._seen[seen.pulse.rank] = seen
+        elif "stack" in message:
+            self._stacks[message["rank"]] = message["stack"]
 
     def load(self) -> float:
         """Return how many programs want each core of the machine that is loaded most."""
-        return max([programs_per_core(), *self._loads.values()])
+        return max(programs_per_core(), self._most)
 
-    def pulse(self, rank: int) -> Pulse | None:
-        """Return a rank's pulse, None where it has none yet."""
-        return self._pulses.get(rank)
+    def overview(self, ended: Collection[int], passed: float, now: float) -> Overview:
+        """Return what the ranks of all nodes show. Silences are counted where the ranks are."""
+        if self._is_changed:
+            self._sum_up()
+        scrutiny = self._scrutiny
+        if not self._any_late or ended:
+            scrutiny = Scrutiny.OVERVIEW
+        elif scrutiny is Scrutiny.OVERVIEW:
+            scrutiny = Scrutiny.LAST
+        load = self.load()
+        is_other = abs(load - self._load) > LOAD_CHANGE * self._load and now - self._load_told_at >= LOAD_SECONDS
+        if scrutiny is not self._scrutiny or is_other:
+            self._attend(scrutiny, load, now)
+        return self._all
 
-    def state(self, pulse: Pulse) -> str:
-        """Return the state of a rank's process as its system names it."""
-        return self._states.get(pulse.rank, (UNKNOWN, 0.0))[0]
+    def closely(self) -> Mapping[int, WatchedRank]:
+        """Return how each rank is seen, of those that nodes have told of since they were asked."""
+        return self._seen
 
-    def cpu_seconds(self, pulse: Pulse) -> float:
-        """Return for how long a rank's process has computed."""
-        return self._states.get(pulse.rank, (UNKNOWN, 0.0))[1]
+    def ask(self, ranks: Collection[int], by_signal: bool = False) -> None:
+        """Have ranks write their stacks; by a signal where their threads have not."""
+        if self._scrutiny is not Scrutiny.EACH:
+            self._seen = {}
+            self._attend(Scrutiny.EACH, self._load, self._load_told_at)
+        self._ask(ranks, by_signal)
 
-    def ask(self, pulse: Pulse, by_signal: bool = False) -> None:
-        """Have a rank write its stacks; `by_signal` where its threads have not."""
-        self._ask(pulse, by_signal)
+    def leave(self) -> None:
+        """Look no longer at each rank: none hangs after all."""
+        if self._scrutiny is Scrutiny.EACH:
+            self._attend(Scrutiny.LAST, self._load, self._load_told_at)
 
     def stack(self, rank: int) -> str:
         """Return the stacks that a rank has written, empty where it has not."""
         return self._stacks.get(rank, "")
+
+    def _sum_up(self) -> None:
+        overviews = list(self._overviews.values())
+        self._any_late = any(one.is_late for one in overviews)
+        self._all, self._most, self._is_changed = together(overviews), max(self._loads.values()), False
+        if any(one.ranks and one.last is None for one in overviews):  # a rank there may be further behind
+            self._all = replace(self._all, last_is_late=False)
+
+    def _attend(self, scrutiny: Scrutiny, load: float, now: float) -> None:
+        self._scrutiny, self._load, self._load_told_at = scrutiny, load, now
+        self._tell({"scrutiny": scrutiny.value, "load": load})

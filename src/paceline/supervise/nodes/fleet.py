@@ -1,4 +1,4 @@
-"""The fleet: the nodes of a run as its coordinator has them, each with a supervisor of its own at the end of a link.
+"""The fleet: the nodes of a run as the coordinator has them, each node with a supervisor at the other end of a link.
 
 To the run's generations they are machines like one machine, but for what only several can do: come, go, and be lost.
 """
@@ -10,7 +10,6 @@ import os
 import socket
 import time
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,10 @@ from paceline.patience import Patience
 from paceline.run.process.brief import brief_from_json
 from paceline.run.process.generation import FORKED, FROM_RANKS, RESTARTED
 from paceline.run.process.place import SERVED_STORE
-from paceline.run.survive.health.pulse import Pulse
+from paceline.run.survive.health.silences import HangLimits
 from paceline.run.survive.health.watch import PulseWatch
 from paceline.spec.journal.kinds import DecisionRecord
+from paceline.spec.journal.timing.clock import passed_seconds
 from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.nodes import NodesSpec
 from paceline.supervise.again.generations import TakenOver
@@ -33,6 +33,7 @@ from paceline.supervise.nodes.agent import HERE
 from paceline.supervise.nodes.far import FarRank, FarSight, FarStanding
 from paceline.supervise.nodes.held_in_memory import HeldPieces, whole_of
 from paceline.supervise.nodes.link import NoPeer, open_to
+from paceline.supervise.nodes.links import NodeLinks
 from paceline.supervise.nodes.member import Member
 from paceline.supervise.supervisor import ERROR_FOLDER
 
@@ -41,6 +42,7 @@ LOOK_SECONDS = 0.01
 SEEN_SECONDS = 1.0  # more than between two looks at a process
 KNOCK_SECONDS = 1.0  # that who connects has to say who it is
 FILES = ("generation.json", "brief.json")
+TOLD_OF_RANKS = {"overview", "seen", "stack"}
 
 Say = Callable[[str], None]
 
@@ -52,29 +54,44 @@ class Fleet:
         """`server` is where nodes connect."""
         self.members: dict[int, Member] = {}
         self.stopped = ""  # why a node wants the run to end
-        self._spec, self._server, self._secret = spec, server, secret
+        self._spec, self._secret = spec, secret
+        self._links = NodeLinks(server, spec.lost_after)
         self._lock, self._say = lock, say
         self._folder, self._world = Path(), Path()
         self._ranks: dict[int, FarRank] = {}  # of this world
         self._in_world: list[int] = []  # nodes that the world was formed of
         self._blocks: dict[int, range] = {}  # and the ranks of each of them
+        self._node_of: dict[int, int] = {}  # the same by rank
         self._promised: dict[int, range] = {}  # those of the next world, where files are meant for them
         self._given: set[int] = set()  # nodes that have the files of this world
-        self._sight = FarSight(self._ask)
+        self._sight = FarSight(self._tell, self._ask)
+        self._watched = 0  # the generation of the ranks that are looked at
+        self._limits: HangLimits | None = None  # for those that tell nothing
+        self._polled, self._endings = -math.inf, 0
         self.steps_down: Callable[[], None] = lambda: None  # where the greater part of the nodes is lost
 
     # ---- who is there ----------------------------------------------------------------------------------------------
 
     def poll(self) -> None:
         """Let nodes in, take what they tell, and note those that are lost. It waits for nothing."""
-        with suppress(BlockingIOError):
-            while True:
-                self._admit(self._server.accept()[0])
-        for member in list(self.members.values()):
+        for end in self._links.knocking():
+            self._admit(end)
+        for member in self._links.ready():
             for message in member.link.taken():
                 self._hear(member, message)
             if member.link.is_lost:
                 self._lose(member)
+        self._polled = time.monotonic()
+
+    def _poll_for_a_rank(self) -> None:
+        """Do so, if it was not done a moment ago: the ranks of a world are asked one after the other."""
+        if time.monotonic() - self._polled >= LOOK_SECONDS:
+            self.poll()
+
+    def changes(self) -> int:
+        """Return how many processes are known to have ended: while it stays, nobody is to be asked."""
+        self.poll()
+        return self._endings
 
     def gather(self, expected: Callable[[], int], seconds: float) -> None:
         """Return when as many nodes are there as expected, or have been waited for."""
@@ -86,7 +103,7 @@ class Fleet:
     def _admit(self, end: socket.socket) -> None:
         try:
             lines, hello = open_to(end, self._secret, KNOCK_SECONDS)
-            member = Member.of(lines, hello, self._spec.lost_after, self.poll)
+            member = Member.of(lines, hello, self._spec.lost_after, self._poll_for_a_rank)
         except (NoPeer, KeyError, TypeError, ValueError) as error:
             self._say(f"nodes    somebody was not let in: {error}")
             return
@@ -95,6 +112,8 @@ class Fleet:
             before.link.because = before.link.because or "its supervisor has been started again"
             self._lose(before)
         self.members[member.number] = member
+        self._links.add(member)
+        self._endings += len(member.processes)
         if self._in_world:  # what it has is of a world that others went on from
             member.forget()
         self._say(f"nodes    node {member.number} is there: {member.devices} device(s) at {member.host}")
@@ -103,7 +122,8 @@ class Fleet:
         """Note that a node is lost: its ranks count as ended."""
         if self.members.get(member.number) is member:
             del self.members[member.number]
-        lost = [rank for rank, far in self._ranks.items() if far in member.processes.values() and far.code is None]
+        its = {id(far) for far in member.processes.values()}
+        lost = [rank for rank, far in self._ranks.items() if id(far) in its and far.code is None]
         self._say(f"nodes    node {member.number} is lost: {member.link.because}")
         if lost:
             died = WorkerDied(
@@ -118,7 +138,9 @@ class Fleet:
             leave_error(self._world, min(lost), died.as_dict(), cause=True, moment=moment)
         for far in member.processes.values():
             far.lost_with = far.lost_with or f"node {member.number} ({member.host}) is lost"
+        self._links.drop(member)
         member.lost()
+        self._endings += 1
         left = [number for number in self._in_world if number in self.members]
         if self._in_world and 2 * len(left) < len(self._in_world):
             self.steps_down()
@@ -126,20 +148,30 @@ class Fleet:
     def _hear(self, member: Member, message: Mapping[str, Any]) -> None:
         if "error" in message:
             error = message["error"]
-            leave_error(self._world, error["rank"], error, error["cause"], time.time() - error["time"])  # its age
-        elif "pulses" in message:
-            self._sight.told(member.number, message["load"], message["pulses"])
-        elif "stack" in message:
-            self._sight.wrote(message["rank"], message["stack"])
+            leave_error(self._world, error["rank"], error, error["cause"], passed_seconds() - error["time"])  # its age
+        elif TOLD_OF_RANKS & message.keys():
+            if message["generation"] == self._watched:  # a node may still tell of the world before
+                self._sight.told(member.number, message, time.monotonic())
         elif "stopped" in message:
             self.stopped = message["stopped"]
         else:
+            self._endings += bool({"ended", "collected"} & message.keys())
             member.hear(message)
 
-    def _ask(self, pulse: Pulse, by_signal: bool) -> None:
-        far = self._ranks.get(pulse.rank)
-        if far is not None and far.node in self.members:
-            self.members[far.node].link.send({"ask": pulse.rank, "by_signal": by_signal})
+    def _tell(self, message: Mapping[str, object]) -> None:
+        """Tell the nodes of this world something."""
+        for member in (self.members[number] for number in self._given if number in self.members):
+            member.link.send(message)
+
+    def _ask(self, ranks: Collection[int], by_signal: bool) -> None:
+        """Have ranks write their stacks."""
+        of_nodes: dict[int, list[int]] = {}
+        for rank in ranks:
+            far = self._ranks.get(rank)
+            if far is not None and far.node in self.members:
+                of_nodes.setdefault(far.node, []).append(rank)
+        for number, its_ranks in of_nodes.items():
+            self.members[number].link.send({"ask": its_ranks, "by_signal": by_signal})
 
     # ---- machines --------------------------------------------------------------------------------------------------
 
@@ -190,9 +222,11 @@ class Fleet:
         Nodes with survivors come first, in the order of their ranks: who records goes on recording.
         """
         each, found = self.per_node, {}
-        left = {number: [rank for rank, far in self._ranks.items() if far.node == number and far.code is None]
-                for number in self.members}  # fmt: skip
-        for at, number in enumerate(sorted(self.members, key=lambda one: (min(left[one], default=math.inf), one))):
+        first: dict[int, int] = {}
+        for rank, far in self._ranks.items():
+            if far.code is None:
+                first[far.node] = min(rank, first.get(far.node, rank))
+        for at, number in enumerate(sorted(self.members, key=lambda one: (first.get(one, math.inf), one))):
             block = range(at * each, min((at + 1) * each, ranks))
             if block:
                 found[number] = block
@@ -224,18 +258,22 @@ class Fleet:
         """Return which survivor takes which rank of the next world: one of its own node's."""
         found: dict[int, int] = {}
         self._blocks, self._promised = self._promised or self.blocks(ranks), {}
+        here: dict[int, list[int]] = {}
+        for rank in standing:
+            if rank in self._ranks:
+                here.setdefault(self._ranks[rank].node, []).append(rank)
         for number, block in self._blocks.items():
-            here = [rank for rank in standing if rank in self._ranks and self._ranks[rank].node == number]
-            found |= seats_of(here, block)
+            found |= seats_of(here.get(number, ()), block)
+        self._node_of = {rank: number for number, block in self._blocks.items() for rank in block}
         self._ranks = {new: self._ranks[old] for new, old in found.items()}
         return found
 
     def start(self, place: Mapping[str, str]) -> FarRank:
         """Start a rank on its node with these additions to its environment."""
         rank = int(place["RANK"])
-        number = next((number for number, block in self._blocks.items() if rank in block), -1)
-        member = self.members.get(number)
+        member = self.members.get(self._node_of.get(rank, -1))
         if member is None:
+            self._endings += 1
             return _gone(self.poll)
         self._give(member)
         far = member.start(self._there(place))
@@ -260,10 +298,10 @@ class Fleet:
         """Answer all that stand by: each with its message, or that it does not go on."""
         for member in self.members.values():
             mine = {}
-            for rank, answer in (ranks or {}).items():
-                if rank in member.standing:
+            for rank in member.standing:
+                if ranks and rank in ranks:
                     self._give(member)
-                    mine[rank] = {**answer, "place": self._there(answer["place"])}
+                    mine[rank] = {**ranks[rank], "place": self._there(ranks[rank]["place"])}
             member.link.send({"answers": mine})
             member.standing = {}
 
@@ -271,14 +309,14 @@ class Fleet:
         """Leave a word for the ranks of a generation, of which `folder` is the folder."""
         if not (folder / name).exists():
             (folder / name).touch()
-            for member in (self.members[number] for number in self._given if number in self.members):
-                member.link.send({"word": str((folder / name).relative_to(self._folder))})
+            self._tell({"word": str((folder / name).relative_to(self._folder))})
 
     def watch(self, health: HealthSpec | None, folder: Path, ranks: int, run_dir: Path) -> PulseWatch | None:
         """Return the watch over a world's ranks, None where hangs are not looked for."""
-        self._sight = FarSight(self._ask)
+        self._sight, self._limits, self._watched = FarSight(self._tell, self._ask), None, _number_of(folder)
         if health is None or not health.hangs:
             return None
+        self._limits = HangLimits.of(health)
         return PulseWatch(folder, ranks, health, run_dir, self._sight.load, self._sight)
 
     def rescue(self, lock: RunLock, generation: int) -> str:
@@ -323,8 +361,7 @@ class Fleet:
         """Tell all nodes how the run has ended."""
         for member in self.members.values():
             member.link.send({"end": outcome.exit_code, "error": outcome.error})
-            member.link.close()
-        self._server.close()
+        self._links.close()
 
     # ---- to the nodes ----------------------------------------------------------------------------------------------
 
@@ -334,11 +371,16 @@ class Fleet:
             return
         self._given.add(member.number)
         files = {name: (self._world / name).read_text() for name in FILES if (self._world / name).exists()}
-        member.enter(int(self._world.name.rpartition("-")[2]), self._in_world, self._there(files))
+        member.enter(_number_of(self._world), self._in_world, self._there(files), self._limits)
 
     def _there(self, values: Mapping[str, str]) -> dict[str, str]:
         """Return texts in which this process's folder is that of whoever reads them."""
         return {name: value.replace(os.fspath(self._folder), HERE) for name, value in values.items()}
+
+
+def _number_of(folder: Path) -> int:
+    """Return the number of a generation that has this folder."""
+    return int(folder.name.rpartition("-")[2])
 
 
 def _gone(poll: Callable[[], None]) -> FarRank:

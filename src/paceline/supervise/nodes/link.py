@@ -10,15 +10,16 @@ import hmac
 import secrets
 import socket
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from paceline.patience import Patience
+from paceline.spec.journal.timing.clock import passed_seconds
 from paceline.supervise.lines import Lines
 
 BEATS = 5  # in the time after which an end counts as lost
 LONGEST_BEAT_SECONDS = 0.5
+STUCK_SECONDS = 60.0  # of an idle machine, after which who has not looked at a link is no longer said to live
 
 
 class NoPeer(Exception):
@@ -28,15 +29,25 @@ class NoPeer(Exception):
 class NodeLink:
     """One end of a link. It `is_lost` where the other has closed it, or has said nothing for too long."""
 
-    def __init__(self, lines: Lines, lost_after: float) -> None:
+    def __init__(self, lines: Lines, lost_after: float, beats: bool = True) -> None:
+        """With `beats` a thread of its own tells the other end that this one lives; who holds many has one for all.
+
+        It stops where nobody has looked at this end for long, as a supervisor that waits for what cannot be ended.
+        """
         self._lines, self._lost_after = lines, lost_after
         self._heard, self._sending = Patience(lost_after), threading.Lock()
-        self.heard_at = time.time()  # seconds since the epoch
-        self._closed = threading.Event()
+        self.heard_at = passed_seconds()
+        self._closed, self._looked_at = threading.Event(), Patience(STUCK_SECONDS)
         self.because = ""  # why it is lost
         lines.end.settimeout(lost_after)  # for sending: an end that reads nothing must not stop this one
         lines.end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        threading.Thread(target=self._beat, name="paceline-beat", daemon=True).start()
+        if beats:
+            threading.Thread(target=self._keep_beating, name="paceline-beat", daemon=True).start()
+
+    @property
+    def end(self) -> socket.socket:
+        """The socket of this end."""
+        return self._lines.end
 
     @property
     def address(self) -> str:
@@ -60,9 +71,10 @@ class NodeLink:
 
     def taken(self, timeout_seconds: float = 0.0) -> Iterator[dict[str, Any]]:
         """Yield the messages that are there, or come first within some seconds."""
+        self._looked_at = Patience(STUCK_SECONDS)
         try:
             while (message := self._lines.take(timeout_seconds)) is not None:
-                self._heard, self.heard_at, timeout_seconds = Patience(self._lost_after), time.time(), 0.0
+                self._heard, self.heard_at, timeout_seconds = Patience(self._lost_after), passed_seconds(), 0.0
                 if message:
                     yield message
         except (EOFError, OSError, ValueError):
@@ -74,10 +86,26 @@ class NodeLink:
         self.because = self.because or "it is closed"
         self._lines.end.close()
 
-    def _beat(self) -> None:
-        seconds = min(LONGEST_BEAT_SECONDS, self._lost_after / BEATS)
-        while not self._closed.wait(seconds) and not self.because:
-            self.send({})
+    def beat(self) -> None:
+        """Tell the other end that this one lives, if it can be told at once: it reads nothing, or is told more now."""
+        if not self._sending.acquire(blocking=False):
+            return
+        try:
+            self._lines.beat()
+        except (OSError, ValueError) as error:  # the second of a socket that was closed just now
+            self.because = self.because or f"it takes no message: {error}"
+        finally:
+            self._sending.release()
+
+    def _keep_beating(self) -> None:
+        while not self._closed.wait(beat_seconds(self._lost_after)) and not self.because:
+            if not self._looked_at.is_over:
+                self.beat()
+
+
+def beat_seconds(lost_after: float) -> float:
+    """Return how long an end waits between two beats."""
+    return min(LONGEST_BEAT_SECONDS, lost_after / BEATS)
 
 
 def knock(address: tuple[str, int], secret: str, hello: Mapping[str, object], seconds: float) -> Lines:

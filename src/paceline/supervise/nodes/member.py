@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from paceline.run.survive.health.silences import HangLimits
+from paceline.spec.journal.timing.clock import passed_seconds
 from paceline.supervise.again.held import HeldState
 from paceline.supervise.lines import Lines
 from paceline.supervise.nodes.far import FarRank
@@ -29,7 +31,7 @@ class Member:
     was: Mapping[str, Any] = field(default_factory=dict)
     processes: dict[int, FarRank] = field(default_factory=dict)  # by number
     standing: dict[int, HeldState] = field(default_factory=dict)  # by rank
-    lost_at: float = 0.0  # when it lost the coordinator of that world, by the clock here
+    lost_at: float = 0.0  # when it lost the coordinator of that world, in `passed_seconds` here
     _next: int = 1
     _port: int = 0
     _pieces: list[str] | None = None
@@ -39,12 +41,12 @@ class Member:
         """Return the node at the other end of a connection, which has said what it is."""
         member = cls(
             int(hello["node"]), int(hello["devices"]), lines.end.getpeername()[0], str(hello["rung"]),
-            NodeLink(lines, lost_after), poll, int(hello["generation"]), hello,
+            NodeLink(lines, lost_after, beats=False), poll, int(hello["generation"]), hello,
         )  # fmt: skip
         for _, number, code in hello["ranks"]:
             far = member._far(number)
             far.code = code
-        member.lost_at = time.time() - float(hello["lost_for"])
+        member.lost_at = passed_seconds() - float(hello["lost_for"])
         member.standing = {int(rank): HeldState.of(held) for rank, held in hello["standing"]}
         return member
 
@@ -54,10 +56,13 @@ class Member:
         self.link.send({"start": far.pid, "environ": environ})
         return far
 
-    def enter(self, generation: int, members: Sequence[int], files: Mapping[str, str]) -> None:
-        """Have the node make room for a world."""
+    def enter(
+        self, generation: int, members: Sequence[int], files: Mapping[str, str], limits: HangLimits | None
+    ) -> None:
+        """Have the node make room for a world; with `limits` it looks for ranks that hang."""
         self.generation, self.was = generation, {}
-        self.link.send({"world": generation, "members": list(members), "files": files})
+        told = asdict(limits) if limits is not None else None
+        self.link.send({"world": generation, "members": list(members), "files": files, "limits": told})
 
     def free_port(self) -> int:
         """Return a port of the node that nobody listens at; 1 where the node is lost meanwhile."""

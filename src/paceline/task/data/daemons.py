@@ -2,11 +2,16 @@
 
 A pool of the standard library is waited for at the end of the process, whatever its threads do: one that reads from a
 storage which has fallen silent would hold a process for minutes after Ctrl-C.
+
+A process that is forked has none of its parent's threads: what they were given is never done there, and nobody there
+waits for it. The first call of its own begins new ones.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import os
 import queue
 import threading
 import time
@@ -30,11 +35,17 @@ class DaemonThreads:
         self.count, self._name, self._begin = count, name, begin
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
+        self._process = os.getpid()  # whose the threads are
         self._at_exit: Callable[[], None] | None = None
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether the threads are those of the process that this one was forked from."""
+        return self._process != os.getpid()
 
     def submit(self, call: Callable[..., Result], *arguments: object) -> Future[Result]:
         """Return the result of a call, to come."""
-        if not self._threads:
+        if not self._threads or self.is_inherited:
             self._start()
         future: Future[Result] = Future()
         self._calls.put((future, call, arguments))
@@ -46,13 +57,25 @@ class DaemonThreads:
         if self._at_exit is not None:
             atexit.unregister(self._at_exit)
             self._at_exit = None
+        if self.is_inherited:
+            return
         for _ in threads:
             self._calls.put(None)
         until = None if seconds is None else time.monotonic() + seconds
         for thread in threads:
             thread.join(None if until is None else max(0.0, until - time.monotonic()))
 
+    def drop(self) -> None:
+        """Cancel the calls that no thread has begun."""
+        with contextlib.suppress(queue.Empty):
+            while not self.is_inherited:
+                if (asked := self._calls.get_nowait()) is not None:
+                    asked[0].cancel()
+
     def _start(self) -> None:
+        if self._at_exit is not None:  # of threads that a process before this one had
+            atexit.unregister(self._at_exit)
+        self._process, self._calls = os.getpid(), queue.SimpleQueue()
         asked = (self._calls, self._begin)
         self._threads = [
             threading.Thread(target=_work, args=asked, name=f"{self._name}_{number}", daemon=True)
@@ -74,6 +97,7 @@ def _end(calls: queue.SimpleQueue[_Call | None], count: int) -> None:
 def _end_soon(own: weakref.ref[DaemonThreads]) -> None:
     """Let threads end before the interpreter does: one that comes back into it later would abort the process."""
     if (threads := own()) is not None:
+        threads.drop()
         threads.close(LAST_SECONDS)
 
 

@@ -6,23 +6,22 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.units import format_bytes, format_durations
 
 MOST_AHEAD = 16  # batches: more hides no longer pauses, and holds what may never be trained on
 WINDOW = 8  # reads and steps that a change is of
-LOOK_EVERY = WINDOW  # steps: medians cost as much as a read of a few rows
+LOOK_SECONDS = 5e-3  # of steps and reads, between two looks at least: one takes as long as a read of a few rows
 WORTH_A_THREAD = 0.05  # of a step: reads that wait less than this are left to the thread that trains
 WAKE_UP = 0.5e-3  # seconds of reading that a thread is woken for beside a device: a wake-up takes 0.1 ms of the cores
 SHORT_READ = 150e-6  # seconds: a thread that hands a batch over takes as much of the cores (benchmarks/results/data.md)
+MUCH_MORE = 1.5  # times as many reads for a wake-up are worth a change by themselves
 WAITS = 0.5  # of a read: less waiting than this, and a thread would only take the cores that compute
 
 
-@dataclass(frozen=True)
-class ReadTimes:
+class ReadTimes(NamedTuple):
     """What a read took, in seconds, of which its thread did not run for `waited`.
 
     `step` is the time from the result before to this one being asked for, None for the first. `in_thread` says whether
@@ -54,7 +53,8 @@ class DepthRule:
         self.together, self._short_read = 1, short_read
         self._most_bytes, self._on_device, self._bytes_of = most_bytes, on_device, bytes_of
         self._times: deque[ReadTimes] = deque(maxlen=WINDOW)
-        self._batch_bytes, self._looks = 0, 0
+        self._batch_bytes = 0
+        self._unseen, self._seconds = 0, 0.0  # reads since the last look, and how long they and their steps took
         self._news: list[DecisionRecord] = []
 
     def seen(self, item: object, times: ReadTimes) -> None:
@@ -62,16 +62,19 @@ class DepthRule:
         if times.step is None:
             return
         self._times.append(times)
-        self._looks += 1
-        if len(self._times) < WINDOW or self._looks < LOOK_EVERY:
+        self._unseen += 1
+        self._seconds += times.step + times.read
+        if self._unseen < WINDOW or self._seconds < LOOK_SECONDS:
             return
-        self._looks = 0
+        self._unseen, self._seconds = 0, 0.0
         self._batch_bytes = max(self._batch_bytes, self._bytes_of(item))
         wanted, allowed = self._wanted(), self._allowed()
         chosen = min(wanted, allowed)
+        together = max(1, min(self._worth_a_wake_up(), chosen // 2))
         # It grows at once and shrinks when it is twice what is called for: no change follows from noise alone.
-        if chosen > self.depth or self.depth >= 2 * max(1, chosen) or (self.depth and not chosen):
-            self._change(chosen, wanted, allowed)
+        grows = chosen > self.depth or (chosen == self.depth and together >= MUCH_MORE * self.together)
+        if grows or self.depth >= 2 * max(1, chosen) or (self.depth and not chosen):
+            self._change(chosen, together, wanted, allowed)
 
     def news(self) -> list[DecisionRecord]:
         """Return the changes since the last call."""
@@ -91,19 +94,19 @@ class DepthRule:
                 return 0
         steps = math.ceil(longest / step) if step > 0 else MOST_AHEAD
         worth = self._worth_a_wake_up()
-        return max(1, min(MOST_AHEAD, max(steps, 2 * worth if worth > 1 else 1)))
+        return max(1, min(MOST_AHEAD, steps), 2 * worth if worth > 1 else 1)
 
     def _mean(self) -> float:
         return statistics.fmean(times.read for times in self._times)
 
     def _worth_a_wake_up(self) -> int:
         """Return how many reads a thread is woken for: one of those that wait, which wait beside each other."""
-        return max(1, min(MOST_AHEAD // 2, int(WAKE_UP / max(self._mean(), 1e-9)))) if self._on_device else 1
+        return max(1, min(MOST_AHEAD, int(WAKE_UP / max(self._mean(), 1e-9)))) if self._on_device else 1
 
     def _allowed(self) -> int:
         return max(self._least, self._most_bytes // max(1, self._batch_bytes))
 
-    def _change(self, chosen: int, wanted: int, allowed: int) -> None:
+    def _change(self, chosen: int, together: int, wanted: int, allowed: int) -> None:
         step = statistics.median(times.step or 0.0 for times in self._times)
         read = max(times.read for times in self._times)
         because = "reads take up to {}, steps {}".format(*format_durations(read, step))
@@ -113,7 +116,6 @@ class DepthRule:
             because += "; waking a thread costs more, and the thread that trains reads while the device computes"
         elif not chosen:
             because += "; reads compute more than they wait, and the cores compute already"
-        together = max(1, min(self._worth_a_wake_up(), chosen // 2))
         because += f"; a thread reads {together} each time that it is woken" if together > 1 else ""
         evidence = {
             "read_seconds": read,

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from paceline.task.data.daemons import DaemonThreads
+from paceline.task.data.daemons import LAST_SECONDS, DaemonThreads
 from paceline.task.data.depth import SHORT_READ, DepthRule, ReadTimes
 
 THREAD_NAME = "paceline-read"
 Item = TypeVar("Item")
+Call = tuple[Any, ...]  # the arguments of a read
+BeginsReads = Callable[[Sequence[Call]], Sequence[Callable[[], Item]] | None]
 
 
 class _Read(NamedTuple, Generic[Item]):
@@ -24,41 +26,44 @@ class _Read(NamedTuple, Generic[Item]):
     seconds: float
     waited: float
 
+    def result(self) -> _Read[Item]:
+        """Return it."""
+        return self
 
-@dataclass(slots=True)
-class _Asked(Generic[Item]):
-    """What was asked for ahead: being read by a thread, read or failed in this one, or on its way to the device."""
 
-    coming: Future[list[_Read[Item] | Exception]] | None = None  # of those that are read with it
-    at: int = 0  # which of them it is
-    read: _Read[Item] | None = None
-    error: Exception | None = None
-    sent: Item | None = None
+class _Begun(NamedTuple, Generic[Item]):
+    """A read of which the waiting is over, and what that took; what is left is done by whoever takes it."""
 
-    @property
-    def is_read(self) -> bool:
-        """Whether the result is there."""
-        if self.coming is None:
-            return self.read is not None
-        done = self.coming.done() and not self.coming.cancelled() and self.coming.exception() is None
-        return done and isinstance(self.coming.result()[self.at], _Read)
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether nobody reads it, or has read it."""
-        return self.coming is None and self.read is None and self.error is None
+    finish: Callable[[], Item]
+    seconds: float
+    waited: float
 
     def result(self) -> _Read[Item]:
-        """Return what was read, once it is. Raises what the read raised."""
-        if self.error is not None:
-            raise self.error
-        if self.read is not None:
-            return self.read
-        assert self.coming is not None, "nobody reads it"
-        found = self.coming.result()[self.at]
-        if isinstance(found, Exception):
-            raise found
-        return found
+        """Return what was read."""
+        began = time.perf_counter()
+        item = self.finish()
+        return _Read(item, self.seconds + time.perf_counter() - began, self.waited)
+
+
+class _Failed(NamedTuple):
+    """A read that has raised an error."""
+
+    error: Exception
+
+    def result(self) -> _Read[Any]:
+        """Raise the error: it is of whoever takes what was to be read."""
+        raise self.error
+
+
+class _Group(Generic[Item]):
+    """Calls that a thread makes together, and what they have given, once it has made them."""
+
+    __slots__ = ("calls", "found", "future")
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self.calls = calls
+        self.found: dict[Call, _Read[Item] | _Begun[Item] | _Failed] | None = None
+        self.future: Future[None]  # of all of them
 
 
 class ReadAhead(Generic[Item]):
@@ -66,9 +71,10 @@ class ReadAhead(Generic[Item]):
 
     Threads read where `prepare` is given, which is called first in each: CUDA's current device belongs to a thread. How
     many results are asked for ahead is the rule's, and so is how many a thread reads each time that it is woken;
-    without a rule both are one. What a read raises is raised where its result is taken. `send` starts a result's way to
-    the device, which one result at a time goes ahead of its use, and `receive` ends it. Both are called by the thread
-    that takes.
+    without a rule both are one. Several it only begins, by `begin_reads(calls)`, where that is given and not None comes
+    of it: what finishes each of them is called where its result is taken. What a read raises is raised there too.
+    `send` starts a result's way to the device, which one result at a time goes ahead of its use, and `receive` ends it.
+    Both are called by the thread that takes.
     """
 
     def __init__(
@@ -78,11 +84,14 @@ class ReadAhead(Generic[Item]):
         rule: DepthRule | None = None,
         send: Callable[[Item], Item] | None = None,
         receive: Callable[[Item], Item] | None = None,
+        begin_reads: BeginsReads[Item] | None = None,
     ) -> None:
         self._read, self._prepare, self._rule = read, prepare, rule
-        self._send, self._receive = send, receive
-        self._asked: dict[tuple[object, ...], _Asked[Item]] = {}  # by arguments, in the order of asking
-        self._waiting: list[tuple[tuple[object, ...], _Asked[Item]]] = []  # for a thread, of those
+        self._send, self._receive, self._begin_reads = send, receive, begin_reads
+        # By arguments, in the order of asking; None of what nobody reads yet.
+        self._asked: dict[Call, _Read[Item] | _Failed | _Group[Item] | None] = {}
+        self._waiting: dict[Call, None] = {}  # for a thread, of those, and of some that were passed over
+        self._sent: Item | None = None  # the first of those, on its way to the device
         self._threads: DaemonThreads | None = None
         self._was_short = False
         self._taken_at: float | None = None  # when the last result was given away
@@ -98,7 +107,7 @@ class ReadAhead(Generic[Item]):
         """How many reads a thread is woken for."""
         return self._rule.together if self._rule is not None else 1
 
-    def begin(self, *arguments: object) -> None:
+    def begin(self, *arguments: Any) -> None:
         """Say what `take` will be asked for, after what was said before; a thread begins to read it.
 
         Short reads wait for others, that one wake-up is for several of them; what is taken before that, this thread
@@ -106,56 +115,80 @@ class ReadAhead(Generic[Item]):
         """
         if arguments in self._asked:
             return
-        self._asked[arguments] = asked = _Asked[Item]()
+        self._asked[arguments] = None
         if self._prepare is None or not self.depth:
             return
-        self._waiting.append((arguments, asked))
-        if len(self._waiting) < self._together:
+        self._waiting[arguments], together = None, self._together
+        if len(self._waiting) < together:
             return
-        waiting = [each for each in self._waiting if each[1].is_waiting and self._asked.get(each[0]) is each[1]]
-        if len(waiting) >= self._together:
-            coming = self._pool().submit(self._timed_all, [own for own, _ in waiting])
-            for at, (_, each) in enumerate(waiting):
-                each.coming, each.at = coming, at
-            waiting = []
-        self._waiting = waiting
+        unread = [each for each in self._waiting if each in self._asked and self._asked[each] is None]
+        if len(unread) >= together:
+            group = _Group[Item](unread)
+            group.future = self._pool().submit(self._make, group)
+            self._asked.update(dict.fromkeys(unread, group))
+            unread = []
+        self._waiting = dict.fromkeys(unread)
 
     def read_begun(self) -> None:
         """Read the first that was begun, where no thread does, and send it on its way: this thread has time."""
         if not self._asked:
             return
-        arguments, asked = next(iter(self._asked.items()))
-        if asked.is_waiting:
-            try:
-                asked.read = self._timed(*arguments)
-            except Exception as error:  # a user's data set may raise anything; it is raised where it is taken
-                asked.error = error
-        if self._send is not None and asked.sent is None and asked.is_read:
-            asked.sent = self._send(asked.result().item)
+        arguments = next(iter(self._asked))
+        found = self._asked[arguments]
+        if found is None:
+            found = self._asked[arguments] = self._tried(arguments)
+        if isinstance(found, _Group) and self._send is not None:
+            begun = None if found.found is None else found.found[arguments]
+            if isinstance(begun, _Begun):
+                begun = self._finished(begun)
+            found = found if begun is None else begun
+            self._asked[arguments] = found
+        if self._send is not None and self._sent is None and isinstance(found, _Read):
+            self._sent = self._send(found.item)
 
-    def take(self, *arguments: object) -> Item:
+    def take(self, *arguments: Any) -> Item:
         """Return the result of a call: of one begun, where it is among them, or of a new one."""
         now = time.perf_counter()
         step_seconds = None if self._taken_at is None else now - self._taken_at
-        while self._asked and next(iter(self._asked)) != arguments:  # passed over, or of a plan that is no more
-            if arguments not in self._asked:
-                self.forget()
-                break
-            passed = self._asked.pop(next(iter(self._asked))).coming
-            if passed is not None and all(each.coming is not passed for each in self._asked.values()):
-                passed.cancel()
-        self.begin(*arguments)
-        asked = self._asked.pop(arguments)
-        in_thread, begun = asked.coming is not None, asked.read is not None or asked.error is not None
-        self.ready += begun or (asked.coming is not None and asked.coming.done())
+        if self._asked and next(iter(self._asked)) != arguments:
+            self._pass_over(arguments)
+        if arguments not in self._asked:
+            self.begin(*arguments)
+        asked, sent = self._asked.pop(arguments), self._sent
+        in_thread, self._sent = isinstance(asked, _Group), None
         self.takes += 1
-        read = asked.result() if in_thread or begun else self._timed(*arguments)
+        if isinstance(asked, _Group):
+            self.ready += asked.found is not None
+            read = self._read_in(asked, arguments)
+        else:
+            self.ready += asked is not None
+            read = self._timed(*arguments) if asked is None else asked.result()
         self.read_seconds += read.seconds
-        item = asked.sent if asked.sent is not None else read.item if self._send is None else self._send(read.item)
+        item = sent if sent is not None else read.item if self._send is None else self._send(read.item)
         if self._rule is not None:
             self._rule.seen(read.item, ReadTimes(read.seconds, read.waited, step_seconds, in_thread))
         self._taken_at = time.perf_counter()
         return item if self._receive is None else self._receive(item)
+
+    def _read_in(self, group: _Group[Item], arguments: Call) -> _Read[Item]:
+        """Return what a thread has read, once it has. Raises what the read raised."""
+        if group.found is None:
+            if self._threads is not None and self._threads.is_inherited:
+                self.forget()
+                return self._timed(*arguments)
+            group.future.result()
+        assert group.found is not None, "its calls were made"
+        return group.found[arguments].result()
+
+    def _pass_over(self, arguments: Call) -> None:
+        """Drop what was begun before a call, all of it where that was not begun: it is of a plan that is no more."""
+        while self._asked and next(iter(self._asked)) != arguments:
+            if arguments not in self._asked:
+                self.forget()
+                break
+            passed, self._sent = self._asked.pop(next(iter(self._asked))), None
+            if isinstance(passed, _Group) and all(each is not passed for each in self._asked.values()):
+                passed.future.cancel()
 
     def tell(self) -> dict[str, float]:
         """Return means since the last call: seconds of a read, the share of results that were there, the depth."""
@@ -165,42 +198,68 @@ class ReadAhead(Generic[Item]):
         self.read_seconds = self.ready = self.takes = 0.0
         return {**found, "depth": float(self.depth)}
 
-    def forget(self) -> None:
-        """Drop what was begun. Returns when nothing is being read."""
-        asked, self._asked, self._waiting = self._asked, {}, []
-        wait([each.coming for each in asked.values() if each.coming is not None and not each.coming.cancel()])
+    def forget(self, seconds: float | None = None) -> None:
+        """Drop what was begun. Returns when nothing is being read, or after so many seconds.
+
+        What the process before a fork has begun is not read in this one, so that it is not waited for.
+        """
+        asked, self._asked, self._waiting, self._sent = self._asked, {}, {}, None
+        if self._threads is not None and self._threads.is_inherited:
+            self._threads = None
+            return
+        coming = {each.future for each in asked.values() if isinstance(each, _Group)}
+        wait([future for future in coming if not future.cancel()], seconds)
 
     def close(self) -> None:
-        """Drop what was begun, and end the threads."""
-        self.forget()
+        """Drop what was begun, and end the threads. One whose storage is silent is left behind after a moment."""
+        self.forget(LAST_SECONDS)
         if self._threads is not None:
-            self._threads.close()
+            self._threads.close(LAST_SECONDS)
             self._threads = None
 
-    def _timed_all(self, calls: Sequence[tuple[object, ...]]) -> list[_Read[Item] | Exception]:
-        """Read several, one after the other; return what they are, or what reading them has raised."""
-        found = list[_Read[Item] | Exception]()
-        for arguments in calls:
-            try:
-                found.append(self._timed(*arguments))
-            except Exception as error:  # a user's data set may raise anything; it is raised where it is taken
-                found.append(error)
-        return found
+    def _make(self, group: _Group[Item]) -> None:
+        """Make the calls of a group, or begin them; what they are, or have raised, it has from then on.
 
-    def _timed(self, *arguments: object) -> _Read[Item]:
-        """Read, and measure. A source's own threads may compute while this one waits: no core is idle then.
-
-        After a read as short as the clocks take to look at, only the time is taken: no thread would hide its waiting.
+        Where they cannot be begun together, each is made by itself: what is wrong with one is said of that one.
         """
+        found: Sequence[_Read[Item] | _Begun[Item] | _Failed] = ()
+        if self._begin_reads is not None and len(group.calls) > 1:
+            with contextlib.suppress(Exception):  # a user's data set may raise anything; it is raised again below
+                begun = self._timed_by(self._begin_reads, group.calls)
+                share = 1 / len(group.calls)
+                found = [_Begun(finish, share * begun.seconds, share * begun.waited) for finish in begun.item or ()]
+        found = found or [self._tried(arguments) for arguments in group.calls]
+        group.found = dict(zip(group.calls, found, strict=True))
+
+    def _finished(self, read: _Begun[Item]) -> _Read[Item] | _Failed:
+        try:
+            return read.result()
+        except Exception as error:  # a user's data set may raise anything; it is raised where it is taken
+            return _Failed(error)
+
+    def _tried(self, arguments: Call) -> _Read[Item] | _Failed:
+        try:
+            return self._timed(*arguments)
+        except Exception as error:  # a user's data set may raise anything; it is raised where it is taken
+            return _Failed(error)
+
+    def _timed(self, *arguments: Any) -> _Read[Item]:
+        """Read, and measure. After a read as short as the clocks take to look at, only the time is taken: no thread
+        would hide its waiting."""
+        if not self._was_short:
+            return self._timed_by(self._read, *arguments)
         began = time.perf_counter()
-        if self._was_short:
-            item = self._read(*arguments)
-            seconds = time.perf_counter() - began
-            self._was_short = seconds < SHORT_READ
-            return _Read(item, seconds, 0.0)
-        clock = time.thread_time if self._is_reader() else time.process_time
-        ran, switches = clock(), _times_waited()
         item = self._read(*arguments)
+        seconds = time.perf_counter() - began
+        self._was_short = seconds < SHORT_READ
+        return _Read(item, seconds, 0.0)
+
+    def _timed_by(self, read: Callable[..., Any], *arguments: Any) -> _Read[Any]:
+        """Read, and measure how long that waited. A source's own threads may compute while this one waits: no core is
+        idle then."""
+        clock = time.thread_time if self._is_reader() else time.process_time
+        began, ran, switches = time.perf_counter(), clock(), _times_waited()
+        item = read(*arguments)
         seconds, ran = time.perf_counter() - began, clock() - ran
         self._was_short = seconds < SHORT_READ
         # Who never gave up its core by itself was only kept from it: the machine is busy, and nothing was waited for.

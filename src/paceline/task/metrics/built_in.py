@@ -1,4 +1,4 @@
-"""The built-in metrics, each as sums and counts. Names and definitions are those of scikit-learn where it has them."""
+"""The built-in metrics, as sums and counts. Names and definitions are scikit-learn's where it has the metric."""
 
 from __future__ import annotations
 

@@ -35,6 +35,12 @@ class OwnMetric:
 
     def _sum_and_count(self, name: object, value: object) -> Tensor:
         """Return [sum, count] in fp64."""
+        parts = value if isinstance(value, tuple | list) else [value]
+        if any(isinstance(part, Tensor) and part.is_meta for part in parts):
+            raise ConfigError(
+                f"the metric '{self.name}' returned a tensor without values for '{name}'",
+                "it is on the device 'meta', which holds shapes alone", "a tensor made of the outputs, or of numbers",
+            )  # fmt: skip
         if isinstance(value, tuple | list) and len(value) == 2:
             return torch.stack([torch.as_tensor(part).detach().double().cpu().sum() for part in value])
         if isinstance(value, Tensor) and value.dim() == 1:

@@ -1,4 +1,4 @@
-"""Models of users and of transformers without memory for their weights, and small ones of their kind that compute.
+"""Models of users and of transformers without memory for weights, and small models of the same kind that compute.
 
 A factory is called as ever, but each parameter becomes one on the meta device when its module gets it, so that one
 weight exists at a time. Buffers are made as the factory makes them.

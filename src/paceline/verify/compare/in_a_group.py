@@ -1,4 +1,4 @@
-"""Does the program itself ask for the process group? One process computes its first numbers outside of one and inside.
+"""Does the program itself ask for the process group? A process computes first numbers without a group and in one.
 
 The reference is computed on a rank of the layout. A model, an objective or data that ask torch.distributed for ranks or
 the size of the world, such as a loss that is divided by it, would do there what they do in the layout, and the two

@@ -1,4 +1,4 @@
-"""One device under somebody's loop: its steps on the batches of all ranks together, and how it makes them again."""
+"""One device under somebody's loop: the steps on the batches of all ranks together, and how a step is made again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checks of a proof: each holds one plan against one device in one way, inside a world of ranks.
+"""The checks of a proof: a check holds a plan against one device in one way, inside a world of ranks.
 
 Every rank calls a check as (task, plan, world, source, items_per_sample, steps, kept) and gets the same record. `kept`
 is a dictionary in which a check keeps what the next one of the same task can use again.

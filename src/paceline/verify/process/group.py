@@ -154,7 +154,7 @@ def _followed(result: Path, indices: Sequence[int], take: TellsResult) -> Iterat
                 take(indices[told["job"]], _result_of(told))
             given = len(whole)
 
-    follower = threading.Thread(target=follow, name="verify-results")
+    follower = threading.Thread(target=follow, name="verify-results", daemon=True)
     follower.start()
     try:
         yield

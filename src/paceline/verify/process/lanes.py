@@ -1,4 +1,4 @@
-"""Groups of a proof's ranks that are at work at a time: which jobs they do, and who does the next ones."""
+"""Groups of a proof's ranks that are at work at a time: which jobs a group does, and which group does the next job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks of a proof tell each other, many small tensors among it: these travel as bytes, which is quick."""
+"""What ranks of a proof tell each other, many small tensors among it: tensors travel as bytes, which is quick."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Start a proof: plan the task, make its twin, run both in disposable processes and say whether they are equal."""
+"""Start a proof: plan the task, make a twin, run both in disposable processes and say whether the two are equal."""
 
 from __future__ import annotations
 

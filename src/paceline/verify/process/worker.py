@@ -108,6 +108,7 @@ def _prepare(rows: Sequence[Row], read: ReadOnce) -> None:
     import torch
     import torch._dynamo  # of which DTensor's first use would import it
     import torch.distributed.checkpoint  # and this, which cuts tensors
+    import torch.distributed.pipelining  # and this, which runs stages
 
     import paceline.verify.compare.in_a_group
     import paceline.verify.process.checks  # noqa: F401

@@ -1,4 +1,4 @@
-"""The reference's optimizers: plain ones of torch on whole tensors, one for each kind of parameter.
+"""The reference's optimizers: torch's plain ones on whole tensors, an optimizer for each kind of parameter.
 
 Written apart from the run's: no joined optimizer, no fused or grouped kernel, groups found anew from their patterns.
 """

@@ -1,4 +1,4 @@
-"""The verdict of a proof in words where rounding has a part in it: what is off, and how far one device moves itself."""
+"""The verdict of a proof in words where rounding has a part: what is off, and how far rounding moves one device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one device measures on held-out samples in a story: their mean loss, how many items it is over, and metrics.
+"""What one device measures on held-out samples in a story: the mean loss, the items in that mean, and metrics.
 
 Written plainly: the samples one by one, what they give added up, one division at the end.
 """

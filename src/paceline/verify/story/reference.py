@@ -1,4 +1,4 @@
-"""What one device computes in a story: its steps without a break, and what held-out samples give after each."""
+"""What one device computes in a story: steps without a break, and what held-out samples give after every step."""
 
 from __future__ import annotations
 

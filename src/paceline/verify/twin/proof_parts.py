@@ -1,4 +1,4 @@
-"""The parts of a proof, one line each: what is run, by which check, and whether `train` runs it too.
+"""The parts of a proof, a line for each part: what is run, by which check, and whether `train` runs the part too.
 
 A part turns a subject (a plan to prove) into jobs: twins of the task, each with the check that holds it against one
 device. To add to the proof, write a function that returns jobs and give it a line in PARTS.

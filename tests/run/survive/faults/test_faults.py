@@ -21,7 +21,7 @@ from paceline.run.survive.faults.ledger import Ledger
 from paceline.run.survive.faults.storage import damage, newest_file
 from paceline.run.survive.faults.values import spoiled
 from paceline.spec.load import parse_spec, spec_from_dict, spec_to_dict
-from paceline.spec.survive.faults import KINDS, FaultSpec, read_faults
+from paceline.spec.survive.faults import KINDS, OF_A_FILE, FaultSpec, read_faults
 
 TWO, STEPS = {"dp_replicate": 2}, 8
 AT_ONCE = {"checkpoints": {"asynchronous": "off"}}  # so that it is known which checkpoint is the newest in a step
@@ -149,7 +149,7 @@ def test_storage_that_fails_and_files_that_are_damaged_cost_no_sample(tmp_path: 
     then = {"kind": "kill", "step": 6, "rank": 1, "phase": "data"}
     stories = [
         Story("none", TWO),
-        *(Story(kind, TWO, [{"kind": kind, "step": 4, "rank": 0}]) for kind in ("disk_full", "read_only")),
+        *(Story(kind, TWO, [{"kind": kind, "step": 4, "rank": 0, "seconds": "200 ms"}]) for kind in OF_A_FILE),
         *(Story(str(each["kind"]), TWO, [each, then], AT_ONCE) for each in damaged),
     ]
     ended = told(tmp_path, stories)
@@ -273,5 +273,5 @@ def test_a_fault_that_would_never_strike_is_refused(fault: dict[str, object], be
 def test_every_kind_is_tried_here() -> None:
     tried = {str(fault["kind"]) for fault, _, _ in KINDS_TRIED.values()}
     elsewhere = {"cut", "slow_network", "journal_full"}  # test_network_faults.py, test_storage_failures.py
-    assert set(KINDS) - tried == {"disk_full", "read_only", "corrupt", "truncate", *elsewhere}
+    assert set(KINDS) - tried == {*OF_A_FILE, "corrupt", "truncate", *elsewhere}
     assert errno.ENOSPC != errno.EROFS

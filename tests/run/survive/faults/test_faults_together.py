@@ -13,6 +13,7 @@ from storm import SURVIVES, Start, Story, told
 from test_soak import BATCH, DAMAGE, FOUR, LETHAL, MILD, RANKS, RUN, state_of
 
 from paceline.checkpoint import list_checkpoints
+from paceline.spec.survive.faults import OF_A_FILE
 
 # Beside what the soak has: what strikes while a world is being formed, all ranks at once, or the supervisor.
 FORMING: list[dict[str, Any]] = [
@@ -36,7 +37,7 @@ def meetings(count: int, seed: int) -> tuple[list[dict[str, Any]], int]:
     for number in range(count):
         first = drawn.choice(LETHAL)
         met = [first, *drawn.sample(others, drawn.choice((1, 1, 2)))]
-        is_saving = any(each.get("phase") == "save" or each["kind"] in ("disk_full", "read_only") for each in met)
+        is_saving = any(each.get("phase") == "save" or each["kind"] in OF_A_FILE for each in met)
         step = EVERY * (number + 1) + (0 if is_saving else 1)  # a checkpoint is made in even steps
         for each in met:
             place = {} if each in FORMING else {"step": step}

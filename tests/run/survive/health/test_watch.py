@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from runs import environment, wait_until
@@ -18,27 +19,59 @@ from paceline.run.survive.health import pulse as pulses
 from paceline.run.survive.health import sight
 from paceline.run.survive.health import watch as watching
 from paceline.run.survive.health.pulse import BEAT, HEAD, SIZE, STEP, Heart, pulse_path, read_pulse, stack_path
+from paceline.run.survive.health.sight import NearSight
+from paceline.run.survive.health.silences import COMPUTING_FACTOR, HangLimits
 from paceline.run.survive.health.stacks import collective_in, main_thread
 from paceline.run.survive.health.system import state_of
-from paceline.run.survive.health.watch import COMPUTING_FACTOR, PulseWatch
+from paceline.run.survive.health.watch import PulseWatch
 from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.phases import PHASES
 from paceline.supervise import supervisor
 from paceline.supervise.blame import Outcome
+from paceline.supervise.nodes import far, lookout
+from paceline.supervise.nodes.far import FarSight
+from paceline.supervise.nodes.lookout import Lookout, Scrutiny
 from paceline.supervise.supervisor import supervise_started
 
 HEALTH = HealthSpec(hang_factor=5.0, hang_minimum="2.0 s", hang_elsewhere="60.0 s")
 STEP_SECONDS = 0.1
 LATE = 20.0
+MakeRanks = Callable[..., "Ranks"]
 
 
 class Ranks:
-    """Pulses of ranks that this test writes, all of one process that sleeps, and a clock that this test moves."""
+    """Pulses of ranks that this test writes, all of one process that sleeps, and a clock that this test moves.
 
-    def __init__(self, folder: Path, process: int, ranks: int = 3, load: float = 1.0) -> None:
+    With `nodes` so many supervisors look at them, and tell a coordinator what they see.
+    """
+
+    def __init__(self, folder: Path, process: int, ranks: int = 3, load: float = 1.0, nodes: int = 0) -> None:
         self.folder, self.process, self.ranks, self.now = folder, process, ranks, 100.0
-        self.watch = PulseWatch(folder, ranks, HEALTH, folder / "run", load=lambda: load)
-        self.beats = 0
+        self.beats, self.nodes = 0, list[Lookout]()
+        self.told: list[str] = []  # by nodes to their coordinator
+        if not nodes:
+            self.watch = PulseWatch(folder, ranks, HEALTH, folder / "run", load=lambda: load)
+            return
+        limits = HangLimits.of(HEALTH)
+        self.blocks = [range(ranks)[at::nodes] for at in range(nodes)]  # neighbours stand apart, which must not matter
+        self.nodes = [Lookout(NearSight(folder, block, limits)) for block in self.blocks]
+        self.sight = FarSight(self.hear, self.ask)
+        self.watch = PulseWatch(folder, ranks, HEALTH, folder / "run", self.sight.load, self.sight)
+
+    def hear(self, message: Mapping[str, Any]) -> None:
+        for node in self.nodes:
+            node.attend(**message)
+
+    def ask(self, ranks: Collection[int], by_signal: bool) -> None:
+        for block, node in zip(self.blocks, self.nodes, strict=True):
+            node.ask([rank for rank in ranks if rank in block], by_signal)
+
+    def look(self, ended: Collection[int] = ()) -> watching.Suspect | None:
+        for number, node in enumerate(self.nodes):
+            for message in node.news(ended, self.now):
+                self.told.append(json.dumps(message))
+                self.sight.told(number, json.loads(self.told[-1]), self.now)
+        return self.watch.look(self.now, ended)
 
     def beat(self, rank: int, phase: str, step: int) -> None:
         self.beats += 1
@@ -60,7 +93,7 @@ class Ranks:
         until = self.now + seconds
         while self.now < until:
             self.now += 0.25
-            if (found := self.watch.look(self.now)) is not None:
+            if (found := self.look()) is not None:
                 return found
         return None
 
@@ -72,8 +105,20 @@ def sleeper() -> Iterator[int]:
         process.kill()
 
 
-def test_the_rank_that_is_behind_is_named_and_not_those_that_wait_for_it(tmp_path: Path, sleeper: int) -> None:
-    ranks = Ranks(tmp_path, sleeper)
+@pytest.fixture(params=[0, 2], ids=["one machine", "two nodes"])
+def make(request: pytest.FixtureRequest, tmp_path: Path, sleeper: int, monkeypatch: pytest.MonkeyPatch) -> MakeRanks:
+    """Return what makes ranks, on one machine or on nodes that tell a coordinator of them."""
+
+    def made(load: float = 1.0) -> Ranks:
+        for module in (lookout, far):
+            monkeypatch.setattr(module, "programs_per_core", lambda: load)
+        return Ranks(tmp_path, sleeper, load=load, nodes=request.param)
+
+    return made
+
+
+def test_the_rank_that_is_behind_is_named_and_not_those_that_wait_for_it(make: MakeRanks) -> None:
+    ranks = make()
     ranks.steps()
     for rank, phase in enumerate(["reduce", "forward", "reduce"]):
         ranks.beat(rank, phase, 5)
@@ -85,9 +130,9 @@ def test_the_rank_that_is_behind_is_named_and_not_those_that_wait_for_it(tmp_pat
     assert {each["phase"] for each in suspect.evidence["ranks"]} == {"forward", "reduce"}
 
 
-def test_one_that_is_stopped_is_named_wherever_it_is(tmp_path: Path, sleeper: int) -> None:
+def test_one_that_is_stopped_is_named_wherever_it_is(make: MakeRanks) -> None:
     """In a save, in which nothing says how long it may take: the system says that the process is stopped."""
-    ranks = Ranks(tmp_path, sleeper)
+    ranks = make()
     for rank in range(3):
         ranks.beat(rank, "save", 1)
     with subprocess.Popen(["sleep", "1000"]) as stopped:
@@ -101,8 +146,8 @@ def test_one_that_is_stopped_is_named_wherever_it_is(tmp_path: Path, sleeper: in
     assert f"process {stopped.pid} is stopped by a signal" in suspect.because
 
 
-def test_where_no_rank_is_behind_all_are_named(tmp_path: Path, sleeper: int) -> None:
-    ranks = Ranks(tmp_path, sleeper)
+def test_where_no_rank_is_behind_all_are_named(make: MakeRanks) -> None:
+    ranks = make()
     ranks.steps()
     for rank in range(3):
         ranks.beat(rank, "reduce", 5)
@@ -114,8 +159,8 @@ def test_where_no_rank_is_behind_all_are_named(tmp_path: Path, sleeper: int) -> 
 
 
 @pytest.mark.parametrize("phase", ["save", "evaluate", "loop", "load", "check"])
-def test_what_is_no_part_of_a_step_may_take_long(tmp_path: Path, sleeper: int, phase: str) -> None:
-    ranks = Ranks(tmp_path, sleeper)
+def test_what_is_no_part_of_a_step_may_take_long(make: MakeRanks, phase: str) -> None:
+    ranks = make()
     ranks.steps()
     ranks.beat(1, phase, 5)
     for rank in (0, 2):
@@ -124,24 +169,24 @@ def test_what_is_no_part_of_a_step_may_take_long(tmp_path: Path, sleeper: int, p
     assert ranks.pass_by(LATE) is not None  # but not for ever
 
 
-def test_the_first_steps_may_take_long(tmp_path: Path, sleeper: int) -> None:
-    ranks = Ranks(tmp_path, sleeper)
+def test_the_first_steps_may_take_long(make: MakeRanks) -> None:
+    ranks = make()
     for rank in range(3):
         ranks.beat(rank, "forward", 1)
     assert ranks.pass_by(HEALTH.hang_elsewhere * 0.9) is None
 
 
-def test_a_loaded_machine_is_no_hang(tmp_path: Path, sleeper: int) -> None:
-    ranks = Ranks(tmp_path, sleeper, load=10.0)
+def test_a_loaded_machine_is_no_hang(make: MakeRanks) -> None:
+    ranks = make(10.0)
     ranks.steps()
     for rank in range(3):
         ranks.beat(rank, "reduce", 5)
     assert ranks.pass_by(9 * HEALTH.hang_minimum) is None
 
 
-def test_a_slow_run_that_goes_on_is_no_hang(tmp_path: Path, sleeper: int) -> None:
+def test_a_slow_run_that_goes_on_is_no_hang(make: MakeRanks) -> None:
     """Steps that take 19 times the median, each phase just within the limit."""
-    ranks = Ranks(tmp_path, sleeper)
+    ranks = make()
     ranks.steps()
     for step in range(5, 20):
         for phase in ("data", "forward", "reduce", "update"):
@@ -150,11 +195,9 @@ def test_a_slow_run_that_goes_on_is_no_hang(tmp_path: Path, sleeper: int) -> Non
             assert ranks.pass_by(HEALTH.hang_minimum * 0.9) is None
 
 
-def test_a_rank_that_computes_may_say_nothing_for_longer(
-    tmp_path: Path, sleeper: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_that_computes_may_say_nothing_for_longer(make: MakeRanks, monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler, or a collection of garbage: the processor's time goes on. An endless loop is found too, later."""
-    ranks = Ranks(tmp_path, sleeper)
+    ranks = make()
     monkeypatch.setattr(sight, "cpu_seconds", lambda process: ranks.now)
     ranks.steps()
     ranks.beat(1, "forward", 5)
@@ -165,12 +208,50 @@ def test_a_rank_that_computes_may_say_nothing_for_longer(
     assert suspect is not None and suspect.ranks == (1,)
 
 
-def test_ranks_that_end_are_not_watched(tmp_path: Path, sleeper: int) -> None:
-    ranks = Ranks(tmp_path, sleeper)
+def test_ranks_that_end_are_not_watched(make: MakeRanks) -> None:
+    ranks = make()
     ranks.steps()
     for step in range(100):
         ranks.now += 1
-        assert ranks.watch.look(ranks.now, ended={step % 3}) is None
+        assert ranks.look(ended={step % 3}) is None
+
+
+def test_a_world_that_does_well_is_told_of_by_nobody(
+    tmp_path: Path, sleeper: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """256 ranks on 32 nodes make steps: what the coordinator hears has the size of the nodes, once. Then one hangs."""
+    for module in (lookout, far):
+        monkeypatch.setattr(module, "programs_per_core", lambda: 1.0)
+    ranks = Ranks(tmp_path, sleeper, ranks=256, nodes=32)
+    ranks.steps(4)
+    assert 32 <= len(ranks.told) <= 3 * 32 and max(map(len, ranks.told)) < 200
+    before = len(ranks.told)
+    ranks.steps(8)
+    assert len(ranks.told) == before, "steps are told by nobody"
+    for rank in range(256):
+        ranks.beat(rank, "forward" if rank == 77 else "reduce", 13)
+    assert ranks.pass_by(HEALTH.hang_minimum * 0.9) is None and len(ranks.told) == before
+    began = ranks.now
+    suspect = ranks.pass_by(LATE)
+    assert suspect is not None and suspect.ranks == (77,) and len(suspect.evidence["ranks"]) == 256
+    assert ranks.now - began < 2.5, "as soon as one machine finds it"
+
+
+def test_a_rank_that_waits_on_a_slow_one_is_not_told_of_again_and_again(
+    tmp_path: Path, sleeper: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three ranks are late and wait for one that saves, which may take long: it is furthest behind, and not late."""
+    for module in (lookout, far):
+        monkeypatch.setattr(module, "programs_per_core", lambda: 1.0)
+    ranks = Ranks(tmp_path, sleeper, ranks=4, nodes=2)
+    ranks.steps()
+    ranks.beat(1, "loop", 5)
+    for rank in (0, 2, 3):
+        ranks.beat(rank, "reduce", 5)
+    assert ranks.pass_by(HEALTH.hang_elsewhere * 0.9) is None
+    assert len(ranks.told) < 16 and not any("seen" in told for told in ranks.told)
+    ranks.steps()
+    assert ranks.nodes[0]._scrutiny is Scrutiny.OVERVIEW, "when all go on nobody tells more than before"
 
 
 # ---- pulses and stacks ----------------------------------------------------------------------------------------------

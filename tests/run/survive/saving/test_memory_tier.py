@@ -16,6 +16,7 @@ from distributed import run_ranks
 from survive_runs import here, records, through, training, values_of
 
 from paceline.checkpoint import list_checkpoints
+from paceline.lock import take
 from paceline.run.survive.saving import memory_tier
 from paceline.run.survive.saving.memory_tier import (
     NAME,
@@ -26,6 +27,7 @@ from paceline.run.survive.saving.memory_tier import (
     memory_root,
     remove_memory_root,
 )
+from paceline.supervise.again import rescue
 
 pytestmark = pytest.mark.skipif(not memory_tier.RAM_DISK.is_dir(), reason="no RAM disk")
 
@@ -130,6 +132,23 @@ def test_a_folder_that_others_may_write_to_is_not_the_runs(tmp_path: Path) -> No
     shutil.rmtree(root)
 
 
+def test_a_rescue_is_kept_while_its_supervisor_lives_whatever_the_clock_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start of another run removed it under the ranks that were to load it, on a machine whose clock was set."""
+    ram = tmp_path / "ram"
+    ram.mkdir()
+    monkeypatch.setattr(memory_tier, "RAM_DISK", ram)
+    monkeypatch.setattr(rescue, "MEMORY", ram)
+    with take(tmp_path) as lock:
+        folder = Path(rescue.rescue_folder(lock, 2))
+        long_ago = time.time() - memory_tier.NOBODYS_SECONDS - 1
+        os.utime(folder, (long_ago, long_ago))
+        assert clear_memory_roots() == [] and folder.is_dir()
+        rescue.clear_rescues(lock)
+    assert not folder.exists()
+
+
 def test_folders_of_runs_that_are_gone_are_removed_by_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,8 +171,8 @@ def test_folders_of_runs_that_are_gone_are_removed_by_the_next_start(
     held.close()
     long_ago = time.time() - memory_tier.NOBODYS_SECONDS - 1
     rescues = [ram / "paceline-rescue-old-2", ram / "paceline-rescue-new-3"]
-    for rescue in rescues:
-        rescue.mkdir()
+    for folder in rescues:
+        folder.mkdir()
     for folder in (roots["foreign"], rescues[0]):
         os.utime(folder, (long_ago, long_ago))
     through(training(tmp_path / "new"))

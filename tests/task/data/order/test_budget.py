@@ -83,6 +83,10 @@ def test_a_sample_longer_than_the_budget_is_a_batch_of_its_own() -> None:
     assert TokenBudget(Lengths(), 7, 1, LONGEST).at(1, 5) == 1
     with pytest.raises(ConfigError, match="lengths are not known"):
         TokenBudget(PaddedText(), 7, 100, SEQ_LEN)
+    source = Lengths()
+    source.lengths = np.zeros(SAMPLES, dtype=np.uint8)
+    with pytest.raises(ConfigError, match="all lengths are 0"):
+        TokenBudget(source, 7, 100, LONGEST)
 
 
 def test_steps_are_counted_in_full_batches_of_tokens() -> None:

@@ -21,6 +21,7 @@ from paceline.spec.task import DataSpec
 from paceline.task.data.rows import packed_source
 from paceline.task.data.rows.packed_source import IGNORED, PackedSource
 from paceline.task.data.rows.packing import pack, pieces_of
+from paceline.task.data.rows.rows_from import RowsAcross
 from paceline.task.data.rows.windows import TokenSource, _documents
 from paceline.task.data.source import open_sources
 from paceline.task.data.sources.shards.folder import ShardIndex, write_index
@@ -145,3 +146,21 @@ def test_documents_of_windows_are_counted_as_by_looking_up_each_token(
     places = ids[:, None] * seq_len + np.arange(seq_len)
     found = _documents(begins, ids, seq_len)
     assert np.array_equal(found, np.searchsorted(begins, places, side="right")) and found.dtype == np.int32
+
+
+@settings(max_examples=50, deadline=None)
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=5), length=st.integers(1, 9), data=st.data())
+def test_rows_of_arrays_anywhere_in_memory_are_theirs(lengths: list[int], length: int, data: st.DataObject) -> None:
+    arrays = [np.arange(100 * number, 100 * number + size, dtype=np.uint16) for number, size in enumerate(lengths)]
+    places = [(number, at) for number, size in enumerate(lengths) for at in range(size - length + 1)]
+    chosen = data.draw(st.lists(st.sampled_from(places), max_size=20)) if places else []
+    rows = RowsAcross(arrays)
+    numbers, starts = (np.array([place[part] for place in chosen], dtype=np.int64) for part in range(2))
+    found = rows.rows(numbers, starts, length)
+    wanted = [arrays[number][at : at + length] for number, at in chosen]
+    assert found.shape == (len(chosen), length) and found.tolist() == [each.tolist() for each in wanted]
+    for at in (-1, lengths[0] - length + 1):
+        with pytest.raises(AssertionError, match="lies in its array"):
+            rows.rows(np.array([0]), np.array([at]), length)
+    with pytest.raises(ValueError, match="not of one type"):
+        RowsAcross([*arrays, np.zeros(3, dtype=np.uint32)])

@@ -7,7 +7,10 @@ import gzip
 import itertools
 import json
 import os
+import sys
 import sysconfig
+import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -291,6 +294,68 @@ def test_arrow_files_are_read_as_pyarrow_writes_them(tmp_path: Path, form: str) 
     path.write_bytes(path.read_bytes()[:300])
     with pytest.raises(DataError, match="not a readable Arrow file"):
         list(read_documents(spec, list_files(spec)))
+
+
+def write_stream(path: Path, texts: list[str]) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    table = arrow.table({"text": texts})
+    with arrow.ipc.new_stream(path, table.schema) as writer:
+        writer.write_table(table)
+
+
+def test_a_folder_that_was_saved_twice_is_what_the_second_save_wrote(tmp_path: Path) -> None:
+    """`save_to_disk` leaves the further files of a save in more pieces where they are."""
+    for number in range(3):
+        write_stream(tmp_path / f"data-0000{number}-of-00003.arrow", ["old"])
+    write_stream(tmp_path / "data-00000-of-00001.arrow", ["new"])
+    state = {"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    spec = DataSpec(source=f"hf:{tmp_path}")
+    assert [document.text for document in read_documents(spec, list_files(spec))] == [b"new"]
+    (tmp_path / "data-00000-of-00001.arrow").unlink()
+    with pytest.raises(DataError, match="lacks data-00000-of-00001"):
+        list_files(spec)
+    (tmp_path / "state.json").write_text(json.dumps({**state, "_indices_data_files": [{"filename": "indices.arrow"}]}))
+    with pytest.raises(DataError, match="is a selection of the rows"):
+        list_files(spec)
+
+
+def test_a_part_of_a_data_set_of_the_hub_is_no_more_than_that_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of split = "train[:2]" the package names the files of the whole, until it has written the part."""
+    write_stream(tmp_path / "whole.arrow", ["one", "two", "three"])
+    write_stream(tmp_path / "part.arrow", ["one", "two"])
+
+    class Loaded:
+        def __init__(self, name: str, rows: int) -> None:
+            self.cache_files, self.rows = [{"filename": str(tmp_path / name)}], rows
+
+        def __len__(self) -> int:
+            return self.rows
+
+        def flatten_indices(self) -> Loaded:
+            return Loaded("part.arrow", self.rows)
+
+    class Streamed:
+        def __iter__(self) -> Iterator[int]:
+            raise AssertionError("it has no end")
+
+    (tmp_path / "cut.arrow").write_bytes((tmp_path / "whole.arrow").read_bytes()[:300])
+    loaded: list[object] = [Loaded("whole.arrow", 3), Loaded("whole.arrow", 2), Loaded("whole.arrow", 1),
+                            Loaded("cut.arrow", 1), Loaded("none.arrow", 1), Streamed()]  # fmt: skip
+    stand_in = types.SimpleNamespace(load_dataset=lambda name, **arguments: loaded.pop(0))
+    monkeypatch.setitem(sys.modules, "datasets", stand_in)
+    spec = DataSpec(source="hf:somebody/texts")
+    for expected in ([b"one", b"two", b"three"], [b"one", b"two"]):
+        assert [document.text for document in read_documents(spec, list_files(spec))] == expected
+    with pytest.raises(DataError, match=r"(?s)it has 1 rows, and its files have 2"):
+        list_files(spec)
+    for name in ("cut", "none"):
+        with pytest.raises(DataError, match=rf"{name}\.arrow cannot be read"):
+            list_files(spec)
+    with pytest.raises(DataError, match="leave streaming out"):
+        list_files(spec)
 
 
 def test_a_folder_of_splits_asks_which_is_meant(tmp_path: Path) -> None:

@@ -226,7 +226,7 @@ class HeldAtPeak:
             held.append(gathered_memory(self.plans, self.parts, context.optimizer, idle))
         # A caching allocator holds on to blocks that no tensor fills: the more buffers of different sizes come and go,
         # the more. A CPU's does so for all that comes and goes.
-        doublings = np.log2(self.plans.tp) + 2 * np.log2(self.plans.pp)
+        doublings = np.log2(self.plans.tp) + np.log2(self.plans.pp)
         kept = context.constants.allocator_share * doublings
         kept = np.full(len(self.plans), CPU_ALLOCATOR_SHARE) if on_cpu else kept
         of_what = "activations and transients" if on_cpu else "all but the optimizer's state, by tp and pp"

@@ -81,7 +81,8 @@ INTERNEVO = replace(
 # the gradients of a backward pass stay in it until the pass has ended; then they are added to whole ones in fp32
 # (`update_hp_grads` and `fp32_groups_gradients_flat` of runtime/bf16_optimizer.py, read 2026-11-24). Its ZeRO-3
 # gathers the weights of a module at a time and ahead while fewer than `stage3_max_live_parameters` are there (1e9 by
-# its configuration's page).
+# its configuration's page), a third time where a block is computed again (ZeRO-Infinity, arXiv:2104.07857, section
+# 4.1).
 MEGATRON_DEEPSPEED = replace(
     MEGATRON,
     name="Megatron-DeepSpeed",
@@ -92,6 +93,7 @@ MEGATRON_DEEPSPEED = replace(
     fuses_gradient_sums=False,
     sums_after_backward=True,
     live_parameters=1e9,
+    gathers_to_recompute=True,
     interleaves=False,
 )
 # ZeRO-2 and 3 of its own engine reduce in every backward pass; weights rest in 16 bits. The engine takes a module as it
@@ -101,11 +103,12 @@ DEEPSPEED = replace(MEGATRON_DEEPSPEED, name="DeepSpeed", reduces_once=False, fu
 # arXiv:2402.15627, section 3.2).
 MEGASCALE = replace(MEGATRON, name="MegaScale", hides_tensor=True, fuses_attention=True)
 # Inputs are gathered again in backward (`tp_recompute_allgather`), beside the product that needs none of them
-# (`tp_linear_async_communication`): both are on in the configurations of its benchmarks.
+# (`tp_linear_async_communication`): both are on in the configurations of its benchmarks. The 16-bit gradients of a
+# backward pass stand until it has ended (`FP32GradientAccumulator.backward` of its optim/gradient_accumulator.py), and
+# stages are filled in order (`build_model` of its models/base.py); both read 2026-11-25.
 NANOTRON = Software(
     "Nanotron", master_weights=True, fused=False, keeps_gathered=False, hides_second_gather=True, overlaps=False,
-    pipeline_waits=True,
-    flushes=True, classes=(0, 1), splits_by_cost=True,  # `get_block_compute_costs` of its models
+    pipeline_waits=True, sums_after_backward=True, flushes=True, classes=(0, 1), fills_stages=True,
 )  # fmt: skip
 # FullyShardedDataParallel with MixedPrecision in bf16, its reductions included; every backward pass reduces. Its
 # `apply_activation_checkpointing` takes whole modules: what fms-fsdp calls `selective_checkpointing` is the part of the
@@ -127,6 +130,10 @@ TORCHTITAN = Software(
     gathers_fp8=True,
     recipe="tensorwise",
     interleaved_stages=2,  # `stages_per_rank = 1 if is_single_stage_schedule else 2`: distributed/pipeline_parallel.py
+    # `reshard_after_forward = not pp_enabled` in apply_fsdp of parallelize.py; torch's stages reduce in the last
+    # backward pass alone (`backward_maybe_with_nosync` of distributed/pipelining/stage.py).
+    gathers_once_in_pipelines=True,
+    micro_batch_per_stage=True,  # `pipeline_parallel_microbatches` unless it is given, in its releases until 2025
 )
 FSDP2 = Software(
     "PyTorch FSDP2", classes=(3,), splits_root=True, fuses_compiled=True, logit_share=EAGER_LOGITS, recipe="tensorwise"

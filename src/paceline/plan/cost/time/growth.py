@@ -1,4 +1,4 @@
-"""What a run takes whose global batch grows: the steps of each batch at their own price."""
+"""What a run takes whose global batch grows: the steps of every batch at the price of that batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What scoring takes where a step chooses among candidates: their forward passes, before it trains on some of them."""
+"""What scoring takes where a step chooses among candidates: a forward pass of each, before the step trains on some."""
 
 from __future__ import annotations
 

@@ -15,13 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import (
-    PipelineStage,
-    Schedule1F1B,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-    ScheduleInterleavedZeroBubble,
-)
 from torch.utils._pytree import tree_leaves
 
 from paceline.errors import ConfigError
@@ -35,12 +28,17 @@ from paceline.run.parallel.pipeline.stage_module import StageModule, refuse_call
 from paceline.spec.plan import Plan
 from paceline.task.models.build import start_training
 
-SCHEDULES: dict[str, Any] = {
-    "gpipe": ScheduleGPipe,
-    "1f1b": Schedule1F1B,
-    "interleaved": ScheduleInterleaved1F1B,
-    "zero-bubble": ScheduleInterleavedZeroBubble,
-}
+
+def schedules() -> dict[str, Any]:
+    """Return torch's schedules by their names in a plan. Their package loads torch.export, so only pipelines do."""
+    from torch.distributed import pipelining
+
+    return {
+        "gpipe": pipelining.ScheduleGPipe,
+        "1f1b": pipelining.Schedule1F1B,
+        "interleaved": pipelining.ScheduleInterleaved1F1B,
+        "zero-bubble": pipelining.ScheduleInterleavedZeroBubble,
+    }
 
 
 @dataclass(frozen=True)
@@ -167,6 +165,8 @@ class PipelinePasses:
 
     def _schedule(self, rows: int, count: int, relays: bool, borders: list[_Border]) -> Any:
         """Return torch's schedule for micro-batches of at most `rows` rows; made once per number of rows."""
+        from torch.distributed.pipelining import PipelineStage
+
         key = (rows, count, relays, tuple(borders))
         if key not in self._schedules:
             stages = [
@@ -184,7 +184,7 @@ class PipelinePasses:
                 for index, module in zip(self._indices, self._stages, strict=True)
             ]
             several = self._plan.schedule in ("interleaved", "zero-bubble")
-            self._schedules[key] = SCHEDULES[self._plan.schedule](
+            self._schedules[key] = schedules()[self._plan.schedule](
                 stages if several else stages[0], count, loss_fn=_same, scale_grads=False
             )
         return self._schedules[key]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 
-from paceline.spec.survive.faults import FaultSpec
+from paceline.spec.survive.faults import OF_A_FILE, FaultSpec
 
 AT_A_START = ("rendezvous", "load")  # where a fault's `step` is the number of the start
-LASTING = ("corrupt", "truncate", "disk_full", "read_only")  # strike as soon as there is something to strike
+LASTING = ("corrupt", "truncate", *OF_A_FILE)  # strike as soon as there is something to strike
 
 
 def draw(seed: int, *what: object) -> float:

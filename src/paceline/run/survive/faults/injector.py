@@ -17,15 +17,14 @@ from torch.distributed.tensor import DTensor
 from paceline.run.survive.faults.acts import act, keep_busy, without_room
 from paceline.run.survive.faults.draws import LASTING, draw, is_due, is_struck
 from paceline.run.survive.faults.ledger import Ledger, StruckFault
-from paceline.run.survive.faults.storage import damage, newest_file, refuse_writes
+from paceline.run.survive.faults.storage import damage, hinder_writes, newest_file
 from paceline.run.survive.faults.values import spoil, spoiled
 from paceline.spec.journal.kinds import InjectedRecord
 from paceline.spec.journal.reading import records_of_kind, starts_of
 from paceline.spec.journal.record import read
-from paceline.spec.survive.faults import FaultPlan, FaultSpec
+from paceline.spec.survive.faults import OF_A_FILE, FaultPlan, FaultSpec
 
 Numbered = tuple[int, FaultSpec]
-REFUSED = ("disk_full", "read_only")
 DAMAGED = ("corrupt", "truncate")
 VALUES = ("nan", "flip")
 
@@ -49,8 +48,8 @@ class Injector:
 
     def bind(self, stepper: Any) -> None:
         """Say which step is struck; its objectives are wrapped where a fault strikes in a backward pass."""
-        if self._stepper is None and any(fault.kind in REFUSED for fault in self._plan.each):
-            refuse_writes(self._checkpoints, self._refused)
+        if self._stepper is None and any(fault.kind in OF_A_FILE for fault in self._plan.each):
+            hinder_writes(self._checkpoints, self._hindered)
         self._stepper = stepper
         if "backward" in self._by_phase:
             stepper.wrap_objectives(lambda objective: StruckObjective(objective, self._in_backward))
@@ -71,7 +70,7 @@ class Injector:
             for number, fault in self._due("backward", step):  # left where this rank computes no loss (a pipeline)
                 self._strike(number, fault, step, phase)
         for number, fault in self._due(phase, step):
-            if fault.kind not in REFUSED:  # those strike as a file is opened
+            if fault.kind not in OF_A_FILE:  # those strike as a file is opened
                 self._strike(number, fault, step, phase)
 
     def news(self) -> list[StruckFault]:
@@ -157,12 +156,12 @@ class Injector:
                 self._strike(number, fault, step, "backward")
         return gradient
 
-    def _refused(self) -> str:
-        """Return the kind of fault that the next file of a checkpoint meets, or nothing."""
+    def _hindered(self) -> tuple[str, float]:
+        """Return the kind of fault that the next file of a checkpoint meets, or nothing, and its seconds."""
         for number, fault in self._due("save", self._step):
-            if fault.kind in REFUSED and self._noted(number, fault, self._step, "save"):
-                return fault.kind
-        return ""
+            if fault.kind in OF_A_FILE and self._noted(number, fault, self._step, "save"):
+                return fault.kind, fault.seconds
+        return "", 0.0
 
 
 @dataclass(frozen=True)

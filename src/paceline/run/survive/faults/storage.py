@@ -1,7 +1,7 @@
-"""Faults of storage: writes of checkpoints that fail as on a full disk, and published files that are damaged.
+"""Faults of storage: writes of checkpoints that fail as on a full disk, or are slow, and files that are damaged.
 
-Failing writes come from an audit hook of the interpreter, which may refuse to open a file: whoever writes a checkpoint
-meets a real OSError where it would, and no code of checkpoints knows of faults.
+Writes are hindered by an audit hook of the interpreter, which may refuse to open a file, or take its time: whoever
+writes a checkpoint meets a real OSError where it would, and no code of checkpoints knows of faults.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import errno
 import os
 import stat
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,10 +20,11 @@ SMALLEST_BYTES = 512  # of a file that is damaged: weights, and not a note besid
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
-def refuse_writes(below: Path, refused: Callable[[], str]) -> None:
-    """Fail each opening of a file below a folder for writing with the error whose kind `refused()` names, if any.
+def hinder_writes(below: Path, hindered: Callable[[], tuple[str, float]]) -> None:
+    """Fail each opening of a file below a folder for writing with the error whose kind `hindered()` names, if any.
 
-    It lasts as long as the process: an audit hook cannot be taken away.
+    Of a kind that is no error the opening takes as many seconds longer as `hindered()` says. It lasts as long as the
+    process: an audit hook cannot be taken away.
     """
     prefix = os.fspath(below.absolute()) + os.sep
 
@@ -32,8 +34,11 @@ def refuse_writes(below: Path, refused: Callable[[], str]) -> None:
         path, _, flags = arguments
         if isinstance(path, str | os.PathLike) and isinstance(flags, int) and flags & WRITES:
             name = os.path.abspath(path)  # noqa: PTH100 (a Path would be made for every file that is opened)
-            if name.startswith(prefix) and not name.endswith(".lock") and (kind := refused()):
-                raise OSError(ERRORS[kind], f"{os.strerror(ERRORS[kind])} (a fault made on purpose)", name)
+            if name.startswith(prefix) and not name.endswith(".lock"):
+                kind, seconds = hindered()
+                if kind in ERRORS:
+                    raise OSError(ERRORS[kind], f"{os.strerror(ERRORS[kind])} (a fault made on purpose)", name)
+                time.sleep(seconds)
 
     sys.addaudithook(hook)
 

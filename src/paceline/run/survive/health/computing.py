@@ -1,4 +1,4 @@
-"""For how long a rank computes in a step by itself, on how many rows, and what its machine tells of its state."""
+"""For how long a rank computes in a step by itself, on how many rows, and how the rank's machine does meanwhile."""
 
 from __future__ import annotations
 

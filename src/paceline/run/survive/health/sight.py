@@ -1,32 +1,40 @@
-"""What a watch sees of ranks: their pulses, the states of their processes, and their stacks. Torch-free."""
+"""What a watch sees of ranks: pulses, the states of processes, and stacks. Torch-free."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
 from paceline.run.survive.health.flight import ask_flight, read_flight
 from paceline.run.survive.health.pulse import STACK_SIGNAL, Pulse, read_pulse, stack_path
+from paceline.run.survive.health.silences import HangLimits, Overview, Silences, WatchedRank, overview_of
 from paceline.run.survive.health.stacks import FLIGHT_MARK
 from paceline.run.survive.health.system import cpu_seconds, state_of
+
+LOOK_SECONDS = 0.2  # between two looks
+LONGEST_LOOK_SECONDS = 5 * LOOK_SECONDS  # that count: a supervisor that slept saw nothing
 
 
 class Sight(Protocol):
     """Where a watch looks: on this machine, or at what other machines tell."""
 
-    def pulse(self, rank: int) -> Pulse | None:
-        """Return a rank's pulse, None where it has none yet."""
+    def overview(self, ended: Collection[int], passed: float, now: float) -> Overview:
+        """Return what the ranks show that have not ended, when so many seconds of an idle machine have passed.
 
-    def state(self, pulse: Pulse) -> str:
-        """Return the state of a rank's process as its system names it."""
+        A rank is late there only if nobody can be further behind that is not seen yet.
+        """
 
-    def cpu_seconds(self, pulse: Pulse) -> float:
-        """Return for how long a rank's process has computed."""
+    def closely(self) -> Mapping[int, WatchedRank]:
+        """Return how each rank is seen, of those that are known since the ranks were asked for their stacks."""
 
-    def ask(self, pulse: Pulse, by_signal: bool = False) -> None:
-        """Have a rank write its stacks; `by_signal` where its threads have not, which code may keep from running."""
+    def ask(self, ranks: Collection[int], by_signal: bool = False) -> None:
+        """Have ranks write their stacks; `by_signal` where their threads have not, which code may keep from running."""
+
+    def leave(self) -> None:
+        """Look no longer at each rank: none hangs after all."""
 
     def stack(self, rank: int) -> str:
         """Return the stacks that a rank has written, and its last collectives (`parted`); empty where it has not."""
@@ -35,28 +43,35 @@ class Sight(Protocol):
 class NearSight:
     """The ranks of this machine, whose pulses lie in their supervisor's folder."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, ranks: Collection[int], limits: HangLimits) -> None:
+        """`ranks` may change: those are looked at that it has at the moment."""
+        self._folder, self._ranks = folder, ranks
+        self._silences = Silences(
+            limits, lambda pulse: state_of(pulse.process), lambda pulse: cpu_seconds(pulse.process)
+        )
+        self._seen: dict[int, WatchedRank] = {}
 
-    def pulse(self, rank: int) -> Pulse | None:
-        """Return a rank's pulse, None where it has none yet."""
-        return read_pulse(self._folder, rank)
+    def overview(self, ended: Collection[int], passed: float, now: float) -> Overview:
+        """Return what the ranks show that have not ended."""
+        pulses = (read_pulse(self._folder, rank) for rank in self._ranks if rank not in ended)
+        self._seen = self._silences.note((pulse for pulse in pulses if pulse is not None), passed, now)
+        return overview_of(self._seen.values())
 
-    def state(self, pulse: Pulse) -> str:
-        """Return the state of a rank's process as the system names it."""
-        return state_of(pulse.process)
+    def closely(self) -> Mapping[int, WatchedRank]:
+        """Return how each rank was seen at the last overview."""
+        return self._seen
 
-    def cpu_seconds(self, pulse: Pulse) -> float:
-        """Return for how long a rank's process has computed."""
-        return cpu_seconds(pulse.process)
+    def ask(self, ranks: Collection[int], by_signal: bool = False) -> None:
+        """Have ranks write their stacks and last collectives; by a signal where no thread of a rank waits to be asked.
 
-    def ask(self, pulse: Pulse, by_signal: bool = False) -> None:
-        """Have a rank write its stacks and last collectives; by a signal where no thread of it waits to be asked."""
-        if not by_signal and ask_flight(self._folder, pulse.rank):
-            return
-        if pulse.answers and STACK_SIGNAL is not None:
-            with contextlib.suppress(ProcessLookupError):  # it has just ended
-                os.kill(pulse.process, STACK_SIGNAL)
+        A rank that is stopped cannot.
+        """
+        for rank in ranks:
+            if rank in self._seen and not self._seen[rank].is_stopped:
+                self._ask(self._seen[rank].pulse, by_signal)
+
+    def leave(self) -> None:
+        """Do nothing: a rank of this machine is asked once."""
 
     def stack(self, rank: int) -> str:
         """Return the stacks that a rank has written, and its last collectives; empty where it has not."""
@@ -66,3 +81,10 @@ class NearSight:
         except FileNotFoundError:
             stacks = ""
         return f"{stacks}{FLIGHT_MARK}{flight}" if flight else stacks
+
+    def _ask(self, pulse: Pulse, by_signal: bool) -> None:
+        if not by_signal and ask_flight(self._folder, pulse.rank):
+            return
+        if pulse.answers and STACK_SIGNAL is not None:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(pulse.process, STACK_SIGNAL)

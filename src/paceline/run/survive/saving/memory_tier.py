@@ -26,6 +26,7 @@ from paceline.checkpoint.beside.stage import bytes_to_stage
 from paceline.cluster.machine import available_memory_bytes
 from paceline.durable import publish
 from paceline.errors import StorageError
+from paceline.lock import try_lock
 from paceline.run.process.world import World
 from paceline.units import format_sizes
 
@@ -104,7 +105,7 @@ def clear_memory_roots() -> list[str]:
     """
     removed = []
     tiers, rescues = RAM_DISK.glob(f"{PREFIX}{os.getuid()}-*"), RAM_DISK.glob(f"{PREFIX}rescue-*")
-    for folder, is_gone in [*((each, _is_nobodys) for each in tiers), *((each, _is_old) for each in rescues)]:
+    for folder, is_gone in [*((each, _is_nobodys) for each in tiers), *((each, _is_left) for each in rescues)]:
         with contextlib.suppress(OSError):  # it is just being made, or removed
             if is_gone(folder):
                 shutil.rmtree(folder)
@@ -117,6 +118,17 @@ def _is_old(folder: Path) -> bool:
     status = folder.lstat()
     is_mine = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
     return is_mine and time.time() - status.st_mtime > NOBODYS_SECONDS
+
+
+def _is_left(folder: Path) -> bool:
+    """Return whether a rescue is old and no supervisor holds it: a clock that is set makes any look old."""
+    if not _is_old(folder):
+        return False
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return try_lock(descriptor) is not False
+    finally:
+        os.close(descriptor)
 
 
 def _is_nobodys(folder: Path) -> bool:

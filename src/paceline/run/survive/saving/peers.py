@@ -1,4 +1,4 @@
-"""Copies of a rank's own part of the state in the memory of two nodes: of its own, and of a peer on another one.
+"""Copies of a rank's part of the state in the memory of two nodes: the rank's own node, and the node of a peer.
 
 A node that is lost takes its ranks and its memory along, and the other nodes still hold all between them. Each part is
 a file in the RAM disk (pieces.py), in a folder that the node's supervisor gives and removes.

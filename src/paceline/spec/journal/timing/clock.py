@@ -22,12 +22,29 @@ BACK_SECONDS = 10.0  # from which on steps that come before each other are taken
 OVERLAP_SECONDS = 2.0  # of two starts: a run has one at a time, so that more of it is a clock's doing
 BOOT, TIMES = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/time")
 APART_SECONDS = 1e-3  # between two starts that are brought in order: more than a moment is rounded by
+BY_THE_CLOCK = ("goes_on", "began", "clock_apart")  # further fields of lines that are told by the clock of the line
 ReadsSeconds = Callable[[], float]
 
 
 def passed_seconds() -> float:
     """Return a count of seconds that nobody sets; those in which the machine was suspended count where it can tell."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
+def on_clock(passed: float) -> float:
+    """Return what this machine's clock, as it stands now, would have shown when so many seconds had passed."""
+    return time.time() - passed_seconds() + passed
+
+
+def passed_here(moments: Mapping[str, float], clock: Mapping[str, Any]) -> dict[str, float]:
+    """Return moments in seconds that nobody sets as this machine counts them; `clock` is of whoever noted them.
+
+    Another machine's, or those of another boot, are told by the clock of either.
+    """
+    here = clock_here()
+    is_other = bool(clock) and (not here["boot"] or clock["boot"] != here["boot"])
+    by = float(clock["apart"]) - here["apart"] if is_other else 0.0
+    return {name: moment + by for name, moment in moments.items()}
 
 
 def boot_here() -> str:
@@ -53,12 +70,9 @@ class MovedClock:
         self,
         clock: ReadsSeconds = lambda: time.time(),
         passed: ReadsSeconds = passed_seconds,
-        since: Mapping[str, Any] | None = None,
     ) -> None:
-        """`since` is what another process of this machine has had of `clock_here`: moves count from there on."""
         self._clock, self._passed = clock, passed
-        told = since is not None and since.get("boot") and since["boot"] == boot_here()
-        self._apart = float(since["apart"]) if since is not None and told else clock() - passed()
+        self._apart = clock() - passed()
 
     def moved(self) -> float:
         """Return by how many seconds the clock was set forward (back where negative); 0 where it was not."""
@@ -68,6 +82,22 @@ class MovedClock:
             return 0.0
         self._apart = apart
         return by
+
+
+def moved_since(lines: Iterable[Mapping[str, object]]) -> float:
+    """Return by how much this machine's clock was set since the last line of a start, as far as no line notes it.
+
+    That is 0 where the start was of another machine or boot.
+    """
+    before, boot = 0.0, ""
+    for line in lines:
+        if line.get("kind") == RunStarted.KIND:
+            before, boot = _finite(line.get("clock_apart")) or 0.0, str(line.get("boot") or "")
+        elif line.get("kind") == ClockRecord.KIND:
+            before += _finite(line.get("moved")) or 0.0
+    here = clock_here()
+    by = here["apart"] - before if boot and boot == here["boot"] else 0.0
+    return by if abs(by) >= LEAST_SECONDS else 0.0
 
 
 class RunMoments:
@@ -147,11 +177,11 @@ def _set_between(start: RunStarted | None, following: RunStarted | None, noted: 
 
 
 def at_moment(line: Mapping[str, object], moment: float) -> dict[str, object]:
-    """Return a line as one that was written at another moment of the clock, with what it tells of a later one."""
-    later, written = _finite(line.get("goes_on")), _finite(line.get("time"))
-    if later is None or written is None:
-        return {**line, "time": moment}
-    return {**line, "time": moment, "goes_on": later + moment - written}
+    """Return a line as one that was written at another moment of the clock, with all that it tells by that clock."""
+    written = _finite(line.get("time"))
+    told = {name: _finite(line[name]) for name in BY_THE_CLOCK if name in line} if written is not None else {}
+    by = moment - (written or 0.0)
+    return {**line, "time": moment, **{name: value + by for name, value in told.items() if value is not None}}
 
 
 def shifted(record: Some, seconds: float) -> Some:

@@ -17,7 +17,8 @@ from typing import TypeVar
 from paceline.lock import live_since
 from paceline.spec.journal.kinds import ClockRecord, RecoveryRecord, RunEnded, RunStarted
 from paceline.spec.journal.reading import TAIL_BYTES, read_kind, records_in, starts_of
-from paceline.spec.journal.timing.clock import RunMoments, shifted, shifts_of
+from paceline.spec.journal.record import read
+from paceline.spec.journal.timing.clock import RunMoments, at_moment, shifted, shifts_of
 
 Period = tuple[float, float]  # seconds since the epoch
 Held = TypeVar("Held")
@@ -89,6 +90,9 @@ def held_in(run_dir: Path) -> list[HeldTime]:
             kept = {line["time"]: moment for line, moment in times if line["kind"] == RecoveryRecord.KIND}
             recoveries = [replace(each, time=kept.get(each.time, each.time)) if each.attempt == number else each
                           for each in recoveries]  # fmt: skip
+            begun = [read(RunStarted, at_moment(line, moment)) for line, moment in times
+                     if line["kind"] == RunStarted.KIND and moment is not None]  # fmt: skip
+            starts = [begun[-1] if begun and each.attempt == number else each for each in starts]
             own = []
         else:
             times = [(line, line.get("time")) for line in records_in(path, TAIL_BYTES)]

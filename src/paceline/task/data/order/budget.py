@@ -33,7 +33,13 @@ class TokenBudget:
                 'lengths = [...] on the data set, a number per sample, or task.batch_rows = "fixed"',
             )
         self._source, self._seed, self._tokens, self._longest = source, seed, tokens, longest
-        self._lengths = np.asarray(lengths)
+        self._lengths = np.asarray(lengths, dtype=np.int64)
+        if not self._lengths.any():
+            raise ConfigError(
+                "task.batch_rows = 'by_length' with samples that have no length",
+                "all lengths are 0, so that no number of them makes up the batch's tokens",
+                'the lengths of the samples, or task.batch_rows = "fixed"',
+            )
         self._ahead = max(LEAST_AHEAD, 2 * tokens // max(1, round(float(self._lengths.mean()))))
 
     def at(self, step: int, position: int) -> int:

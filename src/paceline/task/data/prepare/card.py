@@ -1,4 +1,4 @@
-"""The data card: where prepared data are from, how they were made, and what they are. Every run on them keeps it."""
+"""The data card: where prepared data are from, how the data were made, and what they are. Every run keeps the card."""
 
 from __future__ import annotations
 

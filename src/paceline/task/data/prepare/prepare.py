@@ -48,6 +48,7 @@ from paceline.task.data.sources.shards.folder import INDEX, TOKENIZER, ShardInde
 from paceline.task.data.sources.shards.opened import storage_of
 from paceline.task.data.sources.tokenizer import ByteTokenizer, Tokenizer, from_json, load_tokenizer, train_bpe
 from paceline.task.data.sources.tokens import SPLITS
+from paceline.task.data.storage.locked import unlock
 
 FORMAT = 1  # raise it when the same documents would give other shards
 Result = TypeVar("Result")
@@ -288,7 +289,10 @@ def _alone(folder: Path) -> Iterator[None]:
             raise PreparationBusy(
                 f"another preparation writes to {folder}", "it holds the folder's lock", "wait for it, or end it"
             ) from error
-        yield
+        try:
+            yield
+        finally:
+            unlock(stream)
 
 
 @contextlib.contextmanager

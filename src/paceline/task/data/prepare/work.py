@@ -1,4 +1,4 @@
-"""What one worker does with one part: hashes of its documents, or its token shards. Each leaves a receipt."""
+"""What a worker does with a part of the corpus: hashes of documents, or token shards. Each part leaves a receipt."""
 
 from __future__ import annotations
 

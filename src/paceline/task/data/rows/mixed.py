@@ -1,4 +1,4 @@
-"""Sources put together: several as one, in the order of a mixture, and one in another order than the global."""
+"""Sources put together: several as one, in the order of a mixture, and a source in another order than the global."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What sources over the tokens of one split have in common, however they cut samples out of them."""
+"""What sources over the tokens of a split have in common, however a source cuts samples out of the tokens."""
 
 from __future__ import annotations
 

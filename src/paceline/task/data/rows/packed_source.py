@@ -62,12 +62,12 @@ class DocumentRuns(NamedTuple):
 
     def laid(self, first: int, last: int, seq_len: int) -> npt.NDArray[np.int64]:
         """Return the document of each token of the rows first..last, from 1 on in each row: [rows, seq_len]."""
-        found = np.ones((last - first, seq_len), dtype=np.int64)
-        flat, begin = found.reshape(-1), first * seq_len
+        flat, begin = np.empty((last - first) * seq_len, dtype=np.int64), first * seq_len
+        flat.fill(1)
         own = slice(bisect_left(self.begins, begin), bisect_left(self.begins, last * seq_len))
         for start, stop, number in zip(self.begins[own], self.ends[own], self.numbers[own], strict=True):
             flat[start - begin : stop - begin] = number
-        return found
+        return flat.reshape(-1, seq_len)
 
 
 class PackedSource(SourceOfSplit):
@@ -182,13 +182,17 @@ class PackedSource(SourceOfSplit):
         found = RowsAsTheyLie(rows[:, :-1], rows[:, 1:], [], [], [], [], None, None, runs)
         rest = np.flatnonzero((lengths < seq_len) | ~is_whole)
         if len(rest):
-            self._lay_pieces(rows, rest, begins[rest], self.rows.firsts[ids[rest] + 1], found)
+            self._lay_pieces(rows, rest, is_whole[rest], begins[rest], self.rows.firsts[ids[rest] + 1], found)
         return found
 
-    def _lay_pieces(self, rows: Array, places: Ints, firsts: Ints, lasts: Ints, found: RowsAsTheyLie) -> None:
+    def _lay_pieces(
+        self, rows: Array, places: Ints, has_first: npt.NDArray[np.bool_], firsts: Ints, lasts: Ints,
+        found: RowsAsTheyLie,
+    ) -> None:  # fmt: skip
         """Lay the pieces firsts..lasts of each row at `places` of `rows`, and note what of the labels is not there.
 
-        Each piece is laid with the token after it, its last label; the next one lies over that.
+        Each piece is laid with the token after it, its last label; the next one lies over that. Rows that `has_first`
+        names begin with the first one already.
         """
         size, seq_len = rows.shape[1], self.items_per_sample
         assert rows.flags.c_contiguous, "rows are laid as one run of tokens"
@@ -200,7 +204,10 @@ class PackedSource(SourceOfSplit):
         ahead -= lengths
         at = np.repeat(places * size - ahead[ends - counts], counts) + ahead  # where each begins
         after = at + lengths
-        labels = self._in_rows.lay(flat, at, starts, stops + 1)
+        is_there = np.zeros(len(at), dtype=bool)
+        is_there[ends - counts] = has_first
+        labels, laid = flat[after], np.flatnonzero(~is_there)  # of those that are there, before others lie over them
+        labels[laid] = self._in_rows.lay(flat, at[laid], starts[laid], stops[laid] + 1)
         filled = after[ends - 1] - places * size
         is_short = filled < seq_len
         for row, tokens in zip(places[is_short].tolist(), filled[is_short].tolist(), strict=True):

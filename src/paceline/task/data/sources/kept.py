@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from paceline.errors import StorageError
+from paceline.task.data.storage.locked import unlock
 from paceline.units import format_bytes
 
 Kept = TypeVar("Kept")
@@ -46,7 +47,10 @@ def lock_of(root: Path, signature: str) -> Iterator[bool]:
         except OSError:
             yield False
         else:
-            yield True
+            try:
+                yield True
+            finally:
+                unlock(stream)
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -99,6 +99,14 @@ class MapSource:
                 f"they have the shape {lengths.shape}, and there are {self.samples:,} samples",
                 "one number for each sample, in their order",
             )
+        bad = ~(np.isfinite(lengths) & (lengths >= 0)) if np.isrealobj(lengths) else np.ones(self.samples, dtype=bool)
+        if bad.any() or not lengths.any():
+            at = int(np.flatnonzero(bad)[0]) if bad.any() else 0
+            raise DataError(
+                f"{type(self.dataset).__name__}.lengths are not the lengths of its samples",
+                f"lengths[{at}] is {lengths[at]}" if bad.any() else "all of them are 0",
+                "numbers of items from 0 on, of which one at least is above 0",
+            )
         return lengths.astype(np.int64)
 
     def _row(self, index: int) -> Any:

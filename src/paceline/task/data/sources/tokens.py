@@ -1,4 +1,4 @@
-"""Token files: one flat file of tokens and one of document offsets for each split, little-endian, mapped into memory.
+"""Token files: a flat file of tokens and a file of document offsets for each split, little-endian, mapped into memory.
 
 `NAME.tokens` holds uint16 (vocabularies of at most 65,536) or uint32, every document followed by the end-of-document
 token; `NAME.offsets` holds documents + 1 int64 positions, document d lying in offsets[d]..offsets[d + 1].

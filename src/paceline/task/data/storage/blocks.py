@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import StorageError
+from paceline.task.data.storage.locked import unlock
 from paceline.task.data.storage.notices import DataNotices
 
 Bytes = npt.NDArray[np.uint8]
@@ -218,7 +219,11 @@ def _locked(path: Path) -> Iterator[IO[bytes]]:
     with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as stream:  # noqa: PTH123 (made and opened at once)
         with contextlib.suppress(OSError):
             fcntl.flock(stream, fcntl.LOCK_EX)  # the system lets go of it when the process ends, however it ends
-        yield stream
+        try:
+            yield stream
+            stream.flush()
+        finally:
+            unlock(stream)
 
 
 def _is_free(lock: Path) -> bool:

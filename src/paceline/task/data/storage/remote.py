@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import io
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import DataError, MissingExtra
+from paceline.task.data.daemons import DaemonThreads
 from paceline.task.data.storage.notices import DataNotices
 from paceline.task.data.storage.retries import Retries
 
@@ -104,8 +104,14 @@ class RemoteFiles:
                 listed.append(self._file(f"{self.url.rstrip('/')}/{name}", name, info))
             elif not OF_A_PAGE.intersection(name):
                 asked.append(name)
-        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="paceline-list") as threads:
-            listed += threads.map(lambda name: self.file(f"{self.url.rstrip('/')}/{name}", name=name), asked)
+        threads = DaemonThreads(AT_ONCE, "paceline-list")  # which nobody waits for after Ctrl-C
+        try:
+            base = self.url.rstrip("/")
+            coming = [threads.submit(self.file, f"{base}/{name}", False, name) for name in asked]
+            listed += [file.result() for file in coming]
+        finally:
+            threads.drop()
+            threads.close(0.0)
         return sorted(listed, key=lambda file: file.name)
 
     def read(self, url: str, start: int, stop: int) -> bytes:

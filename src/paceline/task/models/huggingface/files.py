@@ -1,4 +1,4 @@
-"""Files of weights: one .safetensors, or those of an index, inside the index's own folder wherever it came from.
+"""Files of weights: a single .safetensors, or the files of an index, which must lie in the folder of the index.
 
 What tensors there are is read from the files' headers, without torch.
 """

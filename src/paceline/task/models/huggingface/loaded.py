@@ -88,7 +88,8 @@ def _by_names_of_now(model: nn.Module, stored: Stored, wanted: Collection[str], 
         return stored
     if not isinstance(model, PreTrainedModel):
         return stored
-    changes = [change for change in get_model_conversion_mapping(model) if isinstance(change, WeightRenaming)]
+    changes = [change for change in get_model_conversion_mapping(_of_own_class(model))
+               if isinstance(change, WeightRenaming)]  # fmt: skip
     names: dict[str, str] = {}
     for name in stored:
         now = name
@@ -96,6 +97,19 @@ def _by_names_of_now(model: nn.Module, stored: Stored, wanted: Collection[str], 
             now = change.rename_source_key(now)[0]
         names[now if now in known else name] = name
     return OtherNames(stored, names) if len(names) == len(stored) else stored
+
+
+def _of_own_class(model: Any) -> Any:
+    """Return the same model as an object of the class that it was built of.
+
+    FSDP2 gives a module a class of its own, and transformers finds the changes of names by the name of the class.
+    """
+    own = next(each for each in type(model).__mro__ if not each.__module__.startswith("torch.distributed."))
+    if own is type(model):
+        return model
+    same: Any = object.__new__(own)
+    same.__dict__ = model.__dict__
+    return same
 
 
 def embeddings_of(model: Any) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a model starts from: how its folder was read, the weights and their fingerprint, and the line that tells it."""
+"""What a model starts from: how the folder was read, the weights, their fingerprint, and the line that tells of it."""
 
 from __future__ import annotations
 

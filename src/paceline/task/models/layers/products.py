@@ -1,4 +1,4 @@
-"""The products of many experts, each on its own rows: one grouped kernel where the device has it, else one by one."""
+"""The products of many experts, an expert's on the rows sent to it: a grouped kernel where there is one, or a loop."""
 
 from __future__ import annotations
 

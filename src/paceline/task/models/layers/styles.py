@@ -1,4 +1,4 @@
-"""Which layers a style of the tensor axis fits: those whose forward pass is known, so that ranks can share it."""
+"""Which layers a style of the tensor axis fits: layers whose forward pass is known, so that ranks can share work."""
 
 from __future__ import annotations
 

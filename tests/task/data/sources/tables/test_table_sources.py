@@ -209,6 +209,31 @@ def test_the_tokenizers_own_template_says_what_counts(tmp_path: Path) -> None:
         of_tokenizer("bytes")
 
 
+REFUSING = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+REFUSING += "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+REFUSING += "{% if add_generation_prompt %}assistant: {% endif %}"
+
+
+@pytest.mark.parametrize(("template", "told", "hint"), [
+    ("{% for m in messages %}{{ m.content }", "is no template unexpected '}', in its line 1", 'template = "chatml"'),
+    (REFUSING, "talks.jsonl, line 2 does not fit the tokenizer's template System role not supported", "on_bad"),
+    ("{{ messages[0].content.nope.deeper }}", "line 1 does not fit", "on_bad"),
+    ("{{ 1 / 0 }}", "line 1 does not fit the tokenizer's template division by zero", "on_bad"),
+    ("{{ messages[7].content ~ messages[0]['no'] + 1 }}", "line 1 does not fit", "on_bad"),
+])  # fmt: skip
+def test_a_template_that_fails_is_told_with_its_row(tmp_path: Path, template: str, told: str, hint: str) -> None:
+    """A template that is none ended in a defect of ours, and a row that one refuses was not named."""
+    pytest.importorskip("jinja2")
+    write_tokenizer(tmp_path, ["<|endoftext|>"])
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    path = tmp_path / "talks.jsonl"
+    path.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in (TALK[1:], TALK)))
+    data = DataSpec(f"table:{path}", seq_len=24, tokenizer=str(tmp_path), cache_dir=str(tmp_path / "c"))
+    with pytest.raises(DataError) as raised:
+        open_table(data)
+    assert told in f"{raised.value.what} {raised.value.because}" and hint in raised.value.try_
+
+
 def test_rows_whose_prompts_leave_nothing_to_learn_are_left_out_and_told(tmp_path: Path) -> None:
     path = tmp_path / "pairs.csv"
     rows = "".join(f"{'q' * (40 if at % 4 == 0 else 3)},answer {at}\n" for at in range(20))

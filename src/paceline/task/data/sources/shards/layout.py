@@ -1,4 +1,4 @@
-"""The layout of one token shard, and its writer. docs/reference/token-shards.md says it in words.
+"""The layout of a token shard, and its writer. docs/reference/token-shards.md says the layout in words.
 
 0    8 bytes  b"PACETOK1"
 8    u32      bytes of a token: 2 or 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import zlib
 from bisect import bisect_right
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import DataError
-from paceline.task.data.rows.rows_from import RowsFrom
+from paceline.task.data.rows.rows_from import RowsAcross, RowsFrom
 from paceline.task.data.sources.shards.layout import damaged
 from paceline.task.data.sources.tokenizer import Tokens
 from paceline.task.data.storage.bytes import ByteFile, LocalBytes, as_words
@@ -119,6 +120,12 @@ class TokenPart:
         return self._rows.lay(into, places, starts, stops)
 
     @property
+    def mapped(self) -> Tokens:
+        """The tokens of a local file; whoever reads them holds them first."""
+        assert self._mapped is not None, "a file that is fetched is read run by run"
+        return self._mapped
+
+    @property
     def memory(self) -> memoryview:
         """The tokens of a local file; whoever reads them holds them first."""
         assert self._rows is not None, "a file that is fetched is read run by run"
@@ -165,6 +172,10 @@ class TokenParts:
         self.dtype = max(
             (part.dtype for part in self._parts), key=lambda dtype: dtype.itemsize, default=np.dtype("<u2")
         )
+        self._across: RowsAcross | None = None  # of files of several types rows are laid one by one
+        if self.is_near and self._parts:
+            with contextlib.suppress(ValueError):
+                self._across = RowsAcross([part.mapped for part in self._parts])
 
     @property
     def is_checked(self) -> bool:
@@ -214,20 +225,22 @@ class TokenParts:
     def rows_from(self, starts: Indices, stops: Indices, length: int) -> tuple[Tokens, Flags]:
         """Return `length` tokens from each start on, [starts, length], and of which rows they are there.
 
-        The others would go on in another file, or are to be laid: of a few rows of each of many files, to copy those of
-        a file at once takes longer. Raises DataError where what lies up to `stops` is damaged.
+        The others would go on in another file, or are to be laid. Raises DataError where what lies up to `stops` is
+        damaged.
         """
         if len(self._parts) == 1:
             return self._parts[0].rows_from(starts, stops, length)
-        found = np.empty((len(starts), length), dtype=self.dtype)
         numbers = np.searchsorted(self._begins, starts, side="right") - 1
-        chosen_parts = np.unique(numbers).tolist()
-        if len(starts) < MANY_RUNS * len(chosen_parts):
-            return found, np.zeros(len(starts), dtype=bool)
         is_whole: Flags = starts + length <= self._begins[numbers + 1]
-        for number in chosen_parts:
-            begin, chosen = self._bounds[number], np.flatnonzero(is_whole & (numbers == number))
-            found[chosen] = self._parts[number].rows_from(starts[chosen] - begin, stops[chosen] - begin, length)[0]
+        if self._across is None:
+            return np.empty((len(starts), length), dtype=self.dtype), np.zeros(len(starts), dtype=bool)
+        whole = slice(None) if is_whole.all() else np.flatnonzero(is_whole)
+        self._hold(numbers[whole], starts[whole], stops[whole])
+        rows = self._across.rows(numbers[whole], starts[whole] - self._begins[numbers[whole]], length)
+        if len(rows) == len(starts):
+            return rows, is_whole
+        found = np.empty((len(starts), length), dtype=self.dtype)
+        found[whole] = rows
         return found, is_whole
 
     def _gather(self, places: Indices) -> Tokens:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from paceline.errors import DamagedData, DataError, MissingExtra
 from paceline.spec.task import DataSpec
 from paceline.task.data.sources.tables.columns import TableColumns
-from paceline.task.data.sources.tables.messages import LEARNT_ROLE, messages_of, turn_messages
+from paceline.task.data.sources.tables.messages import A_TEXT, LEARNT_ROLE, LEAVE_OUT, messages_of, turn_messages
 from paceline.task.data.sources.tokenizer import Tokenizer, Tokens
 
 CONFIG = "tokenizer_config.json"
@@ -31,6 +31,10 @@ class TextPart(NamedTuple):
     text: str
     counted: bool
     mark: bool = False
+
+
+class TemplateRefusal(Exception):
+    """Says why a tokenizer's template does not write a conversation, in its own words or in Python's."""
 
 
 Messages = Sequence[Mapping[str, str]]
@@ -52,8 +56,15 @@ class RowWriter:
             return [TextPart(prompt, False), TextPart(completion, True)]
         names = self.columns.names
         if len(names) > 1:
-            return self.template(turn_messages(values, names, where))
-        return self.template(messages_of(values.get(names[0]), where, names[0]))
+            return self._written(turn_messages(values, names, where), where)
+        return self._written(messages_of(values.get(names[0]), where, names[0]), where)
+
+    def _written(self, messages: Messages, where: str) -> list[TextPart]:
+        try:
+            return self.template(messages)
+        except TemplateRefusal as error:
+            raise DamagedData(f"{where} does not fit the tokenizer's template", str(error),
+                              f'another template, such as "chatml", or {LEAVE_OUT}') from error  # fmt: skip
 
 
 def writer_of(data: DataSpec, columns: TableColumns) -> RowWriter:
@@ -143,7 +154,7 @@ def of_tokenizer(tokenizer: str) -> Template:
             "template = \"chatml\", \"llama3\" or \"plain\"",
         )  # fmt: skip
     try:
-        from jinja2 import TemplateError
+        from jinja2 import TemplateError, TemplateSyntaxError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
     except ImportError as error:
         raise MissingExtra("jinja2", "huggingface", "the tokenizer's own chat template") from error
@@ -152,16 +163,19 @@ def of_tokenizer(tokenizer: str) -> Template:
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.globals["raise_exception"] = _refuse
     environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
-    compiled = environment.from_string(source)
+    try:
+        compiled = environment.from_string(source)
+    except TemplateSyntaxError as error:
+        because = f"{error.message}, in its line {error.lineno}"
+        raise DataError(f"the chat template of the tokenizer '{tokenizer}' is no template", because,
+                        "template = \"chatml\", \"llama3\" or \"plain\"") from error  # fmt: skip
 
     def render(messages: Messages, prompt: bool) -> str:
         try:
             given = [dict(one) for one in messages]
             return str(compiled.render(messages=given, add_generation_prompt=prompt, **special))
-        except (TemplateError, TypeError, ValueError) as error:
-            raise DamagedData(
-                "a conversation does not fit the tokenizer's template", str(error), 'another template, such as "chatml"'
-            ) from error
+        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+            raise TemplateRefusal(str(error)) from error
 
     def segments(messages: Messages) -> list[TextPart]:
         found, done = [], ""
@@ -240,5 +254,5 @@ def encode_marks(tokenizer: Tokenizer, texts: Sequence[bytes]) -> list[Tokens]:
 def _text(value: object, where: str, field: str) -> str:
     if not isinstance(value, str):
         raise DamagedData(f"{where}: '{field}' is not text", f"it is {json.dumps(value, default=str)[:40]}",
-                          "a text in every row")  # fmt: skip
+                          A_TEXT)  # fmt: skip
     return value

@@ -11,7 +11,8 @@ LEARNT_ROLE = "assistant"
 ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant"}  # as ShareGPT calls them
 KEYS = (("role", "content"), ("from", "value"))  # OpenAI's, ShareGPT's
 _FORM = 'a list such as [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]'
-_LEAVE_OUT = 'on_bad = "skip", which leaves such rows out and counts them'
+LEAVE_OUT = 'on_bad = "skip", which leaves such rows out and counts them'
+A_TEXT = f"a text in every row, or {LEAVE_OUT}"
 
 
 def turn_messages(values: Mapping[str, object], names: Sequence[str], where: str) -> list[dict[str, str]]:
@@ -44,7 +45,7 @@ def _message(given: object, where: str) -> dict[str, str]:
             if isinstance(role, str) and content is not None:
                 return {"role": ROLES.get(role, role), "content": content}
         if given.get("tool_calls") or given.get("function_call"):
-            raise DamagedData(f"{where} calls a tool", "calls are no text that a template writes", _LEAVE_OUT)
+            raise DamagedData(f"{where} calls a tool", "calls are no text that a template writes", LEAVE_OUT)
     raise DamagedData(
         f"{where} holds a message without role and content", f"it is {json.dumps(given, default=str)[:60]}", _FORM
     )
@@ -58,7 +59,7 @@ def _content(given: object, where: str) -> str | None:
         if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
             kind = part.get("type") if isinstance(part, Mapping) else None
             told = f"it is of the type '{kind}'" if kind else json.dumps(part, default=str)[:40]
-            raise DamagedData(f"{where} holds a message with a part that is no text", told, _LEAVE_OUT)
+            raise DamagedData(f"{where} holds a message with a part that is no text", told, LEAVE_OUT)
     return "".join(part["text"] for part in given)
 
 
@@ -76,5 +77,5 @@ def _cell(value: object, where: str, name: str) -> str:
     """Return a column of a turn as text. Raises DamagedData where it is none."""
     if not isinstance(value, str):
         raise DamagedData(f"{where}: '{name}' is not text", f"it is {json.dumps(value, default=str)[:40]}",
-                          "a text in every row")  # fmt: skip
+                          A_TEXT)  # fmt: skip
     return value

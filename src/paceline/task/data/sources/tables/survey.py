@@ -19,6 +19,7 @@ from paceline.task.data.sources.reading.nested import fields_of
 from paceline.task.data.sources.tables.chat import RowWriter, TextPart, own_template, writer_of
 from paceline.task.data.sources.tables.columns import TableColumns, asked_by_dots, columns_meant
 from paceline.task.data.sources.tables.labels import Labels, LabelSurvey, label_value
+from paceline.task.data.sources.tables.messages import A_TEXT
 from paceline.task.data.sources.tables.records import TableRecord, columns_of, label_names, read_records
 
 
@@ -94,7 +95,7 @@ def _no_text(where: str, column: str, value: object) -> DamagedData:
         texts = fields_of(value, column)
         hint = f'text_field = "{texts[0]}"' if texts else "a column for the text itself"
         return DamagedData(what, f"{holds} fields of its own: {', '.join(map(str, value)) or 'none'}", hint)
-    return DamagedData(what, f"{holds} {json.dumps(value, default=str)[:40]}", "a text in every row")
+    return DamagedData(what, f"{holds} {json.dumps(value, default=str)[:40]}", A_TEXT)
 
 
 def _checked(row: TableRow) -> TableRow:

@@ -1,4 +1,4 @@
-"""What there is to say of a table: in one line, in notes, for the record, and its first rows as the model sees them."""
+"""What there is to say of a table: in a line, in notes, for the record, and the first rows as the model sees them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The second reading of a table: its rows tokenised, its labels as numbers, and what there is to tell of them."""
+"""The second reading of a table: rows tokenised, labels as numbers, and what there is to tell of both."""
 
 from __future__ import annotations
 

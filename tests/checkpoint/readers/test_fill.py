@@ -1,0 +1,214 @@
+"""One pass over a file: what is hashed is what lies in the tensors, and nothing stays of what was refused."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoint_samples import laid_out, save_sample, write_document, write_listed
+from distributed import run_ranks
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.checkpoint import fingerprint, load_checkpoint, save_checkpoint
+from paceline.checkpoint.files import destinations, pieces, read_back
+from paceline.checkpoint.files.destinations import Destination, Destinations, read_spread
+from paceline.checkpoint.manifest import MANIFEST_NAME, TABLE_NAME, FileEntry
+from paceline.errors import StorageError
+
+SHARD = "shard-00000-of-00001.safetensors"
+PIECE = 2**8
+VALUES = {
+    "weights": torch.arange(700, dtype=torch.float32).view(7, 100), "half": torch.arange(130, dtype=torch.bfloat16),
+    "step": torch.tensor(7.0), "count": torch.arange(300), "waves": torch.full((3, 2), 1 + 2j),
+    "mask": torch.arange(77) % 2 == 0, "turned": torch.arange(60, dtype=torch.float64).view(6, 10),
+    "wide": torch.full((5,), 1 - 1j, dtype=torch.complex128), "one": torch.tensor(3 + 1j, dtype=torch.complex128),
+}  # fmt: skip
+
+
+def blank() -> dict[str, torch.Tensor]:
+    """Return places for VALUES, of which one does not lie in memory as in the file."""
+    made = {name: torch.full_like(value, 5) for name, value in VALUES.items()}
+    return made | {"turned": torch.full((10, 6), 5.0, dtype=torch.float64).t()}
+
+
+def is_empty(tensor: torch.Tensor) -> bool:
+    """Return whether nothing stays in a tensor: no number in a floating one, zero in another."""
+    floats = tensor.is_floating_point() or tensor.is_complex()
+    return bool(tensor.isnan().all()) if floats else not tensor.any()
+
+
+def without_fingerprints(path: Path) -> None:
+    """Make of a checkpoint one of a release that took no fingerprints."""
+    table, body = json.loads((path / TABLE_NAME).read_text()), json.loads((path / MANIFEST_NAME).read_text())["body"]
+    for entry in table.values():
+        entry.pop("fingerprint", None)
+    write_listed(path, body["files"], TABLE_NAME, json.dumps(table).encode())
+    write_document(path, 4, body)
+
+
+@pytest.fixture
+def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a checkpoint of many pieces, which are read a little at a time."""
+    monkeypatch.setattr(pieces, "PIECE_BYTES", PIECE)
+    monkeypatch.setattr(read_back, "READ_BYTES", 100)
+    return save_checkpoint(tmp_path, 1, VALUES, {}, keep_last=1).path
+
+
+def test_all_kinds_come_into_place_in_one_pass(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, preadv = list[int](), os.preadv
+
+    def counted(file: int, rooms: Any, at: int, flags: int = 0) -> int:
+        count = preadv(file, rooms, at, flags)
+        is_shard = Path(f"/proc/self/fd/{file}").readlink().suffix == ".safetensors"
+        read.append(count if is_shard and not flags else 0)
+        return count
+
+    monkeypatch.setattr(os, "preadv", counted)
+    target = blank()
+    load_checkpoint(saved, target)
+    assert all(torch.equal(target[name], value) for name, value in VALUES.items())
+    assert sum(read) == (saved / SHARD).stat().st_size
+
+
+@pytest.mark.parametrize("at", [0, 0.3, 0.6, -1])
+def test_nothing_stays_of_a_damaged_file(saved: Path, at: float) -> None:
+    content = bytearray((saved / SHARD).read_bytes())
+    content[-1 if at < 0 else 8 + int.from_bytes(content[:8], "little") + int(at * len(content) / 2)] ^= 1
+    (saved / SHARD).write_bytes(content)
+    target = blank()
+    with pytest.raises(StorageError, match=f"{SHARD} is damaged"):
+        load_checkpoint(saved, target)
+    assert [name for name, tensor in target.items() if not is_empty(tensor)] == []
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_a_disk_that_errs_once_is_found_whenever_it_does(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, older: bool
+) -> None:
+    """What is hashed is what lies in the tensor: no second read of the file can be another, fingerprints or none."""
+    if older:
+        without_fingerprints(saved)
+    preadv, calls, wrong = os.preadv, [itertools.count(1)], [-1]
+
+    def erring(file: int, rooms: Any, at: int, flags: int = 0) -> int:
+        count = preadv(file, rooms, at, flags)
+        if not flags and next(calls[0]) == wrong[0]:
+            rooms[0][0] ^= 4
+        return count
+
+    monkeypatch.setattr(os, "preadv", erring)
+    straight = {name: tensor for name, tensor in blank().items() if name != "turned"}
+    load_checkpoint(saved, straight, may_skip=("turned",))
+    whole, found = next(calls[0]) - 1, 0
+    assert whole > 20
+    for wrong[0] in range(1, whole + 1):
+        calls[0], target = itertools.count(1), {name: torch.full_like(tensor, 5) for name, tensor in straight.items()}
+        with pytest.raises(StorageError, match="damaged"):
+            load_checkpoint(saved, target, may_skip=("turned",))
+        found += all(map(is_empty, target.values()))
+    assert found == whole
+
+
+def refused(root: str) -> list[str]:
+    """Load a damaged checkpoint into shards; return what holds something after it."""
+    state = laid_out("shard", blank=True)
+    for tensor in state.values():
+        tensor.fill_(1)
+    with pytest.raises(StorageError, match="is damaged"):
+        load_checkpoint(Path(root), state)
+    local = {name: tensor.to_local() if hasattr(tensor, "to_local") else tensor for name, tensor in state.items()}
+    return [name for name, tensor in local.items() if not is_empty(tensor)]
+
+
+def _save(root: str) -> None:
+    save_sample(Path(root), 1, "shard")
+
+
+def test_no_rank_keeps_what_another_refused(tmp_path: Path) -> None:
+    run_ranks(_save, 2, str(tmp_path))
+    shard = tmp_path / "step-00000001" / "shard-00001-of-00002.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"\x55")
+    assert run_ranks(refused, 2, str(shard.parent)) == [[], []]
+
+
+def test_two_tensors_in_one_place_of_a_file_are_both_filled(tmp_path: Path) -> None:
+    """No save writes that; an index that says it is followed, and does not mix up what is read where."""
+    values = {"a": torch.arange(50.0), "b": torch.arange(50.0)}
+    path = save_checkpoint(tmp_path, 1, values, {}, keep_last=1).path
+    part = path / "shard-00000-of-00001.json"
+    index, body = json.loads(part.read_text()), json.loads((path / MANIFEST_NAME).read_text())["body"]
+    index["b"][0]["key"] = index["a"][0]["key"]
+    write_listed(path, body["files"], part.name, json.dumps(index).encode())
+    write_document(path, 2, body)
+    target = {"a": torch.zeros(50), "b": torch.zeros(50)}
+    load_checkpoint(path, target, verify=True)
+    assert torch.equal(target["a"], values["a"]) and torch.equal(target["b"], values["b"])
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    content=st.binary(min_size=1, max_size=200), lengths=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 40))),
+    piece=st.integers(1, 90), at_once=st.integers(1, 50), most=st.integers(1, 7), rooms=st.integers(1, 3),
+)  # fmt: skip
+def test_every_byte_goes_where_it_belongs_and_is_hashed_once(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes, lengths: list[tuple[int, int]],
+    piece: int, at_once: int, most: int, rooms: int,
+) -> None:  # fmt: skip
+    folder, filled, parts, at = tmp_path_factory.mktemp("file"), list[int](), list[Destination](), 0
+    (folder / SHARD).write_bytes(content)
+    for gap, length in lengths:
+        if (at := at + gap) + length <= len(content):
+            parts.append(Destination(at, memoryview(bytearray(length)), _noted(filled, at)))
+            at += length
+    digests = [hashlib.sha256(content[first : first + piece]).digest() for first in range(0, len(content), piece)]
+    entry = FileEntry(len(content), hashlib.sha256(b"".join(digests)).hexdigest(), piece)
+    preadv = os.preadv
+
+    def short(file: int, into: list[memoryview], first: int) -> int:
+        return preadv(file, [into[0][:most], *into[1:]] if len(into[0]) <= most else [into[0][:most]], first)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "preadv", short)
+        patch.setattr(read_back, "READ_BYTES", at_once)
+        patch.setattr(destinations, "MOST_ROOMS", rooms)
+        read_back.verify_files(folder, {SHARD: entry}, {SHARD: Destinations(parts)})
+    assert sorted(filled) == [byte for part in parts for byte in range(part.begin, part.end)]
+    assert all(bytes(part.room) == content[part.begin : part.end] for part in parts)
+
+
+def _noted(filled: list[int], at: int) -> Callable[[int, int], None]:
+    return lambda begin, end: filled.extend(range(at + begin, at + end))
+
+
+@pytest.mark.parametrize("at_once", [257, 300, 2**18])
+def test_sums_of_bytes_as_they_come_are_those_of_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    """Or are not taken, where words are cut: then the whole part is summed when it is there."""
+    monkeypatch.setattr(pieces, "PIECE_BYTES", at_once)
+    path, whole = save_checkpoint(tmp_path, 1, VALUES, {}, keep_last=1).path, list[bool]()
+    take = fingerprint.SumOfPart.whole
+
+    def noted(part: fingerprint.SumOfPart) -> int | None:
+        whole.append((total := take(part)) is not None)
+        return total
+
+    monkeypatch.setattr(fingerprint.SumOfPart, "whole", noted)
+    load_checkpoint(path, blank())
+    assert len(whole) == len(VALUES) - 1 and all(whole) == (at_once != 257)
+
+
+def test_reading_ends_where_the_file_does(tmp_path: Path) -> None:
+    (tmp_path / SHARD).write_bytes(b"0123456789")
+    first, second = memoryview(bytearray(4)), memoryview(bytearray(8))
+    with (tmp_path / SHARD).open("rb") as file:
+        assert read_spread(file.fileno(), 2, [first, second]) == 8
+    assert bytes(first) == b"2345" and bytes(second[:4]) == b"6789"

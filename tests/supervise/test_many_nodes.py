@@ -1,0 +1,174 @@
+"""What a coordinator and the nodes of a run take that are many: what has changed counts, not what is there."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from runs import wait_until
+
+from paceline.lock import RunLock
+from paceline.run.survive.health.pulse import BEAT, HEAD, SIZE, STEP, pulse_path
+from paceline.spec.survive.health import HealthSpec
+from paceline.spec.survive.nodes import NodesSpec
+from paceline.spec.survive.phases import PHASES
+from paceline.supervise.crew import Crew
+from paceline.supervise.lines import Lines
+from paceline.supervise.nodes import link
+from paceline.supervise.nodes.agent import Agent
+from paceline.supervise.nodes.fleet import Fleet
+from paceline.supervise.starting import Starter
+
+NODES, EACH = 16, 8
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Any:
+    """Return a fleet whose nodes have eight ranks each, the nodes' ends of their links, and the world's processes."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        fleet = Fleet(NodesSpec(), server, "secret", cast(RunLock, None), lambda line: None)
+        fleet.open(tmp_path)
+        ends: dict[int, Lines] = {}
+
+        def join(node: int) -> None:
+            ranks = [[node * EACH + at, at + 1, None] for at in range(EACH)]
+            hello = {"node": node, "devices": EACH, "rung": "restart", "generation": 0, "ranks": ranks, "standing": [],
+                     "members": [], "lost_for": 0.0, "brief": ""}  # fmt: skip
+            ends[node] = link.knock(server.getsockname(), "secret", hello, 20.0)
+
+        threads = [threading.Thread(target=join, args=(node,)) for node in range(NODES)]
+        for thread in threads:
+            thread.start()
+        fleet.gather(lambda: NODES, 20.0)
+        for thread in threads:
+            thread.join()
+        processes = [fleet.members[node].processes[at + 1] for node in range(NODES) for at in range(EACH)]
+        fleet._ranks = dict(enumerate(processes))
+        yield fleet, ends, processes
+        for end in ends.values():
+            end.end.close()
+
+
+def test_a_look_at_a_world_costs_what_its_nodes_have_told(fleet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet, ends, processes = fleet
+    crew = Crew(processes, changes=fleet.changes)
+    crew.look()
+    taken, take = [0], Lines.take
+
+    def counted(self: Lines, timeout_seconds: float | None = None) -> dict[str, Any] | None:
+        taken[0] += 1
+        return take(self, timeout_seconds)
+
+    monkeypatch.setattr(Lines, "take", counted)
+    looks = 20
+    for _ in range(looks):
+        crew.look()
+    assert taken[0] <= 2 * NODES * looks, "not each node once for each rank"
+    assert not crew.endings and sum(thread.name == "paceline-beat" for thread in threading.enumerate()) < NODES
+
+    ends[3].send({"ended": 2, "code": 7})
+    wait_until(lambda: crew.look() or bool(crew.endings))
+    assert {rank: each.code for rank, each in crew.endings.items()} == {3 * EACH + 1: 7}
+    ends[5].end.close()
+    wait_until(lambda: crew.look() or len(crew.endings) == 1 + EACH)
+    assert set(crew.endings) == {3 * EACH + 1, *range(5 * EACH, 6 * EACH)}, "a node that is gone is lost with its ranks"
+
+
+def test_what_a_node_tells_of_the_world_before_is_not_taken_for_this_one(fleet: Any, tmp_path: Path) -> None:
+    """A node may have no rank of this world: its old ranks would hide one that has no pulse yet, or be blamed."""
+    fleet, ends, _ = fleet
+    watch = fleet.watch(HealthSpec(), tmp_path / "generation-2", EACH, tmp_path)
+    told = {"ranks": EACH, "have_met": True, "last": None, "last_is_late": False, "stopped_is_late": False}
+    for node, generation in ((0, 1), (1, 2)):
+        ends[node].send({"overview": {**told, "have_met": generation == 2}, "load": 1.0, "generation": generation})
+        ends[node].send({"stopped": "said"})  # is heard after it
+        wait_until(lambda: fleet.poll() or fleet.stopped == "said")
+        fleet.stopped = ""
+        watch.look(time.monotonic() + node)
+        assert watch.have_met == (generation == 2)
+
+
+def test_nodes_hear_the_beat_of_a_coordinator_that_is_busy(fleet: Any) -> None:
+    _, ends, _ = fleet
+    for node in (0, NODES - 1):
+        assert ends[node].take(20.0) == {}, "though nobody calls the fleet"
+    (server, their) = socket.socketpair()
+    lines = Lines(server)
+    server.setblocking(False)
+    while True:  # until whoever reads nothing has no room left
+        try:
+            server.send(bytes(1 << 16))
+        except BlockingIOError:
+            break
+    lines.beat()  # does not wait
+    server.close()
+    their.close()
+
+
+def test_a_supervisor_that_stands_still_is_lost_though_its_process_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that waits for a process which the system cannot end."""
+    monkeypatch.setattr(link, "STUCK_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ends = socket.create_connection(server.getsockname()), server.accept()[0]
+    here = link.NodeLink(Lines(ends[0]), 0.5, beats=False)
+    there = link.NodeLink(Lines(ends[1]), 0.5)
+    wait_until(lambda: not list(here.taken()) and here.is_lost)
+    assert "nothing was heard" in here.because and not there.because
+    here.close()
+    there.close()
+
+
+def test_a_supervisor_may_have_more_than_a_thousand_descriptors() -> None:
+    """`select.select` takes none from 1,024 on."""
+    one, other = socket.socketpair()
+    with other, socket.socket(fileno=fcntl.fcntl(one.fileno(), fcntl.F_DUPFD, 1100)) as high:
+        one.close()
+        Lines(other).send({"a": 1})
+        assert Lines(high).take(20.0) == {"a": 1}
+        Lines(high).beat()
+        assert Lines(other).take(20.0) == {}
+
+
+def test_a_node_whose_ranks_do_well_tells_nothing_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight ranks make 50 steps, one in each look."""
+    now = time.monotonic()
+    clock = {"now": now}
+    monkeypatch.setattr(time, "monotonic", lambda: clock["now"])
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    sent: list[dict[str, Any]] = []
+    wire: Any = SimpleNamespace(send=sent.append, address="127.0.0.1")
+    agent = Agent(tmp_path, cast(Starter, SimpleNamespace(close=lambda: None)), 0, EACH, {})
+    limits = {"factor": 8.0, "minimum": 10.0, "elsewhere": 600.0}
+    agent._do({"world": 1, "members": [0], "files": {}, "limits": limits}, wire)
+    agent._ranks.update({rank: rank for rank in range(EACH)})
+
+    def beat(rank: int, phase: str, step: int) -> None:
+        content = bytearray(SIZE)
+        HEAD.pack_into(content, 0, os.getpid(), 0)
+        BEAT.pack_into(content, HEAD.size, step, step, PHASES.index(phase), int(clock["now"] * 1e9))
+        STEP.pack_into(content, HEAD.size + BEAT.size, step, 10**8)
+        pulse_path(agent._world_folder, rank).write_bytes(content)
+
+    for step in range(1, 51):
+        for rank in range(EACH):
+            beat(rank, "forward", step)
+        clock["now"] += 0.25
+        agent._tell(wire)
+    assert sum(len(json.dumps(message)) for message in sent) < 500, sent[:2]
+    before = len(sent)
+    for rank in range(EACH):
+        beat(rank, "reduce" if rank else "data", 51)
+    for _ in range(50):
+        clock["now"] += 0.25
+        agent._tell(wire)
+    assert any("true" in json.dumps(message) for message in sent[before:]), "a rank that says nothing is told of"
+    agent.close()
