@@ -33,7 +33,7 @@ class Replanner:
         self._made: dict[int, tuple[Planned, bool, Proven]] = {}
         self._refused: dict[int, PacelineError] = {}
 
-    def __call__(self, devices: int, now: Brief) -> Replanned:
+    def __call__(self, devices: int, now: Brief, before_proof: Callable[[], None] = lambda: None) -> Replanned:
         """Return the plan for so many devices. It is proven first, as any plan before it trains.
 
         A proof that was made before is remembered; one that is made now delays the run by its seconds, since a run that
@@ -44,6 +44,7 @@ class Replanner:
         if devices not in self._made:
             try:
                 planned, is_relaxed = self.planned(devices, now.plan.precision)
+                before_proof()
                 self._made[devices] = planned, is_relaxed, prove(planned, self._say)
             except (ConfigError, DoesNotFit, VerificationFailed) as error:
                 self._refused[devices] = error

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from paceline.errors import PacelineError
 from paceline.run.process.brief import BRIEF_VARIABLE, Brief
@@ -29,8 +30,15 @@ class Replanned:
     decision: DecisionRecord
 
 
-# Given the devices and the brief so far; raises a PacelineError where there is no plan for so many devices.
-Replan = Callable[[int, Brief], Replanned]
+def _at_once() -> None:
+    """Go on: who makes the plan waits for it."""
+
+
+class Replan(Protocol):
+    """Makes the plan for another number of devices."""
+
+    def __call__(self, devices: int, now: Brief, before_proof: Callable[[], None] = _at_once) -> Replanned:
+        """Return the plan; `now` is the brief so far. Raises a PacelineError where so many devices have none."""
 
 
 class Elastic:
@@ -127,9 +135,9 @@ class Elastic:
         self._refused = devices  # until another number of devices is there
         return False
 
-    def _replan_for(self, devices: int) -> Replanned:
+    def _replan_for(self, devices: int, before_proof: Callable[[], None] = _at_once) -> Replanned:
         assert self._replan is not None, "who makes a run elastic says how it is planned"
-        return self._replan(devices, self._brief)
+        return self._replan(devices, self._brief, before_proof)
 
     def _wanted(self) -> int:
         """Return how many devices the next world is to have."""
