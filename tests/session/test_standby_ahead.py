@@ -9,7 +9,7 @@ import pytest
 from tests_shared import decoder_task
 
 from paceline.lock import take
-from paceline.session import ahead, closing, start
+from paceline.session import ahead, start
 from paceline.spec.arguments import make_spec
 from paceline.spec.cluster import ClusterSpec
 from paceline.supervise.blame import Outcome
@@ -66,7 +66,7 @@ def test_where_it_is_there_before_the_plan(
     monkeypatch.setattr(start, "in_hours", lambda window, run, say: run())
     proofs: list[Any] = []
     monkeypatch.setattr(start, "proven_brief", lambda *told: proofs.append(told[-1]) or "a brief")
-    monkeypatch.setattr(closing, "close_run", lambda *told: None)
+    monkeypatch.setattr(start, "close_run", lambda *told: None)
     given: list[Any] = []
     monkeypatch.setattr(start, "run_brief", lambda *told: given.append(told[-1]) or Outcome(0))
     assert start.train(spec_of(run_dir, devices, **run), lambda line: None) == 0

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
+import pytest
 from runs import in_process, write_spec
+
+from paceline.session.closing import say_report
 
 
 def test_what_stood_out_of_training_is_not_repeated_at_the_end_of_the_run(tmp_path: Path) -> None:
@@ -20,3 +24,13 @@ def test_what_stood_out_of_training_is_not_repeated_at_the_end_of_the_run(tmp_pa
     assert "health " not in closing
     asked = in_process("report", run_dir)
     assert "health   large update" in asked.stdout, "whoever asks for the report is told"
+
+
+def test_a_report_of_another_version_than_runs_is_told_and_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The report is imported when a run is over, which may be weeks after the rest: the package may be another then."""
+    monkeypatch.setitem(sys.modules, "paceline.report.build", None)
+    said: list[str] = []
+    say_report(tmp_path, said.append)
+    assert len(said) == 1 and said[0].startswith("report   not made: ") and f"paceline report {tmp_path}" in said[0]

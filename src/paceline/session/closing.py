@@ -8,7 +8,6 @@ from pathlib import Path
 
 from paceline.errors import ConfigError, StorageError
 from paceline.lock import RunLock
-from paceline.report.build import build_report, report_lines, write_report
 from paceline.run.record.journal import mark_end
 from paceline.spec.journal.redact import Redactor
 from paceline.supervise.blame import Outcome
@@ -33,6 +32,11 @@ def close_run(outcome: Outcome, lock: RunLock, redactor: Redactor, say: Say) -> 
 
 def say_report(run_dir: Path, say: Say) -> None:
     """Write the report and say what is in it. A run that failed before its first record has nothing to report."""
+    try:  # only now: nothing of it is in memory while a run trains
+        from paceline.report.build import build_report, report_lines, write_report
+    except ImportError as error:  # another version was installed meanwhile
+        say(f"report   not made: {error}; try: paceline report {run_dir}")
+        return
     with contextlib.suppress(StorageError, ConfigError):
         write_report(run_dir)
         for line in report_lines(build_report(run_dir), told=True):

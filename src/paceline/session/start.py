@@ -22,6 +22,7 @@ from paceline.run.process.handover import hand_over
 from paceline.said import say_line
 from paceline.scratch import Scratch
 from paceline.session.ahead import standby_ahead
+from paceline.session.closing import close_run
 from paceline.session.extras import check_extras
 from paceline.session.ready.brief import confirm_and_price, proven_brief
 from paceline.session.ready.budget import used_up
@@ -90,8 +91,6 @@ def _train_alone(spec: Spec, run_dir: Path, say: Say, is_over: Callable[[], None
 
         outcome = in_hours(window, run, say)
         is_over()
-        from paceline.session.closing import close_run  # the report: nothing of it is in memory while a run trains
-
         close_run(outcome, lock, Redactor(spec.run.redact), say)
     explain(outcome)
     return outcome.exit_code

@@ -213,6 +213,7 @@ def test_a_file_system_that_refuses_in_the_middle_gets_the_rest_through_the_cach
     monkeypatch.setattr(os, "pwrite", refusing(os.pwrite))
     monkeypatch.setattr(os, "preadv", refusing(os.preadv))
     path = saved(tmp_path)
+    assert not direct or calls[0] >= refusals, "or nothing was refused"
     monkeypatch.undo()
     check_loads(path)
 
