@@ -73,6 +73,9 @@ def test_the_slowest_rank_counts():
                 "sharded_seconds": 0.1 + 0.08 * scale,
                 "moved_seconds": 0.1 + 0.1 * scale,
                 "work_seconds": 4e-3 * scale,
+                "few_plain_seconds": 4e-3,
+                "few_sharded_seconds": 4e-3 + 0.05 * scale,
+                "few_kept_seconds": 4e-3 + 2e-3 * scale,
                 "units": 4,
                 "unit_bytes": 9e5,
                 "moves": 16,
@@ -93,6 +96,9 @@ def test_the_slowest_rank_counts():
     # at 111 MB/s, 4.05 ms each; each of 16 moves 12.5 ms, of which its own 2 + 8.1 ms.
     assert record["link"]["unit_seconds"] == pytest.approx(40e-3 - 3 * 6.05e-3)
     assert record["link"]["move_seconds"] == pytest.approx(12.5e-3 - 10.1e-3)
+    # On a few tokens each unit adds 25 ms, its collectives aside, and 1 ms where it keeps its gradients.
+    assert record["link"]["least_unit_seconds"] == pytest.approx(25e-3 - 3 * 6.05e-3)
+    assert record["link"]["kept_unit_seconds"] == pytest.approx(1e-3)
     assert record["link"]["work_seconds"] == pytest.approx(8e-3)
 
 
@@ -147,18 +153,26 @@ def one_pass(scale: float) -> dict:
 
 def test_a_step_that_costs_no_more_than_its_collectives_adds_nothing():
     steps = {"plain_seconds": 0.1, "sharded_seconds": 0.11, "moved_seconds": 0.09, "work_seconds": 4e-3,
-             "units": 4, "unit_bytes": 0, "moves": 16, "move_bytes": 0}  # fmt: skip
+             "units": 4, "unit_bytes": 0, "moves": 16, "move_bytes": 0, **few(0.01)}  # fmt: skip
     rates = {"all_reduce_latency_seconds": 1e-3, "bytes_per_second": {"all_gather": 1e9, "reduce_scatter": 1e9}}
-    assert _beyond([steps], rates, 2) == {"unit_seconds": 0.0, "move_seconds": 0.0, "work_seconds": 4e-3}
+    assert _beyond([steps], rates, 2) == {
+        "unit_seconds": 0.0, "least_unit_seconds": 0.0, "kept_unit_seconds": 0.0, "move_seconds": 0.0,
+        "work_seconds": 4e-3,
+    }  # fmt: skip
+
+
+def few(sharded_seconds: float) -> dict[str, float]:
+    return {"few_plain_seconds": 4e-3, "few_sharded_seconds": sharded_seconds, "few_kept_seconds": 5e-3}
 
 
 def test_another_programs_doing_is_not_taken_for_a_cost_of_communication():
     """Sharing its cores makes a layer's 25 ms at most 50: a second per unit is somebody else's."""
     steps = {"plain_seconds": 0.1, "sharded_seconds": 4.1, "moved_seconds": 8.1, "work_seconds": 4e-3,
-             "units": 4, "unit_bytes": 0, "moves": 16, "move_bytes": 0}  # fmt: skip
+             "units": 4, "unit_bytes": 0, "moves": 16, "move_bytes": 0, **few(4.0)}  # fmt: skip
     rates = {"all_reduce_latency_seconds": 1e-3, "bytes_per_second": {"all_gather": 1e9, "reduce_scatter": 1e9}}
     found = _beyond([steps], rates, 2)
     assert (found["unit_seconds"], found["move_seconds"]) == pytest.approx((25e-3, 6.25e-3))
+    assert (found["least_unit_seconds"], found["kept_unit_seconds"]) == pytest.approx((25e-3, 0.25e-3))
 
 
 @pytest.mark.deep

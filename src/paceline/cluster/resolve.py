@@ -262,6 +262,8 @@ def apply_probe(cluster: Cluster, record: ProbeRecord) -> Cluster:
                     for group in record["link"].get("groups", ())
                 ),
                 unit_seconds=record["link"].get("unit_seconds", 0.0),
+                least_unit_seconds=record["link"].get("least_unit_seconds", 0.0),
+                kept_unit_seconds=record["link"].get("kept_unit_seconds", 0.0),
                 move_seconds=record["link"].get("move_seconds", 0.0),
                 work_seconds=record["link"].get("work_seconds", 0.0),
             ),

@@ -89,6 +89,8 @@ class Link:
     groups: tuple[GroupRates, ...] = ()  # of smaller groups than all ranks, by rising size; empty: not measured
     # Measured on CPUs, whose communication shares the cores with computing, beyond the seconds of collectives:
     unit_seconds: float = 0.0  # that a sharded unit adds to a micro-batch which reduces its gradients
+    least_unit_seconds: float = 0.0  # the same of a unit that computes next to nothing
+    kept_unit_seconds: float = 0.0  # that it adds to a micro-batch which keeps its gradients
     move_seconds: float = 0.0  # that a collective between layers adds
     work_seconds: float = 0.0  # of computing between two collectives, when both were measured
 

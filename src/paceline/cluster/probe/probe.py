@@ -218,6 +218,8 @@ class Beyond(TypedDict):
     """What a step pays beyond its collectives."""
 
     unit_seconds: float
+    least_unit_seconds: float
+    kept_unit_seconds: float
     move_seconds: float
     work_seconds: float
 
@@ -227,7 +229,8 @@ def _beyond(steps: list[StepTimes], link: LinkRates, ranks: int) -> Beyond:
 
     Example: 4 units make a step 60 ms longer; each has two gathers of 3 ms and a reduce-scatter of 4 ms, so that
     5 ms are left of its 15. The slowest rank counts. No more than what a layer computes is taken for either: cores that
-    are shared with one other can at most be half as fast, and more than that was another program's doing.
+    are shared with one other can at most be half as fast, and more than that was another program's doing. A unit that
+    computes next to nothing adds no more than one that computes, and one that keeps its gradients no more than that.
     """
     own = {
         name: {
@@ -242,8 +245,14 @@ def _beyond(steps: list[StepTimes], link: LinkRates, ranks: int) -> Beyond:
     unit = sharded - 2 * gather["unit_bytes"] - scatter["unit_bytes"]
     move = moved - (gather["move_bytes"] + scatter["move_bytes"]) / 2
     most = max(step["plain_seconds"] for step in steps)
+    unit = min(max(0.0, unit), most / steps[0]["units"])
+    few = max(step["few_sharded_seconds"] - step["few_plain_seconds"] for step in steps) / steps[0]["units"]
+    least = min(max(0.0, few - 2 * gather["unit_bytes"] - scatter["unit_bytes"]), unit)
+    kept = max(step["few_kept_seconds"] - step["few_plain_seconds"] for step in steps) / steps[0]["units"]
     return {
-        "unit_seconds": min(max(0.0, unit), most / steps[0]["units"]),
+        "unit_seconds": unit,
+        "least_unit_seconds": least,
+        "kept_unit_seconds": min(max(0.0, kept), least),
         "move_seconds": min(max(0.0, move), most / steps[0]["moves"]),
         "work_seconds": max(step["work_seconds"] for step in steps),
     }
@@ -301,8 +310,9 @@ def probe_lines(record: ProbeRecord) -> list[str]:
     if seconds := record.get("link", {}).get("unit_seconds"):
         move = record["link"]["move_seconds"]
         lines.append(
-            f"  beyond collectives     {format_seconds(seconds)} a sharded unit · {format_seconds(move)} a collective "
-            "between layers"
+            f"  beyond collectives     {format_seconds(seconds)} a sharded unit, "
+            f"{format_seconds(record['link']['least_unit_seconds'])} of few tokens · {format_seconds(move)} a "
+            "collective between layers"
         )
     for step in record["calibration"]:
         rate = format_rate(3 * (step["matmul_flops"] + step["attention_flops"]) / step["seconds"], "FLOP")

@@ -85,6 +85,9 @@ class StepTimes(TypedDict):
     sharded_seconds: float  # each of its layers a unit of FSDP2, gathered in both passes
     moved_seconds: float  # a gather before and a reduce-scatter after every layer, and back
     work_seconds: float  # computing as before each collective that is timed
+    few_plain_seconds: float  # the first two on a few tokens
+    few_sharded_seconds: float
+    few_kept_seconds: float  # of a pass on a few tokens that keeps its gradients and whole weights
     units: int
     unit_bytes: int
     moves: int
@@ -147,6 +150,8 @@ class LinkRates(CollectiveRates):
 
     groups: list[SubgroupRates]
     unit_seconds: NotRequired[float]  # that a sharded unit adds to a step beyond its collectives
+    least_unit_seconds: NotRequired[float]  # the same of one that computes next to nothing
+    kept_unit_seconds: NotRequired[float]  # that it adds to a micro-batch which keeps its gradients
     move_seconds: NotRequired[float]  # that a collective between layers adds beyond its own seconds
     work_seconds: NotRequired[float]  # of computing before each collective, when these were measured
 

@@ -4,7 +4,9 @@ Collectives by themselves are timed between products of plain torch (worker.py).
 each: hooks of FSDP2 run in Python, parts are copied together and apart, autograd waits, and the threads that move bytes
 share the cores with those that compute, while the next layer is already on its way. None of it follows from a rate, and
 all of it follows the processor. So the step of a small model is timed three ways, in turns: as it is, with every layer
-a unit of FSDP2, and with a gather before and a reduce-scatter after every layer.
+a unit of FSDP2, and with a gather before and a reduce-scatter after every layer. Some of what a unit adds is there
+however little it computes, so the first two are timed on a few tokens as well, and there also a pass that keeps its
+gradients, as all micro-batches but the last do where gradients are reduced once a step.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 LAYERS, HIDDEN, FFN, HEADS, SEQUENCE = 4, 128, 384, 4, 128
 ROUNDS, TRIAL_ROUNDS = 5, 2  # in each pass
+FEW_TOKENS, KEPT_PASSES = 8, 3
 MOVES = 4  # of a layer: a gather and a reduce-scatter in each pass
 # Products of this width between two collectives: some milliseconds of one thread, as between two layers of a step.
 WORK_WIDTH, WORK_PRODUCTS = 256, 12
@@ -56,9 +59,14 @@ def step_times(rank: Rank) -> StepTimes | None:
     inputs = torch.randn(rows, SEQUENCE, HIDDEN)
     plain = build_block(HIDDEN, FFN, HEADS, LAYERS, rank.device)
     sharded, moved = _shards(rank), _with_moves(rank)
+    few, keeping = inputs[:1, :FEW_TOKENS].contiguous(), _shards(rank, gathers_again=False)
     calls = {
         "plain": _step(plain, inputs),
         "sharded": _step(sharded, inputs),
+        "few_plain": _step(plain, few),
+        "few_sharded": _step(sharded, few),
+        "few_once": _step(keeping, few),
+        "few_kept": _step(keeping, few, KEPT_PASSES),
         "moved": _step(moved, inputs[:: rank.ranks].contiguous()),
         "work": computing(),
     }
@@ -69,6 +77,9 @@ def step_times(rank: Rank) -> StepTimes | None:
         "sharded_seconds": took["sharded"],
         "moved_seconds": took["moved"],
         "work_seconds": took["work"],
+        "few_plain_seconds": took["few_plain"],
+        "few_sharded_seconds": took["few_sharded"],
+        "few_kept_seconds": (took["few_kept"] - took["few_once"]) / KEPT_PASSES,
         "units": LAYERS,
         "unit_bytes": 4 * parameters // LAYERS,
         "moves": MOVES * LAYERS,
@@ -91,17 +102,34 @@ def _in_turns(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[st
     return {name: statistics.median(values) for name, values in samples.items()}
 
 
-def _step(model: nn.Module, inputs: torch.Tensor) -> Callable[[], None]:
+def _step(model: nn.Module, inputs: torch.Tensor, kept: int = 0) -> Callable[[], None]:
+    """Return a step of one pass whose gradients are reduced, after so many that keep them and their weights."""
+
     def step() -> None:
         for parameter in model.parameters():
             parameter.grad = None
-        model(inputs).square().mean().backward()
+        for number in range(kept + 1):
+            if kept:
+                _reduce(model, number == kept)
+            model(inputs).square().mean().backward()
 
     return step
 
 
-def _shards(rank: Rank) -> nn.Module:
-    """Return the model with every layer a unit of FSDP2, gathered in both passes, gradients summed as a run sums."""
+def _reduce(model: nn.Module, reduces: bool) -> None:
+    """Let the next pass reduce its gradients and let go of whole weights, or keep both."""
+    from torch.distributed.fsdp import FSDPModule
+
+    assert isinstance(model, FSDPModule)
+    model.set_requires_gradient_sync(reduces)
+    model.set_reshard_after_backward(reduces)
+
+
+def _shards(rank: Rank, *, gathers_again: bool = True) -> nn.Module:
+    """Return the model with every layer a unit of FSDP2, gradients summed as a run sums.
+
+    Weights are gathered in both passes, or in the forward pass alone.
+    """
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -110,7 +138,7 @@ def _shards(rank: Rank) -> nn.Module:
     mesh = DeviceMesh.from_group(dist.group.WORLD, rank.kind)
     model = build_block(HIDDEN, FFN, HEADS, LAYERS, rank.device)
     for unit in (*model.children(), model):
-        fully_shard(unit, mesh=mesh, reshard_after_forward=unit is not model)
+        fully_shard(unit, mesh=mesh, reshard_after_forward=gathers_again and unit is not model)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

@@ -106,7 +106,9 @@ def price(context: PricedTask, plan: Plan) -> Forecast:
 
 
 def price_all(context: PricedTask, columns: Columns) -> list[tuple[Plan, Forecast]]:
-    """Return plans in full and what they will take, every term in words."""
+    """Return plans in full and what they will take, every term in words; of no plans, nothing."""
+    if not len(columns):
+        return []
     sheet = Sheet(context, columns)
     return [(sheet.plan(i), forecast) for i, forecast in enumerate(_forecasts(sheet))]
 

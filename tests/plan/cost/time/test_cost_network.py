@@ -1,5 +1,7 @@
 """Ring formulas and what each class of sharding communicates, by hand."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -147,6 +149,16 @@ def test_what_a_sharded_unit_costs_beyond_its_collectives_follows_the_reductions
     assert "upkeep of shards" not in {term.name for term in unprobed}
     copies = network_terms(PricedTask(profile(4), cluster(4, links=(PROBED,)), 64, 1), plan(Layout(4), 4), 1.0)
     assert "upkeep of shards" not in {term.name for term in copies}
+
+
+@pytest.mark.parametrize(("zero", "milliseconds"), [(1, 5 * (4 + 3 * 0.5)), (2, 4 * 5 * 4), (3, 4 * 5 * 4)])
+def test_a_unit_costs_something_however_little_it_computes(zero, milliseconds):
+    """Five units that compute for 2 of the probe's 4 ms lie between 3 ms and 5; where gradients are kept, 0.5 ms."""
+    link = dataclasses.replace(PROBED, least_unit_seconds=3e-3, kept_unit_seconds=0.5e-3)
+    sheet = PricedTask(profile(4), cluster(4, links=(link,)), 64, 1).sheet(plan(Layout(dp_shard=4), 4, zero=zero))
+    found = network_components(sheet, np.array([1.0]), np.array([4 * 5 * 2e-3]))
+    (upkeep,) = [column.values[0] for column in found if column.name == "upkeep of shards"]
+    assert upkeep == pytest.approx(milliseconds * 1e-3)
 
 
 def test_collectives_between_layers_cost_more_than_they_take_by_themselves():

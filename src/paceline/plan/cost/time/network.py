@@ -131,26 +131,31 @@ def network_components(
 def _unit_upkeep(sheet: Sheet, computing_seconds: Floats) -> list[Component]:
     """Return what sharded units cost beyond their collectives, where a probe measured it: of CPUs alone.
 
-    Hooks, copies and waits of every unit, in every micro-batch whose gradients are reduced; most of it is computing
-    that is held up while the last unit's gradients travel, so a unit that computes for less time than what was probed
-    pays in proportion; starts of operators aside, since what was probed is products alone. Example: 7 units of 5 ms in
-    4 micro-batches of ZeRO-3 take 140 ms, of ZeRO-1, which reduces once, 35 ms; half of it where units compute for 2 ms
-    and the probe's for 4.
+    Hooks, copies and waits of every unit, in every micro-batch whose gradients are reduced: some of it whatever is
+    computed, the rest computing that is held up while the last unit's gradients travel, in proportion to it up to what
+    was probed; starts of operators aside, since what was probed is products alone. In micro-batches that keep their
+    gradients it is hooks alone. Example: 7 units of 5 ms in 4 micro-batches of ZeRO-3 take 140 ms, of ZeRO-1, which
+    reduces once, 35 ms and 3 x 7 times a hook; where units compute for 2 ms, the probe's for 4, and one that computes
+    nothing adds 3 ms, each is 4 ms.
     """
     columns, part, times = sheet.columns, sheet.heaviest, reductions(sheet)
     link = sheet.context.cluster.links[0]
     each = np.full(len(columns), link.unit_seconds)
     if link.work_seconds:
         busy = computing_seconds / columns.accumulation / np.maximum(1, part.units)
-        each = each * np.minimum(1.0, busy / link.work_seconds)
+        least = link.least_unit_seconds
+        each = least + (each - least) * np.minimum(1.0, busy / link.work_seconds)
     shards = columns.state_degree > 1
     if not link.unit_seconds or not shards.any():
         return []
 
     def text(i: int) -> str:
-        return f"{times[i]} x {part.units[i]:.0f} units x {each[i] * 1e3:.3g} ms beyond their collectives, as probed"
+        words = f"{times[i]} x {part.units[i]:.0f} units x {each[i] * 1e3:.3g} ms beyond their collectives"
+        rest = f", {keeps[i]} x {link.kept_unit_seconds * 1e3:.3g} ms each where gradients are kept" if keeps[i] else ""
+        return f"{words}{rest}, as probed"
 
-    seconds = np.where(shards, times * part.units * each, 0.0)
+    keeps = columns.accumulation - times
+    seconds = np.where(shards, part.units * (times * each + keeps * link.kept_unit_seconds), 0.0)
     known = np.full(len(columns), SOURCES.index("measured"))
     return [Component("upkeep of shards", "sync", seconds, known, text, "measured", shards, "reduce")]
 
