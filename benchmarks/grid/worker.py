@@ -79,6 +79,7 @@ def measure(request_path: Path, result_path: Path) -> None:
         fixed_seconds.append(fixed.seconds())
         for place in range(len(turns)):
             at = (place + number) % len(turns)
+            turns[at].step()
             seconds[at] += [turns[at].step() for _ in range(request["steps"])]
     fixed_seconds.append(fixed.seconds())
     if world.is_first:
