@@ -92,7 +92,9 @@ def own_cache() -> Iterator[None]:
     os.environ["XDG_CACHE_HOME"] = folder
     be_strict()  # also in what started/nursery.py forks
     from started.inside import forked_inside
+    from started.orphans import watch
 
+    watch()
     with forked_inside():
         yield
     shutil.rmtree(folder, ignore_errors=True)

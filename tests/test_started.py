@@ -7,12 +7,15 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from runs import environment
 from started.command import is_alike, read
 from started.popen import COLD, Warm
+
+from paceline.patience import Patience
 
 SCRIPT = """
 import atexit, json, os, signal, sys
@@ -81,3 +84,57 @@ def test_only_commands_of_python_alone_are_forked() -> None:
     for words in (["bash"], [sys.executable], [sys.executable, "-c", "1"], [sys.executable, "-X", "dev", "a.py"],
                   [sys.executable, "-m", "pytest"], [sys.executable, "-"]):  # fmt: skip
         assert read(words) is None, words
+
+
+KILLED = """
+import os, signal, subprocess, sys
+from pathlib import Path
+from runs import environment
+from started.popen import Warm
+
+def test_that_starts_processes_and_is_killed():
+    words = [sys.executable, str(Path(__file__).with_name("sleeps.py"))]
+    cold = subprocess.Popen(["sleep", "1000"], env=environment(), start_new_session=True)
+    warm = Warm(words, env=environment(), process_group=0, stdout=subprocess.PIPE, text=True)
+    child = warm.stdout.readline().strip()
+    Path(__file__).with_name("started.txt").write_text(f"{cold.pid} {warm.pid} {child}")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+OWN_CONFTEST = f"""
+import runpy
+own_cache = runpy.run_path({str(Path(__file__).with_name("conftest.py"))!r})["own_cache"]
+"""
+SLEEPS = """
+import subprocess, time
+print(subprocess.Popen(["sleep", "1000"], process_group=0).pid, flush=True)
+time.sleep(1000)
+"""
+
+
+def test_what_a_killed_test_run_has_started_ends(tmp_path: Path) -> None:
+    """The nodes of a test outlived a pytest that was killed, and took a core from the tests after it."""
+    (tmp_path / "test_killed.py").write_text(KILLED)
+    (tmp_path / "conftest.py").write_text(OWN_CONFTEST)
+    (tmp_path / "sleeps.py").write_text(SLEEPS)
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-c",
+             os.devnull, "--rootdir", str(tmp_path), str(tmp_path / "test_killed.py")]  # fmt: skip
+    with (tmp_path / "said.txt").open("w") as said:  # not a pipe, which processes that live on would hold open
+        killed = subprocess.run(words, env=environment(), stdout=said, stderr=said, check=False)
+    assert killed.returncode == -signal.SIGKILL, (tmp_path / "said.txt").read_text()
+    started = [int(number) for number in (tmp_path / "started.txt").read_text().split()]
+    patience = Patience(20)
+    try:
+        while running := [number for number in started if is_running(number)]:
+            assert not patience.is_over, f"{running} of {started} outlive their pytest"
+            time.sleep(0.02)
+    finally:
+        for number in filter(is_running, started):
+            os.kill(number, signal.SIGKILL)
+
+
+def is_running(number: int) -> bool:
+    """Return whether there is such a process, and it has not ended."""
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from paceline.errors import ConfigError
 from paceline.plan.choice import Prepared
@@ -33,14 +33,26 @@ def prepare_task(spec: Spec, *, say: Callable[[str], None] | None = None) -> Pre
     batch = batch_samples(task, items)
     steps = total_steps(task, batch, items, facts.samples)
     course, read = course_of(task.growth, batch, facts.items_per_sample), task.selection.candidates_of
-    taken = sum(count * read(samples) for count, samples in course.stretches(steps=steps))
+    stretches = [(count, read(samples)) for count, samples in course.stretches(steps=steps)]
+    taken = sum(count * samples for count, samples in stretches)
     if facts.end is not None and taken > facts.end:
         raise ConfigError(
             f"the mixture ends after {facts.end:,} samples, and the task takes {taken:,}",
             "every source that still has a weight is then read as often as its limit allows",
-            f'task.stop = "{facts.end // read(batch)} steps", later limits, or a source without one',
+            f'task.stop = "{_steps_within(facts.end, stretches)} steps", later limits, or a source without one',
         )
     return Prepared(spec, facts, profile, batch, steps, settled.decisions)
+
+
+def _steps_within(samples: int, stretches: Sequence[tuple[int, int]]) -> int:
+    """Return how many steps no more than so many samples are enough for; stretches are (steps, samples of each)."""
+    steps = 0
+    for count, batch in stretches:
+        whole = min(count, samples // batch)
+        steps, samples = steps + whole, samples - whole * batch
+        if whole < count:
+            break
+    return steps
 
 
 def refuse_unmeasured(spec: Spec, facts: DataFacts) -> None:

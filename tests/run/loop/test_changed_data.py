@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 from tests_shared import plan_of
 
+from paceline.checkpoint import read_manifest
 from paceline.errors import ConfigError
 from paceline.run.loop import in_world
 from paceline.run.loop.training import Training
@@ -75,6 +77,29 @@ def test_changed_data_are_refused_in_words_and_accepted_by_their_fingerprint(tmp
     assert any("the data changed" in each and "35 now" in each for each in told)
     given = [record["given"] for record in read_journal(tmp_path / "run") if record["kind"] == "sources"]
     assert given[-1]["first"]["samples"] + given[-1]["second"]["samples"] == 4 * STEPS
+
+
+def test_the_state_of_the_data_is_a_fingerprint_a_seed_and_a_position_whatever_they_are(tmp_path: Path) -> None:
+    """Under 300 bytes, of which the batches of a resume follow; nothing else of a checkpoint grows with the data."""
+    found: dict[tuple[int, int], dict[str, Any]] = {}
+    for documents in (30, 900):
+        folder = tmp_path / str(documents)
+        folder.mkdir()
+        for name in ("first", "second"):
+            write(folder, name, documents)
+        for step in (2, 4):
+            losses = train(folder, step)
+            newest = max((folder / "run" / "checkpoints").glob("step-*"), key=lambda path: path.name)
+            found[documents, step] = dict(read_manifest(newest).extra)
+        assert len(losses) == 2, "it went on where it was left"
+    for (documents, step), extra in found.items():
+        state = {"fingerprint": extra["data_fingerprint"], "seed": extra["spec"]["task"]["seed"],
+                 "position": extra["progress"]["position"]}  # fmt: skip
+        assert state["seed"] == 3 and state["position"] == 4 * step and len(json.dumps(state)) < 300
+        before = found[documents, 2]
+        assert {name for name in extra if extra[name] != before[name]} <= {"progress", "guard"}, "no more is kept"
+    few, many = (len(json.dumps(found[documents, 4], default=str)) for documents in (30, 900))
+    assert abs(many - few) < 40, "a few digits"
 
 
 def test_a_part_that_changes_in_content_alone_is_named(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from paceline.errors import ConfigError
 from paceline.spec.layout import accumulation_for
 from paceline.spec.plan import Plan, rows_refusal
 from paceline.task.data.order.many_steps import StepIds
+from paceline.task.data.order.mixture import past_end
 from paceline.task.data.order.of_source import ids_at, is_scattered, order_of
 from paceline.task.data.order.permutation import sample_ids
 from paceline.task.data.protocol import FinishesBatches, ReadsAhead, Source, filled_for, read_scattered, reading_ahead
@@ -125,6 +126,7 @@ class BatchStream:
         if is_scattered(order_of(self.source)):
             read_scattered([self.source])
         self._fetching = reading_ahead(self.source)
+        self._end: int | None = getattr(order_of(self.source), "end", None)  # of a mixture whose sources have limits
         self._ids, self._lock = StepIds(self.source, self.seed), threading.Lock()
         self._together = RowsTogether(self.source, self._ids)
         self._cuts: tuple[Plan, dict[tuple[int | None, int | None], tuple[np.ndarray, list[range]]]] = self.plan, {}
@@ -162,7 +164,7 @@ class BatchStream:
 
         The batch has the plan's size, or that of the step where they differ, or `samples` over all ranks, of which a
         rank passes `micro_batch` at once. All ranks ask for the same. Without a `step` all batches before are taken to
-        be as large as the plan's.
+        be as large as the plan's. Raises DataError where the data end within the batch: on all ranks.
         """
         plan = self.plan
         step = position // plan.batch_samples + 1 if step is None else step
@@ -171,6 +173,8 @@ class BatchStream:
             micro_batch = micro_batch or self._at_once(position, samples)
         offsets, parts = self._cut(samples, micro_batch)
         samples = samples or plan.batch_samples
+        if self._ends_within(position, samples):
+            raise past_end(self._end or 0)
         with self._lock:  # several threads may read several batches
             rows = self._together.at(position, offsets, samples)
             if self._fetching is not None:
@@ -186,11 +190,17 @@ class BatchStream:
             return None
         offsets, parts = self._cut(None, None)
         samples = self.plan.batch_samples
+        if any(self._ends_within(position, samples) for position, _ in calls):
+            return None
         with self._lock:
             rows = [self._together.at(position, offsets, samples) for position, _ in calls]
         if any(each.held is None for each in rows):
             return None
         return [partial(self._made, own, parts, *call, samples) for own, call in zip(rows, calls, strict=True)]
+
+    def _ends_within(self, position: int, samples: int) -> bool:
+        """Return whether the data end within a global batch: no rank reads it, though some would find their rows."""
+        return self._end is not None and position + samples > self._end
 
     def _made(self, rows: StepRows, parts: Sequence[range], position: int, step: int, samples: int) -> StepBatch:
         return StepBatch(step, position, samples, tuple([self._read(rows, part, step) for part in parts]))

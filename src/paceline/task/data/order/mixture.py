@@ -87,11 +87,7 @@ class MixtureOrder:
         if flat.size and int(flat.min()) < 0:
             raise ValueError(f"positions count from 0, not {int(flat.min())}")
         if self.end is not None and flat.size and int(flat.max()) >= self.end:
-            raise DataError(
-                f"the mixture ends after {self.end:,} samples",
-                "every source that still had a weight was read as often as its limit allows",
-                "a later limit, a source without one, or an earlier task.stop",
-            )
+            raise past_end(self.end)
         blocks, inside = np.divmod(flat, BLOCK)
         segments = np.searchsorted(self._firsts, blocks, side="right") - 1
         which, own = np.empty(flat.size, dtype=np.int64), np.empty(flat.size, dtype=np.int64)
@@ -120,6 +116,15 @@ class MixtureOrder:
             for source, count in enumerate(np.bincount(which, minlength=len(found)).tolist()):
                 found[source] += count
         return found
+
+
+def past_end(end: int) -> DataError:
+    """Return the error of asking for samples past the end of a mixture."""
+    return DataError(
+        f"the mixture ends after {end:,} samples",
+        "every source that still had a weight was read as often as its limit allows",
+        "a later limit, a source without one, or an earlier task.stop",
+    )
 
 
 def _stride(size: int) -> int:
