@@ -65,7 +65,9 @@ class BetweenSteps(InWorld):
         scaler, step, last = self._stepper.scaler, stats.step, stats.step == self.brief.steps
         self._mark()
         self._keeper.poll()
-        ids = ids_read(batch, self.world, self.brief.plan.layout) if self.spec.run.record_samples else None
+        ids = None
+        if self.spec.run.record_samples:
+            ids = ids_read(batch, self.world, self.brief.plan.layout, self._under.ids_of)
         if self._expected is not None:
             ids = self.world.share(ids) if self.spec.run.record_samples else None  # every rank holds it against them
             rounding = rounding_of(self.brief.plan.precision, self.spec.task.model)
