@@ -207,24 +207,32 @@ def test_a_plan_under_which_a_metric_sees_parts_of_sequences_is_refused(tmp_path
         assert "the metric 'accuracy' cannot be had with cp = 2" in said and layout == "dp_shard=2"
 
 
-def _remembered(folder: str) -> tuple[set[str], set[str]]:
-    """Return the tensors whose sums a rank holds against its state, before and after a change of the plan."""
+def _remembered(folder: str) -> tuple[set[str], set[str], int]:
+    """Return the tensors whose sums a rank holds against its state, before and after a change of the plan.
+
+    And how many looks at memory the next one is held against.
+    """
     run = training(here(), fp64(Layout(dp_replicate=2)), Path(folder))
     run._call = Path(folder) / "call"  # as of a supervisor that keeps ranks
     known = []
     for batch in run:
         run.step(batch)
+        for look in range(3):
+            run._leaks.look(look, {"weights": 1.0})
         run.replan(fp64(Layout(dp_replicate=2) if not known else Layout(dp_shard=2)))
         known.append(set(run._agreed._sums))
         if len(known) == 2:
             break
-    return known[0], known[1]
+    return known[0], known[1], len(run._leaks._looks)
 
 
 def test_what_ranks_agreed_on_is_that_of_the_plan_at_hand(tmp_path: Path) -> None:
-    """Sums of another plan's parts would be held against this one's, and every tensor be told as changed."""
-    for copied, sharded in run_ranks(_remembered, 2, str(tmp_path)):
-        assert copied and not sharded
+    """Sums of another plan's parts would be held against this one's, and every tensor be told as changed.
+
+    Nor is what a rank holds of memory under one plan growth over what it held under another.
+    """
+    for copied, sharded, looks in run_ranks(_remembered, 2, str(tmp_path)):
+        assert copied and not sharded and looks == 0
 
 
 def test_a_plan_that_cannot_take_over_is_refused(tmp_path: Path) -> None:
