@@ -177,5 +177,10 @@ class HandedBack(KeyboardInterrupt):
 def suggestion(word: str, known: Iterable[str]) -> str:
     """Return "did you mean 'x'?" for the nearest known word, or the list of known words."""
     known = sorted(known)
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"did you mean '{near[0]}'?" if near else f"one of: {', '.join(known)}"
+    near = nearest(word, known)
+    return f"did you mean '{near}'?" if near is not None else f"one of: {', '.join(known)}"
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word that is most like another one; None where none is like it."""
+    return next(iter(difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.5)), None)

@@ -204,6 +204,27 @@ def test_costs_against_the_number_of_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.deep
+def test_a_world_that_connects_on_demand(tmp_path: Path) -> None:
+    """Six ranks live with the connections that 257 would have; one is killed, and no other waits for it for ever."""
+    result, printed = run_script("worlds/large_world.py", tmp_path, "6", "--on-demand-above", "4", "--limit", "200")
+    assert all(row["ranks"] == 6 for what, row in list(result["parts"].items())[:-2]) and len(result["parts"]) == 12
+    assert result["ends"] == {"killed": 1, "save ended, given up": 5}
+    assert (result["failed"], result["late"]) == (0, [])
+    assert any("a rank stopped answering" in says for says in result["says"]) and "| load | 6 |" in printed
+
+
+@pytest.mark.deep
+def test_ranks_that_are_late_are_not_said_to_have_failed(tmp_path: Path) -> None:
+    """Those that the benchmark ends at its limit have peers whose connections then end: not an error of theirs."""
+    out = tmp_path / "result.json"
+    script = [sys.executable, SCRIPTS / "worlds/large_world.py", "6", "--limit", "0.5", "--json", out]
+    done = run_patiently(script, 300, cwd=tmp_path)
+    assert done.returncode == 1
+    result = json.loads(out.read_text())
+    assert len(result["late"]) == 6 and result["failed"] == 0 and sum(result["late at"].values()) == 6
+
+
+@pytest.mark.deep
 def test_what_checkpoints_cost(tmp_path: Path) -> None:
     result, printed = run_script("checkpoint_stall.py", tmp_path, "--quick", "--dir", str(tmp_path))
     assert all(run["stall_seconds"] > 0 for run in result["runs"].values())

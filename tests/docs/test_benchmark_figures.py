@@ -60,3 +60,13 @@ def test_the_readme_tells_what_the_grid_did() -> None:
                  f"memory by {scores['memory_mape'] * 100:.1f} %",
                  f"80 % intervals hold {scores['covered_80'] * 100:.0f} %"):  # fmt: skip
         assert told in readme, told
+
+
+def test_the_page_on_scale_tells_what_many_real_ranks_did() -> None:
+    page = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+    saved = json.loads((ROOT / "benchmarks" / "results" / "figures" / "large_world.json").read_text(encoding="utf-8"))
+    parts, ranks = saved["parts"], saved["ranks"]
+    more = parts["group of saves"]["sockets"] - parts["groups of a layout"]["sockets"]
+    assert f"each of {ranks} real ranks whose gloo connects on demand has {more:.0f} sockets" in page.replace("\n", " ")
+    assert (saved["failed"], saved["late"]) == (0, []) and parts["load"]["ranks"] == ranks
+    assert saved["ends"] == {"killed": 1, "save ended, given up": ranks - 1}

@@ -98,12 +98,12 @@ def _memory_lines(file: FileScore) -> Iterator[str]:
             yield f"intervals of memory: {held}"
     called = [
         f"{wrong} of {rows} {what}"
-        for wrong, rows, what in (
-            (score.oom_called_feasible, score.oom_rows, "out of memory called feasible"),
-            (score.failed_called_feasible, score.failed_rows, "failed, for whatever cause, called feasible"),
-            (score.ok_called_infeasible, score.ok_rows, "that ran called infeasible"),
+        for wrong, rows, is_told, what in (
+            (score.oom_called_feasible, score.oom_rows, True, "out of memory called feasible"),
+            (score.failed_called_feasible, score.failed_rows, True, "failed, for whatever cause, called feasible"),
+            (score.ok_called_infeasible, score.ok_rows, score.ok_called_infeasible > 0, "that ran called infeasible"),
         )
-        if rows and (wrong or what != "that ran called infeasible")
+        if rows and is_told
     ]
     if called:
         yield f"feasible: {', '.join(called)}"

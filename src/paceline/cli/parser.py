@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from paceline.config.other_words import said_elsewhere
-from paceline.errors import ConfigError, suggestion
+from paceline.errors import ConfigError, nearest, suggestion
 
 EXIT_CODES = {
     0: "done",
@@ -82,9 +82,9 @@ class Parser(argparse.ArgumentParser):
 
 def _option_near(name: str, known: list[str]) -> str:
     """Return what to write for an option: dashes, which all options have, make no two of them alike."""
-    told = suggestion(name.lstrip("-"), [option.lstrip("-") for option in known])
-    if told.startswith("did you mean '"):
-        return told.replace("'", "'--", 1)
+    near = nearest(name.lstrip("-"), [option.lstrip("-") for option in known])
+    if near is not None:
+        return f"did you mean '--{near}'?"
     return f"one of: {', '.join(known)}"
 
 

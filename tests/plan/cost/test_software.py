@@ -17,8 +17,9 @@ from paceline.plan.cost.memory.recompute import WHOLE_INPUTS
 from paceline.plan.cost.memory.usable import HEADROOM, needed
 from paceline.plan.cost.pricing import memory_of, needed_bytes, price
 from paceline.plan.cost.programs.known import MEGATRON
-from paceline.plan.cost.sheet import REPLICATED_MOVES, PricedTask
+from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.cost.software import PACELINE, Software
+from paceline.plan.cost.time.block_seconds import REPLICATED_MOVES
 from paceline.spec.cluster import Cluster, ClusterSpec, Link
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from distributed import run_ranks
 from rounding import FP64_TRAINED, assert_curves_close
-from tests_shared import SEQ_LEN, decoder_task, plan_of
+from tests_shared import SEQ_LEN, PaddedText, decoder_task, plan_of
 from torch import nn
 
 from paceline.checkpoint import training_state
@@ -22,8 +22,9 @@ from paceline.errors import ConfigError
 from paceline.run.loop.training import Training
 from paceline.run.loop.under_plan import refuse_replan
 from paceline.run.process.brief import Brief
-from paceline.run.process.groups import COLLECTIVE_TIMEOUT
-from paceline.run.process.world import World, build_mesh
+from paceline.run.process.groups import COLLECTIVE_TIMEOUT, abort_groups
+from paceline.run.process.place import Place
+from paceline.run.process.world import World, build_mesh, join_next
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.journal.reading import read_journal
@@ -31,6 +32,8 @@ from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
 from paceline.spec.run import RunSpec
+from paceline.spec.task import Task
+from paceline.spec.watch.evaluate import EvaluateSpec
 from paceline.units import Amount
 
 STEPS, EACH = 8, 2
@@ -41,8 +44,8 @@ def fp64(layout: Layout) -> Plan:
     return plan_of(layout, batch=6, precision="fp64")
 
 
-def training(world: World, plan: Plan, run_dir: Path) -> Training:
-    task = decoder_task(stop=Amount(STEPS, "steps"))
+def training(world: World, plan: Plan, run_dir: Path, task: Task | None = None) -> Training:
+    task = task or decoder_task(stop=Amount(STEPS, "steps"))
     run = RunSpec(checkpoint_every=None, evaluate_every=None, check_every=None)
     brief = Brief(plan, STEPS, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())
     return Training(Spec(task=task, cluster=ClusterSpec(learn=False), run=run), brief, world, run_dir)
@@ -104,6 +107,33 @@ def test_three_rebuilds_leave_no_thread_no_descriptor_and_no_model(tmp_path: Pat
         assert freed
 
 
+def _in_two_worlds(folder: str, store: str) -> list[tuple[float, float]]:
+    """Make half of the steps on four ranks, and the others on the first two of these, in a world of their own."""
+    run = training(here(), fp64(Layout(dp_shard=2, tp=2)), Path(folder))
+    rank, found, batches = dist.get_rank(), [], iter(run)
+    for batch in batches:
+        stats = run.step(batch)
+        found.append((stats.loss, stats.grad_norm))
+        if stats.step != STEPS // 2:
+            continue
+        run.save()
+        dist.barrier()
+        abort_groups()
+        if rank > 1:
+            break
+        run.replan(fp64(Layout(dp_shard=2)), join_next(run.world, Place(rank, 2, rank, 2, f"file://{store}")))
+    return found
+
+
+def test_a_run_goes_on_in_a_smaller_world_of_the_same_processes(tmp_path: Path) -> None:
+    alone = World(0, 1, 0, torch.device("cpu"))
+    expected = through(training(alone, fp64(Layout()), tmp_path / "one"), [])
+    first, second, *others = run_ranks(_in_two_worlds, 4, str(tmp_path / "four"), str(tmp_path / "store"))
+    for found in (first, second):
+        assert_curves_close(found, expected, FP64_TRAINED)
+    assert [len(found) for found in others] == [STEPS // 2] * 2
+
+
 def _timeouts() -> tuple[set[float], int]:
     """Return the time-outs of all groups of a world in seconds, and how many groups a second look makes."""
     world = here()
@@ -150,6 +180,59 @@ def test_every_group_has_the_one_time_out_and_is_made_once() -> None:
     for seconds, made in run_ranks(_timeouts, 4):
         assert seconds == {COLLECTIVE_TIMEOUT.total_seconds()}
         assert made == 0
+
+
+def accuracy(outputs: object, batch: object) -> float:
+    """A metric of the user's own, which would see parts of sequences where ranks share these."""
+    return 1.0
+
+
+def _measured_under_shared_sequences(folder: str) -> tuple[str, str]:
+    """Return what is said of a plan under which a metric would see parts, and under which plan the run goes on."""
+    data, evaluate = (PaddedText(), PaddedText()), EvaluateSpec(metrics=(accuracy,))
+    task = decoder_task(stop=Amount(STEPS, "steps"), data=data, evaluate=evaluate)
+    run = training(here(), fp64(Layout(dp_shard=2)), Path(folder), task)
+    for batch in run:
+        run.step(batch)
+        try:
+            run.replan(fp64(Layout(cp=2)))
+        except ConfigError as error:
+            return str(error), str(run.brief.plan.layout)
+    return "", ""
+
+
+def test_a_plan_under_which_a_metric_sees_parts_of_sequences_is_refused(tmp_path: Path) -> None:
+    """As it is where a run begins under such a plan; what the run had is still there."""
+    for said, layout in run_ranks(_measured_under_shared_sequences, 2, str(tmp_path)):
+        assert "the metric 'accuracy' cannot be had with cp = 2" in said and layout == "dp_shard=2"
+
+
+def _remembered(folder: str) -> tuple[set[str], set[str], int]:
+    """Return the tensors whose sums a rank holds against its state, before and after a change of the plan.
+
+    And how many looks at memory the next one is held against.
+    """
+    run = training(here(), fp64(Layout(dp_replicate=2)), Path(folder))
+    run._call = Path(folder) / "call"  # as of a supervisor that keeps ranks
+    known = []
+    for batch in run:
+        run.step(batch)
+        for look in range(3):
+            run._leaks.look(look, {"weights": 1.0})
+        run.replan(fp64(Layout(dp_replicate=2) if not known else Layout(dp_shard=2)))
+        known.append(set(run._agreed._sums))
+        if len(known) == 2:
+            break
+    return known[0], known[1], len(run._leaks._looks)
+
+
+def test_what_ranks_agreed_on_is_that_of_the_plan_at_hand(tmp_path: Path) -> None:
+    """Sums of another plan's parts would be held against this one's, and every tensor be told as changed.
+
+    Nor is what a rank holds of memory under one plan growth over what it held under another.
+    """
+    for copied, sharded, looks in run_ranks(_remembered, 2, str(tmp_path)):
+        assert copied and not sharded and looks == 0
 
 
 def test_a_plan_that_cannot_take_over_is_refused(tmp_path: Path) -> None:

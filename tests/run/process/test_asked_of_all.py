@@ -140,8 +140,34 @@ def batch_of(rank: int) -> StepBatch:
 
 def test_ids_of_samples_go_to_rank_0_alone(nobody_asks: None) -> None:
     layout = Layout(dp_shard=2, tp=2)  # neighbours read the same rows, and one of them tells
-    found = on_threads(4, lambda world: ids_read(batch_of(world.rank // 2), world, layout))
+    found = on_threads(4, lambda world: ids_read(batch_of(world.rank // 2), world, layout, lambda at: 11 * at))
+    assert found == [[0, 10, 20, 30], None, None, None], "not those of these positions, so each tells what it has read"
+
+
+def test_ids_that_are_those_of_the_positions_are_sent_by_nobody(
+    nobody_asks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = Layout(dp_shard=2, tp=2)
+    monkeypatch.setattr(World, "bring_to_first", lambda world, item: pytest.fail("a rank sends its ids"))
+    found = on_threads(4, lambda world: ids_read(batch_of(world.rank // 2), world, layout, lambda at: 10 * at))
     assert found == [[0, 10, 20, 30], None, None, None]
+
+
+@pytest.mark.parametrize("case", ["exchanged", "twice", "elsewhere"])
+def test_ids_that_depart_are_told_as_they_were_read(case: str) -> None:
+    """Two ranks with each other's samples, both with the same rows, and one with those of other positions."""
+
+    def read(world: World) -> list[int] | None:
+        batch = batch_of(0 if case == "twice" else world.rank)
+        if case == "exchanged":
+            for micro in batch.micro_batches:
+                micro.ids = 10 * (micro.position ^ 1) * np.ones(1, dtype=np.int64)
+        elif case == "elsewhere" and world.rank:
+            batch.micro_batches[0].ids = np.array([70])
+        return ids_read(batch, world, Layout(dp_shard=2), lambda at: 10 * at)
+
+    expected = {"exchanged": [10, 0, 30, 20], "twice": [0, 0, 20, 20], "elsewhere": [0, 70, 20, 30]}
+    assert on_threads(2, read) == [expected[case], None]
 
 
 def test_the_first_that_has_something_is_heard_and_nobody_else_is_asked(nobody_asks: None) -> None:

@@ -13,7 +13,7 @@ from paceline.run.evaluate.best import called_off
 from paceline.run.loop.evaluate import EvaluationResult, evaluate
 from paceline.run.loop.in_world import InWorld
 from paceline.run.loop.loader import StepBatch
-from paceline.run.loop.resume import state_tensors
+from paceline.run.loop.resume import Restored, state_tensors
 from paceline.run.loop.step import StepStats
 from paceline.run.memory.leaks import LeakWatch
 from paceline.run.memory.spent import spent_now, spent_on
@@ -43,8 +43,6 @@ class BetweenSteps(InWorld):
 
     def _begin(self) -> None:
         self._stop = StopFlag()
-        self._leaks = LeakWatch(self.brief.usable_bytes)
-        self._held: tuple[int, HeldBytes] | None = None  # the tensors at the look that told of growing memory
         self._idle: IdleWatch | None = None  # of a `Run` alone: other loops are ours
         self._counts = OwnCounts()
         self._is_spent = False  # whether a budget has ended the run
@@ -53,6 +51,11 @@ class BetweenSteps(InWorld):
         task = self.spec.task
         if isinstance(task.model, ModelSpec) and is_named(task.model.name):
             self._objective = objective_of(task, self.source.unit)
+
+    def _follow_plan(self, restored: Restored | None) -> None:
+        super()._follow_plan(restored)
+        self._leaks = LeakWatch(self.brief.usable_bytes)  # under another plan a rank holds more, or less
+        self._held: tuple[int, HeldBytes] | None = None  # the tensors at the look that told of growing memory
 
     def _remark(self, batch: StepBatch) -> None:
         """Say what the first steps show of the batch and of the model."""
@@ -65,7 +68,9 @@ class BetweenSteps(InWorld):
         scaler, step, last = self._stepper.scaler, stats.step, stats.step == self.brief.steps
         self._mark()
         self._keeper.poll()
-        ids = ids_read(batch, self.world, self.brief.plan.layout) if self.spec.run.record_samples else None
+        ids = None
+        if self.spec.run.record_samples:
+            ids = ids_read(batch, self.world, self.brief.plan.layout, self._under.ids_of)
         if self._expected is not None:
             ids = self.world.share(ids) if self.spec.run.record_samples else None  # every rank holds it against them
             rounding = rounding_of(self.brief.plan.precision, self.spec.task.model)

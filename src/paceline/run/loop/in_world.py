@@ -12,14 +12,14 @@ import torch
 from torch import nn
 
 from paceline.checkpoint.tiers.held_by_ranks import HeldByRanks
-from paceline.errors import OutOfMemory, StorageError
+from paceline.errors import ConfigError, OutOfMemory, StorageError
 from paceline.lock import RunLock, take
 from paceline.plan.feasible.micro_batch import with_micro_batch
 from paceline.run.callbacks.callbacks import Callbacks
 from paceline.run.evaluate.best import BestEvaluation, values_on_record, was_stopped
 from paceline.run.evaluate.samples import sample_writer
 from paceline.run.loop.evaluate import unigram_bar
-from paceline.run.loop.resume import Progress, RunIdentity, state_tensors
+from paceline.run.loop.resume import Progress, Restored, RunIdentity, state_tensors
 from paceline.run.loop.sources import open_sets, open_together
 from paceline.run.loop.step import Stepper, StepStats
 from paceline.run.loop.under_plan import UnderPlan
@@ -68,8 +68,10 @@ from paceline.spec.plan import Plan
 from paceline.spec.sync import refuse_between
 from paceline.supervise.supervisor import is_supervised
 from paceline.task.data.described import described
+from paceline.task.metrics.metric import Metric
 from paceline.task.metrics.resolve import metrics_of
 from paceline.task.models.huggingface.export import keep_folder
+from paceline.task.objective import Objective
 from paceline.task.optimizer.schedule import course_of
 from paceline.task.settled import settle
 from paceline.units import Amount
@@ -158,24 +160,11 @@ class InWorld:
         let_go(together, self.world)
         restored = self._under.restored
         self._recovered.built(restored)
-        self.progress = restored.progress if restored else Progress(0, 0)
+        self._follow_plan(restored)
         self._judge = self._judge_of_record()
-        measured = {"": self.held_out, **self._sets} if self.held_out else {}
-        objective = self._stepper.turns[self._stepper.main].turn.objective
-        cp = self.brief.plan.layout.cp
-        self._writer = sample_writer(self.spec.task.samples, self.source, objective, self.spec.task.seed)
-        self._metrics = {
-            name: metrics_of(self.spec.task.evaluate, source, objective, cp) for name, source in measured.items()
-        }
         self._first_step = self.progress.step + 1
-        copies = self.brief.plan.layout.dp_replicate if self.brief.plan.sync.is_plain else 1
-        self._agreed = Agreed(remembers=copies > 1 and self._call is not None)
-        if restored:
-            tensors = state_tensors(self._under.built) if self._agreed.remembers else {}
-            self._agreed.after(self.progress.step, tensors)
         self._passed_over = PassedOver(self.dir, self.world)
         self._position, self._went_back = self._passed_over.position_from(self.progress.position), False
-        self._expected: StepBefore | None = self._step_before() if restored and not restored.data_changed else None
         assert self.world.is_first or isinstance(self._record, SilentRecorder), "one rank records, and goes on doing so"
         is_new = self.world.is_first and isinstance(self._record, SilentRecorder)
         if is_new:
@@ -208,6 +197,46 @@ class InWorld:
         self._made = together.stats if together and together.stats else self._made
         if together and together.stats and not together.is_done:
             self._done_step -= 1
+
+    def _follow_plan(self, restored: Restored | None) -> None:
+        """Go on from what was restored under the plan at hand, and make what depends on both. Every rank calls it."""
+        self.progress = restored.progress if restored else Progress(0, 0)
+        self._metrics = self._metrics_under(self.brief.plan)
+        samples, seed = self.spec.task.samples, self.spec.task.seed
+        self._writer = sample_writer(samples, self.source, self._main_objective, seed)
+        copies = self.brief.plan.layout.dp_replicate if self.brief.plan.sync.is_plain else 1
+        self._agreed = Agreed(remembers=copies > 1 and self._call is not None)
+        if restored:
+            tensors = state_tensors(self._under.built) if self._agreed.remembers else {}
+            self._agreed.after(self.progress.step, tensors)
+        self._expected: StepBefore | None = self._step_before() if restored and not restored.data_changed else None
+
+    def _change_world(self, world: World) -> None:
+        """Take this rank's place in another world, whose process group is the one that this process is in by now.
+
+        Raises ConfigError where the rank that records is not the first one any more.
+        """
+        if world.is_first is isinstance(self._record, SilentRecorder):
+            raise ConfigError(
+                f"rank {self.world.rank} of a run is rank {world.rank} of its next world",
+                "the first rank has the records of the run, and stays the first one",
+                "let ranks keep their order",
+            )
+        self._leave_node()
+        self.world, attempt = world, self._record.attempt if isinstance(self._record, Recorder) else 0
+        self._points = points_of(self.spec.run, self.dir, world.rank, world.size)
+        self._passed_over = PassedOver(self.dir, world)
+        self._node = NodeWatch(self.spec.run, self.dir, world, attempt, self._samples)
+
+    def _metrics_under(self, plan: Plan) -> dict[str, tuple[Metric, ...]]:
+        """Return the metrics of every held-out set. Raises ConfigError for those that cannot be had under the plan."""
+        measured = {"": self.held_out, **self._sets} if self.held_out else {}
+        objective, cp = self._main_objective, plan.layout.cp
+        return {name: metrics_of(self.spec.task.evaluate, source, objective, cp) for name, source in measured.items()}
+
+    @property
+    def _main_objective(self) -> Objective:
+        return self._stepper.turns[self._stepper.main].turn.objective
 
     def _open_budget(self) -> RunBudgets | None:
         """Return the budgets of the run in this world, once its records have begun; the first rank counts it."""

@@ -221,6 +221,11 @@ class BatchStream:
             known = self._cuts[1][samples, micro_batch] = offsets, split_rows(range(len(rows)), passes)
         return known
 
+    def ids_of(self, positions: np.ndarray) -> np.ndarray:
+        """Return the ids of the samples at positions of the stream. Any thread may call: orders keep what they know."""
+        with self._lock:
+            return ids_at(self.source, self.seed, positions)
+
     def chosen(self, batch: StepBatch, places: np.ndarray) -> StepBatch:
         """Return this rank's part of the samples of a batch at these places of it, in micro-batches of the plan.
 
@@ -228,8 +233,7 @@ class BatchStream:
         """
         plan, own = self.plan, self.plan.rows_of(self.data_rank, len(places))
         positions = batch.position + (places[own.start : own.stop] if own else places[:1])
-        with self._lock:
-            ids = ids_at(self.source, self.seed, positions)
+        ids = self.ids_of(positions)
         parts = split_rows(range(len(own)), plan.accumulation)
         rows = StepRows(ids, positions, None)
         micro_batches = tuple(self._read(rows, part, batch.step) for part in parts)

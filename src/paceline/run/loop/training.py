@@ -46,18 +46,25 @@ class Training(BetweenSteps):
         """Go on under another plan from this moment. Every rank calls it between two steps.
 
         The state is saved as a checkpoint, what the plan made is taken down, and the new plan's is built and restored.
-        Forecasts in the journal stay those of the first plan. Raises ConfigError for a plan of another global batch,
-        and for a model that was given as an object, which the plan before has changed in place.
+        `world` is one that this process has joined since it saved the run and left the world before (`join_next`); the
+        newest checkpoint is restored there. Forecasts in the journal stay those of the first plan.
+
+        Raises ConfigError for a plan of another global batch, for one under which a metric cannot be had, and for a
+        model that was given as an object, which the plan before has changed in place.
         """
-        world, before = world or self.world, self.brief.plan
-        build_mesh(plan.layout, world)  # raises where the plan is not for this world, while all is as it was
+        before, has_left = self.brief.plan, world is not None and world is not self.world
+        build_mesh(plan.layout, world or self.world)  # raises where the plan is not for it, while all is as it was
         refuse_replan(self.spec.task, before, plan)
-        self.save()
+        self._metrics_under(plan)
+        if world is not None and has_left:
+            self._change_world(world)
+        else:
+            self.save()
         self.take_down()
-        self.world, self.brief = world, dataclasses.replace(self.brief, plan=plan)
-        self._under = self._build(plan, world)
+        self.brief = dataclasses.replace(self.brief, plan=plan)
+        self._under = self._build(plan, self.world)
         assert self._under.restored is not None
-        self.progress = self._under.restored.progress
+        self._follow_plan(self._under.restored)
         self._record.replanned(self.progress.step, before, plan)
         self._notices.enter(self.brief.usd_per_second, self.world.is_first, self._open_budget())
 

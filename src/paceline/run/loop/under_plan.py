@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -31,7 +32,7 @@ from paceline.spec.task import ModelSpec, Task
 from paceline.task.coupling import is_coupled
 from paceline.task.data.depth import DepthRule
 from paceline.task.data.order.budget import TokenBudget
-from paceline.task.data.order.of_source import ids_at, order_of
+from paceline.task.data.order.of_source import order_of
 from paceline.task.data.protocol import Source
 from paceline.task.data.read_ahead import BeginsReads, ReadAhead, may_read_in_a_thread
 from paceline.task.data.rows.packed import for_device
@@ -113,7 +114,11 @@ class UnderPlan:
         if self._lengths is None:
             return 0
         positions = np.arange(position, position + self._stream.samples_at(position, step), dtype=np.int64)
-        return int(self._lengths[ids_at(self._stream.source, self._stream.seed, positions)].max())
+        return int(self._lengths[self.ids_of(positions)].max())
+
+    def ids_of(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the ids of the samples that stand at positions of the run. Any thread may call."""
+        return self._stream.ids_of(positions)
 
     def read_until(self, step: int) -> None:
         """Read no batch after a step: those that were read are given again. It measures steps without their loader."""

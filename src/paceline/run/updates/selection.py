@@ -31,7 +31,6 @@ from paceline.spec.journal.reading import read_kind
 from paceline.spec.steps.selection import LARGEST, SelectionSpec
 from paceline.spec.task import Task
 from paceline.task.data.order import chosen
-from paceline.task.data.order.of_source import ids_at
 from paceline.task.models.build import evaluating
 from paceline.task.objective import by_row
 from paceline.task.placed import objective_on
@@ -106,7 +105,7 @@ class BatchSelection:
             position=batch.position,
             candidates=candidates,
             chosen=chosen.as_mask(places, candidates),
-            digest=chosen.digest_of(ids_at(self._stream.source, self._seed, batch.position + places)),
+            digest=chosen.digest_of(self._stream.ids_of(batch.position + places)),
             loss=float(losses.sum() / items.sum()),
             seconds=time.perf_counter() - began,
             spread=None if units is None else chosen.spread_ratio(losses, units, count),

@@ -16,7 +16,6 @@ from paceline.spec.plan import Plan
 from paceline.spec.proof.records import FirstDifference
 from paceline.task.models.chain import chain_of
 from paceline.verify.compare.difference import Difference
-from paceline.verify.reference.router import BALANCE
 
 FOLLOWS = ("gradients", "grad_norm", "weights")  # what another loss changes with it; a whole run compares no gradients
 BF16_ROUNDING = (2.0**-12, 2.0**-6)  # relative differences of a few values rounded to 8 bits of mantissa
@@ -49,7 +48,8 @@ class Diagnosis:
 def told(first: Difference, wrong: Iterable[Difference], diagnosis: Diagnosis) -> FirstDifference:
     """Return the first difference with the names of those that are wrong in the same quantity, and what it means."""
     names = [d.name for d in wrong if d.quantity == first.quantity]
-    return FirstDifference(**vars(first), tensors=tuple(names[:LISTED]), tensors_in_all=len(names), **vars(diagnosis))
+    known = {name: value for name, value in vars(first).items() if name != "of_routers"}  # the family says so
+    return FirstDifference(**known, tensors=tuple(names[:LISTED]), tensors_in_all=len(names), **vars(diagnosis))
 
 
 def traits_of(model: nn.Module) -> Traits:
@@ -144,7 +144,7 @@ def _weight(first: Difference, plan: Plan) -> Diagnosis:
 
 def _loss(wrong: list[Difference], plan: Plan, traits: Traits) -> Diagnosis:
     first = wrong[0]
-    if first.name.endswith(BALANCE) or first.name.startswith("entropy of "):
+    if first.of_routers:
         likely = f"loads and loss are right, and what is told of routers is not: by a factor {first.ratio:.4g}"
         return Diagnosis("router statistics", likely)
     if not any(d.quantity in FOLLOWS for d in wrong):

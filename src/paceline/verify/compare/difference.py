@@ -30,6 +30,7 @@ class Difference:
     reference: float
     copies_agree: bool = True  # whether ranks that hold copies of the same part hold the same numbers
     in_journal: bool = False  # whether it is what a run's journal says that differs, not what the run computes
+    of_routers: bool = False  # whether it is told of routers, and compared as a loss is
 
     @property
     def is_scaled(self) -> bool:
@@ -66,12 +67,14 @@ class MeasuredHere:
     mine: object  # plain data, that travels
     of_all: Callable[[list[Any]], list[Difference]]  # given every rank's, in rank order
 
-    def told_as(self, quantity: str = "", name: str = "") -> MeasuredHere:
-        """Return the same measures whose differences have another name or quantity."""
+    def told_as(self, *, quantity: str = "", name: str = "", of_routers: bool = False) -> MeasuredHere:
+        """Return the same measures whose differences have another name or quantity, or are of routers."""
 
         def of_all(ranks: list[Any]) -> list[Difference]:
             return [
-                dataclasses.replace(found, quantity=quantity or found.quantity, name=name or found.name)
+                dataclasses.replace(
+                    found, quantity=quantity or found.quantity, name=name or found.name, of_routers=of_routers
+                )
                 for found in self.of_all(ranks)
             ]
 

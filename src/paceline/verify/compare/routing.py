@@ -32,7 +32,7 @@ def measured_routing(stats: RouterStats | None, expected: Mapping[str, float], s
     ours = dict.fromkeys(expected, math.nan)
     if stats is not None:
         ours |= {**dict(zip(entropies, stats.entropy, strict=True)), BALANCE: stats.balance}
-    return [measured_numbers(ours, expected, step).told_as(quantity="loss")]
+    return [measured_numbers(ours, expected, step).told_as(quantity="loss", of_routers=True)]
 
 
 def told_differences(told: Mapping[str, float], expected: ReferenceStep, step: int, world: World) -> list[Difference]:
@@ -53,5 +53,5 @@ def told_differences(told: Mapping[str, float], expected: ReferenceStep, step: i
 
 
 def as_losses(found: list[Difference]) -> list[Difference]:
-    """Return differences of numbers that may be as far off as a loss."""
-    return [dataclasses.replace(each, quantity="loss") for each in found]
+    """Return differences of numbers told of routers, which may be as far off as a loss."""
+    return [dataclasses.replace(each, quantity="loss", of_routers=True) for each in found]

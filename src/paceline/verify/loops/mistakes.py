@@ -79,10 +79,10 @@ def named_mistake(seen: torch.Tensor, before: torch.Tensor | None, parts: MicroB
 
 def named_loss(told: float, parts: MicroBatches, dtype: str) -> str | None:
     """Return how a reported loss that is wrong was computed, None where no known mistake explains it."""
-    for name, factors in _factors(parts):
+    for name, factors in _factors(parts, "the reported loss"):
         value = sum(factor * loss for factor, loss in zip(factors, parts.losses, strict=True))
         if name and abs(told - value) <= FITS[dtype] * abs(told):
-            return name.replace("the gradient", "the reported loss")
+            return name
     return None
 
 
@@ -94,22 +94,22 @@ def _together(*texts: str) -> str:
     return "; and ".join(text for text in texts if text)
 
 
-def _factors(parts: MicroBatches) -> Iterator[tuple[str, list[float]]]:
-    """Yield (mistake, factor of each micro-batch's summed gradient); the first is right and has no name."""
+def _factors(parts: MicroBatches, what: str = "the gradient") -> Iterator[tuple[str, list[float]]]:
+    """Yield (mistake, factor of each micro-batch's sum of `what`); the first is right and has no name."""
     weights, ranks, count = parts.weights, parts.ranks, len(parts.weights)
     own, ones = parts.per_part(weights), parts.per_part([1.0] * count)
     total = sum(weights)
     yield "", [1 / total] * count
     if max(ones) > 1:
         yield (
-            "the gradient is a mean of the micro-batches' means: each micro-batch divides by its own number of items,"
+            f"{what} is a mean of the micro-batches' means: each micro-batch divides by its own number of items,"
             " and the sum by how many micro-batches there are; divide by the items of the whole batch instead",
             [1 / (parts.number * ones[rank] * max(weight, 1.0)) for rank, weight in zip(ranks, weights, strict=True)],
         )
         numbers = [ranks[:index].count(rank) for index, rank in enumerate(ranks)]
         together = [sum(w for w, n in zip(weights, numbers, strict=True) if n == number) for number in numbers]
         yield (
-            "the gradient is a mean of the micro-batches' means: all ranks share the number of items of a micro-batch,"
+            f"{what} is a mean of the micro-batches' means: all ranks share the number of items of a micro-batch,"
             " but micro-batches have different numbers; divide by the items of the whole batch instead",
             [1 / (max(ones) * items) for items in together],
         )
@@ -121,12 +121,12 @@ def _factors(parts: MicroBatches) -> Iterator[tuple[str, list[float]]]:
             )
     if parts.number > 1:
         yield (
-            "the gradient is a mean of the ranks' means: each rank divides by its own number of items; divide by the"
+            f"{what} is a mean of the ranks' means: each rank divides by its own number of items; divide by the"
             " number of items on all ranks instead",
             [1 / (parts.number * max(own[rank], 1.0)) for rank in ranks],
         )
         yield (
-            "the gradient is rank 0's own: it is not reduced over the ranks",
+            f"{what} is rank 0's own: it is not reduced over the ranks",
             [(rank == 0) / max(own[0], 1.0) for rank in ranks],
         )
 

@@ -15,8 +15,7 @@ from paceline.plan.cost.collectives import (
 )
 from paceline.plan.cost.columns import Floats
 from paceline.plan.cost.components import Component
-from paceline.plan.cost.rates import ATTENTION_PASSES
-from paceline.plan.cost.sheet import UNFUSED_PASSES, Sheet
+from paceline.plan.cost.sheet import Sheet
 from paceline.plan.cost.time.axes import seconds_of
 from paceline.plan.cost.time.compute import calibration_note
 from paceline.plan.cost.time.network import data_seconds
@@ -35,8 +34,7 @@ def scoring_components(sheet: Sheet) -> list[Component]:
     scored, columns, part = sheet.context.scored, sheet.columns, sheet.slowest
     if not scored:
         return []
-    passes = np.where(sheet.context.shapes["fused_attention"] > 0, ATTENTION_PASSES, UNFUSED_PASSES)
-    of_shape = (sheet.product_seconds + sheet.attention_seconds / passes + sheet.moving_seconds) * sheet.factors
+    of_shape = sheet.forward_of_blocks * sheet.factors
     forward = columns.device_samples / columns.cp * np.einsum("rs,rs->r", part.counts, of_shape)
     if sheet.rates.device.kind == "cpu":
         operators = part.number(sheet.context.shapes["operators"] * sheet.factors)

@@ -80,7 +80,7 @@ def list_files(data: DataSpec, kinds: Collection[str] = TEXT_KINDS) -> CorpusFil
         )
     scheme, name = scheme_of(data.source)
     if scheme == "hf":
-        return CorpusFiles(*list_hub(name, data.arguments), "folder")
+        return list_hub(name, data.arguments)
     if is_remote(name):
         return _list_remote(data, name, kinds)
     path = Path(name).expanduser()
@@ -101,7 +101,7 @@ def list_files(data: DataSpec, kinds: Collection[str] = TEXT_KINDS) -> CorpusFil
             "write what comes out of it to a file",
         )  # fmt: skip
     file = File(str(path.resolve()), path.name, found.st_size, found.st_mtime_ns)
-    return CorpusFiles(f"text in {path.name}", (file,), "file")
+    return CorpusFiles(f"text in {path.name}", (file,), "file", name=path.name)
 
 
 def _refuse_other_kind(path: Path) -> None:
@@ -145,7 +145,7 @@ def _list_folder(data: DataSpec, root: Path, kinds: Collection[str]) -> CorpusFi
 def _list_remote(data: DataSpec, url: str, kinds: Collection[str]) -> CorpusFiles:
     files, name = RemoteFiles(url), url.rstrip("/").rpartition("/")[2]
     if kind_of(name) or not files.is_folder():
-        return CorpusFiles(f"text in {name}", (_remote(files.file()),), "file")
+        return CorpusFiles(f"text in {name}", (_remote(files.file()),), "file", name=name)
     return _chosen(data, [_remote(file) for file in files.below()], name, kinds, {})
 
 
@@ -184,7 +184,7 @@ def _chosen(
     told = {why: left, f"{NOT_READ} for a test": tests}
     skipped = skipped_files({why: names for why, names in told.items() if names}, odd)
     what = f"Python source in {name}" if python else f"text in {name}"
-    return CorpusFiles(what, files, "folder", skipped)
+    return CorpusFiles(what, files, "folder", skipped, name)
 
 
 def skipped_files(left: dict[str, list[str]], odd: dict[str, list[str]]) -> tuple[Skipped, ...]:

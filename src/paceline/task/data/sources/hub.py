@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import DataError, MissingExtra
-from paceline.task.data.sources.listing import File, is_cache
+from paceline.task.data.sources.listing import CorpusFiles, File, is_cache
 from paceline.task.data.sources.reading.arrow import arrow_rows
 
 
-def list_hub(name: str, arguments: Mapping[str, Any]) -> tuple[str, tuple[File, ...]]:
-    """Return what the data are, for people, and their files in order.
+def list_hub(name: str, arguments: Mapping[str, Any]) -> CorpusFiles:
+    """Return the files of a data set in their order, and what they are for people.
 
     `name` is a folder that `save_to_disk` wrote, or a data set on the hub, which `datasets.load_dataset(name,
     **arguments)` downloads into its own cache. Raises DataError where it is neither, or has several splits.
@@ -30,7 +30,8 @@ def list_hub(name: str, arguments: Mapping[str, Any]) -> tuple[str, tuple[File, 
                 else "save_to_disk writes data-*.arrow",
                 f'name one of them: "hf:{name}/{splits[0]}"' if splits else "check the path",
             )
-        return f"text in {folder.resolve().name}", tuple(map(_file, files))
+        called = folder.resolve().name
+        return CorpusFiles(f"text in {called}", tuple(map(_file, files)), "folder", name=called)
     found = _load(name, arguments)
     if not isinstance(found, Mapping) and not hasattr(found, "cache_files"):  # nothing of a stream is on a disk
         raise DataError(
@@ -42,7 +43,7 @@ def list_hub(name: str, arguments: Mapping[str, Any]) -> tuple[str, tuple[File, 
             f"'{name}' has several splits", f"they are {', '.join(map(str, found))}",
             'name one of them: task.data.arguments = { split = "train" }',
         )  # fmt: skip
-    return f"text of {name}", _files_of(found)
+    return CorpusFiles(f"text of {name}", _files_of(found), "folder", name=name)
 
 
 def _saved(folder: Path) -> list[Path]:

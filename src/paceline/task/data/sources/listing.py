@@ -46,6 +46,7 @@ class CorpusFiles:
     files: tuple[File, ...]
     kind: str  # "stdlib", "file" or "folder"
     skipped: tuple[Skipped, ...] = ()
+    name: str = ""  # what holds them: the last part of a path, or a data set's name
 
 
 def packed_suffix(name: str) -> str:

@@ -18,6 +18,7 @@ from paceline.task.data.source import open_sources
 from paceline.task.data.sources.documents import read_documents
 from paceline.task.data.sources.files import list_files
 from paceline.task.data.sources.tables import json_rows
+from paceline.task.data.sources.tables.listing import list_table
 from paceline.task.data.sources.tables.store import TextTable, open_table
 from paceline.task.data.sources.tables.tell import first_rows, seen_lines
 from paceline.task.settled import settle
@@ -122,6 +123,7 @@ def test_conversations_are_read_in_whatever_way_they_were_written(
 
 @pytest.mark.parametrize(("name", "content", "because", "hint"), [
     ("nohead.csv", csv_of(""), "these look like a row", "such as text,label"),
+    ("print.csv", csv_of("", [("column 3 is narrow", "yes"), *ROWS]), "these look like a row", "such as text,label"),
     ("caret.csv", csv_of("text^label", delimiter="^"), "the columns text^label", "told apart by one of"),
     ("between.csv", csv_of("text,label") + "# the rest is of May\n", "the header names 2", "above the header alone"),
     ("latin.csv", csv_of("text,label").encode("latin-1"), "'utf-8' codec", "iconv -f LATIN1"),
@@ -205,6 +207,15 @@ def test_a_column_that_is_not_read_is_told(settled: Settle) -> None:
     assert "not read: shop" in line
     (line, *_) = seen_lines(settled("other.csv", csv_of("text,shop")))
     assert 'label_field = "shop" takes it for the labels' in line
+
+
+def test_a_table_is_called_by_its_own_name(tmp_path: Path) -> None:
+    """Whatever words are in it: of documents a folder is told as "text in" its name."""
+    folder = tmp_path / "text in French, text of letters"
+    folder.mkdir()
+    (folder / "a.csv").write_text(csv_of("text,label"))
+    assert list_table(DataSpec(f"table:{folder}")).what == folder.name
+    assert list_files(DataSpec(str(folder), include=("*.csv",))).what == f"text in {folder.name}"
 
 
 def test_documents_with_a_score_beside_them_stay_documents(tmp_path: Path) -> None:

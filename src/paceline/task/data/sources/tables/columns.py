@@ -130,8 +130,13 @@ def _named(names: Sequence[str], columns: Sequence[str]) -> str:
 
 def _meaningful(columns: Sequence[str], *read: str) -> list[str]:
     """Return the columns but those that are read, those that number rows, and those without a name."""
-    nameless = {NAMELESS.format(number) for number in range(1, len(columns) + 2)}
-    return [name for name in columns if name not in (*read, *nameless) and name.lower() not in ID_NAMES]
+    others = [name for name in columns if name not in read and name.lower() not in ID_NAMES]
+    return [name for name in others if name not in _nameless(columns)]
+
+
+def _nameless(columns: Sequence[str]) -> set[str]:
+    """Return what those of the columns are called that have no name."""
+    return {NAMELESS.format(number) for number in range(1, len(columns) + 2)}
 
 
 def _unclear(columns: Sequence[str], data: DataSpec, label: str, name: str) -> DataError:
@@ -139,7 +144,7 @@ def _unclear(columns: Sequence[str], data: DataSpec, label: str, name: str) -> D
     if not columns:
         return DataError(f"{name} is a table without columns", "its first row names none", "rows with named columns")
     because = f"it has {_listed(columns)}, and text_field is '{data.text_field}'"
-    if any(" " in column.strip() for column in columns if not column.startswith("column ")) and not label:
+    if any(" " in column.strip() for column in columns if column not in _nameless(columns)) and not label:
         names = ",".join(["text", "label", *(f"column{at}" for at in range(3, len(columns) + 1))][: len(columns)])
         because += "; these look like a row"
         hint = f"the names of the columns as the first line, such as {names}"

@@ -33,7 +33,6 @@ def list_table(data: DataSpec) -> CorpusFiles:
             f"'{path}' is no table", f"tables end in {', '.join(f'.{kind}' for kind in TABLE_KINDS)}",
             "another name, or text: before it, which reads it as a text",
         )  # fmt: skip
-    what = found.what.replace("text in ", "").replace("text of ", "")
     several = found.kind == "folder"
     rows = tuple(file for file in found.files if not (several and _is_about_data(file.name, found.files)))
     kept = tuple(file for file in rows if not (several and split_of(file.name) == "test"))
@@ -46,7 +45,7 @@ def list_table(data: DataSpec) -> CorpusFiles:
                " for a test": [file for file in rows if file not in kept]}  # fmt: skip
     told = (Skipped(f"{NOT_READ}{why}", len(left), left[0].name) for why, left in reasons.items() if left)
     skipped = (*found.skipped, *told)
-    return CorpusFiles(what, kept, found.kind, skipped)
+    return CorpusFiles(found.name or found.what, kept, found.kind, skipped, found.name)
 
 
 def _is_about_data(name: str, files: tuple[File, ...]) -> bool:

@@ -1,0 +1,197 @@
+"""What every different block takes of one sample: seconds of products, attention and moves, and bytes that it keeps.
+
+Arrays are (plan x shape): a search prices hundreds of thousands of plans, and a model has few different blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from paceline.plan.cost.columns import Columns, Floats
+from paceline.plan.cost.memory.recompute import kept_bytes
+from paceline.plan.cost.on_cluster import TaskOnCluster
+from paceline.plan.cost.programs.low import NVFP4, PLAIN, RECIPES, Recipe
+from paceline.plan.cost.rates import ATTENTION_PASSES, LOW, Rates
+from paceline.spec.profile import BlockProfile
+
+FIRST_FLASH = 2.0  # FlashAttention-2 takes half the time of what came before it (Dao 2023, arXiv:2307.08691, abstract)
+UNFUSED_PASSES = 3  # of attention that keeps its scores: forward 1, backward 2
+# Elements of the stream that norms and residual additions of a layer move, for each of its own, in one pass: what every
+# tensor rank does whole without sequence parallelism (Korthikanti et al. 2022, section 4.2.2).
+REPLICATED_MOVES = 10
+# Elements that selective recompute of unfused attention moves for each that it did not keep: 4 s + 2.5 s of 2.5 s.
+SCORE_MOVES = 2.6
+
+
+@dataclass(frozen=True)
+class BlockSeconds:
+    """Plans of one precision, and what every different block takes under each of them."""
+
+    context: TaskOnCluster
+    columns: Columns
+
+    @cached_property
+    def rates(self) -> Rates:
+        """The device's rates in the plans' precision."""
+        return self.context.rates(self.columns.precision)
+
+    @cached_property
+    def tokens(self) -> Floats:
+        """Positions of a micro-batch on one device: what its products have for rows."""
+        columns = self.columns
+        return columns.micro_batch * self.context.profile.tokens_per_sample / columns.cp
+
+    @cached_property
+    def product_seconds(self) -> Floats:
+        """Seconds of one sample's products in a forward pass through every different block (plan x shape)."""
+        shapes, columns = self.context.shapes, self.columns
+        seconds = np.zeros((len(columns), len(shapes.blocks)))
+        tp = columns.tp.astype(np.float64)
+        whole = np.ones_like(tp) if self.context.software.spreads_experts else tp  # what an expert's width is split by
+        for index, block in enumerate(shapes.blocks):
+            rates = self.context.rates("bf16") if block.kind == "head" and self.recipe is not PLAIN else self.rates
+            for flops, width, rows, split in self._products(block, tp, whole):
+                per_flop = rates.product_seconds_per_flop(np.array(float(width)), rows, split)
+                seconds[:, index] += flops / tp * per_flop
+            if rates is self.rates:
+                seconds[:, index] /= self.recipe.rate
+        return seconds
+
+    def _products(
+        self, block: BlockProfile, tp: Floats, whole: Floats
+    ) -> Iterator[tuple[float, float, Floats, Floats]]:
+        """Yield (FLOPs, width, rows, ranks that split the width) of a block's products: dense ones, and experts'.
+
+        An expert multiplies its part of the tokens of its group, so it has fewer rows: 4,096 tokens that go to 8 of 128
+        experts are 256 rows for each on one device, and 2,048 over ep = 8.
+        """
+        routed = (block.routed_flops or block.matmul_flops) if block.experts else 0.0
+        if block.matmul_flops > routed:
+            yield block.matmul_flops - routed, block.matmul_width, self.tokens, tp
+        if routed:
+            chosen = block.routed_elements / max(block.input_elements, 1.0)
+            rows = np.maximum(self.tokens * chosen / block.experts * self.columns.ep, 1.0)
+            yield routed, block.routed_width, rows, whole
+
+    @property
+    def pass_products(self) -> Floats:
+        """Products of forward and backward pass for each of the forward pass, of every different block: 3 if trained.
+
+        A frozen weight has no gradient, so it spares a third: its product is one for the outputs, one for the inputs.
+        """
+        return 1 + self.context.shapes["backward_products"]
+
+    @property
+    def passes(self) -> Floats:
+        """Passes over what every different block moves and starts: forward 1, backward 2; of a block without one, 1."""
+        return np.where(self.context.shapes["backward_products"] > 0, 3.0, 1.0)
+
+    @property
+    def recipe(self) -> Recipe:
+        """How operands of products are cast, of plans in fp8 or fp4."""
+        if self.columns.precision not in LOW or not self.rates.is_published:
+            return PLAIN
+        return NVFP4 if self.columns.precision == "fp4" else RECIPES.get(self.context.software.recipe, PLAIN)
+
+    @cached_property
+    def cast_seconds(self) -> Floats:
+        """Seconds of casting one sample's operands and gradients in every different block (plan x shape).
+
+        Products of `F` FLOPs and width `w` have F / w values of operands and outputs.
+        """
+        shapes = self.context.shapes
+        dense = (shapes["matmul_flops"] - shapes["routed_flops"]) / np.maximum(shapes["matmul_width"], 1.0)
+        routed = shapes["routed_flops"] / np.maximum(shapes["routed_width"], 1.0)
+        values = np.where(shapes.is_head, 0.0, dense + routed)
+        return self.recipe.cast_bytes * values / self.rates.memory_rate / self.columns.tp[:, None]
+
+    @cached_property
+    def attention_seconds(self) -> Floats:
+        """Seconds of one sample's attention, forward and backward, in every different block (plan x shape)."""
+        sequence = self.context.profile.tokens_per_sample
+        seconds = [self._attention(block, sequence) for block in self.context.shapes.blocks]
+        return np.array(seconds)[None, :] / self.columns.tp[:, None]
+
+    @property
+    def attention_forward_seconds(self) -> Floats:
+        """The part of `attention_seconds` that is the forward pass."""
+        return self.attention_seconds / np.where(
+            self.context.shapes["fused_attention"] > 0, ATTENTION_PASSES, UNFUSED_PASSES
+        )
+
+    def _attention(self, block: BlockProfile, sequence: int) -> float:
+        flops = block.attention_flops / (1.0 if block.backward_products > 0 else ATTENTION_PASSES)
+        if not flops:
+            return 0.0
+        if block.fused_attention:
+            slower = FIRST_FLASH if self.context.software.first_flash and self.rates.is_published else 1.0
+            # Of a causal head of width d the scores' two products are 2 s^2 d FLOPs.
+            width = flops / (2 * sequence**2 * block.heads) if block.heads and block.kind != "module" else 0.0
+            return slower * ATTENTION_PASSES * flops / self.rates.attention_rate(sequence, width)
+        width = flops / (4 * sequence**2 * max(block.heads, 1))
+        return UNFUSED_PASSES * flops * self.rates.unfused_seconds_per_flop(width, sequence)
+
+    @cached_property
+    def moving_seconds(self) -> Floats:
+        """Seconds of one sample's memory-bound operators in a forward pass through every block (plan x shape)."""
+        shapes, tp = self.context.shapes, self.columns.tp[:, None]
+        moved = shapes["moved_elements"]
+        whole = np.zeros(len(moved))
+        if not self.context.software.sequence_parallel:  # every tensor rank does what stands between the products
+            stream = REPLICATED_MOVES * shapes["input_elements"] * shapes.repeated
+            whole = np.minimum(moved, stream)
+        slower = np.ones(len(moved))
+        if not self.context.software.fused:  # the loss is written alike everywhere
+            slower = np.where(shapes.repeated, self.context.constants.unfused_moves, 1.0)
+        return slower * self.rates.seconds_per_element * (whole + (moved - whole) / tp) + self.cast_seconds / 3
+
+    @property
+    def forward_of_blocks(self) -> Floats:
+        """Seconds of one sample's forward pass through every different block, no factor in it (plan x shape)."""
+        return self.product_seconds + self.attention_forward_seconds + self.moving_seconds
+
+    @property
+    def formula_seconds(self) -> Floats:
+        """What the formulas say of one sample's forward and backward in every shape (plan x shape), no factor in it.
+
+        On a CPU the host that starts operators is the device that computes them; on others it works beside it.
+        """
+        seconds = self.pass_products * self.product_seconds + self.attention_seconds + self.passes * self.moving_seconds
+        if self.rates.device.kind == "cpu":
+            launches = self.passes * self.context.shapes["operators"] * self.rates.launch_seconds.value
+            seconds = seconds + launches / self.columns.micro_batch[:, None]
+        return seconds
+
+    @cached_property
+    def again_seconds(self) -> Floats:
+        """Seconds of what recompute repeats for one sample, in every different block (mode x plan x shape)."""
+        shapes, save = self.context.shapes, self.columns.common.recompute_save
+        attention = self.attention_forward_seconds
+        full = self.forward_of_blocks
+        some = self.moving_seconds
+        if self.context.software.selective_is_attention:
+            scores = np.maximum(0.0, shapes["saved_elements"] - shapes["selective_elements"])
+            moved = SCORE_MOVES * scores * self.rates.seconds_per_element
+            some = attention + moved / self.columns.tp[:, None]
+        else:
+            kept = self.context.software.selective_products if "products" in save else 0.0
+            some = some + (1 - kept) * self.product_seconds
+            is_kept = self.context.software.selective_attention and "attention" in save
+            some = some + (0.0 if is_kept else attention)
+        return np.stack([np.zeros_like(full), some, full])
+
+    @cached_property
+    def kept_bytes(self) -> Floats:
+        """Bytes that every different block keeps of one sample for backward (mode x plan x shape)."""
+        return kept_bytes(self.columns, self.context.shapes, self.context.software, self.rates.element_bytes)
+
+    @property
+    def repeated_operations(self) -> Floats:
+        """Operations that recompute repeats in every different block, products and attention kept or not."""
+        shapes = self.context.shapes
+        moved = shapes["moved_elements"]
+        return np.stack([np.zeros_like(moved), moved, moved + shapes["matmul_flops"] + shapes["attention_flops"]])
