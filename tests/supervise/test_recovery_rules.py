@@ -218,7 +218,7 @@ def test_money_and_a_file_end_a_run_and_nothing_does_where_there_is_none(tmp_pat
 
 def test_limits_count_from_the_call_and_not_from_the_process_that_goes_on() -> None:
     """A rank that a recovery has started anew would train on beyond the job's end, and be killed without a save."""
-    limited = dataclasses.replace(RunSpec(), time_limit=3600.0, usd_limit=50.0)
+    limited = dataclasses.replace(RunSpec(), time_limit="1 h", usd_limit=50.0)
     for begun_after, usd_per_second, said in (
         (0.0, 0.01, ""), (3000.0, 0.01, ""), (3601.0, 0.01, "time limit"), (3000.0, 0.02, "money limit"),
         (3000.0, float("nan"), ""),
