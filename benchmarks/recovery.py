@@ -18,7 +18,8 @@ which a restart over gloo meets the dead workers' addresses (torch 2.13). Ray Tr
 again. torchft leaves the dead replica out and goes on with the others, without a checkpoint; it runs with the five
 seconds of silence after which a replica is lost by default, and with half a second. Ray and torchft run by interpreters
 of their own: install `recovering/requirements/PACKAGE.txt` into an environment, and name its interpreter; without it
-their rows are left out. A contender that has made no step after its limit is told as such.
+their rows are left out. A contender that has made no step after its limit is told as such. What a contender has
+started ends with its round, and with this script, however that ends: Ray's workers are in no group of their starter's.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ from pathlib import Path
 from typing import Any
 
 from common import keep, machine, median_of
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from started import orphans
 
 from paceline.patience import Patience
 from paceline.spec.journal.reading import read_journal
@@ -328,12 +332,16 @@ def main() -> None:
         contenders[name] = lambda folder, silence=silence: torchft(pythons["torchft"], silence, ranks, folder)
     here = machine()
     found = {name: earlier(name, ranks, here, chosen.add) for name in contenders}
+    mark = orphans.watch()
     for _ in range(rounds):
         for name, contender in contenders.items():
             if name not in (chosen.only or contenders):
                 continue
             with tempfile.TemporaryDirectory() as folder:
-                found[name].append(contender(Path(folder)))
+                try:
+                    found[name].append(contender(Path(folder)))
+                finally:
+                    orphans.end(mark)
     print(f"{'':26}{'seconds':>9}{'95 %':>16}  " + "".join(f"{phase:>9}" for phase in PHASES) + "  never")
     rows = {}
     for name, results in found.items():

@@ -1,4 +1,4 @@
-"""Ends what tests have started once their own process is gone, however it ended: nothing of theirs takes cores then.
+"""Ends what tests, or a benchmark, have started once their own process is gone, however it ended: it takes cores.
 
 `python orphans.py DESCRIPTOR MARK` waits for the process of the descriptor (a pidfd), then ends every process that has
 the mark in its environment. It needs nothing but the interpreter, so that it costs a start of some milliseconds.
@@ -20,18 +20,20 @@ LOOKS, PAUSE_SECONDS = 20, 0.05  # what is being started at a look is found by a
 QUIET_LOOKS = 3  # in a row that find nothing
 
 
-def watch() -> None:
-    """Mark what this process starts from now on, and have it ended when this process has ended."""
-    if not hasattr(os, "pidfd_open"):
-        return
+def watch() -> str:
+    """Mark what this process starts from now on, have it ended when this process has ended, and return the mark."""
     os.environ[NAME] = secrets.token_hex(8)
+    mark = f"{NAME}={os.environ[NAME]}"
+    if not hasattr(os, "pidfd_open"):
+        return mark
     own = os.pidfd_open(os.getpid())
     os.set_inheritable(own, True)
-    words = [sys.executable, "-I", "-S", __file__, str(own), f"{NAME}={os.environ[NAME]}"]
+    words = [sys.executable, "-I", "-S", __file__, str(own), mark]
     # In a session of its own: what ends this process's group must not end the one that looks after it.
     nowhere = [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_RDWR, 0) for stream in range(3)]
     os.posix_spawn(sys.executable, words, {}, file_actions=nowhere, setsid=True)
     os.close(own)
+    return mark
 
 
 def marked(mark: str) -> list[int]:

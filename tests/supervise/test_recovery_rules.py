@@ -216,6 +216,20 @@ def test_money_and_a_file_end_a_run_and_nothing_does_where_there_is_none(tmp_pat
     wait_until(lambda: "has appeared" in notices.look())
 
 
+def test_limits_count_from_the_call_and_not_from_the_process_that_goes_on() -> None:
+    """A rank that a recovery has started anew would train on beyond the job's end, and be killed without a save."""
+    limited = dataclasses.replace(RunSpec(), time_limit="1 h", usd_limit=50.0)
+    for begun_after, usd_per_second, said in (
+        (0.0, 0.01, ""), (3000.0, 0.01, ""), (3601.0, 0.01, "time limit"), (3000.0, 0.02, "money limit"),
+        (3000.0, float("nan"), ""),
+    ):  # fmt: skip
+        notices = Notices(limited, begun_after)
+        notices.enter(usd_per_second, True, None)
+        assert (said in notices.look()) if said else (notices.look() == ""), (begun_after, usd_per_second)
+        notices.enter(usd_per_second, True, None)  # another world
+        assert bool(notices.look()) == bool(said)
+
+
 def test_a_url_announces_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.run.survive.notice.URL_SECONDS", 0.05)
     says = [b"NONE"]

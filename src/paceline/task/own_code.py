@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -65,6 +66,20 @@ def _digest_of(texts: Sequence[str], folders: Iterable[Path]) -> str | None:
     named = {path for text in paths for path in _named(Path(text))}
     parts = (contents(sorted(code)), dates(sorted((files - code) | installed | named)), *built)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def modules_named(table: Iterable[object]) -> dict[str, str]:
+    """Return a digest of the file of each module of the user's that values of a task's table name, by the module.
+
+    What these import is not in it, nor are installed packages, which have versions.
+    """
+    found = {}
+    for text in _texts(list(table)):
+        module = text.partition(":")[0].strip() if is_import_path(text) else ""
+        origin = getattr(sys.modules.get(module), "__file__", None)
+        if origin and Path(origin).is_file() and not (is_installed(Path(origin)) or Path(origin).is_relative_to(OURS)):
+            found[module] = hashlib.sha256(Path(origin).read_bytes()).hexdigest()[:16]
+    return found
 
 
 def contents(files: Iterable[Path]) -> str:

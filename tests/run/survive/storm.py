@@ -36,7 +36,7 @@ class Story:
     how: str = ONE_WORLD
     endless: bool = False  # ranks that are to end have no grace after which they are killed
     clock_moves: bool = False  # this machine's clock is set forward and back by days while the run goes on
-    keeps: bool = False  # a model that keeps running statistics, in place of the decoder, and a callback that counts
+    task: str = ""  # one of `TASKS` (tasks_of_storms.py), in place of the decoder
 
 
 @dataclass(frozen=True)
@@ -110,14 +110,15 @@ def one_start(story: Story, run_dir: Path) -> tuple[int, tuple[str, str]]:
     from paceline.supervise.supervisor import supervise_started
 
     spec, layout = spec_of(story, run_dir), Layout(**story.layout)
+    brief = _brief(spec, layout, story)
     if story.endless:
         supervisor.GRACE_SECONDS = 1e9
     if story.how == SURVIVES:
-        outcome = _survive(spec, layout, story.steps, run_dir)
+        outcome = _survive(spec, brief, run_dir)
         if outcome.error is not None:
             mark_end(run_dir, outcome.exit_code, outcome.error)
         return outcome.exit_code, _told(outcome)
-    work = functools.partial(guarded, functools.partial(_train, spec, layout, story.steps))
+    work = functools.partial(guarded, functools.partial(_train, spec, brief))
     outcome = supervise_started(
         functools.partial(fork, work), layout.devices, os.environ, health=spec.run.health, run_dir=run_dir
     )
@@ -127,7 +128,7 @@ def one_start(story: Story, run_dir: Path) -> tuple[int, tuple[str, str]]:
     return outcome.exit_code, _told(outcome)
 
 
-def _survive(spec: Any, layout: Any, steps: int, run_dir: Path) -> Any:
+def _survive(spec: Any, brief: Any, run_dir: Path) -> Any:
     """Return how a run ended that goes on by itself, in forks of this process."""
     from paceline.launch.worker import guarded
     from paceline.lock import LOCK_VARIABLE, take
@@ -137,7 +138,7 @@ def _survive(spec: Any, layout: Any, steps: int, run_dir: Path) -> Any:
     from paceline.supervise.starting import Starter
 
     with take(run_dir) as lock:
-        work = functools.partial(guarded, functools.partial(_train, spec, layout, steps))
+        work = functools.partial(guarded, functools.partial(_train, spec, brief))
         held = os.dup(lock.descriptor)  # a fork gives up the lock's own
 
         def start(place: dict[str, str]) -> Any:
@@ -145,9 +146,10 @@ def _survive(spec: Any, layout: Any, steps: int, run_dir: Path) -> Any:
             return fork(work, {**place, LOCK_VARIABLE: f"{held}:{token}"})
 
         starter = Starter(start, None, print)
-        brief, policy = _brief(layout, steps), spec.run.recovery
         try:
-            return Generations(OneMachine(starter, os.environ), brief, lock, policy, health=spec.run.health).run()
+            return Generations(
+                OneMachine(starter, os.environ), brief, lock, spec.run.recovery, health=spec.run.health
+            ).run()
         finally:
             os.close(held)
 
@@ -157,18 +159,19 @@ def _told(outcome: Any) -> tuple[str, str]:
 
 
 def spec_of(story: Story, run_dir: Path) -> Any:
-    """Return the spec of a story: a tiny decoder on tokens of this repository's own making."""
+    """Return the spec of a story: a tiny decoder on tokens of this repository's own making, or one of `TASKS`."""
     import dataclasses
 
-    from survive_runs import Counted, normed
+    from tasks_of_storms import TASKS
     from tests_shared import decoder_task
 
     from paceline.spec.arguments import make_spec
     from paceline.spec.cluster import ClusterSpec
     from paceline.units import Amount
 
-    own = {"model": normed, "callbacks": (Counted(),)} if story.keeps else {}
-    task = decoder_task(stop=Amount(story.steps, "steps"), **own)
+    own = TASKS[story.task] if story.task else None
+    stop = Amount(story.steps, "steps")
+    task = dataclasses.replace(own.make(run_dir.parent), stop=stop) if own else decoder_task(stop=stop)
     run = {"dir": str(run_dir), "checkpoint_every": "2 steps", "check_every": "1 steps", "evaluate_every": "none",
            "record_samples": True, "verify": False, "deterministic": True, **story.run}  # fmt: skip
     faults = {"seed": story.seed, "each": story.faults}
@@ -176,21 +179,24 @@ def spec_of(story: Story, run_dir: Path) -> Any:
     return dataclasses.replace(spec, path=None)
 
 
-def _train(spec: Any, layout: Any, steps: int) -> None:
+def _train(spec: Any, brief: Any) -> None:
     from paceline.launch.here import place_here
     from paceline.launch.run import train_here
 
-    train_here(spec, _brief(layout, steps), place_here(os.environ))
+    train_here(spec, brief, place_here(os.environ))
 
 
-def _brief(layout: Any, steps: int) -> Any:
+def _brief(spec: Any, layout: Any, story: Story) -> Any:
+    from tasks_of_storms import TASKS
     from tests_shared import SEQ_LEN, plan_of
 
     from paceline.run.process.brief import Brief
     from paceline.spec.journal.planned import PlannedRecord
 
-    plan = plan_of(layout)
-    return Brief(plan, steps, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())
+    own = TASKS[story.task] if story.task else None
+    plan = plan_of(layout, int(spec.task.global_batch.value), **(own.plan if own else {}))
+    items, unit = (own.items_per_sample, own.unit) if own else (SEQ_LEN, "tokens")
+    return Brief(plan, story.steps, items, unit, "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())
 
 
 if __name__ == "__main__":

@@ -50,6 +50,7 @@ from paceline.run.survive.points import points_of
 from paceline.run.survive.recovered import Recovered
 from paceline.run.survive.replay import SWITCHES, StepBefore, expected_step
 from paceline.run.survive.saving.keeper import CheckpointKeeper
+from paceline.run.survive.saving.known import KnownSave, agreed_save, seconds_on_record
 from paceline.run.survive.survivor import (
     Brought,
     bring_together,
@@ -122,11 +123,12 @@ class InWorld:
         observe, self._samples = spec.run.observe, SamplesOfFirst()
         every = self._steps(observe.health_every) or 1
         self._health = TrainingHealth(every, HealthJudge()) if observe.health else None
-        self._good: Path | None = None  # the newest checkpoint that is known to be whole
+        told = seconds_on_record(run_dir) if world.is_first and spec.run.recovery.notice is not None else 0.0
+        self._saved = KnownSave(seconds=told)
         self._made: StepStats | None = None  # what the last step did
         self._done_step = 0  # the last step of which all that follows is done
         self._record: Recorder | SilentRecorder = SilentRecorder()
-        self._notices = Notices(spec.run)
+        self._notices = Notices(spec.run, self._generation.begun_after)
         self._enter(None)
         self._begin()
 
@@ -172,9 +174,8 @@ class InWorld:
         saved = self.spec.run.checkpoints
         often = (self.spec.run.checkpoint_every, saved.memory_every, saved.remote_every)
         every = tuple(self._steps(amount) for amount in often)
-        if restored and not together:
-            self._good = restored.path
-        self._keeper = CheckpointKeeper(self._run, self._record, self._fence, every, self._good, self.progress.step)
+        known = agreed_save(self._saved, restored.path if restored and not together else None, self.world)
+        self._keeper = CheckpointKeeper(self._run, self._record, self._fence, every, known, self.progress.step)
         if is_new:
             if not restored:
                 keep_folder(self.spec.task.model, self.dir)
@@ -373,7 +374,7 @@ class InWorld:
         held = dataclasses.replace(held, learnt=self._stragglers.learnt())
         self._keeper.abandon()
         self._node.close()
-        self._good = self._keeper.good
+        self._saved = self._keeper.known
         self.world.groups.forget()
         self.take_down()
         while True:

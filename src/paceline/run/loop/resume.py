@@ -35,6 +35,7 @@ from paceline.errors import ConfigError, VerificationFailed
 from paceline.run.assemble import Assembled
 from paceline.run.process.world import World
 from paceline.run.survive.saving.memory_tier import memory_root
+from paceline.run.survive.written_by import other_writer, written_by
 from paceline.run.updates.optimizer import named_parameters
 from paceline.run.updates.several_rules import JoinedOptimizer
 from paceline.spec.adapt.adapter import TURNED
@@ -46,7 +47,6 @@ from paceline.spec.sync import refuse_resync
 from paceline.task.adapt.trained import turned_layers
 from paceline.task.data.described import what_changed
 from paceline.task.optimizer.schedule import Course
-from paceline.version import __version__
 
 RANKS_MEMORY = "the memory of the ranks"  # for the journal, where it names the checkpoint that a run goes on from
 LOOK_AHEAD = 10_000  # steps in which another course must show
@@ -82,9 +82,11 @@ class RunIdentity:
     kept: Mapping[str, KeepsState] = field(default_factory=dict, compare=False)  # what else has a state, by name
     # The spec as plain data, before a plan has changed the class of a model that was given as an object.
     stated: Mapping[str, Any] = field(init=False, compare=False, repr=False)
+    writer: Mapping[str, Any] = field(init=False, compare=False, repr=False)  # versions and code, as checkpoints say
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stated", spec_to_dict(self.spec))
+        object.__setattr__(self, "writer", written_by(self.stated["task"]))
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ def saved_state(
         "data": dict(run.data),
         "spec": dict(run.stated),
         "plan": dataclasses.asdict(plan),
-        "versions": {"paceline": __version__, "torch": str(torch.__version__)},
+        **run.writer,
     }
     if turned := turned_layers(built.stepper.model):
         extra[TURNED] = turned
@@ -258,7 +260,8 @@ def _changes(run: RunIdentity, extra: dict[str, Any], plan: Plan) -> list[str]:
     refuse_resync(extra["plan"], plan.sync, plan.layout.dp_replicate)
     moves_rate = any(change.clause.moves_rate for change in changes)
     course = _check_same_course(run.course, extra, moves_rate)
-    return [*map(str, changes), *data, *_precision_changed(extra["plan"], plan), *course]
+    written = other_writer(extra, run.writer)
+    return [*map(str, changes), *data, *_precision_changed(extra["plan"], plan), *course, *written]
 
 
 def _check_same_experiment(run: RunIdentity, extra: dict[str, Any]) -> list[Change]:

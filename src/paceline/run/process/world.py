@@ -23,7 +23,7 @@ from paceline.run.memory.allocator import keep_freed_memory
 from paceline.run.process.groups import COLLECTIVE_TIMEOUT, Groups, Mesh
 from paceline.run.process.neighbours import Neighbours, ToldByRanks, told_alone
 from paceline.run.process.place import KEPT_STORE, SERVED_STORE, Place
-from paceline.run.process.sockets import noted
+from paceline.run.process.sockets import noted, quiet_connections
 from paceline.spec.layout import Layout
 from paceline.spec.run import RunSpec
 
@@ -207,6 +207,7 @@ def join_next(world: World, place: Place) -> World:
     """Join the next world from a process that was in one before, whose groups are aborted; its device stays its own."""
     if place.world_size > 1:
         _meet(place, world.device)
+    quiet_connections()
     return World(place.rank, place.world_size, world.local_rank, world.device, switched=world.switched)
 
 

@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from paceline.errors import DataError, PacelineError, Requeue, RunInUse, StorageError
@@ -25,6 +24,7 @@ from paceline.run.process.world import World
 from paceline.run.record.sink import Sink
 from paceline.run.survive.faults.ledger import StruckFault
 from paceline.run.survive.listener import was_aborted
+from paceline.run.survive.written_by import versions_here
 from paceline.said import say_line
 from paceline.spec.journal.bound import TraceRecord
 from paceline.spec.journal.kinds import (
@@ -55,7 +55,6 @@ from paceline.spec.plan import Plan
 from paceline.spec.watch.samples import SamplesSpec
 from paceline.supervise.supervisor import is_supervised
 from paceline.units import format_seconds
-from paceline.version import __version__
 
 
 class Recorder:
@@ -95,7 +94,7 @@ class Recorder:
             plan=dataclasses.asdict(self._brief.plan),
             plan_text=str(self._brief.plan),
             world_size=self._world.size,
-            versions={"paceline": __version__, "torch": str(torch.__version__), "python": platform.python_version()},
+            versions=versions_here(),
             host=platform.node(),
             command=tuple(sys.argv),
             cluster=known.cluster,

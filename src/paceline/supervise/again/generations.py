@@ -99,6 +99,7 @@ class Generations:
         self._policy, self._say, self._redactor = policy, say, redactor
         self._elastic = Elastic(policy, brief, replan, machines.devices)
         self._health, self._tell, self._crew = health, tell, Crew()
+        self._began = passed_seconds()
         self._is_stopped = machines.is_stopped
 
     def run(self, taken: TakenOver | None = None) -> Outcome:
@@ -180,7 +181,7 @@ class Generations:
         kills = memory_kills()
         before, self._crew = self._crew, Crew((), self._tell, self._is_stopped, self._machines.changes)
         decisions = (*generation.decisions, *self._machines.decisions(), *decisions)
-        generation = replace(generation, decisions=decisions)
+        generation = replace(generation, decisions=decisions, begun_after=passed_seconds() - self._began)
         told = self._left_for_ranks(generation, folder)
         # Where the run may not go on nobody waits for those that stand by, so nobody does.
         told |= self._machines.for_survivors() if self._policy.reform and self._policy.may_go_on else {}

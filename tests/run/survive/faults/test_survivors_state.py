@@ -46,8 +46,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ended(folder: Path) -> dict[str, list[Start]]:
     met = [Story(name, FOUR, faults, RUN, STEPS, how=SURVIVES) for name, (faults, _) in MEETINGS.items()]
     two, rarely = {"dp_replicate": 2}, {**RUN, "check_every": "5 steps"}
-    keeps = [Story("keeps calm", two, run=rarely, steps=STEPS, keeps=True),
-             Story("keeps", two, KILLS, rarely, STEPS, how=SURVIVES, keeps=True)]  # fmt: skip
+    keeps = [Story("keeps calm", two, run=rarely, steps=STEPS, task="keeps"),
+             Story("keeps", two, KILLS, rarely, STEPS, how=SURVIVES, task="keeps")]  # fmt: skip
     return told(folder, [Story("calm", FOUR, run=RUN, steps=STEPS), *met, *keeps], timeout=180)
 
 

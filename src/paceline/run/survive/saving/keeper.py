@@ -24,6 +24,7 @@ from paceline.run.loop.resume import Progress, RunIdentity, saved_state
 from paceline.run.process.world import World
 from paceline.run.record.recorder import Recorder, SilentRecorder, is_echo
 from paceline.run.survive.saving.host_room import why_not_beside
+from paceline.run.survive.saving.known import KnownSave
 from paceline.run.survive.saving.pace import SavingPace
 from paceline.run.survive.saving.remote_copies import RemoteCopies
 from paceline.run.survive.saving.tiers import DISK, MEMORY, Tier, Tiers
@@ -47,11 +48,14 @@ class CheckpointKeeper:
         record: Recorder | SilentRecorder,
         fence: Callable[[], None] | None,
         every_steps: Sequence[int | None],
-        good: Path | None = None,
+        known: KnownSave,
         begun_step: int = 0,
     ) -> None:
-        """`every_steps` are the steps between checkpoints on disk, in memory and in remote storage."""
-        self.good = good
+        """`every_steps` are the steps between checkpoints on disk, in memory and in remote storage.
+
+        `known` is the same on all ranks, and so is `good` at each save.
+        """
+        self.good, self._save_seconds = known.path, known.seconds  # the second of the last save to disk
         self._run, self._record, self._spec = run, record, run.spec.run.checkpoints
         self._pace = SavingPace(run.spec, run.dir, dict(zip((DISK, MEMORY), every_steps, strict=False)), begun_step)
         self.tiers = Tiers(run, record, fence, self._pace.cadences)
@@ -61,10 +65,14 @@ class CheckpointKeeper:
         self._held_out: dict[str, Any] = {}
         self._flight: SaveInFlight | None = None
         self._is_told = False  # of what became of that
-        self._save_seconds = 0.0  # of the last one that was written
         self._stall_seconds = self._copy_seconds = 0.0  # of that, on the host; the second without waiting for another
         self._beside = {"on": True, "off": False}.get(self._spec.asynchronous)
         self._failures, self._is_pressed = 0, False
+
+    @property
+    def known(self) -> KnownSave:
+        """What this rank knows of the newest checkpoint on disk, for the world after this one."""
+        return KnownSave(self.good, self._save_seconds)
 
     # ---- saving ----------------------------------------------------------------------------------------------------
 
@@ -134,9 +142,9 @@ class CheckpointKeeper:
     def save_or_keep(self, built: Assembled, plan: Plan, world: World, progress: Progress) -> Path:
         """Return `save_now`, or the newest checkpoint there is where that fails. Raises StorageError without one."""
         notice = self._run.spec.run.recovery.notice
-        if notice is not None and self.good is not None and world.maximum([self._save_seconds])[0] > notice:
-            took = format_seconds(self._save_seconds)
-            because = f"the last one took {took}, and the machine goes {format_seconds(notice)} after a notice"
+        if notice is not None and self.good is not None and (took := world.maximum([self._save_seconds])[0]) > notice:
+            told, goes = format_seconds(took), format_seconds(notice)
+            because = f"the last one took {told}, and the machine goes {goes} after a notice"
             self._record.decided("stop", "a checkpoint of this moment", str(self.good), because)
             return self.good
         try:
@@ -168,7 +176,7 @@ class CheckpointKeeper:
             )  # fmt: skip
         except StorageError as error:
             return SaveOutcome(to, time.perf_counter() - began, error=error)
-        self._save_seconds = info.seconds
+        self._took(tier, info.seconds)
         self._record.checkpoint(progress.step, info.path, info.bytes, info.seconds, info.seconds, tier.told)
         self._pace.saved(tier.name, info.seconds, info.seconds)
         self._on_disk(tier, info.path, progress.step, last)
@@ -199,13 +207,18 @@ class CheckpointKeeper:
         for outcome in flight.outcomes:
             if outcome.info is not None:
                 info, tier = outcome.info, self.tiers.of(outcome.to)
-                self._save_seconds = outcome.seconds
+                self._took(tier, outcome.seconds)
                 self._record.checkpoint(flight.step, info.path, info.bytes, outcome.seconds, stall, tier.told)
                 self._pace.saved(tier.name, self._copy_seconds + flight.staged.device_seconds, outcome.seconds)
                 self._on_disk(tier, info.path, flight.step)
                 stall = 0.0  # it is one stall for all tiers
             elif outcome.error is not None:
                 self._tell_failure(outcome.error)
+
+    def _took(self, tier: Tier, seconds: float) -> None:
+        """Take note of how long a save took, if it was to disk: the memory of a machine goes with it."""
+        if tier.name == DISK:
+            self._save_seconds = seconds
 
     def _on_disk(self, tier: Tier, path: Path, step: int, last: bool = False) -> None:
         """Have a checkpoint that was published copied to remote storage, where rank 0 does so."""

@@ -33,7 +33,7 @@ class RunStarted(Record):
     ]
     plan_text: Annotated[str, Told("the plan in one line")]
     world_size: Annotated[int | None, Told("processes of this start", "devices")]
-    versions: Annotated[Table, Told("of paceline, torch and python")]
+    versions: Annotated[Table, Told("of paceline, torch, python, numpy, and of transformers where it is used")]
     host: Annotated[str, Told("name of rank 0's machine")]
     command: Annotated[Words, Told("the command line, one word per item")]
     cluster: Annotated[
