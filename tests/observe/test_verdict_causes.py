@@ -82,6 +82,21 @@ def test_a_plain_run_computes_and_is_healthy() -> None:
     )
 
 
+def test_passes_that_score_candidates_are_computing_and_not_the_hosts() -> None:
+    """Four candidates a sample, on a CPU and on CUDA, where they run between two steps of the device's clock."""
+    scored = {**PLAIN, "other": (55.0, 56.0), "scoring": (54.0, 55.5), "total": (97.0, 98.0)}
+    spreads = {name: RankSpread(least / 1e3, least / 1e3, most / 1e3, 0) for name, (least, most) in scored.items()}
+    found = judge(StepsSeen(spreads, 7, 2, "cpu"))
+    assert found.kind == "compute" and parts_of(found)["host"] < 0.05
+    on_cuda = {**spreads, "idle": RankSpread(0.055, 0.055, 0.056, 0), "awaited": RankSpread(0.02, 0.02, 0.02, 0)}
+    for name in ("waiting", "computing", "queued", "queued_here"):
+        del on_cuda[name]
+    found = judge(StepsSeen(on_cuda, 7, 2, "cuda"))
+    assert found.kind == "compute" and parts_of(found)["host"] < 0.05
+    del on_cuda["scoring"]
+    assert judge(StepsSeen(on_cuda, 7, 2, "cuda")).kind == "host", "what nothing explains is the host's"
+
+
 def test_many_small_causes_are_not_healthy() -> None:
     half = {"data": (9.0, 9.0), "between": (9.0, 9.0), "waiting": (9.0, 9.0)}
     spreads = {

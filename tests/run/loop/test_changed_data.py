@@ -18,6 +18,8 @@ from paceline.run.loop import in_world
 from paceline.run.loop.training import Training
 from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
+from paceline.run.updates.growth import followed_before
+from paceline.run.updates.selection import chosen_before
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.data.mix import MixSpec
 from paceline.spec.journal.planned import PlannedRecord
@@ -39,8 +41,8 @@ def write(folder: Path, name: str, documents: int) -> str:
     return str(path)
 
 
-def train(folder: Path, until: int, **run: str) -> list[float]:
-    """Start the run or go on with it, leave it after a step with a checkpoint, and return its losses."""
+def train(folder: Path, until: int, saves: bool = True, **run: str) -> list[float]:
+    """Start the run or go on with it, leave it after a step with a checkpoint, or none, and return its losses."""
     parts = tuple(MixSpec(str(folder / f"{name}.jsonl"), name=name) for name in ("first", "second"))
     data = DataSpec(seq_len=24, rows="packed", validation_fraction=0.0, cache_dir=str(folder / "cache"), mix=parts)
     spec = Spec(
@@ -54,7 +56,8 @@ def train(folder: Path, until: int, **run: str) -> list[float]:
     for batch in training:
         losses.append(training.step(batch).loss)
         if training.progress.step >= until:
-            training.save()
+            if saves:
+                training.save()
             break
     return losses
 
@@ -77,6 +80,50 @@ def test_changed_data_are_refused_in_words_and_accepted_by_their_fingerprint(tmp
     assert any("the data changed" in each and "35 now" in each for each in told)
     given = [record["given"] for record in read_journal(tmp_path / "run") if record["kind"] == "sources"]
     assert given[-1]["first"]["samples"] + given[-1]["second"]["samples"] == 4 * STEPS
+
+
+def test_steps_on_other_data_are_nothing_that_a_later_start_is_held_to(tmp_path: Path) -> None:
+    """The first start came to step 5 and saved step 2. The next one accepts other data and saves step 3, so that what
+    the journal has of steps 4 and 5 is of data that are no more: it is not what the third one has to repeat."""
+    write(tmp_path, "first", 30)
+    write(tmp_path, "second", 20)
+    train(tmp_path, 2)
+    train(tmp_path, 5, saves=False)
+    write(tmp_path, "second", 35)
+    with pytest.raises(ConfigError) as refused:
+        train(tmp_path, 3)
+    now = refused.value.because.partition("is now ")[2][:32]
+    train(tmp_path, 3, accept_data=now)
+    train(tmp_path, 4, saves=False, accept_data=now)
+    found = {each["attempt"]: each["facts"]["fingerprint"] for each in read_journal(tmp_path / "run")
+             if each["kind"] == "run_started"}  # fmt: skip
+    assert [found[attempt] == now for attempt in sorted(found)] == [False, False, True, True]
+    again = train(tmp_path, STEPS, accept_data=now)
+    assert len(again) == 3, "steps 4 to 6, the first of which is held against the third start's"
+    replayed = [each for each in read_journal(tmp_path / "run") if each["kind"] == "replay"]
+    assert [each["step"] for each in replayed] == [4] or [each["step"] for each in replayed] == [3, 4]
+
+
+def test_what_was_decided_on_other_data_is_not_repeated(tmp_path: Path) -> None:
+    (tmp_path / "journal").mkdir()
+
+    def start(number: int, fingerprint: str | None, mask: str, grown: int) -> None:
+        facts = {} if fingerprint is None else {"fingerprint": fingerprint}
+        positions = [(1, 0, 4), (2, 4, 8), (3, 8, 8 + grown)]
+        steps = [{"kind": "step", "step": step, "position_before": before, "position_after": after}
+                 for step, before, after in positions]  # fmt: skip
+        chosen = {"kind": "selection", "step": 2, "position": 4, "candidates": 8, "chosen": mask}
+        grows = {"kind": "decision", "what": "global_batch", "from": grown, "to": 2 * grown,
+                 "evidence": {"rule": "noise", "step": 3, "position": 8}}  # fmt: skip
+        lines = [{"kind": "run_started", "facts": facts}, *steps, chosen, grows]
+        (tmp_path / "journal" / f"{number:04}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    start(1, None, "aa", 4)  # of an earlier release, which does not say
+    start(2, "old", "bb", 16)
+    assert chosen_before(tmp_path, "new") == {(2, 4, 8): "aa"}
+    assert chosen_before(tmp_path, "old") == chosen_before(tmp_path) == {(2, 4, 8): "bb"}
+    assert followed_before(tmp_path, 0, "new") == {(1, 0): 4, (2, 4): 4, (3, 8): 8}
+    assert followed_before(tmp_path, 1, "old") == {(2, 4): 16, (3, 8): 32}
 
 
 def test_the_state_of_the_data_is_a_fingerprint_a_seed_and_a_position_whatever_they_are(tmp_path: Path) -> None:

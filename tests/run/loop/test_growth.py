@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import random
@@ -11,10 +12,20 @@ from typing import Any
 import pytest
 import torch
 from runs import as_json, in_process, paceline, records_of, steps_of, write_spec
+from tests_shared import SEQ_LEN, decoder_task, plan_of
 
 from paceline.errors import ConfigError, DataError
 from paceline.plan.learn.observe import observe_run
-from paceline.run.updates.growth import BatchGrowth
+from paceline.run.loop.step import Stepper
+from paceline.run.loop.training import Training
+from paceline.run.process.brief import Brief
+from paceline.run.process.world import World
+from paceline.run.updates.growth import BatchGrowth, growth_of
+from paceline.spec.cluster import ClusterSpec
+from paceline.spec.journal.planned import PlannedRecord
+from paceline.spec.layout import Layout
+from paceline.spec.load import Spec
+from paceline.spec.run import RunSpec
 from paceline.spec.steps.growth import BatchChange, BatchCourse, GrowthSpec, Piece, course_of, rate_factor
 from paceline.units import parse_amount
 
@@ -75,7 +86,8 @@ def test_the_noise_scale_of_known_noise_is_found() -> None:
         samples = 1 + 2 * torch.randn(32, 64, dtype=torch.float64)
         small = growth.small(step, 32)
         assert small == 4
-        grew = growth.measured(step, 32, float(samples.mean(0).norm()), small, float(samples[:small].mean(0).norm()))
+        norms = float(samples.mean(0).norm()), small, float(samples[:small].mean(0).norm())
+        grew = growth.measured(step, 32 * step, 32, *norms)
         assert not grew, "a batch of 32 is larger than the scale"
     spread, square = (sum(each[part] for each in growth._measured) / 400 for part in (0, 1))
     assert spread / square == pytest.approx(4, rel=0.1) and square == pytest.approx(64, rel=0.05)
@@ -87,7 +99,8 @@ def test_a_batch_below_the_noise_scale_doubles_up_to_the_largest_and_a_resume_re
         for step in steps:
             samples = growth.at(step, 0)
             if small := growth.small(step, samples):
-                growth.measured(step, samples, math.sqrt(1 + 1000 / samples), small, math.sqrt(1 + 1000 / small))
+                norms = math.sqrt(1 + 1000 / samples), small, math.sqrt(1 + 1000 / small)
+                growth.measured(step, 0, samples, *norms)
             found.append(samples)
         return found
 
@@ -105,6 +118,56 @@ def test_a_batch_below_the_noise_scale_doubles_up_to_the_largest_and_a_resume_re
         begun = play(before, range(1, cut + 1))
         after.load(before.state())
         assert begun + play(after, range(cut + 1, 30)) == played
+
+
+class KilledHere(Exception):
+    """What ends a process in the tests, at once."""
+
+
+@pytest.mark.parametrize("saved_every", [None, 4], ids=["nothing saved", "saved after step 4"])
+def test_what_was_decided_after_steps_that_are_made_again_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved_every: int | None
+) -> None:
+    """The second start measures the other way round at every step: what rounding does where the noise scale is near
+    the threshold. Only after steps that no start has made before it decides for itself."""
+
+    def start(high: range, last: int) -> list[int]:
+        monkeypatch.setattr(Stepper, "grad_norm_of", lambda self, batch: 10.0 if batch.step in high else 0.0)
+        growth = GrowthSpec("noise", largest=parse_amount("16 samples"), measure_every=1, measurements=2)
+        task = decoder_task(global_batch=parse_amount("4 samples"), stop=parse_amount("9 steps"), growth=growth)
+        every = parse_amount(f"{saved_every} steps") if saved_every else None
+        run = RunSpec(checkpoint_every=every, evaluate_every=None)
+        plan = plan_of(Layout(), batch=4, micro_batch=4)
+        brief = Brief(plan, 9, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())
+        alone = World(0, 1, 0, torch.device("cpu"))
+        made = Training(Spec(task=task, cluster=ClusterSpec(learn=False), run=run), brief, alone, tmp_path)
+        sizes = []
+        with contextlib.suppress(KilledHere):
+            for batch in made:
+                sizes.append(batch.samples)
+                if made.step(batch).step == last:
+                    raise KilledHere
+        made.take_down()
+        return sizes
+
+    first = start(high=range(1, 3), last=6)
+    assert first == [4, 4, 8, 8, 8, 8]
+    again = start(high=range(3, 10), last=9)
+    assert again == [*first[saved_every or 0 :], 16, 16, 16]
+    told = [each for each in records_of(tmp_path, "decision") if each["what"] == "global_batch"]
+    changes = [(each["evidence"]["step"], each["from"], each["to"], each["evidence"]["repeated"]) for each in told]
+    repeated = [] if saved_every else [(2, 4, 8, True)]
+    assert changes == [(2, 4, 8, False), *repeated, (6, 8, 16, False)]
+    spreads = records_of(tmp_path, "ranks")[-1]["spreads"]
+    assert 0 < spreads["scoring"]["max"] <= spreads["other"]["max"], "told apart from what the host does"
+    if not saved_every:
+        assert told[1]["because"].endswith("an earlier start has decided so")
+
+
+def test_a_batch_that_cannot_be_measured_is_refused() -> None:
+    task = decoder_task(growth=GrowthSpec("noise", largest=parse_amount("16 samples")))
+    with pytest.raises(ConfigError, match=r"task\.growth\.by = 'noise'"):
+        growth_of(task, plan_of(Layout(), batch=1), SEQ_LEN)
 
 
 GROWN = """

@@ -31,6 +31,7 @@ def spec_with(turns: str, objective: str = "") -> str:
 
 JUDGE = '[[task.turns]]\nname = "judge"\nobjective = "gans:judged"\nmatch = ["judge.*"]\n'
 MAKER = '[[task.turns]]\nname = "maker"\nobjective = "gans:fooled"\nmatch = ["maker.*"]\nevery = 5\n'
+BY_NOISE = '[task.growth]\nby = "noise"\nlargest = "64 samples"\n'
 
 
 def test_turns_are_plain_data_and_travel(tmp_path: Path) -> None:
@@ -50,6 +51,7 @@ def test_turns_are_plain_data_and_travel(tmp_path: Path) -> None:
         (JUDGE + MAKER, 'objective = "next_token"', "no turn's name"),
         (JUDGE + MAKER, 'objective = "maker"', "every 5 steps only"),
         (JUDGE.replace('objective = "gans:judged"\n', ""), "", "nothing says what"),
+        (JUDGE + MAKER.replace("every = 5\n", "") + BY_NOISE, 'objective = "maker"', "between the two gradient norms"),
     ],
 )
 def test_turns_that_contradict_each_other_are_refused(turns: str, objective: str, says: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import os
@@ -12,26 +11,38 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from distributed import run_ranks
 from runs import environment, paceline, records_of, steps_of, write_spec
-from tests_shared import SEQ_LEN, Dropout, decoder_task
+from tests_shared import SEQ_LEN, VOCAB, Dropout, PaddedText, decoder_task
 from torch import nn
 
 from paceline.checkpoint import find_latest
 from paceline.checkpoint.inspect.sound import check_sound
-from paceline.errors import OutOfMemory
+from paceline.errors import ConfigError, DataError, OutOfMemory, PacelineError
+from paceline.plan.feasible.micro_batch import with_micro_batch
 from paceline.run.loop.training import Training
-from paceline.run.memory.exhausted import asked_bytes, is_exhausted, smallest_that_fits
+from paceline.run.memory import exhausted
+from paceline.run.memory.exhausted import (
+    asked_bytes,
+    exhausted_by,
+    first_line,
+    is_exhausted,
+    out_of_memory,
+    smallest_that_fits,
+)
 from paceline.run.memory.live import largest_live
+from paceline.run.memory.spent import MemoryMeter
 from paceline.run.process.brief import Brief
-from paceline.run.process.world import join_world
+from paceline.run.process.world import World, join_world
 from paceline.spec.arguments import make_spec
 from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.journal.settled import settled_micro_batch
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
+from paceline.spec.survive.phases import TOLD
 from paceline.spec.survive.smaller import SmallerPlan
 
 # After a few passes a rank's address space is limited to what it has: the allocator fails as on a full machine.
@@ -122,18 +133,47 @@ class Exhausted(nn.Module):
         return logits
 
 
-def _without_supervisor(folder: str) -> dict[str, object]:
-    """Return the error that this rank's run ends with, as plain data."""
+class Unbuilt(Dropout):
+    """Finds no memory on rank 1, where its weights would be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        if torch.distributed.get_rank() == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity")
+
+
+class Unread(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    """A data set of the user's whose fifth row finds no memory on rank 1: an error of Python's own, without a word."""
+
+    items_per_sample, unit, vocab, fingerprint = SEQ_LEN, "tokens", VOCAB, "unread"
+
+    def __init__(self) -> None:
+        self.rows, self.reads = PaddedText(), 0
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        self.reads += 1
+        if self.reads == 5 and torch.distributed.get_rank() == 1:
+            raise MemoryError
+        return {name: rows[0] for name, rows in self.rows.read(np.array([index])).items()}
+
+
+def _without_supervisor(folder: str, where: str) -> dict[str, object]:
+    """Return the error that this rank's run ends with, as plain data; rank 1 finds no memory at some place."""
     world = join_world("cpu", threads=1)
     layout = Layout(dp_replicate=2)
     plan = Plan(layout, batch_samples=8, micro_batch=2, accumulation=2)
-    spec = make_spec(decoder_task(model=Exhausted, objective="next_token"), plan)
+    model: Any = {"forward": Exhausted, "load": Unbuilt, "data": Dropout}[where]
+    data: Any = Unread() if where == "data" else PaddedText()
+    spec = make_spec(decoder_task(model=model, objective="next_token", data=data), plan)
     nan = math.nan
     brief = Brief(
         plan, 5, SEQ_LEN, "tokens", "cpu", 1, 1.0, nan, 1.0, nan, PlannedRecord(), smaller=(smaller("a", 1.0),)
     )
-    training = Training(spec, brief, world, Path(folder))
     try:
+        training = Training(spec, brief, world, Path(folder))
         for batch in training:
             training.step(batch)
     except OutOfMemory as error:
@@ -144,16 +184,37 @@ def _without_supervisor(folder: str) -> dict[str, object]:
     raise AssertionError("the run has come to its end")
 
 
-def test_ranks_that_nobody_supervises_say_the_same(tmp_path: Path) -> None:
-    """CUDA's error on rank 1 alone. Rank 0 sees a lost connection, and finds the cause in the world's store."""
-    first, _ = run_ranks(_without_supervisor, 2, str(tmp_path), may_die=(1,))
+@pytest.mark.parametrize("where", ["forward", "load", "data"])
+def test_ranks_that_nobody_supervises_say_the_same(tmp_path: Path, where: str) -> None:
+    """An allocator fails on rank 1 alone: in a pass, as its model is built, or in the user's own data set.
+
+    Rank 0 sees a lost connection, and finds the cause in the world's store.
+    """
+    first, _ = run_ranks(_without_supervisor, 2, str(tmp_path), where, may_die=(1,))
     second = json.loads((tmp_path / "told.json").read_text())
-    assert first == second and str(second["what"]).startswith("out of memory on rank 1 of 2, in the forward")
-    assert "2.00 GiB were asked for" in str(second["because"]) and second["exit_code"] == 3
+    assert first == second and str(second["what"]).startswith(f"out of memory on rank 1 of 2, {TOLD[where]}")
+    says = "MemoryError" if where == "data" else "2.00 GiB were asked for"
+    assert says in str(second["because"]) and second["exit_code"] == 3 and second["evidence"]["phase"] == where
+    if where == "load":
+        return  # nothing is on record before a run is built
     (end,) = records_of(tmp_path, "run_ended")
     assert end["exit_code"] == 3 and end["error"]["evidence"]["rank"] == 1
     plan = Plan(Layout(dp_replicate=2), batch_samples=8, micro_batch=2, accumulation=2)
     assert settled_micro_batch(tmp_path, plan) == 1, "where it is the run's to settle, the next start has half"
+
+
+def test_what_a_users_code_found_no_memory_for_is_told_as_such() -> None:
+    def wrapped(wrapper: type[PacelineError], inner: Exception) -> BaseException:
+        with pytest.raises(wrapper) as raised:
+            raise wrapper("sample 3 cannot be read") from inner
+        return raised.value
+
+    bare, of_cuda = MemoryError(), torch.OutOfMemoryError("CUDA out of memory")
+    assert exhausted_by(bare) is bare and exhausted_by(wrapped(DataError, bare)) is bare
+    assert exhausted_by(wrapped(ConfigError, of_cuda)) is of_cuda
+    assert exhausted_by(wrapped(ConfigError, ValueError("no"))) is None and exhausted_by(DataError("no")) is None
+    assert exhausted_by(OutOfMemory("told already")) is None and exhausted_by(wrapped(OutOfMemory, bare)) is None
+    assert (first_line(bare), first_line(RuntimeError("one\ntwo"))) == ("MemoryError", "one")
 
 
 def test_what_an_allocator_says_is_read() -> None:
@@ -181,25 +242,45 @@ def smaller(change: str, activations: float, fixed: float = 100.0) -> SmallerPla
     return SmallerPlan(change, 1, 1, "none", "none", {"weights": fixed, "activations": activations}, 1.0)
 
 
-@dataclasses.dataclass(frozen=True)
-class Priced:
-    """What a brief has of prices."""
-
-    record: Any
-    smaller: tuple[SmallerPlan, ...]
-
-
 @pytest.mark.parametrize(("needed", "limit", "change"), [(900, 1000, "half"), (1000, 500, "quarter"), (1800, 600, ""),
                                                          (1700, 950, "half"), (1900, 950, "quarter")])  # fmt: skip
 def test_the_smallest_change_that_fits_counts_how_far_the_forecast_was_off(
     needed: float, limit: float, change: str
 ) -> None:
     """Forecast: 100 bytes of weights and 800 of activations. At 1,700 needed, activations took twice as much."""
-    terms = [{"kind": "weights", "value": 100.0}, {"kind": "activations", "value": 800.0}]
-    record = dataclasses.make_dataclass("Record", ["forecast"])({"memory": terms})
-    priced = Priced(record, (smaller("half", 400.0), smaller("quarter", 310.0)))
-    found = smallest_that_fits(priced, needed, limit)  # type: ignore[arg-type]
+    kinds, plans = {"weights": 100.0, "activations": 800.0}, (smaller("half", 400.0), smaller("quarter", 310.0))
+    found = smallest_that_fits(kinds, plans, needed, limit)
     assert (found.change if found else "") == change
+
+
+def test_a_run_that_has_gone_on_with_a_smaller_micro_batch_is_told_of_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planned with 8 and eased to 2, which runs out too: half of 2 is next, never 4, and 2's own forecast counts."""
+    terms = [{"kind": "weights", "value": 100.0}, {"kind": "activations", "value": 800.0}]
+    plans = tuple(
+        SmallerPlan(f"plan.micro_batch = {size}", size, 8 // size, "none", "none",
+                    {"weights": 100.0, "activations": 100.0 * size}, 1.0)
+        for size in (4, 2, 1)
+    )  # fmt: skip
+    planned = Plan(Layout(), batch_samples=8, micro_batch=8, accumulation=1)
+    nan = math.nan
+    record = PlannedRecord(forecast={"memory": terms})
+    brief = Brief(planned, 5, 4, "tokens", "cpu", 1, 1.0, nan, 1.0, nan, record, smaller=plans)
+    world, error = World(0, 1, 0, torch.device("cpu")), torch.OutOfMemoryError("CUDA out of memory")
+    monkeypatch.setattr(MemoryMeter, "now_bytes", lambda self: 550)  # of which activations are more than twice 2's own
+    monkeypatch.setattr(exhausted, "free_bytes", lambda device: (0, "a test's limit"))
+
+    def told(micro_batch: int) -> Any:
+        plan = with_micro_batch(planned, micro_batch)
+        return out_of_memory(error, ("forward", 3), brief, plan, world, MemoryMeter(world.device)).evidence
+
+    eased = told(2)
+    assert eased["micro_batch"] == 1 and eased["planned"] == {
+        "weights": 100.0, "gradients": 0.0, "optimizer": 0.0, "activations_and_runtime": 200.0,
+    }  # fmt: skip
+    assert eased["smallest_change"]["change"] == "plan.micro_batch = 1" and eased["smallest_change"]["fits"]
+    assert told(3)["planned"]["activations_and_runtime"] == 300.0, "one that was not priced, by its part of the plan's"
+    assert told(8)["micro_batch"] == 4 and told(8)["smallest_change"]["change"] == "plan.micro_batch = 4"
+    assert told(1)["micro_batch"] == 1 and told(1)["smallest_change"] is None
 
 
 def test_the_error_travels_whole() -> None:

@@ -146,7 +146,7 @@ def micro_of(batch: Any, at: int) -> Any:
 
 def test_what_an_earlier_start_chose_is_chosen_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = {(1, 0, 6): "30", (2, 6, 6): "c0"}  # the third and fourth; the first two
-    monkeypatch.setattr(selecting, "chosen_before", lambda folder: told)
+    monkeypatch.setattr(selecting, "chosen_before", lambda folder, fingerprint: told)
     _, stream, selection = made(TASKS["decoder"], tmp_path, COUNT, by="loss", candidates=CANDIDATES)
     assert selection is not None
     for step, expected in ((1, [2, 3]), (2, [0, 1])):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import pickle
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,13 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from paceline.run.loop.loader import BatchStream, MicroBatch
+from paceline.run.loop.under_plan import UnderPlan
 from paceline.spec.layout import Layout, accumulation_for
 from paceline.spec.plan import Plan
 from paceline.spec.steps.growth import BatchCourse, Piece
 from paceline.task.data.depth import DepthRule
 from paceline.task.data.order.bucketed import BucketedOrder
+from paceline.task.data.order.budget import TokenBudget
 from paceline.task.data.order.mixture import BLOCK, MixShare, MixtureOrder
 from paceline.task.data.order.of_source import GlobalOrder, ids_at
 from paceline.task.data.protocol import Source
@@ -216,3 +219,47 @@ def test_batches_that_grow_while_a_mixture_changes_are_the_undisturbed_ones(
         saved = stop if stop == len(starts) else kept
     shares = [np.isin(wanted[at], np.arange(source.sources[0].samples)).mean() for at in (starts[0], starts[-1])]
     assert shares[0] > 0.7 and shares[1] < 0.6, "the weights have changed"
+
+
+@settings(max_examples=6, deadline=None, phases=QUICKLY)
+@given(schedule=schedules, budget=st.integers(20, 400))
+def test_batches_of_a_number_of_tokens_are_the_undisturbed_ones(
+    schedule: list[Generation], budget: int, splits: list[TokenSplit]
+) -> None:
+    """Rows in buckets, batches that straddle epochs, read ahead as a run does, by other ranks after each resume."""
+    source: Any = opened("bucketed", splits)
+    source.lengths = np.arange(source.samples) * 7919 % 31
+    longest, wanted, position = 30, [], 0
+    sizes = TokenBudget(source, SEED, budget, longest)
+    while position < EPOCHS * source.samples:
+        samples = sizes.at(0, position)
+        ids = ids_at(source, SEED, np.arange(position, position + samples))
+        tokens = source.lengths[ids].sum(), source.lengths[ids_at(source, SEED, np.array([position + samples]))].sum()
+        assert (tokens[0] <= budget or samples == 1) and sum(tokens) > budget, "as many as there is room for"
+        wanted.append((position, ids))
+        position += samples
+    saved = 0
+    for now in itertools.cycle(schedule):
+        again, plan = pickle.loads(pickle.dumps(source)), now.plan(max(1, budget // longest))
+        streams = [
+            BatchStream(again, SEED, plan, rank, CPU, TokenBudget(again, SEED, budget, longest))
+            for rank in range(now.ranks)
+        ]
+        ahead = [ReadAhead(each.on_host, (lambda: None) if now.ahead else None, rule_of(now)) for each in streams]
+        stop = min(len(wanted), saved + now.saved_every + 2 * now.steps)
+        for step in range(saved, stop):
+            position, ids = wanted[step]
+            read = [each.take(position, step + 1) for each in ahead]
+            for stream, batches, batch in zip(streams, ahead, read, strict=True):
+                own: Any = SimpleNamespace(_stream=stream, batches=batches)
+                UnderPlan.read_ahead(own, batch, len(wanted), lambda coming: coming)
+            assert len({len(batch.micro_batches) for batch in read}) == 1
+            counted = [part for batch in read for part in batch.micro_batches if part.counts]
+            assert np.array_equal(np.concatenate([part.ids for part in counted]), ids)
+            assert torch.equal(torch.cat([part.data["tokens"] for part in counted]), source.read(ids)["tokens"])
+            assert all(len(part.ids) * source.lengths[part.ids].max() <= now.micro_batch * longest for part in counted)
+        for each in ahead:
+            each.close()
+        if stop == len(wanted):
+            return
+        saved = saved + (stop - saved) // now.saved_every * now.saved_every if now.is_killed else stop

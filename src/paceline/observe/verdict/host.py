@@ -21,7 +21,9 @@ def _alone(seen: StepsSeen) -> BoundPart:
     That is what the thread that trains waits for a core, and what lies beside a step.
     """
     # On a busy machine a rank that has a core waits for one that has none: the rank that waits longest counts.
-    queued, other, between = seen.most("queued_here"), seen.most("other"), seen.most("between")
+    # Scoring candidates, and measuring the noise scale, are passes: computing that lies beside the step's own.
+    queued, between = seen.most("queued_here"), seen.most("between")
+    other = max(0.0, seen.most("other") - seen.most("scoring"))
     evidence = []
     if seen.knows("queued_here"):
         evidence.append(f"the thread that trains had work and no core for {format_seconds(queued)} of a step")
@@ -41,7 +43,8 @@ def _with_device(seen: StepsSeen) -> BoundPart:
 
     That is what the device had nothing to do in, and the passes in which the host did not wait for the device.
     """
-    dry = max(0.0, seen.most("idle") - seen.most("data") - seen.most("saving") - seen.most("evaluating"))
+    beside = ("data", "saving", "evaluating", "scoring")
+    dry = max(0.0, seen.most("idle") - sum(map(seen.most, beside)))
     evidence = [f"the device had nothing to do for {format_seconds(seen.most('idle'))} between two steps"]
     if seen.knows("awaited"):
         evidence.append(f"the host waited {format_seconds(seen.least('awaited'))} of a step for the device")

@@ -31,6 +31,7 @@ HEALTHY_SHARE = 0.6  # of a step that is computing, where nothing else is worth 
 LEAST_SHARE = 0.25  # of a step: a cause that decides less than this does not bound it
 SHOWN = {"total": "a step", "data": "waiting for its batch", "forward_backward": "forward and backward",
          "reduce": "reduction", "waiting": "waiting in collectives", "optimizer": "optimizer", "other": "beside a step",
+         "scoring": "scoring candidates, or the noise scale",
          "read": "reading a batch", "saving": "checkpoints", "between": "between two steps",
          "evaluating": "evaluations"}  # fmt: skip
 

@@ -23,7 +23,7 @@ from paceline.run.loop.resume import Progress, Restored, RunIdentity, state_tens
 from paceline.run.loop.sources import open_sets, open_together
 from paceline.run.loop.step import Stepper, StepStats
 from paceline.run.loop.under_plan import UnderPlan
-from paceline.run.memory.exhausted import is_exhausted, out_of_memory, tell_peers, told_by_peer
+from paceline.run.memory.exhausted import exhausted_by, out_of_memory, tell_peers, told_by_peer
 from paceline.run.memory.spent import MemoryMeter
 from paceline.run.observe.health.judge import HealthJudge
 from paceline.run.observe.health.told import TrainingHealth
@@ -182,7 +182,7 @@ class InWorld:
             bar = unigram_bar(self.source, self.held_out, self.spec.run.evaluate_samples)
             # Who takes over the records in a world that is formed anew began with an earlier one.
             began = None if held else time.time() - (time.monotonic() - self._began)
-            self._record.started(self.progress, restored, bar, began)
+            self._record.started(self.progress, restored, bar, began, self._run.fingerprint)
         elif held and not self._generation.is_called:
             self._record.fault(*self._recovered.fault)
         self._notices.enter(self.brief.usd_per_second, self.world.is_first, self._open_budget())
@@ -263,7 +263,8 @@ class InWorld:
         if not run.replay:
             return None
         switches = [getattr(run, name) for name in SWITCHES]
-        found = expected_step(self.dir, self.progress, self.brief.plan, switches) if self.world.is_first else None
+        asked = self.progress, self.brief.plan, switches, self._run.fingerprint
+        found = expected_step(self.dir, *asked) if self.world.is_first else None
         shared: StepBefore | None = self.world.share(found)
         return shared
 
@@ -285,10 +286,12 @@ class InWorld:
         try:
             is_first = self._generation.number == 1  # later ones have made what is far away themselves
             under = UnderPlan(self._run, plan, world, self.source, self.brief.items_per_sample, root, is_first)
-        except (RuntimeError, MemoryError) as error:
-            if not is_exhausted(error):
+        except Exception as error:  # a user's model may raise anything
+            told = self._told(error, building=plan)
+            self._let_peers_go(told)
+            if told is error:
                 raise
-            raise out_of_memory(error, self._points.at, self.brief, world, self._meter) from error
+            raise told from error
         if self.brief.read_steps is not None:
             under.read_until(self.brief.read_steps)
         self._points.bind(under.built.stepper)
@@ -321,16 +324,19 @@ class InWorld:
         """What updates the model."""
         return self._under.built.optimizer
 
-    def _told(self, error: BaseException) -> BaseException:
+    def _told(self, error: BaseException, building: Plan | None = None) -> BaseException:
         """Return an error of this rank as the run tells it: memory that is exhausted with what it was spent on.
 
-        Where no supervisor of ours hears of a peer's, this rank that has lost the peer says the same.
+        Where no supervisor of ours hears of a peer's, this rank that has lost the peer says the same. `building` is the
+        plan whose model and optimizer are not there yet.
         """
         if is_lost_peer(error) and not is_supervised():
             return told_by_peer() or error
-        if not is_exhausted(error):
+        if (exhausted := exhausted_by(error)) is None:
             return error
-        told = out_of_memory(error, self._points.at, self.brief, self.world, self._meter, self.model, self.optimizer)
+        plan, model, optimizer = (building, None, None) if building else (self._under.plan, self.model, self.optimizer)
+        at = self._points.at
+        told = out_of_memory(exhausted, at, self.brief, plan, self.world, self._meter, model, optimizer)
         tell_peers(told)
         return told
 

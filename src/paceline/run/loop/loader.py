@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,7 +20,15 @@ from paceline.task.data.order.many_steps import StepIds
 from paceline.task.data.order.mixture import past_end
 from paceline.task.data.order.of_source import ids_at, is_scattered, order_of
 from paceline.task.data.order.permutation import sample_ids
-from paceline.task.data.protocol import FinishesBatches, ReadsAhead, Source, filled_for, read_scattered, reading_ahead
+from paceline.task.data.protocol import (
+    FinishesBatches,
+    ReadsAhead,
+    Source,
+    filled_for,
+    finishing,
+    read_scattered,
+    reading_ahead,
+)
 from paceline.task.data.rows_together import RowsTogether, StepRows
 
 HELD_OUT_SEED = 0
@@ -121,8 +129,7 @@ class BatchStream:
         self.source = filled_for(self.source, self.device.type, self.plan.layout.tp, self.plan.precision)
         # Whether the device finishes batches that the source has only begun, as with images (task/data/protocol.py).
         self._is_cpu = self.device.type == "cpu"
-        finishes = self.device.type == "cuda" and isinstance(self.source, FinishesBatches)
-        self.finishing: FinishesBatches | None = cast(FinishesBatches, self.source) if finishes else None
+        self.finishing: FinishesBatches | None = finishing(self.source) if self.device.type == "cuda" else None
         if is_scattered(order_of(self.source)):
             read_scattered([self.source])
         self._fetching = reading_ahead(self.source)

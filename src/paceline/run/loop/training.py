@@ -20,6 +20,7 @@ from paceline.run.process.world import World, build_mesh
 from paceline.run.record.left_loop import LeftLoop, left_at, record_left
 from paceline.run.record.recorder import is_echo
 from paceline.run.record.remarks import all_steps_made, ended_early
+from paceline.run.record.tally import SCORING
 from paceline.run.survive.health.go_back import go_back
 from paceline.run.survive.health.guard import RollBack
 from paceline.run.survive.survivor import is_lost_peer, without_frames
@@ -224,12 +225,14 @@ class Training(BetweenSteps):
             growth.begin(batch.step, batch.samples)
             lr *= growth.rate_factor(batch.samples)
             if small := growth.small(batch.step, batch.samples):
-                small_norm = self._stepper.grad_norm_of(self._under.first_of(batch, small))
+                with self._tally.within(SCORING):
+                    small_norm = self._stepper.grad_norm_of(self._under.first_of(batch, small))
         decided = self._hook("before_step", batch.step, lr=lr)
         lr = decided.lr[1] if decided.lr else lr
         self._stepper.leaves_out = decided.skip is not None
         if self._under.selection is not None:
-            batch = self._under.selection.choose(batch)
+            with self._tally.within(SCORING):
+                batch = self._under.selection.choose(batch)
         if self._second_look is not None:
             self._record.decided_now(self._second_look.check(self._stepper, batch, self._step_seconds))
         on_cuda = self.world.device.type == "cuda"
@@ -241,7 +244,8 @@ class Training(BetweenSteps):
         )
         self.progress = Progress(step=batch.step, position=stats.position_after)
         if growth is not None:
-            if small and growth.measured(batch.step, batch.samples, stats.grad_norm, small, small_norm):
+            at = batch.step, batch.position, batch.samples
+            if small and growth.measured(*at, stats.grad_norm, small, small_norm):
                 self._under.batches.forget()  # the batch that is being read has the size of this one
             self._record.decided_now(growth.take())
         seconds = stats.seconds

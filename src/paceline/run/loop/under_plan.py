@@ -21,7 +21,7 @@ from paceline.run.loop.resume import Restored, RunIdentity, restore
 from paceline.run.memory.device_copies import DeviceCopies
 from paceline.run.process.world import World
 from paceline.run.survive.health.guard import guard_of
-from paceline.run.updates.growth import growth_of
+from paceline.run.updates.growth import followed_before, growth_of
 from paceline.run.updates.selection import CandidateBatches, selection_of
 from paceline.spec.arguments import has_checkpoint
 from paceline.spec.import_paths import is_import_path, load_object
@@ -85,8 +85,12 @@ class UnderPlan:
         self._lengths = None if lengths is None else np.asarray(lengths)
         self._rule = DepthRule(run.spec.run.read_ahead_limit, device.type == "cuda", bytes_of)
         self.batches = self._ahead(self._stream.on_host, self._stream.gathered)
-        self.selection = selection_of(task, self._stream, self.built.stepper, run.dir)
+        self.selection = selection_of(task, self._stream, self.built.stepper, run.dir, run.fingerprint)
         self.restored = restore(run, self.built, plan, world, root, looks_far)
+        if self.growth is not None and self.growth.measures:
+            made = self.restored.progress.step if self.restored else 0
+            followed = followed_before(run.dir, made, run.fingerprint) if world.is_first else None
+            self.growth.repeat(world.share(followed))
         if resumes and self.restored is None and gives_weights(task.model):
             raise StorageError(
                 f"the checkpoints of {run.dir} cannot be read",

@@ -6,19 +6,19 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from paceline.errors import OutOfMemory
+from paceline.errors import ConfigError, DataError, OutOfMemory
 from paceline.run.memory.free_memory import free_bytes
 from paceline.run.memory.live import LiveTensors, largest_live
 from paceline.run.memory.spent import MemoryMeter, held_bytes
 from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
 from paceline.spec.journal.settled import conditions_of
+from paceline.spec.plan import Plan
 from paceline.spec.survive.phases import TOLD
 from paceline.spec.survive.smaller import FIXED, SmallerPlan
 from paceline.units import format_bytes, format_sizes
@@ -41,6 +41,20 @@ def is_exhausted(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(says in str(error) for says in SAYS)
 
 
+def exhausted_by(error: BaseException) -> BaseException | None:
+    """Return the error that says that there is no memory left: this one, or what it tells of a user's data set or
+    factory. None of any other."""
+    known: BaseException | None = error
+    while isinstance(known, ConfigError | DataError) and known.__cause__ is not None:
+        known = known.__cause__
+    return known if known is not None and is_exhausted(known) else None
+
+
+def first_line(error: BaseException) -> str:
+    """Return what an error says first; Python's own MemoryError says nothing but its name."""
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
 def asked_bytes(error: BaseException) -> int | None:
     """Return for how many bytes an allocator was asked that had them not; None where the error does not say it."""
     found = ASKED.search(str(error))
@@ -51,6 +65,7 @@ def out_of_memory(
     error: BaseException,
     at: tuple[str, int],
     brief: Brief,
+    plan: Plan,
     world: World,
     meter: MemoryMeter,
     model: nn.Module | None = None,
@@ -58,21 +73,22 @@ def out_of_memory(
 ) -> OutOfMemory:
     """Return what an exhausted memory means for the run: the error to end with, its evidence as plain data.
 
-    `at` is the phase and the step that this rank was in, `model` and `optimizer` what it holds, where that is built.
+    `at` is the phase and the step that this rank was in, `plan` what it trains under: the brief's, or that with a
+    smaller micro-batch; `model` and `optimizer` are what it holds, where that is built.
     """
     phase, step = _phase(error, at[0]), at[1]
     used, asked, (free, limit) = meter.now_bytes(), asked_bytes(error), free_bytes(world.device)
-    plan = brief.plan
     recomputes = plan.recompute != "none" or plan.offloads_activations
     try:
         largest = largest_live(model, optimizer, world.device, LARGEST, looks_into_graph=not recomputes)
     except MemoryError:  # not even a list of what there is has room: all else is told
         largest = []
-    planned = _by_meter(_kinds(brief.record.forecast.get("memory") or ()))
+    kinds, smaller = forecast_kinds(brief, plan), smaller_than(brief.smaller, plan)
+    planned = _by_meter(kinds)
     held = held_bytes(model, optimizer) if model is not None and optimizer is not None else {}
     actual = {**held, REST: used - sum(held.values())}
-    fits = smallest_that_fits(brief, used + (asked or 0), used + free)
-    nearest = fits or min(brief.smaller, key=lambda each: each.bytes, default=None)
+    fits = smallest_that_fits(kinds, smaller, used + (asked or 0), used + free)
+    nearest = fits or min(smaller, key=lambda each: each.bytes, default=None)
     evidence: dict[str, object] = {
         "conditions": conditions_of(plan), "micro_batch": max(1, plan.micro_batch // 2),
         "rank": world.rank, "phase": phase, "step": step, "asked_bytes": asked,
@@ -86,7 +102,7 @@ def out_of_memory(
     in_step = f" of step {step}" if step else ""
     return OutOfMemory(
         f"out of memory on rank {world.rank} of {world.size}, {TOLD[phase]}{in_step}",
-        _because(str(error).splitlines()[0], planned, actual, used, asked, free, limit, largest),
+        _because(first_line(error), planned, actual, used, asked, free, limit, largest),
         _try(nearest, fits is not None),
         evidence,
     )
@@ -110,16 +126,43 @@ def told_by_peer() -> OutOfMemory | None:
     return OutOfMemory(told["what"], told["because"], told["try"], told["evidence"]) if told else None
 
 
-def smallest_that_fits(brief: Brief, needed: float, limit: float) -> SmallerPlan | None:
-    """Return the smallest change of the plan that would have fitted by forecast, None where none would.
+def forecast_kinds(brief: Brief, plan: Plan) -> dict[str, float]:
+    """Return the bytes that a run's plan was forecast to take, by kind.
 
-    `needed` are the bytes that the plan was seen to need at least, `limit` those that there were. Where the plan needed
-    more than its forecast, what depends on the micro-batch is taken to do so in all plans alike.
+    Where it goes on with a smaller micro-batch than it was planned with, they are of that one.
     """
-    kinds = _kinds(brief.record.forecast.get("memory") or ())
+    found: dict[str, float] = {}
+    for term in brief.record.forecast.get("memory") or ():
+        found[term["kind"]] = found.get(term["kind"], 0.0) + float(term["value"])
+    if plan.micro_batch == brief.plan.micro_batch:
+        return found
+    shape, share = _shape(plan), plan.micro_batch / brief.plan.micro_batch
+    known = next((each.held for each in brief.smaller if _shape(each) == shape), None)
+    scaled = {kind: value if kind in FIXED else share * value for kind, value in found.items()}
+    return scaled if known is None else dict(known)
+
+
+def smaller_than(plans: Sequence[SmallerPlan], plan: Plan) -> list[SmallerPlan]:
+    """Return those of some plans that are smaller than a plan too: of no larger micro-batch, and not the same."""
+    return [each for each in plans if each.micro_batch <= plan.micro_batch and _shape(each) != _shape(plan)]
+
+
+def _shape(plan: Plan | SmallerPlan) -> tuple[int, str, str]:
+    return plan.micro_batch, plan.recompute, plan.offload
+
+
+def smallest_that_fits(
+    kinds: Mapping[str, float], smaller: Sequence[SmallerPlan], needed: float, limit: float
+) -> SmallerPlan | None:
+    """Return the first of some smaller plans that would have fitted by forecast, None where none would.
+
+    `kinds` are the forecast bytes of the plan that ran, `needed` those that it was seen to need at least, `limit` those
+    that there were. Where it needed more than its forecast, what depends on the micro-batch is taken to do so in all
+    plans alike.
+    """
     forecast, fixed = sum(kinds.values()), sum(kinds.get(kind, 0.0) for kind in FIXED)
     more = max(1.0, (needed - fixed) / (forecast - fixed)) if forecast > fixed else 1.0
-    for each in brief.smaller:
+    for each in smaller:
         own = sum(each.held.get(kind, 0.0) for kind in FIXED)
         if own + (each.bytes - own) * more <= limit:
             return each
@@ -134,14 +177,6 @@ def _phase(error: BaseException, phase: str) -> str:
             return "backward"
         trace = trace.tb_next
     return phase
-
-
-def _kinds(terms: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the bytes of a forecast's terms of memory, by kind."""
-    found: dict[str, float] = {}
-    for term in terms:
-        found[term["kind"]] = found.get(term["kind"], 0.0) + float(term["value"])
-    return found
 
 
 def _by_meter(kinds: Mapping[str, float]) -> dict[str, float]:

@@ -81,10 +81,12 @@ class Recorder:
         self._write(DecisionRecord(what, before, after, because, evidence))
 
     def started(
-        self, progress: Progress, restored: Restored | None, unigram_loss: float | None, began: float | None = None
-    ) -> None:
-        """Record what runs, on what, as planned, and from where it goes on."""
+        self, progress: Progress, restored: Restored | None, unigram_loss: float | None, began: float | None = None,
+        fingerprint: str = "",
+    ) -> None:  # fmt: skip
+        """Record what runs, on what, as planned, and from where it goes on; `fingerprint` is that of the data."""
         known, clock = self._brief.record, clock_here()
+        facts = {"unigram_loss": unigram_loss, **({"fingerprint": fingerprint} if fingerprint else {})}
         started = RunStarted(
             attempt=self._attempt,
             resumed_from=str(restored.path) if restored else None,
@@ -100,7 +102,7 @@ class Recorder:
             cluster=known.cluster,
             forecast=known.forecast,
             placement=known.placement,
-            facts={**known.facts, "unigram_loss": unigram_loss},
+            facts={**known.facts, **facts},
             parameters=known.parameters,
             profile=known.profile,
             optimizer=known.optimizer,

@@ -13,6 +13,7 @@ from paceline.run.process.world import World
 from paceline.spec.journal.kinds import RanksRecord
 
 SAVING, EVALUATING, BETWEEN = "saving", "evaluating", "between"  # what lies between two steps
+SCORING = "scoring"  # passes of a step that its update is not made of
 LEAST_STEPS = 4  # that a record is of, but for the last one of a run
 TASKS = Path("/proc/self/task")
 NANOSECONDS = 1e9
@@ -26,10 +27,11 @@ class RankTally:
         self._ended_at: float | None = None
         self._names: list[str] = []  # of what any rank has told so far, the same on every rank
         self._claimed = 0.0  # seconds since the last step ended that have a name of their own
+        self._within: set[str] = set()  # names of what lies within some steps
         self._clear()
 
     def _clear(self) -> None:
-        self._sums: dict[str, float] = dict.fromkeys((SAVING, EVALUATING, BETWEEN), 0.0)
+        self._sums: dict[str, float] = dict.fromkeys((SAVING, EVALUATING, BETWEEN, *sorted(self._within)), 0.0)
         self._steps = 0
         self._queued = queued_seconds()
 
@@ -54,6 +56,16 @@ class RankTally:
             seconds = time.perf_counter() - began
             self._claimed += seconds
             self._sums[name] += seconds
+
+    @contextmanager
+    def within(self, name: str) -> Iterator[None]:
+        """Count what the block takes, within a step, under a name of its own too."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._within.add(name)
+            self._sums[name] = self._sums.get(name, 0.0) + time.perf_counter() - began
 
     def add(self, stats: StepStats) -> None:
         """Add a step of this rank's. The first one warms up, and is left out."""

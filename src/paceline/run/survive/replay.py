@@ -15,7 +15,7 @@ from paceline.errors import StorageError, VerificationFailed
 from paceline.run.loop.resume import Progress
 from paceline.run.loop.step import StepStats
 from paceline.spec.journal.kinds import DecisionRecord, ReplayRecord, RunStarted, StepRecord, parse
-from paceline.spec.journal.reading import records_back_to, records_of_kind, starts_of
+from paceline.spec.journal.reading import records_back_to, records_of_kind, starts_on
 from paceline.spec.journal.record import read
 from paceline.spec.plan import Plan
 from paceline.spec.task import ModelSpec
@@ -47,15 +47,17 @@ class StepBefore:
     sample_ids: tuple[int, ...] | None
 
 
-def expected_step(run_dir: Path, progress: Progress, plan: Plan, switches: Sequence[object]) -> StepBefore | None:
+def expected_step(
+    run_dir: Path, progress: Progress, plan: Plan, switches: Sequence[object], fingerprint: str | None = None
+) -> StepBefore | None:
     """Return what the newest record of the step after `progress` says, or None where the journal has none to hold to.
 
-    `switches` are the run's options that change how numbers are rounded; a start that had others is passed over.
-    Starts are read newest first, and each from its end.
+    `switches` are the run's options that change how numbers are rounded; a start that had others is passed over, and so
+    is one on other data than those of the fingerprint. Starts are read newest first, and each from its end.
     """
     step = progress.step + 1
     try:
-        for attempt, path in reversed(starts_of(run_dir)):
+        for attempt, path in reversed(starts_on(run_dir, fingerprint)):
             said = [record for record in records_back_to(path, step) if _is_about(record, step)]
             if said:
                 last = parse({"attempt": attempt, **said[-1]})

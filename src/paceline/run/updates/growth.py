@@ -7,7 +7,8 @@ noise scale: at that batch a step makes half the progress that one on the true g
 before they are divided.
 
 The small batch is the first samples of the global batch, whatever the layout, and the norms are sums over all ranks: so
-every layout, and a run that is killed and resumed, decides alike.
+every layout decides alike, but for rounding. Of steps that a killed run makes again the journal has the decisions, and
+they are repeated: the noise scale is a quotient of differences, and another layout might come to the other side.
 """
 
 from __future__ import annotations
@@ -15,16 +16,19 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigError
-from paceline.spec.journal.kinds import DecisionRecord
+from paceline.spec.journal.kinds import DecisionRecord, StepRecord
+from paceline.spec.journal.reading import records_back_to, starts_on
 from paceline.spec.plan import Plan
 from paceline.spec.steps.growth import BatchCourse, GrowthSpec, course_of, rate_factor, whole_samples
 from paceline.spec.task import Task
 
 SMALL_PART = 8  # of the global batch, that the small one is
 WHAT = "global_batch"
+Followed = Mapping[tuple[int, int], int]  # by step and the position before it: the samples of the step that followed
 
 
 class BatchGrowth:
@@ -35,6 +39,7 @@ class BatchGrowth:
         self._spec, self._course, self._largest = growth, course, largest
         self._grown: list[tuple[int, int]] = []  # (last step before, samples), of what noise has decided
         self._measured: deque[tuple[float, float]] = deque(maxlen=growth.measurements)  # (S, |G|^2)
+        self._followed: Followed = {}  # of steps that earlier starts have made
         self._told = course.at(1, 0)  # the batch of which the journal knows
         self.decisions: list[DecisionRecord] = []
 
@@ -65,23 +70,39 @@ class BatchGrowth:
             self.decisions.append(DecisionRecord(WHAT, self._told, samples, because, evidence))
         self._told = samples
 
-    def measured(self, step: int, samples: int, norm: float, small: int, small_norm: float) -> bool:
-        """Take the gradient norms of a step and of its first `small` samples; return whether the batch grows."""
-        if not (math.isfinite(norm) and math.isfinite(small_norm)):
-            return False
-        squares, first = norm**2, small_norm**2
-        spread = (first - squares) / (1 / small - 1 / samples)
-        self._measured.append((spread, (samples * squares - small * first) / (samples - small)))
-        if len(self._measured) < (self._measured.maxlen or 0):
-            return False
-        mean_spread, mean_square = (sum(each[part] for each in self._measured) / len(self._measured) for part in (0, 1))
+    @property
+    def measures(self) -> bool:
+        """Whether it grows by what is measured."""
+        return self._spec.by == "noise"
+
+    def repeat(self, followed: Followed) -> None:
+        """Decide after steps that are made again as the journal says, see `followed_before`. Every rank calls it."""
+        self._followed = followed
+
+    def measured(self, step: int, position: int, samples: int, norm: float, small: int, small_norm: float) -> bool:
+        """Take the gradient norms of a step and of its first `small` samples; return whether the batch grows.
+
+        The step began at a position. One that was made before is followed by the batch that followed it then.
+        """
+        if math.isfinite(norm) and math.isfinite(small_norm):
+            squares, first = norm**2, small_norm**2
+            spread = (first - squares) / (1 / small - 1 / samples)
+            self._measured.append((spread, (samples * squares - small * first) / (samples - small)))
+            is_known = len(self._measured) == self._measured.maxlen
+        else:
+            is_known = False
+        count = max(1, len(self._measured))
+        mean_spread, mean_square = (sum(each[part] for each in self._measured) / count for part in (0, 1))
         # An estimate of the true gradient's square that is none: noise is all there is to see at this batch.
         noise = mean_spread / mean_square if mean_square > 0 else math.inf
-        if not noise >= self._spec.noise_ratio * samples:
+        after = min(self._largest, 2 * samples) if is_known and noise >= self._spec.noise_ratio * samples else samples
+        before = self._followed.get((step, position))
+        after = after if before is None else before
+        if after <= samples:
             return False
-        after = min(self._largest, 2 * samples)
         evidence = {
             "step": step,
+            "position": position,
             "rule": "noise",
             "noise_scale_samples": noise if math.isfinite(noise) else None,
             "covariance_trace": mean_spread,
@@ -89,10 +110,12 @@ class BatchGrowth:
             "noise_ratio": self._spec.noise_ratio,
             "measurements": len(self._measured),
             "small_samples": small,
+            "repeated": before is not None,
             **self._rate(after),
         }
         known = f"{noise:.4g} samples" if math.isfinite(noise) else "larger than can be told"
         because = f"after step {step} the gradient noise scale is {known}, and the batch has {samples}"
+        because += "; an earlier start has decided so" if before is not None else ""
         self.decisions.append(DecisionRecord(WHAT, samples, after, because, evidence))
         self._grown.append((step, after))
         self._measured.clear()
@@ -121,6 +144,28 @@ class BatchGrowth:
         return {"learning_rate": self._spec.learning_rate, "rate_factor": self.rate_factor(samples)}
 
 
+def followed_before(run_dir: Path, step: int, fingerprint: str | None = None) -> dict[tuple[int, int], int]:
+    """Return which batch followed the steps after `step` that earlier starts of a run have made on the same data: see
+    `Followed`.
+
+    That is what the step after it had, or what was decided where there was none. Of a step made several times the last
+    counts, and a run that went back and passed over samples comes to later steps at other positions.
+    """
+    found: dict[tuple[int, int], int] = {}
+    for _, path in starts_on(run_dir, fingerprint):
+        last: dict[str, Any] = {}
+        for record in records_back_to(path, step):
+            if record["kind"] == StepRecord.KIND:
+                if last and last["step"] == record["step"] - 1:
+                    found[last["step"], last["position_before"]] = record["position_after"] - record["position_before"]
+                last = record
+            elif record["kind"] == DecisionRecord.KIND and record.get("what") == WHAT:
+                evidence = record.get("evidence") or {}
+                if evidence.get("rule") == "noise" and "position" in evidence:
+                    found[evidence["step"], evidence["position"]] = record["to"]
+    return {place: samples for place, samples in found.items() if place[0] > step}
+
+
 def growth_of(task: Task, plan: Plan, items_per_sample: int) -> BatchGrowth | None:
     """Return how a task's batch grows under a plan; None where it does not.
 
@@ -135,6 +180,9 @@ def growth_of(task: Task, plan: Plan, items_per_sample: int) -> BatchGrowth | No
     if not plan.sync.is_plain:
         because = f"with {plan.sync} the norm of a step is that of copies that have gone apart"
         raise ConfigError("task.growth.by = 'noise'", because, 'plan.sync = "every-step", or growth by a schedule')
+    if course.first < 2:
+        because = "a batch of one sample has no part whose gradient could be held against the whole one's"
+        raise ConfigError("task.growth.by = 'noise'", because, "a task.global_batch of two samples or more")
     if growth.largest is None:
         example = f'task.growth.largest = "{8 * plan.batch_samples} samples"'
         raise ConfigError("task.growth.by = 'noise'", "no largest batch is given", example)

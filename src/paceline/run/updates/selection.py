@@ -27,7 +27,8 @@ from paceline.run.loop.passes import SequentialPasses
 from paceline.run.loop.step import Stepper
 from paceline.run.parallel.pipeline.passes import PipelinePasses
 from paceline.spec.journal.kinds import SelectionRecord
-from paceline.spec.journal.reading import read_kind
+from paceline.spec.journal.reading import records_of_kind, starts_on
+from paceline.spec.journal.record import read
 from paceline.spec.steps.selection import LARGEST, SelectionSpec
 from paceline.spec.task import Task
 from paceline.task.data.order import chosen
@@ -61,8 +62,11 @@ class CandidateBatches:
 class BatchSelection:
     """Chooses what a step trains on. Every rank makes one, and calls it for the same steps."""
 
-    def __init__(self, task: Task, stream: BatchStream, stepper: Stepper, run_dir: Path) -> None:
-        """`run_dir` is that of a run whose earlier starts may have chosen for steps that are made again.
+    def __init__(
+        self, task: Task, stream: BatchStream, stepper: Stepper, run_dir: Path, fingerprint: str | None = None
+    ) -> None:
+        """`run_dir` is that of a run whose earlier starts, on the data of the fingerprint, may have chosen for steps
+        that are made again.
 
         Raises ConfigError for an objective that does not tell its rows apart, and for copies that differ.
         """
@@ -75,7 +79,7 @@ class BatchSelection:
                 'plan.sync = "every-step"',
             )
         world = stepper.world
-        self._earlier: Earlier = world.share(chosen_before(run_dir) if world.is_first else None)
+        self._earlier: Earlier = world.share(chosen_before(run_dir, fingerprint) if world.is_first else None)
         self._is_checked = False
         self._record: SelectionRecord | None = None
 
@@ -162,20 +166,24 @@ class BatchSelection:
         return dataclasses.replace(micro, objective=functools.partial(_weighted_sum, self._rows, own))
 
 
-def selection_of(task: Task, stream: BatchStream, stepper: Stepper, run_dir: Path) -> BatchSelection | None:
+def selection_of(
+    task: Task, stream: BatchStream, stepper: Stepper, run_dir: Path, fingerprint: str
+) -> BatchSelection | None:
     """Return what chooses among a task's candidates; None where it trains on all."""
-    return BatchSelection(task, stream, stepper, run_dir) if task.selection.selects else None
+    return BatchSelection(task, stream, stepper, run_dir, fingerprint) if task.selection.selects else None
 
 
-def chosen_before(run_dir: Path) -> dict[tuple[int, int, int], str]:
+def chosen_before(run_dir: Path, fingerprint: str | None = None) -> dict[tuple[int, int, int], str]:
     """Return which candidates earlier starts of a run have chosen, by step, position and number of candidates.
 
     A step that is made again on other ranks has losses that are rounded otherwise, and chooses the same all the same.
+    Of starts on other data than those of the fingerprint nothing is known: their candidates were others.
     """
-    return {
-        (record.step or 0, record.position or 0, record.candidates or 0): record.chosen
-        for record in read_kind(run_dir, SelectionRecord)
-    }
+    lines = (
+        line for _, path in starts_on(run_dir, fingerprint) for line in records_of_kind(path, SelectionRecord.KIND)
+    )
+    records = (read(SelectionRecord, line) for line in lines)
+    return {(each.step or 0, each.position or 0, each.candidates or 0): each.chosen for each in records}
 
 
 def _rows_of(task: Task, stream: BatchStream, stepper: Stepper) -> ScoresRows:

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import OutOfMemory
+from paceline.errors import OutOfMemory, PacelineError
 from paceline.launch.here import place_here
 from paceline.launch.worker import guarded
 from paceline.run.process.handover import take_over
@@ -34,17 +34,17 @@ def main() -> int:
 def _try(request_path: Path, result_path: Path) -> None:
     import torch
 
-    from paceline.run.memory.exhausted import is_exhausted
+    from paceline.run.memory.exhausted import exhausted_by, first_line
     from paceline.run.process.world import join_world
 
     request = json.loads(request_path.read_text())
     world = join_world(request["kind"], threads=request["threads"], place=place_here(os.environ))
     try:
         _steps(request, result_path, world)
-    except (RuntimeError, MemoryError) as error:
-        if not is_exhausted(error):
+    except (RuntimeError, MemoryError, PacelineError) as error:
+        if (exhausted := exhausted_by(error)) is None:
             raise
-        raise OutOfMemory(f"out of memory on rank {world.rank} of a probe", str(error).splitlines()[0]) from error
+        raise OutOfMemory(f"out of memory on rank {world.rank} of a probe", first_line(exhausted)) from error
     if world.device.type == "cuda":
         torch.cuda.synchronize(world.device)
     world.wait()

@@ -32,6 +32,21 @@ def starts_of(run_dir: Path) -> list[tuple[int, Path]]:
     return [(number, path) for number, path in numbered(run_dir / "journal") if path.is_file()]
 
 
+def starts_on(run_dir: Path, fingerprint: str | None) -> list[tuple[int, Path]]:
+    """Return (number, file) of every start on the data of a fingerprint, oldest first; of None, of every start.
+
+    A start that does not say which data it had is among them.
+    """
+    if fingerprint is None:
+        return starts_of(run_dir)
+    found = []
+    for number, path in starts_of(run_dir):
+        started = next(records_of_kind(path, "run_started"), {})
+        if (started.get("facts") or {}).get("fingerprint", fingerprint) == fingerprint:
+            found.append((number, path))
+    return found
+
+
 def node_files(run_dir: Path) -> list[tuple[int, Path]]:
     """Return (number of the start, file) of every node that is not the first, which has samples of its own."""
     folder = run_dir / "journal"

@@ -49,3 +49,9 @@ def check_turns(task: Task) -> None:
             f"the turn '{main.name}' is evaluated and comes in every {main.every} steps only",
             "its loss is the loss of each step", "task.objective = a turn with every = 1",
         )  # fmt: skip
+    if task.growth.by == "noise" and main_turn(task):
+        raise ConfigError(
+            f"task.growth.by = 'noise' with a turn before '{main.name}', which is evaluated",
+            "it changes weights between the two gradient norms that tell the noise scale",
+            f"'{main.name}' as the first of task.turns, or growth by a schedule",
+        )

@@ -32,10 +32,14 @@ class Source(Protocol):
         ...
 
 
-@runtime_checkable
 class FinishesBatches(Protocol):
     """A source whose batches can be finished on a device: `finish(read_unfinished(...))` is `read(...)`, bit for bit,
-    wherever `finish` runs."""
+    wherever `finish` runs. Sources whose `finishes_as` are equal finish each other's batches, in a mixture."""
+
+    @property
+    def finishes_as(self) -> object:
+        """What all that `finish` does follows from."""
+        ...
 
     def read_unfinished(self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64] | None = None) -> object:
         """Return what `read` starts from, on the CPU."""
@@ -95,6 +99,12 @@ def tightened(source: Source) -> Source:
     """
     tight = getattr(type(source), "tight", None)
     return source if tight is None else cast(FillsRows, source).tight()
+
+
+def finishing(source: Source) -> FinishesBatches | None:
+    """Return a source as one whose batches a device can finish; None where it makes them whole."""
+    # By the attribute, as below: a check of a protocol does not see what is passed on, from Python 3.12 on.
+    return cast(FinishesBatches, source) if hasattr(source, "read_unfinished") else None
 
 
 def reading_ahead(source: Source) -> ReadsAhead | None:

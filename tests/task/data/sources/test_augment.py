@@ -3,7 +3,9 @@ against Python's own, against torch's bilinear scaling, and whatever rows are be
 
 from __future__ import annotations
 
+import os
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from tests_shared import plan_of
 from paceline.errors import ConfigError
 from paceline.run.loop.loader import BatchStream
 from paceline.spec.data.augment import AugmentSpec
+from paceline.spec.data.mix import MixSpec
 from paceline.spec.data.rules import check_data
 from paceline.spec.layout import Layout
 from paceline.spec.task import DataSpec
@@ -172,6 +175,55 @@ def test_a_source_draws_by_position_and_a_device_finishes_the_same(tmp_path: Pat
     for one, other in zip(batches[0].micro_batches, batches[1].micro_batches, strict=True):
         assert torch.equal(one.data["images"], other.data["images"])
         assert torch.equal(one.data["labels"], other.data["labels"])
+
+
+def test_a_device_finishes_the_batches_of_a_source_in_an_order_of_its_own(tmp_path: Path) -> None:
+    write_images(tmp_path / "images")
+    data = DataSpec(str(tmp_path / "images"), image_size=SIZE, augment=EVERYTHING, shuffle="none")
+    source, plan = open_sources(data, 7)[0], plan_of(Layout(), batch=6, micro_batch=3)
+    assert BatchStream(source, 7, plan, 0, torch.device("cuda")).finishing is source
+    assert BatchStream(source, 7, plan, 0, torch.device("cpu")).finishing is None
+
+
+def test_a_mixture_of_images_is_finished_on_a_device_with_the_same_bits(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write_images(tmp_path / name)
+    parts = tuple(MixSpec(str(tmp_path / name), name) for name in ("one", "two"))
+    data = DataSpec("", mix=parts, image_size=SIZE, augment=EVERYTHING, normalise="half", validation_fraction=0.0)
+    source, plan = pickle.loads(pickle.dumps(open_sources(data, 7)[0])), plan_of(Layout(), batch=6, micro_batch=3)
+    assert BatchStream(source, 7, plan, 0, torch.device("cuda")).finishing is source
+    streams = [BatchStream(source, 7, plan, 0, torch.device("cpu")) for _ in "ab"]
+    streams[1].finishing = source
+    assert streams[1].on_host(12).micro_batches[0].data["pixels"].dtype == torch.uint8
+    for one, other in zip(*(stream.at(12).micro_batches for stream in streams), strict=True):
+        assert torch.equal(one.data["images"], other.data["images"])
+        assert torch.equal(one.data["labels"], other.data["labels"])
+
+
+@pytest.mark.parametrize("decoding", [1, 5])
+def test_threads_change_no_bit(decoding: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that decode, threads that read the same images at once, and squares that are kept by whoever is first."""
+    write_images(tmp_path / "images")
+
+    def opened(kept: int) -> Any:
+        data = DataSpec(str(tmp_path / "images"), image_size=SIZE, augment=EVERYTHING, normalise="imagenet",
+                        images_in_memory=kept * SIDE * SIDE * 3, validation_fraction=0.0, cache_images=kept > 0,
+                        cache_dir=str(tmp_path / "cache"))  # fmt: skip
+        return open_sources(data, 7)[0]
+
+    plan = plan_of(Layout(), batch=6, micro_batch=4)
+    alone = BatchStream(opened(0), 7, plan, 0, torch.device("cpu"))
+    wanted = [alone.at(6 * step).micro_batches for step in range(8)]
+    monkeypatch.setattr(image_source, "THREADS", decoding)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(decoding))
+    for _ in range(3):
+        stream = BatchStream(opened(5), 7, plan, 0, torch.device("cpu"))
+        with ThreadPoolExecutor(4) as threads:
+            found = list(threads.map(stream.at, [6 * (step % 8) for step in range(16)]))
+        for step, batch in enumerate(found):
+            for one, other in zip(batch.micro_batches, wanted[step % 8], strict=True):
+                assert torch.equal(one.data["images"], other.data["images"])
+                assert torch.equal(one.data["labels"], other.data["labels"])
 
 
 def test_decoded_images_are_kept_by_their_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

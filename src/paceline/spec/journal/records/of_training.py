@@ -87,7 +87,8 @@ class RanksRecord(Record):
         Table,
         Told(
             "means of a step, each with `min`, `median` and `max` over the ranks and the `rank` of the highest: the"
-            " parts of `seconds` as in a step; `computing` (of the passes and the reduction) and `waiting` (in"
+            " parts of `seconds` as in a step, and of `other` that of `scoring` (candidates are scored, the noise scale"
+            " is measured); `computing` (of the passes and the reduction) and `waiting` (in"
             " collectives, without what a thread waited for a core), both of CPUs; `queued` (all threads that had work"
             " and no core) and `queued_here` (the one that trains), where the kernel tells; `idle` (the device had"
             " nothing to do between two steps), `awaited` (the host waited for the device) and `held` (the host read"

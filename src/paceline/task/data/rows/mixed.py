@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy.typing as npt
 from paceline.errors import DataError
 from paceline.task.data.order.mixture import MixtureOrder
 from paceline.task.data.order.of_source import Order
-from paceline.task.data.protocol import Source, read_scattered, reading_ahead, tightened
+from paceline.task.data.protocol import FinishesBatches, Source, read_scattered, reading_ahead, tightened
 from paceline.task.data.rows.of_split import SourceOfSplit
 
 
@@ -44,6 +45,10 @@ class MixedSource:
         self.steps_ahead = max(getattr(source, "steps_ahead", 0) for source in sources)
         self.order = order
         self.gathers_rows = _gather_alike(sources)
+        ends = {getattr(source, "finishes_as", None) for source in sources}
+        if len(ends) == 1 and None not in ends:  # any of them finishes what all have begun
+            self.read_unfinished = partial(self._read, "read_unfinished")
+            self.finish = cast(FinishesBatches, first).finish
 
     def gather(self, ids: npt.NDArray[Any]) -> Any:
         """Return the rows of these samples as they lie. Raises DataError where one cannot be read."""
@@ -77,13 +82,17 @@ class MixedSource:
 
     def read(self, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> Any:
         """Return one batch of these rows, in their order. Raises DataError where the sources' batches do not fit."""
+        return self._read("read", ids, positions)
+
+    def _read(self, how: str, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> Any:
+        """Return what the sources' method of a name returns of these rows, in their order."""
         import torch
         from torch.utils._pytree import tree_map
 
         places, parts = [], []
         for source, here, own in self._apart(ids):
             places.append(here)
-            parts.append(source.read(own, None if positions is None else positions[here]))
+            parts.append(getattr(source, how)(own, None if positions is None else positions[here]))
         if len(parts) == 1:
             return parts[0]
         back = torch.from_numpy(np.argsort(np.concatenate(places)))

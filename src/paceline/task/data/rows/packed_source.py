@@ -6,7 +6,7 @@ import hashlib
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,38 +36,8 @@ class RowsAsTheyLie:
     places: list[int]
     short: list[int]  # rows that are not full, in order
     filled: list[int]  # and the tokens in each of them
-    documents: Array | None  # from 1 on in each row, 0 of what fills it; None where documents mix, or `runs` tells them
+    documents: Array | None  # of each token, from 1 on in each row, 0 of what fills it; None where documents mix
     counts: Array | None  # which labels count, where not all of them do
-    runs: DocumentRuns | None = None
-
-    def documents_of(self, first: int, last: int) -> npt.NDArray[np.int64] | None:
-        """Return the document of each token of the rows first..last, [rows, seq_len]; None where documents mix."""
-        if self.runs is None:
-            return None if self.documents is None else self.documents[first:last].astype(np.int64)
-        found = self.runs.laid(first, last, self.tokens.shape[1])
-        for at in range(bisect_left(self.short, first), bisect_left(self.short, last)):
-            found[self.short[at] - first, self.filled[at] :] = 0
-        return found
-
-
-class DocumentRuns(NamedTuple):
-    """Runs of tokens of another document than the first of their row, by their places in the flattened rows, in order.
-
-    Where most rows are of one document, a batch is made of them sooner than by copying a number for each token.
-    """
-
-    begins: list[int]
-    ends: list[int]
-    numbers: list[int]  # from 2 on in each row
-
-    def laid(self, first: int, last: int, seq_len: int) -> npt.NDArray[np.int64]:
-        """Return the document of each token of the rows first..last, from 1 on in each row: [rows, seq_len]."""
-        flat, begin = np.empty((last - first) * seq_len, dtype=np.int64), first * seq_len
-        flat.fill(1)
-        own = slice(bisect_left(self.begins, begin), bisect_left(self.begins, last * seq_len))
-        for start, stop, number in zip(self.begins[own], self.ends[own], self.numbers[own], strict=True):
-            flat[start - begin : stop - begin] = number
-        return flat.reshape(-1, seq_len)
 
 
 class PackedSource(SourceOfSplit):
@@ -131,9 +101,8 @@ class PackedSource(SourceOfSplit):
         if gathered.counts is not None:
             labels[~gathered.counts[first:last]] = IGNORED
         batch = {"tokens": torch.from_numpy(tokens), "labels": torch.from_numpy(labels)}
-        documents = gathered.documents_of(first, last)
-        if documents is not None:
-            batch["documents"] = torch.from_numpy(documents)
+        if gathered.documents is not None:
+            batch["documents"] = torch.from_numpy(gathered.documents[first:last].astype(np.int64))
         flat, begin, end = labels.reshape(-1), first * self.items_per_sample, last * self.items_per_sample
         for at in range(bisect_left(gathered.places, begin), bisect_left(gathered.places, end)):
             flat[gathered.places[at] - begin] = gathered.patched[at]
@@ -149,7 +118,7 @@ class PackedSource(SourceOfSplit):
         rows = [place[part.short] for part, place in zip(parts, places, strict=True)]
         patches, patched = _in_order(at, [part.patched for part in parts])
         short, filled = _in_order(rows, [part.filled for part in parts])
-        documents = [each for part in parts if (each := part.documents_of(0, len(part.tokens))) is not None]
+        documents = [part.documents for part in parts if part.documents is not None]
         counts: list[Array] | None = None
         if any(part.counts is not None for part in parts):
             everywhere = [np.ones(part.tokens.shape, dtype=bool) for part in parts]
@@ -178,8 +147,10 @@ class PackedSource(SourceOfSplit):
         starts, lengths = self.rows.starts[begins], self.rows.lengths[begins]
         # To leave out here what is laid anew takes longer than copying it in vain.
         rows, is_whole = self._in_rows.rows_from(starts, starts + lengths + 1, seq_len + 1)
-        runs = None if self.cross_documents else DocumentRuns([], [], [])
-        found = RowsAsTheyLie(rows[:, :-1], rows[:, 1:], [], [], [], [], None, None, runs)
+        # Most rows are of one document: a small number for each token, of which few are written a second time.
+        kind = np.uint16 if seq_len < 2**16 else np.int32
+        documents = None if self.cross_documents else np.ones((len(ids), seq_len), dtype=kind)
+        found = RowsAsTheyLie(rows[:, :-1], rows[:, 1:], [], [], [], [], documents, None)
         rest = np.flatnonzero((lengths < seq_len) | ~is_whole)
         if len(rest):
             self._lay_pieces(rows, rest, is_whole[rest], begins[rest], self.rows.firsts[ids[rest] + 1], found)
@@ -218,14 +189,17 @@ class PackedSource(SourceOfSplit):
         found.patched.extend(labels[other].tolist())
         # Of the flattened labels: a row of them is one shorter than one of tokens with the token after its end.
         found.places.extend((after[other] - 1 - np.repeat(places, counts)[other]).tolist())
-        if found.runs is not None:
+        if found.documents is not None:
             is_other = np.ones(len(at), dtype=bool)
             is_other[ends - counts] = False
-            others = np.flatnonzero(is_other)
+            others, own = np.flatnonzero(is_other), found.documents.reshape(-1)
             begins = at[others] - np.repeat(places, counts - 1)  # of the flattened tokens, as above
-            found.runs.begins.extend(begins.tolist())
-            found.runs.ends.extend((begins + lengths[others]).tolist())
-            found.runs.numbers.extend((others - np.repeat(ends - counts, counts - 1) + 1).tolist())
+            numbers = others - np.repeat(ends - counts, counts - 1) + 1
+            runs = zip(begins.tolist(), (begins + lengths[others]).tolist(), numbers.tolist(), strict=True)
+            for begin, end, number in runs:
+                own[begin:end] = number
+            for row, tokens in zip(found.short, found.filled, strict=True):
+                found.documents[row, tokens:] = 0
 
     def _laid_by_place(self, ids: npt.NDArray[Any]) -> RowsAsTheyLie:
         """Return the rows, all their places at once: where pieces are short that is quicker than one by one."""

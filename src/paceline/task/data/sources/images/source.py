@@ -96,6 +96,11 @@ class ImageSource:
         self._lock = threading.Lock()
         self._pool: DaemonThreads | None = None
 
+    @property
+    def finishes_as(self) -> object:
+        """What all that `finish` does follows from."""
+        return self.look.size, self.look.normalise
+
     def read(self, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> Any:
         """Return the batch; without positions nothing is drawn. Raises DataError for an image that is damaged."""
         return self.finish(self.read_unfinished(ids, positions))
