@@ -344,7 +344,8 @@ class Task(Declared, table="task"):
     data: Any = option(factory=DataSpec, doc="the data", objects=DATA_SETS)
     objective: Any = option(
         "auto",
-        "'next_token', 'classification', 'regression', 'multi_label', 'dpo' (preference pairs, with task.preference),"
+        "'next_token', 'classification', 'regression', 'multi_label', 'seq2seq' (sources and targets, for an"
+        " encoder-decoder), 'dpo' (preference pairs, with task.preference),"
         " `package.module:function`, or 'auto' for the data's own; with turns, the name of the one that is evaluated,"
         " 'auto' for the first",
         objects=CALLED,

@@ -26,6 +26,7 @@ SEQUENCE_HEAD = "ForSequenceClassification"  # how transformers' classes with a 
 TOKEN_HEAD = "lm_head"
 PAD = "pad_token_id"
 # What transformers makes of a head's outputs by itself: without the word they are classes, of which one is true.
+PAIRS = "paceline.task.data.sequence_pairs:sequence_pairs"
 PROBLEM, PROBLEMS = "problem_type", {"multi_label": "multi_label_classification", "regression": "regression"}
 MASKED_HEADS = ("ForMaskedLM", "ForPreTraining")
 OTHER_HEADS = (SEQUENCE_HEAD, "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice")
@@ -181,8 +182,13 @@ def check_next_token(task: Task, *, of_text: bool) -> None:
         what, why, instead = found
         raise ConfigError(f"the model in '{folder}' {what}", f"it is of the class {architecture}: {why}", instead)
     if config.get("is_encoder_decoder"):
-        why = "it reads a source and writes a target, and a text is none of both"
-    elif architecture.endswith(MASKED_HEADS):
+        raise ConfigError(
+            f"the model in '{folder}' does not learn the next token",
+            f"it is of the class {architecture}: it reads a source and writes a target, and a text is none of both",
+            f'a table with the columns source and target: objective = "seq2seq", data.source = "{PAIRS}",'
+            f' data.arguments = {{ path = "TABLE", model = "{folder}" }}',
+        )
+    if architecture.endswith(MASKED_HEADS):
         why = "it sees the whole text, and so the token that it would say"
     elif architecture.endswith(OTHER_HEADS):
         why = "its head is for another task"

@@ -123,6 +123,21 @@ def multi_label(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, 
     return loss, torch.ones_like(labels, dtype=torch.int64).sum()
 
 
+def sequence_to_sequence(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the summed cross-entropy in nats of what an encoder-decoder writes, and the count of labels not -100.
+
+    `batch` holds "source" with "source_mask" [rows, source], "target" and "labels" [rows, target], int64: the decoder
+    reads the target and says the labels. The model is one of transformers, or takes the same arguments.
+    """
+    output = model(
+        input_ids=_field(batch, "source"),
+        attention_mask=_field(batch, "source_mask"),
+        decoder_input_ids=_field(batch, "target"),
+        use_cache=False,
+    )
+    return _summed_cross_entropy(_logits(output), _field(batch, "labels"))
+
+
 def of_texts(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     """Return what a model gives for whole texts: "tokens" int64 [rows, seq], of which "attention_mask" says the real.
 
@@ -153,6 +168,7 @@ def takes_sequence_parts(objective: Objective) -> bool:
 BUILT_IN: dict[str, Objective] = {
     "next_token": next_token, "classification": classification, "regression": regression, "multi_label": multi_label,
 }  # fmt: skip
+SEQ2SEQ = "seq2seq"
 DEFAULT_FOR_UNIT = {"tokens": "next_token", "samples": "classification"}
 
 
@@ -172,6 +188,8 @@ def resolve_objective(objective: Any, source_unit: str) -> Objective:
     name = DEFAULT_FOR_UNIT.get(source_unit, objective) if objective == "auto" else objective
     if name in BUILT_IN:
         return BUILT_IN[name]
+    if name == SEQ2SEQ:  # which is like a function of the user's in all but its name
+        return sequence_to_sequence
     if is_import_path(name):
         found = load_object(name, "task.objective")
         if not callable(found):
@@ -180,7 +198,7 @@ def resolve_objective(objective: Any, source_unit: str) -> Objective:
                 "a function objective(model, batch) -> (loss_sum, weight)",
             )  # fmt: skip
         return with_gather(found)
-    raise ConfigError(f"there is no objective '{name}'", "", suggestion(name, ["auto", *BUILT_IN]))
+    raise ConfigError(f"there is no objective '{name}'", "", suggestion(name, ["auto", *BUILT_IN, SEQ2SEQ]))
 
 
 def _placement(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, object]:

@@ -21,7 +21,10 @@ ALONE = World(0, 1, 0, torch.device("cpu"))
 
 
 def moment(world: World, step: int = 3) -> CallbackMoment:
-    return moment_of(world, step, 10, 30, SimpleNamespace(model=nn.Linear(2, 2), optimizer=None))
+    model = nn.Linear(2, 2)
+    model.register_buffer("seen", torch.zeros(2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return moment_of(world, step, 10, 30, SimpleNamespace(model=model, optimizer=optimizer))
 
 
 class Counts:
@@ -103,11 +106,51 @@ def differs_in_the_last_bit(moment: CallbackMoment) -> dict[str, Any]:
     return {"log": {"x": 0.1 + 0.2 if moment.rank else 0.3}}
 
 
+def of_other_shapes(moment: CallbackMoment) -> None:
+    dist.all_reduce(torch.ones(3 + moment.rank))
+
+
+def writes_alike(moment: CallbackMoment) -> None:
+    for weight in moment.model.parameters():
+        weight.data.clamp_(-0.1, 0.1)
+    with torch.no_grad():
+        torch._foreach_mul_(list(moment.model.parameters()), 0.5)
+    moment.optimizer.param_groups[0]["weight_decay"] = 0.1
+    (torch.ones(2) * moment.rank).mul_(moment.rank)  # of its own, whatever it is
+
+
+def writes_alone(moment: CallbackMoment) -> None:
+    if moment.rank == 2:
+        moment.model.weight.data[0] = 0.0  # type: ignore[index]
+
+
+def writes_through_a_list(moment: CallbackMoment) -> None:
+    with torch.no_grad():
+        torch._foreach_mul_([moment.model.bias], 0.5 + 0.1 * (moment.rank == 0))  # type: ignore[list-item]
+
+
+def writes_a_buffer(moment: CallbackMoment) -> None:
+    if moment.rank:
+        torch.add(torch.ones(2), 1.0, out=moment.model.seen)  # type: ignore[call-overload]
+
+
+def sets_a_decay(moment: CallbackMoment) -> None:
+    moment.optimizer.param_groups[0]["weight_decay"] = 0.1 * moment.rank
+
+
+def freezes_alone(moment: CallbackMoment) -> None:
+    moment.model.requires_grad_(moment.rank != 1)
+
+
+WRONG = (stops_alone, reduces_alone, reduces_otherwise, differs_in_the_last_bit, of_other_shapes, writes_alone,
+         writes_through_a_list, writes_a_buffer, sets_a_decay, freezes_alone)  # fmt: skip
+
+
 def on_ranks() -> tuple[Any, list[str]]:
     world = join_world("cpu")
-    found = Callbacks((agrees,)).at("after_step", moment(world)).logs
+    found = Callbacks((agrees, writes_alike)).at("after_step", moment(world)).logs
     told = []
-    for function in (stops_alone, reduces_alone, reduces_otherwise, differs_in_the_last_bit):
+    for function in WRONG:
         try:
             Callbacks((function,)).at("after_step", moment(world))
         except ConfigError as error:
@@ -118,9 +161,51 @@ def on_ranks() -> tuple[Any, list[str]]:
 def test_ranks_that_do_not_agree_are_told_on_all_of_them_and_none_waits() -> None:
     for found, told in run_ranks(on_ranks, 3):
         assert found == [("agrees", {"total": 3.0, "whole": 9.0})]
-        assert len(told) == 4
+        assert len(told) == len(WRONG), told
         assert all("do not agree" in each and "after_step at step 3" in each for each in told)
         assert "rank 1: " in told[0] and "I have seen enough" in told[0] and "ranks 0, 2" in told[0]
         assert "rank 0: reduces_alone" in told[1] and "allreduce" in told[1] and "nothing was decided" in told[1]
         assert "barrier" in told[2] and "ranks 1, 2" in told[2]
         assert "0.30000000000000004" in told[3]
+        assert "rank 2: " in told[4] and "float32 [5]" in told[4]
+        assert "ranks 0, 1" in told[5] and "writes nothing" in told[5] and "of weight" in told[5]
+        assert "_foreach_mul_(0.6) of bias" in told[6] and "ranks 1, 2" in told[6]
+        assert "rank 0: " in told[7] and "of seen" in told[7]
+        assert "'weight_decay': 0.2" in told[8]
+        assert "rank 1: " in told[9] and "requires_grad" in told[9]
+
+
+def writes_its_part(moment: CallbackMoment) -> None:
+    """Halve every weight, which each rank of a sharded or piped model does with what it holds."""
+    with torch.no_grad():
+        for weight in moment.model.parameters():
+            weight.mul_(0.5)
+
+
+def writes_one_part(moment: CallbackMoment) -> None:
+    if moment.rank == 0:
+        next(iter(moment.model.parameters())).to_local().data.zero_()  # type: ignore[operator]
+
+
+def of_parts() -> list[str]:
+    """Return what is told of writes to a model in shards, one weight with an empty part, and to one in stages."""
+    from torch.distributed.fsdp import fully_shard
+
+    world = join_world("cpu")
+    sharded = fully_shard(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)))
+    stages = nn.Sequential(nn.Linear(2, 2 + world.rank), *[nn.Linear(2, 2)] * world.rank)  # each rank has its own
+    told = []
+    for model, function in ((sharded, writes_its_part), (sharded, writes_one_part), (stages, writes_its_part)):
+        at = moment_of(world, 3, 10, 30, SimpleNamespace(model=model, optimizer=None))
+        try:
+            Callbacks((function,)).at("after_step", at)
+            told.append("")
+        except ConfigError as error:
+            told.append(error.because)
+    return told
+
+
+def test_parts_of_a_model_are_written_by_all_who_hold_such_a_part() -> None:
+    for alike, alone, stages in run_ranks(of_parts, 2):
+        assert alike == "" and stages == ""
+        assert "rank 1: after_step at step 3: writes nothing" in alone and "zero_() of 0.weight" in alone

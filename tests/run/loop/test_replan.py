@@ -82,6 +82,14 @@ def test_four_plans_in_one_run_are_one_device_that_goes_straight_through(tmp_pat
     assert [record["to"] for record in told] == [str(layout) for layout in LAYOUTS[1:]]
 
 
+def test_another_precision_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    exact, rounded = (plan_of(Layout(), batch=6, precision=precision) for precision in ("fp32", "bf16"))
+    through(training(World(0, 1, 0, torch.device("cpu")), exact, tmp_path), [rounded, rounded])
+    told = "the plan's precision was fp32 and is now bf16: numbers round otherwise"
+    assert capsys.readouterr().out.count(told) == 1
+    assert [record["to"] for record in read_journal(tmp_path) if record.get("because") == told] == ["bf16"]
+
+
 def _kept() -> tuple[int, int]:
     """Return how many descriptors and threads this process has."""
     return len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))
@@ -239,6 +247,8 @@ def test_a_plan_that_cannot_take_over_is_refused(tmp_path: Path) -> None:
     task, plan = decoder_task(), fp64(Layout())
     with pytest.raises(ConfigError, match="global batch of 7 samples"):
         refuse_replan(task, plan, plan_of(Layout(), batch=7, precision="fp64"))
+    with pytest.raises(ConfigError, match="precision is bf16, and the run's is fp64"):
+        refuse_replan(task, plan, plan_of(Layout(), batch=6, precision="bf16"))
     given: Any = dataclasses.replace(task, model=nn.Linear(2, 2))
     with pytest.raises(ConfigError, match="given as an object"):
         refuse_replan(given, plan, plan)

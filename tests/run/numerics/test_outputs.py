@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,6 +54,78 @@ def test_outputs_are_fp32_and_losses_have_their_digits(precision: str) -> None:
     assert dtypes == {torch.float32}
     assert loss != float(torch.tensor(loss).to(torch.bfloat16)), "a loss in bf16 would be one of its numbers"
     assert loss == pytest.approx(exact, rel=2e-2) and norm == pytest.approx(exact_norm, rel=5e-2)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a stranger's model may return: no container that torch knows."""
+
+    logits: torch.Tensor
+    more: Any
+
+
+class Records(Net):
+    def forward(self, x: torch.Tensor) -> Any:
+        found = super().forward(x)
+        return Told(found["logits"], [torch.distributions.Normal(found["logits"], 1.0), SimpleNamespace(x=x.sum())])
+
+
+def test_outputs_within_records_are_fp32_too() -> None:
+    model = Records()
+    apply_plan(model, list(model.blocks), Plan(precision="bf16"), None)
+    out = model(torch.ones(5, 8))
+    normal, space = out.more
+    assert isinstance(out, Told) and isinstance(normal, torch.distributions.Normal)
+    assert {out.logits.dtype, normal.loc.dtype, normal.log_prob(torch.zeros(5, 3)).dtype} == {torch.float32}
+    assert space.x.dtype == torch.float32
+
+
+class Nested(nn.Linear):
+    """A layer that calls another one, and multiplies what it gives by a weight of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) @ self.weight
+
+
+class Coder(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.nested = Nested()
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return x
+
+
+@pytest.mark.parametrize(
+    "called",
+    [
+        lambda model, x: model.last(model.encode(x)),
+        lambda model, x: model.encode(x),
+        lambda model, x: model.blocks[1](x),
+        lambda model, x: model.last(x),
+        lambda model, x: model.nested(x),
+    ],
+)
+def test_other_methods_layers_and_blocks_give_an_objective_fp32(called: Callable[[Coder, torch.Tensor], Any]) -> None:
+    x, found = torch.linspace(-1, 1, 40).view(5, 8), {}
+    for precision in ("fp32", "bf16"):
+        model = Coder()
+        apply_plan(model, list(model.blocks), Plan(precision=precision), None)
+        out = called(model, x)
+        loss = ((out - 0.3) ** 2).sum()
+        loss.backward()
+        assert out.dtype == loss.dtype == torch.float32
+        found[precision] = out.detach()
+        inside = model(x)["logits"]  # a forward of the model's own is as before
+        assert inside.dtype == torch.float32
+    assert not torch.equal(found["bf16"], found["fp32"]), "it was computed in bf16"
+    torch.testing.assert_close(found["bf16"], found["fp32"], rtol=2e-2, atol=2e-2)
 
 
 def _of_ranks(layout: Layout) -> tuple[set[torch.dtype], float, float]:

@@ -2,8 +2,9 @@
 
 A hook returns None or what it decides, as a dict: "stop" (a reason: training ends after this step, as complete), "skip"
 (a reason, at `before_step`: this step's update is left out), "lr" (at `before_step`: the learning rate of this step)
-and "log" (numbers by name, for the journal). After each hook the ranks compare what was decided: another decision on
-one rank is an error. What a callback must keep for a resume it gives as plain data in `state()` and takes in `load()`.
+and "log" (numbers by name, for the journal). After each hook the ranks compare what was decided, and what was written
+of weights and optimizer: where one rank did otherwise that is an error. What a callback must keep for a resume it gives
+as plain data in `state()` and takes in `load()`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 from paceline.errors import ConfigError, suggestion
 from paceline.run.callbacks.fence import FencedCollectives, meet
 from paceline.run.callbacks.moment import CallbackMoment
+from paceline.run.callbacks.written import WrittenState
 from paceline.run.process.world import World
 from paceline.spec.import_paths import HOOKS, load_object
 
@@ -49,6 +51,7 @@ class Callbacks:
         """Raise ConfigError for what cannot be imported or made, or has no hook."""
         self._all = [_made(each) for each in given]
         self._mark: dict[str, Any] = {}
+        self._state: WrittenState | None = None
         names = [each.name for each in self._all]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigError(
@@ -67,17 +70,28 @@ class Callbacks:
         """
         found = CallbackDecisions()
         said: list[tuple[str, object]] = []
+        state = self._watched(moment)
         for each in self._all:
             if hook not in each.hooks:
                 continue
             where = f"{each.name}.{hook} at step {moment.step}"
-            with FencedCollectives(moment.world, where):
+            with FencedCollectives(moment.world, where, state):
                 decided = _checked(each.hooks[hook](moment), each.name, hook)
             said.append((each.name, decided))
             _take(found, each.name, decided)
         if said:
-            meet(moment.world, f"{hook} at step {moment.step}", _told(said))
+            wrote, holds = (state.told(), state.holds) if state is not None else ("", str)
+            meet(moment.world, f"{hook} at step {moment.step}", _told(said), wrote, holds)
         return found
+
+    def _watched(self, moment: CallbackMoment) -> WrittenState | None:
+        """Return what notes what a hook writes from now on, where there are other ranks to compare it with."""
+        if moment.world.size == 1:
+            return None
+        if self._state is None or not self._state.is_of(moment.model):
+            self._state = WrittenState(moment.model)
+        self._state.begin(moment.optimizer)
+        return self._state
 
     def state(self) -> dict[str, Any]:
         """Return what the callbacks keep, by name. Raises ConfigError for what is no plain data."""

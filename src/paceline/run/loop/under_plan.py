@@ -19,6 +19,7 @@ from paceline.run.assemble import assemble
 from paceline.run.loop.loader import BatchSizes, BatchStream, RepeatedBatches, StepBatch, bytes_of
 from paceline.run.loop.resume import Restored, RunIdentity, restore
 from paceline.run.memory.device_copies import DeviceCopies
+from paceline.run.numerics.precision import MASTER_DTYPES
 from paceline.run.process.world import World
 from paceline.run.survive.health.guard import guard_of
 from paceline.run.updates.growth import followed_before, growth_of
@@ -199,6 +200,12 @@ def refuse_replan(task: Task, before: Plan, plan: Plan) -> None:
             f"the new plan has a global batch of {plan.batch_samples} samples",
             f"the run's is {before.batch_samples}, and another one makes another experiment",
             f"a plan for {before.batch_samples} samples",
+        )
+    if MASTER_DTYPES[plan.precision] != MASTER_DTYPES[before.precision]:
+        raise ConfigError(
+            f"the new plan's precision is {plan.precision}, and the run's is {before.precision}",
+            f"weights are kept in {str(MASTER_DTYPES[before.precision])[6:]}, and would be rounded, or made of others",
+            f"a plan in {before.precision}",
         )
     refuse_resync(dataclasses.asdict(before), plan.sync, plan.layout.dp_replicate)
     model = task.model

@@ -9,13 +9,16 @@ dtype and are summed in fp32 in both cases.
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributions import Distribution
 from torch.utils._pytree import tree_map
 
 from paceline.task.declared import is_routed
@@ -117,37 +120,88 @@ def widen_outputs(model: nn.Module, compute: torch.dtype, master: torch.dtype) -
     A loss that is computed of outputs in bf16 has three digits, whoever wrote the objective. Where both are one dtype
     there is nothing to do.
     """
-    if compute == master:
-        return
+    if compute != master:
+        model.register_forward_hook(lambda module, inputs, outputs: _widened(outputs, compute, master))
 
-    def widen(module: nn.Module, inputs: object, outputs: object) -> object:
-        return tree_map(
-            lambda leaf: leaf.to(master) if isinstance(leaf, torch.Tensor) and leaf.dtype == compute else leaf, outputs
-        )
 
-    model.register_forward_hook(widen)
+def _widened(tree: object, compute: torch.dtype, master: torch.dtype) -> object:
+    """Return the same nested outputs with tensors of the compute dtype in `master`, those within records too."""
+
+    def widen(leaf: object) -> object:
+        if isinstance(leaf, torch.Tensor):
+            return leaf.to(master) if leaf.dtype == compute else leaf
+        if isinstance(leaf, type) or not (is_dataclass(leaf) or isinstance(leaf, SimpleNamespace | Distribution)):
+            return leaf
+        own, names = copy.copy(leaf), [each.name for each in fields(leaf)] if is_dataclass(leaf) else list(vars(leaf))
+        for name in names:
+            if hasattr(leaf, name):
+                object.__setattr__(own, name, _widened(getattr(leaf, name), compute, master))
+        return own
+
+    return tree_map(widen, tree)
 
 
 def cast_outside(
-    model: nn.Module, dtype: torch.dtype, inner_units: set[nn.Module], only: Sequence[nn.Parameter] | None = None
+    model: nn.Module,
+    dtype: torch.dtype,
+    master: torch.dtype,
+    inner_units: set[nn.Module],
+    only: Sequence[nn.Parameter] | None = None,
 ) -> None:
     """Make layers that lie in no unit but the model compute in `dtype` where the model's `forward` is not running.
 
-    An objective may call a layer or another method than `forward`. Each layer is then a unit of its own: it sees its
-    weights and inputs in `dtype`. `only` is as in `cast_unit`.
+    An objective may call a layer, a block or another method than `forward`. Each layer is then a unit of its own: it
+    sees its weights and inputs in `dtype`. Who calls a layer or a block so gets outputs in `master`, as from the model.
+    `only` is as in `cast_unit`.
     """
-    running: list[nn.Module] = []
-    model.register_forward_pre_hook(lambda module, _: running.append(module), prepend=True)
-    model.register_forward_hook(lambda *_: running.clear(), always_call=True)
+    calls = _Calls(dtype, master)
+    model.register_forward_pre_hook(calls.model_begins, prepend=True)
+    model.register_forward_hook(calls.model_ends, always_call=True)
     layers = [module for module in _modules_outside(model, inner_units) if module is not model and module._parameters]
     for layer in layers:
         inside = layer.forward
         cast_unit(layer, dtype, set(layer.modules()) - {layer}, only, inputs=True)
-        layer.forward = functools.partial(_either, running, inside, layer.forward)
+        layer.forward = functools.partial(calls.of_layer, inside, layer.forward)
+    for block in inner_units:
+        block.register_forward_pre_hook(calls.block_begins)
+        block.register_forward_hook(calls.block_ends, always_call=True)
 
 
-def _either(running: list[nn.Module], inside: Any, outside: Any, *args: Any, **kwargs: Any) -> object:
-    return (inside if running else outside)(*args, **kwargs)
+class _Calls:
+    """Calls of a model's layers and blocks: whether its `forward` makes them, and how deep, since one calls another."""
+
+    def __init__(self, compute: torch.dtype, master: torch.dtype) -> None:
+        self._compute, self._master = compute, master
+        self._is_in_model, self._depth = False, 0
+
+    def model_begins(self, *_: object) -> None:
+        self._is_in_model = True
+
+    def model_ends(self, *_: object) -> None:
+        self._is_in_model = False
+
+    def of_layer(self, inside: Any, outside: Any, *args: Any, **kwargs: Any) -> object:
+        """Return what a layer gives by its forward inside of the model's, or else by the one outside."""
+        if self._is_in_model:
+            return inside(*args, **kwargs)
+        self._depth += 1
+        try:
+            outputs = outside(*args, **kwargs)
+        finally:
+            self._depth -= 1
+        return self._for_caller(outputs)
+
+    def block_begins(self, *_: object) -> None:
+        self._depth += 1
+
+    def block_ends(self, block: nn.Module, inputs: object, outputs: object) -> object:
+        """Return what a block has given to who called it."""
+        self._depth -= 1
+        return self._for_caller(outputs)
+
+    def _for_caller(self, outputs: object) -> object:
+        is_inner = self._is_in_model or self._depth
+        return outputs if is_inner else _widened(outputs, self._compute, self._master)
 
 
 def _is_cast(parameter: nn.Parameter, chosen: set[int] | None) -> bool:

@@ -170,9 +170,10 @@ def _cast(
     compiled: Sequence[nn.Module],
 ) -> None:
     """Have every unit see its weights in the compute dtype, or `only` some of them: FSDP2 casts what it gathers."""
-    compute = COMPUTE_DTYPES[plan.precision]
+    compute, master = COMPUTE_DTYPES[plan.precision], MASTER_DTYPES[plan.precision]
     if not compiled and not isinstance(model, Decoder):  # whose loss is its own forward pass
-        cast_outside(model, compute, set(blocks), only)
+        # Stages of a pipeline hand each other what blocks give, in the compute dtype.
+        cast_outside(model, compute, master if plan.layout.pp == 1 else compute, set(blocks), only)
     if only is not None and not any(parameter.is_floating_point() for parameter in only):
         return
     for block, mode in zip(blocks, modes, strict=True):

@@ -277,10 +277,13 @@ class Recorder:
             self.say(f"recover  {took} by {record.rung}, {lost} step(s) made again: {record.because}")
 
     def replanned(self, step: int, before: Plan, plan: Plan) -> None:
-        """Record that the run goes on under another plan."""
+        """Record that the run goes on under another plan, and say where that one rounds otherwise."""
         because = f"resharded from layout {before.layout} to {plan.layout} after step {step}"
         self._decided("replan", str(before.layout), str(plan.layout), because)
         self.say(f"replan   {because}")
+        if before.precision != plan.precision:
+            told = f"the plan's precision was {before.precision} and is now {plan.precision}: numbers round otherwise"
+            self.decided("replan", before.precision, plan.precision, told)
 
     def decided_now(self, decisions: Sequence[DecisionRecord]) -> None:
         """Record and say what was decided on the way."""

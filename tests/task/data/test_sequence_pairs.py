@@ -1,0 +1,115 @@
+"""Sources with targets: what encoder-decoders learn from a table is what transformers computes of the same texts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+import torch
+import transformers
+
+from paceline.errors import DataError
+from paceline.task.data.sequence_pairs import SequencePairs, sequence_pairs
+from paceline.task.objective import resolve_objective
+
+PAIRS = [("one plus two is", "three"), ("two", "two two two"), ("nine plus nine plus nine plus nine", "nine")]
+WORDS = ["<pad>", "</s>", "<s>", "[UNK]", *sorted({word for pair in PAIRS for text in pair for word in text.split()})]
+T5 = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2, "dropout_rate": 0.0,
+      "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}  # fmt: skip
+BART = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "dropout": 0.0,
+        "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "max_position_embeddings": 16,
+        "decoder_start_token_id": 1, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2,
+        "forced_eos_token_id": None}  # fmt: skip
+FAMILIES = {
+    "T5": (transformers.T5Config, T5, transformers.T5ForConditionalGeneration, "$A </s>"),
+    "BART": (transformers.BartConfig, BART, transformers.BartForConditionalGeneration, "<s> $A </s>"),
+}
+
+
+def write_folder(folder: Path, family: str) -> Any:
+    """Write a tiny encoder-decoder as transformers does, with its tokenizer, and return the model."""
+    config, options, cls, around = FAMILIES[family]
+    torch.manual_seed(0)
+    model = cls(config(vocab_size=len(WORDS) + 2, **options))  # type: ignore[arg-type]
+    model.save_pretrained(folder)
+    words = {word: index for index, word in enumerate(WORDS)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["<pad>", "</s>", "<s>"])
+    special = [(name, words[name]) for name in ("<s>", "</s>")]
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(single=around, special_tokens=special)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return model
+
+
+def write_table(folder: Path, names: tuple[str, str] = ("source", "target")) -> str:
+    path = folder / "pairs.jsonl"
+    path.write_text("\n".join(json.dumps(dict(zip(names, pair, strict=True))) for pair in PAIRS))
+    return str(path)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path, family: str) -> None:
+    model = write_folder(tmp_path, family)
+    data = sequence_pairs(write_table(tmp_path), f"hf:{tmp_path}", source_len=12, target_len=6)
+    assert isinstance(data, SequencePairs)
+    rows = [data[index] for index in range(len(data))]
+    batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    loss, weight = resolve_objective("seq2seq", "samples")(model, batch)
+    loss.backward()
+    ours = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
+
+    model.zero_grad()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"), pad_token="<pad>")
+    given = tokenizer([source for source, _ in PAIRS], return_tensors="pt", padding=True)
+    labels = tokenizer([target for _, target in PAIRS], return_tensors="pt", padding=True)["input_ids"]
+    labels = labels.masked_fill(labels == 0, -100)
+    theirs = model(input_ids=given["input_ids"], attention_mask=given["attention_mask"], labels=labels).loss
+    count = int((labels != -100).sum())
+    (theirs * count).backward()
+    assert int(weight) == count
+    torch.testing.assert_close(loss, theirs * count, rtol=1e-5, atol=1e-5)
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            torch.testing.assert_close(ours[name], parameter.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_too_long_loses_its_end_and_keeps_what_stands_around_it(tmp_path: Path) -> None:
+    write_folder(tmp_path, "BART")
+    data = sequence_pairs(write_table(tmp_path), str(tmp_path), source_len=5, target_len=3, prefix="two ", held_out=1)
+    assert not isinstance(data, SequencePairs)
+    train, held_out = data
+    assert (len(train), len(held_out)) == (2, 1)
+    row = {name: value.tolist() for name, value in held_out[0].items()}
+    word = {name: index for index, name in enumerate(WORDS)}
+    assert row["source"] == [word[each] for each in ("<s>", "two", "nine", "plus", "</s>")]
+    assert row["labels"] == [word[each] for each in ("<s>", "nine", "</s>")]
+    assert row["target"] == [word[each] for each in ("</s>", "<s>", "nine")]
+    assert row["source_mask"] == [1] * 5
+
+
+def test_tables_and_folders_that_do_not_fit_are_told(tmp_path: Path) -> None:
+    write_folder(tmp_path, "T5")
+    assert len(sequence_pairs(write_table(tmp_path, ("article", "highlights")), str(tmp_path))) == 3
+    table = write_table(tmp_path, ("de", "en"))
+    assert len(sequence_pairs(table, str(tmp_path), source_field="de", target_field="en")) == 3
+    for arguments, told in (
+        ({}, "its columns are de, en"),
+        ({"source_field": "de"}, "both, or none"),
+        ({"source_field": "de", "target_field": "en", "held_out": 3}, "none would be left"),
+    ):
+        with pytest.raises(DataError) as caught:
+            sequence_pairs(table, str(tmp_path), **arguments)  # type: ignore[arg-type]
+        assert told in str(caught.value)
+    (tmp_path / "empty.csv").write_text("source,target\none,two\ntwo,\n")
+    with pytest.raises(DataError, match="has no text in the column 'target'"):
+        sequence_pairs(str(tmp_path / "empty.csv"), str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 99, "model_type": "gpt2"}))
+    with pytest.raises(DataError, match="nothing of how a target begins"):
+        sequence_pairs(write_table(tmp_path), str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 3, "pad_token_id": 0}))
+    with pytest.raises(DataError, match="its model knows 3"):
+        sequence_pairs(write_table(tmp_path), str(tmp_path))
