@@ -50,6 +50,28 @@ def test_in_bf16_gradients_of_a_backward_pass_lie_beside_their_sums_in_fp32() ->
     assert held(case_of(BLOOM, precision="fp16"))["gradients"] == 2 * parameters, "added up where they are"
 
 
+def test_in_fp16_an_update_makes_gradients_flat_and_casts_them() -> None:
+    """A sixteenth of 33.9e9 / 4 parameters: 2 B flat and 4 B cast, in blocks of their own, and 5e8 values reduced.
+
+    Of a single copy all are flat at once, more than its passes have left free.
+    """
+    parameters = 33_913_663_488 / 4
+    fp16, other = (held(case_of(BLOOM, precision="fp16", program=name)) for name in ("megatron-deepspeed", "megatron"))
+    assert "flat gradients" not in other and fp16.get("flat gradients", 0.0) == 0, "whole gradients leave more free"
+    assert fp16["allocator buffers"] - 6 * parameters / 16 == pytest.approx(
+        (other["allocator buffers"]) * (1 + 1e9 / sum_of_loose(other)))  # fmt: skip
+    assert fp16["communication buffers"] - other["communication buffers"] == 2 * 5e8
+    alone = held(case_of(BLOOM, precision="fp16", n_devices=24, dp=1, measured_step_s=1600.0))
+    idle = alone["activations"] + alone["transients"]
+    assert alone["flat gradients"] == pytest.approx(6 * parameters - idle) and idle < 6 * parameters
+    assert "flat gradients" not in held(case_of(BLOOM)), "BF16_Optimizer sums in fp32 as it goes"
+
+
+def sum_of_loose(terms: dict[str, float]) -> float:
+    """Return the bytes that the allocator keeps a share of: all but the optimizer's state, the runtime and its own."""
+    return sum(terms.values()) - terms["optimizer state"] - terms["runtime"] - terms["allocator buffers"]
+
+
 @pytest.mark.parametrize("micro_batch", [1, 2])
 def test_so_a_row_that_ran_out_of_memory_does_not_fit(micro_batch: int) -> None:
     row = replace(BLOOM, status="oom", measured_step_s=None, micro_batch=micro_batch)

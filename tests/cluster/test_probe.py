@@ -8,6 +8,7 @@ from paceline.cluster.machine import threads_per_device
 from paceline.cluster.probe import probe
 from paceline.cluster.probe.passes import fastest
 from paceline.cluster.probe.probe import _beyond, _start, combine, probe_lines, probe_machine
+from paceline.cluster.probe.rank import Rank
 from paceline.cluster.resolve import resolve_cluster
 from paceline.errors import ConfigError, PacelineError
 from paceline.spec.cluster import ClusterSpec
@@ -114,6 +115,27 @@ def test_an_operators_start_is_what_a_step_takes_on_no_rows():
     assert _start({"autograd": timed["autograd"]}) == 3e-6, "beside an accelerator nothing else is timed"
 
 
+@pytest.mark.parametrize(("passed", "takes"), [(41e-3, 41e-3), (60e-3, 40e-3)])
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_call_takes_what_the_clock_says_unless_another_program_held_it_up(monkeypatch, passed, takes, alone):
+    """It runs 40 ms: what else 41 hold the core loses by itself, and of 60 a third was somebody else's.
+
+    Of ranks that share cores nobody can tell: each waits for its turn.
+    """
+    clock, rank = {"wall": 0.0, "ran": 0.0}, object.__new__(Rank)
+    rank.kind, rank.knows_own_time, rank.slot_seconds = "cpu", alone, 0.3
+    monkeypatch.setattr("paceline.cluster.probe.rank.time.perf_counter", lambda: clock["wall"])
+    monkeypatch.setattr("paceline.cluster.probe.rank.time.process_time", lambda: clock["ran"])
+    monkeypatch.setattr("torch.distributed.barrier", lambda: None)
+
+    def call() -> None:
+        clock["wall"] += passed
+        clock["ran"] += 40e-3
+
+    assert rank.time(call)["seconds"] == pytest.approx(takes if alone else passed)
+    assert rank.time(call, repeats=3)["seconds"] == pytest.approx(passed), "a collective waits for its peers"
+
+
 def test_of_two_passes_the_faster_counts_and_their_distance_is_the_spread():
     """The host took a third of the first pass's speed away: products, collectives and a block are the second's."""
     slow, fast = one_pass(1.5), one_pass(1.0)
@@ -125,6 +147,19 @@ def test_of_two_passes_the_faster_counts_and_their_distance_is_the_spread():
     assert found["collectives"]["latency"]["seconds"] == 1e-3 and found["collectives"]["sizes"][0]["seconds"] == 1e-2
     assert found["collectives"]["groups"]["2"]["latency"]["seconds"] == 1e-3
     assert (found["cpu_seconds"], found["wall_seconds"]) == (2.0, 4.0)
+
+
+def test_collectives_vary_by_themselves_so_their_mean_counts():
+    """1.0 and 1.2 ms are 1.1, and of steps the differences are means as well: 100 and 120 ms more make 110."""
+    slow, fast = one_pass(1.2), one_pass(1.0)
+    found = fastest(slow, fast)
+    assert found["matmul"]["fp32"][0]["seconds"] == 1e-3 and found["blocks"][0]["seconds"] == 1e-3
+    assert found["collectives"]["latency"]["seconds"] == pytest.approx(1.1e-3)
+    assert found["collectives"]["sizes"][0]["seconds"] == pytest.approx(1.1e-2)
+    assert found["collectives"]["groups"]["2"]["sizes"][0] == {
+        "collective": "all_reduce", "bytes": 4e6, "seconds": pytest.approx(1.1e-2)}  # fmt: skip
+    steps = found["steps"]
+    assert steps["sharded_seconds"] - steps["plain_seconds"] == pytest.approx(0.11) and steps["units"] == 4
 
 
 def test_what_a_second_pass_leaves_out_stays():
@@ -144,7 +179,12 @@ def one_pass(scale: float) -> dict:
         {"collective": "all_reduce", "bytes": 4e6, "seconds": 1e-2 * scale}]}  # fmt: skip
     return {
         "launch": {"plain": timed, "autograd": timed}, "collectives": {**group, "groups": {"2": group}},
-        "steps": {"plain_seconds": 0.1 * scale, "sharded_seconds": 0.2 * scale}, "matmul": {"fp32": [rate]},
+        "steps": {
+            "plain_seconds": 0.1 * scale, "sharded_seconds": 0.2 * scale, "moved_seconds": 0.3 * scale,
+            "work_seconds": 4e-3 * scale, "few_plain_seconds": 4e-3, "few_sharded_seconds": 8e-3 * scale,
+            "few_kept_seconds": 1e-3, "units": 4,
+        },
+        "matmul": {"fp32": [rate]},
         "attention": {"fp32": [rate]}, "attention_narrow": {"fp32": [rate]},
         "usable": ["fp32"], "blocks": [timed], "optimizer": moved,
         "memory": {"triad": moved, "elementwise": moved}, "cpu_seconds": 1.0, "wall_seconds": 2.0,

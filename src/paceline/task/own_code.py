@@ -62,8 +62,8 @@ def _digest_of(texts: Sequence[str], folders: Iterable[Path]) -> str | None:
     installed = _found(dated, MOST_INSTALLED)
     if files is None or installed is None:
         return None
-    code = {path for path in files if path.suffix in CODE}
-    named = {path for text in paths for path in _named(Path(text))}
+    code = {path for path in files if path.endswith(CODE)}
+    named = {str(path) for text in paths for path in _named(Path(text))}
     parts = (contents(sorted(code)), dates(sorted((files - code) | installed | named)), *built)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
@@ -82,19 +82,19 @@ def modules_named(table: Iterable[object]) -> dict[str, str]:
     return found
 
 
-def contents(files: Iterable[Path]) -> str:
+def contents(files: Iterable[Path | str]) -> str:
     """Return a digest of files' names and contents."""
     digest = hashlib.sha256()
     for path in files:
-        digest.update(str(path).encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+        digest.update(str(path).encode() + b"\0" + hashlib.sha256(Path(path).read_bytes()).digest())
     return digest.hexdigest()
 
 
-def dates(files: Iterable[Path]) -> str:
+def dates(files: Iterable[Path | str]) -> str:
     """Return a digest of files' names, sizes and times of change."""
     digest = hashlib.sha256()
     for path in files:
-        status = path.stat()
+        status = Path(path).stat()
         digest.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
     return digest.hexdigest()
 
@@ -132,28 +132,59 @@ def is_installed(folder: Path) -> bool:
     return not {"site-packages", "dist-packages"}.isdisjoint(folder.resolve().parts)
 
 
-def _found(folders: Iterable[Path], most: int, beside: tuple[str, ...] = ()) -> set[Path] | None:
+def dates_below(folder: Path, ending: str) -> str:
+    """Return a digest of names, sizes and times of change of the files below a folder that end so.
+
+    Of a thousand files, making a Path of each takes longer than planning.
+    """
+    digest = hashlib.sha256()
+    for entry in sorted(_entries(str(folder)), key=lambda entry: entry.path):
+        if entry.name.endswith(ending):
+            status = entry.stat()
+            digest.update(f"{entry.path}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+    return digest.hexdigest()
+
+
+def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
+    """Yield the files below a folder; links to folders are not entered."""
+    with os.scandir(folder) as found:
+        entries = list(found)
+    for entry in entries:
+        if entry.is_file():
+            yield entry
+        elif entry.is_dir(follow_symlinks=False):
+            yield from _entries(entry.path)
+
+
+def _code(folder: str, beside: tuple[str, ...]) -> Iterator[str]:
+    """Yield the files of code below a folder, and those of the endings `beside` next to code.
+
+    Hidden folders and environments of their own are left out, and Paceline itself where it lies below.
+    """
+    with os.scandir(folder) as found:
+        entries = list(found)
+    files = [entry for entry in entries if entry.is_file()]
+    if any(entry.name == "pyvenv.cfg" for entry in files):
+        return
+    code = [entry.path for entry in files if entry.name.endswith(CODE)]
+    yield from code
+    yield from (entry.path for entry in files if code and beside and entry.name.endswith(beside))
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".") and entry.name != "__pycache__":
+            yield from () if entry.path == str(OURS) else _code(entry.path, beside)
+
+
+def _found(folders: Iterable[Path], most: int, beside: tuple[str, ...] = ()) -> set[str] | None:
     """Return the files of code below folders, and those of the endings `beside` next to code; None above `most`."""
-    files: set[Path] = set()
+    files: set[str] = set()
     for folder in {folder.resolve() for folder in folders}:
-        for found in _code(folder, beside):
-            if not found.is_relative_to(OURS):
-                files.add(found)
+        if folder.is_relative_to(OURS):
+            continue
+        for found in _code(str(folder), beside):
+            files.add(found)
             if len(files) > most:
                 return None
     return files
-
-
-def _code(folder: Path, beside: tuple[str, ...]) -> Iterator[Path]:
-    """Yield the files of code below a folder, leaving out hidden folders and environments of their own."""
-    for where, inner, names in os.walk(folder):
-        if "pyvenv.cfg" in names:
-            inner.clear()
-            continue
-        inner[:] = [name for name in inner if not name.startswith(".") and name != "__pycache__"]
-        code = [name for name in names if name.endswith(CODE)]
-        code += [name for name in names if name.endswith(beside)] if code and beside else []
-        yield from (Path(where) / name for name in code if (Path(where) / name).is_file())
 
 
 def _named(path: Path) -> Iterator[Path]:

@@ -12,14 +12,22 @@ from typing import Any
 import pytest
 
 from paceline.cli.main import main
-from paceline.plan.explain.choice import sure_lines
-from paceline.plan.explain.headline import headline_lines, without_effect_lines
+from paceline.plan.explain.choice import sure_lines, trial_seconds, tried_gain
+from paceline.plan.explain.headline import headline_lines, price_text, without_effect_lines
 from paceline.plan.explain.lines import WIDTH
-from paceline.plan.explain.money import bought_text, expected_usd, finish_lines, limit_lines, price_lines
+from paceline.plan.explain.money import (
+    bought_text,
+    expected_usd,
+    finish_lines,
+    limit_lines,
+    money_text,
+    price_lines,
+)
 from paceline.plan.explain.screen import LINES, screen_lines
 from paceline.plan.planned import Planned, plan_task
 from paceline.plan.risk.contest import Contender, Contest
 from paceline.spec.load import load_spec
+from paceline.units import format_seconds
 
 LARGE = [
     "task.model=llama-8b", "task.data.seq_len=8192", 'task.global_batch="4 Mi tokens"', 'task.stop="10 B tokens"',
@@ -101,6 +109,35 @@ def test_a_small_chance_is_no_praise(large: Planned, chance: float, says: str) -
     object.__setattr__(large, "contest", Contest((contender,), 64, 0.04, 0.04))
     told = " ".join(" ".join(sure_lines(large)).split())
     assert says in told and "4% more than the best one on average" in told and "3%" not in told
+    del large.__dict__["contest"]
+
+
+def test_one_line_says_how_sure_and_of_what_kind(large: Planned) -> None:
+    """An interval, and in words whether chip and program were measured: a chip that never was has a wider one."""
+    found = {}
+    for each in (large, planned("cluster.device=mi300x")):
+        width, because = re.search(r"/step ±(\d+)% \(([^)]*)\)", price_text(each)).groups()  # type: ignore[union-attr]
+        step = each.forecast.step_seconds
+        assert int(width) == round(100 * (step.high / step.value - 1))
+        found[because] = int(width)
+    (known, narrow), (unknown, wide) = found.items()
+    assert known == "this chip measured, this program never" and "this chip and this program never" in unknown
+    assert wide > 1.3 * narrow
+
+
+def test_trying_has_its_price(large: Planned) -> None:
+    """Twenty steps of each of two plans on 64 devices: their forecasts, and the hours of all devices at the price."""
+    found = [Contender(each.plan, 0.5, 0.04) for each in large.search.candidates[:2]]
+    object.__setattr__(large, "contest", Contest(tuple(found), 64, 0.04, 0.01))
+    seconds = 20 * sum(each.forecast.step_seconds.value for each in large.search.candidates[:2])
+    usd = seconds / 3600 * 64 * large.cluster.price_usd_per_device_hour.value
+    assert trial_seconds(large) == pytest.approx(seconds)
+    says = f"20 steps of each of these 2 take {format_seconds(seconds)} and {money_text(usd)}, and"
+    assert tried_gain(large).startswith(says)
+    assert any(line.startswith(f"  {says}") for line in screen_lines(large))
+    unlisted = dataclasses.replace(large, cluster=planned("cluster.device=mi300x").cluster)
+    object.__setattr__(unlisted, "contest", large.contest)
+    assert "$" not in tried_gain(unlisted) and "unknown" not in tried_gain(unlisted), "nobody lists a price"
     del large.__dict__["contest"]
 
 

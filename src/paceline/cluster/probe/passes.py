@@ -4,11 +4,16 @@ What else a machine does can only make a call slower, and the host of a virtual 
 for some seconds without a word: within one pass all repeats of a call are then slow alike, and a product that was timed
 in such a moment is compared with a training step that was not. How far two passes differ is kept as a spread, so that
 forecasts on a machine whose speed changes say so. On a busy machine, whose figures are marked, one pass has to do.
+
+Collectives between processes vary by themselves: threads wake up on cores that compute, and a rank waits for the one
+that is later by chance. Steps meet the mean of that, so there the mean of two passes counts, unless they are so far
+apart that one was disturbed.
 """
 
 from __future__ import annotations
 
-from typing import TypeVar
+import statistics
+from typing import Literal, TypeAlias, TypeVar, get_args
 
 from paceline.cluster.probe.records import (
     CollectiveTimes,
@@ -22,13 +27,22 @@ from paceline.cluster.probe.records import (
     TimedRate,
 )
 
+SecondsOfSteps: TypeAlias = Literal[
+    "plain_seconds", "sharded_seconds", "moved_seconds", "work_seconds", "few_plain_seconds", "few_sharded_seconds",
+    "few_kept_seconds",
+]  # fmt: skip
+
 PASSES = 2
+DISTURBED = 1.4  # times what the faster pass took: the slower one met another program
+
+SECONDS: tuple[SecondsOfSteps, ...] = get_args(SecondsOfSteps)
 
 AnyTimed = TypeVar("AnyTimed", Timed, TimedRate, TimedBytes, TimedBlock)
+AnyPass = TypeVar("AnyPass", GroupTimes, StepTimes)
 
 
 def fastest(first: ProbePass, second: ProbePass) -> ProbePass:
-    """Return one pass of two: the faster one of every figure. What the second did not measure again is the first's."""
+    """Return one pass of two: of every figure the faster one, of collectives the mean; what has one is the first's."""
     return {
         "launch": {name: faster(timed, second["launch"][name]) for name, timed in first["launch"].items()},
         "collectives": _collectives(first["collectives"], second["collectives"]),
@@ -72,15 +86,30 @@ def _collectives(first: CollectiveTimes | None, second: CollectiveTimes | None) 
 
 
 def _group(first: GroupTimes, second: GroupTimes) -> GroupTimes:
+    counts = _counted([first, second], [_group_seconds(group) for group in (first, second)])
     sizes: list[TimedCollective] = [
-        {**one, "seconds": min(one["seconds"], other["seconds"])}
-        for one, other in zip(first["sizes"], second["sizes"], strict=True)
+        {**each[0], "seconds": statistics.fmean(one["seconds"] for one in each)}
+        for each in zip(*(group["sizes"] for group in counts), strict=True)
     ]
-    return {"latency": {"seconds": min(first["latency"]["seconds"], second["latency"]["seconds"])}, "sizes": sizes}
+    return {"latency": {"seconds": statistics.fmean(group["latency"]["seconds"] for group in counts)}, "sizes": sizes}
+
+
+def _group_seconds(group: GroupTimes) -> float:
+    return group["latency"]["seconds"] + sum(one["seconds"] for one in group["sizes"])
 
 
 def _steps(first: StepTimes | None, second: StepTimes | None) -> StepTimes | None:
-    """Return the steps of the faster pass: what is read from them are differences, which hold within one pass alone."""
+    """Return the steps of two passes: what is read from them are differences, and those of means are means of them."""
     if first is None or second is None:
         return first
-    return min(first, second, key=lambda steps: steps["plain_seconds"] + steps["sharded_seconds"])
+    counts = _counted([first, second], [steps["plain_seconds"] + steps["sharded_seconds"] for steps in (first, second)])
+    found = counts[0].copy()
+    for name in SECONDS:
+        found[name] = statistics.fmean(steps[name] for steps in counts)
+    return found
+
+
+def _counted(passes: list[AnyPass], seconds: list[float]) -> list[AnyPass]:
+    """Return the passes that count: both, or the faster one where the other was disturbed."""
+    least = min(seconds)
+    return [each for each, took in zip(passes, seconds, strict=True) if took < DISTURBED * least or took == least]

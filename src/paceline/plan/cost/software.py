@@ -39,6 +39,9 @@ class Software:
     hides_context: bool = False  # whether keys of other ranks arrive while attention computes on those that are there
     gradient_bytes: int = 4  # of a gradient that is kept and summed up
     sums_after_backward: bool = False  # whether a backward pass leaves all gradients in 16 bits before they are summed
+    # Whether an update makes a rank's part of 16-bit gradients flat, and casts it to fp32, before it lets go of either.
+    flattens_gradients: bool = False
+    reduce_bucket: float = 0.0  # values of a buffer that 16-bit gradients are reduced in, whatever the model's size
     reduce_bytes: int = 4  # of a gradient that is reduced over devices
     bucket_parameters: float = 0.0  # of a collective of sharded state at least; 0: a unit of the model at a time
     broadcasts_shards: bool = False  # whether every rank broadcasts the weights that it updated, instead of a gather

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import shlex
 
+from paceline.plan.cost.pricing import price
 from paceline.plan.explain.alternatives import Alternative, alternatives
 from paceline.plan.explain.difference import difference, plan_options
 from paceline.plan.explain.lines import wrap
+from paceline.plan.explain.money import money_text
 from paceline.plan.planned import Planned
 from paceline.plan.risk.choice_switches import WIDEST, Sensitivity, Switch
 from paceline.plan.risk.contest import Contest
@@ -26,7 +28,7 @@ def contest_lines(planned: Planned) -> list[str]:
     lines = sure_lines(planned)
     if not planned.contest.is_open:
         return lines
-    lines += wrap("  ", f"{tried_gain(planned.contest)}:")
+    lines += wrap("  ", f"{tried_gain(planned)}:")
     for contender in planned.contest.contenders:
         lines.append(f"  {trial_command(planned, contender.plan)}")  # in one line, to be copied
     return lines
@@ -49,9 +51,20 @@ def sure_lines(planned: Planned) -> list[str]:
     return wrap("how sure: ", text, 2)
 
 
-def tried_gain(contest: Contest) -> str:
-    """Return what trying the plans that are worth it leaves."""
-    return f"Trying these {len(contest.contenders)} and taking the fastest leaves {contest.regret_tried:.0%}"
+def tried_gain(planned: Planned) -> str:
+    """Return what trying the plans that are worth it takes, and what it leaves."""
+    contest, seconds = planned.contest, trial_seconds(planned)
+    usd = seconds / 3600 * planned.cluster.devices * planned.cluster.price_usd_per_device_hour.value
+    paid = f" and {money_text(usd)}" if math.isfinite(usd) else ""
+    takes = f"{TRIAL_STEPS} steps of each of these {len(contest.contenders)} take {format_seconds(seconds)}{paid}"
+    return f"{takes}, and taking the fastest leaves {contest.regret_tried:.0%}"
+
+
+def trial_seconds(planned: Planned) -> float:
+    """Return what the steps take in which the plans are tried that are worth it, without the starts of their runs."""
+    context = planned.search.candidates.context
+    steps = [price(context, contender.plan).step_seconds.value for contender in planned.contest.contenders]
+    return TRIAL_STEPS * math.fsum(steps)
 
 
 def tried_text(contest: Contest) -> str:

@@ -37,7 +37,7 @@ def screen_lines(planned: Planned) -> list[str]:
         *_some(_joined(sensitivity_lines(planned)), REASONS + 1),
         *_plans(planned),
         *_refusals(planned),
-        "--all adds formulas and sources, every plan that fits, the Pareto front, placement and the machine's figures",
+        "--all adds formulas and sources, commands to try, every plan that fits, the front, placement, the machine",
     ]
 
 
@@ -98,7 +98,7 @@ def _tried(planned: Planned) -> list[str]:
     if not contest.is_open:
         return []
     others = [f"  {difference(planned.plan, contender.plan)}" for contender in contest.contenders[1:]]
-    return [f"  {tried_gain(contest)} (--all has the commands); beside the chosen one:", *map(clipped, others)]
+    return [clipped(f"  {tried_gain(planned)}; beside the chosen one:"), *map(clipped, others)]
 
 
 def _plans(planned: Planned) -> list[str]:

@@ -18,7 +18,7 @@ from paceline.spec.import_paths import names_object
 from paceline.spec.profile import ModelProfile
 from paceline.spec.task import Task
 from paceline.task.data.facts import DataFacts
-from paceline.task.own_code import OURS, dates, installed_at, is_installed, own_code
+from paceline.task.own_code import OURS, dates_below, installed_at, is_installed, own_code
 from paceline.task.profile.apart import trace_task, traced_parts, travels
 from paceline.task.profile.plain import pack_profile, unpack_profile
 
@@ -56,7 +56,7 @@ def _key(task: Task, facts: DataFacts) -> str | None:
         **parts,
         "facts": [facts.fingerprint, facts.items_per_sample, facts.vocab, facts.unit],
         "own code": code,
-        "paceline": dates(sorted(OURS.rglob("*.py"))),  # a thousand files: reading them takes longer than planning
+        "paceline": dates_below(OURS, ".py"),  # a thousand files: reading them takes longer than planning
         "torch": installed_at("torch"),
         "python": sys.version,
     }

@@ -7,11 +7,12 @@ import json
 
 import numpy as np
 import pytest
-from plan_examples import cluster, memory_terms, opened, plan, profile
+from plan_examples import cluster, measured, memory_terms, opened, plan, profile
 
 from paceline.errors import DoesNotFit
 from paceline.plan.cost.components import terms_of
 from paceline.plan.cost.memory.offload import HOST_LINK, offload_components
+from paceline.plan.cost.pricing import price
 from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.feasible.refusals import refusal
 from paceline.plan.search.search import search
@@ -103,3 +104,21 @@ def test_a_plan_travels_as_json() -> None:
     )  # fmt: skip
     assert plan_from_dict(json.loads(json.dumps(dataclasses.asdict(chosen)))) == chosen
     assert "1 none, 1 full" in str(chosen) and "optimizer state and activations in host memory" in str(chosen)
+
+
+def test_moving_to_the_host_is_no_computing_in_the_energy_of_a_run() -> None:
+    """700 W computing and 100 W waiting: seconds of the transfer draw 100."""
+    where = dataclasses.replace(cluster(1, "cuda"), watts_per_device=measured(700.0),
+                                waiting_watts_per_device=measured(100.0))  # fmt: skip
+    context = PricedTask(profile(4, **LARGE), where, 64, 10)
+    bills = []
+    for offload in ("none", "optimizer"):
+        forecast = price(context, plan(Layout(), 2, offload=offload))
+        spent = {term.name: term.value for term in forecast.time}
+        waited = spent["operator launches"] + spent["fixed step overhead"] + spent.get("optimizer offload", 0.0)
+        watts = 700 - 600 * waited / forecast.step_seconds.value
+        assert forecast.kwh.value == pytest.approx(10 * forecast.step_seconds.value * watts / 3.6e6)
+        bills.append((forecast.step_seconds.value, forecast.kwh.value, spent))
+    (short, less, _), (long, more, spent) = bills
+    assert long - short == pytest.approx(spent["optimizer offload"]) and spent["optimizer offload"] > 0.1
+    assert more - less == pytest.approx(10 * (long - short) * 100 / 3.6e6)

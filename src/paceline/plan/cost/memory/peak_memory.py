@@ -9,6 +9,7 @@ pipeline stage keeps what its micro-batches in flight have saved (Korthikanti et
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from paceline.plan.cost.columns import Columns, Flags, Floats, Ints
 from paceline.plan.cost.components import Component, in_modes, total, without
+from paceline.plan.cost.memory.flat_gradients import flat_bytes, flat_gradients, keeps_narrow
 from paceline.plan.cost.memory.offload import MOVING_BLOCKS, optimizer_held, optimizer_text, rests_on_host
 from paceline.plan.cost.model_parts import Parts
 from paceline.plan.cost.sheet import Sheet
@@ -191,8 +193,6 @@ class HeldAtPeak:
             weights = self.compute * self.local_parameters / np.where(self.plans.zero == 3, self.plans.state_degree, 1)
             values, resting = values + 1, f"{self.compute} B"
         short_lived, copies = [self._activations(), self._transients()], self._weight_copies()
-        on_cpu = context.cluster.device.kind == "cpu"
-        runtime = context.cluster.device.runtime_bytes
         held = [
             Component(
                 "weights",
@@ -224,30 +224,39 @@ class HeldAtPeak:
         if gathered_values(context.optimizer):
             idle = total([*short_lived, copies])
             held.append(gathered_memory(self.plans, self.parts, context.optimizer, idle))
-        # A caching allocator holds on to blocks that no tensor fills: the more buffers of different sizes come and go,
-        # the more. A CPU's does so for all that comes and goes.
+        flat = flat_bytes(self.sheet, self.plans, self.local_parameters)
+        if flat.any():
+            others = self._gradients().values - self.compute * self.local_parameters / self.plans.state_degree
+            held.append(flat_gradients(flat, total(short_lived) + others))
+            flat = flat - held[-1].values
+        return [*held, *self._beside_tensors(held, short_lived, flat)]
+
+    def _beside_tensors(
+        self, held: Sequence[Component], short_lived: Sequence[Component], flat: Floats
+    ) -> list[Component]:
+        """Return what no tensor fills: the allocator's free blocks, and what the process holds before any tensor.
+
+        A caching allocator holds on to blocks that no tensor fills: the more buffers of different sizes come and go,
+        the more. A CPU's does so for all that comes and goes. `flat` bytes get blocks of their own, though as many are
+        free: those are smaller ones.
+        """
+        context = self.sheet.context
+        on_cpu, runtime = context.cluster.device.kind == "cpu", context.cluster.device.runtime_bytes
         doublings = np.log2(self.plans.tp) + np.log2(self.plans.pp)
         kept = context.constants.allocator_share * doublings
         kept = np.full(len(self.plans), CPU_ALLOCATOR_SHARE) if on_cpu else kept
         of_what = "activations and transients" if on_cpu else "all but the optimizer's state, by tp and pp"
-        loose = total(short_lived if on_cpu else without(held, "optimizer"))
+        loose = kept * total(short_lived if on_cpu else without(held, "optimizer")) + flat
         # Before it asks for more than there is, it gives back what it keeps (memory/usable.py).
         room = np.maximum(0.0, context.cluster.device.memory_bytes.value - runtime.value - total(held))
-        unused = kept * loose if on_cpu else np.fmin(kept * loose, np.where(room > 0, room, np.inf))
+        unused = loose if on_cpu else np.fmin(loose, np.where(room > 0, room, np.inf))
 
         def kept_text(i: int) -> str:
-            return f"{kept[i]:.0%} of {of_what}" + (", as far as the device has room" if unused[i] == room[i] else "")
+            words = f"{kept[i]:.0%} of {of_what}" + (f", and {flat[i]:,.0f} B of flat gradients" if flat[i] else "")
+            return words + (", as far as the device has room" if unused[i] == room[i] else "")
 
         return [
-            *held,
-            Component(
-                "allocator buffers",
-                "cache",
-                unused,
-                ASSUMED,
-                kept_text,
-                "caching allocator",
-            ),
+            Component("allocator buffers", "cache", unused, ASSUMED, kept_text, "caching allocator"),
             Component(
                 "runtime",
                 "runtime",
@@ -416,8 +425,10 @@ class HeldAtPeak:
         received = plans.accumulation * plans.virtual_stages
         if self.sheet.context.software.master_weights:  # gradients and weights lie where they are reduced and gathered
             held, received = held - np.where(plans.is_sharded, units, 0.0), np.ones_like(received)
+        if keeps_narrow(self.sheet):
+            held = held + compute * self.sheet.context.software.reduce_bucket
         held = held + np.where(plans.pp > 1, 2 * received * stream / plans.tp, 0.0)
-        some = plans.is_sharded | copies | (plans.tp > 1) | spread | (plans.pp > 1)
+        some = plans.is_sharded | copies | (plans.tp > 1) | spread | (plans.pp > 1) | keeps_narrow(self.sheet)
 
         def text(i: int) -> str:
             unit = f"({size} + {size} + {compute}) B x largest unit{self.here(i)}: gradients in and out"
@@ -429,6 +440,7 @@ class HeldAtPeak:
                 (plans.tp > 1, "the stream gathered and before it is scattered"),
                 (spread, "a block's routed tokens, sent and received"),
                 (plans.pp > 1, f"2 x {received[i]} received streams"),
+                (np.full(len(plans), keeps_narrow(self.sheet)), "the buffer that gradients are reduced in"),
             ]
             return "; ".join(words for there, words in parts_of_it if there[i]) or "none: one device"
 

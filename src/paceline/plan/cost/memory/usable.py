@@ -18,9 +18,6 @@ from paceline.plan.cost.sheet import Sheet
 from paceline.spec.cluster import SOURCES, Cluster
 from paceline.spec.forecast import Term
 
-# All of what an accelerator's allocator keeps unused is given back before it gives up (PyTorch's notes on CUDA
-# semantics, "Memory management").
-RETURNED_SHARE = 1.0
 HEADROOM = 0.05  # of a device's memory, kept free: allocator rounding, other processes, evaluation
 
 
@@ -31,20 +28,19 @@ def usable_bytes(cluster: Cluster) -> float:
 
 def needed(sheet: Sheet, columns: Sequence[Component]) -> Floats:
     """Return the bytes of every plan's columns of memory that must be there."""
-    kept = total(only(columns, "cache"))
-    found: Floats = total(columns) - returned_share(sheet.context.cluster) * kept
-    return found
+    found: Floats = total(columns)
+    return found - total(only(columns, "cache")) if gives_back(sheet.context.cluster) else found
 
 
 def needed_terms(cluster: Cluster, memory: Sequence[Term]) -> list[Term]:
     """Return a plan's terms of memory, each with what of it must be there."""
-    left = 1 - returned_share(cluster)
-    return [replace(term, value=term.value * left) if term.kind == "cache" else term for term in memory]
+    free = gives_back(cluster)
+    return [replace(term, value=0.0) if free and term.kind == "cache" else term for term in memory]
 
 
-def returned_share(cluster: Cluster) -> float:
-    """Return what of its cache an allocator gives back where memory runs out; a CPU's heap gives nothing back."""
-    return 0.0 if cluster.device.kind == "cpu" else RETURNED_SHARE
+def gives_back(cluster: Cluster) -> bool:
+    """Return whether an allocator gives its cache back where memory runs out; a CPU's heap keeps it."""
+    return cluster.device.kind != "cpu"
 
 
 def flush_components(sheet: Sheet) -> list[Component]:

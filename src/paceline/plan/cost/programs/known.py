@@ -82,7 +82,9 @@ INTERNEVO = replace(
 # (`update_hp_grads` and `fp32_groups_gradients_flat` of runtime/bf16_optimizer.py, read 2026-11-24). Its ZeRO-3
 # gathers the weights of a module at a time and ahead while fewer than `stage3_max_live_parameters` are there (1e9 by
 # its configuration's page), a third time where a block is computed again (ZeRO-Infinity, arXiv:2104.07857, section
-# 4.1).
+# 4.1). Gradients in fp16 are flattened at the update, this rank's part, and that is cast to fp32 while both stand
+# (`step` of runtime/zero/stage_1_and_2.py), and they are reduced in a buffer of `reduce_bucket_size` values, 5e8 by its
+# configuration's page (`ipg_buffer` of `reduce_gradients`); all read 2026-11-25.
 MEGATRON_DEEPSPEED = replace(
     MEGATRON,
     name="Megatron-DeepSpeed",
@@ -92,6 +94,8 @@ MEGATRON_DEEPSPEED = replace(
     hides_sends=False,
     fuses_gradient_sums=False,
     sums_after_backward=True,
+    flattens_gradients=True,
+    reduce_bucket=5e8,
     live_parameters=1e9,
     gathers_to_recompute=True,
     interleaves=False,

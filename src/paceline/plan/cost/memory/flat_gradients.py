@@ -1,0 +1,40 @@
+"""What an update holds that makes gradients flat: in programs that keep them in 16 bits until then, as DeepSpeed."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paceline.plan.cost.columns import Columns, Floats
+from paceline.plan.cost.components import Component
+from paceline.plan.cost.sheet import Sheet
+from paceline.spec.cluster import SOURCES
+
+MASTER_BYTES = 4  # of a value that the optimizer reads
+
+
+def keeps_narrow(sheet: Sheet) -> bool:
+    """Return whether gradients stay in 16 bits until an update that makes them flat."""
+    software = sheet.context.software
+    return software.flattens_gradients and software.gradient_bytes == sheet.rates.element_bytes == 2
+
+
+def flat_bytes(sheet: Sheet, plans: Columns, parameters: Floats) -> Floats:
+    """Return the bytes of every plan's own part of the gradients once more: flat in 16 bits, and cast to fp32.
+
+    Both stand together for a moment. Example: a quarter of 4e9 parameters has 2 GB flat and 4 GB cast. On the host,
+    where the optimizer's state rests there, it takes nothing of a device.
+    """
+    if not keeps_narrow(sheet) or plans.common.offloads_optimizer:
+        return np.zeros(len(plans))
+    found: Floats = (sheet.rates.element_bytes + MASTER_BYTES) * parameters / plans.state_degree
+    return found
+
+
+def flat_gradients(flat: Floats, idle: Floats) -> Component:
+    """Return what `flat` bytes need beyond those of passes and of other ranks' gradients that are `idle` by then."""
+
+    def text(i: int) -> str:
+        return f"{flat[i]:,.0f} B at the update, of which {min(flat[i], idle[i]):,.0f} B where something else was"
+
+    known = np.full(len(flat), SOURCES.index("measured"))
+    return Component("flat gradients", "buffers", np.maximum(0.0, flat - idle), known, text, "counted", flat > idle)

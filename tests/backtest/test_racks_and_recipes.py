@@ -1,0 +1,79 @@
+"""What crosses a rack's NVLink, and what each recipe of 8 and 4 bits casts and leaves in bf16, by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from backtest_examples import case_of
+
+from paceline.backtest.price import software_of
+from paceline.plan.cost.collectives import expert_collective, gather_collectives
+from paceline.plan.cost.constants import read_constants
+from paceline.plan.cost.programs.known import MEGATRON
+from paceline.plan.cost.programs.low import NVFP4, RECIPES, Recipe
+from paceline.plan.cost.sheet import PricedTask, Sheet
+from paceline.plan.cost.time.axes import seconds_of
+
+RACK = {"accelerator": "GB200", "n_devices": 64, "devices_per_node": 4, "dp": 64, "global_batch": 128}
+
+
+def sheet_of(precision: str, recipe: str = "", **changes: object) -> Sheet:
+    """Return the sheet of a row of Megatron-LM's on B200, its recipe of 8 bits as named."""
+    row = {"program": "megatron-lm", "zero_stage": "1", "accelerator": "B200", "precision": precision, **changes}
+    case = case_of(**row)
+    software = dataclasses.replace(MEGATRON, recipe=recipe or MEGATRON.recipe)
+    return PricedTask(case.profile, case.cluster, case.batch_samples, 1, software=software).sheet(case.plans[0])
+
+
+def test_weights_are_gathered_over_a_racks_nvlink_though_a_host_has_four_devices() -> None:
+    """64 devices of 16 hosts: a ring of 63 hops at NVLink's rate for each of 65 gathers, and no adapter anywhere."""
+    case = case_of(program="torchtitan", zero_stage="fsdp3", **RACK)
+    context = PricedTask(case.profile, case.cluster, case.batch_samples, 1, software=software_of(case))
+    sheet, constants = context.sheet(case.plans[0]), read_constants()
+    assert case.plans[0].layout.dp_shard == 64 and case.plans[0].accumulation == 1
+    dense, _ = gather_collectives(sheet)
+    wire = 63 / 64 * float(dense.buffer_bytes[0]) / (900e9 * constants.node_link_share)
+    waits = float(dense.calls[0]) * (63 * constants.node_hop_seconds + constants.collective_seconds)
+    assert float(seconds_of(sheet.ring("fsdp"), dense)[0]) == pytest.approx(wire + waits)
+    assert float(dense.buffer_bytes[0]) == pytest.approx(2 * 2 * case.profile.parameters, rel=0.05), "twice, in bf16"
+
+
+def test_experts_of_a_rack_are_reached_over_its_nvlink_though_a_host_has_four_devices() -> None:
+    moe = {"arch": "moe", "experts": 64, "topk": 8, "ep": 64, "program": "megatron-bridge", "zero_stage": "1"}
+    case = case_of(**RACK, **moe)
+    context = PricedTask(case.profile, case.cluster, case.batch_samples, 1, software=MEGATRON)
+    sheet, constants = context.sheet(case.plans[0]), read_constants()
+    routed = expert_collective(sheet)
+    sent = 64 * float(sheet.slowest.total("routed_elements")[0]) * 2 * 4 * case.plans[0].micro_batch  # two bytes
+    sent *= case.plans[0].accumulation / 64
+    assert float(routed.buffer_bytes[0]) == pytest.approx(sent)
+    wire = 63 / 64 * sent / (900e9 * constants.node_link_share)
+    waits = float(routed.calls[0]) * (63 * constants.node_hop_seconds + constants.collective_seconds)
+    assert float(seconds_of(sheet.ring("ep"), routed)[0]) == pytest.approx(wire + waits)
+
+
+@pytest.mark.parametrize("recipe", [*RECIPES.values(), NVFP4], ids=lambda recipe: recipe.name)
+def test_a_recipe_casts_what_products_read_and_leaves_the_rest_in_bf16(recipe: Recipe) -> None:
+    """Products at the recipe's part of their rate; casts of as many bytes a value; attention, head and norms as before.
+
+    Values of products are their FLOPs over their width: of a token, a product has 2 w^2 FLOPs, and reads and writes w.
+    """
+    precision = "nvfp4" if recipe is NVFP4 else "fp8"
+    low, plain = sheet_of(precision, recipe.name), sheet_of("bf16")
+    shapes = low.context.shapes.blocks
+    at = next(place for place, block in enumerate(shapes) if block.kind == "decoder")
+    head = next(place for place, block in enumerate(shapes) if block.kind == "head")
+    block = shapes[at]
+    peak = {"fp8": 4.5e15, "nvfp4": 9e15}[precision]
+    assert low.rates.peak == peak
+    sheet = sheet_of(precision, "delayed")
+    per_flop = sheet.rates.product_seconds_per_flop(block.matmul_width * 1.0, sheet.tokens[0], 1.0)
+    assert low.product_seconds[0, at] == pytest.approx(block.matmul_flops * float(per_flop) / recipe.rate)
+    cast = recipe.cast_bytes * block.matmul_flops / block.matmul_width / low.rates.memory_rate
+    assert low.cast_seconds[0, at] == pytest.approx(cast)
+    assert low.moving_seconds[0, at] == pytest.approx(plain.moving_seconds[0, at] + cast / 3), "a third in each pass"
+    assert low.product_seconds[0, head] == plain.product_seconds[0, head] and low.cast_seconds[0, head] == 0
+    assert (low.attention_seconds == plain.attention_seconds).all()
+    assert (low.kept_bytes == plain.kept_bytes).all(), "activations are kept in bf16"
+    assert low.rates.element_bytes == 2
