@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import shutil
 import sys
@@ -71,6 +72,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="torch sees no CUDA device here"))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect no garbage while thousands of tests come, of which nothing is any; later nothing of them is looked at."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Say where a process stands that does not end after its last test, and end it: a thread or a child holds it."""
@@ -83,6 +96,14 @@ def nothing_runs_on() -> Iterator[None]:
     yield
     if "runs" in sys.modules:
         sys.modules["runs"].end_started()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_ranks_are_kept() -> Iterator[None]:
+    """End the ranks that the tests of a file have kept for each other."""
+    yield
+    if "distributed" in sys.modules:
+        sys.modules["distributed"].end_kept()
 
 
 @pytest.fixture(scope="session", autouse=True)
