@@ -38,6 +38,7 @@ def main() -> None:
     for number in (signal.SIGCHLD, signal.SIGINT):  # Ctrl-C is the test runner's
         signal.signal(number, lambda number, frame: None)
     subprocess.Popen = Nested  # type: ignore[misc]
+    assert not {"huggingface_hub", "transformers"} & set(sys.modules), "they have read the environment (command.py)"
     ROOMS.append(Aside("torch"))
     be_strict()
     PRISTINE.append(Pristine("paceline"))

@@ -36,6 +36,7 @@ class Story:
     how: str = ONE_WORLD
     endless: bool = False  # ranks that are to end have no grace after which they are killed
     clock_moves: bool = False  # this machine's clock is set forward and back by days while the run goes on
+    micro_batch: int = 4  # of seven rows or six, or of four or three
     keeps: bool = False  # a model that keeps running statistics, in place of the decoder, and a callback that counts
 
 
@@ -104,30 +105,28 @@ def one_start(story: Story, run_dir: Path) -> tuple[int, tuple[str, str]]:
     """Start a story once; return its exit code, and what ended it because of what."""
     from paceline.launch.worker import guarded
     from paceline.run.record.journal import mark_end
-    from paceline.spec.layout import Layout
     from paceline.supervise import supervisor
     from paceline.supervise.forked import fork
     from paceline.supervise.supervisor import supervise_started
 
-    spec, layout = spec_of(story, run_dir), Layout(**story.layout)
+    spec = spec_of(story, run_dir)
     if story.endless:
         supervisor.GRACE_SECONDS = 1e9
     if story.how == SURVIVES:
-        outcome = _survive(spec, layout, story.steps, run_dir)
+        outcome = _survive(spec, _brief(story), run_dir)
         if outcome.error is not None:
             mark_end(run_dir, outcome.exit_code, outcome.error)
         return outcome.exit_code, _told(outcome)
-    work = functools.partial(guarded, functools.partial(_train, spec, layout, story.steps))
-    outcome = supervise_started(
-        functools.partial(fork, work), layout.devices, os.environ, health=spec.run.health, run_dir=run_dir
-    )
+    work = functools.partial(guarded, functools.partial(_train, spec, _brief(story)))
+    start, ranks = functools.partial(fork, work), math.prod(story.layout.values())
+    outcome = supervise_started(start, ranks, os.environ, health=spec.run.health, run_dir=run_dir)
     error = outcome.error
     if error is not None:
         mark_end(run_dir, outcome.exit_code, error)
     return outcome.exit_code, _told(outcome)
 
 
-def _survive(spec: Any, layout: Any, steps: int, run_dir: Path) -> Any:
+def _survive(spec: Any, brief: Any, run_dir: Path) -> Any:
     """Return how a run ended that goes on by itself, in forks of this process."""
     from paceline.launch.worker import guarded
     from paceline.lock import LOCK_VARIABLE, take
@@ -137,7 +136,7 @@ def _survive(spec: Any, layout: Any, steps: int, run_dir: Path) -> Any:
     from paceline.supervise.starting import Starter
 
     with take(run_dir) as lock:
-        work = functools.partial(guarded, functools.partial(_train, spec, layout, steps))
+        work = functools.partial(guarded, functools.partial(_train, spec, brief))
         held = os.dup(lock.descriptor)  # a fork gives up the lock's own
 
         def start(place: dict[str, str]) -> Any:
@@ -145,7 +144,7 @@ def _survive(spec: Any, layout: Any, steps: int, run_dir: Path) -> Any:
             return fork(work, {**place, LOCK_VARIABLE: f"{held}:{token}"})
 
         starter = Starter(start, None, print)
-        brief, policy = _brief(layout, steps), spec.run.recovery
+        policy = spec.run.recovery
         try:
             return Generations(OneMachine(starter, os.environ), brief, lock, policy, health=spec.run.health).run()
         finally:
@@ -176,21 +175,22 @@ def spec_of(story: Story, run_dir: Path) -> Any:
     return dataclasses.replace(spec, path=None)
 
 
-def _train(spec: Any, layout: Any, steps: int) -> None:
+def _train(spec: Any, brief: Any) -> None:
     from paceline.launch.here import place_here
     from paceline.launch.run import train_here
 
-    train_here(spec, _brief(layout, steps), place_here(os.environ))
+    train_here(spec, brief, place_here(os.environ))
 
 
-def _brief(layout: Any, steps: int) -> Any:
+def _brief(story: Story) -> Any:
     from tests_shared import SEQ_LEN, plan_of
 
     from paceline.run.process.brief import Brief
     from paceline.spec.journal.planned import PlannedRecord
+    from paceline.spec.layout import Layout
 
-    plan = plan_of(layout)
-    return Brief(plan, steps, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())
+    plan = plan_of(Layout(**story.layout), micro_batch=story.micro_batch)
+    return Brief(plan, story.steps, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())
 
 
 if __name__ == "__main__":
