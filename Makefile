@@ -57,7 +57,7 @@ types: $(VENV)/.test
 # Bytecode of all sources, also where PYTHONDONTWRITEBYTECODE is set: hundreds of processes of the tests would compile
 # them again. Of tests it is what their plain imports take, and what pytest makes of them when it collects them.
 compiled: $(VENV)/.test
-	@$(BIN) -m compileall -q src tests
+	@$(BIN) -m compileall -q src tests benchmarks
 	@PYTHONDONTWRITEBYTECODE= $(BIN) -m pytest --collect-only -qq > $(VENV)/collected.txt || { cat $(VENV)/collected.txt; false; }
 
 format: $(VENV)/.test  ## let ruff rewrite what it can

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 from distributed import run_kept, run_ranks
-from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of, run_steps
+from tests_shared import SEQ_LEN, VOCAB, decoder_task, run_steps
+from tests_shared import coarse_plan as plan_of
 from torch.distributed.tensor import DTensor
 
 from paceline.run.parallel import tensor

@@ -9,7 +9,7 @@ import pytest
 import torch
 from distributed import run_kept, run_ranks
 from tests_huggingface import causal, hf_task
-from tests_shared import plan_of
+from tests_shared import coarse_plan as plan_of
 from torch import nn
 
 from paceline.errors import ConfigError

@@ -9,7 +9,8 @@ import pytest
 import torch
 from distributed import run_kept
 from rounding import FP64, adam_error, assert_curves_close
-from tests_shared import SEQ_LEN, Dropout, decoder_task, plan_of, run_steps
+from tests_shared import SEQ_LEN, Dropout, decoder_task, run_steps
+from tests_shared import coarse_plan as plan_of
 from torch.distributed.tensor import DTensor
 
 from paceline.run.assemble import assemble

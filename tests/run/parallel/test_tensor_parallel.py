@@ -13,7 +13,8 @@ import tensor_models
 import torch
 from distributed import run_kept, run_ranks
 from rounding import MEAN_LOSS_BF16, assert_curves_close
-from tests_shared import SEQ_LEN, decoder_task, plan_of, run_steps
+from tests_shared import SEQ_LEN, decoder_task, run_steps
+from tests_shared import coarse_plan as plan_of
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard

@@ -9,7 +9,8 @@ import foreign_optimizers
 import pytest
 import torch
 from distributed import run_kept, run_ranks
-from tests_shared import SEQ_LEN, VOCAB, Dropout, PaddedText, decoder_task, plan_of, run_steps
+from tests_shared import SEQ_LEN, VOCAB, Dropout, PaddedText, decoder_task, run_steps
+from tests_shared import coarse_plan as plan_of
 from torch import nn
 from torch.distributed.tensor import DTensor
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from distributed import run_kept, run_ranks
-from tests_shared import SEQ_LEN, VOCAB, PaddedText, decoder_task, plan_of, run_steps
+from tests_shared import SEQ_LEN, VOCAB, PaddedText, decoder_task, run_steps
+from tests_shared import coarse_plan as plan_of
 
 from paceline.errors import ConfigError, VerificationFailed
 from paceline.run.numerics.invariants import check_agreement

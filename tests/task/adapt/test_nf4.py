@@ -15,7 +15,8 @@ from distributed import run_kept
 from model_folders import write_model
 from runs import write_corpus
 from safetensors.torch import load_file
-from tests_shared import decoder_task, plan_of, run_steps
+from tests_shared import coarse_plan as plan_of
+from tests_shared import decoder_task, run_steps
 
 from paceline.errors import DoesNotFit
 from paceline.plan.planned import plan_task

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from distributed import run_kept
 from tests_huggingface import hf_task
-from tests_shared import SEQ_LEN, decoder_task, plan_of
+from tests_shared import SEQ_LEN, decoder_task
+from tests_shared import coarse_plan as plan_of
 from torch.distributed.tensor import DTensor
 
 from paceline.run.assemble import assemble

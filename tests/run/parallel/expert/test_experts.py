@@ -12,7 +12,8 @@ import torch.distributed as dist
 from distributed import run_kept, run_ranks
 from rounding import FP64, MEAN_LOSS_BF16, assert_curves_close
 from test_layouts import curve, weights_after
-from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of, run_steps
+from tests_shared import SEQ_LEN, VOCAB, decoder_task, run_steps
+from tests_shared import coarse_plan as plan_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard

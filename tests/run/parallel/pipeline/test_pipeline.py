@@ -10,7 +10,8 @@ import pytest
 import torch
 from distributed import run_kept, run_ranks
 from rounding import MEAN_LOSS_BF16, assert_curves_close
-from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of, run_steps
+from tests_shared import SEQ_LEN, VOCAB, decoder_task, run_steps
+from tests_shared import coarse_plan as plan_of
 from torch import nn
 from vectors import needs_vectors
 
