@@ -16,7 +16,7 @@ BIN  := $(VENV)/bin/python
 KEY  := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-deep test-cuda bench mutants lint format docs clean
+.PHONY: help train test test-deep test-cuda bench mutants lint style types compiled format docs clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,7 +24,8 @@ help:  ## this list
 train: $(VENV)/.train  ## train the example: a 3 M parameter model on two CPU processes
 	$(BIN) -m paceline train $(SPEC)
 
-test: lint  ## lint, types and the tests
+test: style  ## lint, types and the tests
+	@$(MAKE) --no-print-directory -j 2 types compiled
 	$(BIN) -m pytest -m "not deep" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-deep: $(VENV)/.test  ## the heavier sweeps too
@@ -44,10 +45,20 @@ bench: $(VENV)/.bench  ## the benchmarks, on this machine (ARGS=--quick for a sh
 mutants: $(VENV)/.mutants  ## small changes of the code that no test notices (ARGS="--rooms verify --sample 20")
 	$(BIN) tests/mutations/mutants.py $(ARGS)
 
-lint: $(VENV)/.test  ## ruff and mypy
+lint: style types  ## ruff and mypy
+
+style: $(VENV)/.test
 	$(BIN) -m ruff check .
 	$(BIN) -m ruff format --check .
+
+types: $(VENV)/.test
 	$(BIN) -m mypy
+
+# Bytecode of all sources, also where PYTHONDONTWRITEBYTECODE is set: hundreds of processes of the tests would compile
+# them again. Of tests it is what their plain imports take, and what pytest makes of them when it collects them.
+compiled: $(VENV)/.test
+	@$(BIN) -m compileall -q src tests benchmarks
+	@PYTHONDONTWRITEBYTECODE= $(BIN) -m pytest --collect-only -qq > $(VENV)/collected.txt || { cat $(VENV)/collected.txt; false; }
 
 format: $(VENV)/.test  ## let ruff rewrite what it can
 	$(BIN) -m ruff check --fix .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import shutil
 import sys
@@ -33,21 +34,26 @@ settings.load_profile("untimed")
 
 # Files that take longest, the longest first: they begin first, so that no worker ends alone with one of them.
 LONG = (
-    "mutations/test_planted_bugs.py", "session/test_scripts.py", "launch/test_recovery.py",
-    "docs/test_docs_examples.py", "run/loop/test_resume.py", "run/parallel/test_interface.py",
-    "run/process/test_interrupts.py", "benchmarks/test_benchmarks.py", "session/test_python.py",
-    "launch/test_run_endings.py", "verify/test_verify_verb.py", "supervise/test_nodes.py",
-    "launch/test_storage_failures.py", "verify/test_every.py", "run/survive/test_soak.py", "launch/test_one_run.py",
-    "session/test_prove.py", "run/parallel/test_tensor_parallel.py", "run/updates/test_optimizers.py",
-    "run/parallel/test_layouts.py", "run/parallel/test_context.py", "verify/test_low.py",
-    "run/survive/test_second_look.py", "run/survive/test_faults.py", "run/parallel/test_moe_axes.py",
-    "run/parallel/test_tensor_rules.py", "run/parallel/test_pipeline.py", "run/test_programs.py",
-    "cli/test_export.py", "verify/test_conditioning.py", "launch/test_launched.py", "run/test_kept.py",
-    "foreign/test_foreign_models.py", "supervise/test_supervisor.py", "launch/test_learnt_runs.py",
-    "run/parallel/test_experts.py", "run/survive/test_guard.py", "session/test_ill_conditioned_run.py",
-    "run/parallel/test_pipeline_models.py", "run/survive/test_less_work.py", "plan/explain/test_alternatives.py",
-    "task/data/sources/test_shard_runs.py", "verify/test_turns_proof.py", "run/memory/test_memory_resume.py",
-    "verify/test_compare.py", "run/memory/test_memory_start.py",
+    "docs/test_docs_examples.py", "run/survive/faults/test_faults.py", "mutations/test_planted_bugs.py",
+    "run/parallel/context/test_context.py", "run/updates/test_optimizers.py", "benchmarks/test_benchmarks.py",
+    "run/parallel/test_interface.py", "verify/test_verify_verb.py", "run/parallel/test_tensor_parallel.py",
+    "session/test_scripts.py", "run/parallel/test_adapters.py", "launch/test_launched.py", "run/test_programs.py",
+    "launch/test_recovery.py", "run/survive/faults/test_soak.py", "supervise/test_nodes.py",
+    "run/parallel/expert/test_experts.py", "run/parallel/pipeline/test_pipeline.py",
+    "run/parallel/data/test_packed_weights.py", "run/survive/health/test_guard.py", "verify/low/test_low.py",
+    "run/parallel/test_layouts.py", "run/survive/faults/test_survivors_state.py",
+    "run/survive/health/test_second_look.py", "verify/story/test_story.py", "verify/compare/test_compare.py",
+    "verify/rounding/test_conditioning.py", "run/loop/test_resume.py", "run/parallel/pipeline/test_pipeline_models.py",
+    "foreign/test_foreign_models.py", "run/survive/faults/test_faults_together.py", "task/adapt/test_distill.py",
+    "verify/story/test_story_sees.py", "run/parallel/expert/test_moe_axes.py", "verify/compare/test_turns_proof.py",
+    "run/test_kept.py", "supervise/test_supervisor.py", "test_floors.py", "plan/search/test_search_axes.py",
+    "checkpoint/files/test_checkpoint_pieces.py", "run/numerics/test_invariants.py", "run/test_initial.py",
+    "run/test_model_folder.py", "session/test_python.py", "run/parallel/data/test_batch_norm.py",
+    "run/parallel/test_tensor_rules.py", "run/survive/saving/test_keeper.py",
+    "run/numerics/randomness/test_sample_randomness.py", "run/numerics/randomness/test_ways_to_draw.py",
+    "run/survive/health/test_stragglers.py", "run/survive/test_run_budget.py", "run/memory/test_offload.py",
+    "verify/process/test_every.py", "task/adapt/test_nf4.py", "verify/story/test_story_on_copies.py",
+    "launch/test_run_endings.py", "launch/test_storage_failures.py",
 )  # fmt: skip
 
 
@@ -60,6 +66,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.deep)
     if items and hasattr(items[0].config, "workerinput"):  # of several that share the files; alone they come as asked
         places = {str(Path(HERE, name)): place for place, name in enumerate(LONG)}
+        assert not (gone := [path for path in places if not Path(path).exists()]), f"LONG names what is gone: {gone}"
         items.sort(key=lambda item: places.get(str(item.path), len(LONG)))
     marked = [item for item in items if item.get_closest_marker("cuda")]
     if not marked:
@@ -69,6 +76,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="torch sees no CUDA device here"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect no garbage while thousands of tests come, of which nothing is any; later nothing of them is looked at."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)
@@ -83,6 +102,14 @@ def nothing_runs_on() -> Iterator[None]:
     yield
     if "runs" in sys.modules:
         sys.modules["runs"].end_started()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_ranks_are_kept() -> Iterator[None]:
+    """End the ranks that the tests of a file have kept for each other."""
+    yield
+    if "distributed" in sys.modules:
+        sys.modules["distributed"].end_kept()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,7 +6,7 @@ timeout, in seconds of an idle machine. An exception is raised again in the test
 notes.
 
 Processes come from a fork server that has imported torch and Paceline once (warm.py) and nothing else, so each starts
-clean, as with "spawn", but in milliseconds.
+clean, as with "spawn", but in milliseconds. `run_kept` takes ranks that have run before.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ from paceline.patience import Patience
 LOOK_SECONDS = 1.0  # between two looks at the load, while ranks are waited for
 COLLECTIVE_LIMIT = timedelta(hours=3)  # never reached: who waits for the ranks knows how loaded the machine is
 TIMEOUT_SECONDS = 60.0
-PRELOADED = ["warm"]
+PRELOADED = ["pytest", "tests_shared", "warm"]  # the last says that all is there
 # After one rank has failed the others get this long to report: an error agreed on by all arrives everywhere.
 GRACE_SECONDS = 5.0
+FIRST_SEED = 67280421310721  # of torch's generator before anybody seeds it
+_KEPT: dict[int, _World] = {}  # by how many ranks there are
 
 
 def run_ranks(
@@ -45,26 +47,72 @@ def run_ranks(
     Ranks in `may_die` may be killed by a signal; their result is then None. Raises the first exception that a rank
     raised, AssertionError for a rank that died and TimeoutError for one that did not finish in `timeout_seconds`.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
-        work = pickle.dumps((function, args))
-        ranks, pipes = [], []
+    with contextlib.closing(_World(world_size)) as world:
+        return world.results(function, args, timeout_seconds, may_die)
+
+
+def run_kept(
+    function: Callable[..., Any], world_size: int, *args: Any, timeout_seconds: float = TIMEOUT_SECONDS
+) -> list[Any]:
+    """Return what `run_ranks` does, from ranks that stay for the next call of the file with as many of them.
+
+    For functions that leave nothing behind, as the next has the same process. Half of what a rank of a small model
+    computes is what it does for the first time: a group, the rules of DTensor. An error ends the ranks.
+    """
+    if world_size not in _KEPT:
+        _KEPT[world_size] = _World(world_size)
+    try:
+        return _KEPT[world_size].results(function, args, timeout_seconds)
+    except BaseException:
+        _KEPT.pop(world_size).close()
+        raise
+
+
+def end_kept() -> None:
+    """End the ranks that `run_kept` has left."""
+    while _KEPT:
+        _KEPT.popitem()[1].close()
+
+
+class _World:
+    """Ranks that wait for work."""
+
+    def __init__(self, world_size: int) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
+        self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
+        self._ranks: list[Any] = []
+        self._pipes: list[Any] = []
         try:
             for rank in range(world_size):
                 pipe, far_end = context.Pipe()
-                setting = (rank, world_size, f"{folder}/rendezvous", dict(os.environ))
-                process = context.Process(target=_run_one, args=(far_end, work, *setting), name=f"rank-{rank}")
+                given = (far_end, rank, world_size, f"{self._folder.name}/rendezvous")
+                process = context.Process(target=_run_rank, args=given, name=f"rank-{rank}")
                 process.start()
                 far_end.close()
-                ranks.append(process)
-                pipes.append(pipe)
-            return _collect(ranks, pipes, timeout_seconds, may_die)
-        finally:
-            for process, pipe in zip(ranks, pipes, strict=True):
-                pipe.close()
-                process.kill()  # it has reported, or never will
-                process.join()
+                self._ranks.append(process)
+                self._pipes.append(pipe)
+        except BaseException:
+            self.close()
+            raise
+
+    def results(
+        self, function: Callable[..., Any], args: tuple, timeout_seconds: float, may_die: Collection[int] = ()
+    ) -> list[Any]:
+        """Return what the function returned on each rank."""
+        work = pickle.dumps((dict(os.environ), pickle.dumps((function, args))))
+        for pipe in self._pipes:
+            with contextlib.suppress(BrokenPipeError):  # it has ended, which its result says
+                pipe.send_bytes(work)
+        return _collect(self._ranks, self._pipes, timeout_seconds, may_die)
+
+    def close(self) -> None:
+        """End all ranks."""
+        for pipe, process in zip(self._pipes, self._ranks, strict=False):
+            pipe.close()
+            process.kill()  # it has reported, or never will
+            process.join()
+        self._folder.cleanup()
 
 
 def _collect(ranks: list[Any], pipes: list[Connection], timeout_seconds: float, may_die: Collection[int]) -> list[Any]:
@@ -94,33 +142,42 @@ def _collect(ranks: list[Any], pipes: list[Connection], timeout_seconds: float, 
     return results
 
 
-def _run_one(pipe: Connection, work: bytes, rank: int, world_size: int, store: str, environment: dict) -> None:
-    """Run one rank: join the group, call the function, send (error, result), wait for the parent, leave."""
-    os.environ.update(environment)
-    os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo"
-    )
-    error, result = None, None
-    try:
-        import torch
-        import torch.distributed as dist
+def _run_rank(pipe: Connection, rank: int, world_size: int, store: str) -> None:
+    """Run one rank: for each work call the function, send (error, result) and wait for the parent, which may leave."""
+    own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size), "OMP_NUM_THREADS": "1",
+           "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
+    told = set[str]()  # names of the environment that this rank was given
+    while True:
+        try:  # also stay until every rank has reported: a peer may still be inside its last collective
+            environment, work = pickle.loads(pipe.recv_bytes())
+        except EOFError:
+            os._exit(0)
+        for name in told - environment.keys():
+            os.environ.pop(name, None)
+        told = set(environment)
+        os.environ.update(environment | own)
+        error, result = None, None
+        try:
+            import torch
+            import torch.distributed as dist
 
-        torch.set_num_threads(1)
-        dist.init_process_group("gloo", f"file://{store}", timeout=COLLECTIVE_LIMIT, rank=rank, world_size=world_size)
-        function, args = pickle.loads(work)
-        result = function(*args)
-    except BaseException as raised:  # whatever it is, SystemExit included, the test must see it
-        error = _with_note(raised, rank, world_size)
-    try:
-        report = pickle.dumps((error, result))
-    except Exception as raised:
-        report = pickle.dumps((TypeError(f"rank {rank} cannot send its result: {raised!r}"), None))
-    pipe.send_bytes(report)
-    if error is not None:
-        os._exit(1)  # closes its sockets, which frees a peer that waits for it in a collective
-    with contextlib.suppress(EOFError):
-        pipe.recv_bytes()  # stay until every rank has reported: a peer may still be inside its last collective
-    os._exit(0)
+            torch.set_num_threads(1)
+            torch.manual_seed(FIRST_SEED)
+            if not dist.is_initialized():
+                dist.init_process_group(
+                    "gloo", f"file://{store}", timeout=COLLECTIVE_LIMIT, rank=rank, world_size=world_size
+                )
+            function, args = pickle.loads(work)
+            result = function(*args)
+        except BaseException as raised:  # whatever it is, SystemExit included, the test must see it
+            error = _with_note(raised, rank, world_size)
+        try:
+            report = pickle.dumps((error, result))
+        except Exception as raised:
+            report = pickle.dumps((TypeError(f"rank {rank} cannot send its result: {raised!r}"), None))
+        pipe.send_bytes(report)
+        if error is not None:
+            os._exit(1)  # closes its sockets, which frees a peer that waits for it in a collective
 
 
 def _with_note(error: BaseException, rank: int, world_size: int) -> BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from runs import environment
+from runs import environment, is_forked
 from started.command import is_alike, read
 from started.popen import COLD, Warm
 
@@ -69,6 +70,23 @@ def test_a_new_interpreter_says_the_same(tmp_path: Path, ending: str) -> None:
     assert ended(Warm, tmp_path, ending)[:2] == ended(COLD, tmp_path, ending)[:2]
 
 
+def test_descriptors_that_it_is_given_have_their_numbers(tmp_path: Path) -> None:
+    (tmp_path / "writes.py").write_text(
+        "import os, sys\nfor number in sys.argv[1:]:\n    os.write(int(number), number.encode())\n"
+        "print([int(each) for each in os.listdir('/proc/self/fd') if int(each) > 2 and each in sys.argv])\n"
+    )
+    ends = [os.pipe() for _ in range(2)]
+    wanted = [fcntl.fcntl(far, fcntl.F_DUPFD, number) for number, (_, far) in zip((3, 90), ends, strict=True)]
+    words = [sys.executable, str(tmp_path / "writes.py"), *map(str, wanted)]
+    with Warm(words, env=environment(), pass_fds=wanted, stdout=subprocess.PIPE, text=True) as process:
+        assert is_forked(process.pid)
+        said, _ = process.communicate()
+    assert sorted(json.loads(said)) == sorted(wanted)
+    assert [os.read(near, 9).decode() for near, _ in ends] == [str(number) for number in wanted]
+    for number in (*wanted, *(each for pair in ends for each in pair)):
+        os.close(number)
+
+
 def test_what_imports_would_read_makes_a_new_interpreter(tmp_path: Path) -> None:
     warm = {"OMP_NUM_THREADS": "1", "PYTHONPATH": "/a", "LANG": "C.UTF-8"}
     for other in ({"OMP_NUM_THREADS": "4"}, {"HOME": "/b"}, {"LC_CTYPE": "C.UTF-8"}, {"PYTHONPATH": f"/a:{tmp_path}"}):
@@ -89,7 +107,7 @@ def test_only_commands_of_python_alone_are_forked() -> None:
 KILLED = """
 import os, signal, subprocess, sys
 from pathlib import Path
-from runs import environment
+from runs import environment, is_forked
 from started.popen import Warm
 
 def test_that_starts_processes_and_is_killed():

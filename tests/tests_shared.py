@@ -88,6 +88,11 @@ def plan_of(layout: Layout, batch: int = 13, micro_batch: int = 2, **changes: An
     )
 
 
+def coarse_plan(layout: Layout, batch: int = 13, micro_batch: int = 3, **changes: Any) -> Plan:
+    """Return a plan of fewer micro-batches, as uneven: of two ranks, one has no row in the last."""
+    return plan_of(layout, batch, micro_batch, **changes)
+
+
 def run_steps(task: Task, plan: Plan, steps: int, world: World | None = None) -> tuple[list[StepStats], Assembled]:
     """Assemble the task under the plan in this world and run steps; every rank calls it."""
     world = world or join_world("cpu", threads=1)

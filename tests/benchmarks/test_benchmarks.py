@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -77,9 +76,7 @@ def test_overhead_of_all_libraries_in_all_settings(tmp_path: Path) -> None:
 
 
 def test_an_unknown_contender_is_refused(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS / "overhead.py"), "--contenders", "nobody"], capture_output=True, text=True
-    )
+    done = run_patiently([sys.executable, SCRIPTS / "overhead.py", "--contenders", "nobody"])
     assert done.returncode == 2
     assert "unknown nobody; there are paceline" in done.stderr
 

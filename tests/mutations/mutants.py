@@ -176,7 +176,7 @@ def tests_of(mutant: Mutant, room: str, root: Path, whole: bool = False, most: i
     texts = {test: (root / test).read_text(encoding="utf-8") for test in every}
     rest = [test for start in ROOMS[room][whole] for test in every if test.startswith(start)]
     if room in TORCHLESS:
-        texts = {test: text for test, text in texts.items() if "run_ranks" not in text}
+        texts = {test: text for test, text in texts.items() if not re.search(r"\brun_(ranks|kept)\b", text)}
     own = [test for test, text in texts.items() if named.search(text)]
     beside = str(Path(mutant.path).parent).replace("src/paceline", "tests")
     own = sorted(own, key=lambda test: (-len(changed.findall(texts[test])), not test.startswith(beside)))[
@@ -196,7 +196,7 @@ def names_around(mutant: Mutant, root: Path) -> list[str]:
 
 
 def _starts_processes(text: str) -> bool:
-    return re.search(r"\brun_ranks\b|\bpaceline\(|\bsubprocess\b", text) is not None
+    return re.search(r"\brun_(ranks|kept)\b|\bpaceline\(|\bsubprocess\b", text) is not None
 
 
 def judge(mutant: Mutant, tests: list[str], root: Path) -> Verdict:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from distributed import run_ranks
+from distributed import run_kept, run_ranks
 from programs import (
     CLASSES,
     EVERY_LAYOUT,
@@ -88,7 +88,7 @@ def all_kept(layout: Layout, zero: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("layout", "zero"), [(Layout(), 3), *EVERY_LAYOUT], ids=str)
 def test_strides_and_complex_numbers_are_kept(layout: Layout, zero: int) -> None:
-    ranks = run_ranks(all_kept, layout.devices, layout, zero) if layout.devices > 1 else [all_kept(layout, zero)]
+    ranks = run_kept(all_kept, layout.devices, layout, zero) if layout.devices > 1 else [all_kept(layout, zero)]
     for name, factory in KEPT.items():
         for kind in ("adamw", "sgd"):
             assert_like_plain([rank[name][kind] for rank in ranks], complex_plain(factory, kind))
@@ -158,7 +158,7 @@ class KeepsItself(Loaded):
 def test_submodules_in_evaluation_mode_stay_in_it(layout: Layout) -> None:
     for factory in (FrozenStatistics, KeepsItself):
         plain = plain_loop(factory, cross_entropy)
-        ranks = [laid_out(factory, cross_entropy, layout)] if layout.devices == 1 else run_ranks(
+        ranks = [laid_out(factory, cross_entropy, layout)] if layout.devices == 1 else run_kept(
             laid_out, layout.devices, factory, cross_entropy, layout)  # fmt: skip
         assert_like_plain(ranks, plain)
 
@@ -204,9 +204,9 @@ def agreement(factory: Any, layout: Layout) -> str:
 
 @pytest.mark.parametrize("layout", [Layout(dp_replicate=2), Layout(dp_shard=2)], ids=str)
 def test_a_buffer_that_drifts_by_rank_is_named(layout: Layout) -> None:
-    assert all("no longer agree on the buffer ema" in said for said in run_ranks(agreement, 2, Drifting, layout))
-    assert run_ranks(agreement, 2, Following, layout) == ["agree"] * 2
-    assert run_ranks(agreement, 2, Rotary, layout) == ["agree"] * 2
+    assert all("no longer agree on the buffer ema" in said for said in run_kept(agreement, 2, Drifting, layout))
+    assert run_kept(agreement, 2, Following, layout) == ["agree"] * 2
+    assert run_kept(agreement, 2, Rotary, layout) == ["agree"] * 2
 
 
 # ---- what is left out ----------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from distributed import run_ranks
+from distributed import run_kept
 from model_folders import SHAPE, loaded, write_model, write_tokenizer
 from runs import in_process, paceline, records_of, write_corpus
 from safetensors.torch import load_file, save_file
@@ -78,9 +78,9 @@ def test_each_rank_reads_its_own_slices(tmp_path: Path, family: str, layout: Lay
     name = f"hf:{folder}" if family.startswith("hf:") else str(folder)
     stored = read_safetensors(folder)
     held = sum(torch.Size(stored.shape(each)).numel() for each in stored)
-    ((alone, loss, norm),) = run_ranks(read_and_step, 1, name, Layout())
+    ((alone, loss, norm),) = run_kept(read_and_step, 1, name, Layout())
     assert alone == held
-    for read, loss_there, norm_there in run_ranks(read_and_step, layout.devices, name, layout):
+    for read, loss_there, norm_there in run_kept(read_and_step, layout.devices, name, layout):
         assert read <= held * (0.7 if layout.pp > 1 else 1.15 / layout.devices)  # norms are whole under some axes
         assert loss_there == pytest.approx(loss, rel=1e-6) and norm_there == pytest.approx(norm, rel=1e-5)
 
@@ -102,9 +102,9 @@ def distances(name: str, layout: Layout) -> tuple[float, dict[str, float]]:
 def test_a_model_has_moved_as_far_on_every_layout(tmp_path: Path, family: str, layout: Layout) -> None:
     """Parts that several ranks hold count once, and a block is the same whichever ranks hold it."""
     name = str(write_model(tmp_path / "m", family))
-    ((alone, blocks),) = run_ranks(distances, 1, name, Layout())
+    ((alone, blocks),) = run_kept(distances, 1, name, Layout())
     assert list(blocks)[-1] in ("norm", "lm_head") and alone > 1e-3
-    for distance, of_blocks in run_ranks(distances, layout.devices, name, layout):
+    for distance, of_blocks in run_kept(distances, layout.devices, name, layout):
         assert distance == pytest.approx(alone, rel=1e-4)
         assert of_blocks == pytest.approx(blocks, rel=1e-3)
 
@@ -122,8 +122,8 @@ def distances_of_adapted(name: str, train: tuple[str, ...]) -> list[str] | None:
 def test_a_frozen_base_does_not_move(tmp_path: Path) -> None:
     """What `base_dtype` rounds is no movement, and "0.00 % from the starting weights" says nothing of adapters."""
     name = str(write_model(tmp_path / "m", "Llama"))
-    assert run_ranks(distances_of_adapted, 1, name, ()) == [None]
-    assert run_ranks(distances_of_adapted, 1, name, ("norm",)) == [["norm"]]
+    assert run_kept(distances_of_adapted, 1, name, ()) == [None]
+    assert run_kept(distances_of_adapted, 1, name, ("norm",)) == [["norm"]]
 
 
 def write_spec(folder: Path, model: str, devices: int = 1, plan: str = "") -> Path:

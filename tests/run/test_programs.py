@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from distributed import run_ranks
+from distributed import run_kept, run_ranks
 from programs import CLASSES, EVERY_LAYOUT, WIDTH, Block, Stack, assert_like_plain, cross_entropy, laid_out, plain_loop
 from torch import Tensor, nn
 
@@ -180,7 +180,7 @@ def plain() -> dict[str, Any]:
 
 @pytest.mark.parametrize(("layout", "zero"), EVERY_LAYOUT, ids=str)
 def test_programs_train_as_plain_loops(layout: Layout, zero: int, plain: dict[str, Any]) -> None:
-    ranks = run_ranks(all_of, layout.devices, list(PROGRAMS), layout, zero)
+    ranks = run_kept(all_of, layout.devices, list(PROGRAMS), layout, zero)
     for name, expected in plain.items():
         assert_like_plain([rank[name] for rank in ranks], expected)
 
@@ -189,7 +189,7 @@ UNDER_FORWARD = ["inner choice", "tied blocks", "scalars", "twice", "frozen", "e
 
 
 def test_recompute_goes_with_them(plain: dict[str, Any]) -> None:
-    for rank in run_ranks(functools.partial(all_of, recompute="full"), 2, UNDER_FORWARD, Layout(dp_shard=2), 3):
+    for rank in run_kept(functools.partial(all_of, recompute="full"), 2, UNDER_FORWARD, Layout(dp_shard=2), 3):
         for name in UNDER_FORWARD:
             assert_like_plain([rank[name]], plain[name])
 
@@ -199,11 +199,11 @@ def test_bf16_means_the_same_on_one_device_and_on_shards() -> None:
     names = [name for name in PROGRAMS if name != "parts"]  # a weight by itself is what it is: fp32
     single = low(names, Layout(), 3)
     for zero in (1, 3):
-        for rank in run_ranks(low, 2, names, Layout(dp_shard=2), zero):
+        for rank in run_kept(low, 2, names, Layout(dp_shard=2), zero):
             for name, (losses, state) in rank.items():
                 assert {tensor.dtype for tensor in state.values()} == {torch.float32}
                 torch.testing.assert_close(losses, single[name][0], rtol=2**-8, atol=0.0)
-    gathered = run_ranks(
+    gathered = run_kept(
         functools.partial(laid_out, precision="bf16"), 2, RoutedByRows, cross_entropy, Layout(dp_shard=2)
     )
     single_losses, _ = laid_out(RoutedByRows, cross_entropy, Layout(), precision="bf16")
@@ -292,7 +292,7 @@ def test_a_rank_that_leaves_a_trusted_path_says_so_before_it_gathers() -> None:
 def test_ranks_may_call_other_blocks_where_all_weights_are_gathered(layout: Layout) -> None:
     plain = plain_loop(RoutedByRows, cross_entropy)
     for zero in (1, 3):
-        ranks = run_ranks(laid_out, layout.devices, RoutedByRows, cross_entropy, layout, zero)
+        ranks = run_kept(laid_out, layout.devices, RoutedByRows, cross_entropy, layout, zero)
         assert_like_plain(ranks, plain)
 
 
@@ -344,4 +344,4 @@ def reads(objective: Any) -> str:
 def test_a_blocks_weight_outside_of_it_is_refused_or_gathered(objective: Any) -> None:
     assert all("was used outside of the block" in said for said in run_ranks(reads, 2, objective))
     plain = plain_loop(Whole, objective)
-    assert_like_plain(run_ranks(laid_out, 2, Whole, objective, Layout(dp_shard=2), 3), plain)
+    assert_like_plain(run_kept(laid_out, 2, Whole, objective, Layout(dp_shard=2), 3), plain)

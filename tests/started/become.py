@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import fcntl
 import gc
 import importlib.machinery
 import io
@@ -68,18 +69,22 @@ class Aside:
 
 
 def fork(command: Command, environ: Mapping[str, str], folder: str, descriptors: Sequence[int], group: int,
-         kept: Sequence[int] = (), session: bool = False, is_nested: bool = False) -> int:  # fmt: skip
-    """Return the number of a new process that is the command's; `kept` are descriptors that it has besides."""
+         kept: Sequence[int] = (), session: bool = False, is_nested: bool = False,
+         given: Sequence[int] = ()) -> int:  # fmt: skip
+    """Return the number of a new process that is the command's; `kept` are descriptors that it has besides.
+
+    Those are this process's own, or are made of the ones that are `given` for them.
+    """
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # or both processes would write what waits there
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # its own handlers are not there yet
-    lent = {each: os.dup(each) for each in kept}  # which a fork may close: a run's lock is let go
+    lent = {} if given else {each: os.dup(each) for each in kept}  # which a fork may close: a run's lock is let go
     open_there, open_here = os.pipe()
     pid = os.fork()
     if pid == 0:
         if is_nested:
             _forget(lent)
-        become(command, environ, folder, descriptors, group, kept, session, mask)
+        become(command, environ, folder, descriptors, group, kept, given, session, mask)
     for copy in (*lent.values(), open_here):
         os.close(copy)
     os.read(open_there, 1)  # ends when the process has closed what is not its own, a lock that this one may free next
@@ -93,12 +98,12 @@ def fork(command: Command, environ: Mapping[str, str], folder: str, descriptors:
 
 def become(
     command: Command, environ: Mapping[str, str], folder: str, descriptors: Sequence[int], group: int,
-    kept: Sequence[int], session: bool, mask: set[Any],
+    kept: Sequence[int], given: Sequence[int], session: bool, mask: set[Any],
 ) -> NoReturn:  # fmt: skip
     """Be the process of the command, with three descriptors as its standard streams and `kept` as they are."""
     error: BaseException | None = None
     try:
-        _place(environ, folder, descriptors, group, kept, session)
+        _place(environ, folder, descriptors, group, kept, given, session)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         _prepare(command, environ)
         _run(command)
@@ -109,7 +114,7 @@ def become(
 
 def _place(
     environ: Mapping[str, str], folder: str, descriptors: Sequence[int], group: int, kept: Sequence[int],
-    session: bool,
+    given: Sequence[int], session: bool,
 ) -> None:  # fmt: skip
     if session:
         os.setsid()
@@ -123,7 +128,9 @@ def _place(
         signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     moved = [os.dup(each) for each in descriptors]  # none of them is 0, 1 or 2 then
-    for number, each in enumerate(moved):
+    free = max((*kept, *moved)) + 1  # from here on no number is anybody's place
+    high = [fcntl.fcntl(each, fcntl.F_DUPFD, free) for each in given]
+    for number, each in (*enumerate(moved), *zip(kept, high, strict=False)):
         os.dup2(each, number)
     for number in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
         if number > 2 and number not in kept:

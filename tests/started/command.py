@@ -12,9 +12,10 @@ from started import EXECUTABLE, PLACES
 MODULES = ("paceline", "torch.distributed.run")  # that are run as `python -m MODULE`, with those below them
 # What these say is read when a library is imported, so a process that has it otherwise starts anew.
 READ_AT_IMPORT = (
-    "ATEN_", "HF_", "KMP_", "LANG", "LC_", "LD_", "MALLOC_", "MKL_", "NPY_", "NUMPY", "OMP_", "OPENBLAS_", "PYTHON",
-    "PYTORCH", "TORCH", "TRANSFORMERS_", "TZ",
+    "ATEN_", "KMP_", "LANG", "LC_", "LD_", "MALLOC_", "MKL_", "NPY_", "NUMPY", "OMP_", "OPENBLAS_", "PYTHON",
+    "PYTORCH", "TORCH", "TZ",
 )  # fmt: skip
+# What Hugging Face's libraries read (HF_, TRANSFORMERS_) is read by the command: the warm process has none of them.
 # But for those that are read later, or that `become` heeds. torchrun's are told to its workers.
 HEEDED = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PYTHONPATH", "PYTHONUNBUFFERED", "TORCHELASTIC_")
 COERCED = ("LC_CTYPE", "C.UTF-8")  # which Python says itself where nothing says it (PEP 538)

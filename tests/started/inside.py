@@ -16,7 +16,10 @@ from paceline.supervise.parent import PARENT_VARIABLE
 from started.command import Command
 from started.popen import COLD, Warm, nursery
 
-STARTERS = ("paceline.supervise.supervisor", "paceline.task.profile.apart", "paceline.cluster.probe.probe")
+STARTERS = (
+    "paceline.supervise.supervisor", "paceline.supervise.standby", "paceline.task.profile.apart",
+    "paceline.cluster.probe.probe",
+)  # fmt: skip
 
 
 class Attended(Warm):

@@ -1,8 +1,9 @@
 """The nursery: `python -m started.nursery PATH`, a process that has imported torch and forks commands when asked.
 
-It listens at PATH. A request is a line of JSON (words, environment, folder, group) that comes with three descriptors;
-the answer is the process's number, and when it has ended its status. The process is collected once the other side
-has closed the connection, so that its number stays its own as long as somebody may send it a signal.
+It listens at PATH. A request is a line of JSON (words, environment, folder, group, kept) that comes with three
+descriptors, and one more for each number of those that the process keeps; the answer is the process's number, and when
+it has ended its status. The process is collected once the other side has closed the connection, so that its number
+stays its own as long as somebody may send it a signal.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from strict_json import be_strict
 
 from started.become import PRISTINE, ROOMS, Aside, fork
 from started.command import read
-from started.popen import Nested
+from started.popen import MOST_KEPT, Nested
 from started.pristine import Pristine
 
 MOST_BYTES = 1 << 16
@@ -38,6 +39,7 @@ def main() -> None:
     for number in (signal.SIGCHLD, signal.SIGINT):  # Ctrl-C is the test runner's
         signal.signal(number, lambda number, frame: None)
     subprocess.Popen = Nested  # type: ignore[misc]
+    assert not {"huggingface_hub", "transformers"} & set(sys.modules), "they have read the environment (command.py)"
     ROOMS.append(Aside("torch"))
     be_strict()
     PRISTINE.append(Pristine("paceline"))
@@ -78,12 +80,13 @@ def _tell_ends(running: dict[socket.socket, int]) -> None:
 def _fork(peer: socket.socket) -> int:
     text, descriptors = b"", list[int]()
     while not text.endswith(b"\n"):
-        part, found, _, _ = socket.recv_fds(peer, MOST_BYTES, 3)
+        part, found, _, _ = socket.recv_fds(peer, MOST_BYTES, 3 + MOST_KEPT)
         text, descriptors = text + part, descriptors + list(found)
     asked = json.loads(text)
     command = read(asked["words"])
     assert command is not None
-    pid = fork(command, asked["environ"], asked["folder"], descriptors, asked["group"])
+    streams, given = descriptors[:3], descriptors[3:]
+    pid = fork(command, asked["environ"], asked["folder"], streams, asked["group"], asked["kept"], given=given)
     for each in descriptors:
         os.close(each)
     peer.sendall(f"{pid}\n".encode())

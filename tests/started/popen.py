@@ -25,6 +25,7 @@ from started.command import Command, is_alike, read
 # for its ranks' output and one for its alerts.
 HARMLESS = ("MainThread", "verify-results", "paceline-logs", "paceline-alerts", "paceline-exports")
 COLD = subprocess.Popen
+MOST_KEPT = 4  # descriptors beside the three of standard streams
 NURSERY_SECONDS = 10.0  # in which it ends once its input does
 
 
@@ -70,13 +71,13 @@ class Warm(Forked):
 
     def _fork(self, command: Command, environ: dict[str, str], folder: str, ends: list[int], group: int, kept: Any,
               session: bool) -> bool:  # fmt: skip
-        if kept or session or group > 0 or not is_alike(environ, nursery_environment(), folder):
+        if len(kept) > MOST_KEPT or session or group > 0 or not is_alike(environ, nursery_environment(), folder):
             return False
-        asked = {"words": command.whole(), "environ": environ, "folder": folder, "group": group}
+        asked = {"words": command.whole(), "environ": environ, "folder": folder, "group": group, "kept": list(kept)}
         self._peer = socket.socket(socket.AF_UNIX)
         self._peer.connect(nursery()[0])
         text = json.dumps(asked).encode() + b"\n"
-        socket.send_fds(self._peer, [text[:1]], ends)
+        socket.send_fds(self._peer, [text[:1]], [*ends, *kept])
         self._peer.sendall(text[1:])
         self._said = self._peer.makefile("r")
         self.pid = int(self._said.readline())

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from distributed import run_ranks
+from distributed import run_kept
 from tests_shared import plan_of
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -72,7 +72,7 @@ def by_hand() -> dict[str, torch.Tensor]:
     ("layout", "micro_batch"), [(Layout(), 13), (Layout(), 3), (Layout(dp_shard=2), 2), (Layout(dp_replicate=3), 1)]
 )
 def test_padding_changes_nothing(layout: Layout, micro_batch: int) -> None:
-    found = run_ranks(weights, layout.devices, layout, micro_batch)
+    found = run_kept(weights, layout.devices, layout, micro_batch)
     expected = by_hand()
     for whole in found:
         assert whole.keys() == expected.keys()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from distributed import run_ranks
+from distributed import run_kept, run_ranks
 from gans import Gan, fooled, gan_task, judged, plain_gan
 from programs import EVERY_LAYOUT, ROWS, Rows, whole
 from tests_shared import plan_of
@@ -56,13 +56,13 @@ def assert_like(ours: dict[str, Any], plain: dict[str, Any]) -> None:
 
 
 def test_twenty_steps_on_one_device_are_a_plain_loop() -> None:
-    (ours,) = run_ranks(laid_out, 1, Layout(), 3, STEPS)
+    (ours,) = run_kept(laid_out, 1, Layout(), 3, STEPS)
     assert_like(ours, plain_gan(STEPS))
 
 
 def test_twenty_steps_on_two_shards_are_a_plain_loop() -> None:
     plain = plain_gan(STEPS)
-    for ours in run_ranks(laid_out, 2, Layout(dp_shard=2), 3, STEPS):
+    for ours in run_kept(laid_out, 2, Layout(dp_shard=2), 3, STEPS):
         assert_like(ours, plain)
 
 
@@ -70,7 +70,7 @@ def test_twenty_steps_on_two_shards_are_a_plain_loop() -> None:
 @pytest.mark.parametrize(("layout", "zero"), EVERY_LAYOUT, ids=str)
 def test_every_data_layout_is_a_plain_loop(layout: Layout, zero: int) -> None:
     plain = plain_gan(6, every=3)
-    for ours in run_ranks(laid_out, layout.devices, layout, zero, 6, 3):
+    for ours in run_kept(laid_out, layout.devices, layout, zero, 6, 3):
         assert_like(ours, plain)
 
 
@@ -83,18 +83,18 @@ class WholeGan(Gan):
 @pytest.mark.deep
 def test_weights_that_are_gathered_at_once_are_a_plain_loop() -> None:
     plain = plain_gan(4)
-    for ours in run_ranks(functools.partial(laid_out, model=WholeGan), 2, Layout(dp_shard=2), 3, 4):
+    for ours in run_kept(functools.partial(laid_out, model=WholeGan), 2, Layout(dp_shard=2), 3, 4):
         assert_like(ours, plain)
 
 
 @pytest.mark.deep
 def test_compiled_turns_are_a_plain_loop() -> None:
-    (ours,) = run_ranks(functools.partial(laid_out, compile=True), 1, Layout(), 3, 4)
+    (ours,) = run_kept(functools.partial(laid_out, compile=True), 1, Layout(), 3, 4)
     assert_like(ours, plain_gan(4))
 
 
 def test_a_turn_comes_in_every_so_many_steps() -> None:
-    (ours,) = run_ranks(laid_out, 1, Layout(), 3, 7, 3)
+    (ours,) = run_kept(laid_out, 1, Layout(), 3, 7, 3)
     assert len(ours["judge"]) == 7
     assert len(ours["maker"]) == 3  # in steps 1, 4 and 7
     assert_like(ours, plain_gan(7, every=3))
@@ -179,10 +179,10 @@ def noises(steps: int) -> list[torch.Tensor]:
 
 
 def test_noise_belongs_to_sample_and_turn() -> None:
-    one, *_ = run_ranks(noisy, 1, Layout())
-    for other in run_ranks(noisy, 2, Layout(dp_shard=2)):
+    one, *_ = run_kept(noisy, 1, Layout())
+    for other in run_kept(noisy, 2, Layout(dp_shard=2)):
         assert_like(other, one)
-    (drawn,) = run_ranks(noises, 1, 2)
+    (drawn,) = run_kept(noises, 1, 2)
     assert len(drawn) == 4  # two turns of two steps
     for first in range(4):
         for second in range(first):

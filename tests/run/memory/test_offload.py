@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from distributed import run_ranks
+from distributed import run_kept
 from tests_shared import decoder_task, plan_of, run_steps
 from torch import nn
 
@@ -192,7 +192,7 @@ def numbers(plans: list[Plan]) -> list[tuple[list[tuple[float, float]], dict[str
 
 def assert_bit_for_bit(layout: Layout, **changes: Any) -> None:
     plans = [plan_for(layout, **changes, **extra) for extra in ({}, HERE, BUDGET, BOTH)]
-    ranks = run_ranks(numbers, layout.devices, plans) if layout.devices > 1 else [numbers(plans)]
+    ranks = run_kept(numbers, layout.devices, plans) if layout.devices > 1 else [numbers(plans)]
     for (curve, state, moved), *others in ranks:
         assert moved == 0
         for plan, (their_curve, their_state, their_moved) in zip(plans[1:], others, strict=True):

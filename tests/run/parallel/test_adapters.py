@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from distributed import run_ranks
-from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of, run_steps
+from distributed import run_kept, run_ranks
+from tests_shared import SEQ_LEN, VOCAB, decoder_task, run_steps
+from tests_shared import coarse_plan as plan_of
 from torch.distributed.tensor import DTensor
 
 from paceline.run.parallel import tensor
@@ -46,7 +47,7 @@ def all_compared(tasks: list[Task], plans: list[Plan]) -> list[CheckProof]:
 
 
 def assert_all_equal(tasks: list[Task], *plans: Plan) -> None:
-    for proof in run_ranks(all_compared, plans[0].layout.devices, tasks, list(plans))[0]:
+    for proof in run_kept(all_compared, plans[0].layout.devices, tasks, list(plans))[0]:
         assert proof.equal, proof.first_difference
 
 
@@ -97,9 +98,9 @@ def losses_and_grads(task: Task, plan: Plan) -> tuple[list[float], set[str], set
 
 
 def test_the_base_has_neither_gradients_nor_state() -> None:
-    losses, trained, held = run_ranks(losses_and_grads, 2, adapted(LORA), plan_of(Layout(dp_shard=2)))[0]
+    losses, trained, held = run_kept(losses_and_grads, 2, adapted(LORA), plan_of(Layout(dp_shard=2)))[0]
     assert trained == held and all(map(is_adapter, held)) and losses[0] != losses[2]
-    _, trained, held = run_ranks(losses_and_grads, 1, decoder_task(train=PARTIAL), plan_of(Layout()))[0]
+    _, trained, held = run_kept(losses_and_grads, 1, decoder_task(train=PARTIAL), plan_of(Layout()))[0]
     assert trained == held
     assert held == {"norm.weight", *(f"layers.1.self_attn.{name}_proj.weight" for name in "qkvo")}
 
@@ -116,9 +117,9 @@ def test_a_base_in_bf16_gives_the_same_numbers_where_bf16_computes() -> None:
     plan = plan_of(Layout(dp_shard=2), precision="bf16")
     for layout in (Layout(), Layout(dp_shard=2)):
         plan = plan_of(layout, precision="bf16")
-        wide, rested = (run_ranks(losses_and_grads, layout.devices, adapted(spec), plan)[0] for spec in (LORA, narrow))
+        wide, rested = (run_kept(losses_and_grads, layout.devices, adapted(spec), plan)[0] for spec in (LORA, narrow))
         assert wide[0] == rested[0]
-    assert run_ranks(frozen_dtypes, 2, adapted(narrow), plan)[0] == {torch.bfloat16}
+    assert run_kept(frozen_dtypes, 2, adapted(narrow), plan)[0] == {torch.bfloat16}
 
 
 def forgetful(task: Task, plan: Plan) -> CheckProof:

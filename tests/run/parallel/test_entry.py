@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from distributed import run_ranks
+from distributed import run_kept
 from programs import Stack, assert_like_plain, cross_entropy, laid_out, plain_loop
 from torch import Tensor, autograd, enable_grad, nn, no_grad
 
@@ -93,19 +93,19 @@ def says(factory: Any, zero: int, objective: Any = cross_entropy) -> str:
 
 @pytest.mark.parametrize(("factory", "whole"), [(HandedBlocks, HandedWhole), (ReadsBackwards, ReadsBackwardsWhole)])
 def test_weights_of_a_block_that_a_function_takes_are_refused_or_gathered(factory: Any, whole: Any) -> None:
-    for said in run_ranks(says, 2, factory, 3):
+    for said in run_kept(says, 2, factory, 3):
         assert "was used outside of the block" in said and "needs_whole_weights" in said
     assert_like_plain(
-        run_ranks(laid_out, 2, whole, cross_entropy, Layout(dp_shard=2), 3), plain_loop(factory, cross_entropy)
+        run_kept(laid_out, 2, whole, cross_entropy, Layout(dp_shard=2), 3), plain_loop(factory, cross_entropy)
     )
     assert_like_plain(
-        run_ranks(laid_out, 2, factory, cross_entropy, Layout(dp_replicate=2)), plain_loop(factory, cross_entropy)
+        run_kept(laid_out, 2, factory, cross_entropy, Layout(dp_replicate=2)), plain_loop(factory, cross_entropy)
     )
 
 
 def test_a_gradient_that_an_objective_takes_itself_is_refused_in_words_or_has_the_weights_whole() -> None:
-    for said in run_ranks(says, 2, Stack, 3, gradient_penalty):
+    for said in run_kept(says, 2, Stack, 3, gradient_penalty):
         assert "leads back through weights that are let go of" in said and "needs_whole_weights" in said
     expected = plain_loop(Stack, gradient_penalty)
-    assert_like_plain(run_ranks(laid_out, 2, StackWhole, gradient_penalty, Layout(dp_shard=2), 3), expected)
-    assert_like_plain(run_ranks(laid_out, 2, Stack, gradient_penalty, Layout(dp_replicate=2)), expected)
+    assert_like_plain(run_kept(laid_out, 2, StackWhole, gradient_penalty, Layout(dp_shard=2), 3), expected)
+    assert_like_plain(run_kept(laid_out, 2, Stack, gradient_penalty, Layout(dp_replicate=2)), expected)

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from distributed import run_ranks
+from distributed import run_kept
 from rounding import FP64, adam_error, assert_curves_close
-from tests_shared import SEQ_LEN, Dropout, decoder_task, plan_of, run_steps
+from tests_shared import SEQ_LEN, Dropout, decoder_task, run_steps
+from tests_shared import coarse_plan as plan_of
 from torch.distributed.tensor import DTensor
 
 from paceline.run.assemble import assemble
@@ -62,7 +63,7 @@ def one_device() -> list[tuple]:
     ids=str,
 )
 def test_fifty_losses_lie_on_the_single_device_curve(layout: Layout, zero: int, one_device: list[tuple]) -> None:
-    ranks = run_ranks(curve, layout.devices, decoder_task(), fp64(layout, zero=zero), STEPS)
+    ranks = run_kept(curve, layout.devices, decoder_task(), fp64(layout, zero=zero), STEPS)
     assert all(rank == ranks[0] for rank in ranks), "all ranks report the same numbers"
     assert_curves_close(ranks[0], one_device)
 
@@ -73,7 +74,7 @@ def test_dropout_masks_and_tied_weights_do_not_depend_on_the_layout(layout: Layo
     # Two parts of 6 rows in micro-batches of 2: the same micro-batches as on one device.
     single = weights_after(task, fp64(Layout(), batch=12), 3)
     largest = adam_error(task.optimizer.lr, task.optimizer.eps, 3, FP64)  # gradients are means, and below one
-    for whole in run_ranks(weights_after, 2, task, fp64(layout, batch=12), 3):
+    for whole in run_kept(weights_after, 2, task, fp64(layout, batch=12), 3):
         assert whole.keys() == single.keys()
         for name, weight in whole.items():
             torch.testing.assert_close(weight, single[name], rtol=0, atol=largest)
@@ -83,7 +84,7 @@ def test_more_ranks_than_rows() -> None:
     task = decoder_task(global_batch=dataclasses.replace(decoder_task().global_batch, value=3))
     single = curve(task, fp64(Layout(), batch=3), 4)
     for layout in (Layout(dp_replicate=4), Layout(dp_shard=4)):
-        ranks = run_ranks(curve, 4, task, fp64(layout, batch=3), 4)
+        ranks = run_kept(curve, 4, task, fp64(layout, batch=3), 4)
         assert_curves_close(ranks[0], single)
 
 
@@ -106,7 +107,7 @@ def held_between_micro_batches(zero: int) -> tuple[int, int, int]:
 
 
 def test_zero_classes_keep_what_they_say_between_micro_batches() -> None:
-    held = {zero: run_ranks(held_between_micro_batches, 2, zero)[0] for zero in (1, 2, 3)}
+    held = {zero: run_kept(held_between_micro_batches, 2, zero)[0] for zero in (1, 2, 3)}
     everything = held[1][2]
     assert held[1][:2] == (everything, everything), "ZeRO-1 keeps whole weights and whole gradients for the step"
     assert held[2][:2] == (everything, 0), "ZeRO-2 keeps whole weights, its gradients are shards"
@@ -129,5 +130,5 @@ def curve_with_evaluations(task: Task, plan: Plan) -> list[tuple[float, float]]:
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_an_evaluation_leaves_no_trace_in_the_next_step(zero: int) -> None:
     single = curve_with_evaluations(decoder_task(), fp64(Layout()))
-    ranks = run_ranks(curve_with_evaluations, 2, decoder_task(), fp64(Layout(dp_shard=2), zero=zero))
+    ranks = run_kept(curve_with_evaluations, 2, decoder_task(), fp64(Layout(dp_shard=2), zero=zero))
     assert_curves_close(ranks[0], single)

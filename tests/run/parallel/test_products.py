@@ -6,7 +6,8 @@ import dataclasses
 
 import pytest
 from distributed import run_ranks
-from tests_shared import SEQ_LEN, decoder_task, plan_of
+from tests_shared import SEQ_LEN, decoder_task
+from tests_shared import coarse_plan as plan_of
 
 from paceline.plan.feasible.stages import fill_pipeline
 from paceline.run.process.world import join_world

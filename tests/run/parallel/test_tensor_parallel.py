@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import tensor_models
 import torch
-from distributed import run_ranks
+from distributed import run_kept, run_ranks
 from rounding import MEAN_LOSS_BF16, assert_curves_close
-from tests_shared import SEQ_LEN, decoder_task, plan_of, run_steps
+from tests_shared import SEQ_LEN, decoder_task, run_steps
+from tests_shared import coarse_plan as plan_of
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -42,7 +43,7 @@ def compared(task: Task, plan: Plan, steps: int = 2) -> CheckProof:
 
 
 def assert_equal_to_one_device(task: Task, plan: Plan) -> None:
-    result = run_ranks(compared, plan.layout.devices, task, plan)[0]
+    result = run_kept(compared, plan.layout.devices, task, plan)[0]
     assert result.equal, result.first_difference
 
 
@@ -104,7 +105,7 @@ def losses(task: Task, plan: Plan) -> list[float]:
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_low_precision_follows_one_device(layout: Layout, precision: str) -> None:
     expected = losses(small_decoder(), plan_of(Layout(), precision=precision))
-    for ours in run_ranks(losses, layout.devices, small_decoder(), plan_of(layout, precision=precision)):
+    for ours in run_kept(losses, layout.devices, small_decoder(), plan_of(layout, precision=precision)):
         assert_curves_close(ours, expected, MEAN_LOSS_BF16)
 
 
@@ -129,7 +130,7 @@ def held(layout: Layout) -> dict[str, Any]:
 
 
 def test_weights_logits_and_the_stream_are_parts() -> None:
-    ranks = run_ranks(held, 2, TP2)
+    ranks = run_kept(held, 2, TP2)
     whole = sorted(
         name for name, _ in build_model(small_decoder().model, 61, SEQ_LEN, 7, device="meta").named_parameters()
     )
@@ -187,9 +188,9 @@ def save_or_load(root: str, layout: Layout, load: bool) -> dict[str, torch.Tenso
     "before", [TP2_SHARD2, *(pytest.param(layout, marks=pytest.mark.deep) for layout in (TP2, Layout()))], ids=str
 )
 def test_a_checkpoint_loads_into_any_other_layout(tmp_path: Path, before: Layout) -> None:
-    saved = run_ranks(save_or_load, before.devices, str(tmp_path), before, False)[0]
+    saved = run_kept(save_or_load, before.devices, str(tmp_path), before, False)[0]
     for after in (Layout(), TP2, TP2_SHARD2, Layout(dp_shard=2), TP2_COPIES2):
-        for loaded in run_ranks(save_or_load, after.devices, str(tmp_path), after, True):
+        for loaded in run_kept(save_or_load, after.devices, str(tmp_path), after, True):
             assert loaded.keys() == saved.keys()
             assert all(torch.equal(loaded[name], saved[name]) for name in saved)
 

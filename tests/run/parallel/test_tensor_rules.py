@@ -10,7 +10,8 @@ import tensor_models
 import torch
 from distributed import run_ranks
 from test_tensor_parallel import TP2, TP2_SHARD2, assert_equal_to_one_device, losses
-from tests_shared import decoder_task, plan_of
+from tests_shared import coarse_plan as plan_of
+from tests_shared import decoder_task
 from torch import nn
 
 from paceline.errors import ConfigError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from copies import SGD, EvenText, began, by_hand, copies_plan, copies_task, steps_of, whole_weights
-from distributed import run_ranks
+from distributed import run_kept
 from rounding import FP64, adam_error
 
 from paceline.errors import VerificationFailed
@@ -46,7 +46,7 @@ def test_two_copies_are_a_plain_loop_that_takes_them_in_turn(layout: Layout) -> 
     task, plan = copies_task(), copies_plan(DILOCO, layout)
     losses, weights = by_hand(task, DILOCO, 2, STEPS)
     bound = adam_error(task.optimizer.lr, task.optimizer.eps, STEPS, FP64)
-    ranks = run_ranks(trained, layout.devices, task, plan, STEPS)
+    ranks = run_kept(trained, layout.devices, task, plan, STEPS)
     for rank, (ours, held, passes) in enumerate(ranks):
         assert ours == pytest.approx(losses, rel=1e-12)
         copy = layout.coordinates(rank)["dp_replicate"]
@@ -58,8 +58,8 @@ def test_two_copies_are_a_plain_loop_that_takes_them_in_turn(layout: Layout) -> 
 
 def test_an_outer_step_in_every_step_is_the_sum_of_every_step() -> None:
     task = copies_task(data=EvenText(), optimizer=SGD)
-    plain = run_ranks(trained, 2, task, copies_plan(Sync()), 4)
-    outer = run_ranks(trained, 2, task, copies_plan(Sync("outer")), 4)
+    plain = run_kept(trained, 2, task, copies_plan(Sync()), 4)
+    outer = run_kept(trained, 2, task, copies_plan(Sync("outer")), 4)
     for (losses, weights, _), (ours, held, passes) in zip(plain, outer, strict=True):
         assert ours == pytest.approx(losses, rel=1e-13) and passes
         for name, weight in held.items():
@@ -92,7 +92,7 @@ def compared(cases: list[tuple[tuple[float, ...], tuple[float, ...], bool]]) -> 
 def test_ranks_of_one_copy_agree_between_outer_steps_and_all_ranks_after_one() -> None:
     copies, drifted = (1.0, 1.0, 2.0, 2.0), (1.0, 2.0, 2.0, 2.0)
     cases = [(copies, ALIKE, True), (copies, ALIKE, False), (drifted, ALIKE, True), (copies, copies, True)]
-    for apart, together, within, reported in run_ranks(compared, 4, cases):
+    for apart, together, within, reported in run_kept(compared, 4, cases):
         assert apart == ""
         assert together == "step 1: ranks 0 and 2 no longer agree on weight"
         assert within == "step 1: ranks 0 and 1 no longer agree on weight"

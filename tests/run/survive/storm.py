@@ -36,6 +36,7 @@ class Story:
     how: str = ONE_WORLD
     endless: bool = False  # ranks that are to end have no grace after which they are killed
     clock_moves: bool = False  # this machine's clock is set forward and back by days while the run goes on
+    micro_batch: int = 4  # of seven rows or six, or of four or three
     task: str = ""  # one of `TASKS` (tasks_of_storms.py), in place of the decoder
 
 
@@ -194,7 +195,8 @@ def _brief(spec: Any, layout: Any, story: Story) -> Any:
     from paceline.spec.journal.planned import PlannedRecord
 
     own = TASKS[story.task] if story.task else None
-    plan = plan_of(layout, int(spec.task.global_batch.value), **(own.plan if own else {}))
+    changes = own.plan if own else {"micro_batch": story.micro_batch}
+    plan = plan_of(layout, int(spec.task.global_batch.value), **changes)
     items, unit = (own.items_per_sample, own.unit) if own else (SEQ_LEN, "tokens")
     return Brief(plan, story.steps, items, unit, "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from distributed import run_ranks
+from distributed import run_kept, run_ranks
 from test_optimizers import assert_same, halves, trained, weights_by_hand, weights_under
 from tests_shared import SEQ_LEN, decoder_task, plan_of
 from torch import nn
@@ -73,7 +73,7 @@ def by_hand(model: nn.Module) -> torch.optim.Optimizer:
 def test_every_layout_makes_the_updates_of_whole_parameters(layout: Layout, zero: int) -> None:
     task = decoder_task(optimizer=SPEC)
     expected = weights_by_hand(task, by_hand)
-    for whole in run_ranks(weights_under, layout.devices, task, layout, zero):
+    for whole in run_kept(weights_under, layout.devices, task, layout, zero):
         assert_same(whole, expected)
 
 
@@ -127,8 +127,8 @@ def test_a_state_takes_what_the_forecast_says() -> None:
 def test_training_goes_on_where_it_was_on_another_layout(tmp_path: Path) -> None:
     plans = [plan_of(layout, batch=12, precision="fp64") for layout in (Layout(dp_shard=2), Layout(dp_shard=3))]
     whole, parted, task = str(tmp_path / "whole"), str(tmp_path / "parted"), decoder_task(optimizer=SPEC)
-    expected = run_ranks(trained, 3, task, plans[1], whole, 1, 4)[0]
-    run_ranks(trained, 2, task, plans[0], parted, 1, 2)
-    for found in run_ranks(trained, 3, task, plans[1], parted, 3, 4):
+    expected = run_kept(trained, 3, task, plans[1], whole, 1, 4)[0]
+    run_kept(trained, 2, task, plans[0], parted, 1, 2)
+    for found in run_kept(trained, 3, task, plans[1], parted, 3, 4):
         for name, tensor in found.items():
             torch.testing.assert_close(tensor, expected[name], rtol=1e-9, atol=1e-11)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from distributed import run_ranks
+from distributed import run_kept
 from programs import LR, ROWS, Rows, Stack, cross_entropy, whole
 from tests_shared import plan_of
 
@@ -52,7 +52,7 @@ def laid_out(layout: Layout, zero: int) -> tuple[list[float], dict[str, Any]]:
 
 def plain() -> tuple[list[float], dict[str, Any]]:
     """Return the same of a loop in torch alone, in which `requires_grad` says what is frozen."""
-    (initial,) = run_ranks(first_weights, 1)
+    (initial,) = run_kept(first_weights, 1)
     model = Stack().double()
     model.load_state_dict(initial)
     scale = {"stem": DECAY**4, "blocks.0": DECAY**3, "blocks.1": DECAY**2, "blocks.2": DECAY, "head": 1.0}
@@ -87,7 +87,7 @@ def first_weights() -> dict[str, torch.Tensor]:
 def test_frozen_stages_and_layer_rates_are_a_plain_loop_under_zero() -> None:
     norms, weights = plain()
     for layout, zero in ((Layout(dp_shard=2), 3), (Layout(dp_replicate=2), 1)):
-        for found in run_ranks(laid_out, 2, layout, zero):
+        for found in run_kept(laid_out, 2, layout, zero):
             assert found[0] == pytest.approx(norms, rel=1e-9), layout
             for name, weight in weights.items():
                 torch.testing.assert_close(

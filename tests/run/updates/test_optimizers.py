@@ -8,8 +8,9 @@ from pathlib import Path
 import foreign_optimizers
 import pytest
 import torch
-from distributed import run_ranks
-from tests_shared import SEQ_LEN, VOCAB, Dropout, PaddedText, decoder_task, plan_of, run_steps
+from distributed import run_kept, run_ranks
+from tests_shared import SEQ_LEN, VOCAB, Dropout, PaddedText, decoder_task, run_steps
+from tests_shared import coarse_plan as plan_of
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -92,7 +93,7 @@ def halves(model: nn.Module, decay: float) -> list[dict]:
 def test_sgd_equals_torch(layout: Layout, zero: int) -> None:
     task = decoder_task(optimizer=OptimizerSpec(name="sgd", lr=0.2))
     expected = weights_by_hand(task, lambda model: torch.optim.SGD(halves(model, 0.1), lr=0.2, momentum=0.9))
-    for whole in run_ranks(weights_under, layout.devices, task, layout, zero):
+    for whole in run_kept(weights_under, layout.devices, task, layout, zero):
         assert_same(whole, expected)
 
 
@@ -185,7 +186,7 @@ def test_optimizers_equal_torch_whatever_the_layout(name: str) -> None:
     expected = weights_by_hand(task, by_hand)
     layouts = [(Layout(), 3), (Layout(dp_shard=3), 3)]
     for layout, zero in [*layouts, *(LAYOUTS if name in ("muon", "adafactor") else [])]:
-        for whole in run_ranks(weights_under, layout.devices, task, layout, zero):
+        for whole in run_kept(weights_under, layout.devices, task, layout, zero):
             assert_same(whole, expected)
 
 
@@ -222,7 +223,7 @@ def test_optimizers_by_import_path_equal_their_plain_loop(name: str) -> None:
     task = decoder_task(optimizer=foreign(name))
     expected = weights_by_hand(task, by_hand)
     for layout, zero in [(Layout(), 3), (Layout(dp_shard=3), 3), (Layout(tp=2, dp_shard=2), 2)]:
-        for whole in run_ranks(weights_under, layout.devices, task, layout, zero):
+        for whole in run_kept(weights_under, layout.devices, task, layout, zero):
             assert_same(whole, expected)
 
 
@@ -282,7 +283,7 @@ def test_groups_equal_those_of_a_plain_loop(layout: Layout) -> None:
     model = dataclasses.replace(decoder_task().model, tied=True)
     task = decoder_task(model=model, optimizer=OptimizerSpec(lr=3e-3, eps=1e-6, groups=GROUPS))
     expected = weights_by_hand(task, grouped)
-    for whole in run_ranks(weights_under, layout.devices, task, layout, 3):
+    for whole in run_kept(weights_under, layout.devices, task, layout, 3):
         known = {**expected, "lm_head.weight": expected["embed_tokens.weight"]}  # a stage's own name for it
         assert_same(whole, {name: known[name] for name in whole})
 
@@ -339,9 +340,9 @@ UNREACHED = decoder_task(model=Dropout, objective="next_token")
 def test_training_goes_on_where_it_was(task: Task, before: Layout, after: Layout, tmp_path: Path) -> None:
     plans = [plan_of(layout, batch=12, precision="fp64") for layout in (before, after)]
     whole, parted = str(tmp_path / "whole"), str(tmp_path / "parted")
-    expected = run_ranks(trained, after.devices, task, plans[1], whole, 1, 4)[0]
-    run_ranks(trained, before.devices, task, plans[0], parted, 1, 2)
-    for found in run_ranks(trained, after.devices, task, plans[1], parted, 3, 4):
+    expected = run_kept(trained, after.devices, task, plans[1], whole, 1, 4)[0]
+    run_kept(trained, before.devices, task, plans[0], parted, 1, 2)
+    for found in run_kept(trained, after.devices, task, plans[1], parted, 3, 4):
         assert found.keys() == expected.keys()
         for name, tensor in found.items():
             if before == after:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from distributed import run_ranks
-from tests_shared import SEQ_LEN, VOCAB, PaddedText, decoder_task, plan_of, run_steps
+from distributed import run_kept, run_ranks
+from tests_shared import SEQ_LEN, VOCAB, PaddedText, decoder_task, run_steps
+from tests_shared import coarse_plan as plan_of
 
 from paceline.errors import ConfigError, VerificationFailed
 from paceline.run.numerics.invariants import check_agreement
@@ -105,7 +106,7 @@ def compared(plans: list[Plan]) -> list[CheckProof]:
 def test_distillation_equals_one_device() -> None:
     plans = [plan_of(Layout(dp_shard=2), precision="fp64", zero=zero) for zero in (1, 3)]
     plans.append(plan_of(Layout(dp_replicate=2), precision="fp64", recompute="full"))
-    for proof in run_ranks(compared, 2, plans)[0]:
+    for proof in run_kept(compared, 2, plans)[0]:
         assert proof.equal, proof.first_difference
 
 
@@ -117,9 +118,9 @@ def test_a_spread_teacher_equals_one_device() -> None:
     """Over all ranks that read different samples, whether the student is copied, or sharded in any ZeRO class."""
     plans = [spread(Layout(dp_replicate=2), precision="fp64"), spread(Layout(dp_replicate=2), precision="fp32")]
     plans += [spread(Layout(dp_shard=2), precision="fp64", zero=zero) for zero in (1, 2, 3)]
-    for proof in run_ranks(compared, 2, plans)[0]:
+    for proof in run_kept(compared, 2, plans)[0]:
         assert proof.equal, proof.first_difference
-    (proof,) = run_ranks(compared, 4, [spread(Layout(dp_replicate=2, dp_shard=2), precision="fp64")])[0]
+    (proof,) = run_kept(compared, 4, [spread(Layout(dp_replicate=2, dp_shard=2), precision="fp64")])[0]
     assert proof.equal, proof.first_difference
 
 
@@ -135,13 +136,13 @@ def held(plan: Plan) -> tuple[float, float, list[float]]:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_rank_holds_its_part_of_a_spread_teacher_and_all_of_a_copied_student(precision: str) -> None:
-    ((_, _, alone),) = run_ranks(held, 1, plan_of(Layout(), precision=precision))
+    ((_, _, alone),) = run_kept(held, 1, plan_of(Layout(), precision=precision))
     for plan, teacher, student in (
         (spread(Layout(dp_replicate=2), precision=precision), 0.5, 1.0),
         (plan_of(Layout(dp_replicate=2), precision=precision), 1.0, 1.0),
         (spread(Layout(dp_shard=2), precision=precision, zero=1), 0.5, 0.5),
     ):
-        for taught, trained, losses in run_ranks(held, 2, plan):
+        for taught, trained, losses in run_kept(held, 2, plan):
             assert taught == pytest.approx(teacher, abs=0.03) and trained == pytest.approx(student, abs=0.03)
             assert losses == pytest.approx(alone, rel=1e-5 if precision == "fp32" else 3e-2)
 
@@ -159,7 +160,7 @@ def agreed(plan: Plan, odd: str) -> None:
 @pytest.mark.parametrize("layout", [Layout(dp_replicate=2), Layout(dp_replicate=2, dp_shard=2)], ids=str)
 def test_parts_of_a_spread_teacher_are_no_copies(layout: Layout) -> None:
     """The first run with a spread teacher was stopped after its first step: its parts were compared as copies."""
-    assert run_ranks(agreed, layout.devices, spread(layout), "") == [None] * layout.devices
+    assert run_kept(agreed, layout.devices, spread(layout), "") == [None] * layout.devices
 
 
 def test_copies_beside_a_spread_teacher_are_compared_as_before() -> None:

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from distributed import run_ranks
+from distributed import run_kept
 from model_folders import write_model
 from runs import write_corpus
 from safetensors.torch import load_file
-from tests_shared import decoder_task, plan_of, run_steps
+from tests_shared import coarse_plan as plan_of
+from tests_shared import decoder_task, run_steps
 
 from paceline.errors import DoesNotFit
 from paceline.plan.planned import plan_task
@@ -134,7 +135,7 @@ def three_steps(layout: Layout, **changes: Any) -> Steps:
 @pytest.fixture(scope="module")
 def alone() -> Steps:
     """The steps of one device."""
-    (found,) = run_ranks(three_steps, 1, Layout())
+    (found,) = run_kept(three_steps, 1, Layout())
     return found
 
 
@@ -148,7 +149,7 @@ def alone() -> Steps:
     ],
 )
 def test_every_layout_has_the_same_four_bits(layout: Layout, alone: Steps) -> None:
-    for there in run_ranks(three_steps, layout.devices, layout):
+    for there in run_kept(three_steps, layout.devices, layout):
         for step, (loss, norm) in zip(there, alone, strict=True):
             assert step == (pytest.approx(loss, rel=1e-5), pytest.approx(norm, rel=1e-4))
 
@@ -201,6 +202,6 @@ SPREAD = [
 @pytest.mark.parametrize(("layout", "changes"), SPREAD, ids=lambda each: str(each).replace(" ", ""))
 def test_spread_bits_compute_as_whole_ones(layout: Layout, changes: dict[str, Any], alone: Steps) -> None:
     """Three ranks divide no layer's bytes evenly."""
-    for there in run_ranks(functools.partial(three_steps, frozen="spread", **changes), layout.devices, layout):
+    for there in run_kept(functools.partial(three_steps, frozen="spread", **changes), layout.devices, layout):
         for step, (loss, norm) in zip(there, alone, strict=True):
             assert step == (pytest.approx(loss, rel=1e-5), pytest.approx(norm, rel=1e-4))

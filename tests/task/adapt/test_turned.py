@@ -14,7 +14,8 @@ from model_folders import loaded, write_model
 from runs import in_process, steps_of, write_corpus
 from safetensors.torch import load_file
 from tests_huggingface import hf_task
-from tests_shared import SEQ_LEN, plan_of
+from tests_shared import SEQ_LEN
+from tests_shared import coarse_plan as plan_of
 from torch import nn
 
 from paceline.errors import ConfigError

@@ -9,7 +9,7 @@ import textwrap
 from typing import Any
 
 import pytest
-from distributed import run_ranks
+from distributed import run_kept, run_ranks
 from gans import gan_task, judged_at_once, mean_of_rows
 from programs import ROWS
 from tests_shared import plan_of
@@ -77,7 +77,7 @@ def held(check: str, layout: Layout, planted: str = "", precision: str = "fp64",
 
 @pytest.mark.parametrize("layout", [Layout(dp_replicate=2), Layout(dp_shard=2)], ids=str)
 def test_the_proof_says_equal(layout: Layout) -> None:
-    assert run_ranks(held, 2, "steps", layout)[0].equal
+    assert run_kept(held, 2, "steps", layout)[0].equal
 
 
 def test_a_turn_that_leaks_into_the_other_net_is_told_unequal() -> None:
@@ -101,7 +101,7 @@ def test_the_story_of_a_gan_is_one_devices() -> None:
 
 @pytest.mark.parametrize(("precision", "every"), [("bf16", 1), ("fp16", 2)])
 def test_low_precision_is_one_devices(precision: str, every: int) -> None:
-    record = run_ranks(low_held, 2, "", precision, SHARDED, every)[0]
+    record = run_kept(low_held, 2, "", precision, SHARDED, every)[0]
     assert record.equal, record.first_difference
     assert 0 < record.of_bound <= 1 and "evaluation" in record.differences
 
@@ -126,7 +126,7 @@ def test_low_precision_tells_a_leak() -> None:
 
 
 def test_every_objective_is_held_against_whole_batches() -> None:
-    assert run_ranks(held, 1, "whole batch", Layout())[0].equal
-    wrong = run_ranks(functools.partial(held, maker=mean_of_rows), 1, "whole batch", Layout())[0]
+    assert run_kept(held, 1, "whole batch", Layout())[0].equal
+    wrong = run_kept(functools.partial(held, maker=mean_of_rows), 1, "whole batch", Layout())[0]
     assert not wrong.equal
     assert wrong.first_difference.name == "loss of maker"

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from distributed import run_ranks
+from distributed import run_kept, run_ranks
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -110,7 +110,7 @@ def loop(wrapper: str, mistake: str = "", optimizer_too: bool = True) -> LoopPro
 
 @pytest.mark.parametrize("wrapper", ["ddp", "fsdp2"])
 def test_right_loops_are_equal(wrapper: str) -> None:
-    results = run_ranks(loop, 2, wrapper)
+    results = run_kept(loop, 2, wrapper)
     assert all(result.equal and result.mistake is None for result in results), results[0]
     assert results[0].differences["gradients"] < 1e-12
 
@@ -121,7 +121,7 @@ def test_a_plain_loop_on_one_device_is_equal() -> None:
 
 
 def test_reducing_every_micro_batch_is_slow_and_right() -> None:
-    assert run_ranks(loop, 2, "ddp", "no no_sync")[0].equal
+    assert run_kept(loop, 2, "ddp", "no no_sync")[0].equal
 
 
 def test_accelerate_is_equal_and_its_mistakes_are_named() -> None:
@@ -146,7 +146,7 @@ MISTAKES = {
 def test_mistakes_get_their_name(mistake: str) -> None:
     """The loss that is reported is right in all but the last: losses are looked at, and gradients are wrong."""
     wrapper = "fsdp2" if mistake in ("zero_grad forgotten", "mean of ranks' means") else "ddp"
-    results = run_ranks(loop, 2, wrapper, mistake)
+    results = run_kept(loop, 2, wrapper, mistake)
     assert all(not result.equal and result.mistake == results[0].mistake for result in results)
     assert results[0].mistake is not None and MISTAKES[mistake] in results[0].mistake
     error = failure_of(results[0])
@@ -154,7 +154,7 @@ def test_mistakes_get_their_name(mistake: str) -> None:
 
 
 def test_gradients_that_are_not_reduced() -> None:
-    result = run_ranks(loop, 2, "ddp", "not reduced", False)[0]
+    result = run_kept(loop, 2, "ddp", "not reduced", False)[0]
     assert not result.equal and "not reduced over the ranks" in result.mistake
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import drawing_models
 import pytest
 import torch
-from distributed import run_ranks
+from distributed import run_kept, run_ranks
 from tests_shared import SEQ_LEN, decoder_task, plan_of, run_steps
 
 from paceline.errors import ConfigError
@@ -65,7 +65,7 @@ def proof(task: Task, plan: Plan) -> CheckProof:
 
 
 def assert_equal(task: Task, plan: Plan) -> None:
-    result = run_ranks(proof, plan.layout.devices, task, plan)[0]
+    result = run_kept(proof, plan.layout.devices, task, plan)[0]
     assert result.equal, result.first_difference
 
 
@@ -117,7 +117,7 @@ def test_evaluations_draw_the_same_on_every_layout(layout: Layout) -> None:
     task = task_of("StochasticDepth", drawing_models.variational)  # draws in evaluations too, in its blocks and after
     one = evaluated(task, fp64(micro_batch=4))
     task = task_of("StochasticDepth", drawing_models.variational)
-    assert run_ranks(evaluated, 2, task, fp64(layout, micro_batch=1))[0] == pytest.approx(one, rel=1e-11)
+    assert run_kept(evaluated, 2, task, fp64(layout, micro_batch=1))[0] == pytest.approx(one, rel=1e-11)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from distributed import run_ranks
+from distributed import run_kept, run_ranks
 from rounding import FP64_TRAINED
 from tests_shared import SEQ_LEN, decoder_task, plan_of
 from torch import nn
@@ -92,7 +92,7 @@ LATER = [Layout(dp_replicate=2), Layout(tp=2), Layout(cp=2)]
 )
 def test_every_layout_measures_the_same(layout: Layout, one_device: Any) -> None:
     """13 samples are no even share of two ranks, and in micro-batches of 2 some ranks have rows that stand in."""
-    found = run_ranks(measured, layout.devices, decoder_task(), plan_of(layout, precision="fp64"))
+    found = run_kept(measured, layout.devices, decoder_task(), plan_of(layout, precision="fp64"))
     assert all(second is not None and not second.values for _, second in found[1:])
     expected = one_device
     if layout.pp > 1:
@@ -202,5 +202,5 @@ class TwoNames(nn.Module):
 def test_a_module_of_two_names_is_measured() -> None:
     task = decoder_task(model=TwoNames, objective="next_token")
     plan = plan_of(Layout(), precision="fp64")
-    (health,) = (each for each in run_ranks(measured, 1, task, plan)[0] if each is not None)
+    (health,) = (each for each in run_kept(measured, 1, task, plan)[0] if each is not None)
     assert {"block", "shortcut", "head"} <= set(health.values)

@@ -10,10 +10,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from distributed import run_ranks
+from distributed import run_kept, run_ranks
 from packed_kernel import let_a_cpu_have, one_by_one
 from rounding import MEAN_LOSS_BF16, assert_curves_close
-from tests_shared import VOCAB, PaddedText, decoder_task, plan_of, run_steps
+from tests_shared import VOCAB, PaddedText, decoder_task, run_steps
+from tests_shared import coarse_plan as plan_of
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -89,7 +90,7 @@ def assert_equal(ours: tuple, one_device: tuple, relative: float = 1e-10) -> Non
 
 def assert_layouts_equal(cases: list[tuple[Task, Plan]]) -> None:
     """Assert that each case, all of one number of ranks, equals the same task and plan on one device."""
-    ranks = run_ranks(all_numbers, cases[0][1].layout.devices, cases)
+    ranks = run_kept(all_numbers, cases[0][1].layout.devices, cases)
     for index, (task, plan) in enumerate(cases):
         alone = dataclasses.replace(
             plan_of(Layout(), batch=plan.batch_samples, micro_batch=plan.micro_batch), precision=plan.precision
@@ -186,7 +187,7 @@ def test_packed_documents_need_no_mask_where_there_is_a_kernel() -> None:
 @pytest.mark.parametrize("method", ["gather", "ring"])
 def test_low_precision_follows_one_device_and_keeps_fp32_weights(precision: str, method: str) -> None:
     plan = plan_of(Layout(cp=2), precision=precision, cp_method=method)
-    ranks = run_ranks(numbers, 2, text_task(), plan)
+    ranks = run_kept(numbers, 2, text_task(), plan)
     one_device = numbers(text_task(), plan_of(Layout(), precision=precision))
     assert all(weight.dtype == torch.float32 for weight in ranks[0][1].values())
     assert_curves_close(ranks[0][0], one_device[0], 2.5 * MEAN_LOSS_BF16)  # the norm of the gradient is no mean
@@ -212,7 +213,7 @@ def test_checkpoints_move_between_layouts(tmp_path: Path) -> None:
     chain = [Layout(cp=2), Layout(cp=2, dp_shard=2), Layout(), Layout(cp=4), Layout(dp_replicate=2, cp=2)]
     stats, _ = run_steps(text_task(), fp64(Layout()), len(chain))
     for step, layout in enumerate(chain, start=1):
-        made = run_ranks(one_step, layout.devices, text_task(), fp64(layout), str(tmp_path), step)
+        made = run_kept(one_step, layout.devices, text_task(), fp64(layout), str(tmp_path), step)
         expected = stats[step - 1]
         assert made[0] == pytest.approx((expected.loss, expected.grad_norm), rel=1e-10), layout
 
@@ -322,7 +323,7 @@ def masks(dropout: float, step: int) -> list[bool]:
 
 
 def test_dropout_differs_between_the_parts_of_a_sequence_and_repeats() -> None:
-    first, again, later = (run_ranks(masks, 2, 0.5, step) for step in (0, 0, 1))
+    first, again, later = (run_kept(masks, 2, 0.5, step) for step in (0, 0, 1))
     assert first == again, "a restart draws the same masks"
     assert first[0] != first[1] and first != later
     assert 0.3 < sum(first[0]) / len(first[0]) < 0.7

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from distributed import run_ranks
+from distributed import run_kept, run_ranks
 from tests_shared import decoder_task, plan_of, run_steps
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -147,7 +147,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("case", LAYOUTS)
 def test_every_layout_equals_plain_batch_norm_of_the_whole_batch(case: str) -> None:
     plan = LAYOUTS[case]
-    ranks = run_ranks(run_layout, plan.layout.devices, plan)
+    ranks = run_kept(run_layout, plan.layout.devices, plan)
     expected = plain_torch(ranks[0]["initial"], plan.batch_samples)
     for rank in ranks:
         assert rank["losses"] == pytest.approx(expected["losses"], rel=LIMIT, abs=0)
@@ -174,7 +174,7 @@ class Tracked(Net):
 
 
 def test_evaluations_read_the_running_statistics_row_by_row() -> None:
-    loss, held = run_ranks(run_evaluation, 2, Layout(dp_shard=2))[0]
+    loss, held = run_kept(run_evaluation, 2, Layout(dp_shard=2))[0]
     model = Tracked(nn.BatchNorm1d).double().eval()
     model.load_state_dict(held)
     ids = sample_ids(0, np.arange(HELD_OUT, dtype=np.int64), Signals.samples)
@@ -210,7 +210,7 @@ def low_losses(precision: str) -> list[float]:
 
 
 def test_bf16_trains_near_fp32() -> None:
-    exact, rounded = run_ranks(low_losses, 2, "fp32")[0], run_ranks(low_losses, 2, "bf16")[0]
+    exact, rounded = run_kept(low_losses, 2, "fp32")[0], run_kept(low_losses, 2, "bf16")[0]
     assert rounded == pytest.approx(exact, rel=2.0**-5)  # a few roundings to 8 bits
     assert rounded != exact
 

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from distributed import run_ranks
+from distributed import run_kept, run_ranks
 from rounding import FP64, MEAN_LOSS_BF16, assert_curves_close
 from test_layouts import curve, weights_after
-from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of, run_steps
+from tests_shared import SEQ_LEN, VOCAB, decoder_task, run_steps
+from tests_shared import coarse_plan as plan_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
@@ -56,7 +57,7 @@ def proofs(cases: list[tuple[Task, Plan]], steps: int) -> list[CheckProof]:
 
 def prove(devices: int, cases: list[tuple[Task, Plan]], steps: int = 2) -> list[CheckProof]:
     """Return the proof of each case."""
-    found = run_ranks(proofs, devices, cases, steps)[0]
+    found = run_kept(proofs, devices, cases, steps)[0]
     assert len(found) == len(cases)
     return found
 
@@ -98,7 +99,7 @@ def test_copies_of_the_whole_model_and_more_ranks_than_rows() -> None:
 @pytest.mark.parametrize("layout", [Layout(dp_shard=2, ep=2), Layout(dp_replicate=2)], ids=str)
 def test_bf16_lies_on_the_curve_of_one_device(layout: Layout) -> None:
     single = curve(moe_task(), plan_of(Layout(), precision="bf16"), 5)
-    ranks = run_ranks(curve, layout.devices, moe_task(), plan_of(layout, precision="bf16", recompute="full"), 5)
+    ranks = run_kept(curve, layout.devices, moe_task(), plan_of(layout, precision="bf16", recompute="full"), 5)
     assert all(rank == ranks[0] for rank in ranks)
     assert_curves_close(ranks[0], single, 10 * MEAN_LOSS_BF16)  # the norm of the gradient is no mean
 
@@ -112,7 +113,7 @@ def held(plan: Plan) -> tuple[dict[str, int], list[Any]]:
 
 
 def test_a_rank_holds_its_share_of_whole_experts() -> None:
-    for counts, placements in run_ranks(held, 4, plan_of(Layout(dp_shard=4, ep=2))):
+    for counts, placements in run_kept(held, 4, plan_of(Layout(dp_shard=4, ep=2))):
         assert counts["layers.0.mlp.experts.down_proj"] == 8 * 32 * 24 // 4
         assert placements == [(Shard(3), Shard(0)), (Shard(2), Shard(0))] * 3, "gate and up, and down, of each layer"
 
@@ -133,10 +134,10 @@ def saved_and_loaded(task: Task, first: Plan, then: Plan | None, folder: Path) -
 
 def test_checkpoints_go_from_any_expert_layout_to_any_other(tmp_path: Path) -> None:
     ep2, ep4, one = Layout(dp_shard=2, ep=2), Layout(dp_shard=4, ep=2), Layout()
-    wrote = run_ranks(saved_and_loaded, 2, BIASED, plan_of(ep2), None, tmp_path)[0]
+    wrote = run_kept(saved_and_loaded, 2, BIASED, plan_of(ep2), None, tmp_path)[0]
     assert any(name.endswith("e_score_correction_bias") for name in wrote)
     for layout in (one, ep4, Layout(dp_replicate=2)):
-        read = run_ranks(saved_and_loaded, layout.devices, BIASED, plan_of(ep2), plan_of(layout), tmp_path)[-1]
+        read = run_kept(saved_and_loaded, layout.devices, BIASED, plan_of(ep2), plan_of(layout), tmp_path)[-1]
         assert read.keys() == wrote.keys()
         assert all(torch.equal(read[name], wrote[name]) for name in wrote), layout
 
@@ -174,7 +175,7 @@ def held_and_gradients(precision: str, layout: Layout) -> tuple[list[str], bool]
      ("fp32", Layout(dp_shard=4, ep=2), False)], ids=["alone", "cast", "shared"],
 )  # fmt: skip
 def test_experts_that_a_rank_has_alone_are_left_out_of_sharding(precision: str, layout: Layout, alone: bool) -> None:
-    axes, plain = run_ranks(held_and_gradients, layout.devices, precision, layout)[0]
+    axes, plain = run_kept(held_and_gradients, layout.devices, precision, layout)[0]
     assert plain == alone
     assert ("expert_shard" in axes) != alone
 
@@ -217,7 +218,7 @@ def halved_sequences(config: MoEConfig) -> tuple[torch.Tensor, torch.Tensor]:
 def test_ranks_that_balance_shared_sequences_balance_whole_ones() -> None:
     config = resolve_decoder(ModelSpec("moe-2m", **{**SMALL, "layers": 1}), VOCAB, SEQ_LEN)
     assert isinstance(config, MoEConfig)
-    parts = run_ranks(halved_sequences, 2, config)
+    parts = run_kept(halved_sequences, 2, config)
     model = MoEDecoder(config)
     initialise(model, seed=1)
     layer = model.double().layers[0].mlp
@@ -246,7 +247,7 @@ def travelled() -> list[tuple[bool, bool, bool]]:
 
 
 def test_rows_travel_to_their_experts_and_back_with_their_gradients() -> None:
-    assert run_ranks(travelled, 2) == [[(True, True, True)] * 3] * 2
+    assert run_kept(travelled, 2) == [[(True, True, True)] * 3] * 2
 
 
 def sharded_unevenly() -> None:

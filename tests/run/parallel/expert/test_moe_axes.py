@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from distributed import run_ranks
-from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of
+from tests_shared import SEQ_LEN, VOCAB, decoder_task
+from tests_shared import coarse_plan as plan_of
 
 from paceline.plan.feasible.stages import fill_pipeline
 from paceline.run.process.world import join_world

@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from distributed import run_ranks
-from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of
+from tests_shared import SEQ_LEN, VOCAB, decoder_task
+from tests_shared import coarse_plan as plan_of
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from distributed import run_ranks
+from distributed import run_kept, run_ranks
 from rounding import MEAN_LOSS_BF16, assert_curves_close
-from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of, run_steps
+from tests_shared import SEQ_LEN, VOCAB, decoder_task, run_steps
+from tests_shared import coarse_plan as plan_of
 from torch import nn
 from vectors import needs_vectors
 
@@ -51,7 +52,7 @@ def prove(cases: list[tuple[Task, Plan]], steps: int = 2) -> list[CheckProof]:
 
 
 def assert_equal(cases: list[tuple[Task, Plan]], ranks: int) -> None:
-    for (_, plan), result in zip(cases, run_ranks(prove, ranks, cases, timeout_seconds=200)[0], strict=True):
+    for (_, plan), result in zip(cases, run_kept(prove, ranks, cases, timeout_seconds=200)[0], strict=True):
         assert result.equal, (str(plan), result.first_difference)
 
 
@@ -179,7 +180,7 @@ def bf16_curve(task: Task, plan: Plan) -> list[float]:
 @pytest.mark.parametrize("layout", [TWO, Layout(pp=2, dp_shard=2)], ids=str)
 def test_bf16_means_the_same_as_on_one_device(layout: Layout) -> None:
     single = bf16_curve(deep(), plan_of(Layout(), precision="bf16"))
-    for curve in run_ranks(bf16_curve, layout.devices, deep(), piped(layout, precision="bf16")):
+    for curve in run_kept(bf16_curve, layout.devices, deep(), piped(layout, precision="bf16")):
         assert_curves_close(curve, single, MEAN_LOSS_BF16)
 
 
@@ -194,7 +195,7 @@ def evaluated(task: Task, plan: Plan) -> tuple[float, float]:
 )
 def test_evaluation_counts_every_sample_once(layout: Layout, changes: dict[str, Any]) -> None:
     single = evaluated(deep(), plan_of(Layout(), precision="fp64"))
-    for rank in run_ranks(evaluated, layout.devices, deep(), piped(layout, **changes)):
+    for rank in run_kept(evaluated, layout.devices, deep(), piped(layout, **changes)):
         assert rank == pytest.approx(single, rel=1e-12)
 
 
@@ -204,12 +205,12 @@ def weights_held(task: Task, plan: Plan) -> list[str]:
 
 
 def test_a_rank_holds_its_stages_alone_under_their_full_names() -> None:
-    first, last = run_ranks(weights_held, 2, deep(), piped(TWO, stages=(2, 3)))
+    first, last = run_kept(weights_held, 2, deep(), piped(TWO, stages=(2, 3)))
     assert {name.split(".")[1] for name in first if name.startswith("layers")} == {"0", "1"}
     assert {name.split(".")[1] for name in last if name.startswith("layers")} == {"2", "3", "4"}
     assert "embed_tokens.weight" in first and "norm.weight" not in first
     assert "embed_tokens.weight" in last and "norm.weight" in last, "a tied head needs the embedding"
-    first, last = run_ranks(weights_held, 2, deep(layers=4, tied=False), piped(TWO, **INTERLEAVED))
+    first, last = run_kept(weights_held, 2, deep(layers=4, tied=False), piped(TWO, **INTERLEAVED))
     assert {name.split(".")[1] for name in first if name.startswith("layers")} == {"0", "2"}
     assert "lm_head.weight" in last and "embed_tokens.weight" not in last
 
@@ -230,17 +231,17 @@ def trained(task: Task, plan: Plan, root: Path, go_on: bool) -> dict[str, torch.
 def test_checkpoints_move_between_pipelines_and_other_layouts(tmp_path: Path) -> None:
     """Saved by a pipeline with a tied weight, loaded on one device, on shards, on another pipeline; and back."""
     sharded = Layout(pp=2, dp_shard=2)
-    run_ranks(trained, 4, deep(), piped(sharded, zero=2, **INTERLEAVED), tmp_path / "a", False)
+    run_kept(trained, 4, deep(), piped(sharded, zero=2, **INTERLEAVED), tmp_path / "a", False)
     one = trained(deep(), plan_of(Layout(), precision="fp64"), tmp_path / "a", True)
     for layout, changes in ((Layout(dp_shard=2), {}), (TWO, INTERLEAVED), (sharded, {})):
         held: dict[str, torch.Tensor] = {}
-        for rank in run_ranks(trained, layout.devices, deep(), piped(layout, **changes), tmp_path / "a", True):
+        for rank in run_kept(trained, layout.devices, deep(), piped(layout, **changes), tmp_path / "a", True):
             for name, tensor in rank.items():
                 torch.testing.assert_close(tensor, one[name], rtol=0, atol=0)
             held |= rank
         assert held.keys() == one.keys()
     back = trained(deep(), plan_of(Layout(), precision="fp64"), tmp_path / "b", False)
-    for rank in run_ranks(trained, 2, deep(), piped(TWO), tmp_path / "b", True):
+    for rank in run_kept(trained, 2, deep(), piped(TWO), tmp_path / "b", True):
         assert all(torch.equal(tensor, back[name]) for name, tensor in rank.items())
 
 
@@ -260,7 +261,7 @@ def called(task: Task, plan: Plan) -> list[str]:
 
 @pytest.mark.parametrize("changes", [{}, INTERLEAVED], ids=["one stage", "two stages"])
 def test_a_part_of_the_model_cannot_be_called(changes: dict[str, Any]) -> None:
-    for said in run_ranks(called, 2, deep(), piped(TWO, **changes)):
+    for said in run_kept(called, 2, deep(), piped(TWO, **changes)):
         assert all("its other layers are on other pipeline stages" in text for text in said), said
 
 
@@ -301,7 +302,7 @@ def without_the_planner(task: Task, plan: Plan) -> bool:
 def test_a_split_backward_pass_still_fails_where_the_planner_refuses_it(layout: Layout, changes: dict) -> None:
     """When this fails, torch has learned it: the limit leaves plan/feasible/stages.py and docs/guide/layouts.md."""
     try:
-        works = run_ranks(without_the_planner, layout.devices, deep(), piped(layout, schedule="zero-bubble", **changes))
+        works = run_kept(without_the_planner, layout.devices, deep(), piped(layout, schedule="zero-bubble", **changes))
     except Exception:  # one rank's own error, or another's that this rank has gone: which comes first is chance
         works = [False]
     assert not all(works)

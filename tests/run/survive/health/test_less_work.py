@@ -81,7 +81,7 @@ def test_a_slow_rank_gets_less_work_and_the_run_computes_what_one_device_does(tm
 
 def test_a_slow_rank_is_replaced_once_and_no_step_is_lost(tmp_path: Path) -> None:
     run = {"health": {**HEALTH, "on_straggler": "replace"}, "checkpoint_every": "none"}
-    story = Story("replaced", {"dp_shard": 2}, [SLOW], run, steps=STEPS, how=SURVIVES)
+    story = Story("replaced", {"dp_shard": 2}, [SLOW], run, steps=STEPS, how=SURVIVES, micro_batch=2)
     assert [start.code for start in told(tmp_path, [story])["replaced"]] == [0]
     decided = records_of(tmp_path / "replaced", "decision")
     named = [each["evidence"] for each in decided if each["what"] == "straggler" and "slow;" in str(each["to"])]
@@ -102,7 +102,7 @@ def test_a_world_of_survivors_begins_with_what_they_know_of_their_speeds(tmp_pat
     run = {"health": {**HEALTH, "on_straggler": "less_work"}, "checkpoint_every": "none", "check_every": "1 steps",
            "deterministic": False}  # fmt: skip
     faults = [{**SLOW, "steps": 12}, {"kind": "kill", "rank": 2, "step": 9}]
-    story = Story("survivors", {"dp_replicate": 3}, faults, run, steps=12, how=SURVIVES)
+    story = Story("survivors", {"dp_replicate": 3}, faults, run, steps=12, how=SURVIVES, micro_batch=2)
     assert [start.code for start in told(tmp_path, [story])["survivors"]] == [0]
     (recovered,) = records_of(tmp_path / "survivors", "recovery")
     assert (recovered["rung"], recovered["rank"], recovered["steps_lost"] <= 1) == ("reform", 2, True)

@@ -82,7 +82,7 @@ def test_a_slow_rank_is_named_with_what_its_processor_tells(tmp_path: Path, monk
 def test_a_run_whose_rank_is_slow_goes_on_and_names_it(tmp_path: Path) -> None:
     run = {"health": {"straggler_checks": 1, "straggler_factor": 2.0}}
     slow = {"kind": "slow", "rank": 1, "step": 1, "steps": 8, "factor": 6.0}
-    ended = told(tmp_path, [Story("slow", {"dp_shard": 2}, [slow], run)])
+    ended = told(tmp_path, [Story("slow", {"dp_shard": 2}, [slow], run, micro_batch=2)])
     assert [start.code for start in ended["slow"]] == [0]
     found = [each for each in records_of(tmp_path / "slow", "decision") if each["what"] == "straggler"]
     assert found and {each["evidence"]["rank"] for each in found} == {1}
