@@ -93,6 +93,7 @@ def test_batches_of_so_many_tokens_hold_as_many_rows_as_their_lengths_allow(tmp_
     assert done.returncode == 0, done.stderr
     counts = [len(step["sample_ids"]) for step in steps_of(tmp_path / "run")]
     assert len(set(counts)) > 1 and min(counts) >= 4  # rows are of at most 32 tokens
+    assert "· 128 tokens/step at most ·" in done.stdout
 
 
 def test_inspect_shows_rows_as_the_model_sees_them(tmp_path: Path) -> None:

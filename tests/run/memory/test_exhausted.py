@@ -42,6 +42,7 @@ from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.journal.settled import settled_micro_batch
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
+from paceline.spec.run import RunSpec
 from paceline.spec.survive.phases import TOLD
 from paceline.spec.survive.smaller import SmallerPlan
 
@@ -201,6 +202,27 @@ def test_ranks_that_nobody_supervises_say_the_same(tmp_path: Path, where: str) -
     assert end["exit_code"] == 3 and end["error"]["evidence"]["rank"] == 1
     plan = Plan(Layout(dp_replicate=2), batch_samples=8, micro_batch=2, accumulation=2)
     assert settled_micro_batch(tmp_path, plan) == 1, "where it is the run's to settle, the next start has half"
+
+
+class ExhaustedWhenEvaluated(Dropout):
+    """Finds no memory for logits of held-out samples."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return logits."""
+        if not self.training:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity")
+        return super().forward(tokens)
+
+
+def test_an_evaluation_that_a_loop_calls_says_the_same(tmp_path: Path) -> None:
+    plan, nan = Plan(Layout(), batch_samples=8, micro_batch=4, accumulation=2), math.nan
+    task = decoder_task(model=ExhaustedWhenEvaluated, objective="next_token", data=(PaddedText(), PaddedText()))
+    spec = make_spec(task, plan, run=RunSpec(evaluate_every=None))
+    brief = Brief(plan, 5, SEQ_LEN, "tokens", "cpu", 1, 1.0, nan, 1.0, nan, PlannedRecord())
+    training = Training(spec, brief, World(0, 1, 0, torch.device("cpu")), tmp_path)
+    with pytest.raises(OutOfMemory, match="out of memory on rank 0 of 1") as raised:
+        training.evaluate()
+    assert raised.value.exit_code == 3 and raised.value.evidence["asked_bytes"] == 2 * 2**30
 
 
 def test_what_a_users_code_found_no_memory_for_is_told_as_such() -> None:

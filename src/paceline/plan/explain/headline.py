@@ -89,9 +89,11 @@ def task_text(planned: Planned) -> str:
     name = planned.profile.name
     if isinstance(task.model, ModelSpec) and ":" not in task.model.name:
         name = task.model.name
-    items = planned.batch_samples * facts.items_per_sample
+    read = f"{planned.batch_samples * facts.items_per_sample:,} {facts.unit}/step"
+    if task.batch_rows == "by_length":
+        read = f"{task.global_batch.value:,.0f} tokens/step at most"
     steps = f"{planned.steps:,} step" + ("" if planned.steps == 1 else "s")
-    batch = f"{items:,} {facts.unit}/step{_growth_text(planned)}{_selection_text(planned)}"
+    batch = f"{read}{_growth_text(planned)}{_selection_text(planned)}"
     return f"{name} on {facts.description} · {batch} · {steps} · seed {task.seed}"
 
 

@@ -192,7 +192,7 @@ class BetweenSteps(InWorld):
                 "give a pair of data sets (train, validation), or a task.data.validation_fraction above 0",
             )
         refuse_between(self.brief.plan.sync, {"an evaluation": self.progress.step})
-        with self._busy():
+        with self._busy(), self._telling():
             step, found = self.progress.step, self._measured("", self.held_out)
             sets = {name: self._measured(name, source) for name, source in self._sets.items()}
         value = self._judge.add(step, found)
@@ -215,7 +215,7 @@ class BetweenSteps(InWorld):
 
         A second SIGINT meanwhile raises KeyboardInterrupt when the checkpoint is there, a third one at once.
         """
-        with self._busy():
+        with self._busy(), self._telling():
             path = self._save()
         self._stop.interrupt_if_asked()
         return path

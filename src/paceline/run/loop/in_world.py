@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -339,6 +339,18 @@ class InWorld:
         told = out_of_memory(exhausted, at, self.brief, plan, self.world, self._meter, model, optimizer)
         tell_peers(told)
         return told
+
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Return a block whose errors are told as those of a step are: a loop of the user's may call what it does."""
+        try:
+            yield
+        except Exception as error:  # a user's model may raise anything
+            told = self._told(error)
+            if told is error:
+                raise
+            self._let_peers_go(told)
+            raise told from error
 
     def _let_peers_go(self, error: BaseException) -> None:
         """Leave peers of a rank that is out of memory in no collective, where no supervisor of ours ends them."""

@@ -17,6 +17,7 @@ from paceline.run.process.world import World
 from paceline.spec.task import DataSpec, Task
 from paceline.spec.watch.evaluate import HeldOutSetSpec
 from paceline.task.data.protocol import Pair, Source
+from paceline.task.data.rows.mixed import difference_of
 from paceline.task.data.source import arranged, corpus_sources, is_text, open_sources
 from paceline.task.data.sources.cache import known_corpus, open_corpus
 from paceline.task.data.sources.manifest import Corpus
@@ -41,13 +42,12 @@ def open_sets(task: Task, world: World, like: Source) -> dict[str, Source]:
     """
     sets = {each.name: open_together(_data_of(task, each), task.seed, world)[0] for each in task.evaluate.sets}
     for name, source in sets.items():
-        for what in ("unit", "vocab", "items_per_sample"):
-            if getattr(source, what) != getattr(like, what):
-                raise ConfigError(
-                    f"the samples of task.evaluate.sets '{name}' are not like those of task.data",
-                    f"their {what} is {getattr(source, what)}, where it is {getattr(like, what)}",
-                    "data of the same kind",
-                )
+        if differs := difference_of(source, like, ("unit", "vocab", "items_per_sample")):
+            raise ConfigError(
+                f"the samples of task.evaluate.sets '{name}' are not like those of task.data",
+                differs,
+                "data of the same kind",
+            )
     return sets
 
 

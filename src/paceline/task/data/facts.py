@@ -151,7 +151,8 @@ def _mixture_facts(data: DataSpec, say: Say | None) -> DataFacts:
         tuple(notes),
         {each.label: part.card for each, part in zip(data.mix, parts, strict=True) if part.card},
     )
-    return dataclasses.replace(facts, end=getattr(order_of(train), "end", None))
+    longest = getattr(train, "longest", 0)
+    return dataclasses.replace(facts, end=getattr(order_of(train), "end", None), longest=longest)
 
 
 def _text_facts(data: DataSpec, corpus: Corpus) -> DataFacts:

@@ -79,8 +79,13 @@ class ReadsAhead(Protocol):
 class FillsRows(Protocol):
     """A source of rows of different lengths that fills them up further than it must."""
 
+    longest: int  # of its samples' lengths
+
     def tight(self) -> Source:
         """Return the same source, whose rows are filled up to the longest beside them and no further."""
+
+    def filled_to(self, tokens: int) -> Source:
+        """Return the same source, whose rows are filled up as if one of so many tokens were beside them."""
 
 
 def filled_for(source: Source, device_kind: str, tp: int, precision: str) -> Source:

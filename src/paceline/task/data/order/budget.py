@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import ConfigError
-from paceline.task.data.order.of_source import ids_at
+from paceline.task.data.order.of_source import ids_at, order_of
 
 LEAST_AHEAD = 16  # samples that are looked at at once
 
@@ -33,6 +33,7 @@ class TokenBudget:
                 'lengths = [...] on the data set, a number per sample, or task.batch_rows = "fixed"',
             )
         self._source, self._seed, self._tokens, self._longest = source, seed, tokens, longest
+        self._end: int | None = getattr(order_of(source), "end", None)  # of a mixture whose sources have limits
         self._lengths = np.asarray(lengths, dtype=np.int64)
         if not self._lengths.any():
             raise ConfigError(
@@ -46,8 +47,9 @@ class TokenBudget:
         """Return the samples of the batch that starts at a position, whatever step it is of."""
         ahead = self._ahead
         while True:
-            within = int(np.searchsorted(np.cumsum(self._lengths_at(position, ahead)), self._tokens, side="right"))
-            if within < ahead:
+            lengths = self._lengths_at(position, ahead)
+            within = int(np.searchsorted(np.cumsum(lengths), self._tokens, side="right"))
+            if within < ahead:  # or what is left of an order that has an end
                 return max(1, within)
             ahead *= 2
 
@@ -56,11 +58,12 @@ class TokenBudget:
 
         Each counts as the longest of the batch, to which all may be filled up.
         """
-        longest = int(self._lengths_at(position, samples).max())
+        longest = int(self._lengths_at(position, samples).max(initial=0))
         return max(1, micro_batch * self._longest // max(1, longest))
 
     def _lengths_at(self, position: int, count: int) -> npt.NDArray[Any]:
-        positions = np.arange(position, position + count, dtype=np.int64)
+        last = position + count if self._end is None else min(position + count, self._end)
+        positions = np.arange(position, last, dtype=np.int64)
         found: npt.NDArray[Any] = self._lengths[ids_at(self._source, self._seed, positions)]
         return found
 

@@ -13,8 +13,10 @@ import numpy.typing as npt
 from paceline.errors import DataError
 from paceline.task.data.order.mixture import MixtureOrder
 from paceline.task.data.order.of_source import Order
-from paceline.task.data.protocol import FinishesBatches, Source, read_scattered, reading_ahead, tightened
+from paceline.task.data.protocol import FillsRows, FinishesBatches, Source, read_scattered, reading_ahead, tightened
 from paceline.task.data.rows.of_split import SourceOfSplit
+
+MOST_SHOWN = 8  # classes that an error lists
 
 
 class MixedSource:
@@ -27,15 +29,13 @@ class MixedSource:
         """Raises DataError where the sources do not count the same things, or not as many of them in a sample."""
         first = sources[0]
         for name, source in zip(names, sources, strict=True):
-            for what in ("unit", "items_per_sample"):
-                if getattr(source, what) != getattr(first, what):
-                    raise DataError(
-                        f"'{name}' and '{names[0]}' do not make one mixture",
-                        f"their {what} are {getattr(source, what)} and {getattr(first, what)}",
-                        "sources whose samples are alike",
-                    )
+            if differs := difference_of(source, first, ("unit", "items_per_sample")):
+                raise DataError(
+                    f"'{name}' and '{names[0]}' do not make one mixture", differs, "sources whose samples are alike"
+                )
         self.sources, self.names = tuple(sources), tuple(names)
         self.items_per_sample, self.unit = first.items_per_sample, first.unit
+        self.classes = getattr(first, "classes", None)
         known = [source.vocab for source in sources if source.vocab is not None]
         self.vocab: int | None = max(known) if len(known) == len(sources) else None
         self._ends = np.cumsum([source.samples for source in sources])
@@ -45,6 +45,12 @@ class MixedSource:
         self.steps_ahead = max(getattr(source, "steps_ahead", 0) for source in sources)
         self.order = order
         self.gathers_rows = _gather_alike(sources)
+        self.is_ragged = all(getattr(source, "is_ragged", False) for source in sources)
+        lengths = [getattr(source, "lengths", None) for source in sources]
+        if all(each is not None for each in lengths):
+            self.lengths = np.concatenate(cast(list[npt.NDArray[np.int64]], lengths))
+        if all(hasattr(source, "longest") for source in sources):
+            self.longest = max(cast(FillsRows, source).longest for source in sources)
         ends = {getattr(source, "finishes_as", None) for source in sources}
         if len(ends) == 1 and None not in ends:  # any of them finishes what all have begun
             self.read_unfinished = partial(self._read, "read_unfinished")
@@ -69,6 +75,12 @@ class MixedSource:
             here, source = np.flatnonzero(which == number), self.sources[number]
             yield source, here, ids[here] - (self._ends[number] - source.samples)
 
+    def tight(self) -> Source:
+        """Return the same sources in the same order, whose rows are filled up no further than they must be."""
+        tight = [tightened(source) for source in self.sources]
+        same = all(one is other for one, other in zip(tight, self.sources, strict=True))
+        return self if same else MixedSource(tight, self.names, self.order)
+
     def reads_scattered(self) -> None:
         """Read from now on at scattered places."""
         read_scattered(self.sources)
@@ -89,8 +101,12 @@ class MixedSource:
         import torch
         from torch.utils._pytree import tree_map
 
+        apart = list(self._apart(ids))
+        if self.is_ragged and len(apart) > 1:  # all are filled up to the longest of any
+            longest = int(self.lengths[ids].max())
+            apart = [(cast(FillsRows, source).filled_to(longest), here, own) for source, here, own in apart]
         places, parts = [], []
-        for source, here, own in self._apart(ids):
+        for source, here, own in apart:
             places.append(here)
             parts.append(getattr(source, how)(own, None if positions is None else positions[here]))
         if len(parts) == 1:
@@ -113,6 +129,22 @@ class MixedSource:
             name: {"samples": given, "epochs": given / source.samples}
             for name, source, given in zip(self.names, self.sources, self.order.given(seed, position), strict=True)
         }
+
+
+def difference_of(source: Source, other: Source, whats: Sequence[str]) -> str:
+    """Return in what of these, or in the classes that their labels count, the samples of two sources differ, or ""."""
+    for what in whats:
+        if (own := getattr(source, what)) != (its := getattr(other, what)):
+            return f"their {what} are {own} and {its}"
+    known, its_known = getattr(source, "classes", None), getattr(other, "classes", None)
+    if known is not None and its_known is not None and tuple(known) != tuple(its_known):
+        return f"their labels count the classes {_shown(known)} and {_shown(its_known)}"
+    return ""
+
+
+def _shown(classes: Sequence[object]) -> str:
+    more = f" and {len(classes) - MOST_SHOWN} more" if len(classes) > MOST_SHOWN else ""
+    return ", ".join(map(str, classes[:MOST_SHOWN])) + more
 
 
 def _gather_alike(sources: Sequence[Source]) -> bool:

@@ -55,6 +55,9 @@ class Damaged:
         self.first = self.first or f"{error.what}: {error.because}"
 
 
+OF_TABLES = {"prompt", "messages", "conversations", "instruction", "question"}  # columns that no text is
+
+
 def read_documents(data: DataSpec, listing: CorpusFiles, damaged: Damaged | None = None) -> Iterator[Document]:
     """Yield the corpus's documents in order, without empty ones. Stops at `data.max_bytes`, cutting the last one.
 
@@ -252,6 +255,8 @@ def _text_of(record: object, field: str, where: str) -> bytes:
         near = suggestion(field, record) if record else "the record is empty"
         if {"chosen", "rejected"} <= set(record):
             near = 'pairs of answers are read by source = "paceline.task.data.pairs:preference_pairs"'
+        elif OF_TABLES & set(record):  # as a part of a mixture, which is not looked into before it is read
+            near = f'prompts and conversations are read by source = "table:..."; as texts: {near}'
         raise DamagedData(f"{where} has no field '{field}'", "text_field names the field that holds the text", near)
     if not isinstance(text, str):
         strings = [name for name, value in record.items() if isinstance(value, str)]

@@ -27,6 +27,7 @@ class TableSource:
     is_ragged = True  # rows are as long as the longest beside them
     multiple = PAD_MULTIPLE
     least = 0  # tokens of a row
+    at_least = 1  # tokens that rows are filled up to
 
     def __init__(self, table: TextTable, split: TokenSplit, seq_len: int) -> None:
         """Map the split. Raises DataError where it holds no row."""
@@ -55,7 +56,7 @@ class TableSource:
         assert ids.size == 0 or ids.min() >= 0, "a sample id is negative"
         self._watch()
         lengths = self.lengths[ids]
-        width = int(lengths.max(initial=1))
+        width = int(lengths.max(initial=self.at_least))
         width = min(width + -width % self.multiple, self.seq_len)
         real = np.arange(width) < lengths[:, None]
         places = np.minimum(self._starts[ids][:, None] + np.arange(width), len(self._tokens) - 1)
@@ -64,8 +65,15 @@ class TableSource:
 
     def tight(self) -> Self:
         """Return the same source, whose rows are filled up to the longest beside them and no further."""
+        return self._but(multiple=1)
+
+    def filled_to(self, tokens: int) -> Self:
+        """Return the same source, whose rows are filled up as if one of so many tokens were beside them."""
+        return self._but(at_least=tokens)
+
+    def _but(self, **changes: int) -> Self:
         found = object.__new__(type(self))  # copy.copy would open it once more
-        found.__dict__.update(self.__dict__, multiple=1)
+        found.__dict__.update(self.__dict__, **changes)
         return found
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -163,7 +163,7 @@ def check_order(ids: np.ndarray, ends: np.ndarray, parts: list[Part], until: int
         assert of_source.max() - of_source.min() <= 1, "a source is read in epochs of its own"
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(12))
 def test_what_is_drawn_together_is_what_the_guide_says(seed: int, tmp_path: Path) -> None:
     drawn = random.Random(seed)
     parts = [drawn_part(drawn, number) for number in range(drawn.choice([1, 2, 3]))]
