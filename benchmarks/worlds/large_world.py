@@ -38,6 +38,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard
 
 from paceline.checkpoint import KeptPlan, load_checkpoint
+from paceline.checkpoint import ranks as together
 from paceline.checkpoint.beside.flight import SaveInFlight, SaveTo
 from paceline.checkpoint.beside.stage import HostStage
 from paceline.descriptors import make_room
@@ -55,6 +56,7 @@ from common import keep, machine, strict_json
 
 TENSORS, ROWS_OF_A_RANK, COLUMNS = 24, 2, 16
 IDS_OF_A_RANK = 4
+FLAGS = 10
 LIMIT_SECONDS = 30.0  # how long a save waits for a rank that is gone
 STORE_SECONDS = timedelta(minutes=5)
 
@@ -105,6 +107,12 @@ def be_a_rank(out: Path, port: int, rank: int, ranks: int) -> None:
     with story.part("group of saves"):
         group = world.groups.beside(timedelta(seconds=LIMIT_SECONDS))
     world.wait()
+    for what, rings in ((f"{FLAGS} flags round gloo's ring", ranks), (f"{FLAGS} flags along a tree", 0)):
+        together.RINGS = rings
+        with story.part(what):
+            assert not any(together.Ranks(group).any_of([False])[0] for _ in range(FLAGS))
+        world.wait()
+    together.RINGS = groups.MESHED  # as in a world that is too large to be connected each to each
     own = [torch.full((ROWS_OF_A_RANK, COLUMNS), float(rank + ranks * number)) for number in range(TENSORS)]
     state = {f"t{number}": DTensor.from_local(part, mesh["fsdp"], [Shard(0)]) for number, part in enumerate(own)}
     stage, to = HostStage(), SaveTo(out / "checkpoints", 2, KeptPlan())

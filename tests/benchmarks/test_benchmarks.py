@@ -204,7 +204,7 @@ def test_costs_against_the_number_of_ranks(tmp_path: Path) -> None:
 def test_a_world_that_connects_on_demand(tmp_path: Path) -> None:
     """Six ranks live with the connections that 257 would have; one is killed, and no other waits for it for ever."""
     result, printed = run_script("worlds/large_world.py", tmp_path, "6", "--on-demand-above", "4", "--limit", "200")
-    assert all(row["ranks"] == 6 for what, row in list(result["parts"].items())[:-2]) and len(result["parts"]) == 12
+    assert all(row["ranks"] == 6 for what, row in list(result["parts"].items())[:-2]) and len(result["parts"]) == 14
     assert result["ends"] == {"killed": 1, "save ended, given up": 5}
     assert (result["failed"], result["late"]) == (0, [])
     assert any("a rank stopped answering" in says for says in result["says"]) and "| load | 6 |" in printed

@@ -68,5 +68,7 @@ def test_the_page_on_scale_tells_what_many_real_ranks_did() -> None:
     parts, ranks = saved["parts"], saved["ranks"]
     more = parts["group of saves"]["sockets"] - parts["groups of a layout"]["sockets"]
     assert f"each of {ranks} real ranks whose gloo connects on demand has {more:.0f} sockets" in page.replace("\n", " ")
+    ring, tree = (parts[f"10 flags {where}"]["seconds"] for where in ("round gloo's ring", "along a tree"))
+    assert f"ten flags take {ring:.1f} s round the ring and {tree:.1f} along the tree" in page
     assert (saved["failed"], saved["late"]) == (0, []) and parts["load"]["ranks"] == ranks
     assert saved["ends"] == {"killed": 1, "save ended, given up": ranks - 1}

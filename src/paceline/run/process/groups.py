@@ -221,12 +221,11 @@ def _connected_on_demand(on_demand: bool) -> Iterator[None]:
 
 
 def _connect(group: dist.ProcessGroup) -> None:
-    """Have the ranks that saves bring together connect now: sums go round a ring, messages to ranks 2^k further.
+    """Have the ranks that saves bring together connect now: what they tell each other goes to ranks 2^k away.
 
     Of 16,384 ranks each has some 30 connections then. Later the store in which they find each other may be gone.
     """
     ranks, rank = group.size(), group.rank()
-    dist.all_reduce(torch.zeros(1), group=group)
     for away in (2**power for power in range((ranks - 1).bit_length())):
         moves = [
             dist.P2POp(dist.isend, torch.zeros(1), group=group, group_peer=(rank + away) % ranks),
