@@ -27,7 +27,7 @@ STORIES = [
     Story("anew", TWO, [{"kind": "kill", "step": 5, "rank": 1, "phase": "backward"}, {**SIGNAL, "step": 6},
                         {**SIGNAL, "step": 7}], run_with("1 ms", **AT_ONCE), STEPS, how=SURVIVES),
     Story("memory", TWO, [{"kind": "slow_disk", "step": 4, "rank": 0, "seconds": "1500 ms"}, {**SIGNAL, "step": 7}],
-          run_with("1 s", checkpoints={"memory_every": "3 steps"}), STEPS, how=SURVIVES),
+          run_with("1 s", checkpoints={"memory_every": "3 steps", **AT_ONCE["checkpoints"]}), STEPS, how=SURVIVES),
     Story("limit", TWO, [{"kind": "stop", "step": 3, "rank": 0, "seconds": "1200 ms"},
                          {"kind": "error", "step": 4, "everywhere": True},
                          {"kind": "stop", "step": 6, "rank": 0, "seconds": "1200 ms"}],
