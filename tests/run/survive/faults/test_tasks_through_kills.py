@@ -21,7 +21,6 @@ KILLS: tuple[dict[str, Any], ...] = (
     {"kind": "kill", "step": 7, "rank": 0, "phase": "update"},
     {"kind": "kill", "step": 10, "rank": 1, "phase": "save"},
 )
-OFTEN = ("grows by noise",)  # the others are alike; "keeps" is tried in test_survivors_state.py
 
 
 def stories(name: str) -> list[Story]:
@@ -32,7 +31,8 @@ def stories(name: str) -> list[Story]:
             Story(name, dict(own.layout), met, run, STEPS, how=SURVIVES, task=name)]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.deep] * (name not in OFTEN)) for name in TASKS])
+@pytest.mark.deep  # test_survivors_state.py has one of them
+@pytest.mark.parametrize("name", TASKS)
 def test_a_task_that_is_killed_three_times_ends_as_if_it_had_not(tmp_path: Path, name: str) -> None:
     calm, met, ended = tmp_path / f"{name} calm", tmp_path / name, told(tmp_path, stories(name))
     assert [start.code for start in ended[f"{name} calm"]] == [0], ended[f"{name} calm"]
