@@ -28,10 +28,10 @@ STORIES = [
                         {**SIGNAL, "step": 7}], run_with("1 ms", **AT_ONCE), STEPS, how=SURVIVES),
     Story("memory", TWO, [{"kind": "slow_disk", "step": 4, "rank": 0, "seconds": "1500 ms"}, {**SIGNAL, "step": 7}],
           run_with("1 s", checkpoints={"memory_every": "3 steps", **AT_ONCE["checkpoints"]}), STEPS, how=SURVIVES),
-    Story("limit", TWO, [{"kind": "stop", "step": 3, "rank": 0, "seconds": "1200 ms"},
+    Story("limit", TWO, [{"kind": "stop", "step": 3, "rank": 0, "seconds": "2500 ms"},
                          {"kind": "error", "step": 4, "everywhere": True},
-                         {"kind": "stop", "step": 6, "rank": 0, "seconds": "1200 ms"}],
-          {**OFTEN, "time_limit": "2 s", "health": {"hang_minimum": "30 s"}}, STEPS, how=SURVIVES),
+                         {"kind": "stop", "step": 6, "rank": 0, "seconds": "2500 ms"}],
+          {**OFTEN, "time_limit": "4 s", "health": {"hang_minimum": "30 s"}}, STEPS, how=SURVIVES),
 ]  # fmt: skip
 
 
