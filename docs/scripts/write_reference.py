@@ -77,8 +77,8 @@ experiment may not. This is the whole contract: for each option of a [spec](spec
 A row for a table holds for its options that have none of their own. The content of the data is compared by its
 fingerprint, wherever they are now. A learning rate that would take another course though nothing in the spec says so
 ends the resume with exit code 4. Another version of Paceline, torch, Python, numpy or transformers than the
-checkpoint's is a notice, and so is a module that the task names (`my_loss:objective`) whose file has changed; what such a
-module imports is not looked at.
+checkpoint's is a notice, and so is a module that the task names (`my_loss:objective`) whose file has changed; what such
+a module imports is not looked at.
 """
 
 RESUME_TAIL = """
