@@ -14,7 +14,8 @@ the disk and older checkpoints may go, beside a plain write with a plain read fr
 just written is read from memory: both loads are measured, that one and one from the disk, for which the system is asked
 to forget the files (`posix_fadvise`). Rounds of the disk and of Paceline take turns, and what part of the disk's own
 rate Paceline reaches is the median of rounds: a disk that others use changes within minutes. Beside each rate stands
-what it costs in CPU seconds of the process, user and system.
+what it costs in CPU seconds of the process, user and system. All of it is measured again with the state `--times` over,
+as of a larger model: what a save costs whatever its size counts for less there.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ import argparse
 import hashlib
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ from common import keep, machine, strict_json
 
 from paceline.checkpoint import (
     CheckpointInfo,
+    Found,
     KeptPlan,
     list_checkpoints,
     load_checkpoint,
@@ -192,18 +195,37 @@ class Rounds:
         self.cpu.setdefault(name, []).append(cpu)
 
 
-def rates(run_dir: Path) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
-    """Return bytes per second of the disk, and of a save and loads of the newest checkpoint's state by one process.
-
-    And what part each is of the disk's own, as the median over rounds (a disk that others use changes between rounds),
-    and nanoseconds of CPU a byte.
-    """
+def state_of(run_dir: Path, times: int) -> tuple[Found, dict[str, torch.Tensor]]:
+    """Return a checkpoint and what it holds: the newest of a run, or one of its own with that state so many times."""
     newest = list_checkpoints(run_dir / "checkpoints").complete[0]
     index = read_index(newest.path, newest.manifest)
     state = {name: torch.empty(entry.shape, dtype=getattr(torch, entry.dtype)) for name, entry in index.items()}
+    load_checkpoint(newest.path, state)
+    if times == 1:
+        return newest, state
+    many = {f"{name}.{number}": values.clone() for name, values in state.items() for number in range(times)}
+    save_checkpoint(run_dir / "many", 1, many, {}, keep_last=1)
+    return list_checkpoints(run_dir / "many").complete[0], many
+
+
+@dataclass(frozen=True)
+class SaveRates:
+    """Bytes per second, what part each is of the disk's own, and nanoseconds of CPU a byte."""
+
+    bytes: int
+    rates: dict[str, float]
+    parts: dict[str, float]
+    cpu_ns_a_byte: dict[str, float]
+
+
+def measured(run_dir: Path, times: int) -> SaveRates:
+    """Return the rates of the disk, and of a save and loads by one process of a run's state, so many times over.
+
+    The parts of the disk's own rate are medians over rounds: a disk that others use changes between rounds.
+    """
+    newest, state = state_of(run_dir, times)
     size, raw, root, kept = newest.manifest.total_bytes, run_dir / "raw", run_dir / "again", KeptPlan()
     piece = os.urandom(PIECE_BYTES)  # made before: that takes as long as a fast disk does
-    load_checkpoint(newest.path, state)
     work: dict[str, Callable[[], Any]] = {
         "disk_write": lambda: write_raw(raw, size, piece),
         "save": lambda: save_checkpoint(root, 1, state, {}, keep_last=1, kept=kept),
@@ -228,7 +250,10 @@ def rates(run_dir: Path) -> tuple[dict[str, float], dict[str, float], dict[str, 
         for name, of in BESIDE
     }
     speeds = {name: size / statistics.median(seconds) for name, seconds in taken.items()}
-    return speeds, parts, {name: statistics.median(cpu) / size * 1e9 for name, cpu in rounds.cpu.items()}
+    shutil.rmtree(root)
+    return SaveRates(
+        size, speeds, parts, {name: statistics.median(cpu) / size * 1e9 for name, cpu in rounds.cpu.items()}
+    )
 
 
 def main() -> None:
@@ -240,17 +265,19 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=16)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--every", type=int, default=6)
+    parser.add_argument("--times", type=int, default=8, help="how often the state is saved and loaded at once as well")
     parser.add_argument("--dir", type=Path, help="a folder on the disk that is measured")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
     if options.quick:
         options.model, options.devices, options.samples, options.steps, options.every = "llama-1m", 1, 2, 6, 2
+        options.times = 2
     with tempfile.TemporaryDirectory(prefix="checkpoint-stall-", dir=options.dir) as folder:
         runs = {name: train(options, Path(folder, name), name) for name in KINDS}
-        measured, parts, cpu = rates(Path(folder, "on"))
+        found = [measured(Path(folder, "on"), times) for times in dict.fromkeys((1, options.times))]
     result: dict[str, Any] = {"machine": machine(), "model": options.model, "devices": options.devices, "runs": runs}
-    result |= {"rates": measured, "parts": parts, "cpu_ns_a_byte": cpu}
+    result |= asdict(found[0]) | {"larger": [asdict(each) for each in found[1:]]}
     print(f"{options.model} on {options.devices} processes, {runs['on']['bytes'] / 1e6:.0f} MB a checkpoint\n")
     print("| checkpoints | step | saves | stall | stall over step | stalls over all steps | whole save |")
     print("|---|---|---|---|---|---|---|")
@@ -259,10 +286,14 @@ def main() -> None:
         ratio = one["stall_seconds"] / one["step_seconds"]
         print(f"| {title} | {one['step_seconds']:.3f} s | {one['saves']} | {one['stall_seconds'] * 1e3:.1f} ms |"
               f" {ratio:.1%} | {one['stall_share']:.2%} | {one['save_seconds']:.3f} s |")  # fmt: skip
-    print("\n| one process | MB/s | of CPU, ns a byte | over the disk's own |\n|---|---|---|---|")
-    for name, rate in measured.items():
-        beside = [f"{parts[f'{name} of {of}']:.0%} of {of.replace('_', ' ')}" for one, of in BESIDE if one == name]
-        print(f"| {name.replace('_', ' ')} | {rate / 1e6:.0f} | {cpu[name]:.2f} | {', '.join(beside)} |")
+    for each in found:
+        print(f"\n| one process, {each.bytes / 1e6:.0f} MB | MB/s | of CPU, ns a byte | over the disk's own |")
+        print("|---|---|---|---|")
+        for name, rate in each.rates.items():
+            beside = [f"{each.parts[f'{name} of {of}']:.0%} of {of.replace('_', ' ')}"
+                      for one, of in BESIDE if one == name]  # fmt: skip
+            cpu = each.cpu_ns_a_byte[name]
+            print(f"| {name.replace('_', ' ')} | {rate / 1e6:.0f} | {cpu:.2f} | {', '.join(beside)} |")
     if options.json:
         options.json.write_text(strict_json(result))
     if options.save:

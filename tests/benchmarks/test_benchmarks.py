@@ -227,7 +227,10 @@ def test_what_checkpoints_cost(tmp_path: Path) -> None:
     assert all(run["stall_seconds"] > 0 for run in result["runs"].values())
     assert all(rate > 0 for rate in result["rates"].values())
     assert "| beside training |" in printed and "| load |" in printed
-    assert result["rates"]["save"] > result["rates"]["save_and_back"], "which has the reading back in it"
+    (larger,) = result["larger"]
+    assert larger["bytes"] > 1.9 * result["bytes"]
+    for each in (result, larger):
+        assert each["rates"]["save"] > each["rates"]["save_and_back"], "which has the reading back in it"
 
 
 @pytest.mark.deep

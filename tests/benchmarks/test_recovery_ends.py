@@ -39,7 +39,10 @@ def left(folder: Path) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("seconds", [0, 600], ids=["its round ends", "the script is killed"])
+@pytest.mark.parametrize(
+    "seconds",
+    [pytest.param(0, id="its round ends"), pytest.param(600, id="the script is killed", marks=pytest.mark.deep)],
+)
 def test_a_worker_in_a_session_of_its_own_ends(tmp_path: Path, seconds: int) -> None:
     told, contender, out = tmp_path / "told", tmp_path / "contender", tmp_path / "out.json"
     contender.write_text(CONTENDER.format(python=sys.executable, told=str(told), seconds=seconds))

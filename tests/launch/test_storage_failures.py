@@ -93,7 +93,8 @@ def test_a_journal_that_cannot_be_written_for_a_while_is_whole_in_the_end(folder
 def test_a_disk_that_is_full_for_good_ends_with_75_and_the_last_good_checkpoint(folder: Path) -> None:
     run_dir = folder / "for-good"
     spec = write_spec(folder, run_dir, steps=200)
-    few = ("--set", "run.checkpoints.most_failures=2")
+    # Training waits for saves: one beside it may be under way still when the disk is full, two steps later.
+    few = ("--set", "run.checkpoints.most_failures=2", "--set", "run.checkpoints.asynchronous=off")
     ended = paceline("train", spec, "--faults", faults(folder, 10_000), *few)
     assert ended.returncode == 75, ended.stderr
     assert "Traceback" not in ended.stderr

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.checkpoint import folder
-from paceline.checkpoint.beside.sums import SumsBeside, samples_of
+from paceline.checkpoint.beside.sums import SumsBeside
 from paceline.checkpoint.files.flushes import Flushes
 from paceline.checkpoint.files.read_back import verify_files
 from paceline.checkpoint.index import IndexReader, encode_kinds, encode_part
@@ -271,8 +271,7 @@ def _write_files(
             linked = unchanged.link(frozenset(own_parts), unfinished / kept)
             files[kept] = linked or write_shard(unfinished / kept, own, flushes)
             written.own |= {} if linked else {kept: own}
-        samples = samples_of(taken.values.items())
-        unchanged.wrote(sums.whole().values, frozenset(own_parts), kept, files.get(kept), samples)
+        unchanged.wrote(sums.whole().values, frozenset(own_parts), kept, files.get(kept), sums.samples)
         if chunks:
             files[index] = write_file(unfinished / index, encode_part(chunks), flushes)
             with refusal(unfinished, index):

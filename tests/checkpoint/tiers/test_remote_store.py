@@ -6,11 +6,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from checkpoint_samples import load_sample, save_sample
 
-from paceline.checkpoint import list_checkpoints, manifest
+from paceline.checkpoint import list_checkpoints, manifest, save_checkpoint
 from paceline.checkpoint.manifest import MANIFEST_NAME
-from paceline.checkpoint.tiers.remote import RemoteStore
+from paceline.checkpoint.tiers.remote import RUN, RemoteStore, fetch_newer
 from paceline.errors import StorageError
 
 
@@ -59,6 +60,29 @@ def test_nothing_older_is_fetched(tmp_path: Path, store: RemoteStore) -> None:
     assert store.fetch_newest(tmp_path / "new", 2) is None
     shutil.rmtree(tmp_path / "far")
     assert store.names() == [] and store.fetch_newest(tmp_path / "new", 0) is None
+
+
+def test_runs_that_share_a_url_leave_each_other_alone(tmp_path: Path) -> None:
+    """A table that all runs of a team share names one URL: none deletes another's copies, or goes on from them."""
+    store = RemoteStore(f"file://{tmp_path}/far")
+
+    def copied(run: str, step: int) -> tuple[str, ...]:
+        info = save_checkpoint(tmp_path / run, step, {"w": torch.ones(3)}, {RUN: run} if run else {}, keep_last=9)
+        return store.copy(info.path, keep_last=2).removed
+
+    assert [copied("long", step) for step in (10, 20, 30)] == [(), (), ("step-00000010",)]
+    assert [copied("short", step) for step in (1, 2, 3)] == [(), (), ("step-00000001",)]
+    copied("", 40)  # of an earlier release
+    assert set(store.names()) == {f"step-{step:08d}" for step in (20, 30, 2, 3, 40)}
+    for step in range(4, 9):
+        copied("short", step)
+    assert set(store.names()) == {f"step-{step:08d}" for step in (20, 30, 7, 8, 40)}
+    here = [tmp_path / "long"]
+    assert fetch_newer(store.url, here, here[0], 60.0) == [], "the other run's are newer by number, and not its own"
+    shutil.rmtree(here[0] / "step-00000030")
+    assert "fetched step-00000030" in fetch_newer(store.url, here, here[0], 60.0)[0]
+    shutil.rmtree(here[0])
+    assert "fetched step-00000008" in fetch_newer(store.url, here, here[0], 60.0)[0], "nothing says which run it is"
 
 
 def test_what_reads_back_otherwise_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,7 +85,7 @@ RESTARTS = ScheduleSpec("torch.optim.lr_scheduler:CosineAnnealingWarmRestarts", 
 ROUTED = ModelSpec("moe-2m", **SMALL, vocab=VOCAB, balance="bias")
 HELD = EvaluateSpec((), sets=(HeldOutSetSpec("held", HeldRows()),), patience=5, min_delta=1.0)
 BEST = {"evaluate_every": "2 steps", "checkpoints": {"keep_best": 1, "save_best": True}}
-APART, ROUNDED = Sync("outer", every=4, lr=0.7, momentum=0.9), Sync(wire="bf16")
+APART, ROUNDED = Sync("outer", every=7, lr=0.7, momentum=0.9), Sync(wire="bf16")
 NAN: dict[str, Any] = {"kind": "nan", "rank": 1, "step": 6}
 BURST: dict[str, Any] = {"kind": "flip", "rank": 1, "step": 10, "bit": 26}  # a gradient 256 times as large
 HANGS = {"hang_minimum": "500 ms", "hang_factor": 4.0}

@@ -20,10 +20,14 @@ from paceline.checkpoint.tiers.unchanged import Unchanged
 
 
 class SumsBeside:
-    """The fingerprints of a snapshot's parts, on their way while a `with` block runs, which waits for them."""
+    """The fingerprints of a snapshot's parts, on their way while a `with` block runs, which waits for them.
+
+    `samples` are the first values of each.
+    """
 
     def __init__(self, taken: Snapshot) -> None:
         self._taken = taken
+        self.samples = _samples_of(taken.values.items())
         self._sums: dict[Part, int] = {}  # of parts that came without one
         self._rest: Future[dict[Part, int]] | None = None
         self._opened = ExitStack()
@@ -36,7 +40,7 @@ class SumsBeside:
         missing = {
             part: values for part, values in self._taken.values.items() if part.fingerprint is None and part.bytes
         }
-        may = {part: values for part, values in missing.items() if unchanged.may_be_still(part, first_words(values))}
+        may = {part: values for part, values in missing.items() if unchanged.may_be_still(part, self.samples[part])}
         self._sums = _sums(may)
         rest = {part: values for part, values in missing.items() if part not in may}
         if rest:
@@ -64,7 +68,7 @@ class SumsBeside:
         self._opened.close()
 
 
-def samples_of(parts: Iterable[tuple[Part, torch.Tensor]]) -> dict[Part, bytes]:
+def _samples_of(parts: Iterable[tuple[Part, torch.Tensor]]) -> dict[Part, bytes]:
     """Return the first values of parts, by which a later save sees at once that most of them have changed."""
     return {replace(part, fingerprint=None): first_words(values) for part, values in parts if part.bytes}
 

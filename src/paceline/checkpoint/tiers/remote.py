@@ -1,7 +1,8 @@
 """Checkpoints in remote storage that fsspec reaches: copied file by file, the manifest last, and read back.
 
 An object store has no rename, so what has no manifest there is no checkpoint. What is fetched is checked like any other
-checkpoint before it is used.
+checkpoint before it is used. Several runs may have one URL: a run removes its own checkpoints alone, and one that has
+checkpoints here fetches no other's.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 from paceline.checkpoint.files.read_back import PiecesDigest
 from paceline.checkpoint.folder import create_partial, verify_checkpoint
 from paceline.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
-from paceline.checkpoint.tiers.newest import next_sequence
+from paceline.checkpoint.tiers.newest import newest_first, next_sequence
 from paceline.errors import MissingExtra, StorageError
 from paceline.patience import Patience
 from paceline.scratch import Scratch
@@ -25,6 +26,7 @@ from paceline.units import format_seconds
 
 PIECE_BYTES = 2**22
 LOOK_SECONDS = 0.05
+RUN = "run"  # in a manifest's `extra`: the name of the run that it is of
 ATTEMPTS = 1000  # names that are tried for a checkpoint of one step
 
 
@@ -52,7 +54,7 @@ class RemoteStore:
             self._root = root.rstrip("/")
 
     def copy(self, folder: Path, keep_last: int) -> Copied:
-        """Copy a published checkpoint, read the copy back, and remove older ones beyond `keep_last`."""
+        """Copy a published checkpoint, read the copy back, and remove the run's older ones beyond `keep_last`."""
         manifest = read_manifest(folder)
         with self._told(f"did not take {folder.name}"):
             target = self._free_name(folder)
@@ -64,17 +66,19 @@ class RemoteStore:
             self._files.put_file(str(folder / MANIFEST_NAME), f"{target}/{MANIFEST_NAME}")
             if self._files.cat_file(f"{target}/{MANIFEST_NAME}") != (folder / MANIFEST_NAME).read_bytes():
                 raise StorageError(f"{self.url} did not take {folder.name}", f"{MANIFEST_NAME} reads back otherwise")
-            removed = self._remove_old(keep_last, target)
+            removed = self._remove_old(keep_last, target, manifest.extra.get(RUN))
         return Copied(self._files.unstrip_protocol(target), manifest.total_bytes, removed)
 
-    def fetch_newest(self, root: Path, newer_than: int) -> Path | None:
+    def fetch_newest(self, root: Path, newer_than: int, run: str | None = None) -> Path | None:
         """Return a checkpoint copied into the folder `root`, the newest sound one whose sequence number is higher.
 
-        None where there is none. One that arrives damaged is passed over.
+        With `run` of the run of that name alone. None where there is none. One that arrives damaged is passed over.
         """
         for name, manifest in self._complete():
             if manifest.sequence <= newer_than:
                 return None
+            if run is not None and manifest.extra.get(RUN, run) != run:
+                continue
             try:
                 return self._fetch(name, manifest, root)
             except StorageError:
@@ -128,8 +132,9 @@ class RemoteStore:
                 return target
         raise StorageError(f"{self.url} did not take {folder.name}", f"it holds {ATTEMPTS} of that name", "another URL")
 
-    def _remove_old(self, keep_last: int, newest: str) -> tuple[str, ...]:
-        doomed = [name for name, _ in self._complete()[keep_last:] if f"{self._root}/{name}" != newest]
+    def _remove_old(self, keep_last: int, newest: str, run: object) -> tuple[str, ...]:
+        own = [name for name, manifest in self._complete() if manifest.extra.get(RUN) == run]
+        doomed = [name for name in own[keep_last:] if f"{self._root}/{name}" != newest]
         for name in doomed:
             self._files.rm_file(f"{self._root}/{name}/{MANIFEST_NAME}")  # it is no checkpoint from here on
             self._files.rm(f"{self._root}/{name}", recursive=True)
@@ -165,8 +170,12 @@ def fetch_newer(url: str, roots: list[Path], into: Path, hanging_after: float) -
     if not url:
         return []
     newest = next_sequence(roots, lengths=True) - 1
+    here = newest_first(roots).complete
+    run = here[0].manifest.extra.get(RUN) if here else None
     try:
-        path = _within(hanging_after, f"{url} has not answered", lambda: RemoteStore(url).fetch_newest(into, newest))
+        path = _within(
+            hanging_after, f"{url} has not answered", lambda: RemoteStore(url).fetch_newest(into, newest, run)
+        )
     except StorageError as error:
         if not newest:
             raise

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from paceline.checkpoint.tiers.held_by_ranks import HeldByRanks
+from paceline.checkpoint.tiers.remote import RUN
 from paceline.errors import ConfigError, OutOfMemory, StorageError
 from paceline.lock import RunLock, take
 from paceline.plan.feasible.micro_batch import with_micro_batch
@@ -19,7 +20,7 @@ from paceline.run.callbacks.callbacks import Callbacks
 from paceline.run.evaluate.best import BestEvaluation, values_on_record, was_stopped
 from paceline.run.evaluate.samples import sample_writer
 from paceline.run.loop.evaluate import unigram_bar
-from paceline.run.loop.resume import Progress, Restored, RunIdentity, state_tensors
+from paceline.run.loop.resume import KeepsState, Progress, Restored, RunIdentity, state_tensors
 from paceline.run.loop.sources import open_sets, open_together
 from paceline.run.loop.step import Stepper, StepStats
 from paceline.run.loop.under_plan import UnderPlan
@@ -51,6 +52,7 @@ from paceline.run.survive.recovered import Recovered
 from paceline.run.survive.replay import SWITCHES, StepBefore, expected_step
 from paceline.run.survive.saving.keeper import CheckpointKeeper
 from paceline.run.survive.saving.known import KnownSave, agreed_save, seconds_on_record
+from paceline.run.survive.saving.run_name import RunName
 from paceline.run.survive.survivor import (
     Brought,
     bring_together,
@@ -118,7 +120,9 @@ class InWorld:
         peak, schedule = task.optimizer.lr, task.schedule
         course = course_of(schedule, peak, brief.steps, self._warmup, self._decay)
         self._callbacks = Callbacks(task.callbacks)
-        kept = {"callbacks": self._callbacks} if task.callbacks else {}
+        kept: dict[str, KeepsState] = {"callbacks": self._callbacks} if task.callbacks else {}
+        if spec.run.checkpoints.remote:
+            kept[RUN] = RunName(world)
         self._run = RunIdentity(run_dir, spec, self.source.fingerprint, course, described(self.source), kept)
         observe, self._samples = spec.run.observe, SamplesOfFirst()
         every = self._steps(observe.health_every) or 1
