@@ -202,7 +202,7 @@ def check_next_token(task: Task, *, of_text: bool) -> None:
     )  # fmt: skip
 
 
-def _pairs(folder: Path) -> str:
+def _pairs(folder: Path | None) -> str:
     """Return what a spec says of an encoder-decoder."""
     return (
         f'for sources with their targets: objective = "seq2seq", data.source = "{PAIRS}",'
