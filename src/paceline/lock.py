@@ -38,6 +38,7 @@ LOCK_VARIABLE = "PACELINE_LOCK"
 RECORD_BYTES = 512  # one write, which readers see whole
 ORPHANS_SECONDS = 120.0  # for ranks whose supervisor was killed to save and end
 LOOK_SECONDS = 0.05
+SETTLED_NANOSECONDS = 10**9  # since a file was written, after which its times tell the next write apart
 NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 
 # Which directories this process holds is a fact about the process: the system's lock cannot tell two of its runs apart.
@@ -65,13 +66,21 @@ class RunLock:
     def __init__(self, run_dir: Path, descriptor: int, token: str, made: bool = False, generation: int = 1) -> None:
         """A directory that was `made` for the run goes with the lock where the run has kept nothing in it."""
         self.run_dir, self.descriptor, self.token, self.generation = run_dir, descriptor, token, generation
+        self._path = os.path.join(run_dir, NAME)  # noqa: PTH118 - looked at with every record
+        self._seen: tuple[int, ...] | None = None  # the generation and the state of the file that were right
         _HELD.add(self)
         self._let_go = weakref.finalize(self, _release, run_dir / NAME, descriptor, token, os.getpid(), made)
         # A worker that is forked from this process must not hold the directory for longer than this process does.
         os.register_at_fork(after_in_child=self._let_go)
 
     def check(self) -> None:
-        """Raise RunInUse where another start has taken the directory: this one must write nothing more."""
+        """Raise RunInUse where another start has taken the directory: this one must write nothing more.
+
+        A file that has not changed since is not read again. It is opened all the same: file servers then look anew.
+        """
+        state = _state_of(self._path)
+        if state is not None and self._seen == (self.generation, *state):
+            return
         holder = _read(self.run_dir / NAME)
         if holder and holder.token != self.token:
             raise RunInUse(
@@ -85,6 +94,7 @@ class RunLock:
                 f"its supervisor has begun generation {holder.generation}; this one writes nothing more",
                 "nothing: the run goes on in the newer generation",
             )
+        self._seen = None if state is None else (self.generation, *state)
 
     def continue_from(self, generation: int) -> None:
         """Count on from a generation of a holder before: numbers of generations only grow, whoever counts them."""
@@ -320,6 +330,25 @@ def _write(descriptor: int, holder: LockHolder) -> None:
     os.pwrite(descriptor, line, 0)
     os.ftruncate(descriptor, len(line))
     os.fsync(descriptor)  # on a file server others see it now
+
+
+def _state_of(path: str) -> tuple[int, ...] | None:
+    """Return what changes when a file is written; None where it is not there, or was written so lately that another
+    write may leave the same.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        status = os.fstat(descriptor)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    if time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) < SETTLED_NANOSECONDS:
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _read(path: Path) -> LockHolder | None:

@@ -1,6 +1,7 @@
 """What the documentation shows works: every command and every Python block in it is run, on a tiny task.
 
-All pages share one folder with a copy of examples/, made small by SMALLER. The rules:
+Pages share one folder with a copy of examples/, made small by SMALLER; a tutorial has an empty one of its own, so that
+what it needs stands on it. The rules:
 
 - A line `$ COMMAND` is run, each once, with the exit code 0; `<!-- exit 2 -->` before its block asks for another.
   The lines below it are what it prints: a line that is really printed has all words of each, in their order. Numbers,
@@ -13,6 +14,7 @@ All pages share one folder with a copy of examples/, made small by SMALLER. The 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import linecache
 import os
@@ -20,7 +22,7 @@ import re
 import shlex
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +32,7 @@ from runs import run_patiently
 from paceline.spec.load import parse_spec
 
 ROOT = Path(__file__).parents[2]
+TUTORIALS = ROOT / "docs" / "tutorials"
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 COMMAND_SECONDS = 120
 SHELL = re.compile(r"[|&;<>()$`*?\[\]~#!{}]|^\s*\w+=")  # what a shell does more with than to start a program
@@ -90,7 +93,7 @@ def cases() -> Iterator[object]:
     for block in BLOCKS:
         if block.kind not in KINDS or block.mark.startswith("not run"):
             continue
-        if block.kind == "console" and block.text in seen:
+        if block.kind == "console" and block.text in seen and TUTORIALS not in block.page.parents:
             continue
         seen.add(block.text)
         marks = [pytest.mark.deep] if block.mark == "deep" else []
@@ -140,6 +143,17 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
 
 
 @pytest.fixture(scope="module")
+def folder_of(checkout: Checkout, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Checkout]:
+    """Return what gives the folder in which a page's blocks are run."""
+
+    @functools.cache
+    def alone(page: Path) -> Checkout:
+        return Checkout(tmp_path_factory.mktemp(page.stem))
+
+    return lambda page: alone(page) if TUTORIALS in page.parents else checkout
+
+
+@pytest.fixture(scope="module")
 def names() -> dict[Path, dict[str, object]]:
     """Return the names that each page's Python blocks have defined so far."""
     return {}
@@ -147,8 +161,12 @@ def names() -> dict[Path, dict[str, object]]:
 
 @pytest.mark.parametrize("block", cases())
 def test_what_is_shown_works(
-    block: Block, checkout: Checkout, names: dict[Path, dict[str, object]], monkeypatch: pytest.MonkeyPatch
+    block: Block,
+    folder_of: Callable[[Path], Checkout],
+    names: dict[Path, dict[str, object]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    checkout = folder_of(block.page)
     monkeypatch.chdir(checkout.folder)
     wrong = differences(block, checkout, names.setdefault(block.page, {"__name__": "page"}))
     if wrong:

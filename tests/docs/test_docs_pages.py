@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import re
 from pathlib import Path
 from types import ModuleType
@@ -46,6 +47,19 @@ def test_every_option_is_in_the_reference_with_its_documentation() -> None:
 def test_the_reference_of_the_python_interface_names_all_of_it() -> None:
     page = (DOCS / "reference" / "python-api.md").read_text(encoding="utf-8")
     assert [name for name in paceline.__all__ if f"`{name}" not in page] == []
+
+
+def test_the_reference_shows_the_arguments_that_functions_take() -> None:
+    page = (DOCS / "reference" / "python-api.md").read_text(encoding="utf-8")
+    shown = dict(re.findall(r"^### `(\w+)\((.*)\)`$", page, flags=re.M))
+    for name, arguments in shown.items():
+        taken = [each for each in inspect.signature(getattr(paceline, name)).parameters.values() if each.name != "self"]
+        defaults = {each.name: each.default for each in taken if each.default is not inspect.Parameter.empty}
+        assert re.findall(r"(?:^|, )(\w+)", arguments) == [each.name for each in taken], name
+        assert eval(f"dict({', '.join(part for part in arguments.split(', ') if '=' in part)})") == defaults, name
+    assert {"Run", "fit", "plan", "simulate", "verify", "backtest", "report", "bill", "load_run", "verify_loop"} <= set(
+        shown
+    )
 
 
 def test_the_guide_shows_the_tolerances_that_are_applied() -> None:

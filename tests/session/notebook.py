@@ -18,7 +18,7 @@ KERNEL = "paceline"
 
 
 def execute(cells: list[str], folder: Path) -> list[dict[str, object]]:
-    """Return for each cell its `text` (streams together), its `html` and the name of its `error`, none where empty."""
+    """Return for each cell its `text` (streams together), its `html`, and its `error`, `because` of what."""
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     made = [sys.executable, "-m", "ipykernel", "install", "--prefix", str(folder), "--name", KERNEL]
     subprocess.run(made, check=True, capture_output=True)
@@ -34,6 +34,7 @@ def _told(outputs: list[dict[str, object]]) -> dict[str, object]:
         "text": "".join(str(output["text"]) for output in outputs if output["output_type"] == "stream"),
         "html": "".join(str(data.get("text/html", "")) for data in shown),
         "error": next((output["ename"] for output in outputs if output["output_type"] == "error"), None),
+        "because": next((output["evalue"] for output in outputs if output["output_type"] == "error"), None),
     }
 
 

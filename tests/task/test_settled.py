@@ -182,6 +182,16 @@ def test_a_folder_of_a_model_that_does_not_say_the_next_token_is_refused_for_tex
         settle(spec_of(tmp_path, name, content, f"task.model={tmp_path}", "task.objective=own:objective"))
 
 
+def test_a_table_of_sources_and_targets_for_an_encoder_decoder_says_how(tmp_path: Path) -> None:
+    """The column `target` is taken for labels, and a head for whole texts was all that was advised."""
+    config = {"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True, "model_type": "t5"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    rows = "source,target\n" + "".join(f"a text of number {number},word {number % 3}\n" for number in range(30))
+    with pytest.raises(ConfigError) as caught:
+        settle(spec_of(tmp_path, "a.csv", rows, f"task.model={tmp_path}"))
+    assert 'objective = "seq2seq"' in str(caught.value) and "sequence_pairs:sequence_pairs" in str(caught.value)
+
+
 VISION = {"num_channels": 3, "image_size": 30}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
@@ -26,9 +26,13 @@ def argument(
     minimum: float | None = None,
     above: float | None = None,
     called: bool = False,
+    objects: Mapping[str, str] | None = None,
 ) -> Option:
-    """Return the declaration of an argument, of a kind as an option of a spec has it; `called` is a function."""
-    objects = {"__call__": "a function"} if called else {}
+    """Return the declaration of an argument, of a kind as an option of a spec has it; `called` is a function.
+
+    `objects` are what it takes in words, by the attributes that such an object has.
+    """
+    objects = dict(objects or {}) | ({"__call__": "a function"} if called else {})
     return Option("", kind, optional, None, doc, minimum=minimum, above=above, objects=objects)
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from paceline.config.called import OVERRIDES, checked_call
-from paceline.errors import HandedBack, PacelineError, Requeue
+from paceline.errors import HandedBack, PacelineError, Requeue, of_rank
 from paceline.report.build import build_report
 from paceline.report.summary import Summary
-from paceline.session.start import train
+from paceline.session.start import trained
+from paceline.session.together import as_error
 from paceline.session.verbs.given import spec_of
 from paceline.spec.arguments import run_directory
 from paceline.spec.cluster import ClusterSpec
@@ -18,6 +20,7 @@ from paceline.spec.plan import Plan, PlanSpec
 from paceline.spec.run import RunSpec
 from paceline.spec.survive.faults import FaultPlan
 from paceline.spec.task import Task
+from paceline.supervise.blame import Outcome
 from paceline.uncaught import is_prompt
 
 
@@ -44,12 +47,22 @@ def fit(
     on purpose, to rehearse them: a TOML file, or its tables.
     """
     spec = spec_of(task, plan, cluster, overrides, run, verify, faults)
-    code = train(spec)
-    if code == Requeue.exit_code:
+    outcome = trained(spec)
+    if outcome.exit_code == Requeue.exit_code:
         because = "the run was stopped early"
         raise HandedBack(because) if is_prompt() else Requeue(f"{because}; its checkpoint is saved")
-    if code:
-        failure = PacelineError(f"the run in {run_directory(spec)} failed", f"exit code {code}", "see its report.html")
-        failure.exit_code = code
-        raise failure
+    if outcome.exit_code:
+        raise _failure(outcome, run_directory(spec))
     return build_report(run_directory(spec))
+
+
+def _failure(outcome: Outcome, run_dir: Path) -> PacelineError:
+    """Return why a run has failed, as whoever failed has told it; print the traceback of another process."""
+    code = outcome.exit_code
+    if outcome.error is None:
+        unknown = {"what": f"the run in {run_dir} failed", "because": f"exit code {code}", "try": "see its report.html"}
+        return as_error({**unknown, "exit_code": code})
+    print(outcome.error.get("traceback", ""), end="", file=sys.stderr)
+    what = str(outcome.error["what"])
+    what = of_rank(what, outcome.error["rank"]) if "rank" in outcome.error else what
+    return as_error({**outcome.error, "what": what, "exit_code": code})

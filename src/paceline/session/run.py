@@ -198,6 +198,7 @@ class Run(Training):
             if self._lock is not None:
                 self._lock.release()
 
+    @checked_call()
     def close(self) -> None:
         """Leave the process group. Called for you when the interpreter ends."""
         leave_world()

@@ -57,6 +57,13 @@ def train(spec: Spec, say: Say = say_line) -> int:
     directory, and a PacelineError for what is wrong before training starts; what goes wrong later is explained on
     stderr and in the report.
     """
+    outcome = trained(spec, say)
+    explain(outcome)
+    return outcome.exit_code
+
+
+def trained(spec: Spec, say: Say = say_line) -> Outcome:
+    """Do what `train` does and return how the run has ended; its error is left to the caller to tell."""
     end_with_step(os.environ)
     check_extras(spec.run)
     run_dir = run_directory(spec)
@@ -67,11 +74,11 @@ def train(spec: Spec, say: Say = say_line) -> int:
             return _train_alone(spec, run_dir, say, is_over)
     from paceline.session.nodes.among import train_among_others
 
-    return train_among_others(spec, place, say)
+    return Outcome(train_among_others(spec, place, say))
 
 
-def _train_alone(spec: Spec, run_dir: Path, say: Say, is_over: Callable[[], None]) -> int:
-    """Tell the story of a run that nobody else takes part in, and return its exit code."""
+def _train_alone(spec: Spec, run_dir: Path, say: Say, is_over: Callable[[], None]) -> Outcome:
+    """Tell the story of a run that nobody else takes part in, and return how it has ended."""
     with take(run_dir) as lock, standby_ahead(spec, lock) as standby:
         with collected_once():
             if traces_here(spec):
@@ -92,8 +99,7 @@ def _train_alone(spec: Spec, run_dir: Path, say: Say, is_over: Callable[[], None
         outcome = in_hours(window, run, say)
         is_over()
         close_run(outcome, lock, Redactor(spec.run.redact), say)
-    explain(outcome)
-    return outcome.exit_code
+    return outcome
 
 
 def traces_here(spec: Spec) -> bool:

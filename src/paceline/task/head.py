@@ -101,15 +101,17 @@ def _named(classes: Sequence[str]) -> dict[str, object]:
 def _new_head(model: ModelSpec, folder: Path, table: TextTable, architecture: str) -> tuple[ModelSpec, str]:
     labels = table.labels
     assert labels is not None
-    kind = str(config_of(model, folder).get("model_type"))
+    config = config_of(model, folder)
+    kind = str(config.get("model_type"))
     endings = (*OF_TOKENS, *MASKED_HEADS, *OTHER_HEADS[1:])
     ending = next((end for end in endings if architecture.endswith(end)), "")
     causal = ending in OF_TOKENS and kind not in NAMED
     if not ending:
+        pairs = f"{_pairs(folder)}; or, for labels, " if config.get("is_encoder_decoder") else ""
         raise ConfigError(
             f"the model in '{folder}' has no head for whole texts", f"it is of the class {architecture}, and the data "
             "are texts with labels",
-            f"name = \"hf:{folder}\", its class with such a head, and a head that starts fresh: arguments = "
+            f"{pairs}name = \"hf:{folder}\", its class with such a head, and a head that starts fresh: arguments = "
             f"{{ architecture = \"...{SEQUENCE_HEAD}\", num_labels = {labels.outputs} }}, fresh = [\"classifier.*\"]",
         )  # fmt: skip
     arguments: dict[str, object] = {
@@ -185,8 +187,7 @@ def check_next_token(task: Task, *, of_text: bool) -> None:
         raise ConfigError(
             f"the model in '{folder}' does not learn the next token",
             f"it is of the class {architecture}: it reads a source and writes a target, and a text is none of both",
-            f'a table with the columns source and target: objective = "seq2seq", data.source = "{PAIRS}",'
-            f' data.arguments = {{ path = "TABLE", model = "{folder}" }}',
+            _pairs(folder),
         )
     if architecture.endswith(MASKED_HEADS):
         why = "it sees the whole text, and so the token that it would say"
@@ -199,6 +200,14 @@ def check_next_token(task: Task, *, of_text: bool) -> None:
 'an objective and batches of your own (objective = "module:function", data.source = "module:factory"), or a table '
         'of texts with labels and a head for them (arguments = { architecture = "...", num_labels = 2 })',
     )  # fmt: skip
+
+
+def _pairs(folder: Path | None) -> str:
+    """Return what a spec says of an encoder-decoder."""
+    return (
+        f'for sources with their targets: objective = "seq2seq", data.source = "{PAIRS}",'
+        f' data.arguments = {{ path = "TABLE", model = "{folder}" }}'
+    )
 
 
 def _no_tokens(config: dict[str, object], architecture: str, folder: Path | None) -> tuple[str, str, str] | None:

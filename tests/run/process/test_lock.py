@@ -200,6 +200,33 @@ def test_a_run_that_kept_nothing_leaves_no_directory(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "runs" / "kept").iterdir()) == ["journal", NAME]
 
 
+def test_a_file_is_read_again_only_where_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every record looks at the file."""
+    reads: list[Path] = []
+    read = lock_module._read
+    monkeypatch.setattr(lock_module, "_read", lambda path: reads.append(path) or read(path))
+    with take(tmp_path) as lock:
+        reads.clear()
+        lock.check()
+        lock.check()
+        assert len(reads) == 2, "it was written a moment ago: another write could leave the same times"
+        monkeypatch.setattr(lock_module, "SETTLED_NANOSECONDS", 0)
+        for _ in range(3):
+            lock.check()
+        assert len(reads) == 3
+        told, before = (tmp_path / NAME).read_text(), (tmp_path / NAME).stat().st_mtime_ns
+        while (tmp_path / NAME).stat().st_mtime_ns == before:
+            (tmp_path / NAME).write_text(told.replace(lock.token, "0" * len(lock.token)))
+        for _ in range(2):
+            with pytest.raises(RunInUse, match="another start has taken over"):
+                lock.check()
+        (tmp_path / NAME).write_text(told)
+        lock.check()
+        lock.generation = 0
+        with pytest.raises(RunInUse, match="generation 0 of the run"):
+            lock.check()
+
+
 def test_a_deleted_lock_file_alone_stops_nothing(tmp_path: Path) -> None:
     lock = take(tmp_path)
     (tmp_path / NAME).unlink()

@@ -19,7 +19,7 @@ from paceline.errors import ConfigError, DataError
 from paceline.spec.task import DataSpec
 from paceline.task.data import source as source_module
 from paceline.task.data.facts import data_facts
-from paceline.task.data.order.permutation import sample_ids
+from paceline.task.data.order.permutation import keyed, sample_ids
 from paceline.task.data.protocol import Source
 from paceline.task.data.rows.windows import TokenSource
 from paceline.task.data.source import open_sources
@@ -146,6 +146,54 @@ def test_augmentation_is_a_function_of_the_position() -> None:
     for name in ("x", "y", "z"):
         assert not torch.equal(later[name], whole[name]) and not torch.equal(other[name], whole[name])
     assert torch.equal(source.read(ids)["x"], source.read(ids, ids)["x"])
+
+
+class DrawsLate:
+    """Some rows draw, some ask for torch's seed, and one cannot be read unless it draws what its seed gives."""
+
+    fingerprint = "late"
+
+    def __init__(self, late: int) -> None:
+        self.late, self.read = late, 0
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> dict[str, float]:
+        self.read += 1
+        drawn = 0.0
+        if index >= self.late:
+            drawn = random.random() if index % 2 else float(np.random.randn())
+        if index == 63 and self.late == 63 and drawn != SEEDED:
+            raise ValueError("another number was wanted")
+        return {"seed": float(torch.initial_seed() % 2**20), "drawn": drawn, "index": float(index)}
+
+
+def _drawn_alone(seed: int, index: int) -> float:
+    random.seed(int(keyed(seed, np.array([index], dtype=np.uint64))[0]))
+    return random.random()
+
+
+SEEDED = _drawn_alone(5, 63)
+
+
+@pytest.mark.parametrize("drawn_before", [0, 1, 2])  # after one normal number numpy keeps another
+@pytest.mark.parametrize("late", [0, 40, 63, 64])
+def test_rows_that_draw_late_are_what_they_are_alone(late: int, drawn_before: int) -> None:
+    ids = np.arange(64)
+    alone = [MapSource(DrawsLate(late), seed=5).read(ids[at : at + 1]) for at in range(64)]
+    source = MapSource(DrawsLate(late), seed=5)
+    for start in range(0, 64, 8):
+        np.random.randn(drawn_before)
+        states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        part = source.read(ids[start : start + 8])
+        for name in part:
+            expected = torch.cat([each[name] for each in alone[start : start + 8]])
+            assert torch.equal(part[name], expected), name
+        assert random.getstate() == states[0] and torch.equal(torch.get_rng_state(), states[2])
+        own, kept = np.random.get_state(), states[1]
+        assert np.array_equal(own[1], kept[1]) and own[2:] == kept[2:]
+    assert source.dataset.read <= 64 + 8 * (late < 64), "one batch is read again, where rows are seen to draw"
 
 
 def test_the_global_generators_are_set_back_even_after_a_failure() -> None:

@@ -83,7 +83,7 @@ class WrittenState:
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         model = self._model()
         assert model is not None, "a hook has it"
-        names = {weight: name for name, weight in model.named_parameters()}
+        names: dict[torch.Tensor, str] = {weight: name for name, weight in model.named_parameters()}
         yield from model.named_parameters()
         yield from model.named_buffers()
         for weight, own in self._optimizer.state.items() if self._optimizer is not None else ():

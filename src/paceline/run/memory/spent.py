@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
 import resource
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,17 +14,22 @@ from torch import nn
 
 from paceline.task.models.held import local_of
 
+READ_SECONDS = 1.0  # after which the peak is read anew, though it has not grown: fewer pages of files may be in it
 _STATUS = Path("/proc/self/status")
+_KILOBYTES = re.compile(rb"^(\w+):\s*(\d+) kB$", re.M)
 
 
 def process_bytes() -> dict[str, int]:
     """Return the bytes that Linux reports of this process, by field; empty where nothing can be read of it."""
     try:
-        status = _STATUS.read_bytes()
+        descriptor = os.open(_STATUS, os.O_RDONLY)
+        try:
+            status = os.read(descriptor, 1 << 16)
+        finally:
+            os.close(descriptor)
     except OSError:  # another system, or no descriptor is left: a look at the memory ends no run
         return {}
-    fields = (line.split() for line in status.splitlines() if line.endswith(b" kB"))
-    return {field[0][:-1].decode(): 1024 * int(field[1]) for field in fields}
+    return {name.decode(): 1024 * int(count) for name, count in _KILOBYTES.findall(status)}
 
 
 class MemoryMeter:
@@ -35,14 +43,18 @@ class MemoryMeter:
         self._device = device
         self._mapped = process_bytes().get("RssFile", 0)
         self._earlier = 0  # the peak before the last `begin_anew`
+        self._known, self._read_at = (0, 0), 0.0  # the process's peak as it was read, what of it counts, and when
 
     def peak_bytes(self) -> int:
         """Return the peak so far."""
         if self._device.type == "cuda":
             return max(self._earlier, torch.cuda.max_memory_allocated(self._device))
-        status = process_bytes()
-        peak = status.get("VmHWM", 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-        return peak - max(0, status.get("RssFile", 0) - self._mapped)
+        resident, now = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+        if resident != self._known[0] or now - self._read_at > READ_SECONDS:
+            status = process_bytes()
+            peak = status.get("VmHWM", resident)  # what was there before this program began is in the other
+            self._known, self._read_at = (resident, peak - max(0, status.get("RssFile", 0) - self._mapped)), now
+        return self._known[1]
 
     def begin_anew(self) -> None:
         """Measure the peak of what comes from here on by itself, where the device can: see `recent_bytes`."""

@@ -50,6 +50,7 @@ class RunFolder:
             raise StorageError(f"{self.dir} tells no spec", "its journal has no start", "a run that has begun")
         return spec_from_dict(starts[-1]["spec"], origin=f"the journal in {self.dir}")
 
+    @checked_call()
     def summary(self) -> Summary:
         """Return the report's content, without writing the page. Raises StorageError where the journal is empty."""
         return build_report(self.dir)

@@ -52,8 +52,13 @@ PREFIXES = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")  # what DDP, torch
 DTYPES = {torch.float32: "fp32", torch.float64: "fp64"}
 
 
+MODULE = {"named_parameters __call__": "a torch.nn.Module"}
+
+
 @checked_call(
-    step=argument("object", called=True), objective=argument("object", called=True),
+    step=argument("object", called=True), model=argument("object", objects=MODULE),
+    batches=argument("object", objects={"__len__ __getitem__": "a list of batches"}),
+    plain=argument("object", optional=True, objects=MODULE), objective=argument("object", called=True),
     optimizer=argument("object", optional=True, called=True), split=argument("object", optional=True, called=True),
     clip_norm=argument("number", minimum=0.0), part=argument("whole", optional=True, minimum=0),
 )  # fmt: skip
@@ -96,6 +101,10 @@ def verify_loop(
     plan = Plan(_layout(weights, world), precision=dtype)
     single = _single(model, plain)
     _load(single, weights)
+    if not len(batches):
+        raise ConfigError(
+            "there is no batch to prove the loop with", "of no step every loop is right", "one for each step"
+        )
     traits = traits_of(single)
     held = _Held(weights, world, plan, LoopReference(single, objective, optimizer, clip_norm), optimizer is not None)
     found: list[Difference] = []

@@ -283,3 +283,22 @@ def test_a_proof_says_what_a_program_does_not_take_and_what_is_a_guess() -> None
         guess = whole_batch(task_of(ways.ForMany), fp64(), world, source, SEQ_LEN, 1, {})
     assert not guess.equal, "some cuts have no more than three rows, and draw nothing"
     assert "DropsForMany.forward" in guess.first_difference.likely
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_recurrent_layer_that_drops_nothing_is_left_alone(
+    kind: Any, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of its operators would pass through the interpreter."""
+    mode, seen = SampleRandomness(3, CPU, Survey()), []
+    monkeypatch.setattr(type(mode._operators), "__enter__", lambda self: seen.append(1) or self)
+    monkeypatch.setattr(type(mode._operators), "__exit__", lambda self, *error: None)
+    rows = torch.rand(2, 3, 4)
+    given = nn.utils.rnn.pack_padded_sequence(rows, torch.tensor([3, 2]), batch_first=True) if packed else rows
+    for dropout, training, drops in ((0.0, True, 0), (0.5, False, 0), (0.5, True, 1)):
+        layer = kind(4, 4, num_layers=2, dropout=dropout, batch_first=True).train(training)
+        seen.clear()
+        with mode:
+            layer(given)
+        assert len(seen) == drops

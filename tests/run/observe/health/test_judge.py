@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
+from paceline.robust import NORMAL, SMALLEST_PART, OrderedWindow, deviation_of, median_of
 from paceline.run.observe.health.judge import DEAD, LARGE_UPDATE, PLATEAU, SPIKE, WINDOW, HealthJudge
 
 HEALTHY = {"grad_norm": 0.1, "weight_norm": 10.0, "update_ratio": 1e-3, "activation_max": 8.0, "dead_share": 0.1}
@@ -154,3 +156,19 @@ def test_scores_and_logits_that_grow(name: str, detector: str) -> None:
     assert judge.measured(blocks(layers_1={name: 80.0})) == [], "not ten times as large"
     (found,) = judge.measured(blocks(layers_1={name: 100.0}))
     assert (found["detector"], found["block"], found["threshold"]) == (detector, "layers_1", 90.0)
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 64])
+def test_a_window_in_order_tells_what_its_values_tell(length: int) -> None:
+    draw, window, values = random.Random(length), OrderedWindow(length), []
+    for _ in range(5 * length + 3):
+        value = draw.choice([1.0, 2.0, draw.random(), 1e300])
+        left = window.add(value)
+        assert left == (values[-length] if len(values) >= length else None)
+        values.append(value)
+        last = values[-length:]
+        assert window.ordered == sorted(last) and len(window) == len(last)
+        middle = statistics.median(last)
+        deviation = NORMAL * statistics.median(abs(each - middle) for each in last)
+        assert median_of(window.ordered) == middle
+        assert deviation_of(window.ordered, middle) == max(deviation, SMALLEST_PART * abs(middle))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -220,6 +220,8 @@ class SampleRandomness(TorchFunctionMode):
                 return func(*args, **kwargs)
             with sdpa_kernel(SDPBackend.MATH), self._operators:  # fused kernels draw by themselves
                 return func(*args, **kwargs)
+        if func in RECURRENT and not _recurrent_drops(args):
+            return func(*args, **kwargs)
         with self._operators:
             return func(*args, **kwargs)
 
@@ -285,6 +287,16 @@ class SampleRandomness(TorchFunctionMode):
             )  # fmt: skip
             share = Share(0 if shape and shape[0] % len(self._rows) == 0 else None, shape, None)
         return share
+
+
+RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+
+
+def _recurrent_drops(args: Sequence[object]) -> bool:
+    """Return whether a recurrent layer drops: after `has_biases`, its first flag, come `num_layers, dropout, train`."""
+    at = next((place for place, value in enumerate(args) if isinstance(value, bool)), len(args))
+    dropout, trains = (*args[at + 2 : at + 4], None, None)[:2]
+    return not (dropout == 0 or trains is False)  # of what is named, which is not looked at, it may
 
 
 GUESSED = "random numbers of {}, whose owner is a guess: {}"

@@ -8,12 +8,11 @@ has to be well by a margin. Torch-free.
 from __future__ import annotations
 
 import math
-import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paceline.robust import SMALLEST_PART, middle_and_above, middle_of
+from paceline.robust import SMALLEST_PART, OrderedWindow, deviation_of, median_of, middle_and_above, upper_of
 
 WINDOW = 64  # steps that a spike is told from
 SPIKE = 10.0  # deviations above the median
@@ -45,8 +44,9 @@ class HealthJudge:
     """Is told of every step and every measurement, and returns what stands out that was not told before."""
 
     def __init__(self) -> None:
-        self._losses: deque[float] = deque(maxlen=PLATEAU)
-        self._norms: deque[float] = deque(maxlen=WINDOW)
+        self._losses, self._norms = OrderedWindow(WINDOW), OrderedWindow(WINDOW)
+        self._newest = OrderedWindow(DIVERGED)
+        self._earlier, self._later = OrderedWindow(PLATEAU // 2), OrderedWindow(PLATEAU // 2)
         self._best = math.inf  # median of DIVERGED losses
         self._history: dict[tuple[str, str], deque[float]] = {}
         self._told: set[tuple[str, str]] = set()
@@ -56,11 +56,14 @@ class HealthJudge:
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             return []  # which the run itself stops at
         found = [
-            self._spike("loss spike", loss, list(self._losses)[-WINDOW:]),
+            self._spike("loss spike", loss, self._losses),
             self._spike("gradient spike", grad_norm, self._norms),
         ]
-        self._losses.append(loss)
-        self._norms.append(grad_norm)
+        self._losses.add(loss)
+        self._norms.add(grad_norm)
+        self._newest.add(loss)
+        if (left := self._later.add(loss)) is not None:
+            self._earlier.add(left)
         found += [self._diverged(), self._plateau()]
         if load_min is not None:
             found.append(finding(
@@ -92,10 +95,12 @@ class HealthJudge:
 
     # ---- of the curve ----------------------------------------------------------------------------------------------
 
-    def _spike(self, what: str, value: float, before: Sequence[float]) -> tuple[HealthFinding, bool] | None:
+    def _spike(self, what: str, value: float, before: OrderedWindow) -> tuple[HealthFinding, bool] | None:
         if len(before) < WINDOW // 2:
             return None
-        middle, deviation = middle_and_above(before)
+        if value <= upper_of(before.ordered):  # which is never above the limit
+            return well(what)
+        middle, deviation = middle_and_above(before.ordered)
         limit = middle + SPIKE * deviation
         return finding(
             what, "", value, limit, value > limit,
@@ -105,12 +110,15 @@ class HealthJudge:
         )  # fmt: skip
 
     def _diverged(self) -> tuple[HealthFinding, bool] | None:
-        if len(self._losses) < DIVERGED:
+        if len(self._newest) < DIVERGED:
             return None
-        middle, deviation = middle_of(list(self._losses)[-DIVERGED:])
+        middle = median_of(self._newest.ordered)
         self._best = min(self._best, middle)
-        margin = DIVERGED_DEVIATIONS * max(deviation, SMALLEST_PART * abs(self._best))
-        limit = self._best + margin / (2 if ("divergence", "") in self._told else 1)
+        deviations = DIVERGED_DEVIATIONS / (2 if ("divergence", "") in self._told else 1)
+        least = SMALLEST_PART * abs(self._best)
+        if middle <= self._best + deviations * least:
+            return well("divergence")
+        limit = self._best + deviations * max(deviation_of(self._newest.ordered, middle), least)
         return finding(
             "divergence", "", middle, limit, middle > limit,
             f"the median loss of {DIVERGED} steps is {middle:.4g}, and was {self._best:.4g}",
@@ -118,16 +126,17 @@ class HealthJudge:
         )  # fmt: skip
 
     def _plateau(self) -> tuple[HealthFinding, bool] | None:
-        if len(self._losses) < PLATEAU:
-            return None
-        losses = list(self._losses)
         half = PLATEAU // 2
-        earlier, later = statistics.median(losses[:half]), statistics.median(losses[half:])
-        deviation = middle_of(losses[half:])[1]
+        if len(self._earlier) < half:
+            return None
+        earlier, later = median_of(self._earlier.ordered), median_of(self._later.ordered)
+        deviation = deviation_of(self._later.ordered, later)
         error = PLATEAU_ERRORS * deviation * math.sqrt(2 * math.pi / 2 / half)  # of the difference of two medians
         error *= 2 if ("plateau", "") in self._told else 1
+        if abs(earlier - later) >= error:
+            return well("plateau")
         return finding(
-            "plateau", "", earlier - later, error, abs(earlier - later) < error,
+            "plateau", "", earlier - later, error, True,
             f"in {half} steps the median loss went from {earlier:.4g} to {later:.4g}",
             "a schedule that decays the learning rate, or the end of the run",
         )  # fmt: skip
@@ -187,7 +196,7 @@ class HealthJudge:
             before = self._remember(block, name, most)[:-1]
             if len(before) < 5:
                 continue
-            middle = statistics.median(before)
+            middle = median_of(sorted(before))
             found.append(finding(
                 detector, block, most, GROWN * middle, most > GROWN * middle,
                 f"the largest is {most:.3g}, and was {middle:.3g} in the median of {len(before)} measurements", advice,
@@ -198,6 +207,11 @@ class HealthJudge:
         history = self._history.setdefault((block, what), deque(maxlen=HISTORY))
         history.append(value)
         return list(history)
+
+
+def well(detector: str) -> tuple[HealthFinding, bool]:
+    """Return that a detector of the curve sees nothing."""
+    return {"detector": detector, "block": ""}, False
 
 
 def finding(

@@ -16,6 +16,7 @@ from torch.utils.data import default_collate
 
 from paceline.errors import DataError, suggestion
 from paceline.task.data.order.permutation import keyed
+from paceline.task.data.undrawn import UndrawnGenerators
 
 Kind = TypeVar("Kind")
 
@@ -34,8 +35,9 @@ class MapSource:
     the samples that meet in a micro-batch, so padding must not count: masks, and labels of -100.
 
     Before each row Python's, numpy's and torch's CPU generators are seeded from (seed, position), and set back
-    afterwards: the row is the same whichever rank reads it and after any resume. The generators are global, so read
-    it from the thread that trains. Generators that a data set owns are out of reach.
+    afterwards: the row is the same whichever rank reads it and after any resume. Python's and numpy's are not, as long
+    as no row draws from them. The generators are global, so read it from the thread that trains. Generators that a data
+    set owns are out of reach.
     """
 
     def __init__(self, dataset: Any, seed: int, collate: Collate | None = None) -> None:
@@ -57,6 +59,7 @@ class MapSource:
         if self.samples < 1:
             raise DataError(f"{type(dataset).__name__} is empty", "its length is 0", "give it a sample")
         self.dataset, self.seed = dataset, seed
+        self._draws, self._undrawn = False, UndrawnGenerators()  # whether a row was seen to draw from Python or numpy
         # One at a time all the same: what is random in a row must not depend on the rows beside it.
         self._in_lists = hasattr(dataset, "__getitems__") and _lacks_single_items(dataset)
         own = getattr(dataset, "collate", None)
@@ -77,15 +80,39 @@ class MapSource:
         """Return the rows, collated. Without positions, a row's random numbers follow from its id."""
         places = np.asarray(ids if positions is None else positions)
         assert len(places) == len(ids), "as many positions as ids"
-        seeds = keyed(self.seed, places.astype(np.uint64)).tolist()
+        seeds, indices = keyed(self.seed, places.astype(np.uint64)).tolist(), np.asarray(ids).tolist()
+        if not self._draws and self._undrawn.begin():
+            batch = self._read_undrawn(indices, seeds)
+            if not self._draws:
+                return batch
         rows = []
         with _generators_kept():
-            for index, seed in zip(np.asarray(ids).tolist(), seeds, strict=True):
+            for index, seed in zip(indices, seeds, strict=True):
                 random.seed(seed)
                 np.random.seed(seed % 2**32)
                 torch.default_generator.manual_seed(seed)
                 rows.append(self._row(index))
-            return self._collate(rows, np.asarray(ids).tolist())
+            return self._collate(rows, indices)
+
+    def _read_undrawn(self, indices: list[int], seeds: list[int]) -> Any:
+        """Return the rows, collated, of a data set that draws from no generator of Python or numpy: few do.
+
+        Where it does after all, that is noted, and what is returned does not count. torch's generator is cheap to seed.
+        """
+        kept, rows = torch.default_generator.get_state(), []
+        try:
+            for index, seed in zip(indices, seeds, strict=True):
+                torch.default_generator.manual_seed(seed)
+                rows.append(self._row(index))
+            return self._collate(rows, indices)
+        except DataError:
+            self._draws = self._undrawn.were_drawn_from()
+            if not self._draws:
+                raise
+            return None  # it may have come of what was drawn
+        finally:
+            torch.default_generator.set_state(kept)
+            self._draws = self._draws or self._undrawn.were_drawn_from()
 
     def _lengths(self) -> npt.NDArray[np.int64] | None:
         """Return the lengths that the data set declares of its samples. Raises DataError where they are not as many."""

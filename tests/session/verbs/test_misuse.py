@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from misuses import ARGUMENTS, CALLED, LOOP, TABLES, TASK, misuse, wrong_values
 from runs import environment, run_patiently
 
 import paceline
 from paceline.config.declared import Declared
-from paceline.config.shape import Option, ShapedTable
+from paceline.config.shape import ShapedTable
 from paceline.errors import ConfigError, ConfigErrors, PacelineError
 from paceline.session.verbs.given import spec_of
+from paceline.session.verbs.run_folder import RunFolder
 from paceline.spec.load import parse_spec, table
-
-TASK = paceline.Task(model="llama-1m", global_batch="4 samples", stop="2 steps")
 
 
 @pytest.mark.parametrize(
@@ -139,130 +139,55 @@ def test_a_script_ends_with_exit_code_2_before_torch_is_there(tmp_path: Path) ->
     assert 'mine.py:8: task.seed = "8" is not a whole number' in ended.stderr
 
 
-# What no option of a kind can hold. Nothing of it is read from the code that is tested.
-NEVER: list[Any] = [object(), {1, 2}, b"7", 1j, lambda: 3.0, range(3), Exception("no")]
-WRONG: dict[str, list[Any]] = {
-    "text": [7, 1.5, True, None, ["a"], {"a": 1}],
-    "texts": ["*.py", 7, [7], [None], {"a": "b"}, None, True],
-    "whole": ["7", 1.5, True, None, [7], 10**400, float("nan"), float("inf"), "", {"a": 1}],
-    "number": ["1e-3", True, [0.1], float("nan"), float("inf"), float("-inf"), {"a": 1}, ""],
-    "flag": [0, 1, "true", "yes", 0.0, None, []],
-    "amount": [300, 1.5, "300", "300 stepz", "-3 steps", "0 steps", "steps", "", True, [], "1e999 steps", "nan steps"],
-    "duration": [7200, 1.5, "7200", "2 hors", "-1 h", "", True, [], "1e999 s"],
-    "bytes": ["7", "12 parsecs", "", True, 1.5, [], "-1 GiB", 10**400],
-    "free": [7, "x", [1], None, True, {3: 4}, {"a": float("nan")}],
-    "tables": [7, "x", {"a": 1}, None, [7], ["x"], [{"no_such": 1}]],
-}
-Way = tuple[tuple[str, bool], ...]  # from the spec to a table: names, and whether each is a list of tables
-
-
-def every_table(of: ShapedTable, way: Way = ()) -> Iterator[tuple[Way, ShapedTable]]:
-    """Yield every table below a table, lists of tables too, and the way to it."""
-    for name, member in of.members.items():
-        inner = member if isinstance(member, ShapedTable) else member.item
-        if inner is not None:
-            there = (*way, (name, inner is not member))
-            yield there, inner
-            yield from every_table(inner, there)
-
-
-TABLES = list(every_table(table()))
-
-
-def wrong_value(member: Option | ShapedTable, draw: random.Random) -> Any:
-    """Return a value that the option cannot hold, by its kind and its rules."""
-    if isinstance(member, ShapedTable):
-        return draw.choice([7, None, True, 1.5, iter(()), {"no_such_option": 1}, {3: 4}, b"x"])
-    wrong = list(WRONG[member.kind])
-    wrong += [f"{member.default}x"] if member.choices else []
-    wrong += [member.minimum - 1] if member.minimum is not None and member.kind in ("whole", "number") else []
-    wrong += [member.above] if member.above is not None and member.kind in ("whole", "number") else []
-    wrong += [member.maximum + 1] if member.maximum is not None and member.kind in ("whole", "number") else []
-    value = draw.choice([*wrong, *NEVER])
-    fits = (value is None and member.optional) or (member.objects and (callable(value) or isinstance(value, range)))
-    return object() if fits else value
-
-
-def misspelt(name: str, draw: random.Random) -> str:
-    at = draw.randrange(len(name))
-    return draw.choice([name[:at] + name[at + 1 :], name + "s", name[:at] + "x" + name[at:], name.upper()])
-
-
-def misuse(draw: random.Random) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """Return a public callable, or a dataclass of any table, and named arguments of which at least one is wrong."""
-    if draw.random() < 0.3:
-        name = draw.choice(list(CALLED))
-        argument = draw.choice([*CALLED[name], "tsak"])
-        wrong = {argument: draw.choice(ARGUMENTS.get(argument, [1]))}
-        return getattr(paceline, name), {"task": TASK} | wrong if "task" in CALLED[name] else wrong
-    way, of = draw.choice(TABLES)
-    name = draw.choice(list(of.members))
-    wrong = {name: wrong_value(of.members[name], draw)}
-    if draw.random() < 0.2:
-        other = misspelt(name, draw)
-        wrong |= {other: 1} if other not in of.members else {}
-    if draw.random() < 0.4:
-        return of.cls, wrong
-    held: Any = wrong
-    for part, listed in reversed(way):
-        held = {part: [held] if listed else held}
-    publics = [paceline.fit, paceline.Run] + ([paceline.plan] if "run" not in held else [])
-    return draw.choice(publics), {"task": TASK} | held
-
-
-ARGUMENTS: dict[str, list[Any]] = {
-    "task": [7, None, "no.toml", [TASK], object(), {"modle": "x"}, b"x", 1.5, {"model": 7}],
-    "plan": [7, "dp_shard=two", None, "dp_shard", ["dp_shard=2"], "", "precision=bf17", "zero=4", "tp=2 tp=2",
-             {"layuot": 1}, object(), "dp_shard=-2", "dp_shard=2.5"],
-    "cluster": [-1, 1.5, None, True, {"device": 3}, object(), b"x", {"devcies": 2}, [0], [], [True], ["cpu", 1.5]],
-    "run": [7, "runs/x", {"dri": "x"}, {"dir": 3}, {"checkpoint_every": 50}, [], True, object()],
-    "verify": ["yes", 1, 0, [], {}, object()],
-    "faults": ["no.toml", 7, [{"kind": "meteor"}], [{"knd": "kill"}], {"kind": "kill"}, True, object(), [7]],
-    "overrides": ["task.stop=4 steps", ["stop"], [7], None, {"a": 1}, ["task.stpo=4 steps"], object()],
-    "layout": [7, "dp_shard", "dp_shard=two", [], True, {"dp_shard": 2}, "tp=2 tp=2"],
-    "every": ["4", -1, 1.5, True, None],
-    "steps": [0, -1, "3", 1.5, True, None],
-    "dtypes": ["fp32", ["fp31"], [7], 7, True, {"fp32": 1}],
-    "days": ["3", 0, -1, True, float("nan"), [1]],
-    "policies": ["spares", [7], 7, ["no_such"], {"a": 1}, ["spares,every=soon"]],
-    "runs": [0, -1, 1.5, "50", True, None, [7]],
-    "seed": [-1, "7", 1.5, True, None],
-    "intervals": [1, "yes", None],
-    "measured": [7, "no_such_dir", True, []],
-    "measure": [1, "yes", None],
-    "say": [7, "x", True],
-    "run_dir": [7, None, "no_such", True, b"x"],
-    "by": [7, None, True],
-    "since": ["1st of May", 7, True, 1.5],
-    "until": ["2026-13-01", 7, []],
-    "prices": [7, "no.toml", True],
-    "price_class": [7, None, True],
-    "files": [7, None, [7], {"a": 1}, True],
-}  # fmt: skip
-TRAINS = ("task", "plan", "cluster", "run", "verify", "faults", "overrides")
-CALLED: dict[str, tuple[str, ...]] = {
-    "fit": TRAINS,
-    "Run": TRAINS,
-    "plan": ("task", "plan", "cluster", "overrides", "measure", "say"),
-    "verify": ("task", "layout", "every", "cluster", "overrides", "steps", "dtypes", "say"),
-    "simulate": ("task", "plan", "cluster", "overrides", "days", "policies", "runs", "seed", "intervals", "measured",
-                 "say"),
-    "backtest": ("files",),
-    "report": ("run_dir",),
-    "load_run": ("run_dir",),
-    "bill": ("runs", "by", "since", "until", "prices", "price_class"),
-}  # fmt: skip
-
-
 def test_every_argument_of_every_public_function_is_misused() -> None:
-    """What is public and takes arguments is in the table above; `verify_loop` takes modules and has its own tests."""
+    """What is public and takes arguments is in the tables of `misuses.py`."""
     for name in paceline.__all__:
         function = getattr(paceline, name)
-        if name == "verify_loop" or (isinstance(function, type) and name != "Run"):
+        if isinstance(function, type) and name != "Run":
             continue
         taken = [each for each in inspect.signature(function).parameters if each != "self"]
-        assert set(taken) == set(CALLED[name]), name
-        assert set(taken) <= set(ARGUMENTS), name
+        assert set(taken) == set(LOOP if name == "verify_loop" else CALLED[name]), name
+        assert name == "verify_loop" or set(taken) <= set(ARGUMENTS), name
+
+
+def test_a_loop_that_cannot_be_proven_is_told() -> None:
+    from torch import nn
+
+    model = nn.Linear(2, 2)
+    right = {"step": lambda batch: None, "model": model, "batches": [1], "objective": lambda model, batch: None}
+    for name, values in LOOP.items():
+        for value in values:
+            with pytest.raises(ConfigError) as caught:
+                paceline.verify_loop(**{**right, name: value})
+            assert caught.value.exit_code == 2, (name, value)
+
+
+def test_every_option_of_every_table_refuses_what_it_cannot_hold() -> None:
+    silent, foreign, tried = [], [], 0
+    for _, of in TABLES:
+        for name, member in of.members.items():
+            for value in wrong_values(member):
+                tried += 1
+                try:
+                    of.cls(**{name: value})
+                except PacelineError as error:
+                    assert error.exit_code == 2, (of.cls, name, value, error)
+                except Exception as error:
+                    foreign.append((of.cls.__name__, name, value, error))
+                else:
+                    silent.append((of.cls.__name__, name, value))
+    assert not foreign, foreign
+    assert not silent, silent
+    assert tried > 2000
+
+
+@pytest.mark.parametrize("cls", [paceline.Run, RunFolder])
+def test_every_public_method_knows_its_arguments(cls: type) -> None:
+    for name, method in vars(cls).items():
+        if name.startswith("_") or not inspect.isfunction(method) or name == "step":  # which is called in every step
+            continue
+        with pytest.raises(ConfigError, match="unknown argument 'tsak'"):
+            method(object.__new__(cls), tsak=1)
 
 
 MISUSES = 2000
