@@ -196,7 +196,7 @@ def test_the_head_of_an_interleaved_pipeline_keeps_one_micro_batch() -> None:
     kept = {}
     for layers in (MODEL, model):
         sheet = PricedTask(layers, cluster(2), 64, 1).sheet(plan(Layout(pp=2), 4, **fields))
-        kept[layers is model] = HeldAtPeak(sheet)._activations().values[-1]
+        kept[layers is model] = HeldAtPeak(sheet)._activations()[0].values[-1]
     assert kept[True] - kept[False] == pytest.approx(4 * 4 * 7e5), "a micro-batch of four samples in fp32"
 
 

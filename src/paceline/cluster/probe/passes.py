@@ -88,13 +88,10 @@ def _collectives(first: CollectiveTimes | None, second: CollectiveTimes | None) 
 def _group(first: GroupTimes, second: GroupTimes) -> GroupTimes:
     counts = _counted([first, second], [_group_seconds(group) for group in (first, second)])
     sizes: list[TimedCollective] = [
-        {
-            "collective": each[0]["collective"],
-            "bytes": each[0]["bytes"],
-            "seconds": statistics.fmean(one["seconds"] for one in each),
-        }
-        for each in zip(*(group["sizes"] for group in counts), strict=True)
-    ]
+        {"collective": one["collective"], "bytes": one["bytes"],
+         "seconds": statistics.fmean(group["sizes"][place]["seconds"] for group in counts)}
+        for place, one in enumerate(first["sizes"])
+    ]  # fmt: skip
     return {"latency": {"seconds": statistics.fmean(group["latency"]["seconds"] for group in counts)}, "sizes": sizes}
 
 

@@ -1,9 +1,11 @@
 """Memory terms: by hand, and the orders that must hold whatever the numbers."""
 
+import dataclasses
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_examples import cluster, memory_terms, plan, profile
+from plan_examples import block, cluster, memory_terms, opened, plan, profile
 
 from paceline.plan.cost.sheet import PricedTask
 from paceline.spec.layout import Layout
@@ -48,6 +50,26 @@ def test_sharding_divides_the_state_and_gathers_two_units():
 def test_recompute_keeps_inputs_and_one_working_block():
     held = bytes_of(plan(Layout(), 1, recompute="full"), devices=1)["activations"]
     assert held == (4e5 + 1e5) * 4 + 4 * 5e4 * 4 + (4e5 + 1e5) * 4  # embedding, four inputs, one block at work
+
+
+@pytest.mark.parametrize(("logits", "is_head"), [(1e5, False), (2e6, True)])
+def test_the_head_is_done_before_a_block_is_computed_again(logits: float, is_head: bool) -> None:
+    """A block that is computed again has 2e6 bytes and 4e5 of its gradients; the head `logits` and as many gradients.
+
+    Of the two moments the larger counts; what the other one needs more is free by then, in blocks of other sizes.
+    """
+    head = block("head", "head", recomputable=False, saved_elements=logits, saved_fp32_elements=0.0,
+                 transient_elements=logits)  # fmt: skip
+    model = opened(dataclasses.replace(profile(4), blocks=(*profile(4).blocks, head)))
+    context = PricedTask(model, cluster(1, "cuda"), 64, 1)
+    held = {term.name: term.value for term in memory_terms(context, plan(Layout(), 1, recompute="full"))}
+    kept, working = (4e5 + 1e5) * 4 + 4 * 5e4 * 4, (4e5 + 1e5) * 4
+    assert held["activations"] == kept + (4 * logits if is_head else working)
+    assert held["transients"] == 4 * (logits if is_head else 1e5)
+    in_all = kept + 4 * logits + working + 4 * max(logits, 1e5)
+    assert held["allocator buffers"] == in_all - held["activations"] - held["transients"]
+    plain = {term.name: term.value for term in memory_terms(context, plan(Layout(), 1))}
+    assert plain["activations"] == 5 * (4e5 + 1e5) * 4 + 4 * logits and plain["allocator buffers"] == 0
 
 
 layouts = st.sampled_from([Layout(dp_replicate=4), Layout(dp_replicate=2, dp_shard=2), Layout(dp_shard=4)])

@@ -192,7 +192,8 @@ class HeldAtPeak:
         if software.master_weights:
             weights = self.compute * self.local_parameters / np.where(self.plans.zero == 3, self.plans.state_degree, 1)
             values, resting = values + 1, f"{self.compute} B"
-        short_lived, copies = [self._activations(), self._transients()], self._weight_copies()
+        *short_lived, free = self._activations()
+        copies = self._weight_copies()
         held = [
             Component(
                 "weights",
@@ -229,16 +230,16 @@ class HeldAtPeak:
             others = self._gradients().values - self.compute * self.local_parameters / self.plans.state_degree
             held.append(flat_gradients(flat, total(short_lived) + others))
             flat = flat - held[-1].values
-        return [*held, *self._beside_tensors(held, short_lived, flat)]
+        return [*held, *self._beside_tensors(held, short_lived, flat + free)]
 
     def _beside_tensors(
-        self, held: Sequence[Component], short_lived: Sequence[Component], flat: Floats
+        self, held: Sequence[Component], short_lived: Sequence[Component], apart: Floats
     ) -> list[Component]:
         """Return what no tensor fills: the allocator's free blocks, and what the process holds before any tensor.
 
         A caching allocator holds on to blocks that no tensor fills: the more buffers of different sizes come and go,
-        the more. A CPU's does so for all that comes and goes. `flat` bytes get blocks of their own, though as many are
-        free: those are smaller ones.
+        the more. A CPU's does so for all that comes and goes. `apart` are bytes that got blocks of their own, though as
+        many were free: those were smaller ones.
         """
         context = self.sheet.context
         on_cpu, runtime = context.cluster.device.kind == "cpu", context.cluster.device.runtime_bytes
@@ -246,13 +247,14 @@ class HeldAtPeak:
         kept = context.constants.allocator_share * doublings
         kept = np.full(len(self.plans), CPU_ALLOCATOR_SHARE) if on_cpu else kept
         of_what = "activations and transients" if on_cpu else "all but the optimizer's state, by tp and pp"
-        loose = kept * total(short_lived if on_cpu else without(held, "optimizer")) + flat
+        loose = kept * total(short_lived if on_cpu else without(held, "optimizer")) + apart
         # Before it asks for more than there is, it gives back what it keeps (memory/usable.py).
         room = np.maximum(0.0, context.cluster.device.memory_bytes.value - runtime.value - total(held))
         unused = loose if on_cpu else np.fmin(loose, np.where(room > 0, room, np.inf))
 
         def kept_text(i: int) -> str:
-            words = f"{kept[i]:.0%} of {of_what}" + (f", and {flat[i]:,.0f} B of flat gradients" if flat[i] else "")
+            words = f"{kept[i]:.0%} of {of_what}"
+            words += f", and {apart[i]:,.0f} B that are free while others are asked for" if apart[i] else ""
             return words + (", as far as the device has room" if unused[i] == room[i] else "")
 
         return [
@@ -349,7 +351,14 @@ class HeldAtPeak:
         values = size * np.where(plans.is_sharded, sharded, cast + alone)
         return Component("weight copies", "buffers", values, MEASURED, text, "FSDP2's gathered and cast weights")
 
-    def _activations(self) -> Component:
+    def _activations(self) -> tuple[Component, Component, Floats]:
+        """Return what stands from forward to backward, what is short-lived, and the bytes that are free by then.
+
+        The head's own is used before any block is computed again, so where one is, the larger of the two moments
+        counts. Blocks have been passed before the head, though, and what they needed is free in other sizes than the
+        head asks for. Example: 3 GB of logits and as much for their gradients, or a block of 4 GB and 0.5 of its
+        gradients: 6 GB, and 3.5 or 4 that the allocator keeps: 4, where 3 + 4 + 3 are what it has asked for in all.
+        """
         sheet, shapes, rows, size = self.sheet, self.sheet.context.shapes, self.sheet.rows, self.compute
         own = sheet.kept_bytes
         saved, part, _ = own
@@ -358,13 +367,20 @@ class HeldAtPeak:
         once = np.einsum("rs,rs->r", self.parts.counts, (outside * shapes.is_head)[rows.plan])
         kept = np.einsum("rs,rs->r", self.parts.counts, (outside * ~shapes.is_head)[rows.plan])
         # What the head keeps of a micro-batch is used at once, unless all go forward first.
-        once = once * np.where(self.plans.scheduled("gpipe"), self.flying, 1.0)
+        others = once * np.where(self.plans.scheduled("gpipe"), self.flying - 1, 0.0)
         resting = sheet.over_modes(own)
         kept, offloaded = (kept, resting) if on_host else (kept + resting, np.zeros_like(kept))
         # What is computed again stands there for one block at a time, and so does what is on its way from the host.
         again = np.stack([np.zeros_like(saved), saved - part, saved])
         again = again + MOVING_BLOCKS * own if on_host else again
         working = sheet.most_over_modes(again)
+        in_head, in_block = self._short_lived(shapes.is_head), self._short_lived(~shapes.is_head)
+        micro = self.plans.micro_batch
+        is_block = micro * (others + working) + in_block > micro * (once + others) + in_head
+        apart = working > 0
+        beside = others + np.where(apart & is_block, working, once)
+        short = np.where(apart, np.where(is_block, in_block, in_head), np.maximum(in_head, in_block))
+        free = micro * (others + once + working - beside) + np.maximum(in_head, in_block) - short
 
         def text(i: int) -> str:
             plan = self.plans.plan(i)
@@ -374,26 +390,32 @@ class HeldAtPeak:
             if self.flying[i] != 1:
                 words += f", {self.flying[i]:.3g} micro-batches in flight"
             if plan.recompute != "none":
-                words += f", {plan.recompute} recompute: kept ones and one block's all"
+                most = "one block's all" if is_block[i] else "the head's"
+                words += f", {plan.recompute} recompute: kept ones and {most}"
             if offloaded[i]:
                 in_all = plan.micro_batch * self.flying[i] * offloaded[i]
                 words += f"; {in_all:.3g} B in host memory, two blocks' on their way"
             return words
 
-        values = self.plans.micro_batch * (self.flying * kept + once + working)
-        return Component("activations", "activations", values, MEASURED, text, "Korthikanti et al. 2022, section 4")
+        values = micro * (self.flying * kept + beside)
+        law = "Korthikanti et al. 2022, section 4"
+        words = "largest short-lived buffers of a block (loss, products)"
+        return (
+            Component("activations", "activations", values, MEASURED, text, law),
+            Component("transients", "activations", short, MEASURED, lambda i: words, "counted"),
+            free,
+        )
 
-    def _transients(self) -> Component:
+    def _short_lived(self, of: Flags) -> Floats:
+        """Return the bytes of the largest short-lived buffers among some of the different blocks."""
         plans, shapes, rows = self.sheet.columns, self.sheet.context.shapes, self.sheet.rows
-        wide = max(4, self.compute)
         grown = (plans.micro_batch / plans.cp)[:, None] * shapes["transient_elements"]
         caps = shapes["transient_cap_elements"]
         elements = np.where(caps > 0, np.minimum(grown, caps), grown) / plans.tp[:, None]
         share = self.sheet.context.software.logit_share or 1.0
-        elements = elements * np.where(shapes.is_head, share, 1.0)
-        largest = np.max(np.where(self.parts.counts > 0, elements[rows.plan], 0.0), axis=1)
-        words = "largest short-lived buffers of a block (loss, products)"
-        return Component("transients", "activations", wide * largest, MEASURED, lambda i: words, "counted")
+        elements = elements * np.where(shapes.is_head, share, 1.0) * of
+        found: Floats = max(4, self.compute) * np.max(np.where(self.parts.counts > 0, elements[rows.plan], 0.0), axis=1)
+        return found
 
     def _loss_buffers(self) -> Component:
         wide, tp = max(4, self.compute), self.plans.tp
