@@ -185,7 +185,7 @@ def test_optimizers_equal_torch_whatever_the_layout(name: str) -> None:
     task = decoder_task(optimizer=spec)
     expected = weights_by_hand(task, by_hand)
     layouts = [(Layout(), 3), (Layout(dp_shard=3), 3)]
-    for layout, zero in [*layouts, *(LAYOUTS if name in ("muon", "adafactor") else [])]:
+    for layout, zero in dict.fromkeys([*layouts, *(LAYOUTS if name in ("muon", "adafactor") else [])]):
         for whole in run_kept(weights_under, layout.devices, task, layout, zero):
             assert_same(whole, expected)
 
