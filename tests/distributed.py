@@ -56,8 +56,9 @@ def run_kept(
 ) -> list[Any]:
     """Return what `run_ranks` does, from ranks that stay for the next call of the file with as many of them.
 
-    For functions that leave nothing behind, as the next has the same process. Half of what a rank of a small model
-    computes is what it does for the first time: a group, the rules of DTensor. An error ends the ranks.
+    For functions that leave nothing behind, as the next has the same process. What is saved is loaded in fresh ranks,
+    or nothing would show that all of it was saved. Half of what a rank of a small model computes is what it does for
+    the first time: a group, the rules of DTensor. An error ends the ranks.
     """
     if world_size not in _KEPT:
         _KEPT[world_size] = _World(world_size)

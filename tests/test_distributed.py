@@ -9,7 +9,8 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from distributed import run_ranks
+from distributed import end_kept, run_kept, run_ranks
+from runs import is_running
 
 from paceline.errors import StorageError
 
@@ -61,3 +62,25 @@ def test_a_killed_rank_is_an_error_unless_expected() -> None:
 def test_a_hang_is_killed_at_the_timeout() -> None:
     with pytest.raises(TimeoutError, match=r"ranks \[1\] of 2"):
         run_ranks(_hang_on_one, 2, timeout_seconds=3)
+
+
+def _who_is_here() -> tuple[int, str | None, float]:
+    return os.getpid(), os.environ.get("TOLD_TO_RANKS"), torch.rand(1).item()
+
+
+def test_ranks_that_are_kept_are_the_same_until_one_of_them_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOLD_TO_RANKS", "now")
+    first = run_kept(_who_is_here, 2)
+    monkeypatch.delenv("TOLD_TO_RANKS")
+    again, alone = run_kept(_who_is_here, 2), run_kept(_who_is_here, 1)
+    assert [pid for pid, _, _ in first] == [pid for pid, _, _ in again]
+    assert {told for _, told, _ in first} == {"now"} and {told for _, told, _ in again} == {None}
+    assert {drawn for _, _, drawn in (*first, *again)} == {alone[0][2]}, "each call draws as a new process does"
+    with pytest.raises(StorageError):
+        run_kept(_fail_on_one, 2, StorageError("disk is gone", "unplugged", "plug it in"))
+    assert not any(is_running(pid) for pid, _, _ in first) and is_running(alone[0][0])
+    others = run_kept(_who_is_here, 2)
+    assert not {pid for pid, _, _ in others} & {pid for pid, _, _ in first}
+    assert run_kept(_sum_of_ranks, 2, 10)[1][2].item() == 21
+    end_kept()
+    assert not any(is_running(pid) for pid, _, _ in (*others, *alone))

@@ -8,6 +8,7 @@ started by name count.
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import json
 import re
@@ -101,6 +102,11 @@ def module_name(path: Path) -> str:
 SOURCES = {module_name(path): path for path in sorted(ROOT.rglob("*.py"))}
 
 
+def called(call: ast.Call) -> str:
+    """Return the last name of what is called."""
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
 def imports_of(module: str) -> list[Import]:
     """Return the module's imports of anything, in order."""
     path = SOURCES[module]
@@ -125,7 +131,7 @@ def imports_of(module: str) -> list[Import]:
                 for alias in child.names:  # `from package import module` imports the module
                     full = f"{base}.{alias.name}"
                     found.append(Import(full if full in SOURCES else base, child.lineno, at_module_level))
-            elif isinstance(child, ast.Call) and ast.unparse(child.func).endswith("import_module"):
+            elif isinstance(child, ast.Call) and called(child).endswith("import_module"):
                 named = [argument.value for argument in child.args if isinstance(argument, ast.Constant)]
                 found.extend(Import(name, child.lineno, at_module_level) for name in named if isinstance(name, str))
             elif isinstance(child, ast.Constant) and child.value in SOURCES and child.value != "paceline":
@@ -137,7 +143,10 @@ def imports_of(module: str) -> list[Import]:
     return found
 
 
-IMPORTS = {module: imports_of(module) for module in SOURCES}
+@functools.cache
+def all_imports() -> dict[str, list[Import]]:
+    """Return the imports of every module; not before a test asks, since every worker imports this file."""
+    return {module: imports_of(module) for module in SOURCES}
 
 
 def floor_of(module: str) -> float:
@@ -154,30 +163,30 @@ def test_every_room_has_a_floor() -> None:
     assert {".".join(module.split(".")[:2]) for module in SOURCES if "." in module} <= known
 
 
-@pytest.mark.parametrize("module", SOURCES)
-def test_imports_never_go_up(module: str) -> None:
+def test_imports_never_go_up() -> None:
     up = [
-        f"line {found.line} imports {found.of} (floor {floor_of(found.of):g})"
-        for found in IMPORTS[module]
+        f"{module} (floor {floor_of(module):g}) imports {found.of} (floor {floor_of(found.of):g}) in line {found.line}"
+        for module, imports in all_imports().items()
+        for found in imports
         if ours(found.of) and floor_of(found.of) > floor_of(module)
     ]
-    assert not up, f"{module} is on floor {floor_of(module):g}"
+    assert not up
 
 
 def test_modules_do_not_need_each_other() -> None:
     # A package's __init__ runs before its modules; where it is not empty, they must not need it back.
     needs = {module: {found.of for found in imports if ours(found.of) and not found.starts} - {module}
-             for module, imports in IMPORTS.items()}  # fmt: skip
+             for module, imports in all_imports().items()}  # fmt: skip
     order = list(graphlib.TopologicalSorter(needs).static_order())  # raises CycleError, naming the cycle
     assert set(order) >= set(SOURCES)
 
 
 def test_a_module_that_starts_a_process_is_not_needed_by_the_module_of_that_process() -> None:
     """Through others a process may come back to who started it: it goes through the package from the top."""
-    started = {(module, found.of) for module, imports in IMPORTS.items() for found in imports if found.starts}
+    started = {(module, found.of) for module, imports in all_imports().items() for found in imports if found.starts}
     assert len(started) > 8
     assert {(module, of) for module, of in started
-            if module != of and module in {found.of for found in IMPORTS[of]}} == set()  # fmt: skip
+            if module != of and module in {found.of for found in all_imports()[of]}} == set()  # fmt: skip
 
 
 @pytest.mark.parametrize("room", TORCH_FREE)
@@ -191,7 +200,7 @@ def test_rooms_that_are_torch_free_stay_so_through_everything_they_import(room: 
         if module in seen:
             continue
         seen[module] = chain
-        for found in IMPORTS[module]:
+        for found in all_imports()[module]:
             if not found.at_module_level:
                 continue
             assert found.of.split(".")[0] != "torch", f"{chain} imports {found.of} in line {found.line}"
@@ -203,7 +212,7 @@ def test_lower_rooms_know_no_package_but_the_standard_library() -> None:
     """Units, errors, config and the specs are data: they need nothing installed."""
     foreign = [
         f"{module} imports {found.of}"
-        for module, imports in IMPORTS.items()
+        for module, imports in all_imports().items()
         if floor_of(module) <= 2
         for found in imports
         if not ours(found.of) and found.of.split(".")[0] not in sys.stdlib_module_names
@@ -254,9 +263,9 @@ def test_what_the_type_checker_does_not_look_at_becomes_less(pattern: str) -> No
 FOR_TESTS = {"fit_file", "from_hf_state", "initial_tensor", "metric_names", "to_hf_state", "undeclared"}
 
 
-def names_used(text: str) -> Iterator[str]:
+def names_used(tree: ast.Module) -> Iterator[str]:
     """Yield the names that a file's code uses, and those that it spells as text."""
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Name):
             yield node.id
         elif isinstance(node, ast.Attribute):
@@ -272,15 +281,16 @@ def test_nothing_is_there_that_nobody_uses() -> None:
     repository = Path(__file__).parents[1]
     pages = [path.read_text(encoding="utf-8") for path in (repository / "docs").rglob("*.md") if path.name != "log.md"]
     scripts = [path for folder in ("benchmarks", "docs", "examples") for path in (repository / folder).rglob("*.py")]
-    used = {name for path in [*SOURCES.values(), *scripts] for name in names_used(path.read_text(encoding="utf-8"))}
-    used |= {word for page in pages for word in re.findall(r"\w+", page)}
-    defined = {
-        node.name
-        for path in SOURCES.values()
-        for node in ast.parse(path.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.FunctionDef | ast.ClassDef)
-        if not node.decorator_list or isinstance(node, ast.ClassDef)
-    }
+    used, defined = {word for page in pages for word in re.findall(r"\w+", page)}, set()
+    for path in [*SOURCES.values(), *scripts]:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        used.update(names_used(tree))
+        defined |= {
+            node.name
+            for node in (tree.body if path not in scripts else ())
+            if isinstance(node, ast.FunctionDef | ast.ClassDef)
+            if not node.decorator_list or isinstance(node, ast.ClassDef)
+        }
     assert defined - used - {"__getattr__", "__dir__"} == FOR_TESTS
 
 
@@ -339,8 +349,9 @@ def test_process_groups_are_made_in_one_place() -> None:
     makers = {
         module
         for module, path in SOURCES.items()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in MAKE_GROUPS
+        if any(name in (text := path.read_text(encoding="utf-8")) for name in MAKE_GROUPS)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call) and called(node) in MAKE_GROUPS
     }
     assert makers == GROUPS | OWN_GROUPS
 
@@ -365,8 +376,10 @@ def test_no_thread_holds_a_process_that_is_to_end() -> None:
     found: dict[str, int] = {}
     for path in sorted(ROOT.rglob("*.py")):
         text = path.read_text()
+        if "Thread" not in text and "Timer" not in text:
+            continue
         for call in (each for each in ast.walk(ast.parse(text)) if isinstance(each, ast.Call)):
-            what = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+            what = called(call)
             is_daemon = any(word.arg == "daemon" and ast.unparse(word.value) == "True" for word in call.keywords)
             is_daemon |= what == "Timer" and ".daemon = True" in text  # which its constructor does not take
             if what in ("Thread", "Timer", "ThreadPoolExecutor") and not is_daemon:

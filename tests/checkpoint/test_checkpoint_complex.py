@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from distributed import run_kept
+from distributed import run_ranks
 from safetensors import safe_open
 from tests_shared import SEQ_LEN, decoder_task, plan_of
 from torch import Tensor, nn
@@ -104,7 +104,7 @@ def test_complex_weights_resume_bit_for_bit(tmp_path: Path, layout: Layout, prec
     if layout.devices == 1:
         ranks = [saved_and_resumed(str(tmp_path), plan)]
     else:
-        ranks = run_kept(saved_and_resumed, layout.devices, str(tmp_path), plan)
+        ranks = run_ranks(saved_and_resumed, layout.devices, str(tmp_path), plan)
     for rank in ranks:
         assert_same_bits(rank["loaded"], rank["before"])
         assert_same_bits(*rank["after"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from distributed import run_kept
+from distributed import run_kept, run_ranks
 from model_folders import SHAPE, loaded, write_model, write_tokenizer
 from runs import in_process, paceline, records_of, write_corpus
 from safetensors.torch import load_file, save_file
@@ -78,9 +78,9 @@ def test_each_rank_reads_its_own_slices(tmp_path: Path, family: str, layout: Lay
     name = f"hf:{folder}" if family.startswith("hf:") else str(folder)
     stored = read_safetensors(folder)
     held = sum(torch.Size(stored.shape(each)).numel() for each in stored)
-    ((alone, loss, norm),) = run_kept(read_and_step, 1, name, Layout())
+    ((alone, loss, norm),) = run_ranks(read_and_step, 1, name, Layout())
     assert alone == held
-    for read, loss_there, norm_there in run_kept(read_and_step, layout.devices, name, layout):
+    for read, loss_there, norm_there in run_ranks(read_and_step, layout.devices, name, layout):
         assert read <= held * (0.7 if layout.pp > 1 else 1.15 / layout.devices)  # norms are whole under some axes
         assert loss_there == pytest.approx(loss, rel=1e-6) and norm_there == pytest.approx(norm, rel=1e-5)
 

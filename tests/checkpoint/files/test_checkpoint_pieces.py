@@ -6,7 +6,6 @@ import errno
 import hashlib
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_samples import write_document
+from runs import run_patiently
 
 from paceline.checkpoint import find_latest, load_checkpoint, read_manifest, save, save_checkpoint, verify_checkpoint
 from paceline.checkpoint.files import copies, past_caches, pieces
@@ -306,6 +306,6 @@ def test_an_error_that_a_disk_tells_once_fails_the_save(
 
 @pytest.mark.parametrize("call", ["fdatasync", "fsync", "pwrite", "preadv"])
 def test_a_process_ends_though_its_storage_never_answers(tmp_path: Path, call: str) -> None:
-    words = [sys.executable, "-c", HANGS, str(tmp_path), call]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=200, check=False)
+    (tmp_path / "hangs.py").write_text(HANGS)
+    done = run_patiently([sys.executable, tmp_path / "hangs.py", tmp_path, call])
     assert (done.returncode, done.stdout) == (0, "ends\n"), done.stderr

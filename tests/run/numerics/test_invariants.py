@@ -10,7 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from distributed import run_ranks
-from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of, run_steps
+from tests_shared import SEQ_LEN, VOCAB, decoder_task, run_steps
+from tests_shared import coarse_plan as plan_of
 
 from paceline.errors import VerificationFailed
 from paceline.run.assemble import assemble

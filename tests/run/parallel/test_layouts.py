@@ -71,7 +71,7 @@ def test_fifty_losses_lie_on_the_single_device_curve(layout: Layout, zero: int, 
 @pytest.mark.parametrize("layout", [Layout(dp_replicate=2), Layout(dp_shard=2)], ids=str)
 def test_dropout_masks_and_tied_weights_do_not_depend_on_the_layout(layout: Layout) -> None:
     task = decoder_task(model=Dropout, objective="next_token")
-    # Two parts of 6 rows in micro-batches of 2: the same micro-batches as on one device.
+    # Two parts of 6 rows in micro-batches of 3: the same micro-batches as on one device.
     single = weights_after(task, fp64(Layout(), batch=12), 3)
     largest = adam_error(task.optimizer.lr, task.optimizer.eps, 3, FP64)  # gradients are means, and below one
     for whole in run_kept(weights_after, 2, task, fp64(layout, batch=12), 3):

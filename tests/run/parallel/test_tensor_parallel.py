@@ -188,9 +188,9 @@ def save_or_load(root: str, layout: Layout, load: bool) -> dict[str, torch.Tenso
     "before", [TP2_SHARD2, *(pytest.param(layout, marks=pytest.mark.deep) for layout in (TP2, Layout()))], ids=str
 )
 def test_a_checkpoint_loads_into_any_other_layout(tmp_path: Path, before: Layout) -> None:
-    saved = run_kept(save_or_load, before.devices, str(tmp_path), before, False)[0]
+    saved = run_ranks(save_or_load, before.devices, str(tmp_path), before, False)[0]
     for after in (Layout(), TP2, TP2_SHARD2, Layout(dp_shard=2), TP2_COPIES2):
-        for loaded in run_kept(save_or_load, after.devices, str(tmp_path), after, True):
+        for loaded in run_ranks(save_or_load, after.devices, str(tmp_path), after, True):
             assert loaded.keys() == saved.keys()
             assert all(torch.equal(loaded[name], saved[name]) for name in saved)
 

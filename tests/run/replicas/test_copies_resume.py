@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from copies import began, by_hand, copies_plan, copies_task, rounded_by_hand, steps_of, whole_weights
-from distributed import run_kept
+from distributed import run_ranks
 from rounding import FP64, adam_error
 
 from paceline.checkpoint import find_latest, full_tensors
@@ -41,8 +41,8 @@ def trained(task: Task, plan: Plan, folder: str, *stops: int) -> dict[str, torch
 @pytest.mark.parametrize("sync", [DILOCO, ROUNDED], ids=str)
 def test_a_run_goes_on_bit_for_bit_whatever_its_copies_keep(sync: Sync, tmp_path: Path) -> None:
     task, plan = copies_task(), copies_plan(sync)
-    whole = run_kept(trained, 2, task, plan, str(tmp_path / "whole"), STEPS)
-    parts = run_kept(trained, 2, task, plan, str(tmp_path / "parts"), 4, STEPS)
+    whole = run_ranks(trained, 2, task, plan, str(tmp_path / "whole"), STEPS)
+    parts = run_ranks(trained, 2, task, plan, str(tmp_path / "parts"), 4, STEPS)
     for weights, held in zip(whole, parts, strict=True):
         assert all(torch.equal(weights[name], weight) for name, weight in held.items())
 
@@ -50,8 +50,8 @@ def test_a_run_goes_on_bit_for_bit_whatever_its_copies_keep(sync: Sync, tmp_path
 @pytest.mark.parametrize("sync", [DILOCO, pytest.param(ROUNDED, marks=pytest.mark.deep)], ids=str)
 def test_shards_of_as_many_copies_go_on_with_what_each_copy_kept(sync: Sync, tmp_path: Path) -> None:
     task, layout = copies_task(), Layout(dp_replicate=2, dp_shard=2)
-    run_kept(trained, 2, task, copies_plan(sync), str(tmp_path), 4)
-    ranks = run_kept(trained, 4, task, copies_plan(sync, layout), str(tmp_path), STEPS)
+    run_ranks(trained, 2, task, copies_plan(sync), str(tmp_path), 4)
+    ranks = run_ranks(trained, 4, task, copies_plan(sync, layout), str(tmp_path), STEPS)
     copies = by_hand(task, sync, 2, STEPS)[1] if sync == DILOCO else [rounded_by_hand(task, 2, STEPS)] * 2
     bound = adam_error(task.optimizer.lr, task.optimizer.eps, STEPS, FP64)
     for rank, held in enumerate(ranks):
@@ -62,7 +62,7 @@ def test_shards_of_as_many_copies_go_on_with_what_each_copy_kept(sync: Sync, tmp
 
 def test_the_models_weights_in_a_checkpoint_are_those_that_copies_share(tmp_path: Path) -> None:
     task = copies_task()
-    run_kept(trained, 2, task, copies_plan(DILOCO), str(tmp_path), 4)
+    run_ranks(trained, 2, task, copies_plan(DILOCO), str(tmp_path), 4)
     _, after_three = by_hand(task, DILOCO, 2, 3)
     newest = find_latest(checkpoint_root(tmp_path))
     assert newest is not None

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from copies import by_hand, copies_plan, copies_task
-from distributed import run_kept
+from distributed import run_ranks
 from rounding import FP64, adam_error
 from test_copies_resume import DILOCO, STEPS, trained
 
@@ -49,12 +49,12 @@ def pairs_from(before: str, after: list[str], folder: Path) -> None:
     copies = by_hand(task, DILOCO, 2, STEPS)[1]
     first = CUT[before]
     saved = folder / "saved"
-    ranks = run_kept(trained, first.devices, task, copies_plan(DILOCO, first), str(saved), SAVED)
+    ranks = run_ranks(trained, first.devices, task, copies_plan(DILOCO, first), str(saved), SAVED)
     check(first, ranks, by_hand(task, DILOCO, 2, SAVED)[1], task, SAVED)
     for name in after:
         layout, own = CUT[name], str(folder / name)
         shutil.copytree(saved, own)
-        ranks = run_kept(trained, layout.devices, task, copies_plan(DILOCO, layout), own, STEPS)
+        ranks = run_ranks(trained, layout.devices, task, copies_plan(DILOCO, layout), own, STEPS)
         check(layout, ranks, copies, task, STEPS)
 
 

@@ -127,8 +127,8 @@ def test_a_state_takes_what_the_forecast_says() -> None:
 def test_training_goes_on_where_it_was_on_another_layout(tmp_path: Path) -> None:
     plans = [plan_of(layout, batch=12, precision="fp64") for layout in (Layout(dp_shard=2), Layout(dp_shard=3))]
     whole, parted, task = str(tmp_path / "whole"), str(tmp_path / "parted"), decoder_task(optimizer=SPEC)
-    expected = run_kept(trained, 3, task, plans[1], whole, 1, 4)[0]
-    run_kept(trained, 2, task, plans[0], parted, 1, 2)
-    for found in run_kept(trained, 3, task, plans[1], parted, 3, 4):
+    expected = run_ranks(trained, 3, task, plans[1], whole, 1, 4)[0]
+    run_ranks(trained, 2, task, plans[0], parted, 1, 2)
+    for found in run_ranks(trained, 3, task, plans[1], parted, 3, 4):
         for name, tensor in found.items():
             torch.testing.assert_close(tensor, expected[name], rtol=1e-9, atol=1e-11)

@@ -185,7 +185,7 @@ def test_optimizers_equal_torch_whatever_the_layout(name: str) -> None:
     task = decoder_task(optimizer=spec)
     expected = weights_by_hand(task, by_hand)
     layouts = [(Layout(), 3), (Layout(dp_shard=3), 3)]
-    for layout, zero in [*layouts, *(LAYOUTS if name in ("muon", "adafactor") else [])]:
+    for layout, zero in dict.fromkeys([*layouts, *(LAYOUTS if name in ("muon", "adafactor") else [])]):
         for whole in run_kept(weights_under, layout.devices, task, layout, zero):
             assert_same(whole, expected)
 
@@ -340,9 +340,9 @@ UNREACHED = decoder_task(model=Dropout, objective="next_token")
 def test_training_goes_on_where_it_was(task: Task, before: Layout, after: Layout, tmp_path: Path) -> None:
     plans = [plan_of(layout, batch=12, precision="fp64") for layout in (before, after)]
     whole, parted = str(tmp_path / "whole"), str(tmp_path / "parted")
-    expected = run_kept(trained, after.devices, task, plans[1], whole, 1, 4)[0]
-    run_kept(trained, before.devices, task, plans[0], parted, 1, 2)
-    for found in run_kept(trained, after.devices, task, plans[1], parted, 3, 4):
+    expected = run_ranks(trained, after.devices, task, plans[1], whole, 1, 4)[0]
+    run_ranks(trained, before.devices, task, plans[0], parted, 1, 2)
+    for found in run_ranks(trained, after.devices, task, plans[1], parted, 3, 4):
         assert found.keys() == expected.keys()
         for name, tensor in found.items():
             if before == after:

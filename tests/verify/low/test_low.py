@@ -9,7 +9,8 @@ import pytest
 import torch
 from distributed import run_ranks
 from tests_huggingface import hf_task
-from tests_shared import SEQ_LEN, VOCAB, Dropout, decoder_task, plan_of
+from tests_shared import SEQ_LEN, VOCAB, Dropout, decoder_task
+from tests_shared import coarse_plan as plan_of
 from torch import nn
 
 from paceline.run.process.world import join_world

@@ -213,7 +213,7 @@ def test_checkpoints_move_between_layouts(tmp_path: Path) -> None:
     chain = [Layout(cp=2), Layout(cp=2, dp_shard=2), Layout(), Layout(cp=4), Layout(dp_replicate=2, cp=2)]
     stats, _ = run_steps(text_task(), fp64(Layout()), len(chain))
     for step, layout in enumerate(chain, start=1):
-        made = run_kept(one_step, layout.devices, text_task(), fp64(layout), str(tmp_path), step)
+        made = run_ranks(one_step, layout.devices, text_task(), fp64(layout), str(tmp_path), step)
         expected = stats[step - 1]
         assert made[0] == pytest.approx((expected.loss, expected.grad_norm), rel=1e-10), layout
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from distributed import run_kept
+from distributed import run_ranks
 from tests_huggingface import hf_task
 from tests_shared import SEQ_LEN, decoder_task
 from tests_shared import coarse_plan as plan_of
@@ -65,13 +65,13 @@ def made(task: Task, plan: Plan, folder: str, stop: int, saves: bool) -> Told:
 
 def gone_on(task: Task, tmp_path: Path, plans: list[Plan]) -> None:
     """Hold a run that two ranks save in its middle, and any ranks go on with, against one device that does not stop."""
-    ((alone, bits, _),) = run_kept(made, 1, task, plan_of(Layout()), str(tmp_path / "alone"), STEPS, False)
+    ((alone, bits, _),) = run_ranks(made, 1, task, plan_of(Layout()), str(tmp_path / "alone"), STEPS, False)
     assert len(alone) == STEPS and len(bits) > 4
-    first = run_kept(made, 2, task, spread(Layout(dp_replicate=2)), str(tmp_path / "run"), SAVED, True)
+    first = run_ranks(made, 2, task, spread(Layout(dp_replicate=2)), str(tmp_path / "run"), SAVED, True)
     compared = [(first, alone[:SAVED], True)]
     for at, plan in enumerate(plans):
         folder = shutil.copytree(tmp_path / "run", tmp_path / f"run-{at}")
-        ranks = run_kept(made, plan.layout.devices, task, plan, str(folder), STEPS, False)
+        ranks = run_ranks(made, plan.layout.devices, task, plan, str(folder), STEPS, False)
         compared.append((ranks, alone[SAVED:], plan.frozen == "spread"))
     for ranks, expected, is_spread in compared:
         for steps, held, parts in ranks:

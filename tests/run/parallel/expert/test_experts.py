@@ -134,10 +134,10 @@ def saved_and_loaded(task: Task, first: Plan, then: Plan | None, folder: Path) -
 
 def test_checkpoints_go_from_any_expert_layout_to_any_other(tmp_path: Path) -> None:
     ep2, ep4, one = Layout(dp_shard=2, ep=2), Layout(dp_shard=4, ep=2), Layout()
-    wrote = run_kept(saved_and_loaded, 2, BIASED, plan_of(ep2), None, tmp_path)[0]
+    wrote = run_ranks(saved_and_loaded, 2, BIASED, plan_of(ep2), None, tmp_path)[0]
     assert any(name.endswith("e_score_correction_bias") for name in wrote)
     for layout in (one, ep4, Layout(dp_replicate=2)):
-        read = run_kept(saved_and_loaded, layout.devices, BIASED, plan_of(ep2), plan_of(layout), tmp_path)[-1]
+        read = run_ranks(saved_and_loaded, layout.devices, BIASED, plan_of(ep2), plan_of(layout), tmp_path)[-1]
         assert read.keys() == wrote.keys()
         assert all(torch.equal(read[name], wrote[name]) for name in wrote), layout
 

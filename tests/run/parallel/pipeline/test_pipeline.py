@@ -231,17 +231,17 @@ def trained(task: Task, plan: Plan, root: Path, go_on: bool) -> dict[str, torch.
 def test_checkpoints_move_between_pipelines_and_other_layouts(tmp_path: Path) -> None:
     """Saved by a pipeline with a tied weight, loaded on one device, on shards, on another pipeline; and back."""
     sharded = Layout(pp=2, dp_shard=2)
-    run_kept(trained, 4, deep(), piped(sharded, zero=2, **INTERLEAVED), tmp_path / "a", False)
+    run_ranks(trained, 4, deep(), piped(sharded, zero=2, **INTERLEAVED), tmp_path / "a", False)
     one = trained(deep(), plan_of(Layout(), precision="fp64"), tmp_path / "a", True)
     for layout, changes in ((Layout(dp_shard=2), {}), (TWO, INTERLEAVED), (sharded, {})):
         held: dict[str, torch.Tensor] = {}
-        for rank in run_kept(trained, layout.devices, deep(), piped(layout, **changes), tmp_path / "a", True):
+        for rank in run_ranks(trained, layout.devices, deep(), piped(layout, **changes), tmp_path / "a", True):
             for name, tensor in rank.items():
                 torch.testing.assert_close(tensor, one[name], rtol=0, atol=0)
             held |= rank
         assert held.keys() == one.keys()
     back = trained(deep(), plan_of(Layout(), precision="fp64"), tmp_path / "b", False)
-    for rank in run_kept(trained, 2, deep(), piped(TWO), tmp_path / "b", True):
+    for rank in run_ranks(trained, 2, deep(), piped(TWO), tmp_path / "b", True):
         assert all(torch.equal(tensor, back[name]) for name, tensor in rank.items())
 
 
@@ -302,7 +302,7 @@ def without_the_planner(task: Task, plan: Plan) -> bool:
 def test_a_split_backward_pass_still_fails_where_the_planner_refuses_it(layout: Layout, changes: dict) -> None:
     """When this fails, torch has learned it: the limit leaves plan/feasible/stages.py and docs/guide/layouts.md."""
     try:
-        works = run_kept(without_the_planner, layout.devices, deep(), piped(layout, schedule="zero-bubble", **changes))
+        works = run_ranks(without_the_planner, layout.devices, deep(), piped(layout, schedule="zero-bubble", **changes))
     except Exception:  # one rank's own error, or another's that this rank has gone: which comes first is chance
         works = [False]
     assert not all(works)
