@@ -99,7 +99,9 @@ def test_tensor_ranks_keep_gathered_inputs_whole() -> None:
     layer = (4e5 - 2 * 5e4) / 4 + 2 * 5e4
     assert got == pytest.approx(4 * (4 * layer + 2 * 4e5 / 4) + 4 * 6 * 1e5 / 4)
     full = held(plan(Layout(tp=4), 1, recompute="full"))["activations"]
-    assert full == pytest.approx(4 * (4 * 5e4 / 4 + 2 * 1e5) + 4 * 2 * 1e5 / 4 + (4 * layer + 4 * 1e5 / 4))
+    # The head's 4e5 and 1e5 are gone when a block is computed again, which needs more.
+    embedding, block = 4 * 4e5 / 4 + 4 * 1e5 / 4, 4 * layer + 4 * 1e5 / 4
+    assert full == pytest.approx(4 * 4 * 5e4 / 4 + embedding + block) and block > 4 * 4e5 / 4 + 4 * 1e5 / 4
 
 
 def test_split_products_are_narrower_and_slower() -> None:
