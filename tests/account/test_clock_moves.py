@@ -144,7 +144,9 @@ def test_what_a_recovery_took_is_what_passed_though_the_clock_is_set_as_the_firs
         left = passed_seconds()
         clock, moments = clock_here(), {"fault": left - 2.0, "noticed": left - 1.5, "ended": left - 1.0}
         moved[0] += at_death
-        recovered = Recovered(Generation(2, "restart", 2, 2, 7, {"what": "rank 0 was killed"}, moments, clock))
+        recovered = Recovered(
+            Generation(2, "restart", 2, 2, 7, fault={"what": "rank 0 was killed"}, moments=moments, clock=clock)
+        )
         moved[0] += later
         recovered.built(None)
         record = recovered.stepped()

@@ -27,6 +27,7 @@ from started.popen import Warm
 import paceline
 from paceline.errors import Requeue
 from paceline.scratch import LEAST_SECONDS, Scratch, clear_scratch
+from paceline.supervise.blame import Outcome
 from paceline.supervise.early import Terminated, requeued_early, terminated
 
 ENDLESS = """
@@ -164,7 +165,7 @@ def test_a_signal_to_every_process_of_a_run_is_one_stop(tmp_path: Path) -> None:
 
 def test_fit_that_is_stopped_before_its_first_record_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is nothing to make a report of."""
-    monkeypatch.setattr("paceline.session.fit.train", lambda spec: Requeue.exit_code)
+    monkeypatch.setattr("paceline.session.fit.trained", lambda spec: Outcome(Requeue.exit_code))
     task = paceline.Task(model="llama-1m", data=str(write_corpus(tmp_path)), stop="2 steps")
     with pytest.raises(Requeue):
         paceline.fit(task, cluster=1, run={"dir": str(tmp_path / "run")})

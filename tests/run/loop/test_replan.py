@@ -257,3 +257,12 @@ def test_a_plan_that_cannot_take_over_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="2 processes and 1 are running"):
         run.replan(fp64(Layout(dp_shard=2)))
     assert training_state(run.model), "what was there is still there"
+
+
+def test_what_follows_a_step_is_made_up_without_the_stop_that_a_call_to_another_world_was(tmp_path: Path) -> None:
+    """A peer had left for its next world before this rank had saved: the call is answered, and nobody asks to stop."""
+    run = training(World(0, 1, 0, torch.device("cpu")), fp64(Layout()), tmp_path)
+    batches = iter(run)
+    run._made = dataclasses.replace(run.step(next(batches)), stop_requested=True)
+    run._done_step = 0
+    assert run.step(next(batches)).step == 2 and run._done_step == 2

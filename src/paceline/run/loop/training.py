@@ -200,7 +200,9 @@ class Training(BetweenSteps):
         if self._done_step == self.progress.step:
             return False
         assert self._made is not None
-        self._after(self._made, self._batch(self._made.position_before, self._made.step))
+        # A call to this world has been answered, and whoever was asked to stop says so with the next step again.
+        made = dataclasses.replace(self._made, stop_requested=False)
+        self._after(made, self._batch(made.position_before, made.step))
         return True
 
     def _next_batch(self) -> StepBatch:
