@@ -150,6 +150,29 @@ def test_texts_that_name_nothing_and_files_that_cannot_be_read_end_no_plan(
     assert kept._key(Task(model=ModelSpec("kept_model:Words"), data=DataSpec()), FACTS) is None
 
 
+def test_what_is_no_folder_has_no_code_and_the_rest_is_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PYTHONPATH names folders that are not there, and archives; a folder below may be another user's, or just go."""
+    (tmp_path / "kept_model.py").write_text("")
+    (tmp_path / "code.zip").write_text("")
+    (tmp_path / "another's").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    plain = own_code.own_code(["kept_model:Words"])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "gone"), str(tmp_path / "code.zip")]))
+    real = os.scandir
+
+    def scandir(folder: str) -> object:
+        if folder == str(tmp_path / "another's"):
+            raise PermissionError(13, "not yours", folder)
+        return real(folder)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert own_code.own_code(["kept_model:Words"]) == plain is not None
+
+
 def test_a_second_plan_starts_no_process_and_imports_no_torch(tmp_path: Path) -> None:
     (tmp_path / "kept_model.py").write_text(MODEL.replace("import kept_widths\n", "").replace("kept_widths.WIDTH", "8"))
     (tmp_path / "kept.json").write_text('{"times": 1}')

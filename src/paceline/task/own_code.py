@@ -159,10 +159,14 @@ def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
 def _code(folder: str, beside: tuple[str, ...]) -> Iterator[str]:
     """Yield the files of code below a folder, and those of the endings `beside` next to code.
 
-    Hidden folders and environments of their own are left out, and Paceline itself where it lies below.
+    Hidden folders and environments of their own are left out, and Paceline itself where it lies below. So is what is no
+    folder that can be read, as part of PYTHONPATH: nothing can be imported from it either.
     """
-    with os.scandir(folder) as found:
-        entries = list(found)
+    try:
+        with os.scandir(folder) as found:
+            entries = list(found)
+    except OSError:
+        return
     files = [entry for entry in entries if entry.is_file()]
     if any(entry.name == "pyvenv.cfg" for entry in files):
         return

@@ -11,6 +11,7 @@ import pytest
 import torch
 from distributed import run_ranks
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from paceline.run.parallel.apply import apply_plan
 from paceline.run.process.world import build_mesh, join_world
@@ -126,6 +127,58 @@ def test_other_methods_layers_and_blocks_give_an_objective_fp32(called: Callable
         assert inside.dtype == torch.float32
     assert not torch.equal(found["bf16"], found["fp32"]), "it was computed in bf16"
     torch.testing.assert_close(found["bf16"], found["fp32"], rtol=2e-2, atol=2e-2)
+
+
+class Again(Coder):
+    """A model that makes what it computes again in the backward pass, by a checkpoint of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.last(torch.sigmoid(self.nested(torch.tanh(self.first(self.encode(x))))))
+
+
+def _gradients(called: Callable[[Again, torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+    model = Again()
+    apply_plan(model, list(model.blocks), Plan(precision="bf16"), None)
+    x = torch.linspace(-1, 1, 40).view(5, 8).requires_grad_()
+    ((called(model, x) - 0.3) ** 2).sum().backward()
+    return [weight.grad for weight in model.parameters() if weight.grad is not None]
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("by_model", [True, False])
+def test_what_is_made_again_is_what_it_was(reentrant: bool, by_model: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers and blocks are called outside of the model's forward then, and give it bf16 as they did within."""
+    own = Again.forward
+    if by_model:
+        plain = _gradients(lambda model, x: model(x))
+        monkeypatch.setattr(Again, "forward", lambda self, x: checkpoint(own, self, x, use_reentrant=reentrant))
+        again = _gradients(lambda model, x: model(x))
+    else:  # the objective's own, of parts that give it fp32
+        plain = _gradients(own)
+        again = _gradients(lambda model, x: checkpoint(own, model, x, use_reentrant=reentrant))
+    assert len(plain) == len(again) > 8
+    for one, other in zip(plain, again, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_block_that_could_not_begin_changes_nothing_of_later_calls() -> None:
+    """As when memory runs out while a block's weights are gathered, and the micro-batch is halved."""
+    model, x = Coder(), torch.ones(5, 8)
+    block = model.blocks[0]
+    fails = block.register_forward_pre_hook(_fail)
+    apply_plan(model, list(model.blocks), Plan(precision="bf16"), None)
+    with pytest.raises(RuntimeError, match="as asked"):
+        model.encode(x)
+    fails.remove()
+    assert model.encode(x).dtype == model.last(x).dtype == torch.float32
+
+
+def _fail(*_: object) -> None:
+    raise RuntimeError("as asked")
 
 
 def _of_ranks(layout: Layout) -> tuple[set[torch.dtype], float, float]:

@@ -22,6 +22,7 @@ from torch.distributions import Distribution
 from torch.utils._pytree import tree_map
 
 from paceline.task.declared import is_routed
+from paceline.task.models.layers.batch_norm import is_recomputed
 
 COMPUTE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 MASTER_DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp16": torch.float32, "fp64": torch.float64}
@@ -161,18 +162,22 @@ def cast_outside(
     for layer in layers:
         inside = layer.forward
         cast_unit(layer, dtype, set(layer.modules()) - {layer}, only, inputs=True)
-        layer.forward = functools.partial(calls.of_layer, inside, layer.forward)
+        layer.forward = functools.partial(calls.of_layer, layer, inside, layer.forward)
     for block in inner_units:
         block.register_forward_pre_hook(calls.block_begins)
         block.register_forward_hook(calls.block_ends, always_call=True)
 
 
 class _Calls:
-    """Calls of a model's layers and blocks: whether its `forward` makes them, and how deep, since one calls another."""
+    """Calls of a model's layers and blocks: whether its `forward` makes them, and how deep, since one calls another.
+
+    What a model makes again in a backward pass, by a checkpoint of its own, comes as it came in the forward pass.
+    """
 
     def __init__(self, compute: torch.dtype, master: torch.dtype) -> None:
         self._compute, self._master = compute, master
         self._is_in_model, self._depth = False, 0
+        self._asked: set[nn.Module] = set()  # layers and blocks that somebody else than the model has called
 
     def model_begins(self, *_: object) -> None:
         self._is_in_model = True
@@ -180,7 +185,7 @@ class _Calls:
     def model_ends(self, *_: object) -> None:
         self._is_in_model = False
 
-    def of_layer(self, inside: Any, outside: Any, *args: Any, **kwargs: Any) -> object:
+    def of_layer(self, layer: nn.Module, inside: Any, outside: Any, *args: Any, **kwargs: Any) -> object:
         """Return what a layer gives by its forward inside of the model's, or else by the one outside."""
         if self._is_in_model:
             return inside(*args, **kwargs)
@@ -189,19 +194,24 @@ class _Calls:
             outputs = outside(*args, **kwargs)
         finally:
             self._depth -= 1
-        return self._for_caller(outputs)
+        return self._for_caller(layer, outputs)
 
     def block_begins(self, *_: object) -> None:
         self._depth += 1
 
     def block_ends(self, block: nn.Module, inputs: object, outputs: object) -> object:
         """Return what a block has given to who called it."""
-        self._depth -= 1
-        return self._for_caller(outputs)
+        self._depth = max(0, self._depth - 1)  # a hook that failed before ours has begun nothing
+        return self._for_caller(block, outputs)
 
-    def _for_caller(self, outputs: object) -> object:
-        is_inner = self._is_in_model or self._depth
-        return outputs if is_inner else _widened(outputs, self._compute, self._master)
+    def _for_caller(self, module: nn.Module, outputs: object) -> object:
+        if self._is_in_model or self._depth:
+            return outputs
+        if not is_recomputed():
+            self._asked.add(module)
+        elif module not in self._asked:
+            return outputs
+        return _widened(outputs, self._compute, self._master)
 
 
 def _is_cast(parameter: nn.Parameter, chosen: set[int] | None) -> bool:

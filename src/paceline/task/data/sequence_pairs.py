@@ -30,6 +30,9 @@ COLUMNS = (("source", "target"), ("text", "summary"), ("document", "summary"), (
            ("dialogue", "summary"), ("text", "target"), ("input", "output"), ("prompt", "completion"),
            ("question", "answer"))  # fmt: skip
 
+# Kinds of models whose targets begin with their language (mBART shifts it to the front), or have a tokenizer apart.
+OTHER_TARGETS = ("mbart", "plbart", "m2m_100", "nllb-moe", "marian", "fsmt", "seamless_m4t", "seamless_m4t_v2")
+
 
 class SequencePairs:
     """A map-style data set of texts and what is to be written for them."""
@@ -93,7 +96,13 @@ def sequence_pairs(
     """
     folder = Path(scheme_of(model)[1] if scheme_of(model)[0] == "hf" else model).expanduser()
     tokenizer, config = load_tokenizer(str(folder)), _config(folder)
-    start = config.get("decoder_start_token_id", config.get("pad_token_id"))
+    if (kind := config.get("model_type")) in OTHER_TARGETS:
+        raise DataError(
+            f"the tokenizer in {folder} writes targets otherwise than sources", f"it is of a {kind}: in another"
+            " language, or with pieces of their own, of which tokenizer.json knows nothing",
+            "a data set of your own, with the same entries",
+        )  # fmt: skip
+    start = config.get("decoder_start_token_id")
     if not isinstance(start, int):
         raise DataError(
             f"{folder}/config.json says nothing of how a target begins", "it has no decoder_start_token_id",

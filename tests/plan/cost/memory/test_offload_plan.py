@@ -7,7 +7,7 @@ import json
 
 import numpy as np
 import pytest
-from plan_examples import cluster, measured, memory_terms, opened, plan, profile
+from plan_examples import block, cluster, measured, memory_terms, opened, plan, profile
 
 from paceline.errors import DoesNotFit
 from paceline.plan.cost.components import terms_of
@@ -41,6 +41,22 @@ def test_state_and_activations_leave_an_accelerator() -> None:
     assert offloaded["activations"] == 2 * 3 * (4e5 * 4 + 1e5 * 4)
     small = held(plan(Layout(), 2, offload="optimizer"))
     assert small["optimizer state"] == 8 * 5e6, "a bucket holds no more than there is"
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_what_is_on_its_way_to_the_host_stands_beside_the_head(recompute: str) -> None:
+    """Two blocks' of 2e6 bytes each, or the four inputs of 2e5, move while a head keeps 8e6 and has as many gradients.
+
+    A block that is computed again comes after the head.
+    """
+    head = block("head", "head", recomputable=False, saved_elements=2e6, saved_fp32_elements=0.0,
+                 transient_elements=2e6)  # fmt: skip
+    model = opened(dataclasses.replace(profile(4), blocks=(*profile(4).blocks, head)))
+    context = PricedTask(model, cluster(1, "cuda"), 64, 1)
+    asked = plan(Layout(), 1, offload="activations", recompute=recompute)
+    found = {term.name: term.value for term in memory_terms(context, asked)}
+    moves = 2 * (4 * 5e4 if recompute == "full" else 4e5 * 4 + 1e5 * 4)
+    assert found["activations"] == 4e5 * 4 + 1e5 * 4 + 4 * 2e6 + moves and found["transients"] == 4 * 2e6
 
 
 def test_nothing_leaves_a_cpu() -> None:

@@ -10,10 +10,18 @@ import pytest
 import tokenizers
 import torch
 import transformers
+from distributed import run_kept
+from tests_shared import decoder_task, plan_of
 
 from paceline.errors import DataError
+from paceline.run.process.world import join_world
+from paceline.spec.layout import Layout
+from paceline.spec.proof.records import CheckProof
 from paceline.task.data.sequence_pairs import SequencePairs, sequence_pairs
+from paceline.task.data.sources.mapped import MapSource
 from paceline.task.objective import resolve_objective
+from paceline.units import Amount
+from paceline.verify.compare.layout import compare
 
 PAIRS = [("one plus two is", "three"), ("two", "two two two"), ("nine plus nine plus nine plus nine", "nine")]
 WORDS = ["<pad>", "</s>", "<s>", "[UNK]", *sorted({word for pair in PAIRS for text in pair for word in text.split()})]
@@ -77,6 +85,25 @@ def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path, family: st
             torch.testing.assert_close(ours[name], parameter.grad, rtol=1e-4, atol=1e-5)
 
 
+def proved(table: str, folder: str, family: str) -> list[CheckProof]:
+    world, found = join_world("cpu", threads=1), []
+    for layout in (Layout(dp_replicate=2), Layout(dp_shard=2)):
+        model, data = FAMILIES[family][2].from_pretrained(folder), MapSource(sequence_pairs(table, folder, 9, 5), 7)
+        task = decoder_task(model=model, data=data, objective="seq2seq", global_batch=Amount(5, "samples"))
+        plan = plan_of(layout, batch=5, micro_batch=2, precision="fp64")
+        found.append(compare(task, plan, world, task.data, 1, 2))
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ranks_and_micro_batches_whose_targets_have_other_numbers_of_tokens_train_as_one(
+    family: str, tmp_path: Path
+) -> None:
+    write_folder(tmp_path, family)
+    for proof in run_kept(proved, 2, write_table(tmp_path), str(tmp_path), family)[0]:
+        assert proof.equal, proof.first_difference
+
+
 def test_what_is_too_long_loses_its_end_and_keeps_what_stands_around_it(tmp_path: Path) -> None:
     write_folder(tmp_path, "BART")
     data = sequence_pairs(write_table(tmp_path), str(tmp_path), source_len=5, target_len=3, prefix="two ", held_out=1)
@@ -107,9 +134,14 @@ def test_tables_and_folders_that_do_not_fit_are_told(tmp_path: Path) -> None:
     (tmp_path / "empty.csv").write_text("source,target\none,two\ntwo,\n")
     with pytest.raises(DataError, match="has no text in the column 'target'"):
         sequence_pairs(str(tmp_path / "empty.csv"), str(tmp_path))
-    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 99, "model_type": "gpt2"}))
-    with pytest.raises(DataError, match="nothing of how a target begins"):
-        sequence_pairs(write_table(tmp_path), str(tmp_path))
-    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 3, "pad_token_id": 0}))
+    for config in ({"model_type": "gpt2"}, {"model_type": "bart", "pad_token_id": 0}):  # a BART's default is no padding
+        (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 99, **config}))
+        with pytest.raises(DataError, match="nothing of how a target begins"):
+            sequence_pairs(write_table(tmp_path), str(tmp_path))
+    for kind in ("mbart", "m2m_100", "marian"):  # NLLB is an m2m_100
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "decoder_start_token_id": 0}))
+        with pytest.raises(DataError, match="writes targets otherwise than sources"):
+            sequence_pairs(write_table(tmp_path), str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 3, "decoder_start_token_id": 0}))
     with pytest.raises(DataError, match="its model knows 3"):
         sequence_pairs(write_table(tmp_path), str(tmp_path))

@@ -374,11 +374,13 @@ class HeldAtPeak:
         again = np.stack([np.zeros_like(saved), saved - part, saved])
         again = again + MOVING_BLOCKS * own if on_host else again
         working = sheet.most_over_modes(again)
+        # The last blocks' are on their way while the head computes.
+        moving = sheet.most_over_modes(MOVING_BLOCKS * own) if on_host else np.zeros_like(working)
         in_head, in_block = self._short_lived(shapes.is_head), self._short_lived(~shapes.is_head)
         micro = self.plans.micro_batch
-        is_block = micro * (others + working) + in_block > micro * (once + others) + in_head
-        apart = working > 0
-        beside = others + np.where(apart & is_block, working, once)
+        is_block = micro * (others + working) + in_block > micro * (once + others + moving) + in_head
+        apart = working > moving
+        beside = others + np.where(apart & is_block, working, once + moving)
         short = np.where(apart, np.where(is_block, in_block, in_head), np.maximum(in_head, in_block))
         free = micro * (others + once + working - beside) + np.maximum(in_head, in_block) - short
 

@@ -29,7 +29,7 @@ class WholeBatchNorm(nn.SyncBatchNorm):
         tracks = self.track_running_stats or not self.training
         keeps = self.training and tracks and self.running_mean is not None
         # A forward pass that is made again keeps nothing: running statistics move by nothing.
-        factor = self._count_batch() if keeps and not _is_recomputed() else 0.0
+        factor = self._count_batch() if keeps and not is_recomputed() else 0.0
         if over_batch and self.add_up is not None:
             return self._over_ranks(x, self.add_up, factor)
         mean, variance = (self.running_mean, self.running_var) if tracks else (None, None)
@@ -94,6 +94,6 @@ def sees_whole_batch(model: object) -> bool:
     return isinstance(model, nn.Module) and next(whole_batch_norms(model), None) is not None
 
 
-def _is_recomputed() -> bool:
+def is_recomputed() -> bool:
     """Return whether a backward pass is running, in which a forward pass is one made again."""
     return torch._C._current_graph_task_id() != -1
