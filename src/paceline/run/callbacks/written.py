@@ -60,8 +60,8 @@ class WrittenState:
     def told(self) -> str:
         """Return what was written, in words that differ where it does."""
         after = self._settings()
-        writes = [*self._writes, *(f"{name} is {value}" for name, value in after.items()
-                                   if self._before[name] != value)]  # fmt: skip
+        changed = (name for name in {**self._before, **after} if self._before.get(name) != after.get(name))
+        writes = [*self._writes, *(f"{name} is {after.get(name, 'no more')}" for name in changed)]
         self._optimizer, self._names = None, None
         if not writes:
             return ""
@@ -109,8 +109,12 @@ def digest_of(*texts: str) -> str:
 
 @torch.no_grad()
 def _address(tensor: torch.Tensor) -> int:
+    """Return where a tensor lies in memory; 0 where it lies in no one place: sparse ones, and what wraps others."""
     local = local_of(tensor)
-    return local.untyped_storage().data_ptr() if local.device.type != "meta" else 0
+    try:
+        return local.untyped_storage().data_ptr() if local.device.type != "meta" else 0
+    except (NotImplementedError, RuntimeError):
+        return 0
 
 
 def _has_empty_parts(tensor: torch.Tensor) -> bool:
