@@ -65,7 +65,11 @@ class Training(BetweenSteps):
         self.brief = dataclasses.replace(self.brief, plan=plan)
         self._under = self._build(plan, self.world)
         assert self._under.restored is not None
+        reached = self.progress.step
         self._follow_plan(self._under.restored)
+        if self.progress.step < reached:  # the world was left after steps that no checkpoint has
+            self._judge.forget_after(self.progress.step)
+            self._done_step, self._went_back = self.progress.step, True
         self._record.replanned(self.progress.step, before, plan)
         self._notices.enter(self.brief.usd_per_second, self.world.is_first, self._open_budget())
 
