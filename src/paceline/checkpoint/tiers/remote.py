@@ -77,7 +77,7 @@ class RemoteStore:
         for name, manifest in self._complete():
             if manifest.sequence <= newer_than:
                 return None
-            if run is not None and manifest.extra.get(RUN, run) != run:
+            if run is not None and manifest.extra.get(RUN) not in (None, run):
                 continue
             try:
                 return self._fetch(name, manifest, root)
