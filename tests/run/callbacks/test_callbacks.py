@@ -15,7 +15,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from paceline.errors import ConfigError
 from paceline.run.callbacks.callbacks import Callbacks, moment_of
-from paceline.run.callbacks.fence import FencedCollectives
+from paceline.run.callbacks.fence import FencedCollectives, collective_told
 from paceline.run.callbacks.moment import CallbackMoment
 from paceline.run.callbacks.written import WrittenState
 from paceline.run.process.world import World, join_world
@@ -205,6 +205,14 @@ def test_tensors_that_lie_in_no_one_place_are_no_part_of_a_model_and_end_no_run(
     assert written_by(model, lambda: tensor.mul_(2.0)) == ""
     model.register_buffer("graph", made())
     assert "of weight" in written_by(model, lambda: model.weight.data.mul_(2.0))
+
+
+@pytest.mark.parametrize(("name", "has_shapes"), [("allreduce_", True), ("broadcast_", True), ("reduce_", True),
+                                                 ("reduce_scatter_", False), ("allgather_", False)])  # fmt: skip
+def test_ranks_bring_tensors_of_one_shape_to_those_collectives_that_ask_for_it(name: str, has_shapes: bool) -> None:
+    """A part of a sum may be larger on one rank; that was told as ranks which do not agree."""
+    told = collective_told(getattr(torch.ops.c10d, name).default, ([torch.ones(3)],))
+    assert told == f"c10d::{name}" + (" of float32 [3]" if has_shapes else "")
 
 
 def test_a_group_that_a_hook_gives_to_the_optimizer_or_takes_from_it_is_told() -> None:
