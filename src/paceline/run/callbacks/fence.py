@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from paceline.errors import ConfigError
-from paceline.run.callbacks.written import WrittenState
+from paceline.run.callbacks.written import WrittenState, written_arguments
 from paceline.run.process.world import World
 
 COLLECTIVES = ("c10d", "_c10d_functional")  # namespaces of torch's operators that communicate
@@ -75,7 +75,7 @@ class FencedCollectives(TorchDispatchMode):
         if self._state is None:
             return func(*args, **(kwargs or {}))
         if func.namespace not in COLLECTIVES:
-            if func._schema.is_mutable:
+            if written_arguments(func):
                 self._state.note(func, args, kwargs or {})
         elif not any(name in str(func) for name in WAITS):
             meet(self._world, self._where, f"calls the collective {collective_told(func, args)}")
