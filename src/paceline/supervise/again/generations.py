@@ -75,6 +75,7 @@ class TakenOver:
     processes: Mapping[int, Process]
     since: float  # the moment of the loss, in `passed_seconds`
     nodes: tuple[int, ...] = ()  # of that world, which are lost with it
+    spent: tuple[float, float] = (0.0, 0.0)  # seconds and money, since the first coordinator began
 
 
 class Generations:
@@ -127,6 +128,7 @@ class Generations:
         generation: Generation | None = Generation(to_world=self._plan.layout.devices, rung=FIRST)
         standing: Mapping[int, Stander] = {}
         if taken is not None:
+            self._spent = SpentSoFar(*taken.spent)
             standing, generation = taken.standing, self._take_over(taken)
         while generation is not None:
             self._machines.rung()  # waits until the standby is ready

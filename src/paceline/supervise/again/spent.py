@@ -8,9 +8,11 @@ from paceline.spec.journal.timing.clock import passed_seconds
 class SpentSoFar:
     """Counts from here on, each world at its own price."""
 
-    def __init__(self) -> None:
-        self._began = self._since = passed_seconds()
-        self._usd, self._usd_per_second = 0.0, 0.0
+    def __init__(self, seconds: float = 0.0, usd: float = 0.0) -> None:
+        """So much has been spent under a coordinator before, which was lost."""
+        self._since = passed_seconds()
+        self._began = self._since - seconds
+        self._usd, self._usd_per_second = usd, 0.0
 
     def begin(self, usd_per_second: float) -> tuple[float, float]:
         """Return the seconds and the money that have passed as a world begins, which costs so much."""
