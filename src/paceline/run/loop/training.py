@@ -265,7 +265,7 @@ class Training(BetweenSteps):
         self._keeper.finish()
         begun = go_back(batch, spike, self._under, self._run, self._passed_over, self.progress)
         self._record.decided_now(begun.decisions)
-        self.progress, self._went_back = begun.progress, True
+        self.progress, self._went_back, self._expected = begun.progress, True, None
         self._judge.forget_after(begun.progress.step)
         self._done_step = begun.progress.step
         return begun.stats
