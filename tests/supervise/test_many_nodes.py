@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import json
+import math
 import os
 import socket
 import threading
@@ -14,17 +16,24 @@ from typing import Any, cast
 
 import pytest
 from runs import wait_until
+from tests_shared import SEQ_LEN, plan_of
 
 from paceline.lock import RunLock
+from paceline.run.process.brief import Brief
+from paceline.run.process.generation import Generation
 from paceline.run.survive.health.pulse import BEAT, HEAD, SIZE, STEP, pulse_path
+from paceline.spec.journal.planned import PlannedRecord
+from paceline.spec.layout import Layout
 from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.nodes import NodesSpec
 from paceline.spec.survive.phases import PHASES
+from paceline.supervise.again.spent import SpentSoFar
 from paceline.supervise.crew import Crew
 from paceline.supervise.lines import Lines
 from paceline.supervise.nodes import link
 from paceline.supervise.nodes.agent import Agent
 from paceline.supervise.nodes.fleet import Fleet
+from paceline.supervise.nodes.member import Member
 from paceline.supervise.starting import Starter
 
 NODES, EACH = 16, 8
@@ -172,3 +181,31 @@ def test_a_node_whose_ranks_do_well_tells_nothing_of_them(tmp_path: Path, monkey
         agent._tell(wire)
     assert any("true" in json.dumps(message) for message in sent[before:]), "a rank that says nothing is told of"
     agent.close()
+
+
+def test_what_a_run_has_spent_outlives_its_coordinator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits of time and money began anew for the ranks that the next coordinator started."""
+    now = [1000.0]
+    monkeypatch.setattr("paceline.supervise.nodes.agent.passed_seconds", lambda: now[0])
+    starter = cast(Starter, SimpleNamespace(close=lambda: None, rung=lambda: "restart"))
+    agent, told = Agent(tmp_path, starter, 0, 1, {}), tmp_path / "told"
+    assert agent.hello()["spent"] == (0.0, 0.0)
+    told.mkdir()
+    Generation(number=3, begun_after=100.0, usd_before=30.0).write(told)
+    brief = Brief(plan_of(Layout()), 8, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())
+    files = {
+        "brief.json": dataclasses.replace(brief, usd_per_second=0.5).to_json(),
+        "generation.json": (told / "generation.json").read_text(),
+    }
+    wire: Any = SimpleNamespace(send=lambda message: None, address="127.0.0.1")
+    agent._do({"world": 3, "members": [0], "files": files, "limits": None}, wire)
+    now[0] += 20.0
+    left = json.loads(json.dumps(agent.hello()))
+    agent.close()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        fleet = Fleet(NodesSpec(), server, "secret", cast(RunLock, None), lambda line: None)
+        fleet.open(tmp_path)
+        fleet.members[0] = cast(Member, SimpleNamespace(was=left, standing={}, processes={}, lost_at=now[0]))
+        taken = fleet.take_over()
+    assert taken is not None and taken.spent == (120.0, 40.0)
+    assert SpentSoFar(*taken.spent).begin(0.5) == (pytest.approx(120.0, abs=1.0), 40.0)

@@ -35,6 +35,7 @@ from paceline.supervise.again.generations import Generations
 from paceline.supervise.again.held import AGREED, DUE, OPEN, HeldState
 from paceline.supervise.again.judge import FRUITLESS, Judge, Reached
 from paceline.supervise.again.machines import OneMachine, seats_of
+from paceline.supervise.again.spent import SpentSoFar
 from paceline.supervise.again.survivors import state_left
 from paceline.supervise.blame import Outcome
 from paceline.supervise.control import CALL_NAME
@@ -219,15 +220,27 @@ def test_money_and_a_file_end_a_run_and_nothing_does_where_there_is_none(tmp_pat
 def test_limits_count_from_the_call_and_not_from_the_process_that_goes_on() -> None:
     """A rank that a recovery has started anew would train on beyond the job's end, and be killed without a save."""
     limited = dataclasses.replace(RunSpec(), time_limit="1 h", usd_limit=50.0)
-    for begun_after, usd_per_second, said in (
-        (0.0, 0.01, ""), (3000.0, 0.01, ""), (3601.0, 0.01, "time limit"), (3000.0, 0.02, "money limit"),
-        (3000.0, float("nan"), ""),
+    for begun_after, usd_before, usd_per_second, said in (
+        (0.0, 0.0, 0.01, ""), (3000.0, 30.0, 0.01, ""), (3601.0, 36.0, 0.01, "time limit"),
+        (3000.0, 60.0, 0.02, "money limit"), (3000.0, float("nan"), float("nan"), ""),
     ):  # fmt: skip
-        notices = Notices(limited, begun_after)
+        notices = Notices(limited, begun_after, usd_before)
         notices.enter(usd_per_second, True, None)
         assert (said in notices.look()) if said else (notices.look() == ""), (begun_after, usd_per_second)
         notices.enter(usd_per_second, True, None)  # another world
         assert bool(notices.look()) == bool(said)
+
+
+def test_each_world_counts_at_its_own_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that goes on with one device of four had its money counted as if it had had one all the time."""
+    now = [100.0]
+    monkeypatch.setattr("paceline.supervise.again.spent.passed_seconds", lambda: now[0])
+    spent, told = SpentSoFar(), []
+    for seconds, usd_per_second in ((0.0, 4.0), (10.0, 1.0), (5.0, 2.0), (1.0, float("nan"))):
+        now[0] += seconds
+        told.append(spent.begin(usd_per_second))
+    assert told == [(0.0, 0.0), (10.0, 40.0), (15.0, 45.0), (16.0, 47.0)]
+    assert math.isnan(spent.begin(1.0)[1])
 
 
 def test_a_url_announces_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

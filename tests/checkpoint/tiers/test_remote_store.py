@@ -72,13 +72,14 @@ def test_runs_that_share_a_url_leave_each_other_alone(tmp_path: Path) -> None:
 
     assert [copied("long", step) for step in (10, 20, 30)] == [(), (), ("step-00000010",)]
     assert [copied("short", step) for step in (1, 2, 3)] == [(), (), ("step-00000001",)]
-    copied("", 40)  # of an earlier release
+    copied("", 40)  # of an earlier release, or without remote storage
     assert set(store.names()) == {f"step-{step:08d}" for step in (20, 30, 2, 3, 40)}
     for step in range(4, 9):
         copied("short", step)
     assert set(store.names()) == {f"step-{step:08d}" for step in (20, 30, 7, 8, 40)}
     here = [tmp_path / "long"]
     assert fetch_newer(store.url, here, here[0], 60.0) == [], "the other run's are newer by number, and not its own"
+    assert fetch_newer(store.url, [tmp_path], tmp_path, 60.0) == [], "nor are they of a run that has no name yet"
     shutil.rmtree(here[0] / "step-00000030")
     assert "fetched step-00000030" in fetch_newer(store.url, here, here[0], 60.0)[0]
     shutil.rmtree(here[0])

@@ -11,10 +11,13 @@ import torch
 import torch.distributed as dist
 from distributed import run_ranks
 from torch import nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from paceline.errors import ConfigError
 from paceline.run.callbacks.callbacks import Callbacks, moment_of
+from paceline.run.callbacks.fence import FencedCollectives, collective_told
 from paceline.run.callbacks.moment import CallbackMoment
+from paceline.run.callbacks.written import WrittenState
 from paceline.run.process.world import World, join_world
 
 ALONE = World(0, 1, 0, torch.device("cpu"))
@@ -173,6 +176,52 @@ def test_ranks_that_do_not_agree_are_told_on_all_of_them_and_none_waits() -> Non
         assert "rank 0: " in told[7] and "of seen" in told[7]
         assert "'weight_decay': 0.2" in told[8]
         assert "rank 1: " in told[9] and "requires_grad" in told[9]
+
+
+def written_by(model: nn.Module, hook: Callable[[], object], optimizer: torch.optim.Optimizer | None = None) -> str:
+    """Return what a hook of one of two ranks is said to have written."""
+    state = WrittenState(model)
+    state.begin(optimizer)
+    with FencedCollectives(World(0, 2, 0, torch.device("cpu")), "here", state):
+        hook()
+    return state.told()
+
+
+NO_MEMORY = {
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "csr": lambda: torch.eye(3).to_sparse_csr(),
+    "jagged": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+    "on its way": lambda: AsyncCollectiveTensor(torch.ones(3)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:The PyTorch API of nested")
+@pytest.mark.parametrize("made", NO_MEMORY.values(), ids=NO_MEMORY.keys())
+def test_tensors_that_lie_in_no_one_place_are_no_part_of_a_model_and_end_no_run(
+    made: Callable[[], torch.Tensor],
+) -> None:
+    """A model with a sparse buffer, such as a graph's, and a hook that writes anything: it ended in torch's error."""
+    model, tensor = nn.Linear(2, 2), made()
+    assert written_by(model, lambda: tensor.mul_(2.0)) == ""
+    model.register_buffer("graph", made())
+    assert "of weight" in written_by(model, lambda: model.weight.data.mul_(2.0))
+
+
+@pytest.mark.parametrize(("name", "has_shapes"), [("allreduce_", True), ("broadcast_", True), ("reduce_", True),
+                                                 ("reduce_scatter_", False), ("allgather_", False)])  # fmt: skip
+def test_ranks_bring_tensors_of_one_shape_to_those_collectives_that_ask_for_it(name: str, has_shapes: bool) -> None:
+    """A part of a sum may be larger on one rank; that was told as ranks which do not agree."""
+    told = collective_told(getattr(torch.ops.c10d, name).default, ([torch.ones(3)],))
+    assert told == f"c10d::{name}" + (" of float32 [3]" if has_shapes else "")
+
+
+def test_a_group_that_a_hook_gives_to_the_optimizer_or_takes_from_it_is_told() -> None:
+    """Layers that are unfrozen on the way come as a group of their own; every rank does it, and it is no error."""
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD([model.weight], lr=0.1)
+    told = written_by(model, lambda: optimizer.add_param_group({"params": [model.bias], "lr": 0.2}), optimizer)
+    assert "the optimizer's group 1 is {" in told and "'lr': 0.2" in told
+    assert "the optimizer's group 1 is no more" in written_by(model, lambda: optimizer.param_groups.pop(), optimizer)
 
 
 def writes_its_part(moment: CallbackMoment) -> None:

@@ -142,6 +142,23 @@ def test_a_run_goes_on_in_a_smaller_world_of_the_same_processes(tmp_path: Path) 
     assert [len(found) for found in others] == [STEPS // 2] * 2
 
 
+@pytest.mark.parametrize("left_after", [3, 4])
+def test_steps_that_no_checkpoint_has_are_made_again_in_the_next_world(tmp_path: Path, left_after: int) -> None:
+    """The loop took the step before for one that was not made, or did the duties of a later one a second time."""
+    made: list[tuple[int, float]] = []
+    run = training(World(0, 1, 0, torch.device("cpu")), fp64(Layout()), tmp_path)
+    for batch in run:
+        stats = run.step(batch)
+        made.append((stats.step, stats.loss))
+        if len(made) == 2:
+            run.save()
+        elif len(made) == left_after:
+            run.replan(fp64(Layout()), World(0, 1, 0, torch.device("cpu")))
+    steps = [*range(1, left_after + 1), *range(3, STEPS + 1)]
+    assert [step for step, _ in made] == steps and made[2] == made[left_after]
+    assert [record["step"] for record in read_journal(tmp_path) if record["kind"] == "step"] == steps
+
+
 def _timeouts() -> tuple[set[float], int]:
     """Return the time-outs of all groups of a world in seconds, and how many groups a second look makes."""
     world = here()

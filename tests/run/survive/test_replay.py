@@ -78,6 +78,20 @@ def test_the_same_step_is_found_bit_for_bit(killed: Path, capsys: pytest.Capture
     assert "step 5 made again, bit for bit the same" in capsys.readouterr().out
 
 
+def test_duties_that_are_made_up_for_are_not_held_to_the_step_after_theirs(killed: Path) -> None:
+    """A rank was lost in the duties of a step, and the journal of an earlier world goes on after it: that ended the run
+    as one that does not do what it did."""
+    training = begin(killed)
+    told = next(each for each in records(killed, "step") if each["step"] == SAVED)
+    known = {each.name: told[each.name] for each in dataclasses.fields(StepStats) if told.get(each.name) is not None}
+    training._made = StepStats(**{**known, "updated": True, "stop_requested": False})
+    training._done_step = SAVED - 1  # as in a world that is formed anew
+    assert training._make_up() and training._done_step == SAVED
+    go_on(training)
+    (record,) = records(killed, "replay")
+    assert record["step"] == SAVED + 1 and record["differences"] == {"loss": 0.0, "grad_norm": 0.0}
+
+
 def test_weights_that_are_not_those_of_the_checkpoint_stop_the_run(killed: Path) -> None:
     training = begin(killed)
     with torch.no_grad():

@@ -69,15 +69,16 @@ class RemoteStore:
             removed = self._remove_old(keep_last, target, manifest.extra.get(RUN))
         return Copied(self._files.unstrip_protocol(target), manifest.total_bytes, removed)
 
-    def fetch_newest(self, root: Path, newer_than: int, run: str | None = None) -> Path | None:
+    def fetch_newest(self, root: Path, newer_than: int, own: Manifest | None = None) -> Path | None:
         """Return a checkpoint copied into the folder `root`, the newest sound one whose sequence number is higher.
 
-        With `run` of the run of that name alone. None where there is none. One that arrives damaged is passed over.
+        With `own`, of the run alone that this checkpoint is of: that of its name, or whatever has none, if it has
+        none. None where there is none. One that arrives damaged is passed over.
         """
         for name, manifest in self._complete():
             if manifest.sequence <= newer_than:
                 return None
-            if run is not None and manifest.extra.get(RUN, run) != run:
+            if own is not None and manifest.extra.get(RUN) != own.extra.get(RUN):
                 continue
             try:
                 return self._fetch(name, manifest, root)
@@ -171,10 +172,10 @@ def fetch_newer(url: str, roots: list[Path], into: Path, hanging_after: float) -
         return []
     newest = next_sequence(roots, lengths=True) - 1
     here = newest_first(roots).complete
-    run = here[0].manifest.extra.get(RUN) if here else None
+    own = here[0].manifest if here else None
     try:
         path = _within(
-            hanging_after, f"{url} has not answered", lambda: RemoteStore(url).fetch_newest(into, newest, run)
+            hanging_after, f"{url} has not answered", lambda: RemoteStore(url).fetch_newest(into, newest, own)
         )
     except StorageError as error:
         if not newest:

@@ -16,12 +16,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from paceline.errors import ConfigError
-from paceline.run.callbacks.written import WrittenState
+from paceline.run.callbacks.written import WrittenState, written_arguments
 from paceline.run.process.world import World
 
 COLLECTIVES = ("c10d", "_c10d_functional")  # namespaces of torch's operators that communicate
 WAITS = ("wait_tensor", "work_wait")  # of these, what waits for another one
-ALIKE = ("allreduce_", "broadcast_", "reduce_")  # to which all ranks bring tensors of one shape and kind
+# Of these, to which all ranks bring tensors of one shape and kind; a `reduce_scatter_` may leave more to one rank.
+ALIKE = ("allreduce_", "allreduce_coalesced_", "broadcast_", "reduce_")
 DIGEST_BYTES = 6  # whole numbers up to 2^48 are exact in double precision
 
 
@@ -74,17 +75,17 @@ class FencedCollectives(TorchDispatchMode):
         if self._state is None:
             return func(*args, **(kwargs or {}))
         if func.namespace not in COLLECTIVES:
-            if func._schema.is_mutable:
+            if written_arguments(func):
                 self._state.note(func, args, kwargs or {})
         elif not any(name in str(func) for name in WAITS):
-            meet(self._world, self._where, f"calls the collective {_told(func, args)}")
+            meet(self._world, self._where, f"calls the collective {collective_told(func, args)}")
         return func(*args, **(kwargs or {}))
 
 
-def _told(func: Any, args: tuple[Any, ...]) -> str:
+def collective_told(func: Any, args: tuple[Any, ...]) -> str:
     """Return a collective by name, with what every rank must bring alike."""
     name = str(func.name())
-    if not name.split("::")[-1].startswith(ALIKE):
+    if func.overloadpacket.__name__ not in ALIKE:
         return name
     tensors = [each for each in tree_leaves(args) if isinstance(each, torch.Tensor)]
     return f"{name} of {', '.join(f'{str(each.dtype)[6:]} {list(each.shape)}' for each in tensors)}"

@@ -8,6 +8,7 @@ the memory of a tensor is not seen.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import weakref
@@ -47,21 +48,20 @@ class WrittenState:
 
     def note(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Note what an operator that writes is about to write, where that is of the run's state."""
-        declared = func._schema.arguments
-        given = [*zip(declared, args, strict=False), *((each, kwargs[each.name]) for each in declared
-                                                       if each.name in kwargs)]  # fmt: skip
-        written = [value for each, value in given if each.alias_info is not None and each.alias_info.is_write]
-        held = self._held()
-        names = [held.get(_address(leaf)) for leaf in tree_leaves(written) if isinstance(leaf, torch.Tensor)]
-        if found := [name for name in names if name]:
+        held, found = self._held(), list[str]()
+        for place, name in written_arguments(func):
+            value = args[place] if place < len(args) else kwargs.get(name)
+            leaves = (value,) if isinstance(value, torch.Tensor) else tree_leaves(value)
+            found += [held[at] for leaf in leaves if isinstance(leaf, torch.Tensor) and (at := _address(leaf)) in held]
+        if found:
             with_what = [repr(leaf) for leaf in tree_leaves((args, dict(kwargs))) if isinstance(leaf, PLAIN)]
             self._writes += [f"{func.overloadpacket.__name__}({', '.join(with_what)}) of {name}" for name in found]
 
     def told(self) -> str:
         """Return what was written, in words that differ where it does."""
         after = self._settings()
-        writes = [*self._writes, *(f"{name} is {value}" for name, value in after.items()
-                                   if self._before[name] != value)]  # fmt: skip
+        changed = (name for name in {**self._before, **after} if self._before.get(name) != after.get(name))
+        writes = [*self._writes, *(f"{name} is {after.get(name, 'no more')}" for name in changed)]
         self._optimizer, self._names = None, None
         if not writes:
             return ""
@@ -107,10 +107,22 @@ def digest_of(*texts: str) -> str:
     return hashlib.blake2b("\0".join(texts).encode(), digest_size=6).hexdigest()
 
 
-@torch.no_grad()
+@functools.cache
+def written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
+    """Return place and name of each argument that an operator of torch writes to."""
+    declared = enumerate(func._schema.arguments)
+    return tuple((place, each.name) for place, each in declared if each.alias_info and each.alias_info.is_write)
+
+
 def _address(tensor: torch.Tensor) -> int:
-    local = local_of(tensor)
-    return local.untyped_storage().data_ptr() if local.device.type != "meta" else 0
+    """Return where a tensor lies in memory; 0 where it lies in no one place: sparse ones, and what wraps others."""
+    if isinstance(tensor, DTensor):
+        with torch.no_grad():
+            tensor = local_of(tensor)
+    try:
+        return 0 if tensor.is_meta else tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):
+        return 0
 
 
 def _has_empty_parts(tensor: torch.Tensor) -> bool:

@@ -71,7 +71,7 @@ class BetweenSteps(InWorld):
         ids = None
         if self.spec.run.record_samples:
             ids = ids_read(batch, self.world, self.brief.plan.layout, self._under.ids_of)
-        if self._expected is not None:
+        if self._expected is not None and self._expected.step == step:  # and not the duties of the one before
             ids = self.world.share(ids) if self.spec.run.record_samples else None  # every rank holds it against them
             rounding = rounding_of(self.brief.plan.precision, self.spec.task.model)
             self._record.replayed(hold_against(self._expected, stats, ids, rounding))

@@ -121,8 +121,7 @@ class InWorld:
         course = course_of(schedule, peak, brief.steps, self._warmup, self._decay)
         self._callbacks = Callbacks(task.callbacks)
         kept: dict[str, KeepsState] = {"callbacks": self._callbacks} if task.callbacks else {}
-        if spec.run.checkpoints.remote:
-            kept[RUN] = RunName(world)
+        self._run_name = kept[RUN] = RunName(bool(spec.run.checkpoints.remote))
         self._run = RunIdentity(run_dir, spec, self.source.fingerprint, course, described(self.source), kept)
         observe, self._samples = spec.run.observe, SamplesOfFirst()
         every = self._steps(observe.health_every) or 1
@@ -132,7 +131,7 @@ class InWorld:
         self._made: StepStats | None = None  # what the last step did
         self._done_step = 0  # the last step of which all that follows is done
         self._record: Recorder | SilentRecorder = SilentRecorder()
-        self._notices = Notices(spec.run, self._generation.begun_after)
+        self._notices = Notices(spec.run, self._generation.begun_after, self._generation.usd_before)
         self._enter(None)
         self._begin()
 
@@ -164,6 +163,7 @@ class InWorld:
         together = bring_together(self.world, self._generation, held)
         self._under = self._build(self.brief.plan, self.world, together.root if together else None)
         let_go(together, self.world)
+        self._run_name.agree(self.world)
         restored = self._under.restored
         self._recovered.built(restored)
         self._follow_plan(restored)

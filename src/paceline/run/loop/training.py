@@ -65,7 +65,11 @@ class Training(BetweenSteps):
         self.brief = dataclasses.replace(self.brief, plan=plan)
         self._under = self._build(plan, self.world)
         assert self._under.restored is not None
+        reached = self.progress.step
         self._follow_plan(self._under.restored)
+        if self.progress.step < reached:  # the world was left after steps that no checkpoint has
+            self._judge.forget_after(self.progress.step)
+            self._done_step, self._went_back = self.progress.step, True
         self._record.replanned(self.progress.step, before, plan)
         self._notices.enter(self.brief.usd_per_second, self.world.is_first, self._open_budget())
 
@@ -263,7 +267,7 @@ class Training(BetweenSteps):
         self._keeper.finish()
         begun = go_back(batch, spike, self._under, self._run, self._passed_over, self.progress)
         self._record.decided_now(begun.decisions)
-        self.progress, self._went_back = begun.progress, True
+        self.progress, self._went_back, self._expected = begun.progress, True, None
         self._judge.forget_after(begun.progress.step)
         self._done_step = begun.progress.step
         return begun.stats

@@ -31,7 +31,7 @@ class Generation:
     `moments` are `passed_seconds` of: `fault` (when every rank was last known to be well), `noticed` and `ended` (when
     nothing of the old world was left, or it was ready to go on), of the machine that `clock` tells of,
     and how its clock stood. `reached` is the last step on record. `begun_after` are the seconds since the supervisor
-    began, which limits of time and money count from.
+    began, and `usd_before` what the worlds since then have cost: limits of time and money count from there.
     """
 
     number: int = 1
@@ -40,6 +40,7 @@ class Generation:
     to_world: int = 0
     reached: int = 0
     begun_after: float = 0.0
+    usd_before: float = 0.0
     fault: Mapping[str, Any] = field(default_factory=dict)  # `what`, `because`, `rank`, `evidence`, where known
     moments: Mapping[str, float] = field(default_factory=dict)
     clock: Mapping[str, Any] = field(default_factory=dict)

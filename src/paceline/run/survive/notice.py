@@ -30,13 +30,14 @@ class Notices:
     The first rank of a world looks for files and URLs, and counts the budget.
     """
 
-    def __init__(self, run: RunSpec, begun_after: float = 0.0) -> None:
-        """`begun_after` are the seconds before this process that its supervisor had been at work: they count too."""
+    def __init__(self, run: RunSpec, begun_after: float = 0.0, usd_before: float = 0.0) -> None:
+        """`begun_after` are the seconds before this process that its supervisor had been at work, and `usd_before` is
+        what they have cost: they count too."""
         self.because = ""
         self.is_over = False  # whether what has come ends the run for good: a budget that says so
         self._budget: RunBudgets | None = None
         self._run, self._began = run, time.monotonic() - begun_after
-        self._usd, self._usd_per_second, self._entered = 0.0, math.nan, self._began
+        self._usd, self._usd_per_second, self._entered = usd_before, math.nan, time.monotonic()
         self._watches = False
         self._window: RunWindow | None = None  # of the first rank's
         self._closes = math.inf  # when the hours of the run end, in seconds since the epoch
@@ -45,7 +46,7 @@ class Notices:
     def enter(self, usd_per_second: float, is_first: bool, budget: RunBudgets | None) -> None:
         """Go on in a world that costs so much; `budget` is the first rank's, made for this world."""
         now = time.monotonic()
-        if math.isnan(self._usd_per_second):  # the first world of this process, at the price of which all before counts
+        if math.isnan(self._usd_per_second):  # the first world of this process, at whose price its start counts
             self._usd_per_second = usd_per_second
         self._usd, self._entered = self._usd_spent(now), now
         self._usd_per_second = usd_per_second

@@ -56,6 +56,11 @@ class Elastic:
         self._prepared_for, self._asked = 0, -math.inf
         self.because = ""  # why the run cannot go on
 
+    @property
+    def usd_per_second(self) -> float:
+        """What the world at hand costs; NaN where no price is known."""
+        return self._brief.usd_per_second
+
     def environ(self, folder: Path) -> dict[str, str]:
         """Return what the environment of a generation's ranks says of their plan, left in its folder."""
         if self._brief is self._first and self._there() is None:  # which the ranks of this machine have

@@ -36,6 +36,7 @@ from paceline.supervise.again.elastic import Elastic, Replan
 from paceline.supervise.again.judge import Judge, reached_by
 from paceline.supervise.again.machines import OneMachine, RankHosts, Stander
 from paceline.supervise.again.rescue import clear_rescues
+from paceline.supervise.again.spent import SpentSoFar
 from paceline.supervise.again.survivors import state_left
 from paceline.supervise.blame import Ending, Outcome, cause_is_known, outcome_of
 from paceline.supervise.control import ABORT_NAME, CALL_NAME
@@ -74,6 +75,7 @@ class TakenOver:
     processes: Mapping[int, Process]
     since: float  # the moment of the loss, in `passed_seconds`
     nodes: tuple[int, ...] = ()  # of that world, which are lost with it
+    spent: tuple[float, float] = (0.0, 0.0)  # seconds and money, since the first coordinator began
 
 
 class Generations:
@@ -99,7 +101,7 @@ class Generations:
         self._policy, self._say, self._redactor = policy, say, redactor
         self._elastic = Elastic(policy, brief, replan, machines.devices)
         self._health, self._tell, self._crew = health, tell, Crew()
-        self._began = passed_seconds()
+        self._spent = SpentSoFar()
         self._is_stopped = machines.is_stopped
 
     def run(self, taken: TakenOver | None = None) -> Outcome:
@@ -126,6 +128,7 @@ class Generations:
         generation: Generation | None = Generation(to_world=self._plan.layout.devices, rung=FIRST)
         standing: Mapping[int, Stander] = {}
         if taken is not None:
+            self._spent = SpentSoFar(*taken.spent)
             standing, generation = taken.standing, self._take_over(taken)
         while generation is not None:
             self._machines.rung()  # waits until the standby is ready
@@ -181,7 +184,8 @@ class Generations:
         kills = memory_kills()
         before, self._crew = self._crew, Crew((), self._tell, self._is_stopped, self._machines.changes)
         decisions = (*generation.decisions, *self._machines.decisions(), *decisions)
-        generation = replace(generation, decisions=decisions, begun_after=passed_seconds() - self._began)
+        seconds, usd = self._spent.begin(self._elastic.usd_per_second)
+        generation = replace(generation, decisions=decisions, begun_after=seconds, usd_before=usd)
         told = self._left_for_ranks(generation, folder)
         # Where the run may not go on nobody waits for those that stand by, so nobody does.
         told |= self._machines.for_survivors() if self._policy.reform and self._policy.may_go_on else {}

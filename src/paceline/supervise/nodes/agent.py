@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.patience import Patience
+from paceline.run.process.brief import brief_from_json
+from paceline.run.process.generation import read_generation
 from paceline.run.survive.health.sight import NearSight
 from paceline.run.survive.health.silences import HangLimits
 from paceline.spec.journal.timing.clock import passed_seconds
@@ -61,6 +63,7 @@ class Agent:
         self._ranks: dict[int, int] = {}  # of this world: rank -> number of its process
         self._before: dict[int, int] = {}  # of the world before
         self._generation, self._members = 0, list[int]()
+        self._entered = 0.0  # when this world began here, in `passed_seconds`
         self._errors: set[int] = set()
         self._stood: dict[int, HeldState] = {}
         self._lookout: Lookout | None = None  # where hangs are looked for
@@ -81,8 +84,16 @@ class Agent:
             "node": self.node, "devices": self.devices, "rung": self._starter.rung(), "generation": self._generation,
             "ranks": [[rank, number, ended[number]] for rank, number in self._ranks.items() if number in ended],
             "standing": [[rank, held.as_dict()] for rank, held in standing.items()], "members": self._members,
-            "lost_for": lost_for, "brief": brief.read_text() if self._generation else "",
+            "lost_for": lost_for, "brief": brief.read_text() if self._generation else "", "spent": self._spent(),
         }  # fmt: skip
+
+    def _spent(self) -> tuple[float, float]:
+        """Return the seconds and the money that the run has taken, as the world that is left had it when it began."""
+        if not self._generation:
+            return 0.0, 0.0
+        seconds, told = passed_seconds() - self._entered, read_generation(self._world_folder / "generation.json")
+        usd_per_second = brief_from_json((self._world_folder / "brief.json").read_text()).usd_per_second
+        return told.begun_after + seconds, told.usd_before + seconds * usd_per_second
 
     def serve(self, link: NodeLink) -> int | None:
         """Do what the coordinator says, until it says how the run ends, and return that; None where it is lost."""
@@ -175,7 +186,7 @@ class Agent:
     def _enter(self, message: Mapping[str, Any]) -> None:
         """Make room for the next world."""
         self._before, self._ranks = self._ranks, {}
-        self._generation, self._members = message["world"], message["members"]
+        self._generation, self._members, self._entered = message["world"], message["members"], passed_seconds()
         self._world_folder.mkdir(exist_ok=True)
         for name, text in message["files"].items():
             (self._world_folder / name).write_text(text.replace(HERE, str(self.folder)))

@@ -342,7 +342,8 @@ class Fleet:
             self._ranks.setdefault(rank, _gone(self.poll))
         since = min(self.members[number].lost_at for number in known)
         away = {node for number in known for node in was[number].get("members", ())} - set(known)
-        return TakenOver(newest, plan, standing, dict(self._ranks), since, tuple(sorted(away)))
+        seconds, usd = max(was[number]["spent"] for number in known)
+        return TakenOver(newest, plan, standing, dict(self._ranks), since, tuple(sorted(away)), (seconds, usd))
 
     def held(self, ranks: int) -> HeldPieces | None:
         """Return what the nodes hold in memory between them, for the ranks of the next world."""

@@ -10,9 +10,13 @@ from runs import records_of, steps_of
 from storm import SURVIVES, Start, Story, told
 from test_soak import RUN
 
+from paceline.checkpoint.manifest import read_manifest
+
 TWO, STEPS = {"dp_replicate": 2}, 10
 SIGNAL: dict[str, Any] = {"kind": "signal", "rank": 0}
 AT_ONCE = {"checkpoints": {"asynchronous": "off"}}  # a save beside training may be given up with its world
+# Of one process alone: copies go nowhere else, but all that a run with remote storage does is done.
+FAR = {"checkpoints": {**AT_ONCE["checkpoints"], "remote": "memory://far", "remote_every": "4 steps"}}
 OFTEN = {**RUN, "checkpoint_every": "4 steps", "check_every": "5 steps"}
 
 
@@ -25,7 +29,7 @@ def run_with(notice: str, **changes: Any) -> dict[str, Any]:
 STORIES = [
     Story("calm", TWO, run=OFTEN, steps=STEPS),
     Story("anew", TWO, [{"kind": "kill", "step": 5, "rank": 1, "phase": "backward"}, {**SIGNAL, "step": 6},
-                        {**SIGNAL, "step": 7}], run_with("1 ms", **AT_ONCE), STEPS, how=SURVIVES),
+                        {**SIGNAL, "step": 7}], run_with("1 ms", **FAR), STEPS, how=SURVIVES),
     Story("memory", TWO, [{"kind": "slow_disk", "step": 4, "rank": 0, "seconds": "1500 ms"}, {**SIGNAL, "step": 7}],
           run_with("1 s", checkpoints={"memory_every": "3 steps", **AT_ONCE["checkpoints"]}), STEPS, how=SURVIVES),
     Story("limit", TWO, [{"kind": "stop", "step": 3, "rank": 0, "seconds": "2500 ms"},
@@ -52,8 +56,10 @@ def test_the_newest_checkpoint_on_disk_counts_where_a_save_would_not_fit(
     assert [start.code for start in ended[name]] == codes, ended[name]
     kept = [each for each in records_of(folder / name, "decision") if "of this moment" in str(each["from"])]
     assert len(kept) == codes.count(75) and all(each["to"].endswith("step-00000004") for each in kept), kept
-    on_disk = [each["step"] for each in records_of(folder / name, "checkpoint") if not each.get("tier")]
-    assert on_disk == [4, 8, 10]
+    saved = [each["step"] for each in records_of(folder / name, "checkpoint") if not each.get("tier")]
+    assert saved == [4, 8, 10]
+    names = {read_manifest(each).extra["run"] for each in (folder / name / "checkpoints").glob("step-*")}
+    assert len(names) == 1 and (names == {None}) is (name != "anew"), "one run, in whatever processes"
     for what in ("step", "sample_ids"):
         assert [each[what] for each in steps_of(folder / name)] == [each[what] for each in steps_of(folder / "calm")]
     losses = [[each["loss"].hex() for each in steps_of(folder / of)] for of in (name, "calm")]

@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,21 @@ def test_the_newest_tier_is_restored_bit_for_bit(tmp_path: Path, ranks: int) -> 
     both = sorted(record["stall_seconds"] for record in told if record["step"] == 4)
     assert len(both) == 2 and both[0] == 0.0 < both[1], "what a save held up is told once"
     remove_memory_root(tmp_path)
+
+
+def test_a_machine_that_goes_is_not_left_with_what_its_memory_has(tmp_path: Path) -> None:
+    """A run that goes on from there knows of no checkpoint on disk, and saves, however short the notice."""
+    _killed_after(str(tmp_path), 7, EVERY_STEP)
+    run = training(tmp_path, asynchronous="off")
+    keeper = run._keeper
+    assert keeper.good is not None and keeper.good.parent == memory_root(tmp_path)
+    short = replace(run.spec.run, recovery=replace(run.spec.run.recovery, notice="1 ms"))
+    keeper._run, keeper._save_seconds = replace(run._run, spec=replace(run.spec, run=short)), 10.0
+    for _ in range(2):  # then the disk has the newest
+        path = keeper.save_or_keep(run._under.built, run.brief.plan, run.world, run.progress)
+        assert path.parent == tmp_path / "checkpoints" and path.name == "step-00000007"
+    assert [each["to"] for each in records(tmp_path, "decision") if each["what"] == "stop"] == [str(path)]
+    keeper.close(run.world)
 
 
 def test_a_damaged_copy_in_memory_is_passed_over_and_the_next_newest_taken(tmp_path: Path) -> None:

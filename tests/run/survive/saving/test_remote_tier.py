@@ -54,7 +54,7 @@ def test_storage_that_takes_nothing_costs_a_warning_for_each_copy(tmp_path: Path
 class Hanging(RemoteStore):
     """Storage that never answers."""
 
-    def fetch_newest(self, root: Path, newer_than: int, run: str | None = None) -> Path | None:
+    def fetch_newest(self, root: Path, newer_than: int, own: object = None) -> Path | None:
         threading.Event().wait()
         return None
 

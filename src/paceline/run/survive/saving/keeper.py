@@ -140,13 +140,17 @@ class CheckpointKeeper:
         return made.info.path
 
     def save_or_keep(self, built: Assembled, plan: Plan, world: World, progress: Progress) -> Path:
-        """Return `save_now`, or the newest checkpoint there is where that fails. Raises StorageError without one."""
+        """Return `save_now`, or the newest checkpoint there is where that fails. Raises StorageError without one.
+
+        Where a save takes longer than the machine stays it is the newest on disk: what is in its memory goes with it.
+        """
         notice = self._run.spec.run.recovery.notice
-        if notice is not None and self.good is not None and (took := world.maximum([self._save_seconds])[0]) > notice:
+        known = self.good if self.good is not None and self.good.parent == self.tiers.disk.to.root else None
+        if notice is not None and known is not None and (took := world.maximum([self._save_seconds])[0]) > notice:
             told, goes = format_seconds(took), format_seconds(notice)
             because = f"the last one took {told}, and the machine goes {goes} after a notice"
-            self._record.decided("stop", "a checkpoint of this moment", str(self.good), because)
-            return self.good
+            self._record.decided("stop", "a checkpoint of this moment", str(known), because)
+            return known
         try:
             return self.save_now(built, plan, world, progress)
         except RunInUse:

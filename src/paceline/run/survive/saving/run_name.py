@@ -8,13 +8,19 @@ from paceline.run.process.world import World
 
 
 class RunName:
-    """A run's name, the same on all ranks: what a checkpoint has, or one that was drawn now."""
+    """A run's name: what a checkpoint has, or one that was drawn now. A run without remote storage draws none."""
 
-    def __init__(self, world: World) -> None:
-        """Every rank calls it."""
-        self._name: str = world.share(secrets.token_hex(8) if world.is_first else "")
+    def __init__(self, draws: bool) -> None:
+        """Ask nobody: a rank that comes anew into a world makes one, and those that were in the world before do not."""
+        self._draws = draws
+        self._name: str | None = secrets.token_hex(8) if draws else None
 
-    def state(self) -> str:
+    def agree(self, world: World) -> None:
+        """Take the first rank's name. Every rank of a world calls it, when each has what a checkpoint holds."""
+        if self._draws:
+            self._name = world.share(self._name)
+
+    def state(self) -> str | None:
         """Return what a checkpoint holds of it."""
         return self._name
 

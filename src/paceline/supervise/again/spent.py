@@ -1,0 +1,22 @@
+"""What the worlds of a run have taken so far, of time and money: limits of both count on through recoveries."""
+
+from __future__ import annotations
+
+from paceline.spec.journal.timing.clock import passed_seconds
+
+
+class SpentSoFar:
+    """Counts from here on, each world at its own price."""
+
+    def __init__(self, seconds: float = 0.0, usd: float = 0.0) -> None:
+        """So much has been spent under a coordinator before, which was lost."""
+        self._since = passed_seconds()
+        self._began = self._since - seconds
+        self._usd, self._usd_per_second = usd, 0.0
+
+    def begin(self, usd_per_second: float) -> tuple[float, float]:
+        """Return the seconds and the money that have passed as a world begins, which costs so much."""
+        now = passed_seconds()
+        self._usd += (now - self._since) * self._usd_per_second
+        self._since, self._usd_per_second = now, usd_per_second
+        return now - self._began, self._usd
