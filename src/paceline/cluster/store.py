@@ -18,7 +18,7 @@ from paceline.errors import StorageError
 if TYPE_CHECKING:
     from paceline.cluster.probe.records import ProbeRecord
 
-SCHEMA = 6
+SCHEMA = 7
 
 
 def cache_dir() -> Path:
