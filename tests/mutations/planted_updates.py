@@ -13,7 +13,7 @@ ONCE = (
     ("forward = unit.forward\n", "forward, kept = unit.forward, {}\n"),
     ("casts: dict[nn.Parameter, torch.Tensor] = {}", "casts = kept if torch.is_grad_enabled() else {}"),
 )
-CASTS = "        args, kwargs = cast_floats(args, dtype), cast_floats(kwargs, dtype)\n        originals"
+CASTS = "        args, kwargs = _inputs_of_unit((args, kwargs), dtype)\n        originals"
 UNLESS = "        if not torch.is_grad_enabled():\n            return forward(*args, **kwargs)\n"
 IN_FP32 = (CASTS, UNLESS + CASTS)
 MASTERS = "next(self._model.parameters()).dtype == torch.float64"

@@ -51,14 +51,15 @@ class RunSpec(Declared, table="run"):
     )
     time_limit: float | None = option(
         None,
-        'wall-clock limit, such as "2 h", of one call, recoveries included; the run ends with a checkpoint and exit'
-        " code 75",
+        'wall-clock limit, such as "2 h", of one call, recoveries included, anew in each window of run.when; the run'
+        " ends with a checkpoint and exit code 75",
         quantity="duration",
         above=0.0,
     )
     usd_limit: float | None = option(
         None,
-        "money that one call may cost, recoveries included, at the cluster's price; then it ends as at the time limit",
+        "money that one call may cost, recoveries included, anew in each window of run.when, at the cluster's price;"
+        " then it ends as at the time limit",
         above=0.0,
     )
     idle_limit: float | None = option(

@@ -22,6 +22,7 @@ from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.planned import PlannedRecord
+from paceline.spec.journal.reading import read_journal
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.run import RunSpec
@@ -132,6 +133,7 @@ def test_the_same_selection_goes_on(tmp_path: Path, what: str) -> None:
     kind, change = UNCHANGED[what]
     train(tmp_path, source_of(tmp_path, of_kind(kind), kind), 2, SelectionSpec())
     train(tmp_path, source_of(tmp_path, change(of_kind(kind)), kind), 3, SelectionSpec())
+    assert [each["step"] for each in read_journal(tmp_path / "run") if each["kind"] == "step"] == [1, 2, 3]
 
 
 def test_another_least_score_is_another_task(tmp_path: Path) -> None:

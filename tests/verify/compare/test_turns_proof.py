@@ -42,7 +42,7 @@ def rewrite(function: Any, old: str, new: str) -> None:
 
 
 def evaluates_in_fp32() -> None:
-    old = "        args, kwargs = cast_floats(args, dtype), cast_floats(kwargs, dtype)\n        originals"
+    old = "        args, kwargs = _inputs_of_unit((args, kwargs), dtype)\n        originals"
     new = "        if not torch.is_grad_enabled():\n            return forward(*args, **kwargs)\n"
     rewrite(cast_unit, old, new + old)
 

@@ -87,7 +87,7 @@ class WrittenState:
         yield from model.named_parameters()
         yield from model.named_buffers()
         for weight, own in self._optimizer.state.items() if self._optimizer is not None else ():
-            name = names.get(weight, "a weight") if isinstance(weight, torch.nn.Parameter) else "a weight"
+            name = names.get(weight, "a weight")
             for key, value in own.items():
                 if isinstance(value, torch.Tensor):
                     yield f"{key} of {name}", value

@@ -81,7 +81,7 @@ def cast_unit(
     them has its inputs cast all the same.
 
     The cast is part of the autograd graph, so gradients reach the fp32 weights. It happens inside `forward`, so that
-    activation checkpointing around it casts again when it recomputes.
+    activation checkpointing around it casts again when it recomputes. Inputs are the unit's own, see `_inputs_of_unit`.
     """
     chosen = None if only is None else {id(parameter) for parameter in only}
     owners = [
@@ -94,7 +94,7 @@ def cast_unit(
     forward = unit.forward
 
     def forward_in_compute_dtype(*args: Any, **kwargs: Any) -> object:
-        args, kwargs = cast_floats(args, dtype), cast_floats(kwargs, dtype)
+        args, kwargs = _inputs_of_unit((args, kwargs), dtype)
         originals: list[tuple[dict[str, Any], str, nn.Parameter]] = []
         casts: dict[nn.Parameter, torch.Tensor] = {}  # a tied weight is cast once
         try:
@@ -113,6 +113,23 @@ def cast_unit(
                 table[name] = parameter
 
     unit.forward = forward_in_compute_dtype
+
+
+def _inputs_of_unit(tree: object, dtype: torch.dtype) -> Any:
+    """Return a unit's inputs in `dtype`, each by a node of the graph that is the unit's.
+
+    Their gradients are then summed within the unit first, as FSDP2 has it, whose hook of the backward pass is such a
+    node. Where several units read one tensor, as the blocks of a decoder do what the encoder gives, sums in bf16 would
+    be rounded in another order.
+    """
+
+    def own(leaf: object) -> object:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        cast = _cast(leaf, dtype)
+        return torch.ops.aten.alias(cast) if cast is leaf and cast.requires_grad else cast
+
+    return tree_map(own, tree)
 
 
 def widen_outputs(model: nn.Module, compute: torch.dtype, master: torch.dtype) -> None:
@@ -235,7 +252,8 @@ def cast_reads(
     forward = unit.forward
 
     def forward_in_compute_dtype(*args: Any, **kwargs: Any) -> object:
-        return forward(*cast_floats(args, dtype), **cast_floats(kwargs, dtype))
+        args, kwargs = _inputs_of_unit((args, kwargs), dtype)
+        return forward(*args, **kwargs)
 
     unit.forward = forward_in_compute_dtype
 

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.errors import StorageError, VerificationFailed
+from paceline.errors import VerificationFailed
 from paceline.run.loop.resume import Progress
 from paceline.run.loop.step import StepStats
 from paceline.spec.journal.kinds import DecisionRecord, ReplayRecord, RunStarted, StepRecord, parse
-from paceline.spec.journal.reading import records_back_to, records_of_kind, starts_on
+from paceline.spec.journal.reading import reading_of, records_back_to, records_of_kind, starts_on
 from paceline.spec.journal.record import read
 from paceline.spec.plan import Plan
 from paceline.spec.task import ModelSpec
@@ -56,7 +56,7 @@ def expected_step(
     is one on other data than those of the fingerprint. Starts are read newest first, and each from its end.
     """
     step = progress.step + 1
-    try:
+    with reading_of(run_dir):
         for attempt, path in reversed(starts_on(run_dir, fingerprint)):
             said = [record for record in records_back_to(path, step) if _is_about(record, step)]
             if said:
@@ -65,8 +65,6 @@ def expected_step(
                 if isinstance(last, StepRecord) and last.updated is not False and _is_alike(path, plan, switches):
                     return _expected(last)
                 return None
-    except OSError as error:
-        raise StorageError(f"the journal of {run_dir} cannot be read", str(error), "check run.dir") from error
     return None
 
 

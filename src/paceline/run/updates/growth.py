@@ -21,7 +21,7 @@ from typing import Any
 
 from paceline.errors import ConfigError
 from paceline.spec.journal.kinds import DecisionRecord, StepRecord
-from paceline.spec.journal.reading import records_back_to, starts_on
+from paceline.spec.journal.reading import reading_of, records_back_to, starts_on
 from paceline.spec.plan import Plan
 from paceline.spec.steps.growth import BatchCourse, GrowthSpec, course_of, rate_factor, whole_samples
 from paceline.spec.task import Task
@@ -152,9 +152,11 @@ def followed_before(run_dir: Path, step: int, fingerprint: str | None = None) ->
     counts, and a run that went back and passed over samples comes to later steps at other positions.
     """
     found: dict[tuple[int, int], int] = {}
-    for _, path in starts_on(run_dir, fingerprint):
+    with reading_of(run_dir):
+        starts = [records_back_to(path, step) for _, path in starts_on(run_dir, fingerprint)]
+    for records in starts:
         last: dict[str, Any] = {}
-        for record in records_back_to(path, step):
+        for record in records:
             if record["kind"] == StepRecord.KIND:
                 if last and last["step"] == record["step"] - 1:
                     found[last["step"], last["position_before"]] = record["position_after"] - record["position_before"]

@@ -27,7 +27,7 @@ from paceline.run.loop.passes import SequentialPasses
 from paceline.run.loop.step import Stepper
 from paceline.run.parallel.pipeline.passes import PipelinePasses
 from paceline.spec.journal.kinds import SelectionRecord
-from paceline.spec.journal.reading import records_of_kind, starts_on
+from paceline.spec.journal.reading import reading_of, records_of_kind, starts_on
 from paceline.spec.journal.record import read
 from paceline.spec.steps.selection import LARGEST, SelectionSpec
 from paceline.spec.task import Task
@@ -179,9 +179,10 @@ def chosen_before(run_dir: Path, fingerprint: str | None = None) -> dict[tuple[i
     A step that is made again on other ranks has losses that are rounded otherwise, and chooses the same all the same.
     Of starts on other data than those of the fingerprint nothing is known: their candidates were others.
     """
-    lines = (
-        line for _, path in starts_on(run_dir, fingerprint) for line in records_of_kind(path, SelectionRecord.KIND)
-    )
+    with reading_of(run_dir):
+        lines = [
+            line for _, path in starts_on(run_dir, fingerprint) for line in records_of_kind(path, SelectionRecord.KIND)
+        ]
     records = (read(SelectionRecord, line) for line in lines)
     return {(each.step or 0, each.position or 0, each.candidates or 0): each.chosen for each in records}
 

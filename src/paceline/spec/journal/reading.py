@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from paceline.errors import StorageError
 from paceline.spec.journal.kinds import parse
 from paceline.spec.journal.record import Record, Some
 from paceline.spec.journal.watching import NodeSample
@@ -30,6 +32,15 @@ def numbered(folder: Path) -> list[tuple[int, Path]]:
 def starts_of(run_dir: Path) -> list[tuple[int, Path]]:
     """Return (number, file) of every start of a run, oldest first. What others left in the folder is passed over."""
     return [(number, path) for number, path in numbered(run_dir / "journal") if path.is_file()]
+
+
+@contextmanager
+def reading_of(run_dir: Path) -> Iterator[None]:
+    """Tell of a journal that the block cannot read, which it needs to go on, as StorageError."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"the journal of {run_dir} cannot be read", str(error), "check run.dir") from error
 
 
 def starts_on(run_dir: Path, fingerprint: str | None) -> list[tuple[int, Path]]:

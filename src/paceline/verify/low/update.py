@@ -129,9 +129,11 @@ def one_evaluation(
 ) -> float:
     """Return the mean loss of a step's batch as an evaluation measures it, on one device.
 
-    It is computed as when gradients follow: what casts otherwise without them would do so here too.
+    It is computed as when gradients follow: what casts otherwise without them would do so here too. But no weight wants
+    any, since torch chooses other kernels for tensors that do (attention with a bias that is trained, as T5's).
     """
     one, turn = prepared(model, task, plan, source, looked), main_turn(task)
+    model.requires_grad_(False)
     loss_total, items = 0.0, 0.0
     with evaluating(model):
         for positions, data in micro_batches(task, plan, source, step, one.coupled):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from paceline.run.process.world import World
 from paceline.spec.journal.kinds import CheckpointRecord
-from paceline.spec.journal.reading import read_kind
+from paceline.spec.journal.reading import read_kind, reading_of
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ def agreed_save(own: KnownSave, restored: Path | None, world: World) -> KnownSav
 def seconds_on_record(run_dir: Path) -> float:
     """Return how long the last save to disk took of which the journal tells, 0 where it tells of none."""
     found = 0.0
-    for record in read_kind(run_dir, CheckpointRecord):
-        if record.tier is None and record.seconds is not None:
-            found = record.seconds
+    with reading_of(run_dir):
+        for record in read_kind(run_dir, CheckpointRecord):
+            if record.tier is None and record.seconds is not None:
+                found = record.seconds
     return found
