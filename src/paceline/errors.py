@@ -7,8 +7,10 @@ the only case in which a traceback is shown.
 from __future__ import annotations
 
 import difflib
+import errno
 import math
 import re
+import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -34,6 +36,35 @@ class PacelineError(Exception):
         """Return the error as plain data, for `--json`."""
         return {"error": type(self).__name__, "what": self.what, "because": self.because, "try": self.try_,
                 "exit_code": self.exit_code}  # fmt: skip
+
+
+# What torch's allocators say: the one of a CPU raises a RuntimeError (c10/core/impl/alloc_cpu.cpp).
+SAYS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory", "CUDA out of memory",
+        "CUDA error: out of memory", "std::bad_alloc")  # fmt: skip
+
+
+def is_exhausted(error: BaseException) -> bool:
+    """Return whether an error says that there is no memory left, of a device or of the host."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return True
+    torch = sys.modules.get("torch")  # where it is not there, no error is of its kind
+    if torch is not None and isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(says in str(error) for says in SAYS)
+
+
+def exhausted_by(error: BaseException) -> BaseException | None:
+    """Return the error that says that there is no memory left: this one, or what it tells of a user's data set or
+    factory. None of any other."""
+    known: BaseException | None = error
+    while isinstance(known, ConfigError | DataError) and known.__cause__ is not None:
+        known = known.__cause__
+    return known if known is not None and is_exhausted(known) else None
+
+
+def first_line(error: BaseException) -> str:
+    """Return what an error says first; Python's own MemoryError says nothing but its name."""
+    return str(error).partition("\n")[0] or type(error).__name__
 
 
 def of_rank(what: str, rank: object) -> str:
@@ -86,6 +117,13 @@ class OutOfMemory(DoesNotFit):
     def as_dict(self) -> dict[str, object]:
         """Return the error as plain data, with its evidence."""
         return {**super().as_dict(), "evidence": self.evidence}
+
+
+class ExhaustedTogether(OutOfMemory):
+    """Memory was exhausted on a rank within a call that all ranks agree on: each of them raises it, with that rank."""
+
+    rank = 0
+    save_step: int | None = None  # of a save beside training, of which ranks hear one after another
 
 
 class VerificationFailed(PacelineError):

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.checkpoint.writers.talk import Message, Talk
-from paceline.errors import PacelineError, StorageError
+from paceline.errors import ExhaustedTogether, PacelineError, StorageError, exhausted_by, first_line
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -40,6 +40,7 @@ class _Failure:
     because: str
     advice: str
     own: PacelineError | None
+    exhausted: bool = False  # there was no memory left
 
 
 @dataclass(frozen=True)
@@ -161,8 +162,8 @@ class Ranks:
     def attempt(self, what: str, function: Callable[[], T]) -> T:
         """Return `function()`. Where it fails on any rank, every rank raises the lowest failing rank's error.
 
-        An error that is not a PacelineError becomes a StorageError that says `what` could not be done. An interrupt
-        stays one on its rank.
+        An error that is not a PacelineError becomes a StorageError that says `what` could not be done, memory that is
+        exhausted an ExhaustedTogether. An interrupt stays one on its rank.
         """
         mine, error = _attempt(function)
         if self.any_of([mine.failure is not None])[0]:
@@ -217,6 +218,9 @@ def _attempt(function: Callable[[], object]) -> tuple[_Outcome, BaseException | 
     try:
         return _Outcome(function()), None
     except BaseException as error:
+        if exhausted_by(error) is not None:
+            failure = _Failure(first_line(error), "more memory, or fewer ranks on this node", None, True)
+            return _Outcome(failure=failure), error
         because = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         advice = _ADVICE.get(error.errno or 0) if isinstance(error, OSError) else None
         own = error if isinstance(error, PacelineError) else None
@@ -227,16 +231,20 @@ def _error(what: str, failures: Mapping[int, _Failure], own: BaseException | Non
     """Return what to raise for failures by rank, where `own` is this rank's error.
 
     That is an interrupt of this rank; else the lowest failing rank's error if it is a PacelineError; else a
-    StorageError for it.
+    StorageError for it. Ranks whose memory is exhausted come before others, which may only have felt it.
     """
     if own is not None and not isinstance(own, Exception):
         return own
-    rank = min(failures)
+    short = [rank for rank, failure in failures.items() if failure.exhausted]
+    rank = min(short or failures)
     failure = failures[rank]
     if failure.own is not None:
         return failure.own
     others = sorted(set(failures) - {rank})
     also = f" (also on ranks {', '.join(map(str, others))})" if others else ""
-    error = StorageError(what, f"rank {rank}: {failure.because}{also}", failure.advice)
+    kind = ExhaustedTogether if failure.exhausted else StorageError
+    error = kind(what, f"rank {rank}: {failure.because}{also}", failure.advice)
+    if isinstance(error, ExhaustedTogether):
+        error.rank = rank
     error.__cause__ = own
     return error

@@ -19,17 +19,23 @@ from runs import environment, paceline, records_of, steps_of, write_spec
 from tests_shared import SEQ_LEN, VOCAB, Dropout, PaddedText, decoder_task
 from torch import nn
 
-from paceline.checkpoint import find_latest
+from paceline.checkpoint import find_latest, save
 from paceline.checkpoint.inspect.sound import check_sound
-from paceline.errors import ConfigError, DataError, OutOfMemory, PacelineError
+from paceline.errors import (
+    ConfigError,
+    DataError,
+    OutOfMemory,
+    PacelineError,
+    exhausted_by,
+    first_line,
+    is_exhausted,
+)
 from paceline.plan.feasible.micro_batch import with_micro_batch
+from paceline.run.loop import sources
 from paceline.run.loop.training import Training
 from paceline.run.memory import exhausted
 from paceline.run.memory.exhausted import (
     asked_bytes,
-    exhausted_by,
-    first_line,
-    is_exhausted,
     out_of_memory,
     smallest_that_fits,
 )
@@ -43,8 +49,11 @@ from paceline.spec.journal.settled import settled_micro_batch
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.run import RunSpec
+from paceline.spec.survive.checkpoints import CheckpointsSpec
 from paceline.spec.survive.phases import TOLD
 from paceline.spec.survive.smaller import SmallerPlan
+from paceline.spec.task import DataSpec, ModelSpec
+from paceline.units import Amount
 
 # After a few passes a rank's address space is limited to what it has: the allocator fails as on a full machine.
 MODEL = """
@@ -202,6 +211,70 @@ def test_ranks_that_nobody_supervises_say_the_same(tmp_path: Path, where: str) -
     assert end["exit_code"] == 3 and end["error"]["evidence"]["rank"] == 1
     plan = Plan(Layout(dp_replicate=2), batch_samples=8, micro_batch=2, accumulation=2)
     assert settled_micro_batch(tmp_path, plan) == 1, "where it is the run's to settle, the next start has half"
+
+
+def _no_memory(real: Any, rank: int) -> Any:
+    """Return a function that finds no memory on one rank, and does what the real one does on others."""
+
+    def called(*args: Any, **more: Any) -> Any:
+        if torch.distributed.get_rank() == rank:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return real(*args, **more)
+
+    return called
+
+
+def _in_an_agreed_call(folder: str, where: str) -> tuple[dict[str, object], str]:
+    """Return the error that this rank's run ends with, and where its newest checkpoint is; rank 1 finds no memory."""
+    world = join_world("cpu", threads=1)
+    plan = Plan(Layout(dp_replicate=2), batch_samples=8, micro_batch=2, accumulation=2)
+    text = Path(folder) / "text.txt"
+    if world.rank == 0:
+        text.write_text("A sentence that is repeated until it makes a few samples. " * 40)
+    world.wait()
+    data = DataSpec(source=str(text), seq_len=SEQ_LEN, tokenizer="bytes", cache_dir=str(Path(folder) / "cache"))
+    saved = CheckpointsSpec(asynchronous="on" if where == "beside" else "off")
+    run = RunSpec(evaluate_every=None, checkpoint_every=Amount(1, "steps"), checkpoints=saved)
+    model = ModelSpec("llama-1m", hidden=32, layers=2, heads=4, kv_heads=2, ffn=40)
+    spec = make_spec(decoder_task(data=data, model=model), plan, run=run)
+    nan = math.nan
+    brief = Brief(plan, 50, SEQ_LEN, "tokens", "cpu", 1, 1.0, nan, 1.0, nan, PlannedRecord())
+    if where == "open":
+        sources._mapped = _no_memory(sources._mapped, 1)
+    try:
+        training = Training(spec, brief, world, Path(folder))
+        for batch in training:
+            if batch.step == 3 and where != "open":
+                save._write_share = _no_memory(save._write_share, 1)
+            training.step(batch)
+    except OutOfMemory as error:
+        newest = find_latest(Path(folder) / "checkpoints")
+        if where == "beside" and world.rank == 1:  # as a script does whose error nobody catches
+            (Path(folder) / "told.json").write_text(json.dumps(error.as_dict()))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return error.as_dict(), newest.name if newest else ""
+    raise AssertionError("the run has come to its end")
+
+
+@pytest.mark.parametrize("where", ["open", "save", "beside"])
+def test_what_ranks_agree_on_says_the_same_of_the_rank_without_memory(tmp_path: Path, where: str) -> None:
+    """Rank 1 finds no memory as a text is opened, in a save, or in one beside training: all end with its report."""
+    found = run_ranks(_in_an_agreed_call, 2, str(tmp_path), where, may_die=(1,) if where == "beside" else ())
+    first, kept = found[0]
+    second = json.loads((tmp_path / "told.json").read_text()) if where == "beside" else found[1][0]
+    phase = "opening the data" if where == "open" else TOLD["save"]
+    assert first == second and str(first["what"]).startswith(f"out of memory on rank 1 of 2, {phase}")
+    assert first["exit_code"] == 3 and str(first["because"]).startswith("DefaultCPUAllocator: can't allocate memory")
+    told: Any = first["evidence"]
+    assert (told["rank"], told["phase"]) == (1, "data" if where == "open" else "save")
+    if where == "open":
+        assert not kept
+        return  # nothing is built and on record yet
+    step = told["step"]  # a save beside training may be that of the step before
+    assert told["actual"]["weights"] > 0 and told["largest"] and step in ((3,) if where == "save" else (2, 3))
+    assert kept.startswith(f"step-{step - 1:08d}") and not check_sound(tmp_path / "checkpoints" / kept).unchecked
+    (end,) = records_of(tmp_path, "run_ended")
+    assert end["exit_code"] == 3 and end["error"]["evidence"]["rank"] == 1
 
 
 class ExhaustedWhenEvaluated(Dropout):

@@ -18,7 +18,7 @@ from paceline.checkpoint.save_plan import KeptPlan
 from paceline.checkpoint.snapshot import Snapshot
 from paceline.checkpoint.tiers.retention import Retention
 from paceline.checkpoint.tiers.unchanged import Unchanged
-from paceline.errors import StorageError
+from paceline.errors import ExhaustedTogether, StorageError
 from paceline.patience import Patience
 
 LOOK_SECONDS = 0.25  # between two looks at the load, while a save is waited for
@@ -50,7 +50,8 @@ class SaveOutcome:
     @property
     def has_lost_a_peer(self) -> bool:
         """Whether the save failed because a rank stopped answering: the group cannot be used again."""
-        return isinstance(getattr(self.error, "__cause__", None), RuntimeError)
+        found = getattr(self.error, "__cause__", None)
+        return isinstance(found, RuntimeError) and not isinstance(self.error, ExhaustedTogether)
 
 
 class SaveInFlight:

@@ -68,6 +68,7 @@ class BetweenSteps(InWorld):
         scaler, step, last = self._stepper.scaler, stats.step, stats.step == self.brief.steps
         self._mark()
         self._keeper.poll()
+        self._keeper.refuse_exhausted(self.world)
         ids = None
         if self.spec.run.record_samples:
             ids = ids_read(batch, self.world, self.brief.plan.layout, self._under.ids_of)

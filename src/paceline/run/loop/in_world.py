@@ -13,7 +13,7 @@ from torch import nn
 
 from paceline.checkpoint.tiers.held_by_ranks import HeldByRanks
 from paceline.checkpoint.tiers.remote import RUN
-from paceline.errors import ConfigError, OutOfMemory, StorageError
+from paceline.errors import ConfigError, ExhaustedTogether, OutOfMemory, StorageError, exhausted_by
 from paceline.lock import RunLock, take
 from paceline.plan.feasible.micro_batch import with_micro_batch
 from paceline.run.callbacks.callbacks import Callbacks
@@ -24,7 +24,7 @@ from paceline.run.loop.resume import KeepsState, Progress, Restored, RunIdentity
 from paceline.run.loop.sources import open_sets, open_together
 from paceline.run.loop.step import Stepper, StepStats
 from paceline.run.loop.under_plan import UnderPlan
-from paceline.run.memory.exhausted import exhausted_by, out_of_memory, tell_peers, told_by_peer
+from paceline.run.memory.exhausted import out_of_memory, tell_peers, told_by_peer, told_together
 from paceline.run.memory.spent import MemoryMeter
 from paceline.run.observe.health.judge import HealthJudge
 from paceline.run.observe.health.told import TrainingHealth
@@ -140,6 +140,10 @@ class InWorld:
 
     def _open_data(self) -> None:
         """Open what is trained on and what is held out. Every rank calls it."""
+        with self._telling(self.brief.plan, ("data", 0)):
+            self._open_sources()
+
+    def _open_sources(self) -> None:
         task = self.spec.task
         self.source, self.held_out = open_together(task.data, task.seed, self.world)
         self._sets = open_sets(task, self.world, self.held_out or self.source)
@@ -287,15 +291,9 @@ class InWorld:
     def _build(self, plan: Plan, world: World, root: Path | HeldByRanks | None = None) -> UnderPlan:
         self._points.starting("load", self.dir)
         plan = self._as_settled(plan, world)
-        try:
+        with self._telling(plan):
             is_first = self._generation.number == 1  # later ones have made what is far away themselves
             under = UnderPlan(self._run, plan, world, self.source, self.brief.items_per_sample, root, is_first)
-        except Exception as error:  # a user's model may raise anything
-            told = self._told(error, building=plan)
-            self._let_peers_go(told)
-            if told is error:
-                raise
-            raise told from error
         if self.brief.read_steps is not None:
             under.read_until(self.brief.read_steps)
         self._points.bind(under.built.stepper)
@@ -328,37 +326,52 @@ class InWorld:
         """What updates the model."""
         return self._under.built.optimizer
 
-    def _told(self, error: BaseException, building: Plan | None = None) -> BaseException:
+    def _told(
+        self, error: BaseException, building: Plan | None = None, at: tuple[str, int] | None = None
+    ) -> BaseException:
         """Return an error of this rank as the run tells it: memory that is exhausted with what it was spent on.
 
         Where no supervisor of ours hears of a peer's, this rank that has lost the peer says the same. `building` is the
-        plan whose model and optimizer are not there yet.
+        plan whose model and optimizer are not there yet, `at` the phase and step where no point has told them. What a
+        call found no memory for on which ranks agree comes to every rank, and each tells what that one rank knows.
         """
         if is_lost_peer(error) and not is_supervised():
             return told_by_peer() or error
-        if (exhausted := exhausted_by(error)) is None:
+        together = error if isinstance(error, ExhaustedTogether) else None
+        if together and (together.rank != self.world.rank or together.__cause__ is None):
+            return told_together(together, None, self.world)
+        if (exhausted := exhausted_by((together and together.__cause__) or error)) is None:
             return error
         plan, model, optimizer = (building, None, None) if building else (self._under.plan, self.model, self.optimizer)
-        at = self._points.at
-        told = out_of_memory(exhausted, at, self.brief, plan, self.world, self._meter, model, optimizer)
+        if together and together.save_step is not None:
+            at = "save", together.save_step
+        told = out_of_memory(
+            exhausted, at or self._points.at, self.brief, plan, self.world, self._meter, model, optimizer
+        )
+        if together and together.save_step is None:
+            return told_together(together, told, self.world)
         tell_peers(told)
         return told
 
     @contextlib.contextmanager
-    def _telling(self) -> Iterator[None]:
+    def _telling(self, building: Plan | None = None, at: tuple[str, int] | None = None) -> Iterator[None]:
         """Return a block whose errors are told as those of a step are: a loop of the user's may call what it does."""
         try:
             yield
         except Exception as error:  # a user's model may raise anything
-            told = self._told(error)
+            told = self._told(error, building, at)
+            self._let_peers_go(told, error)
             if told is error:
                 raise
-            self._let_peers_go(told)
             raise told from error
 
-    def _let_peers_go(self, error: BaseException) -> None:
-        """Leave peers of a rank that is out of memory in no collective, where no supervisor of ours ends them."""
-        if isinstance(error, OutOfMemory) and not is_supervised():
+    def _let_peers_go(self, told: BaseException, error: BaseException) -> None:
+        """Leave peers of a rank that is out of memory in no collective, where no supervisor of ours ends them.
+
+        Those that have agreed on it are in none.
+        """
+        have_agreed = isinstance(error, ExhaustedTogether) and error.save_step is None
+        if isinstance(told, OutOfMemory) and not have_agreed and not is_supervised():
             abort_groups()
 
     def _leave_node(self) -> None:

@@ -280,7 +280,7 @@ class Training(BetweenSteps):
         """Record an error of this rank, let its peers go, and raise the error as the run tells it."""
         told = self._told(error)
         self.failed(told)
-        self._let_peers_go(told)
+        self._let_peers_go(told, error)
         if told is error:
             raise error
         raise told from error

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from paceline.errors import ConfigError, DataError, OutOfMemory
+from paceline.errors import ExhaustedTogether, OutOfMemory, first_line
 from paceline.run.memory.free_memory import free_bytes
 from paceline.run.memory.live import LiveTensors, largest_live
 from paceline.run.memory.spent import MemoryMeter, held_bytes
@@ -23,36 +23,13 @@ from paceline.spec.survive.phases import TOLD
 from paceline.spec.survive.smaller import FIXED, SmallerPlan
 from paceline.units import format_bytes, format_sizes
 
-# What torch's allocators say: the one of a CPU raises a RuntimeError (c10/core/impl/alloc_cpu.cpp).
-SAYS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory", "CUDA out of memory",
-        "CUDA error: out of memory", "std::bad_alloc")  # fmt: skip
 ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
 FACTORS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 METERED = ("weights", "gradients", "optimizer")  # kinds of memory that are measured each by itself
 REST = "activations_and_runtime"
 WORD = "paceline/out_of_memory"  # key of the world's store
+OPENING = "opening the data"  # the phase of a batch's reading, before there is a step
 LARGEST = 5  # groups of tensors that are told
-
-
-def is_exhausted(error: BaseException) -> bool:
-    """Return whether an error says that there is no memory left, of a device or of the host."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(says in str(error) for says in SAYS)
-
-
-def exhausted_by(error: BaseException) -> BaseException | None:
-    """Return the error that says that there is no memory left: this one, or what it tells of a user's data set or
-    factory. None of any other."""
-    known: BaseException | None = error
-    while isinstance(known, ConfigError | DataError) and known.__cause__ is not None:
-        known = known.__cause__
-    return known if known is not None and is_exhausted(known) else None
-
-
-def first_line(error: BaseException) -> str:
-    """Return what an error says first; Python's own MemoryError says nothing but its name."""
-    return str(error).partition("\n")[0] or type(error).__name__
 
 
 def asked_bytes(error: BaseException) -> int | None:
@@ -77,6 +54,7 @@ def out_of_memory(
     smaller micro-batch; `model` and `optimizer` are what it holds, where that is built.
     """
     phase, step = _phase(error, at[0]), at[1]
+    where = OPENING if (phase, step) == ("data", 0) else TOLD[phase]
     used, asked, (free, limit) = meter.now_bytes(), asked_bytes(error), free_bytes(world.device)
     recomputes = plan.recompute != "none" or plan.offloads_activations
     try:
@@ -101,11 +79,23 @@ def out_of_memory(
     }  # fmt: skip
     in_step = f" of step {step}" if step else ""
     return OutOfMemory(
-        f"out of memory on rank {world.rank} of {world.size}, {TOLD[phase]}{in_step}",
+        f"out of memory on rank {world.rank} of {world.size}, {where}{in_step}",
         _because(first_line(error), planned, actual, used, asked, free, limit, largest),
         _try(nearest, fits is not None),
         evidence,
     )
+
+
+def told_together(error: ExhaustedTogether, told: OutOfMemory | None, world: World) -> OutOfMemory:
+    """Return what an agreed call found no memory for as the rank `told` it whose memory it was, on every rank.
+
+    Every rank calls it. The error itself says less, and stays where a peer goes meanwhile.
+    """
+    try:
+        of_rank: OutOfMemory = world.share(told, error.rank)
+    except RuntimeError:  # torch's errors of a lost peer, and of memory that is short for this too
+        return error
+    return of_rank
 
 
 def tell_peers(error: OutOfMemory) -> None:

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 from paceline.checkpoint import Snapshot, publish, take_snapshot, write
 from paceline.checkpoint.ranks import Ranks
 from paceline.checkpoint.tiers.held_by_ranks import HeldByRanks
-from paceline.errors import ConfigError, StorageError
+from paceline.errors import ConfigError, ExhaustedTogether, StorageError
 from paceline.lock import adopt_generation
 from paceline.run.assemble import Assembled
 from paceline.run.loop.resume import Progress, RunIdentity, saved_state
@@ -162,7 +162,7 @@ def bring_together(world: World, generation: Generation, held: Brought | None) -
     root = Path(generation.rescue)
     try:
         publish(write(root, taken, alone=alone), keep_last=1)
-    except StorageError as error:  # on all ranks: the machine's memory has no room for files
+    except (StorageError, ExhaustedTogether) as error:  # on all ranks: the machine's memory has no room for files
         if is_lost_peer(error):
             raise
         let_go(Together(root, None, True), world)

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import OutOfMemory, PacelineError
+from paceline.errors import OutOfMemory, PacelineError, exhausted_by, first_line
 from paceline.launch.here import place_here
 from paceline.launch.worker import guarded
 from paceline.run.process.handover import take_over
@@ -34,7 +34,6 @@ def main() -> int:
 def _try(request_path: Path, result_path: Path) -> None:
     import torch
 
-    from paceline.run.memory.exhausted import exhausted_by, first_line
     from paceline.run.process.world import join_world
 
     request = json.loads(request_path.read_text())

@@ -18,7 +18,7 @@ from paceline.checkpoint import save_checkpoint
 from paceline.checkpoint.beside.flight import SaveInFlight, SaveOutcome
 from paceline.checkpoint.beside.stage import HostStage
 from paceline.checkpoint.tiers.retention import HELD_OUT
-from paceline.errors import Requeue, RunInUse, StorageError
+from paceline.errors import ExhaustedTogether, Requeue, RunInUse, StorageError
 from paceline.run.assemble import Assembled
 from paceline.run.loop.resume import Progress, RunIdentity, saved_state
 from paceline.run.process.world import World
@@ -219,6 +219,17 @@ class CheckpointKeeper:
             elif outcome.error is not None:
                 self._tell_failure(outcome.error)
 
+    def refuse_exhausted(self, world: World) -> None:
+        """Raise where this rank's memory was exhausted in a save beside training that has ended: its peers hear of it.
+
+        What other ranks found no memory for is theirs to tell: they alone know what it was spent on.
+        """
+        flight = self._flight
+        for outcome in flight.outcomes if flight is not None and not flight.is_running else ():
+            if isinstance(outcome.error, ExhaustedTogether) and outcome.error.rank == world.rank:
+                outcome.error.save_step = flight.step if flight else None
+                raise outcome.error
+
     def _took(self, tier: Tier, seconds: float) -> None:
         """Take note of how long a save took, if it was to disk: the memory of a machine goes with it."""
         if tier.name == DISK:
@@ -255,6 +266,7 @@ class CheckpointKeeper:
         lost = any(outcome.has_lost_a_peer for outcome in flight.outcomes)
         agreed = world.maximum([float(hangs), float(lost)])
         self.poll()
+        self.refuse_exhausted(world)
         if agreed[0]:
             what = f"the checkpoint of step {flight.step} is not written after {format_seconds(flight.age_seconds)}"
             error = StorageError(what, f"that of step {step} is left out: the storage hangs")
