@@ -11,9 +11,12 @@ from paceline.spec.amounts import batch_samples, total_steps
 from paceline.spec.arguments import has_checkpoint, run_directory
 from paceline.spec.load import Spec
 from paceline.spec.model_folder import FRESH
+from paceline.spec.profile import ModelProfile
 from paceline.spec.steps.growth import course_of
 from paceline.spec.task import ModelSpec, Task
 from paceline.task.data.facts import DataFacts, data_facts
+from paceline.task.data.order.budget import TokenBudget, budget_of
+from paceline.task.data.source import open_sources
 from paceline.task.profile.of_task import profile_task
 from paceline.task.settled import settle
 
@@ -27,11 +30,13 @@ def prepare_task(spec: Spec, *, say: Callable[[str], None] | None = None) -> Pre
     spec, task = settled.spec, settled.spec.task
     facts = data_facts(task.data, say)
     refuse_unmeasured(spec, facts)
-    profile = profile_task(_without_weights(task) if has_checkpoint(run_directory(spec)) else task, facts)
+    budget = None if task.batch_rows == "fixed" or task.global_batch.unit != "tokens" else _budget(task)
     # Where rows are filled up to the longest, tokens make as many samples as the longest would.
-    items = facts.longest if task.batch_rows == "by_length" and facts.longest else facts.items_per_sample
+    items = budget.longest if budget else facts.items_per_sample
     batch = batch_samples(task, items)
     steps = total_steps(task, batch, items, facts.samples)
+    modelled = _without_weights(task) if has_checkpoint(run_directory(spec)) else task
+    profile = _profile(modelled, facts, budget, batch, steps)
     course, read = course_of(task.growth, batch, facts.items_per_sample), task.selection.candidates_of
     stretches = [(count, read(samples)) for count, samples in course.stretches(steps=steps)]
     taken = sum(count * samples for count, samples in stretches)
@@ -42,6 +47,23 @@ def prepare_task(spec: Spec, *, say: Callable[[str], None] | None = None) -> Pre
             f'task.stop = "{_steps_within(facts.end, stretches)} steps", later limits, or a source without one',
         )
     return Prepared(spec, facts, profile, batch, steps, settled.decisions)
+
+
+def _budget(task: Task) -> TokenBudget:
+    """Return what cuts the batches of a task whose rows follow from lengths."""
+    source, _ = open_sources(task.data, task.seed)
+    return budget_of(source, task.seed, int(task.global_batch.value))
+
+
+def _profile(task: Task, facts: DataFacts, budget: TokenBudget | None, batch: int, steps: int) -> ModelProfile:
+    """Return the profile of the task's model: with a budget of tokens on the longest sample there is, and how full its
+    batches are against as many of these as the plan has."""
+    if budget is None:
+        return profile_task(task, facts)
+    of_tokens = facts.unit == "tokens"
+    longest = min(budget.longest, facts.items_per_sample) if of_tokens else facts.items_per_sample
+    profile = profile_task(task, dataclasses.replace(facts, items_per_sample=longest))
+    return dataclasses.replace(profile, tokens_per_sample=longest, fills=budget.fills(steps * batch, batch))
 
 
 def _steps_within(samples: int, stretches: Sequence[tuple[int, int]]) -> int:

@@ -122,7 +122,7 @@ def _forecasts(sheet: Sheet) -> list[Forecast]:
     time, memory = time_components(sheet), held_components(sheet)
     spreads = learnt_time_spread(sheet, time), learnt_memory_spread(sheet)
     return [
-        _forecast(sheet, terms_of(time, i), terms_of(memory, i), *(_at(spread, i) for spread in spreads))
+        _forecast(sheet, i, terms_of(time, i), terms_of(memory, i), *(_at(spread, i) for spread in spreads))
         for i in range(len(sheet.columns))
     ]
 
@@ -133,6 +133,7 @@ def _at(spread: Floats | None, index: int) -> float | None:
 
 def _forecast(
     sheet: Sheet,
+    index: int,
     time: tuple[Term, ...],
     memory: tuple[Term, ...],
     time_spread: float | None,
@@ -144,7 +145,7 @@ def _forecast(
     step = time_estimate(time, rates, widths, time_spread)
     time = with_intervals(time, *((widths.narrow, widths.wide) if rates.is_published else (None, None)))
     run = _scaled(step, context.steps)
-    flops = (3 * context.profile.forward_flops - context.profile.spared_flops) * context.batch_samples
+    flops = _step_flops(sheet, index)
     peak, _ = matrix_peak(context, sheet.columns.precision)
     paid = bill(context.cluster, run, busy_share(time))
     usd, kwh, carbon = (
@@ -165,6 +166,14 @@ def _forecast(
         mfu=flops / (step.value * context.cluster.devices * peak),
         bill=paid,
     )
+
+
+def _step_flops(sheet: Sheet, index: int) -> float:
+    """Return the FLOPs of a step of one of the plans: three forward passes, but for what frozen weights spare."""
+    profile, (tokens, pairs) = sheet.context.profile, (float(sheet.fill(part)[index]) for part in ("tokens", "pairs"))
+    products = 3 * sum(block.matmul_flops for block in profile.blocks) - profile.spared_flops
+    attention = 3 * sum(block.attention_flops for block in profile.blocks)
+    return (tokens * products + pairs * attention) * sheet.context.batch_samples
 
 
 def most_bytes(context: PricedTask, bytes_needed: Floats) -> Floats:

@@ -32,7 +32,7 @@ from paceline.spec.sync import refuse_resync
 from paceline.spec.task import ModelSpec, Task
 from paceline.task.coupling import is_coupled
 from paceline.task.data.depth import DepthRule
-from paceline.task.data.order.budget import TokenBudget
+from paceline.task.data.order.budget import budget_of
 from paceline.task.data.order.of_source import order_of
 from paceline.task.data.protocol import Source
 from paceline.task.data.read_ahead import BeginsReads, ReadAhead, may_read_in_a_thread
@@ -72,7 +72,7 @@ class UnderPlan:
         self.growth = self.built.stepper.growth = growth_of(task, plan, items_per_sample)
         sizes: BatchSizes | None = self.growth
         if task.batch_rows != "fixed":
-            sizes = _budget_of(task, source, items_per_sample)
+            sizes = budget_of(source, task.seed, int(task.global_batch.value))
         elif task.selection.selects:
             sizes = CandidateBatches(task.selection, plan.batch_samples)
         if sizes is not None and self.sees_whole_batch:
@@ -186,11 +186,6 @@ class UnderPlan:
 
 def _nothing() -> None:
     """Do nothing: a thread that reads for a CPU needs no preparation."""
-
-
-def _budget_of(task: Task, source: Source, items_per_sample: int) -> BatchSizes:
-    longest = int(getattr(source, "longest", items_per_sample))
-    return TokenBudget(source, task.seed, int(task.global_batch.value), longest)
 
 
 def refuse_replan(task: Task, before: Plan, plan: Plan) -> None:

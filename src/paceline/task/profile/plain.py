@@ -7,7 +7,7 @@ import hashlib
 import json
 from typing import Any
 
-from paceline.spec.profile import BlockProfile, ModelProfile, TensorLimits
+from paceline.spec.profile import BlockProfile, Fill, ModelProfile, TensorLimits
 
 LISTS = ("open_axes", "expert_widths", "routed_groups")  # JSON knows no tuples
 # What keys of tasks that are trained as a whole do not name: older runs are known by keys without them.
@@ -35,7 +35,8 @@ def unpack_profile(record: dict[str, Any]) -> ModelProfile:
     limits = limits and TensorLimits(**{**limits, "widths": tuple(limits["widths"])})
     rest = {name: value for name, value in record.items() if name != "chain"}
     texts = {name: tuple(record.get(name, ())) for name in ("remarks", "drawing", "grouped")}
-    return ModelProfile(**{**rest, "blocks": blocks, "tensor_limits": limits, **texts})
+    fills = tuple(Fill(**each) for each in record.get("fills", ()))
+    return ModelProfile(**{**rest, "blocks": blocks, "tensor_limits": limits, **texts, "fills": fills})
 
 
 def task_key(profile: ModelProfile, optimizer: str) -> str:

@@ -42,8 +42,26 @@ class BlockSeconds:
     @cached_property
     def tokens(self) -> Floats:
         """Positions of a micro-batch on one device: what its products have for rows."""
+        columns, filled = self.columns, self.fill("tokens") / self.fill("passes")
+        return columns.micro_batch * self.context.profile.tokens_per_sample * filled / columns.cp
+
+    @property
+    def passes_made(self) -> Floats:
+        """Micro-batches of a device in a step: the plan's, or of a budget of tokens as many as come on average."""
         columns = self.columns
-        return columns.micro_batch * self.context.profile.tokens_per_sample / columns.cp
+        made: Floats = columns.device_samples / columns.micro_batch * self.fill("passes")
+        return made if self.context.profile.fills else columns.accumulation.astype(np.float64)
+
+    def fill(self, part: str) -> Floats:
+        """Return how full batches of a budget of tokens are under every plan: a field of Fill, 1 for other batches.
+
+        Between two micro-batches that are known it is read off a line over their logarithms.
+        """
+        fills = self.context.profile.fills
+        if not fills:
+            return np.ones(len(self.columns))
+        known = np.log2([each.micro_batch for each in fills])
+        return np.interp(np.log2(self.columns.micro_batch), known, [getattr(each, part) for each in fills])
 
     @cached_property
     def product_seconds(self) -> Floats:
@@ -59,7 +77,7 @@ class BlockSeconds:
                 seconds[:, index] += flops / tp * per_flop
             if rates is self.rates:
                 seconds[:, index] /= self.recipe.rate
-        return seconds
+        return seconds * self.fill("tokens")[:, None]
 
     def _products(
         self, block: BlockProfile, tp: Floats, whole: Floats
@@ -114,7 +132,7 @@ class BlockSeconds:
         """Seconds of one sample's attention, forward and backward, in every different block (plan x shape)."""
         sequence = self.context.profile.tokens_per_sample
         seconds = [self._attention(block, sequence) for block in self.context.shapes.blocks]
-        return np.array(seconds)[None, :] / self.columns.tp[:, None]
+        return np.array(seconds)[None, :] * self.fill("pairs")[:, None] / self.columns.tp[:, None]
 
     @property
     def attention_forward_seconds(self) -> Floats:
@@ -147,7 +165,8 @@ class BlockSeconds:
         slower = np.ones(len(moved))
         if not self.context.software.fused:  # the loss is written alike everywhere
             slower = np.where(shapes.repeated, self.context.constants.unfused_moves, 1.0)
-        return slower * self.rates.seconds_per_element * (whole + (moved - whole) / tp) + self.cast_seconds / 3
+        seconds = slower * self.rates.seconds_per_element * (whole + (moved - whole) / tp) + self.cast_seconds / 3
+        return seconds * self.fill("tokens")[:, None]
 
     @property
     def forward_of_blocks(self) -> Floats:
@@ -163,7 +182,7 @@ class BlockSeconds:
         seconds = self.pass_products * self.product_seconds + self.attention_seconds + self.passes * self.moving_seconds
         if self.rates.device.kind == "cpu":
             launches = self.passes * self.context.shapes["operators"] * self.rates.launch_seconds.value
-            seconds = seconds + launches / self.columns.micro_batch[:, None]
+            seconds = seconds + launches * (self.fill("passes") / self.columns.micro_batch)[:, None]
         return seconds
 
     @cached_property

@@ -45,7 +45,8 @@ def compute_components(sheet: Sheet) -> list[Component]:
     product, attention, memory = (SOURCES.index("measured" if sheet.measured else source) for source in sources)
 
     def per(index: int) -> str:
-        return f"{columns.device_samples[index]:g} samples/device{sheet.share_text(index)}"
+        fill = f" x {sheet.fill('tokens')[index]:.2f} full" if sheet.context.profile.fills else ""
+        return f"{columns.device_samples[index]:g} samples/device{fill}{sheet.share_text(index)}"
 
     def over(seconds: Floats) -> Floats:
         return scale * np.einsum("rs,rs->r", part.counts, seconds * sheet.factors)
@@ -159,7 +160,7 @@ def launch_component(sheet: Sheet, busy_seconds: Floats) -> Component:
     # The stage that launches most sets the pace where hosts do; on a CPU, launching is part of the slowest's work.
     at = sheet.slowest_row if on_cpu else rows.largest(per_micro_batch)
     operators, again, selective = operators[at], again[at], selective[at]
-    seconds = columns.accumulation * per_micro_batch[at]
+    seconds = sheet.passes_made * per_micro_batch[at]
     awaited = np.zeros(len(columns))
     if not on_cpu:
         awaited = _routing_starts(sheet, at)

@@ -1,0 +1,162 @@
+"""Batches of a budget of tokens are priced by the tokens that a table's rows come to, not as rows of `seq_len`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from runs import in_process, records_of
+from tests_shared import SEQ_LEN, Dropout, PaddedText, decoder_task
+
+from paceline.plan.planned import Planned, plan_task
+from paceline.plan.prepare import prepare_task
+from paceline.run.loop.loader import BatchStream
+from paceline.spec.arguments import make_spec
+from paceline.spec.load import load_spec
+from paceline.task.data.order.budget import BATCHES, STRETCHES, budget_of, filled, multiple_of
+from paceline.task.data.protocol import filled_for
+from paceline.task.data.source import open_sources
+from paceline.units import Amount
+
+SPEC = """
+[task]
+name = "answers"
+model = {{ name = "llama-1m", hidden = 32, layers = 2, heads = 4, kv_heads = 2, ffn = 48 }}
+global_batch = "2000 tokens"
+batch_rows = "{rows}"
+stop = "{steps} steps"
+
+[task.data]
+source = "{folder}/answers.jsonl"
+seq_len = 512
+rows = "padded"
+shuffle = "{order}"
+shuffle_bucket = 8
+validation_fraction = 0
+cache_dir = "{folder}/cache"
+
+[cluster]
+device = "cpu"
+devices = {devices}
+probe = false
+
+[plan]
+precision = "{precision}"
+micro_batch = {micro_batch}
+
+[run]
+dir = "{folder}/run"
+verify = false
+evaluate_every = "none"
+"""
+
+
+def spec_of(folder: Path, **options: object) -> Path:
+    """Write a table of answers of 30 to 230 bytes and a spec of a task on it, and return the spec's path."""
+    lengths = np.random.default_rng(3).integers(2, 42, 300)
+    rows = [json.dumps({"prompt": f"Question {at:03d}", "completion": "word " * n}) for at, n in enumerate(lengths)]
+    (folder / "answers.jsonl").write_text("\n".join(rows))
+    given = {"order": "bucketed", "rows": "by_length", "steps": 30, "devices": 1, "precision": "fp32",
+             "micro_batch": 2, **options}  # fmt: skip
+    (folder / "spec.toml").write_text(SPEC.format(folder=folder, **given))
+    return folder / "spec.toml"
+
+
+def counted(planned: Planned, steps: int, tight: bool) -> tuple[float, float, float, int]:
+    """Return the tokens, pairs of tokens and passes of a step that are really read, and the largest micro-batch."""
+    task, plan = planned.spec.task, planned.plan
+    source, _ = open_sources(task.data, task.seed)
+    source = filled_for(source, "cpu", 1, "fp32" if tight else "bf16")
+    sizes = budget_of(source, task.seed, 2000)
+    stream = BatchStream(source, task.seed, plan, 0, torch.device("cpu"), sizes)
+    position, shapes = 0, list[tuple[int, int]]()
+    for step in range(1, steps + 1):
+        batch = stream.at(position, step)
+        position += batch.samples
+        shapes += [tuple(micro.data["tokens"].shape) for micro in batch.micro_batches]
+    rows, widths = np.array(shapes).T
+    tokens = rows * widths
+    return tokens.sum() / steps, (tokens * widths).sum() / steps, len(rows) / steps, int(tokens.max())
+
+
+@pytest.mark.parametrize("order", ["global", "bucketed"])
+@pytest.mark.parametrize("micro_batch", [1, 2, 3, 8])
+def test_a_step_is_priced_by_the_tokens_that_come(tmp_path: Path, order: str, micro_batch: int) -> None:
+    """Counted over three epochs of real batches; with rows of `seq_len` a step would be priced at 1,536 to 3,600."""
+    planned = plan_task(load_spec(spec_of(tmp_path, order=order, micro_batch=micro_batch)))
+    profile, batch = planned.profile, planned.batch_samples
+    tokens, pairs, passes, most = counted(planned, 90, tight=False)
+    context = planned.search.candidates.context
+    sheet = context.sheet(planned.plan)
+    priced = profile.tokens_per_sample * batch
+    assert sheet.fill("tokens")[0] * priced == pytest.approx(tokens, rel=0.06)
+    assert sheet.fill("pairs")[0] * priced * profile.tokens_per_sample == pytest.approx(pairs, rel=0.08)
+    assert sheet.passes_made[0] == pytest.approx(passes, rel=0.06)
+    assert profile.tokens_per_sample < planned.facts.items_per_sample == 512
+    assert most <= planned.plan.micro_batch * profile.tokens_per_sample, "memory is that of the largest there is"
+    assert STRETCHES * BATCHES > 90, "as many are looked at, elsewhere"
+
+
+def test_seconds_and_bytes_follow(tmp_path: Path) -> None:
+    """Against the same rows with each taken for one of `seq_len` tokens: less time, less memory, the same steps."""
+    short = plan_task(load_spec(spec_of(tmp_path)))
+    context = short.search.candidates.context
+    full = context.sheet(short.plan)
+    assert short.forecast.model_flops_per_step == pytest.approx(
+        3 * short.batch_samples * sum(
+            full.fill("tokens")[0] * block.matmul_flops + full.fill("pairs")[0] * block.attention_flops
+            for block in short.profile.blocks
+        )
+    )  # fmt: skip
+    text = (tmp_path / "spec.toml").read_text().replace('by_length"', 'fixed"').replace('"2000 tokens"', '"8 samples"')
+    (tmp_path / "fixed.toml").write_text(text)
+    fixed = plan_task(load_spec(tmp_path / "fixed.toml"))
+    assert fixed.batch_samples == short.batch_samples and not fixed.profile.fills
+    share = short.profile.tokens_per_sample / 512
+    products = {term.name: term.value for term in short.forecast.time}, {t.name: t.value for t in fixed.forecast.time}
+    ratio = products[0]["products, forward"] / products[1]["products, forward"]
+    assert ratio == pytest.approx(share * full.fill("tokens")[0], rel=0.15)  # rates differ with the rows a little
+    assert short.forecast.peak_bytes.value < fixed.forecast.peak_bytes.value
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3, 5])
+def test_rows_that_are_filled_up_take_no_more_than_was_planned(tmp_path: Path, micro_batch: int) -> None:
+    """Rows of a few tokens are filled up to eight: as many as the tokens alone allow would take twice the room."""
+    rows = [json.dumps({"prompt": "a", "completion": "b" * (1 + 22 * (at % 9 == 0))}) for at in range(90)]
+    spec = spec_of(tmp_path, micro_batch=micro_batch, order="bucketed", precision="bf16")
+    (tmp_path / "answers.jsonl").write_text("\n".join(rows))
+    planned = plan_task(load_spec(spec))
+    source, _ = open_sources(planned.spec.task.data, planned.spec.task.seed)
+    multiple, lengths = multiple_of(source), np.asarray(source.lengths)
+    assert multiple == 8 and filled(int(lengths.min()), 8, 512) > 1.2 * lengths.min(), "filled up by more than a bit"
+    *_, most = counted(planned, 40, tight=False)
+    assert most <= planned.plan.micro_batch * planned.profile.tokens_per_sample
+
+
+class Own(PaddedText):
+    """A data set of the user's own that says lengths, and whose samples are no tokens."""
+
+    samples, unit, items_per_sample, fingerprint = 50, "samples", 1, "own lengths"
+    lengths = np.random.default_rng(1).integers(8, SEQ_LEN + 1, 50)
+
+
+def test_samples_of_ones_own_are_planned_by_their_lengths_too() -> None:
+    """A sample that counts as one item was planned as one token: 400 samples of 400 tokens, one at a time."""
+    task = decoder_task(data=Own(), global_batch=Amount(400, "tokens"), batch_rows="by_length", objective="next_token")
+    task = dataclasses.replace(task, model=Dropout)
+    prepared = prepare_task(make_spec(task))
+    longest = int(Own.lengths.max())
+    assert prepared.batch_samples == 400 // longest and prepared.profile.fills
+    assert budget_of(Own(), 0, 400).at_once(0, 10, 2) >= 2
+
+
+def test_a_run_keeps_how_full_its_batches_are(tmp_path: Path) -> None:
+    """What the journal keeps of the profile says how full batches are; the run comes to its end."""
+    done = in_process("train", spec_of(tmp_path, steps=2))
+    assert done.returncode == 0, done.stderr
+    (started,) = records_of(tmp_path / "run", "run_started")
+    assert started["profile"]["fills"] and started["profile"]["tokens_per_sample"] < 512
