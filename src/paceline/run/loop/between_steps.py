@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from paceline.supervise.signals import StopFlag
 from paceline.task.data.protocol import Source
 from paceline.task.data.rows.mixed import MixedSource
 from paceline.task.data.rows.packed import for_device
+from paceline.task.data.storage.notices import left_out_of
 from paceline.task.models.sizes import is_named
 from paceline.task.objective import Objective
 from paceline.task.turns import objective_of
@@ -45,6 +47,7 @@ class BetweenSteps(InWorld):
         self._stop = StopFlag()
         self._idle: IdleWatch | None = None  # of a `Run` alone: other loops are ours
         self._counts = OwnCounts()
+        self._left_out = Counter[str]()  # why samples were left out that this rank has trained on, since the last check
         self._is_spent = False  # whether a budget has ended the run
         # Until the first step has said what the built-in decoder does not read; a survey has said it of other models.
         self._objective: Objective | None = None
@@ -69,6 +72,9 @@ class BetweenSteps(InWorld):
         self._mark()
         self._keeper.poll()
         self._keeper.refuse_exhausted(self.world)
+        for micro in batch.micro_batches:
+            if micro.counts:
+                self._left_out += left_out_of(self.source, micro.ids.tolist())
         ids = None
         if self.spec.run.record_samples:
             ids = ids_read(batch, self.world, self.brief.plan.layout, self._under.ids_of)
@@ -152,7 +158,8 @@ class BetweenSteps(InWorld):
         self._record.decided_now(self._stragglers.compare(step))
         self._watch_memory(step)
         self._record.ranks(self._tally.over_ranks(step, last, self._under.batches.tell))
-        for what, because in data_faults(self.source, self.world, layout.reads_first(self.world.rank)):
+        left_out, self._left_out = self._left_out, Counter()
+        for what, because in data_faults(self.source, self.world, layout.reads_first(self.world.rank), left_out):
             self._record.fault(what, because)
 
     def _stop_as_asked(self, step: int) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 from paceline.run.numerics.precision import lost_in_cast
 from paceline.run.numerics.randomness.mode import Survey
 from paceline.run.process.world import World
-from paceline.task.data.storage.notices import LEFT_OUT, notices_of
+from paceline.task.data.storage.notices import LEFT_OUT, DataNotice, notices_of
 from paceline.task.entries_read import READ_BY_NEXT_TOKEN, balance_remark, unread_remark
 from paceline.task.objective import Objective, next_token
 
@@ -55,12 +55,15 @@ def remarks_on_batch(objective: Objective, batch: object) -> list[str]:
     return unread_remark(objective, tuple(str(name) for name in batch if name not in READ_BY_NEXT_TOKEN))
 
 
-def data_faults(source: object, world: World, reads_first: bool) -> list[tuple[str, str]]:
+def data_faults(source: object, world: World, reads_first: bool, left_out: Mapping[str, int]) -> list[tuple[str, str]]:
     """Return what reading the data has met on all ranks since the last call: (what and how often, because).
 
-    Every rank calls it. Of ranks that read the same rows those that `reads_first` say which were left out.
+    Every rank calls it. `left_out` counts, by reason, samples that this rank has trained on as if they were not there;
+    of ranks that read the same rows those that `reads_first` say which.
     """
-    mine = [each for each in notices_of(source) if reads_first or each.what != LEFT_OUT]
+    mine = notices_of(source)
+    if reads_first:
+        mine += [DataNotice(LEFT_OUT, because, times) for because, times in left_out.items()]
     if not world.maximum([float(len(mine))])[0]:
         return []
     together: Counter[tuple[str, str]] = Counter()

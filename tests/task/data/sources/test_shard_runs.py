@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from runs import in_process, paceline, records_of, steps_of, write_corpus, write_spec
 
+from paceline.spec.load import load_spec
 from paceline.spec.task import DataSpec
 from paceline.task.data.prepare.prepare import prepare
+from paceline.task.data.source import open_sources
+from paceline.task.data.storage.notices import left_out_of
 
 
 def shards_of(folder: Path) -> Path:
@@ -59,3 +64,32 @@ def test_damage_ends_a_run_with_5_or_is_left_out_the_same_on_all_layouts(tmp_pat
         losses.append([step["loss"] for step in steps_of(tmp_path / name)])
         assert "a sample was left out" in done.stdout
     assert losses[0] == pytest.approx(losses[1], abs=1e-9)
+
+
+def test_samples_that_are_left_out_are_counted_once_each_time_that_they_are_trained_on(tmp_path: Path) -> None:
+    """Not where they are read: 32 steps ahead, past the last step, and by a rank that has no row and takes another's.
+
+    On one rank, on three with four rows, and stopped and gone on with by another number of ranks.
+    """
+    shards = shards_of(tmp_path)
+    damage(shards)
+    spec = write_spec(tmp_path, tmp_path / "run", steps=9, precision="fp64")
+    plan = ['task.global_batch="4 samples"', "plan.micro_batch=1"]
+    skip = [f"task.data.source={shards}", "task.data.on_bad=skip", *plan]
+    data = DataSpec(str(shards), seq_len=load_spec(spec).task.data.seq_len, on_bad="skip")
+
+    def trained(name: str, *parts: tuple[int, int]) -> tuple[int, int]:
+        for devices, steps in parts:
+            own = [f"run.dir={tmp_path / name}", f"cluster.devices={devices}", f'task.stop="{steps} steps"']
+            done = paceline("train", spec, *(word for option in (*skip, *own) for word in ("--set", option)))
+            assert done.returncode == 0, done.stderr
+        faults = [each["what"] for each in records_of(tmp_path / name, "fault") if "was left out" in each["what"]]
+        counted = sum(int(found[1]) if (found := re.search(r"(\d+) times", what)) else 1 for what in faults)
+        source, _ = open_sources(data, 0)
+        read = [sample for step in steps_of(tmp_path / name) for sample in step["sample_ids"]]
+        for sample in set(read):
+            source.read(np.array([sample]))
+        return counted, left_out_of(source, read).total()
+
+    found = [trained("one", (1, 9)), trained("three", (3, 9)), trained("gone on", (3, 5), (1, 9))]
+    assert len(set(found)) == 1 and found[0][0] == found[0][1] > 0, found

@@ -59,7 +59,7 @@ class MixedSource:
     def gather(self, ids: npt.NDArray[Any]) -> Any:
         """Return the rows of these samples as they lie. Raises DataError where one cannot be read."""
         places, parts = [], []
-        for source, here, own in self._apart(ids):
+        for source, here, own in self.apart(ids):
             places.append(here)
             parts.append(cast(SourceOfSplit, source).gather(own))
         return parts[0] if len(parts) == 1 else cast(SourceOfSplit, self.sources[0]).joined(parts, places)
@@ -68,7 +68,7 @@ class MixedSource:
         """Return the batch of the gathered rows first..last, as `read` does."""
         return cast(SourceOfSplit, self.sources[0]).batch(gathered, first, last)
 
-    def _apart(self, ids: npt.NDArray[Any]) -> Iterator[tuple[Source, npt.NDArray[np.int64], npt.NDArray[Any]]]:
+    def apart(self, ids: npt.NDArray[Any]) -> Iterator[tuple[Source, npt.NDArray[np.int64], npt.NDArray[Any]]]:
         """Yield, for each source that these samples are of: it, their places among them, and its own ids."""
         which = np.searchsorted(self._ends, ids, side="right")
         for number in np.unique(which).tolist():
@@ -101,7 +101,7 @@ class MixedSource:
         import torch
         from torch.utils._pytree import tree_map
 
-        apart = list(self._apart(ids))
+        apart = list(self.apart(ids))
         if self.is_ragged and len(apart) > 1:  # all are filled up to the longest of any
             longest = int(self.lengths[ids].max())
             apart = [(cast(FillsRows, source).filled_to(longest), here, own) for source, here, own in apart]

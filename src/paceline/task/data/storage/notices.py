@@ -1,10 +1,11 @@
-"""What reading data has to tell and does not end a run: reads that were tried again, samples that were left out."""
+"""What reading data has to tell and does not end a run: reads that were tried again, samples that are damaged."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 LEFT_OUT = "a sample was left out"
 KEPT = 256  # different notices kept between two looks; further ones only count
@@ -48,6 +49,17 @@ class DataNotices:
 
     def __reduce__(self) -> tuple[object, ...]:
         return DataNotices, ()  # another process counts its own
+
+
+def left_out_of(source: Any, ids: Sequence[int]) -> Counter[str]:
+    """Return why samples of a source, or of the sources of a mixture, were left out as they were read, and how many.
+
+    To be asked of samples that are trained on: others are read too, ahead of a stop or in the place of none.
+    """
+    if (apart := getattr(source, "apart", None)) is not None:
+        return sum((left_out_of(each, own.tolist()) for each, _, own in apart(ids)), Counter[str]())
+    damaged: dict[int, str] = getattr(source, "damaged", None) or {}
+    return Counter(damaged[each] for each in ids if each in damaged)
 
 
 def notices_of(source: object) -> list[DataNotice]:

@@ -25,7 +25,6 @@ from paceline.task.data.sources.images.listing import ImageEntry, ImageListing, 
 from paceline.task.data.sources.shards.opened import storage_of
 from paceline.task.data.storage.blocks import BlockCache, Bytes
 from paceline.task.data.storage.bytes import ByteFile, Storage
-from paceline.task.data.storage.notices import LEFT_OUT
 from paceline.task.data.storage.remote import is_remote
 
 if TYPE_CHECKING:
@@ -80,6 +79,7 @@ class ImageSource:
             raise MissingExtra("pillow", "images", "decoding images") from error
         self.listing, self.chosen, self.look, self.storage, self.squares = listing, chosen, look, storage, squares
         self.samples, self.notices = len(chosen), storage.notices
+        self.damaged: dict[int, str] = {}  # samples that were left out as they were read, and why
         self.classes = listing.classes
         self.described = f"{len(listing.entries):,} images of {len(listing.classes):,} classes"
         self.steps_ahead = STEPS_AHEAD if any(map(is_remote, listing.files)) else 0
@@ -116,7 +116,7 @@ class ImageSource:
         numbers = self.chosen[ids].tolist()
 
         def decode(row: int) -> None:
-            labels[row] = self._decode(numbers[row], pixels[row])
+            labels[row] = self._decode(int(ids[row]), numbers[row], pixels[row])
 
         others = []
         for row, number in enumerate(numbers):
@@ -158,7 +158,7 @@ class ImageSource:
             entry = self.listing.entries[number]
             self._file(entry.file).expect(np.array([[entry.start, entry.start + entry.size]]))
 
-    def _decode(self, number: int, into: npt.NDArray[np.uint8]) -> int:
+    def _decode(self, sample: int, number: int, into: npt.NDArray[np.uint8]) -> int:
         """Fill in an image, keep it, and return its label, -100 where it is left out."""
         entry = self.listing.entries[number]
         try:
@@ -166,7 +166,7 @@ class ImageSource:
         except DamagedData as error:
             if not self.look.skip_bad:
                 raise
-            self.notices.tell(LEFT_OUT, f"{error.what}: {error.because}")
+            self.damaged[sample] = f"{error.what}: {error.because}"
             return NO_LABEL
         self.squares.keep(number, into)
         return entry.label

@@ -13,7 +13,7 @@ from paceline.task.data.rows.packed_source import PackedSource
 from paceline.task.data.rows.windows import TokenSource
 from paceline.task.data.sources.shards.tokens_in_files import TokenParts
 from paceline.task.data.sources.tokens import Split
-from paceline.task.data.storage.notices import LEFT_OUT, DataNotices
+from paceline.task.data.storage.notices import DataNotices
 
 NO_LABEL = -100
 STEPS_AHEAD = 8  # whose samples are fetched before they are wanted, where they are remote
@@ -39,6 +39,7 @@ class _OverFiles(SourceOfSplit):
     ) -> None:
         """Open the split. Raises DataError where it does not make one sample, or a file of it is not there."""
         self.skip_bad, self.notices = skip_bad, notices or DataNotices()
+        self.damaged: dict[int, str] = {}  # samples that were left out as they were read, and why
         super().__init__(split, vocab, seq_len, cross_documents)
         self.is_near, self.is_checked = self._tokens.is_near, self._tokens.is_checked
         self.gathers_rows = self.is_near
@@ -58,7 +59,8 @@ class _OverFiles(SourceOfSplit):
             if not self.skip_bad:
                 raise
             if len(ids) == 1:
-                return self._left_out(error)
+                self.damaged[int(ids[0])] = f"{error.what}: {error.because}"
+                return self._blank()
         import torch
 
         rows = [self._or_blank(read, ids[at : at + 1]) for at in range(len(ids))]
@@ -68,10 +70,9 @@ class _OverFiles(SourceOfSplit):
         """Return the batch, whose tokens are of the vocabulary."""
         return self._held(super().batch(gathered, first, last))
 
-    def _left_out(self, error: DamagedData) -> dict[str, Any]:
+    def _blank(self) -> dict[str, Any]:
         import torch
 
-        self.notices.tell(LEFT_OUT, f"{error.what}: {error.because}")
         tokens = torch.zeros(1, self.items_per_sample, dtype=torch.int64)
         blank = {"tokens": tokens, "labels": tokens + NO_LABEL}
         return blank if self.cross_documents else {**blank, "documents": tokens.clone()}
