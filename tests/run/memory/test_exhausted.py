@@ -153,7 +153,7 @@ class Unbuilt(Dropout):
 
 
 class Unread(torch.utils.data.Dataset):  # type: ignore[type-arg]
-    """A data set of the user's whose fifth row finds no memory on rank 1: an error of Python's own, without a word."""
+    """A data set of the user's whose sixth read finds no memory on rank 1: an error of Python's own, without a word."""
 
     items_per_sample, unit, vocab, fingerprint = SEQ_LEN, "tokens", VOCAB, "unread"
 
@@ -165,7 +165,7 @@ class Unread(torch.utils.data.Dataset):  # type: ignore[type-arg]
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         self.reads += 1
-        if self.reads == 5 and torch.distributed.get_rank() == 1:
+        if self.reads == 6 and torch.distributed.get_rank() == 1:
             raise MemoryError
         return {name: rows[0] for name, rows in self.rows.read(np.array([index])).items()}
 

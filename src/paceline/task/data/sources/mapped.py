@@ -36,8 +36,8 @@ class MapSource:
 
     Before each row Python's, numpy's and torch's CPU generators are seeded from (seed, position), and set back
     afterwards: the row is the same whichever rank reads it and after any resume. Python's and numpy's are not, as long
-    as no row draws from them. The generators are global, so read it from the thread that trains. Generators that a data
-    set owns are out of reach.
+    as no row draws from them; the first row that is read shows whether rows follow from their state. The generators
+    are global, so read it from the thread that trains. Generators that a data set owns are out of reach.
     """
 
     def __init__(self, dataset: Any, seed: int, collate: Collate | None = None) -> None:
@@ -59,7 +59,8 @@ class MapSource:
         if self.samples < 1:
             raise DataError(f"{type(dataset).__name__} is empty", "its length is 0", "give it a sample")
         self.dataset, self.seed = dataset, seed
-        self._draws, self._undrawn = False, UndrawnGenerators()  # whether a row was seen to draw from Python or numpy
+        # Whether a row was seen to draw from Python's or numpy's generators, or to follow from where they stand.
+        self._draws, self._is_looked_at, self._undrawn = False, False, UndrawnGenerators()
         # One at a time all the same: what is random in a row must not depend on the rows beside it.
         self._in_lists = hasattr(dataset, "__getitems__") and _lacks_single_items(dataset)
         own = getattr(dataset, "collate", None)
@@ -104,7 +105,9 @@ class MapSource:
             for index, seed in zip(indices, seeds, strict=True):
                 torch.default_generator.manual_seed(seed)
                 rows.append(self._row(index))
-            return self._collate(rows, indices)
+            if rows and not self._is_looked_at:
+                self._is_looked_at, self._draws = True, self._follows_state(indices[0], seeds[0], rows[0])
+            return None if self._draws else self._collate(rows, indices)
         except DataError:
             self._draws = self._undrawn.were_drawn_from()
             if not self._draws:
@@ -112,7 +115,18 @@ class MapSource:
             return None  # it may have come of what was drawn
         finally:
             torch.default_generator.set_state(kept)
-            self._draws = self._draws or self._undrawn.were_drawn_from()
+            self._draws = self._undrawn.were_drawn_from() or self._draws  # in this order: it sets them back
+
+    def _follows_state(self, index: int, seed: int, row: object) -> bool:
+        """Return whether a row is another one where Python's and numpy's generators stand elsewhere.
+
+        It may read their state, and draw nothing. Once for a data set: a later row that begins to do so is not seen.
+        """
+        with _generators_kept():
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+            torch.default_generator.manual_seed(seed)
+            return list(_content(self._row(index))) != list(_content(row))
 
     def _lengths(self) -> npt.NDArray[np.int64] | None:
         """Return the lengths that the data set declares of its samples. Raises DataError where they are not as many."""
@@ -202,7 +216,7 @@ def _content(batch: object) -> Iterator[bytes]:
     """Yield bytes that stand for a collated batch: tensors by type, shape and values, the rest by its text."""
     if isinstance(batch, torch.Tensor):
         yield f"{batch.dtype} {tuple(batch.shape)}".encode()
-        yield batch.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if batch.numel() else b""
+        yield batch.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes() if batch.numel() else b""
     elif isinstance(batch, Mapping):
         for name in batch:
             yield str(name).encode()
