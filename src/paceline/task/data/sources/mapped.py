@@ -216,7 +216,8 @@ def _content(batch: object) -> Iterator[bytes]:
     """Yield bytes that stand for a collated batch: tensors by type, shape and values, the rest by its text."""
     if isinstance(batch, torch.Tensor):
         yield f"{batch.dtype} {tuple(batch.shape)}".encode()
-        yield batch.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes() if batch.numel() else b""
+        flat = batch.detach().cpu().reshape(-1).contiguous()
+        yield flat.view(torch.uint8).numpy().tobytes() if batch.numel() else b""
     elif isinstance(batch, Mapping):
         for name in batch:
             yield str(name).encode()
