@@ -74,7 +74,7 @@ class BetweenSteps(InWorld):
         self._keeper.refuse_exhausted(self.world)
         for micro in batch.micro_batches:
             if micro.counts:
-                self._left_out += left_out_of(self.source, micro.ids.tolist())
+                self._left_out += left_out_of(self.source, micro.ids)
         ids = None
         if self.spec.run.record_samples:
             ids = ids_read(batch, self.world, self.brief.plan.layout, self._under.ids_of)

@@ -89,7 +89,7 @@ def test_samples_that_are_left_out_are_counted_once_each_time_that_they_are_trai
         read = [sample for step in steps_of(tmp_path / name) for sample in step["sample_ids"]]
         for sample in set(read):
             source.read(np.array([sample]))
-        return counted, left_out_of(source, read).total()
+        return counted, left_out_of(source, np.array(read)).total()
 
     found = [trained("one", (1, 9)), trained("three", (3, 9)), trained("gone on", (3, 5), (1, 9))]
     assert len(set(found)) == 1 and found[0][0] == found[0][1] > 0, found

@@ -20,6 +20,7 @@ from paceline.run.loop.loader import BatchStream
 from paceline.spec.layout import Layout
 from paceline.spec.task import DataSpec
 from paceline.task.data.facts import data_facts
+from paceline.task.data.rows.mixed import MixedSource
 from paceline.task.data.rows.packed_source import PackedSource
 from paceline.task.data.source import open_sources
 from paceline.task.data.sources.shards import tokens_in_files
@@ -143,8 +144,10 @@ def test_damage_is_told_with_its_place_and_checksum(tmp_path: Path) -> None:
     batch = skipping.read(ids)
     assert (batch["labels"][1] == -100).all() and (batch["tokens"][1] == 0).all()
     assert torch.equal(batch["labels"][[0, 2]], train.read(ids[[0, 2]])["labels"])
-    (because,) = left_out_of(skipping, [3, bad, 7]).elements()
+    (because,) = left_out_of(skipping, ids).elements()
     assert "65,600" in because and not skipping.notices.take(), "what is read is not yet trained on"
+    mixed = MixedSource([train, skipping], ["whole", "damaged"])
+    assert left_out_of(mixed, np.array([bad, train.samples + bad])).total() == 1, "of the second source"
     again = open_sources(DataSpec(spec.source, seq_len=32, on_bad="skip"), 7)[0]
     alone = torch.cat([again.read(ids[row : row + 1])["labels"] for row in range(3)])
     assert torch.equal(alone, batch["labels"]), "what is left out does not depend on the batch"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any, NamedTuple
+
+import numpy.typing as npt
 
 LEFT_OUT = "a sample was left out"
 KEPT = 256  # different notices kept between two looks; further ones only count
@@ -51,15 +52,18 @@ class DataNotices:
         return DataNotices, ()  # another process counts its own
 
 
-def left_out_of(source: Any, ids: Sequence[int]) -> Counter[str]:
+def left_out_of(source: Any, ids: npt.NDArray[Any]) -> Counter[str]:
     """Return why samples of a source, or of the sources of a mixture, were left out as they were read, and how many.
 
     To be asked of samples that are trained on: others are read too, ahead of a stop or in the place of none.
     """
-    if (apart := getattr(source, "apart", None)) is not None:
-        return sum((left_out_of(each, own.tolist()) for each, _, own in apart(ids)), Counter[str]())
+    if sources := getattr(source, "sources", ()):
+        some = any(getattr(each, "damaged", None) for each in sources)
+        return (
+            sum((left_out_of(each, own) for each, _, own in source.apart(ids)), Counter[str]()) if some else Counter()
+        )
     damaged: dict[int, str] = getattr(source, "damaged", None) or {}
-    return Counter(damaged[each] for each in ids if each in damaged)
+    return Counter(damaged[each] for each in ids.tolist() if each in damaged) if damaged else Counter()
 
 
 def notices_of(source: object) -> list[DataNotice]:
