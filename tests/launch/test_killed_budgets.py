@@ -14,7 +14,7 @@ import pytest
 import torch
 from runs import is_running, paceline, ranks_of, records_of, start, steps_of, wait_for_step, wait_until
 
-from paceline.checkpoint import find_latest, full_tensors
+from paceline.checkpoint import find_latest, full_tensors, read_manifest
 
 STEPS, KILLED_AFTER = 60, 7
 SPEC = """
@@ -106,6 +106,10 @@ def test_killed_and_started_again_a_run_ends_with_the_same_bits(tmp_path: Path, 
     undisturbed, resumed = last_weights(tmp_path / "whole"), last_weights(run_dir)
     assert undisturbed.keys() == resumed.keys() and len(undisturbed) > 20
     assert all(torch.equal(resumed[name], value) for name, value in undisturbed.items())
+    newest = find_latest(run_dir / "checkpoints")
+    extra = read_manifest(newest).extra if newest else {}
+    of_data = [extra["data_fingerprint"], extra["progress"], extra["spec"]["task"]["seed"]]
+    assert len(json.dumps(of_data)) < 300, "all that says which samples come next"
     told = [[(step["loss"], step["sample_ids"]) for step in steps_of(tmp_path / name)] for name in ("whole", "killed")]
     assert told[0] == told[1] and len(told[0]) == STEPS
     sizes = {len(ids) for _, ids in told[0]}
