@@ -208,6 +208,27 @@ def test_money_and_a_file_end_a_run_and_nothing_does_where_there_is_none(tmp_pat
     wait_until(lambda: "has appeared" in notices.look())
 
 
+def test_a_file_server_that_stumbles_once_does_not_end_the_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stale handle, or an error of the device: the thread ended with it, and no notice was ever seen."""
+    monkeypatch.setattr("paceline.run.survive.notice.LOOK_SECONDS", 0.01)
+    notice, errors = tmp_path / "notice", [errno.ESTALE, errno.EIO]
+    exists = Path.exists
+
+    def stumbles(path: Path) -> bool:
+        if path == notice and errors:
+            raise OSError(errors.pop(), "as a test wants")
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", stumbles)
+    recovery = dataclasses.replace(RecoverySpec(), notice_file=str(notice))
+    notices = notices_of(dataclasses.replace(RunSpec(), recovery=recovery), 1.0)
+    wait_until(lambda: not errors)
+    notice.touch()
+    wait_until(lambda: "has appeared" in notices.look())
+
+
 def test_limits_count_from_the_call_and_not_from_the_process_that_goes_on() -> None:
     """A rank that a recovery has started anew would train on beyond the job's end, and be killed without a save."""
     limited = dataclasses.replace(RunSpec(), time_limit="1 h", usd_limit=50.0)
@@ -236,13 +257,15 @@ def test_each_world_counts_at_its_own_price(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_url_announces_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.run.survive.notice.URL_SECONDS", 0.05)
-    says = [b"NONE"]
+    says, asked = [b"NONE"], threading.Event()
 
     class Answer(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(says[0])
+            if says[0]:
+                self.send_response(200)
+                self.end_headers()
+            self.wfile.write(says[0] or b"no HTTP at all\r\n\r\n")  # which ended the watch
+            asked.set()
 
         def log_message(self, *_: object) -> None:
             pass
@@ -253,6 +276,9 @@ def test_a_url_announces_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
         recovery = dataclasses.replace(RecoverySpec(), notice_url=url)
         notices = notices_of(dataclasses.replace(RunSpec(), recovery=recovery), 1.0)
         assert notices.look() == ""
-        says[0] = b"TERMINATE at noon"
+        for said in (b"", b"TERMINATE at noon"):
+            says[0] = said
+            asked.clear()
+            assert asked.wait(60)
         wait_until(lambda: "TERMINATE at noon" in notices.look())
         server.shutdown()
