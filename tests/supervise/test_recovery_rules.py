@@ -6,31 +6,22 @@ import dataclasses
 import errno
 import http.server
 import math
-import os
-import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 from runs import wait_until
-from tests_shared import plan_of
 
-from paceline.errors import DoesNotFit, RunInUse
+from paceline.errors import RunInUse
 from paceline.lock import RunLock, take
-from paceline.run.process.brief import Brief
 from paceline.run.survive.notice import Notices
-from paceline.spec.journal.kinds import DecisionRecord
-from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.run import RunSpec
 from paceline.spec.survive.recovery import RecoverySpec
 from paceline.spec.sync import Sync
-from paceline.supervise.again import plans_ahead
-from paceline.supervise.again.elastic import Elastic, Replanned
 from paceline.supervise.again.generations import Generations
 from paceline.supervise.again.held import AGREED, DUE, OPEN, HeldState
 from paceline.supervise.again.judge import FRUITLESS, Judge, Reached
@@ -217,6 +208,27 @@ def test_money_and_a_file_end_a_run_and_nothing_does_where_there_is_none(tmp_pat
     wait_until(lambda: "has appeared" in notices.look())
 
 
+def test_a_file_server_that_stumbles_once_does_not_end_the_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stale handle, or an error of the device: the thread ended with it, and no notice was ever seen."""
+    monkeypatch.setattr("paceline.run.survive.notice.LOOK_SECONDS", 0.01)
+    notice, errors = tmp_path / "notice", [errno.ESTALE, errno.EIO]
+    exists = Path.exists
+
+    def stumbles(path: Path) -> bool:
+        if path == notice and errors:
+            raise OSError(errors.pop(), "as a test wants")
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", stumbles)
+    recovery = dataclasses.replace(RecoverySpec(), notice_file=str(notice))
+    notices = notices_of(dataclasses.replace(RunSpec(), recovery=recovery), 1.0)
+    wait_until(lambda: not errors)
+    notice.touch()
+    wait_until(lambda: "has appeared" in notices.look())
+
+
 def test_limits_count_from_the_call_and_not_from_the_process_that_goes_on() -> None:
     """A rank that a recovery has started anew would train on beyond the job's end, and be killed without a save."""
     limited = dataclasses.replace(RunSpec(), time_limit="1 h", usd_limit=50.0)
@@ -245,13 +257,15 @@ def test_each_world_counts_at_its_own_price(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_url_announces_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.run.survive.notice.URL_SECONDS", 0.05)
-    says = [b"NONE"]
+    says, asked = [b"NONE"], threading.Event()
 
     class Answer(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(says[0])
+            if says[0]:
+                self.send_response(200)
+                self.end_headers()
+            self.wfile.write(says[0] or b"no HTTP at all\r\n\r\n")  # which ended the watch
+            asked.set()
 
         def log_message(self, *_: object) -> None:
             pass
@@ -262,60 +276,9 @@ def test_a_url_announces_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
         recovery = dataclasses.replace(RecoverySpec(), notice_url=url)
         notices = notices_of(dataclasses.replace(RunSpec(), recovery=recovery), 1.0)
         assert notices.look() == ""
-        says[0] = b"TERMINATE at noon"
+        for said in (b"", b"TERMINATE at noon"):
+            says[0] = said
+            asked.clear()
+            assert asked.wait(60)
         wait_until(lambda: "TERMINATE at noon" in notices.look())
         server.shutdown()
-
-
-def test_the_plan_for_the_next_loss_is_made_ahead_and_used() -> None:
-    """Nine devices, of which a node of two is lost: there is no plan for seven, and that for six is made beside."""
-    plan = plan_of(Layout(dp_replicate=9), batch=18)
-    brief = Brief(plan, 100, 1, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())
-    asked, there = list[int](), [9]
-
-    def replan(devices: int, now: Brief, before_proof: Callable[[], None] = lambda: None) -> Replanned:
-        asked.append(devices)
-        if devices == 7:
-            raise DoesNotFit("no plan", "seven", "")
-        smaller = dataclasses.replace(plan, layout=Layout(dp_replicate=devices))
-        return Replanned(
-            dataclasses.replace(now, plan=smaller), DecisionRecord("replan", "9", "6", "b", {"devices": 6})
-        )
-
-    elastic = Elastic(RecoverySpec(), brief, replan, lambda: there[0])
-    elastic.prepare(2, lambda: False)
-    assert not asked, "before the first step the ranks want the cores"
-    elastic._asked = -math.inf
-    elastic.prepare(2, lambda: True)
-    there[0] = 7
-    assert elastic.next_plan()
-    assert asked[:2] == [7, 6]
-    found, (decision,) = elastic.take(lambda text: None)
-    assert found.layout.devices == 6 and decision.evidence == {"devices": 6, "made_ahead": True}
-    off = Elastic(RecoverySpec(prepare=False), brief, replan, lambda: there[0])
-    off.prepare(2, lambda: True)
-    assert off.next_plan() and off.take(lambda text: None)[1][0].evidence == {"devices": 6}
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="a thread has no priority of its own")
-def test_a_plan_that_is_made_ahead_is_waited_for_but_not_by_a_recovery_without_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A proof of the lowest priority got no core beside a busy process, and the recovery waited 16 s for it."""
-    monkeypatch.setattr(plans_ahead, "WAIT_SECONDS", 0.05)
-    priorities, is_proven = list[int](), threading.Event()
-
-    def make(devices: int, before_proof: Callable[[], None]) -> None:
-        priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-        before_proof()
-        priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-        assert is_proven.wait(60)
-
-    ahead = plans_ahead.Ahead(make)
-    ahead.begin([2, 1])
-    wait_until(lambda: len(priorities) == 2)
-    own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-    assert priorities == [own, plans_ahead.LOWEST] and own < plans_ahead.LOWEST, "the plan itself is made without delay"
-    assert not ahead.wait_for(2), "who recovers makes it then"
-    is_proven.set()
-    wait_until(lambda: ahead.wait_for(2))

@@ -61,10 +61,11 @@ def list_checkpoints(root: Path, lengths: bool = True) -> Listing:
     complete, skipped = [], []
     try:
         folders = [path for path in root.iterdir() if _NAME.fullmatch(path.name)]
-    except FileNotFoundError:
-        folders = []
     except OSError as error:
-        raise StorageError(f"cannot list the checkpoints in {root}", str(error), "check run.dir") from error
+        # What a file server says once of a folder that is there would have the next checkpoint count as the oldest.
+        if not isinstance(error, FileNotFoundError) or root.is_dir():
+            raise StorageError(f"cannot list the checkpoints in {root}", str(error), "check run.dir") from error
+        folders = []
     for path in sorted(folders):
         try:
             manifest = read_manifest(path)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping, Sequence
 
 from paceline.cluster.groups import group_specs
 from paceline.errors import ConfigError, DoesNotFit, PacelineError, VerificationFailed
@@ -18,9 +20,13 @@ from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.plan import PlanSpec
 from paceline.supervise.again.elastic import Replanned
+from paceline.supervise.groups import Process
+from paceline.supervise.supervisor import starter
 from paceline.units import format_durations
+from paceline.verify.process.group import cold_words
 
 Say = Callable[[str], None]
+LOWEST = 19  # nice
 WITH_LAYOUT = ("zero", "micro_batch", "rows", "stages", "virtual_stages")  # constraints that a layout's own follow from
 
 
@@ -30,22 +36,25 @@ class Replanner:
     def __init__(self, spec: Spec, say: Say, devices_per_node: int = 0) -> None:
         """`devices_per_node` is 0 where all are on this machine."""
         self._spec, self._say, self._per_node = spec, say, devices_per_node
+        self._planned: dict[int, tuple[Planned, bool]] = {}
         self._made: dict[int, tuple[Planned, bool, Proven]] = {}
         self._refused: dict[int, PacelineError] = {}
 
-    def __call__(self, devices: int, now: Brief, before_proof: Callable[[], None] = lambda: None) -> Replanned:
+    def __call__(self, devices: int, now: Brief, gives_way: bool = False) -> Replanned:
         """Return the plan for so many devices. It is proven first, as any plan before it trains.
 
         A proof that was made before is remembered; one that is made now delays the run by its seconds, since a run that
-        recovers into wrong numbers would not have recovered. Raises DoesNotFit and VerificationFailed.
+        recovers into wrong numbers would not have recovered. The processes of a proof that `gives_way` have the lowest
+        priority. Raises DoesNotFit and VerificationFailed.
         """
         if devices in self._refused:
             raise self._refused[devices]
         if devices not in self._made:
             try:
-                planned, is_relaxed = self.planned(devices, now.plan.precision)
-                before_proof()
-                self._made[devices] = planned, is_relaxed, prove(planned, self._say)
+                planned, is_relaxed = self._planned.get(devices) or self.planned(devices, now.plan.precision)
+                self._planned[devices] = planned, is_relaxed  # also for who asks while it is being proven
+                proven = prove(planned, self._say, GivesWay() if gives_way else None)
+                self._made[devices] = planned, is_relaxed, proven
             except (ConfigError, DoesNotFit, VerificationFailed) as error:
                 self._refused[devices] = error
                 raise
@@ -78,6 +87,21 @@ class Replanner:
             open_ones = (*(field.name for field in dataclasses.fields(Layout)), *WITH_LAYOUT)
             free = {name: getattr(PlanSpec(), name) for name in open_ones}
             return plan_task(dataclasses.replace(spec, plan=dataclasses.replace(asked, **free))), True
+
+
+class GivesWay:
+    """Starts the process of a proof with the lowest priority, which those inherit that it forks."""
+
+    def is_ready(self) -> bool:
+        """Return True: it needs nothing."""
+        return True
+
+    def start_apart(self, work: Sequence[str], environ: Mapping[str, str]) -> Process:
+        """Start the process of a proof of these words, the first of which is the kind of work."""
+        process = starter(cold_words(work[1:]), environ)({})
+        with contextlib.suppress(ProcessLookupError):  # it has ended already
+            os.setpriority(os.PRIO_PROCESS, process.pid, LOWEST)
+        return process
 
 
 def with_devices(spec: ClusterSpec, devices: int) -> ClusterSpec:

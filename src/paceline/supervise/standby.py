@@ -14,10 +14,11 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from paceline.cluster.here.waiting import waiting
 from paceline.lock import RunLock
-from paceline.supervise.groups import collect
+from paceline.supervise.groups import Process, collect
 from paceline.supervise.lines import Lines, is_ready
 from paceline.supervise.parent import PARENT_VARIABLE
 from paceline.supervise.signals import blocked_signals
@@ -42,6 +43,16 @@ class Lent:
         if self.returncode is None:
             self.returncode = self._standby.collect(self.pid)
         return self.returncode
+
+
+class StartsApart(Protocol):
+    """Starts processes that are no ranks of the run, as a standby does."""
+
+    def is_ready(self) -> bool:
+        """Return whether it can."""
+
+    def start_apart(self, work: Sequence[str], environ: Mapping[str, str]) -> Process:
+        """Start one that does this work. Raises OSError where it cannot after all."""
 
 
 WORKER, SCRIPT, PROOF = "worker", "script", "proof"  # kinds of work, which its first word is

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import math
+import os
 import weakref
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from paceline.run.process.brief import Brief
 from paceline.run.process.groups import COLLECTIVE_TIMEOUT, abort_groups
 from paceline.run.process.place import Place
 from paceline.run.process.world import World, build_mesh, join_next
+from paceline.run.survive.saving.pieces import name_of
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.journal.reading import read_journal
@@ -32,8 +34,11 @@ from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
 from paceline.spec.run import RunSpec
+from paceline.spec.survive.checkpoints import CheckpointsSpec
 from paceline.spec.task import Task
 from paceline.spec.watch.evaluate import EvaluateSpec
+from paceline.supervise.nodes.held_in_memory import PIECES_VARIABLE
+from paceline.supervise.parent import NODE_VARIABLE
 from paceline.units import Amount
 
 STEPS, EACH = 8, 2
@@ -44,9 +49,10 @@ def fp64(layout: Layout) -> Plan:
     return plan_of(layout, batch=6, precision="fp64")
 
 
-def training(world: World, plan: Plan, run_dir: Path, task: Task | None = None) -> Training:
+def training(world: World, plan: Plan, run_dir: Path, task: Task | None = None, **saves: Amount) -> Training:
     task = task or decoder_task(stop=Amount(STEPS, "steps"))
-    run = RunSpec(checkpoint_every=None, evaluate_every=None, check_every=None)
+    saving = CheckpointsSpec(**saves)
+    run = RunSpec(checkpoint_every=None, evaluate_every=None, check_every=None, checkpoints=saving)
     brief = Brief(plan, STEPS, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())
     return Training(Spec(task=task, cluster=ClusterSpec(learn=False), run=run), brief, world, run_dir)
 
@@ -140,6 +146,33 @@ def test_a_run_goes_on_in_a_smaller_world_of_the_same_processes(tmp_path: Path) 
     for found in (first, second):
         assert_curves_close(found, expected, FP64_TRAINED)
     assert [len(found) for found in others] == [STEPS // 2] * 2
+
+
+def _on_three_nodes(folder: str) -> list[str]:
+    """Train on three nodes and then on the first two, with copies in the memory of two; return what is kept here."""
+    rank, pieces = dist.get_rank(), Path(folder, f"memory-{dist.get_rank()}")
+    pieces.mkdir()
+    os.environ |= {NODE_VARIABLE: str(rank), PIECES_VARIABLE: str(pieces)}
+    run = training(here(), fp64(Layout(dp_shard=3)), Path(folder, "run"), memory_every=Amount(1, "steps"))
+    for batch in run:
+        stats = run.step(batch)
+        if stats.step != STEPS // 2:
+            continue
+        run.save()
+        dist.barrier()
+        abort_groups()
+        if rank > 1:
+            break
+        store = f"file://{folder}/store"
+        run.replan(fp64(Layout(dp_shard=2)), join_next(run.world, Place(rank, 2, rank, 2, store)))
+    return sorted(path.name for path in pieces.iterdir())
+
+
+def test_copies_in_memory_go_to_the_nodes_of_the_world_at_hand(tmp_path: Path) -> None:
+    """The second node's copies went to the third one, which was left out."""
+    first, second, third = run_ranks(_on_three_nodes, 3, str(tmp_path))
+    assert first == second == sorted(name_of(STEPS - 1, rank, 2) for rank in range(2))
+    assert len(third) == 2, "its own part and that of the node before it, of the steps before"
 
 
 @pytest.mark.parametrize("left_after", [3, 4])

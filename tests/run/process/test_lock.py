@@ -191,6 +191,76 @@ def test_the_older_runs_writes_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     newer.release()
 
 
+WRITES = """
+from paceline.checkpoint import save_checkpoint
+from paceline.errors import PacelineError, RunInUse
+from paceline.run.record.journal import Journal
+from paceline.spec.journal.kinds import DecisionRecord
+import torch
+
+def looks():  # where whoever looks has nothing left to do but to write
+    print("looks", flush=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    lock.check()
+
+run_dir, refused = Path(sys.argv[1]), []
+for write in (lambda: Journal(run_dir, looks).write(DecisionRecord("mine", None, None, "", None)),
+              lambda: save_checkpoint(run_dir / "checkpoints", 4, {"a": torch.zeros(2)}, {}, keep_last=1, fence=looks)):
+    try:
+        write()
+    except PacelineError as error:
+        refused.append(str(error))
+print(refused, flush=True)
+"""
+
+
+def test_who_was_stopped_and_goes_on_when_it_is_replaced_writes_nothing(tmp_path: Path) -> None:
+    """A rank of another node stands still before a record, and before a checkpoint is published; a world follows."""
+    lock = take(tmp_path / "run")
+    environ = {**environment(), **lock.for_far_ranks()}
+    words = [sys.executable, "-c", f"{HOLD}{WRITES}", str(lock.run_dir)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environ)
+    assert process.stdout is not None
+    is_replaced = False
+    while (line := process.stdout.readline()) == "looks\n":
+        assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
+        if not is_replaced:
+            lock.next_generation()
+            is_replaced = True
+        process.send_signal(signal.SIGCONT)
+    assert process.wait() == 0 and line.count("generation 1 of the run") == 2, line
+    assert list(read_journal(lock.run_dir)) == []
+    assert list_checkpoints(lock.run_dir / "checkpoints").complete == ()
+    lock.release()
+
+
+def test_of_many_that_begin_at_once_one_has_the_directory(tmp_path: Path) -> None:
+    """As many as a scheduler starts by mistake: none of the others writes a word of the run's."""
+    tells = f"""
+sys.stdin.readline()
+try:
+    {HOLD.strip().splitlines()[-1]}
+except Exception as error:
+    print(type(error).__name__, flush=True)
+else:
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+    begins = "\n".join(HOLD.strip().splitlines()[:-1])
+    many = [
+        subprocess.Popen([sys.executable, "-c", f"{begins}{tells}", str(tmp_path / "run")], text=True,
+                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()) for _ in range(6)
+    ]  # fmt: skip
+    for process in many:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    told = [process.stdout.readline().strip() for process in many if process.stdout is not None]
+    assert sorted(told) == ["RunInUse"] * 5 + ["held"]
+    for process in many:
+        process.communicate("\n")
+
+
 def test_a_run_that_kept_nothing_leaves_no_directory(tmp_path: Path) -> None:
     with take(tmp_path / "runs" / "empty"):
         pass

@@ -52,6 +52,7 @@ from paceline.run.survive.recovered import Recovered
 from paceline.run.survive.replay import SWITCHES, StepBefore, expected_step
 from paceline.run.survive.saving.keeper import CheckpointKeeper
 from paceline.run.survive.saving.known import KnownSave, agreed_save, seconds_on_record
+from paceline.run.survive.saving.remote_copies import RemoteCopies
 from paceline.run.survive.saving.run_name import RunName
 from paceline.run.survive.survivor import (
     Brought,
@@ -64,6 +65,7 @@ from paceline.run.survive.survivor import (
     why_not_reformed,
     without_frames,
 )
+from paceline.run.survive.unrecorded import give_back, unrecorded_under
 from paceline.spec.amounts import in_steps
 from paceline.spec.journal.settled import settled_micro_batch
 from paceline.spec.load import Spec
@@ -179,11 +181,10 @@ class InWorld:
         is_new = self.world.is_first and isinstance(self._record, SilentRecorder)
         if is_new:
             self._record = self._open_record()
-        saved = self.spec.run.checkpoints
-        often = (self.spec.run.checkpoint_every, saved.memory_every, saved.remote_every)
-        every = tuple(self._steps(amount) for amount in often)
-        known = agreed_save(self._saved, restored.path if restored and not together else None, self.world)
-        self._keeper = CheckpointKeeper(self._run, self._record, self._fence, every, known, self.progress.step)
+        if is_new or not held:  # who goes on with the records goes on with the copies that are under way
+            saved = self.spec.run.checkpoints
+            self._remote = RemoteCopies(saved, self._steps(saved.remote_every), self._record)
+        self._open_keeper(restored.path if restored and not together else None)
         if is_new:
             if not restored:
                 keep_folder(self.spec.task.model, self.dir)
@@ -206,6 +207,19 @@ class InWorld:
         self._made = together.stats if together and together.stats else self._made
         if together and together.stats and not together.is_done:
             self._done_step -= 1
+            give_back(together.unrecorded, self._under)
+
+    def _open_keeper(self, restored: Path | None) -> None:
+        """Have this world's ranks keep checkpoints, which all begin with what they know. Every rank calls it.
+
+        `restored` is the checkpoint on disk from which they go on, if they do.
+        """
+        often = (self.spec.run.checkpoint_every, self.spec.run.checkpoints.memory_every)
+        every = tuple(self._steps(amount) for amount in often)
+        known = agreed_save(self._saved, restored, self.world)
+        self._keeper = CheckpointKeeper(
+            self._run, self._record, self._fence, every, known, self._remote, self.progress.step
+        )
 
     def _follow_plan(self, restored: Restored | None) -> None:
         """Go on from what was restored under the plan at hand, and make what depends on both. Every rank calls it."""
@@ -232,6 +246,8 @@ class InWorld:
                 "let ranks keep their order",
             )
         self._leave_node()
+        self._keeper.abandon()
+        self._saved = self._keeper.known
         self.world, attempt = world, self._record.attempt if isinstance(self._record, Recorder) else 0
         self._points = points_of(self.spec.run, self.dir, world.rank, world.size)
         self._passed_over = PassedOver(self.dir, world)
@@ -406,7 +422,7 @@ class InWorld:
         built, plan, step = self._under.built, self.brief.plan, self.progress.step
         is_due = bool(self._check_every) and step % (self._check_every or 1) == 0  # by the spec: more are made at first
         held = hold(self._run, built, plan, self.progress, self._made, is_done, self._agreed, is_due)
-        held = dataclasses.replace(held, learnt=self._stragglers.learnt())
+        held = dataclasses.replace(held, learnt=self._stragglers.learnt(), unrecorded=unrecorded_under(self._under))
         self._keeper.abandon()
         self._node.close()
         self._saved = self._keeper.known

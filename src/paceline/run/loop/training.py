@@ -67,6 +67,8 @@ class Training(BetweenSteps):
         assert self._under.restored is not None
         reached = self.progress.step
         self._follow_plan(self._under.restored)
+        if has_left:  # copies in memory go to other nodes than before
+            self._open_keeper(self._under.restored.path)
         if self.progress.step < reached:  # the world was left after steps that no checkpoint has
             self._judge.forget_after(self.progress.step)
             self._done_step, self._went_back = self.progress.step, True

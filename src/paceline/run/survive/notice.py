@@ -5,6 +5,7 @@ They take the way of a stop signal: a flag, which the ranks agree on at a step b
 
 from __future__ import annotations
 
+import http.client
 import math
 import threading
 import time
@@ -129,7 +130,10 @@ def _closing(window: RunWindow) -> float:
 
 
 def _file_says(path: Path) -> str:
-    return f"the notice {path} has appeared" if path.exists() else ""
+    try:
+        return f"the notice {path} has appeared" if path.exists() else ""
+    except OSError:  # a file server that stumbles once must not end the watch
+        return ""
 
 
 def _url_says(url: str) -> str:
@@ -137,6 +141,6 @@ def _url_says(url: str) -> str:
     try:
         with urllib.request.urlopen(url, timeout=URL_SECONDS) as answer:
             text = answer.read(200).decode(errors="replace").strip()
-    except (urllib.error.URLError, OSError, ValueError):
+    except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError):  # or no HTTP at all
         return ""
     return "" if text.upper() in NOTHING else f"a notice came from {url}: {text}"

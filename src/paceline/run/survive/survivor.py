@@ -33,6 +33,7 @@ from paceline.run.survive.agreed import Agreed
 from paceline.run.survive.health.less_work import OwnPace
 from paceline.run.survive.listener import stop_listening
 from paceline.run.survive.saving.peers import read_pieces
+from paceline.run.survive.unrecorded import Unrecorded, of_all
 from paceline.spec.plan import Plan
 from paceline.spec.task import Task
 from paceline.supervise.again.held import HeldState
@@ -53,6 +54,7 @@ class Brought:
     stats: StepStats | None
     is_done: bool
     state: HeldState = field(default_factory=HeldState)  # what the supervisor is told of it
+    unrecorded: Unrecorded = field(default_factory=Unrecorded)
     learnt: OwnPace | None = None  # of how fast this rank is
 
 
@@ -63,6 +65,7 @@ class Together:
     root: Path | HeldByRanks
     stats: StepStats | None
     is_done: bool
+    unrecorded: Unrecorded = field(default_factory=Unrecorded)  # of what the step has decided
 
 
 def is_lost_peer(error: BaseException | None) -> bool:
@@ -152,13 +155,15 @@ def bring_together(world: World, generation: Generation, held: Brought | None) -
         what = f"the state after step {step} was not read from the nodes' memory"
         read = Ranks(alone=world.size == 1).attempt(what, lambda: read_pieces(files) if files else None)
         mine = Brought(read, None, True) if read else None
-    brought = world.gather((mine.snapshot.extra, mine.stats, mine.is_done) if mine and mine.snapshot else None)
-    extra, stats, _ = next(item for item in brought if item)
-    is_done = all(done for _, _, done in filter(None, brought))
+    told = (mine.snapshot.extra, mine.stats, mine.is_done, mine.unrecorded) if mine and mine.snapshot else None
+    brought = world.gather(told)
+    extra, stats, *_ = next(item for item in brought if item)
+    undone = [left for _, _, done, left in filter(None, brought) if not done]
+    left = of_all(brought[0][3] if brought[0] else None, undone)
     taken = mine.snapshot if mine and mine.snapshot else Snapshot(step, {}, extra)
     taken, alone = replace(taken, extra=extra), world.size == 1
     if generation.rescue == FROM_RANKS:
-        return Together(HeldByRanks(taken, Ranks(alone=alone)), stats, is_done)
+        return Together(HeldByRanks(taken, Ranks(alone=alone)), stats, not undone, left)
     root = Path(generation.rescue)
     try:
         publish(write(root, taken, alone=alone), keep_last=1)
@@ -166,8 +171,8 @@ def bring_together(world: World, generation: Generation, held: Brought | None) -
         if is_lost_peer(error):
             raise
         let_go(Together(root, None, True), world)
-        return Together(HeldByRanks(taken, Ranks(alone=alone)), stats, is_done)
-    return Together(root, stats, is_done)
+        return Together(HeldByRanks(taken, Ranks(alone=alone)), stats, not undone, left)
+    return Together(root, stats, not undone, left)
 
 
 def let_go(together: Together | None, world: World) -> None:

@@ -122,6 +122,10 @@ class BatchSelection:
         found, self._record = self._record, None
         return found
 
+    def give_back(self, record: SelectionRecord | None) -> None:
+        """Have `take` return what another world has chosen and not recorded."""
+        self._record = record
+
     def _scored(self, batch: StepBatch) -> tuple[Any, Any]:
         """Return the loss sum and the items of every candidate over all ranks, in the order of the batch."""
         passes, device = self._stepper.passes, self._stepper.world.device

@@ -20,7 +20,7 @@ from paceline.spec.arguments import run_directory
 from paceline.spec.journal.kinds import DecisionRecord, RunEnded, VerifyRecord
 from paceline.spec.journal.reading import read_kind
 from paceline.spec.journal.record import own_fields, read
-from paceline.supervise.standby import Standby
+from paceline.supervise.standby import StartsApart
 from paceline.verify.process.group import Job
 from paceline.verify.process.start import failure_of, verify_planned, verify_text
 from paceline.verify.twin.proof_parts import ALONE, BRIEF, LOW, Subject, jobs_of
@@ -39,7 +39,7 @@ class Proven:
     decisions: tuple[DecisionRecord, ...] = ()
 
 
-def prove(planned: Planned, say: Say = say_line, standby: Standby | None = None) -> Proven:
+def prove(planned: Planned, say: Say = say_line, standby: StartsApart | None = None) -> Proven:
     """Prove the plan equal to one device, or take the proof that was made of the same before; say which.
 
     One device has nothing to prove, but that a batch which it cuts may be cut, and a run that is complete no more.
@@ -75,7 +75,7 @@ def _scope(planned: Planned) -> str:
     return ALONE if planned.plan.layout.devices == 1 else BRIEF
 
 
-def _prove(planned: Planned, standby: Standby | None) -> VerifyRecord:
+def _prove(planned: Planned, standby: StartsApart | None) -> VerifyRecord:
     proof = verify_planned(planned, steps=STEPS, dtypes=DTYPES, scope=_scope(planned), standby=standby)
     if not proof.equal:
         raise failure_of(proof)

@@ -5,6 +5,7 @@ The task stays what it is, with its global batch, its samples and its schedule; 
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -30,15 +31,14 @@ class Replanned:
     decision: DecisionRecord
 
 
-def _at_once() -> None:
-    """Go on: who makes the plan waits for it."""
-
-
 class Replan(Protocol):
     """Makes the plan for another number of devices."""
 
-    def __call__(self, devices: int, now: Brief, before_proof: Callable[[], None] = _at_once) -> Replanned:
-        """Return the plan; `now` is the brief so far. Raises a PacelineError where so many devices have none."""
+    def __call__(self, devices: int, now: Brief, gives_way: bool = False) -> Replanned:
+        """Return the plan; `now` is the brief so far. Raises a PacelineError where so many devices have none.
+
+        What `gives_way` is made ahead: the processes of its proof have the lowest priority.
+        """
 
 
 class Elastic:
@@ -52,7 +52,7 @@ class Elastic:
         self._most = policy.max_devices or brief.plan.layout.devices
         self._next: Replanned | None = None
         self._looked, self._refused = -math.inf, 0
-        self._ahead = Ahead(self._replan_for)
+        self._ahead = Ahead(functools.partial(self._replan_for, gives_way=True))
         self._prepared_for, self._asked = 0, -math.inf
         self.because = ""  # why the run cannot go on
 
@@ -140,9 +140,9 @@ class Elastic:
         self._refused = devices  # until another number of devices is there
         return False
 
-    def _replan_for(self, devices: int, before_proof: Callable[[], None] = _at_once) -> Replanned:
+    def _replan_for(self, devices: int, gives_way: bool = False) -> Replanned:
         assert self._replan is not None, "who makes a run elastic says how it is planned"
-        return self._replan(devices, self._brief, before_proof)
+        return self._replan(devices, self._brief, gives_way)
 
     def _wanted(self) -> int:
         """Return how many devices the next world is to have."""

@@ -25,7 +25,7 @@ from paceline.spec.plan import Plan
 from paceline.spec.proof.plain import from_plain
 from paceline.spec.proof.records import CheckProof
 from paceline.supervise.groups import Process
-from paceline.supervise.standby import NO_THREADS, PROOF, Standby
+from paceline.supervise.standby import NO_THREADS, PROOF, StartsApart
 from paceline.supervise.supervisor import Outcome, StartsRank, starter, supervise_as_asked
 from paceline.verify.process.worker import STOPPED
 
@@ -52,7 +52,7 @@ class Job:
 
 
 def run_jobs(
-    jobs: Sequence[Job], steps: int, told: TellsResult | None = None, standby: Standby | None = None
+    jobs: Sequence[Job], steps: int, told: TellsResult | None = None, standby: StartsApart | None = None
 ) -> list[Result]:
     """Return one result for each job, or the error that ended it, in the order of the jobs.
 
@@ -94,7 +94,7 @@ def _order(jobs: Sequence[Job]) -> list[int]:
     return sorted(range(len(jobs)), key=keys.__getitem__)
 
 
-def _run(jobs: Mapping[int, Job], steps: int, take: TellsResult, standby: Standby | None) -> Outcome:
+def _run(jobs: Mapping[int, Job], steps: int, take: TellsResult, standby: StartsApart | None) -> Outcome:
     """Run jobs to the end, or until the process that forks their ranks dies; give each result to `take` as it comes."""
     with Scratch("verify") as name:
         folder, rows = Path(name), []
@@ -123,9 +123,14 @@ def _run(jobs: Mapping[int, Job], steps: int, take: TellsResult, standby: Standb
         return outcome
 
 
-def _starter(words: Sequence[str], environ: dict[str, str], standby: Standby | None) -> StartsRank:
+def cold_words(words: Sequence[str]) -> list[str]:
+    """Return the command of a process of a proof of these words, where it is not forked."""
+    return [sys.executable, "-m", "paceline.verify.process.worker", *words]
+
+
+def _starter(words: Sequence[str], environ: dict[str, str], standby: StartsApart | None) -> StartsRank:
     """Return what starts the process of a proof of these words (worker.py)."""
-    cold = starter([sys.executable, "-m", "paceline.verify.process.worker", *words], environ)
+    cold = starter(cold_words(words), environ)
 
     def start(place: dict[str, str]) -> Process:
         if standby is not None and standby.is_ready():

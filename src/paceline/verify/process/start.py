@@ -19,7 +19,7 @@ from paceline.spec.plan import Plan, PlanSpec, parse_rows
 from paceline.spec.profile import ModelProfile
 from paceline.spec.proof.records import CheckProof, PartProof, Proof
 from paceline.spec.sync import PLAIN
-from paceline.supervise.standby import Standby
+from paceline.supervise.standby import StartsApart
 from paceline.task.data.facts import data_facts
 from paceline.task.profile.of_task import profile_task
 from paceline.task.settled import settle
@@ -41,7 +41,7 @@ def verify_spec(
     steps: int = STEPS,
     dtypes: Sequence[str] = DTYPES,
     say: Say | None = None,
-    standby: Standby | None = None,
+    standby: StartsApart | None = None,
 ) -> Proof:
     """Return whether the spec's plan, or the given layout ("dp_shard=2"), equals one device.
 
@@ -138,7 +138,7 @@ def verify_planned(
     steps: int = STEPS,
     dtypes: Sequence[str] = DTYPES,
     scope: str = WHOLE,
-    standby: Standby | None = None,
+    standby: StartsApart | None = None,
 ) -> Proof:
     """Return the proof of one planned task; `scope` BRIEF is the one before training."""
     given = (planned.spec, planned.plan, planned.facts.vocab)
@@ -153,7 +153,7 @@ def verify_plan(
     steps: int = STEPS,
     dtypes: Sequence[str] = DTYPES,
     scope: str = WHOLE,
-    standby: Standby | None = None,
+    standby: StartsApart | None = None,
 ) -> Proof:
     """Return the proof of a plan: the worst differences over all its parts, and the first that is too large."""
     began = time.perf_counter()

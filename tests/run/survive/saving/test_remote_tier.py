@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from distributed import run_ranks
@@ -11,9 +12,11 @@ from survive_runs import STEPS, records, through, training, values_of
 from tests_shared import SEQ_LEN
 
 from paceline.checkpoint.tiers import remote
-from paceline.checkpoint.tiers.remote import RemoteStore, fetch_newer
+from paceline.checkpoint.tiers.remote import Copied, RemoteStore, fetch_newer
 from paceline.errors import StorageError
 from paceline.run.loop.under_plan import UnderPlan
+from paceline.run.survive.saving import remote_copies
+from paceline.run.survive.survivor import Brought
 from paceline.units import Amount
 
 
@@ -69,6 +72,33 @@ def test_storage_that_never_answers_costs_a_note_where_there_are_checkpoints_and
     assert len(told) == 1 and told[0].startswith(f"{url} has not answered: after")
     with pytest.raises(StorageError, match="has not answered"):
         fetch_newer(url, [tmp_path / "none"], tmp_path / "into", 0.1)
+
+
+class Waits(RemoteStore):
+    """Storage that takes a checkpoint when it is told to."""
+
+    goes_on = threading.Event()
+
+    def copy(self, *given: Any) -> Copied:
+        assert self.goes_on.wait(60)
+        return super().copy(*given)
+
+
+def test_a_copy_that_ends_after_its_world_is_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so is the one that waited for it: a peer is lost while copies are made, which this process goes on with."""
+    monkeypatch.setattr(remote_copies, "RemoteStore", Waits)
+    run = training(tmp_path / "run", remote=f"file://{tmp_path}/far", remote_every=Amount(100, "steps"))
+    for batch in run:
+        step = run.step(batch).step
+        if step in (3, 4):
+            run.save()
+        if step == 4:
+            run.take_down()
+            run._enter(Brought(None, None, True))
+            Waits.goes_on.set()
+    copied = [record["step"] for record in records(tmp_path / "run", "checkpoint") if record.get("tier") == "remote"]
+    assert copied == [3, 4, STEPS]
+    assert len(RemoteStore(f"file://{tmp_path}/far").names()) == 3
 
 
 def test_a_world_that_is_formed_again_asks_no_remote_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

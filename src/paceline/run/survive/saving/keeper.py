@@ -49,9 +49,10 @@ class CheckpointKeeper:
         fence: Callable[[], None] | None,
         every_steps: Sequence[int | None],
         known: KnownSave,
+        remote: RemoteCopies,
         begun_step: int = 0,
     ) -> None:
-        """`every_steps` are the steps between checkpoints on disk, in memory and in remote storage.
+        """`every_steps` are the steps between checkpoints on disk and in memory; `remote` makes copies of the former.
 
         `known` is the same on all ranks, and so is `good` at each save.
         """
@@ -59,7 +60,7 @@ class CheckpointKeeper:
         self._run, self._record, self._spec = run, record, run.spec.run.checkpoints
         self._pace = SavingPace(run.spec, run.dir, dict(zip((DISK, MEMORY), every_steps, strict=False)), begun_step)
         self.tiers = Tiers(run, record, fence, self._pace.cadences)
-        self._remote = RemoteCopies(self._spec, every_steps[2], record)
+        self._remote = remote
         self._is_first = isinstance(record, Recorder)
         self._stage = HostStage()
         self._held_out: dict[str, Any] = {}
@@ -250,7 +251,11 @@ class CheckpointKeeper:
         self._remote.finish()
 
     def abandon(self) -> None:
-        """Give up the save under way: nothing waits for peers, which may be dead. Their group cannot be used again."""
+        """Give up the save under way: nothing waits for peers, which may be dead. Their group cannot be used again.
+
+        One that has ended by now is recorded.
+        """
+        self.poll()
         if self._flight is not None:
             self._flight.abandon(ABANDON_SECONDS)
             self._flight = None

@@ -1,0 +1,44 @@
+"""What a step has decided and the journal does not have yet, where its duties were cut short by the loss of a peer.
+
+Ranks that go on in another world build anew what had decided it, so they bring it along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.run.loop.under_plan import UnderPlan
+from paceline.spec.journal.kinds import DecisionRecord, SelectionRecord
+
+
+@dataclass(frozen=True)
+class Unrecorded:
+    """The choice among a step's candidates, and what the guard of updates has decided."""
+
+    selection: SelectionRecord | None = None
+    decisions: tuple[DecisionRecord, ...] = ()
+
+
+def unrecorded_under(under: UnderPlan) -> Unrecorded:
+    """Return what a rank has not recorded, and have it forget that."""
+    guard = under.built.stepper.guard
+    chosen = under.selection.take() if under.selection is not None else None
+    return Unrecorded(chosen, tuple(guard.take()) if guard is not None else ())
+
+
+def give_back(unrecorded: Unrecorded, under: UnderPlan) -> None:
+    """Have the duties of the step that are made up record it, under whatever plan that is."""
+    guard = under.built.stepper.guard
+    if under.selection is not None:
+        under.selection.give_back(unrecorded.selection)
+    if guard is not None:
+        guard.decisions += unrecorded.decisions
+
+
+def of_all(first: Unrecorded | None, undone: Sequence[Unrecorded]) -> Unrecorded:
+    """Return what the next world is to record: what its first rank brings, since that one knows what it has recorded.
+
+    Where the first rank has come anew it is what one of those brings whose duties are not done.
+    """
+    return first or next(iter(undone), Unrecorded())

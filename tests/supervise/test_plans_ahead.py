@@ -1,0 +1,155 @@
+"""Plans made ahead: used at once where they are there, waited for where they are wanted, and in nobody's way."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+from runs import wait_until
+from tests_shared import decoder_task, plan_of
+
+from paceline.errors import DoesNotFit
+from paceline.run.process.brief import Brief
+from paceline.session import replanner
+from paceline.session.replanner import GivesWay, Replanner
+from paceline.spec.arguments import make_spec
+from paceline.spec.journal.kinds import DecisionRecord
+from paceline.spec.journal.planned import PlannedRecord
+from paceline.spec.layout import Layout
+from paceline.spec.survive.recovery import RecoverySpec
+from paceline.supervise.again import plans_ahead
+from paceline.supervise.again.elastic import Elastic, Replanned
+
+NINE = plan_of(Layout(dp_replicate=9), batch=18)
+BRIEF = Brief(NINE, 100, 1, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())
+
+
+def test_the_plan_for_the_next_loss_is_made_ahead_and_used() -> None:
+    """Nine devices, of which a node of two is lost: there is no plan for seven, and that for six is made beside."""
+    asked, there = list[int](), [9]
+
+    def replan(devices: int, now: Brief, gives_way: bool = False) -> Replanned:
+        asked.append(devices)
+        if devices == 7:
+            raise DoesNotFit("no plan", "seven", "")
+        smaller = dataclasses.replace(NINE, layout=Layout(dp_replicate=devices))
+        return Replanned(
+            dataclasses.replace(now, plan=smaller), DecisionRecord("replan", "9", "6", "b", {"devices": 6})
+        )
+
+    elastic = Elastic(RecoverySpec(), BRIEF, replan, lambda: there[0])
+    elastic.prepare(2, lambda: False)
+    assert not asked, "before the first step the ranks want the cores"
+    elastic._asked = -math.inf
+    elastic.prepare(2, lambda: True)
+    there[0] = 7
+    assert elastic.next_plan()
+    assert asked[:2] == [7, 6]
+    found, (decision,) = elastic.take(lambda text: None)
+    assert found.layout.devices == 6 and decision.evidence == {"devices": 6, "made_ahead": True}
+    off = Elastic(RecoverySpec(prepare=False), BRIEF, replan, lambda: there[0])
+    off.prepare(2, lambda: True)
+    assert off.next_plan() and off.take(lambda text: None)[1][0].evidence == {"devices": 6}
+
+
+def test_a_recovery_waits_for_the_plan_it_wants_and_not_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes of a proof got no core beside a busy one, and the recovery waited 16 s for it."""
+    monkeypatch.setattr(plans_ahead, "WAIT_SECONDS", 0.05)
+    is_proven = threading.Event()
+    ahead = plans_ahead.Ahead(lambda devices: is_proven.wait(60))
+    ahead.begin([2, 1])
+    assert not ahead.wait_for(2), "who recovers makes it then"
+    is_proven.set()
+    wait_until(lambda: ahead.wait_for(2))
+
+
+def test_a_recovery_waits_for_no_plan_that_it_does_not_want() -> None:
+    """Two nodes are lost at once, while a plan for the loss of one is made: it would be of no use."""
+    began, ends = threading.Event(), threading.Event()
+
+    def make(devices: int) -> None:
+        began.set()
+        ends.wait(60)
+
+    ahead, seconds = plans_ahead.Ahead(make), list[float]()
+    ahead.begin([3, 2, 1])
+    assert began.wait(60)
+
+    def ask() -> None:
+        before = time.monotonic()
+        assert not ahead.wait_for(2)
+        seconds.append(time.monotonic() - before)
+
+    asks = threading.Thread(target=ask, daemon=True)
+    asks.start()
+    asks.join(60)
+    ends.set()
+    assert seconds and seconds[0] < plans_ahead.WAIT_SECONDS / 2
+
+
+def test_a_plan_asked_for_while_a_larger_one_fails_is_waited_for() -> None:
+    """There is no moment at which neither is known to be made, in which who asks would make it once more."""
+    fails, ends, done = threading.Event(), threading.Event(), list[bool]()
+
+    def make(devices: int) -> None:
+        if devices == 3:
+            assert fails.wait(60)
+            raise DoesNotFit("no plan", "three", "")
+        assert ends.wait(60)
+
+    ahead = plans_ahead.Ahead(make)
+    ahead.begin([3, 2])
+
+    def ask() -> None:
+        assert not ahead.wait_for(3)
+        done.append(ahead.wait_for(2))
+
+    asks = threading.Thread(target=ask, daemon=True)
+    asks.start()
+    fails.set()
+    wait_until(lambda: 2 in ahead._at_work)
+    ends.set()
+    asks.join(60)
+    assert done == [True]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a thread has no priority of its own")
+def test_no_thread_of_a_supervisor_is_of_low_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was held the interpreter while it got no core: recoveries waited 4 to 12 s beside one busy process."""
+    found = list[int]()
+
+    def prove(*given: Any) -> None:
+        found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        raise DoesNotFit("no plan", "what is asked here is known", "")
+
+    monkeypatch.setattr(replanner, "prove", prove)
+    monkeypatch.setattr(Replanner, "planned", lambda self, devices, precision: (None, False))
+    elastic = Elastic(RecoverySpec(), BRIEF, Replanner(make_spec(decoder_task()), lambda text: None), lambda: 9)
+    elastic.prepare(8, lambda: True)
+    wait_until(lambda: found)
+    assert found == [os.getpriority(os.PRIO_PROCESS, threading.get_native_id())]
+
+
+def test_the_process_of_a_proof_made_ahead_is_of_the_lowest_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = list[Any]()
+
+    def prove(planned: Any, say: Any, starts: Any) -> None:
+        given.append(starts)
+        raise DoesNotFit("no plan", "what is asked here is known", "")
+
+    monkeypatch.setattr(replanner, "prove", prove)
+    monkeypatch.setattr(Replanner, "planned", lambda self, devices, precision: (None, False))
+    for gives_way in (False, True):
+        with pytest.raises(DoesNotFit):
+            Replanner(make_spec(decoder_task()), lambda text: None)(2, BRIEF, gives_way)
+    assert given[0] is None and isinstance(given[1], GivesWay)
+    own = os.getpriority(os.PRIO_PROCESS, os.getpid())
+    process = GivesWay().start_apart(["proof", "no such request", "no such result"], dict(os.environ))
+    assert os.getpriority(os.PRIO_PROCESS, process.pid) == replanner.LOWEST > own
+    assert process.wait() != 0
