@@ -244,6 +244,7 @@ def apply_probe(cluster: Cluster, record: ProbeRecord) -> Cluster:
                 step["moved_elements"],
                 step["operators"],
                 step.get("head_width", 0),
+                max(step.get("drift", 0.0), least),
             )
             for step in record["calibration"]
         ),

@@ -113,6 +113,7 @@ class CalibrationStep:
     moved_elements: float
     operators: int
     head_width: int = 0  # of its attention; 0: not on record
+    relative_drift: float = 0.0  # by how much the slower of two passes of the probe took longer
 
 
 @dataclass(frozen=True)

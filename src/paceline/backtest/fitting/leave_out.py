@@ -14,14 +14,13 @@ from pathlib import Path
 import numpy as np
 
 from paceline.backtest.backtest import FileResult, score_steps
-from paceline.backtest.fitting.fit import FittedTable, Fitting, Residuals, quantile, seen_in
+from paceline.backtest.fitting.fit import FittedTable, Fitting, Residuals, beyond_unknown, quantile, seen_in
 from paceline.backtest.rows import Reader
 from paceline.backtest.score import Scored, timed
 from paceline.backtest.statistics import mean, median
 from paceline.backtest.table import MeasuredTable, read_table
 from paceline.plan.cost.columns import Floats
 from paceline.plan.cost.constants import Constants
-from paceline.plan.cost.unknown import time_widths
 
 SCALES = (8, 64, 512)  # bounds of numbers of devices that errors are told by: a node, a rack or so, a pod
 
@@ -78,15 +77,10 @@ def _without(table: MeasuredTable, fitting: Fitting, reader: Reader) -> Constant
 
 def _missed(steps: Sequence[Scored], constants: Constants) -> Residuals:
     """Return what is missed of a table beyond what is known to be unknown of its rows: half-widths as logarithms."""
-    bare = replace(constants, time_80=0.0, time_95=0.0)
-    found = []
-    for item in timed(steps):
-        cluster, plan = item.case.cluster, item.priced.plan
-        error = math.log(1 + (item.time_error or 0.0))
-        device, program = cluster.device, item.priced.program
-        widths = time_widths(bare, device.name, plan.precision, program, cluster.devices, device.assumed_rates)
-        unknown = widths.narrow
-        found.append(math.sqrt(max(0.0, error**2 - unknown**2)))
+    found = [
+        beyond_unknown(math.log(1 + (item.time_error or 0.0)), item.case, item.priced, constants)
+        for item in timed(steps)
+    ]
     values: Floats = np.array(found, dtype=np.float64)
     return Residuals(str(steps[0].case.row.file) if steps else "", values)
 

@@ -174,7 +174,9 @@ def combine(results: list[RankProbe]) -> MeasuredMachine:
             for index in range(min(len(result["blocks"]) for result in results))
         ],
         "core_share": min(result["core_share"] for result in results),
-        "relative_spread": statistics.median(block["spread"] for result in results for block in result["blocks"]),
+        "relative_spread": statistics.median(
+            max(block["spread"], block.get("drift", 0.0)) for result in results for block in result["blocks"]
+        ),
     }
     if ranks > 1:
         record["link"] = _link(results, ranks)
