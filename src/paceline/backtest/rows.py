@@ -27,8 +27,8 @@ from paceline.spec.plan import Plan
 from paceline.spec.profile import ModelProfile
 from paceline.task.profile.transformer import TransformerShape
 
-# What rows of a scaling series have in common: all that a table states of a run, but how many devices there are and what
-# they took. Of the data axis a table states the degree, which goes with the devices.
+# What rows of a scaling series have in common: all that a table states of a run but its devices and what they took. Of
+# the data axis a table states the degree, which goes with the devices.
 ALIKE = ("source_ref", "program", "model", "layers", "hidden", "seq_len", "accelerator", "precision", "tp", "sp", "pp",
          "vpp", "pp_schedule", "cp", "ep", "zero_stage", "recompute", "attention_kernel", "compile")  # fmt: skip
 NULL_CONVENTION = "model"  # of the null's MFU: what is computed without recompute, attention whole
