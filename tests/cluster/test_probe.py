@@ -62,7 +62,7 @@ def test_the_slowest_rank_counts():
             "attention": {"fp32": [rate]},
             "attention_narrow": {"fp32": [rate]},
             "head_widths": [64, 32],
-            "memory": {name: {"bytes_per_second": 1e9 / scale} for name in ("triad", "elementwise")},
+            "memory": {name: {"bytes_per_second": 1e9 / scale} for name in ("triad", "elementwise", "picked")},
             "launch": {"autograd": timed, "plain": timed},
             "optimizer": {"bytes_per_second": 1e9 / scale},
             "runtime_bytes": 100 * scale,

@@ -163,7 +163,7 @@ def combine(results: list[RankProbe]) -> MeasuredMachine:
         "head_widths": results[0]["head_widths"],
         "memory": {
             name: min(result["memory"][name]["bytes_per_second"] for result in results)
-            for name in ("triad", "elementwise")
+            for name in ("triad", "elementwise", "picked")
         },
         "launch_seconds": max(_start(result["launch"]) for result in results),
         "launch_plain_seconds": max(result["launch"]["plain"]["seconds"] for result in results),
