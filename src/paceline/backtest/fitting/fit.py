@@ -10,7 +10,6 @@ constants fitted without a table miss of it, those of memory from what is left o
 from __future__ import annotations
 
 import datetime
-import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,9 +27,7 @@ from paceline.backtest.table import MeasuredTable, read_table
 from paceline.errors import DataError
 from paceline.plan.cost.columns import Floats
 from paceline.plan.cost.constants import BY_FAMILY, FAMILIES, Constants, FittedOn, constants_text, family_of
-from paceline.plan.cost.intervals import waiting_parts
 from paceline.plan.cost.power_limit import pooled
-from paceline.plan.cost.unknown import time_widths
 
 Item = TypeVar("Item")
 FITTED = ("operand_traffic", "unfused_moves", "unfused_launches", "memory_share", "launch_seconds", "node_link_share",
@@ -199,29 +196,8 @@ class Fitting:
         for part in self.parts:
             known = frozenset[str]().union(*(other.generations for other in self.parts if other is not part))
             if part.generations and part.generations <= known:
-                constants = self.without([part])
-                priced = price_cases(part.cases, constants)
-                told = replace(constants, seen=seen_in([other for other in self.parts if other is not part]))
-                values = [
-                    beyond_unknown(miss, case, one, told)
-                    for miss, case, one in zip(part.missed(constants), part.cases, priced, strict=True)
-                    if isinstance(one, Priced)
-                ]
-                found.append(Residuals(part.file, np.array(values)))
+                found.append(Residuals(part.file, part.missed(self.without([part]))))
         return found
-
-
-def beyond_unknown(miss: float, case: Case, priced: Priced, constants: Constants) -> float:
-    """Return what a forecast misses beyond what is known to be unknown of the row, in quadrature of logarithms.
-
-    Example: of a miss of 0.25, of a program that no table had (0.05) and launches for a fifth of the step (0.16), 0.185
-    is left.
-    """
-    bare, device, cluster = replace(constants, time_80=0.0, time_95=0.0), case.cluster.device, case.cluster
-    precision, program = priced.plan.precision, priced.program
-    widths = time_widths(bare, device.name, precision, program, cluster.devices, device.assumed_rates)
-    parts = waiting_parts([(term.kind, term.seconds) for term in priced.terms])
-    return math.sqrt(max(0.0, miss**2 - widths.of_step(*parts).narrow ** 2))
 
 
 def _pooled(constants: Constants, parts: Sequence[FittedTable]) -> Constants:
