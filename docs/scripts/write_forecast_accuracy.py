@@ -47,8 +47,9 @@ Three things that these figures do not say. The formulas were written by people 
 new one may be worse: on 13 tables that nobody here had seen, an earlier version was off by 49 % in the median table.
 What a table leaves open (a ZeRO class, recompute, a micro-batch, stages per device) is taken to be the fastest that
 fits, and of those within 2 % of it the one that needs least memory. Changes of 2026-11-25 (the power of watts that a
-share goes with, Nanotron's stages, torchtitan's pipelines, DeepSpeed's gathers and flat gradients) came from a look at
-what these very tables miss, so even a table without its source is no blind one. And energy of whole runs that is
+share goes with, Nanotron's stages, torchtitan's pipelines, DeepSpeed's gathers and flat gradients, whose memory a log
+has, what waiting for links and launches adds to intervals) came from a look at what these very tables miss, so even a
+table without its source is no blind one. And energy of whole runs that is
 published as hours times watts confirms the hours, not the watts.
 """
 
