@@ -39,7 +39,7 @@ class Errors:
 
 def residuals(rows: Sequence[dict[str, Any]]) -> np.ndarray:
     """Return [rows, 2]: log(measured / forecast), and the part of the forecast that communicates."""
-    copies = {row["task"]: row["forecast_seconds"] for row in rows if row["is_copies"] and row["devices"] == 2}
+    copies = {row["task"]: row["forecast_seconds"] for row in rows if row["devices"] == 2 and _copies(row)}
     found = []
     for row in rows:
         alone = copies.get(row["task"]) or copies.get(LIKE.get(row["task"], ""))
@@ -52,6 +52,11 @@ def residuals(rows: Sequence[dict[str, Any]]) -> np.ndarray:
             share = OF_PIPELINES if "pp=2" in row["plan"] else share
         found.append((np.log(row["measured_seconds"] / row["forecast_seconds"]), share))
     return np.array(found)
+
+
+def _copies(row: dict[str, Any]) -> bool:
+    """Return whether a row's plan copies the whole model; grids of before 2026-11-24 say so in the plan alone."""
+    return bool(row.get("is_copies", row["plan"].startswith("dp_replicate=2 ·")))
 
 
 def deviations(parts: np.ndarray, computing: float, communicating: float) -> np.ndarray:
