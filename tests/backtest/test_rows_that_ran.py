@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from backtest_examples import LLAMA, case_of
+from backtest_examples import LLAMA, case_of, reason_of
 
 from paceline.backtest.price import Priced, contexts_of, price_cases
 from paceline.backtest.rows import Case
@@ -111,3 +111,50 @@ def test_where_nothing_fits_a_schedule_is_not_chosen_for_the_memory_it_spares() 
     found = priced(case_of(row))
     assert not found.fits and found.plan.schedule == "interleaved"
     assert found.step_seconds.value == pytest.approx(12.0, rel=0.10)
+
+
+# Four stages of eight layers each, one micro-batch in flight on the last stage and four on the first.
+STAGES = replace(
+    LLAMA, program="megatron-lm", pp=4, pp_schedule="1f1b", dp=2, zero_stage="0", micro_batch=1, global_batch=16,
+    measured_memory_gib=30.0, attention_kernel="flash",
+)  # fmt: skip
+
+
+def held_by(case: Case, rank: str) -> float:
+    """Return the bytes of tensors on a pipeline rank of a case's first plan."""
+    memory = pricing.memory_components(sheet_of(case), rank)
+    return sum(float(column.values[0]) for column in memory if column.kind not in ("cache", "runtime"))
+
+
+def test_memory_is_that_of_the_rank_which_writes_it_down() -> None:
+    """Megatron-LM's log is of the last rank, Nanotron's of rank 0; what others say is of the fullest device.
+
+    By hand: between the first and the last of four stages lie three micro-batches more in flight there, and here the
+    head, whose weights are as many as the embedding's, with its logits.
+    """
+    logged = case_of(STAGES, notes="mem_max_allocated_bytes=32212254720")
+    fullest, first, last = (held_by(logged, rank) for rank in ("fullest", "first", "last"))
+    assert fullest == first > last
+    activations = [
+        next(float(column.values[0]) for column in pricing.memory_components(sheet_of(logged), rank)
+             if column.name == "activations")
+        for rank in ("first", "last")
+    ]  # fmt: skip
+    assert activations[0] > 3 * activations[1], "four micro-batches of eight layers, and one of eight and the head"
+    assert priced(logged).memory_bytes == last
+    said = case_of(STAGES, memory_kind="allocated")
+    assert priced(said).memory_bytes == fullest, "of a paper's figure nobody knows the rank"
+    rank_0 = case_of(STAGES, program="nanotron", memory_kind="allocated")
+    assert priced(rank_0).memory_bytes == held_by(rank_0, "first")
+    assert priced(logged).fits == priced(said).fits, "whether a plan fits is up to its fullest device"
+
+
+def test_one_stage_holds_the_same_whoever_writes_it_down() -> None:
+    alone = case_of(STAGES, pp=1, dp=8)
+    assert held_by(alone, "first") == held_by(alone, "last") == held_by(alone, "fullest")
+
+
+def test_reinforcement_learning_is_no_training_step() -> None:
+    """What generates the samples holds memory and takes time beside it."""
+    assert reason_of(notes="CI golden value, case gpt/gpt_grpo_tp8tp4_pp1") == "reinforcement learning"
+    assert case_of(notes="happo is a name").step_seconds == 20.0

@@ -180,3 +180,26 @@ def test_results_are_kept_in_one_place(tmp_path, monkeypatch):
 @pytest.mark.parametrize("path", sorted((BENCHMARKS / "results").rglob("*.json")), ids=lambda path: path.name)
 def test_a_kept_result_is_strict_json(path):
     assert json.loads(path.read_text(), parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+
+
+def test_intervals_are_calibrated_on_grids_that_are_left_out(monkeypatch):
+    """Rows that compute alone miss by 0.1, such that communicate for half of the step by 0.1 and 0.2 in quadrature."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    calibrate = importlib.import_module("grid.calibrate")
+
+    def line(devices, plan, forecast, missed, task="a task"):
+        return {"task": task, "devices": devices, "plan": plan, "is_copies": plan == "copies",
+                "forecast_seconds": forecast, "measured_seconds": forecast * math.exp(missed)}  # fmt: skip
+
+    grid = [line(1, "single", 2.0, sign * 0.1) for sign in (-1, 1)]
+    grid += [line(2, "copies", 1.0, 0.1), line(2, "pp=2", 1.5, -0.1), line(4, "copies", 1.0, 9.0)]
+    grid += [line(2, "dp_shard=2", 2.0, sign * math.hypot(0.05, 0.1)) for sign in (-1, 1)]
+    grid += [line(2, "dp_shard=2", 2.0, 9.0, task="of no copies")]
+    parts = calibrate.residuals(grid)
+    assert [round(share, 2) for _, share in parts] == [0.0, 0.0, 0.03, 0.05, 0.5, 0.5]
+    assert [round(missed, 3) for missed, _ in parts[:4]] == [-0.1, 0.1, 0.1, -0.1]
+    found = calibrate.fit(parts)
+    assert found.computing == pytest.approx(0.1, abs=0.01) and found.communicating == pytest.approx(0.2, abs=0.03)
+    assert calibrate.held(parts, found) >= 0.8 and found.tail == pytest.approx(1.0, abs=0.1)
+    narrow = calibrate.Errors(0.01, 0.01, 2.0)
+    assert calibrate.held(parts, narrow) == 0.0

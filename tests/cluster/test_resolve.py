@@ -39,7 +39,7 @@ RECORD = {
     "core_share": 1.0,
     "matmul": {"fp32": [[64, 1e11], [128, 2e11]]},
     "attention": {"fp32": [[128, 5e10]]},
-    "memory": {"triad": 2e10, "elementwise": 4e10},
+    "memory": {"triad": 2e10, "elementwise": 4e10, "picked": 1e10},
     "launch_seconds": 2e-6,
     "runtime_bytes": 3e8,
     "optimizer_bytes_per_second": 3e10,
@@ -95,6 +95,7 @@ def test_a_stored_probe_replaces_assumptions(no_gpu, tmp_path):
     device = cluster.device
     assert remarks == [] and device.matmul_source == "measured" and cluster.date.startswith("2026")
     assert device.matmul_flops["fp32"] == ((64, 1e11), (128, 2e11)) and device.attention_flops["fp32"] == ((128, 5e10),)
+    assert device.picked_bytes_per_second is not None and device.picked_bytes_per_second.value == 1e10
     assert device.memory_bytes_per_second.value == 2e10 and device.calibration[0].relative_spread == 0.05
     assert cluster.links[0].collective_bytes_per_second["reduce_scatter"] == 5e8
     assert resolve_cluster(ClusterSpec(devices=4), tmp_path)[0].device.matmul_source == "assumed"

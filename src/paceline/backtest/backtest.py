@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from paceline.backtest.machine import Machines
 from paceline.backtest.price import Priced, constants_sha256, price_cases
-from paceline.backtest.rows import Reader
+from paceline.backtest.rows import Reader, with_one_micro_batch
 from paceline.backtest.schema import Origin, StepRow
 from paceline.backtest.score import (
     ChoiceScore,
@@ -123,7 +123,7 @@ def score_steps(table: MeasuredTable, reader: Reader, constants: Constants | Non
     """Return the scores of a table of steps, by these constants or by those that came with this version."""
     rows = cast(tuple[StepRow, ...], table.rows)
     found = [(row, *reader.case(row)) for row in rows]
-    cases = [case for _, case, _ in found if case is not None]
+    cases = with_one_micro_batch([case for _, case, _ in found if case is not None])
     unscored = [Unscored(row, reason) for row, case, reason in found if case is None]
     scored = []
     for case, priced in zip(cases, price_cases(cases, constants), strict=True):

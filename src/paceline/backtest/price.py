@@ -14,14 +14,14 @@ from paceline.cluster.catalog.devices import published_watts, read_catalog
 from paceline.cluster.catalog.power import power_model
 from paceline.plan.cost import pricing
 from paceline.plan.cost.columns import Floats
-from paceline.plan.cost.components import only, without
+from paceline.plan.cost.components import Component, only, without
 from paceline.plan.cost.constants import Constants, read_constants
-from paceline.plan.cost.intervals import memory_widths, published_widths
+from paceline.plan.cost.intervals import memory_widths, published_widths, waiting_parts
 from paceline.plan.cost.memory.usable import needed, usable_bytes
 from paceline.plan.cost.programs.known import CAPTURED_ON, MEGATRON, MEGATRON_BRIDGE, program_of
 from paceline.plan.cost.programs.low import recipe_of
 from paceline.plan.cost.rates import BYTES
-from paceline.plan.cost.sheet import PricedTask
+from paceline.plan.cost.sheet import PricedTask, Sheet
 from paceline.plan.cost.software import Software
 from paceline.plan.cost.time import ring
 from paceline.plan.cost.time.ring import hop
@@ -37,6 +37,8 @@ from paceline.spec.profile import ModelProfile
 OUTSIDE: dict[str, tuple[Kind, ...]] = {"allocated": ("runtime", "cache"), "reserved": ("runtime",), "device": ()}
 # Terms of a step's time that are no part of a layer's forward and backward pass.
 BESIDE_LAYERS: tuple[Kind, ...] = ("update", "host", "casts", "sync")
+# A figure of memory as Megatron-LM's own log has it ("mem-max-allocated-bytes"): of the rank that writes the log.
+OF_ITS_LOG = re.compile(r"mem[-_ ]max[-_ ]allocated[-_ ]bytes")
 # Layers of Transformer Engine, whose tensor collectives run in pieces beside products (`--tp-comm-overlap`).
 TRANSFORMER_ENGINE = re.compile(r"\bte\b|transformer.?engine")
 
@@ -90,6 +92,8 @@ def software_of(case: Case) -> Software:
         found = replace(found, gradient_bytes=2, reduce_bytes=2)
     if found.overlaps_with_te and TRANSFORMER_ENGINE.search(case.row.attention_kernel.lower()):
         found = replace(found, hides_tensor=True)
+    if found.memory_rank == "last" and not OF_ITS_LOG.search(case.row.notes):
+        found = replace(found, memory_rank="")
     if found.fuses_compiled and not case.plans[0].compile:
         found = replace(found, fused=False)
     if case.plans[0].precision == "fp8":
@@ -148,6 +152,7 @@ def _price_alike(cases: Sequence[Case], constants: Constants) -> list[Priced | s
             continue
         sheet = context.sheet(*(plan for place in places for plan in cases[place].plans))
         time, memory = pricing.time_components(sheet), pricing.memory_components(sheet)
+        written = _written_down(sheet, memory)
         seconds, peaks = pricing.total(time), needed(sheet, memory)
         held = pricing.total(without(memory, *OUTSIDE["allocated"]))
         usable = usable_bytes(context.cluster)
@@ -161,15 +166,22 @@ def _price_alike(cases: Sequence[Case], constants: Constants) -> list[Priced | s
             if not math.isfinite(seconds[best]):
                 found[place] = "a rate of the cluster is unknown"
                 continue
-            counted = sum(column.values[best] for column in without(memory, *OUTSIDE[case.memory_kind]))
+            counted = sum(column.values[best] for column in without(written, *OUTSIDE[case.memory_kind]))
             terms = tuple(TermSeconds(column.name, column.kind, float(column.values[best])) for column in time)
-            interval = _interval(float(seconds[best]), published_widths(sheet))
+            parts = waiting_parts([(term.kind, term.seconds) for term in terms])
+            interval = _interval(float(seconds[best]), published_widths(sheet).of_step(*parts))
             plan = case.plans[best - mine.start]
             found[place] = Priced(
                 plan, interval, float(counted), bool(fits.any()), terms,
                 "" if context.software.guessed else context.software.name, memory_widths(context.cluster, constants),
             )  # fmt: skip
     return found
+
+
+def _written_down(sheet: Sheet, memory: list[Component]) -> list[Component]:
+    """Return the bytes of the device whose memory the program writes down, where that is not the fullest one's."""
+    rank = sheet.context.software.memory_rank
+    return pricing.memory_components(sheet, rank) if rank else memory
 
 
 def seconds_of_cases(cases: Sequence[Case], constants: Constants) -> Floats:
@@ -210,7 +222,8 @@ def allocated_and_kept(cases: Sequence[Case], constants: Constants) -> list[tupl
     """
     found = [(math.nan, math.nan)] * len(cases)
     for context, places in contexts_of(cases, constants):
-        memory = pricing.memory_components(context.sheet(*(cases[place].plans[0] for place in places)))
+        sheet = context.sheet(*(cases[place].plans[0] for place in places))
+        memory = _written_down(sheet, pricing.memory_components(sheet))
         full = pricing.total(memory) >= context.cluster.device.memory_bytes.value
         held = pricing.total(without(memory, *OUTSIDE["allocated"]))
         kept = np.where(full, 0.0, pricing.total(only(memory, "cache")))

@@ -59,6 +59,8 @@ def not_training(row: StepRow) -> str:
     notes = row.notes.lower()
     if "inference" in notes:
         return "inference"
+    if re.search(r"(?<![a-z])(grpo|rlhf|ppo)(?![a-z])", notes):
+        return "reinforcement learning"  # what generates the samples holds memory and takes time beside training
     if re.search(r"\b(q?lora|adapter)\b", notes) or re.search(r"quantization (?!none)", notes):
         return "adapter fine-tuning"
     return ""

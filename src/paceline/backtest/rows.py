@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from paceline.backtest.layout import (
@@ -26,6 +27,10 @@ from paceline.spec.plan import Plan
 from paceline.spec.profile import ModelProfile
 from paceline.task.profile.transformer import TransformerShape
 
+# What rows of a scaling series have in common: all that a table states of a run but its devices and what they took. Of
+# the data axis a table states the degree, which goes with the devices.
+ALIKE = ("source_ref", "program", "model", "layers", "hidden", "seq_len", "accelerator", "precision", "tp", "sp", "pp",
+         "vpp", "pp_schedule", "cp", "ep", "zero_stage", "recompute", "attention_kernel", "compile")  # fmt: skip
 NULL_CONVENTION = "model"  # of the null's MFU: what is computed without recompute, attention whole
 
 
@@ -61,6 +66,37 @@ class Case:
         row = self.row
         machine = (row.accelerator, row.n_devices, row.precision)
         return (row.source, row.model, row.layers, row.hidden, row.seq_len, *machine, self.batch_samples)
+
+
+def with_one_micro_batch(cases: Sequence[Case]) -> list[Case]:
+    """Return the cases, those of a scaling series with the micro-batches alone that all of its rows may have run.
+
+    A series, rows of one place in a source that differ in their devices alone, shows what more devices do, so a
+    micro-batch that it leaves open is one for all of its rows.
+
+    Example: 256 sequences on 64 devices may run in micro-batches of 1, 2 and 4, on 256 devices in those of 1 alone: a
+    table of both ran micro-batches of 1.
+    """
+    series: dict[Hashable, list[int]] = {}
+    for place, case in enumerate(cases):
+        series.setdefault(_series(case.row, place), []).append(place)
+    found = list(cases)
+    for places in series.values():
+        if len({cases[place].cluster.devices for place in places}) < 2:
+            continue
+        common = set.intersection(*({plan.micro_batch for plan in cases[place].plans} for place in places))
+        for place in places:
+            kept = tuple(plan for plan in cases[place].plans if plan.micro_batch in common)
+            if kept:
+                found[place] = replace(cases[place], plans=kept)
+    return found
+
+
+def _series(row: StepRow, place: int) -> Hashable:
+    """Return what the rows of a series have in common; of a row that states its micro-batch, its own place."""
+    if row.micro_batch or row.grad_accum or not row.source_ref:
+        return place
+    return tuple(getattr(row, name) for name in ALIKE)
 
 
 class Reader:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 import shutil
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +35,7 @@ class Gpu:
 
 def read_machine() -> Machine:
     """Return this machine's name, processor, usable cores and usable memory."""
-    return Machine(socket.gethostname(), _processor(), usable_cores(), usable_memory_bytes())
+    return Machine(platform.node(), _processor(), usable_cores(), usable_memory_bytes())
 
 
 def threads_per_device(cores: int, devices: int) -> int:

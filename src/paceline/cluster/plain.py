@@ -7,7 +7,8 @@ from typing import Any
 
 from paceline.spec.cluster import CalibrationStep, Cluster, Device, Figure, GroupRates, Link
 
-FIGURES = ("memory_bytes", "memory_bytes_per_second", "launch_seconds", "runtime_bytes", "optimizer_bytes_per_second")
+FIGURES = ("memory_bytes", "memory_bytes_per_second", "launch_seconds", "runtime_bytes", "optimizer_bytes_per_second",
+           "picked_bytes_per_second")  # fmt: skip
 PRICES = ("price_usd_per_device_hour", "watts_per_device", "carbon_g_per_kwh", "waiting_watts_per_device", "pue")
 
 

@@ -228,6 +228,9 @@ def apply_probe(cluster: Cluster, record: ProbeRecord) -> Cluster:
         head_widths=tuple(record.get("head_widths", ())),
         launch_seconds=measured(record["launch_seconds"], "of one operator of a training step, whatever its size"),
         runtime_bytes=measured(record["runtime_bytes"], "resident memory before any tensor of ours"),
+        picked_bytes_per_second=measured(record["memory"]["picked"], "rows picked by index, there and back")
+        if "picked" in record["memory"]
+        else None,
         optimizer_bytes_per_second=measured(
             record["optimizer_bytes_per_second"], f"fused AdamW, {FUSED_ADAMW_BYTES} B per parameter"
         ),
@@ -244,6 +247,7 @@ def apply_probe(cluster: Cluster, record: ProbeRecord) -> Cluster:
                 step["moved_elements"],
                 step["operators"],
                 step.get("head_width", 0),
+                max(step.get("drift", 0.0), least),
             )
             for step in record["calibration"]
         ),

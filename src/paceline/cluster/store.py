@@ -18,7 +18,7 @@ from paceline.errors import StorageError
 if TYPE_CHECKING:
     from paceline.cluster.probe.records import ProbeRecord
 
-SCHEMA = 7
+SCHEMA = 8
 
 
 def cache_dir() -> Path:

@@ -5,6 +5,7 @@ The standard library's parser keeps no positions, so the lines of keys are found
 
 from __future__ import annotations
 
+import pkgutil
 import re
 import tomllib
 from collections.abc import Mapping
@@ -41,6 +42,16 @@ class TomlDocument:
         while key and key not in self.lines:
             key = key[:-1]
         return f"{self.name}:{self.lines[key]}" if key else self.name
+
+
+def packaged_toml(package: str, name: str) -> dict[str, Any]:
+    """Return the values of a TOML file that came with a package of ours.
+
+    By the package's loader alone: `importlib.resources` loads archives and temporary files, a 40th of a second plan.
+    """
+    content = pkgutil.get_data(package, name)
+    assert content is not None  # a loader that has no files has no package of ours
+    return tomllib.loads(content.decode("utf-8"))
 
 
 def read_document(path: str | Path) -> TomlDocument:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -51,6 +50,8 @@ def spread(values: Sequence[float]) -> Spread:
     if not all(math.isfinite(value) for value in values):
         return Spread(math.nan, math.nan, math.nan, math.nan, math.nan)
     ordered = sorted(values)
+    import statistics  # every plan loads this module, and few simulate
+
     deviation = statistics.stdev(ordered) if len(ordered) > 1 else 0.0
     p10, p50, p90 = (_quantile(ordered, share) for share in (0.1, 0.5, 0.9))
     return Spread(statistics.fmean(ordered), deviation, p10, p50, p90)
@@ -96,6 +97,8 @@ def summarise(outcomes: Sequence[RunOutcome], costs: NodeCosts) -> PolicySummary
     repair are neither.
     """
     causes = sorted({name for outcome in outcomes for name in outcome.interruptions})
+    import statistics
+
     mean = {name: statistics.fmean(outcome.interruptions.get(name, 0) for outcome in outcomes) for name in causes}
     return PolicySummary(
         runs=len(outcomes),

@@ -113,6 +113,7 @@ class CalibrationStep:
     moved_elements: float
     operators: int
     head_width: int = 0  # of its attention; 0: not on record
+    relative_drift: float = 0.0  # by how much the slower of two passes of the probe took longer
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,7 @@ class Device:
     threads: int = 0  # threads of a CPU device; 0 for accelerators
     core_share: float = 1.0  # part of a core that a thread has while all devices compute, where they take turns
     optimizer_bytes_per_second: Figure | None = None  # rate of the fused update; None: the memory's
+    picked_bytes_per_second: Figure | None = None  # of rows picked by index, there and back; None: as what is moved
     calibration: tuple[CalibrationStep, ...] = ()  # measured training steps; empty: not probed
     # Of a published device, what no document was read for: "peak_flops.bf16" and the like, "sustained_share".
     assumed_rates: tuple[str, ...] = ()

@@ -18,7 +18,7 @@ from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.cost.software import PACELINE, Software
 from paceline.plan.cost.time.axes import SENDING_UNITS, seconds_of
 from paceline.plan.cost.time.compute import ROUTED_STARTS
-from paceline.spec.cluster import Cluster, ClusterSpec
+from paceline.spec.cluster import Cluster, ClusterSpec, Figure
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.profile import ModelProfile
@@ -125,3 +125,26 @@ def test_devices_wait_for_operators_that_follow_the_count_of_each_experts_rows()
     assert launches(mixture()) == pytest.approx(waits)
     assert launches(mixture(), "full") == pytest.approx(2 * waits), "what is routed again is counted again"
     assert launches(MODEL) == 0
+
+
+def test_rows_that_are_picked_by_index_take_what_the_probe_says() -> None:
+    """400,000 elements of a sample are picked twice, 4 B each at 8 GB/s there and back: 0.5 ns, 0.1667 ns a pass.
+
+    Reading and writing them is counted already, 8 B at 80 GB/s are 0.1 ns of these: 0.0667 ns are left, 53 us a sample
+    in each of three passes, and half of it for either of two tensor ranks. A probe without the figure adds nothing, and
+    neither does one that says that picking is as fast as copying.
+    """
+
+    def moving(rate: float | None, tp: int = 1) -> float:
+        figure = None if rate is None else Figure(rate, "measured")
+        device = dataclasses.replace(
+            cluster(4).device, memory_bytes_per_second=Figure(80e9, "measured"), picked_bytes_per_second=figure
+        )
+        layout = Layout(dp_shard=4 // tp, tp=tp)
+        task = PricedTask(mixture(), dataclasses.replace(cluster(4), device=device), 64, 1)
+        return float(task.sheet(plan(layout, precision="fp32")).moving_seconds[0, 0])
+
+    beyond = 2 * 8 * 5e4 * (4 / 8e9 / 3 - 2 * 4 / 80e9)
+    assert moving(8e9) - moving(None) == pytest.approx(beyond) and beyond == pytest.approx(53.3e-6, rel=1e-3)
+    assert moving(8e9, tp=2) - moving(None, tp=2) == pytest.approx(beyond / 2)
+    assert moving(1e12) == moving(None)

@@ -20,7 +20,7 @@ import numpy as np
 
 from paceline.backtest.fitting.descent import STEP, descend, logarithms, nearby, rounded, with_values
 from paceline.backtest.price import Priced, allocated_and_kept, price_cases, seconds_of_cases, software_of
-from paceline.backtest.rows import Case, Reader
+from paceline.backtest.rows import Case, Reader, with_one_micro_batch
 from paceline.backtest.schema import CollectiveRow, StepRow
 from paceline.backtest.step_parts import compare_collectives
 from paceline.backtest.table import MeasuredTable, read_table
@@ -275,7 +275,8 @@ def _cases(table: MeasuredTable, reader: Reader, measured: str) -> list[Case]:
     if table.kind != "steps":
         return []
     cases = [reader.case(row)[0] for row in cast(tuple[StepRow, ...], table.rows)]
-    found = [case for case in cases if case is not None and getattr(case, measured)]
+    alike = with_one_micro_batch([case for case in cases if case is not None])
+    found = [case for case in alike if getattr(case, measured)]
     return [case for case, priced in zip(found, price_cases(found), strict=True) if isinstance(priced, Priced)]
 
 

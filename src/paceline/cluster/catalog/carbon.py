@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
-import tomllib
 from dataclasses import dataclass
-from importlib import resources
 
+from paceline.config.document import packaged_toml
 from paceline.errors import ConfigError, suggestion
 from paceline.spec.cluster import Figure
 
@@ -26,7 +25,7 @@ class CarbonRegion:
 @functools.cache
 def read_regions() -> dict[str, CarbonRegion]:
     """Return the regions by their ISO 3166 code."""
-    values = tomllib.loads(resources.files("paceline.cluster.catalog").joinpath("carbon.toml").read_text("utf-8"))
+    values = packaged_toml("paceline.cluster.catalog", "carbon.toml")
     return {code: CarbonRegion(code=code, source=values["source"], **row) for code, row in values["regions"].items()}
 
 

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import functools
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib import resources
 from typing import Any
 
 from paceline.config import build, shape
-from paceline.config.document import KeyPath, TomlDocument, read_document
+from paceline.config.document import KeyPath, TomlDocument, packaged_toml, read_document
 from paceline.config.fields import option
 from paceline.config.values import literal, toml_key
 from paceline.errors import ConfigError, suggestion
@@ -150,10 +148,8 @@ def load_catalog(added: str = "") -> Catalog:
 
 @functools.cache
 def _published() -> Catalog:
-    text = resources.files("paceline.cluster.catalog").joinpath("catalog.toml").read_text("utf-8")
-    return _joined(
-        Catalog({}, {}, ()), TomlDocument("catalog.toml", tomllib.loads(text), {})
-    )  # lines are for users' files
+    values = packaged_toml("paceline.cluster.catalog", "catalog.toml")
+    return _joined(Catalog({}, {}, ()), TomlDocument("catalog.toml", values, {}))  # lines are for users' files
 
 
 def _joined(known: Catalog, document: TomlDocument) -> Catalog:

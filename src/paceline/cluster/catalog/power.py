@@ -9,17 +9,14 @@ host share is processors, memory, fans, adapters and the power supplies' losses.
 
 from __future__ import annotations
 
-import csv
 import functools
-import hashlib
 import math
-import statistics
-import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
+
+from paceline.config.document import packaged_toml
 
 # Quantiles of Student's t for two-sided 80 and 95 %, by degrees of freedom: kinds of nodes are few.
 STUDENT_80 = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397)
@@ -55,7 +52,7 @@ class PowerModel:
 @functools.cache
 def power_model() -> PowerModel:
     """Return the fitted model of power.toml."""
-    values = tomllib.loads(resources.files("paceline.cluster.catalog").joinpath("power.toml").read_text("utf-8"))
+    values = packaged_toml("paceline.cluster.catalog", "power.toml")
     names = ("host_share", "waiting_share", "ratio80", "ratio95", "source", "samples", "several_nodes_busy")
     return PowerModel(**{name: values[name] for name in names})
 
@@ -66,6 +63,8 @@ def fit_power(samples: Sequence[PowerSample]) -> PowerModel:
     Linear least squares in the two shares. Nodes of one accelerator are alike, so the interval has as many degrees of
     freedom as there are accelerators, less one. Raises ValueError for one accelerator alone, or equally busy ones.
     """
+    import statistics  # for a fit alone: every plan loads this module
+
     rows = [(1 / one.over_tdp, (1 - one.busy) / one.over_tdp, 1 - one.busy / one.over_tdp) for one in samples]
     aa, ab, bb = (math.fsum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
     ac, bc = (math.fsum(row[i] * row[2] for row in rows) for i in (0, 1))
@@ -91,6 +90,8 @@ def samples_of(rows: Iterable[Mapping[str, str]], tdp_watts: Mapping[str, float]
     Medians over the repeats, at the AC side. One node computes all the time; the same benchmark on n nodes of the
     devices is busy for what one node took over n times what n nodes took. `tdp_watts` is by the table's accelerator.
     """
+    import statistics
+
     groups: dict[tuple[str, str, str, int], list[Mapping[str, str]]] = defaultdict(list)
     for row in rows:
         if row["measurement_type"] == "AC":
@@ -113,6 +114,9 @@ def samples_of(rows: Iterable[Mapping[str, str]], tdp_watts: Mapping[str, float]
 
 def fit_file(path: Path, tdp_watts: Mapping[str, float]) -> str:
     """Return power.toml's text as fitted on an MLPerf power table: shares, intervals and where they are from."""
+    import csv
+    import hashlib
+
     raw = path.read_bytes()
     model = fit_power(samples_of(csv.DictReader(raw.decode("utf-8").splitlines()), tdp_watts))
     lines = [

@@ -5,13 +5,11 @@ Nothing is ever guessed from where this machine seems to be: a figure is stated,
 
 from __future__ import annotations
 
-import csv
 import datetime
 import math
 import re
-import statistics
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -54,7 +52,7 @@ class HourlyFigures:
         typical: dict[int, list[float]] = {}
         for moment, value in hours.items():
             typical.setdefault(_clock(moment).hour, []).append(value)
-        self._of_day = {**{hour: statistics.fmean(values) for hour, values in typical.items()}, **of_day}
+        self._of_day = {**{hour: _mean(values) for hour, values in typical.items()}, **of_day}
 
     def at(self, moment: float) -> float:
         """Return the figure of the moment's hour."""
@@ -93,8 +91,8 @@ def read_figures(text: str, what: str) -> GridFigures:
             raise ConfigError(f"{what} = '{text}' has no hour there", because, try_) from error
     if not hours and not of_day:
         raise ConfigError(f"{what} = '{text}' has no hours", "no row of it is one", "rows such as 18,0.12")
-    means = {moment: statistics.fmean(values) for moment, values in hours.items()}
-    return HourlyFigures(means, {hour: statistics.fmean(values) for hour, values in of_day.items()}, f"{what} = {text}")
+    means = {moment: _mean(values) for moment, values in hours.items()}
+    return HourlyFigures(means, {hour: _mean(values) for hour, values in of_day.items()}, f"{what} = {text}")
 
 
 def mean_of(figures: GridFigures, began: float, ended: float) -> float:
@@ -108,6 +106,8 @@ def mean_of(figures: GridFigures, began: float, ended: float) -> float:
 
 
 def _csv_rows(content: str) -> list[tuple[str, str]]:
+    import csv  # every plan loads this module, and few read a file
+
     rows = [row for row in csv.reader(content.splitlines()) if row and not row[0].startswith("#")]
     return [(row[0], row[1] if len(row) > 1 else "") for row in rows]
 
@@ -129,6 +129,10 @@ def _is_hour(text: str) -> bool:
         return _OF_DAY.fullmatch(text.strip()) is not None or bool(datetime.datetime.fromisoformat(text.strip()))
     except ValueError:
         return False
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
 
 
 def _positive(text: str) -> float:

@@ -2,7 +2,7 @@
 
 What else a machine does can only make a call slower, and the host of a virtual one may take a third of its speed away
 for some seconds without a word: within one pass all repeats of a call are then slow alike, and a product that was timed
-in such a moment is compared with a training step that was not. How far two passes differ is kept as a spread, so that
+in such a moment is compared with a training step that was not. How far two passes differ is kept as a drift, so that
 forecasts on a machine whose speed changes say so. On a busy machine, whose figures are marked, one pass has to do.
 
 Collectives between processes vary by themselves: threads wake up on cores that compute, and a rank waits for the one
@@ -60,13 +60,14 @@ def fastest(first: ProbePass, second: ProbePass) -> ProbePass:
 
 
 def faster(first: AnyTimed, second: AnyTimed) -> AnyTimed:
-    """Return the faster one of two timings; its spread is no less than how much slower the other one was.
+    """Return the faster one of two timings, with the larger spread of calls, and how much slower the other one was.
 
-    Example: 41 ms and then 27 ms, repeats within 10 % each, are 27 ms within 52 %.
+    Example: 41 ms and then 27 ms, repeats within 10 % each, are 27 ms within 10 %, and a drift of 52 %.
     """
     best, other = (first, second) if first["seconds"] <= second["seconds"] else (second, first)
     found = best.copy()
-    found["spread"] = max(first["spread"], second["spread"], other["seconds"] / best["seconds"] - 1)
+    found["spread"] = max(first["spread"], second["spread"])
+    found["drift"] = max(best.get("drift", 0.0), other["seconds"] / best["seconds"] - 1)
     found["repeats"] = first["repeats"] + second["repeats"]
     return found
 

@@ -163,7 +163,7 @@ def combine(results: list[RankProbe]) -> MeasuredMachine:
         "head_widths": results[0]["head_widths"],
         "memory": {
             name: min(result["memory"][name]["bytes_per_second"] for result in results)
-            for name in ("triad", "elementwise")
+            for name in ("triad", "elementwise", "picked")
         },
         "launch_seconds": max(_start(result["launch"]) for result in results),
         "launch_plain_seconds": max(result["launch"]["plain"]["seconds"] for result in results),
@@ -174,7 +174,9 @@ def combine(results: list[RankProbe]) -> MeasuredMachine:
             for index in range(min(len(result["blocks"]) for result in results))
         ],
         "core_share": min(result["core_share"] for result in results),
-        "relative_spread": statistics.median(block["spread"] for result in results for block in result["blocks"]),
+        "relative_spread": statistics.median(
+            max(block["spread"], block.get("drift", 0.0)) for result in results for block in result["blocks"]
+        ),
     }
     if ranks > 1:
         record["link"] = _link(results, ranks)

@@ -17,11 +17,12 @@ class ProbeRequest(TypedDict):
 
 
 class Timed(TypedDict):
-    """Seconds of one call, the relative spread, and how many calls were timed."""
+    """Seconds of one call, the relative spread of calls, and how many were timed."""
 
     seconds: float
     spread: float
     repeats: int
+    drift: NotRequired[float]  # by how much the slower one of two passes took longer
 
 
 class TimedRate(Timed):

@@ -43,6 +43,7 @@ HOPELESS = 4  # a precision so many times slower than fp32 is measured at the sm
 CPU_BLOCKS = ((128, 384, 4, 8, 128), (384, 1024, 6, 2, 256))
 CUDA_BLOCKS = ((1024, 2816, 16, 4, 2048), (2048, 5632, 16, 4, 2048))
 BLOCK_LAYERS = 2
+PICKED_ROWS, PICKED_WIDTH = 2048, 256  # of a few thousand tokens of a small mixture
 
 
 def time_in_step(rank: Rank, call: Callable[[], object], repeats: int) -> float:
@@ -140,7 +141,10 @@ def attention_rates(rank: Rank, dtypes: dict[str, str], narrow: bool = False) ->
 
 
 def memory_rates(rank: Rank) -> dict[str, TimedBytes]:
-    """Return bytes per second of a triad and of one elementwise operator with a new output, far beyond the caches."""
+    """Return bytes per second of a triad and of one elementwise operator with a new output, far beyond the caches.
+
+    And of picking rows by index, as experts are sent theirs: bytes of the picked rows over forward and backward.
+    """
     import torch
 
     elements = (16 if rank.kind == "cpu" else 256) * (2**14 if rank.trial else 2**20)
@@ -148,9 +152,14 @@ def memory_rates(rank: Rank) -> dict[str, TimedBytes]:
     out = torch.empty_like(first)
     triad = rank.time(lambda: torch.add(first, second, alpha=3.0, out=out))
     elementwise = rank.time(lambda: torch.mul(first[: elements // 8], 1.5))
+    shape = (PICKED_ROWS, PICKED_WIDTH)
+    rows, gradient = torch.ones(shape, device=rank.device, requires_grad=True), torch.ones(shape, device=rank.device)
+    order = torch.randperm(PICKED_ROWS, device=rank.device)
+    picked = rank.time(lambda: torch.autograd.grad(rows[order], rows, gradient))
     return {
         "triad": {"bytes_per_second": 12.0 * elements / triad["seconds"], **triad},
         "elementwise": {"bytes_per_second": elements / elementwise["seconds"], **elementwise},
+        "picked": {"bytes_per_second": 4.0 * PICKED_ROWS * PICKED_WIDTH / picked["seconds"], **picked},
     }
 
 

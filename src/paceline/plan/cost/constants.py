@@ -9,10 +9,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import tomllib
 from dataclasses import asdict, dataclass, field
-from importlib import resources
 from typing import Any
+
+from paceline.config.document import packaged_toml
 
 # What a device's name says of its generation. Products and attention of one generation reach like shares of their peak.
 FAMILIES = {
@@ -120,7 +120,7 @@ def _seen(record: dict[str, Any]) -> FittedOn:
 @functools.cache
 def read_constants() -> Constants:
     """Return the constants that came with this version."""
-    record = tomllib.loads(resources.files("paceline.plan").joinpath("constants.toml").read_text("utf-8"))
+    record = packaged_toml("paceline.plan", "constants.toml")
     about = record.get("about", {})
     return Constants(
         **{name: record[name] for name in BY_FAMILY},

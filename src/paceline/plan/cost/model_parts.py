@@ -270,6 +270,12 @@ class PartRows:
         at = np.where((values == most) | np.isnan(most), places, len(values))
         return np.minimum.reduceat(at, self.starts)
 
+    def ends(self, *, last: bool) -> Ints:
+        """Return for every plan the row of its last pipeline rank, or of its first one."""
+        lengths = np.diff(np.append(self.starts, len(self.plan)))
+        found: Ints = self.starts + lengths - 1 if last else self.starts
+        return found
+
     def sum(self, values: Floats) -> Floats:
         """Return for every plan the sum over its pipeline ranks."""
         return np.add.reduceat(values * self.ranks, self.starts)

@@ -13,7 +13,14 @@ import numpy as np
 from paceline.plan.cost.bill import WAITING, bill, busy_share
 from paceline.plan.cost.columns import Columns, Floats
 from paceline.plan.cost.components import Component, only, terms_of, total, without
-from paceline.plan.cost.intervals import memory_estimate, memory_widths, published_widths, time_estimate, with_intervals
+from paceline.plan.cost.intervals import (
+    memory_estimate,
+    memory_widths,
+    probed_intervals,
+    published_widths,
+    time_estimate,
+    with_intervals,
+)
 from paceline.plan.cost.memory.offload import offload_components
 from paceline.plan.cost.memory.peak_memory import memory_components
 from paceline.plan.cost.memory.usable import flush_components, needed
@@ -143,7 +150,7 @@ def _forecast(
     constants, rates = context.constants, sheet.rates
     widths = published_widths(sheet)
     step = time_estimate(time, rates, widths, time_spread)
-    time = with_intervals(time, *((widths.narrow, widths.wide) if rates.is_published else (None, None)))
+    sure = with_intervals(time, widths.narrow, widths.wide) if rates.is_published else probed_intervals(time, rates)
     run = _scaled(step, context.steps)
     flops = _step_flops(sheet, index)
     peak, _ = matrix_peak(context, sheet.columns.precision)
@@ -153,7 +160,7 @@ def _forecast(
     )
     return Forecast(
         step_seconds=step,
-        time=time,
+        time=sure,
         peak_bytes=memory_estimate(memory, context.cluster, constants, memory_spread),
         memory=with_intervals(memory, *memory_widths(context.cluster, constants)),
         tokens_per_second=context.batch_samples * context.profile.tokens_per_sample / step.value,

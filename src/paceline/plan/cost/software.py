@@ -66,6 +66,7 @@ class Software:
     spreads_experts: bool = False  # whether tensor ranks hold whole experts of their own, instead of parts of all
     reduces_once: bool = False  # whether ZeRO-2 sums up a step's micro-batches before it reduces
     fills_stages: bool = False  # whether pipelines fill stage after stage by cost; else layers are dealt out evenly
+    memory_rank: str = ""  # whose memory it writes down, the "first" or "last" pipeline rank's; else the fullest's
     fuses_attention: bool = True  # whether attention of GPT shapes is fused unless it is asked to be otherwise
     drops_attention: bool = True  # whether attention that is not fused drops scores out, as GPT shapes of its time did
     recomputes: tuple[str, ...] = ()  # modes of recompute that it may run where a table does not say; (): any

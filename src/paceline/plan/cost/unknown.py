@@ -27,6 +27,10 @@ ONE_SOURCE = CHIP * math.sqrt(1 / 2)
 # Of a peak that no document was read for: what the model's error of assumed figures has beyond that of published ones
 # (intervals.TIME_ERROR), in quadrature of logarithms.
 PEAK = 0.36
+# Of a step's parts that wait for links, and for the host's launches: how good a network is and how fast a host, no row
+# of a table tells. Whatever source is left out, the other tables' errors grow with both parts, most with launches: a
+# fifth of the rows that hardly do anything else are off by more than 0.74 (docs/log.md, 2026-11-25).
+COMMUNICATING, LAUNCHING = 0.3, 0.8
 PER_DOUBLING = 0.02  # beyond the largest number of devices that was fitted
 
 ONCE = "one source"  # what is known of a chip whose generation was measured once
@@ -40,6 +44,15 @@ class Widths:
     narrow: float
     wide: float
     because: str
+
+    def of_step(self, communicating: float, launching: float) -> Widths:
+        """Return the half-widths of a step of which these parts wait for links, and for launches.
+
+        Example: beside 0.18, a step that waits a fifth for links and a tenth for launches has
+        sqrt(0.18^2 + 0.06^2 + 0.08^2) = 0.206.
+        """
+        more = math.hypot(COMMUNICATING * communicating, LAUNCHING * launching)
+        return Widths(math.hypot(self.narrow, more), math.hypot(self.wide, more * Z95 / Z80), self.because)
 
 
 def time_widths(

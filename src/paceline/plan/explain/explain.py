@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from paceline.plan.cost.intervals import TIME_ERROR
+from paceline.plan.cost.intervals import PROBED_ERROR, TIME_ERROR
 from paceline.plan.cost.memory.usable import HEADROOM
 from paceline.plan.cost.rates import Rates
 from paceline.plan.explain.choice import (
@@ -131,11 +131,12 @@ def total_lines(planned: Planned) -> list[str]:
 
 def _intervals(planned: Planned) -> list[str]:
     forecast, rates = planned.forecast, Rates(planned.cluster.device, planned.plan.precision)
-    errors = ", ".join(f"{error:.0%} for {source}" for source, error in TIME_ERROR.items() if source != "unknown")
+    unmeasured = {source: TIME_ERROR[source] for source in ("published", "assumed")}
+    errors = ", ".join(f"{error:.0%} for {what}" for what, error in {**PROBED_ERROR, **unmeasured}.items())
     step, peak = forecast.step_seconds, forecast.peak_bytes
     how = (
-        f"the model's own error by how each term is known ({errors}), weighted by the terms, joined with the spread of "
-        f"the probe's calibration steps (±{rates.relative_spread:.0%})"
+        f"the model's own error by what each term is and how it is known ({errors}), weighted by the terms, joined "
+        f"with what a step's mean spreads by the probe's calibration steps (±{rates.spread_of_step(step.value):.0%})"
     )
     if rates.is_published:
         how = (

@@ -33,19 +33,23 @@ CPU_ALLOCATOR_SHARE = 0.20
 MEASURED, ASSUMED = SOURCES.index("measured"), SOURCES.index("assumed")
 
 
-def memory_components(sheet: Sheet) -> list[Component]:
-    """Return bytes per component on every plan's fullest device; they add up to the peak."""
+def memory_components(sheet: Sheet, stage: str = "fullest") -> list[Component]:
+    """Return bytes per component on every plan's fullest device; they add up to the peak.
+
+    With `stage` "first" or "last", those of a device of that pipeline rank.
+    """
     held = HeldAtPeak(sheet)
     columns = held.columns()
     if len(sheet.rows.plan) == len(sheet.columns):
         return columns
-    fullest = sheet.rows.largest(total(columns))  # of equal stages the first holds the most micro-batches
+    rows = sheet.rows  # of equal stages the first holds the most micro-batches
+    shown = rows.largest(total(columns)) if stage == "fullest" else rows.ends(last=stage == "last")
     return [
         replace(
             column,
-            values=column.values[fullest],
-            text=lambda i, column=column: column.text(int(fullest[i])),  # type: ignore[misc]
-            applies=None if column.applies is None else column.applies[fullest],
+            values=column.values[shown],
+            text=lambda i, column=column: column.text(int(shown[i])),  # type: ignore[misc]
+            applies=None if column.applies is None else column.applies[shown],
         )
         for column in columns
     ]

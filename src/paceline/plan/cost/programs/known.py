@@ -39,6 +39,8 @@ MEGATRON = Software(
     fuses_attention=False,  # `--use-flash-attn` must be asked for
     interleaves=True,  # `--num-layers-per-virtual-pipeline-stage`
     classes=(1, 0),  # `--use-distributed-optimizer`, or whole copies without it
+    # `_set_tensorboard_writer` of training/global_vars.py: the last rank of the world alone has one (read 2026-11-25).
+    memory_rank="last",
 )
 # Its recipes: distributed optimizer, gradients reduced in bf16, tensor collectives through user buffers
 # (`tp_comm_overlap`), attention of cuDNN or FlashAttention through Transformer Engine.
@@ -109,10 +111,13 @@ MEGASCALE = replace(MEGATRON, name="MegaScale", hides_tensor=True, fuses_attenti
 # Inputs are gathered again in backward (`tp_recompute_allgather`), beside the product that needs none of them
 # (`tp_linear_async_communication`): both are on in the configurations of its benchmarks. The 16-bit gradients of a
 # backward pass stand until it has ended (`FP32GradientAccumulator.backward` of its optim/gradient_accumulator.py), and
-# stages are filled in order (`build_model` of its models/base.py); both read 2026-11-25.
+# stages are filled in order (`build_model` of its models/base.py); both read 2026-11-25. Rank 0 of the world, of the
+# first stage, writes what it holds itself (`create_table_log` and `log_throughput` of its logging and utils, read that
+# day).
 NANOTRON = Software(
     "Nanotron", master_weights=True, fused=False, keeps_gathered=False, hides_second_gather=True, overlaps=False,
     pipeline_waits=True, sums_after_backward=True, flushes=True, classes=(0, 1), fills_stages=True,
+    memory_rank="first",
 )  # fmt: skip
 # FullyShardedDataParallel with MixedPrecision in bf16, its reductions included; every backward pass reduces. Its
 # `apply_activation_checkpointing` takes whole modules: what fms-fsdp calls `selective_checkpointing` is the part of the

@@ -25,6 +25,9 @@ UNFUSED_PASSES = 3  # of attention that keeps its scores: forward 1, backward 2
 REPLICATED_MOVES = 10
 # Elements that selective recompute of unfused attention moves for each that it did not keep: 4 s + 2.5 s of 2.5 s.
 SCORE_MOVES = 2.6
+# Times that a token's row is picked by index for each of its experts: to its expert's place, and its result back. Both
+# are among the moved elements already, as copies that are read and written.
+ROUTING_PICKS = 2
 
 
 @dataclass(frozen=True)
@@ -165,8 +168,9 @@ class BlockSeconds:
         slower = np.ones(len(moved))
         if not self.context.software.fused:  # the loss is written alike everywhere
             slower = np.where(shapes.repeated, self.context.constants.unfused_moves, 1.0)
-        seconds = slower * self.rates.seconds_per_element * (whole + (moved - whole) / tp) + self.cast_seconds / 3
-        return seconds * self.fill("tokens")[:, None]
+        picked = ROUTING_PICKS * shapes["routed_elements"] * self.rates.beyond_picking_seconds / tp
+        moving = slower * self.rates.seconds_per_element * (whole + (moved - whole) / tp)
+        return (moving + picked + self.cast_seconds / 3) * self.fill("tokens")[:, None]
 
     @property
     def forward_of_blocks(self) -> Floats:

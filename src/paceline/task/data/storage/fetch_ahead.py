@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
 from paceline.task.data.daemons import DaemonThreads
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 THREADS = 8  # requests at the same time
 MOST_AHEAD = 1024  # pieces that are begun and not there yet

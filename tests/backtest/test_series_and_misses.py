@@ -1,0 +1,62 @@
+"""Rows of one chart that differ in their devices alone ran one micro-batch; what of a miss was to be expected."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from backtest_examples import LLAMA, case_of
+
+from paceline.backtest.fitting.leave_out import beyond_unknown
+from paceline.backtest.price import Priced, TermSeconds, price_cases
+from paceline.backtest.rows import Case, with_one_micro_batch
+from paceline.plan.cost.constants import read_constants
+
+# 256 sequences on 64, 128 and 256 devices; the chart states no micro-batch.
+CHART = replace(
+    LLAMA,
+    source_ref="a chart",
+    program="nanotron",
+    zero_stage="0",
+    micro_batch=None,
+    global_batch=256,
+    recompute="none",
+)
+
+
+def of(devices: int, **changes: object) -> Case:
+    return case_of(CHART, n_devices=devices, dp=devices, **changes)
+
+
+def micro_batches(cases: list[Case]) -> list[set[int]]:
+    return [{plan.micro_batch for plan in case.plans} for case in cases]
+
+
+def test_a_scaling_series_ran_the_micro_batches_that_all_of_its_rows_can() -> None:
+    series = [of(devices) for devices in (64, 128, 256)]
+    assert micro_batches(series) == [{1, 2, 4}, {1, 2}, {1}]
+    assert micro_batches(with_one_micro_batch(series)) == [{1}, {1}, {1}]
+
+
+def test_what_is_no_series_stays_as_it_is() -> None:
+    others = [
+        of(64), of(256, source_ref="another"), of(256, seq_len=2048), of(256, precision="fp16"),
+        of(128, micro_batch=2), case_of(CHART, n_devices=128, dp=64, tp=2),
+    ]  # fmt: skip
+    assert with_one_micro_batch(others) == others
+    alone = [of(64), of(64)]  # the same layout twice shows no scaling
+    assert with_one_micro_batch(alone) == alone
+    unnamed = [of(64, source_ref=""), of(256, source_ref="")]
+    assert with_one_micro_batch(unnamed) == unnamed
+
+
+def test_what_is_known_to_be_unknown_of_a_row_is_no_miss() -> None:
+    """Of 0.25, a program that no table had (0.05) and launches for a fifth of the step (0.8 x 0.2) leave 0.185."""
+    case = case_of(LLAMA, program="pytorch-fsdp1")
+    (priced,) = price_cases([case])
+    assert isinstance(priced, Priced)
+    terms = (TermSeconds("products", "products", 0.8), TermSeconds("launches", "host", 0.2))
+    found = beyond_unknown(0.25, case, replace(priced, terms=terms), read_constants())
+    assert found == pytest.approx(math.sqrt(0.25**2 - 0.05**2 - 0.16**2)) and found == pytest.approx(0.1855, abs=1e-4)
+    assert beyond_unknown(0.1, case, replace(priced, terms=terms), read_constants()) == 0.0
