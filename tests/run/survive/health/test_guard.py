@@ -206,7 +206,7 @@ def test_a_run_that_is_killed_after_it_went_back_passes_over_the_same(
 # ---- what a step that is passed over leaves behind ---------------------------------------------------------------
 
 
-def spiked(run_dir: Path, every: int) -> tuple[Training, dict[int, torch.Tensor]]:
+def spiked(run_dir: Path, every: int, patch: pytest.MonkeyPatch) -> tuple[Training, dict[int, torch.Tensor]]:
     """Make steps until the fourth spikes; return the run, and the running means after each step before it."""
     task = decoder_task(model=normed, stop=Amount(STEPS, "steps"))
     run = training(run_dir, every, task=task, health=HealthSpec(on_spike="rollback"), asynchronous="off")
@@ -215,7 +215,7 @@ def spiked(run_dir: Path, every: int) -> tuple[Training, dict[int, torch.Tensor]
         if batch.step == 4:
             guard = run._stepper.guard
             assert guard is not None
-            guard._spike = lambda turn, what, value: (f"{what} {value}", (what, value))  # type: ignore[method-assign]
+            patch.setattr(guard, "_spike", lambda turn, what, value: (f"{what} {value}", (what, value)))
             assert not run.step(batch).updated
             break
         run.step(batch)
@@ -229,10 +229,10 @@ def mean_of(run: Training) -> torch.Tensor:
 
 @pytest.mark.parametrize(("every", "step"), [(2, 2), (100, 3)], ids=["to a checkpoint", "without one"])
 def test_a_step_that_is_passed_over_leaves_no_running_statistics_and_a_whole_state(
-    tmp_path: Path, every: int, step: int
+    tmp_path: Path, every: int, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its passes have moved statistics; and a peer that is lost afterwards must not bring them back."""
-    run, means = spiked(tmp_path / "run", every)
+    run, means = spiked(tmp_path / "run", every, monkeypatch)
     assert run.progress.step == step and torch.equal(mean_of(run), means[step])
     assert run._stepper.is_whole, "survivors of a loss before the next update have this state to bring"
     run._stepper.buffers.put_back()
