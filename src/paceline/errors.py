@@ -9,16 +9,17 @@ from __future__ import annotations
 import difflib
 import errno
 import math
-import re
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Self
 
 
 class PacelineError(Exception):
     """An error a user can act on: `what` happened, `because` of what, and what to `try_`."""
 
     exit_code = 1
+    names_ranks = False  # whether `what` says by itself on which ranks it happened
 
     def __init__(self, what: str, because: str = "", try_: str = "") -> None:
         self.what, self.because, self.try_ = what, because, try_
@@ -34,8 +35,14 @@ class PacelineError(Exception):
 
     def as_dict(self) -> dict[str, object]:
         """Return the error as plain data, for `--json`."""
+        named = {"names_ranks": True} if self.names_ranks else {}
         return {"error": type(self).__name__, "what": self.what, "because": self.because, "try": self.try_,
-                "exit_code": self.exit_code}  # fmt: skip
+                "exit_code": self.exit_code, **named}  # fmt: skip
+
+    def naming_ranks(self) -> Self:
+        """Return the error, noted as one whose `what` says by itself on which ranks it happened."""
+        self.names_ranks = True
+        return self
 
 
 # What torch's allocators say: the one of a CPU raises a RuntimeError (c10/core/impl/alloc_cpu.cpp).
@@ -67,9 +74,9 @@ def first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
 
 
-def of_rank(what: str, rank: object) -> str:
-    """Return what happened and the rank that told of it, where the sentence names no rank by itself."""
-    return what if re.search(r"\branks? \d", what) else f"{what} (rank {rank})"
+def of_rank(what: str, rank: object, names_ranks: bool) -> str:
+    """Return what happened and the rank that told of it, where the sentence does not name ranks by itself."""
+    return what if names_ranks else f"{what} (rank {rank})"
 
 
 class ConfigError(PacelineError, ValueError):

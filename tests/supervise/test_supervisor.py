@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -13,10 +14,13 @@ from pathlib import Path
 import pytest
 from runs import environment, is_running, wait_until
 
-from paceline.errors import Requeue, of_rank
+from paceline.errors import ConfigError, PacelineError, Requeue, VerificationFailed, of_rank
 from paceline.patience import Patience
+from paceline.session.together import as_error
+from paceline.spec.journal.kinds import FaultRecord
+from paceline.spec.journal.record import plain, read
 from paceline.supervise import supervisor
-from paceline.supervise.blame import Ending, Outcome, cause_is_known, errors_told, outcome_of
+from paceline.supervise.blame import Ending, Outcome, cause_is_known, errors_told, leave_error, outcome_of
 from paceline.supervise.crew import Crew, attend
 from paceline.supervise.groups import Process
 from paceline.supervise.memory_kills import USUAL, memory_kills, why_killed
@@ -362,13 +366,16 @@ print(fields[1], fields[19])
     assert done.stdout.split() == ["(rank-0-paceline)", "1"], done.stderr
 
 
-@pytest.mark.parametrize(
-    ("what", "told"),
-    [
-        ("the loss is not finite", "the loss is not finite (rank 1)"),
-        ("rank 1 of 2 was ended by SIGKILL", "rank 1 of 2 was ended by SIGKILL"),
-        ("step 9: ranks 0 and 1 no longer agree", "step 9: ranks 0 and 1 no longer agree"),  # whoever told it first
-    ],
-)
-def test_an_error_that_names_ranks_is_told_without_the_one_that_reports_it(what: str, told: str) -> None:
-    assert of_rank(what, 1) == told
+def test_an_error_that_names_ranks_is_told_without_the_one_that_reports_it(tmp_path: Path) -> None:
+    """What the error knows of itself decides, on its way through files and the journal, and no word of its sentence."""
+    assert of_rank("the loss is not finite", 1, False) == "the loss is not finite (rank 1)"
+    assert of_rank("step 9: ranks 0 and 1 no longer agree", 1, True) == "step 9: ranks 0 and 1 no longer agree"
+    of_a_users = ConfigError("my model wants rank 8 of its adapter")  # a number that is no process
+    assert of_rank(of_a_users.what, 1, of_a_users.names_ranks) == "my model wants rank 8 of its adapter (rank 1)"
+    assert "names_ranks" not in of_a_users.as_dict()
+    leave_error(tmp_path, 1, VerificationFailed("ranks 0 and 1 no longer agree").naming_ranks().as_dict(), cause=True)
+    (told,) = errors_told(tmp_path)
+    assert told.words["names_ranks"] is True and as_error(told.words).names_ranks
+    assert pickle.loads(pickle.dumps(PacelineError("rank 1 is gone").naming_ranks())).names_ranks
+    fault = FaultRecord("ranks 0 and 1 no longer agree", "", 1, names_ranks=True)
+    assert read(FaultRecord, plain(fault)) == fault and "names_ranks" not in plain(FaultRecord("a disk is full", "", 1))

@@ -64,5 +64,6 @@ def _failure(outcome: Outcome, run_dir: Path) -> PacelineError:
         return as_error({**unknown, "exit_code": code})
     print(outcome.error.get("traceback", ""), end="", file=sys.stderr)
     what = str(outcome.error["what"])
-    what = of_rank(what, outcome.error["rank"]) if "rank" in outcome.error else what
+    if "rank" in outcome.error:
+        what = of_rank(what, outcome.error["rank"], bool(outcome.error.get("names_ranks")))
     return as_error({**outcome.error, "what": what, "exit_code": code})

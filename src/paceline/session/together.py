@@ -77,5 +77,5 @@ def as_error(details: Mapping[str, Any]) -> PacelineError:
         kind = PacelineError
     error = PacelineError.__new__(kind)
     PacelineError.__init__(error, str(details["what"]), str(details["because"]), str(details["try"]))
-    error.exit_code = int(details["exit_code"])
+    error.exit_code, error.names_ranks = int(details["exit_code"]), bool(details.get("names_ranks"))
     return error

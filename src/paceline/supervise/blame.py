@@ -116,7 +116,7 @@ def _died(ending: Ending, ranks: int, kills_before: int | None) -> Outcome:
         why_killed(kills_before) if number == signal.SIGKILL else "the process got a signal",
         "start the same command again: it resumes from the last checkpoint",
         exit_code=128 + number,
-    )
+    ).naming_ranks()
     return Outcome(128 + number, {**died.as_dict(), "rank": ending.rank})
 
 
@@ -126,7 +126,7 @@ def _left(ending: Ending, ranks: int) -> Outcome:
         f"rank {ending.rank} of {ranks} ended with code {ending.code}",
         "it left no error: something called exit in it",
         "look for exit calls in the task's own code and its libraries",
-    )
+    ).naming_ranks()
     left.exit_code = ending.code
     return Outcome(ending.code, {**left.as_dict(), "rank": ending.rank})
 
@@ -164,7 +164,7 @@ def _read(path: Path) -> ToldError:
         f"rank {rank} failed, and what it told of that is cut short",
         f"it was ended while it wrote this: {text[:300]!r}" if text else "it was ended before it wrote a word of it",
         "look at what the rank printed; start the same command again: it resumes from the last checkpoint",
-    )
+    ).naming_ranks()
     return _told({**cut.as_dict(), "time": written, "rank": rank, "cause": True})
 
 

@@ -145,7 +145,7 @@ def explain(outcome: Outcome) -> None:
 def _as_error(details: Mapping[str, object]) -> PacelineError:
     what = str(details["what"])
     if "rank" in details:
-        what = of_rank(what, details["rank"])
+        what = of_rank(what, details["rank"], bool(details.get("names_ranks")))
     return PacelineError(what, str(details["because"]), str(details["try"]))
 
 

@@ -163,14 +163,14 @@ def spec_of(story: Story, run_dir: Path) -> Any:
     """Return the spec of a story: a tiny decoder on tokens of this repository's own making, or one of `TASKS`."""
     import dataclasses
 
-    from tasks_of_storms import TASKS
+    from tasks_of_storms import OF_ONE_TEST, TASKS
     from tests_shared import decoder_task
 
     from paceline.spec.arguments import make_spec
     from paceline.spec.cluster import ClusterSpec
     from paceline.units import Amount
 
-    own = TASKS[story.task] if story.task else None
+    own = (TASKS | OF_ONE_TEST)[story.task] if story.task else None
     stop = Amount(story.steps, "steps")
     task = dataclasses.replace(own.make(run_dir.parent), stop=stop) if own else decoder_task(stop=stop)
     run = {"dir": str(run_dir), "checkpoint_every": "2 steps", "check_every": "1 steps", "evaluate_every": "none",
@@ -188,13 +188,13 @@ def _train(spec: Any, brief: Any) -> None:
 
 
 def _brief(spec: Any, layout: Any, story: Story) -> Any:
-    from tasks_of_storms import TASKS
+    from tasks_of_storms import OF_ONE_TEST, TASKS
     from tests_shared import SEQ_LEN, plan_of
 
     from paceline.run.process.brief import Brief
     from paceline.spec.journal.planned import PlannedRecord
 
-    own = TASKS[story.task] if story.task else None
+    own = (TASKS | OF_ONE_TEST)[story.task] if story.task else None
     changes = own.plan if own else {"micro_batch": story.micro_batch}
     plan = plan_of(layout, int(spec.task.global_batch.value), **changes)
     items, unit = (own.items_per_sample, own.unit) if own else (SEQ_LEN, "tokens")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.run import RunSpec
 from paceline.spec.survive.checkpoints import CheckpointsSpec
+from paceline.spec.survive.health import HealthSpec
+from paceline.spec.task import Task
 from paceline.units import Amount
 
 STEPS = 8
@@ -41,6 +45,8 @@ def training(
     layout: Layout | None = None,
     world: World | None = None,
     cluster: ClusterSpec | None = None,
+    health: HealthSpec | None = None,
+    task: Task | None = None,
     **checkpoints: Any,
 ) -> Training:
     world = world or here()
@@ -49,9 +55,10 @@ def training(
     in_memory = Amount(memory_every, "steps") if memory_every else None
     spec = CheckpointsSpec(**{"asynchronous": "on", "memory_every": in_memory, **checkpoints})
     run = RunSpec(
-        checkpoint_every=Amount(every, "steps"), evaluate_every=None, check_every=None, keep_last=9, checkpoints=spec
-    )
-    task = decoder_task(stop=Amount(STEPS, "steps"))
+        checkpoint_every=Amount(every, "steps"), evaluate_every=None, check_every=None, keep_last=9, checkpoints=spec,
+        health=health or HealthSpec(),
+    )  # fmt: skip
+    task = task or decoder_task(stop=Amount(STEPS, "steps"))
     brief = Brief(plan, STEPS, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())
     return Training(Spec(task=task, cluster=cluster or ClusterSpec(learn=False), run=run), brief, world, run_dir)
 
@@ -110,3 +117,15 @@ class Counted:
 
     def load(self, state: list[int]) -> None:
         self.begun, self.done = state
+
+
+class DiesInAStepThatIsMadeAgain:
+    """Ends the process of rank 1 as it begins a step that it has begun before."""
+
+    def __init__(self) -> None:
+        self._begun: set[int] = set()
+
+    def before_step(self, moment: Any) -> None:
+        if moment.step in self._begun and os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._begun.add(moment.step)

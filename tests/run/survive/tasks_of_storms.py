@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gans import gan_task
-from survive_runs import Counted, normed
+from survive_runs import Counted, DiesInAStepThatIsMadeAgain, normed
 from tests_shared import SEQ_LEN, VOCAB, Dropout, PaddedText, decoder_task
 
 from paceline.spec.adapt.adapter import AdapterSpec
@@ -119,4 +119,8 @@ TASKS = {
     "pipes": StormTask(of_decoder(), layout={"pp": 2}),
     "shares sequences": StormTask(of_decoder(), layout={"cp": 2}),
     "computes again": StormTask(of_decoder(), plan={"zero": 2, "recompute": "full"}, layout=SHARDS),
+}
+# Those of one test, which end by themselves.
+OF_ONE_TEST = {
+    "goes back and dies": StormTask(of_decoder(callbacks=(DiesInAStepThatIsMadeAgain(),)), run=BACK, faults=(BURST,)),
 }

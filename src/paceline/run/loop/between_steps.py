@@ -14,7 +14,7 @@ from paceline.run.evaluate.best import called_off
 from paceline.run.loop.evaluate import EvaluationResult, evaluate
 from paceline.run.loop.in_world import InWorld
 from paceline.run.loop.loader import StepBatch
-from paceline.run.loop.resume import Restored, state_tensors
+from paceline.run.loop.resume import Restored
 from paceline.run.loop.step import StepStats
 from paceline.run.memory.leaks import LeakWatch
 from paceline.run.memory.spent import spent_now, spent_on
@@ -154,7 +154,7 @@ class BetweenSteps(InWorld):
         scaler, step, layout = self._stepper.scaler, stats.step, self.brief.plan.layout
         numbers = numbers_of(stats, scaler.scale if scaler else None, chosen)
         check_agreement(self.model, numbers, step, self.world, layout, self._stepper.sync.apart_after(step))
-        self._agreed.after(step, state_tensors(self._under.built) if self._agreed.remembers else {})
+        self._agree()
         self._record.decided_now(self._stragglers.compare(step))
         self._watch_memory(step)
         self._record.ranks(self._tally.over_ranks(step, last, self._under.batches.tell))

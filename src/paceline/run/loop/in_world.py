@@ -230,9 +230,12 @@ class InWorld:
         copies = self.brief.plan.layout.dp_replicate if self.brief.plan.sync.is_plain else 1
         self._agreed = Agreed(remembers=copies > 1 and self._call is not None)
         if restored:
-            tensors = state_tensors(self._under.built) if self._agreed.remembers else {}
-            self._agreed.after(self.progress.step, tensors)
+            self._agree()
         self._expected: StepBefore | None = self._step_before() if restored and not restored.data_changed else None
+
+    def _agree(self) -> None:
+        """Note the state at hand as what the ranks agree on: they have compared it, or a checkpoint was its source."""
+        self._agreed.after(self.progress.step, state_tensors(self._under.built) if self._agreed.remembers else {})
 
     def _change_world(self, world: World) -> None:
         """Take this rank's place in another world, whose process group is the one that this process is in by now.

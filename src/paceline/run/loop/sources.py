@@ -122,7 +122,7 @@ def _on_node(data: DataSpec, key: str, rank: int) -> Corpus:
             f"rank {rank} finds other documents in '{data.source}' than rank 0",
             f"they make the corpus {corpus.key}, and rank 0's is {key}",
             "give every node the same files and the same version of tokenizers",
-        )
+        ).naming_ranks()
     return corpus
 
 
@@ -134,5 +134,5 @@ def _mapped(data: DataSpec, key: str, rank: int) -> Corpus:
             f"rank {rank} does not find the tokenised documents of '{data.source}'",
             "the first rank of its node has them in a cache that this rank does not see",
             'name a folder that all ranks of a node share: task.data.cache_dir = "/path"',
-        )
+        ).naming_ranks()
     return corpus

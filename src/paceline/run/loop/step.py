@@ -167,7 +167,8 @@ class Stepper:
         Raises NumericalStop, before the weights that it is of change, where a loss or a gradient norm is not finite.
         """
         self._clock.begin()
-        if self.world.size > 1:  # those that are left of a broken step go on from before it
+        # Those that are left of a broken step go on from before it, and so does a run that passes over the batch.
+        if self.world.size > 1 or (self.guard is not None and self.guard.may_go_back):
             self.buffers.begin()
         if self.health is not None:
             self.health.begin(batch.step)

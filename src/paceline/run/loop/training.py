@@ -272,6 +272,8 @@ class Training(BetweenSteps):
         self.progress, self._went_back, self._expected = begun.progress, True, None
         self._judge.forget_after(begun.progress.step)
         self._done_step = begun.progress.step
+        if begun.is_restored:  # else the state is the one that was compared last
+            self._agree()
         return begun.stats
 
     def _wants_to_stop(self) -> bool:

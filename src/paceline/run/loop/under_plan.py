@@ -151,9 +151,15 @@ class UnderPlan:
         return self._rule.news()
 
     def go_back(self, run: RunIdentity) -> Restored | None:
-        """Put model and optimizer into the state of the run's newest checkpoint, where there is one. All ranks do."""
+        """Put the run into the state of its newest checkpoint, else into that before the step. All ranks do.
+
+        The step has come to its update and has made none. Until the state is whole, survivors have nothing to bring.
+        """
         self.batches.forget()
-        return restore(run, self.built, self.plan, self.world)
+        self.built.stepper.buffers.put_back()  # those of the step, which no later loss of a peer may bring back
+        restored = restore(run, self.built, self.plan, self.world)
+        self.built.stepper.is_whole = True
+        return restored
 
     def first_of(self, batch: StepBatch, samples: int) -> StepBatch:
         """Return this rank's part of the first `samples` of a global batch."""

@@ -83,7 +83,7 @@ def out_of_memory(
         _because(first_line(error), planned, actual, used, asked, free, limit, largest),
         _try(nearest, fits is not None),
         evidence,
-    )
+    ).naming_ranks()
 
 
 def told_together(error: ExhaustedTogether, told: OutOfMemory | None, world: World) -> OutOfMemory:
@@ -113,7 +113,7 @@ def told_by_peer() -> OutOfMemory | None:
         told = json.loads(store.get(WORD)) if store.check([WORD]) else None
     except RuntimeError:  # the store's own host is the rank that is gone
         return None
-    return OutOfMemory(told["what"], told["because"], told["try"], told["evidence"]) if told else None
+    return OutOfMemory(told["what"], told["because"], told["try"], told["evidence"]).naming_ranks() if told else None
 
 
 def forecast_kinds(brief: Brief, plan: Plan) -> dict[str, float]:

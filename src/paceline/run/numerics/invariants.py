@@ -198,7 +198,7 @@ def _name_the_first(of_ranks: list[HeldSums], step: int) -> None:
                     f"step {step}: ranks {owner} and {rank} no longer agree on {name}",
                     "both hold the same part of it, and its bits differ: an update or a sum went another way on one",
                     "start the same command again: it resumes from the last checkpoint; `paceline verify` the layout",
-                )
+                ).naming_ranks()
     raise AssertionError(f"step {step}: copies differ, and no two ranks with the same part of anything do")
 
 
@@ -207,4 +207,4 @@ def _drifted(name: str, owner: int, rank: int, step: int) -> VerificationFailed:
         f"step {step}: ranks {owner} and {rank} no longer agree on the buffer {name}",
         "the model changes it in its forward pass by what the rank's own rows hold, so that each rank has another one",
         "change it by the weights alone, sum over all ranks what goes into it, or one device",
-    )
+    ).naming_ranks()

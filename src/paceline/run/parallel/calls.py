@@ -162,7 +162,7 @@ class Calls:
             f"{others} to {self._told(theirs)}",
             "under dp_shard the ranks gather a unit's weights together when it is called, and here the data decide",
             WHOLE,
-        )
+        ).naming_ranks()
 
     def _told(self, event: int) -> str:
         if event == 2 * len(self.names):

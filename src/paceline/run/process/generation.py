@@ -41,7 +41,7 @@ class Generation:
     reached: int = 0
     begun_after: float = 0.0
     usd_before: float = 0.0
-    fault: Mapping[str, Any] = field(default_factory=dict)  # `what`, `because`, `rank`, `evidence`, where known
+    fault: Mapping[str, Any] = field(default_factory=dict)  # fields of `FaultRecord`, where known
     moments: Mapping[str, float] = field(default_factory=dict)
     clock: Mapping[str, Any] = field(default_factory=dict)
     decisions: tuple[DecisionRecord, ...] = ()  # of the supervisor

@@ -223,7 +223,9 @@ def _unended(run_dir: Path) -> Path | None:
 
 def _fault(error: dict[str, Any]) -> FaultRecord:
     what, because = str(error.get("what", "")), str(error.get("because", ""))
-    return FaultRecord(what, because, error.get("rank"), evidence=error.get("evidence"))
+    return FaultRecord(
+        what, because, error.get("rank"), names_ranks=error.get("names_ranks"), evidence=error.get("evidence")
+    )
 
 
 def _append(path: Path, records: Sequence[Record]) -> None:

@@ -226,9 +226,12 @@ class Recorder:
         self._decided(what, before, after, because, evidence)
         self.say(f"{what:<8} {because}")
 
-    def fault(self, what: str, because: str, rank: int | None = None, evidence: Table | None = None) -> None:
+    def fault(
+        self, what: str, because: str, rank: int | None = None, evidence: Table | None = None,
+        names_ranks: bool | None = None,
+    ) -> None:  # fmt: skip
         """Say and record what went wrong and does not end the run."""
-        self._write(FaultRecord(what, because, rank, evidence=evidence))
+        self._write(FaultRecord(what, because, rank, names_ranks=names_ranks, evidence=evidence))
         self.say(f"warning  {what}: {because}")
 
     def selected(self, record: SelectionRecord | None) -> None:
@@ -319,7 +322,14 @@ class Recorder:
                 for sink in self._sinks:
                     closing.callback(sink.close)
                 if error is not None and status == "failed":
-                    self._write(FaultRecord(details["what"], details["because"], self._world.rank))
+                    self._write(
+                        FaultRecord(
+                            details["what"],
+                            details["because"],
+                            self._world.rank,
+                            names_ranks=details.get("names_ranks"),
+                        )
+                    )
                 self._write(RunEnded(status, code, details if status == "failed" else None, step, seconds, goes_on))
         except StorageError as lost:
             if status == "complete" or isinstance(lost, RunInUse):

@@ -22,10 +22,11 @@ class Recovered:
         self._is_told = not generation.fault
 
     @property
-    def fault(self) -> tuple[str, str, int | None, Table | None]:
-        """Return what happened, because of what, on which rank, and what shows it, as far as that is known."""
+    def fault(self) -> tuple[str, str, int | None, Table | None, bool | None]:
+        """Return what happened, because of what, on which rank, what shows it, and if it names ranks, where known."""
         fault = self._generation.fault
-        return str(fault.get("what", "")), str(fault.get("because", "")), fault.get("rank"), fault.get("evidence")
+        what, because = str(fault.get("what", "")), str(fault.get("because", ""))
+        return what, because, fault.get("rank"), fault.get("evidence"), fault.get("names_ranks")
 
     @property
     def decisions(self) -> list[DecisionRecord]:

@@ -43,7 +43,8 @@ def _try(request_path: Path, result_path: Path) -> None:
     except (RuntimeError, MemoryError, PacelineError) as error:
         if (exhausted := exhausted_by(error)) is None:
             raise
-        raise OutOfMemory(f"out of memory on rank {world.rank} of a probe", first_line(exhausted)) from error
+        what = f"out of memory on rank {world.rank} of a probe"
+        raise OutOfMemory(what, first_line(exhausted)).naming_ranks() from error
     if world.device.type == "cuda":
         torch.cuda.synchronize(world.device)
     world.wait()

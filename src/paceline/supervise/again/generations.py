@@ -327,7 +327,7 @@ class Generations:
             from_world=before.to_world,
             to_world=self._plan.layout.devices,
             reached=reached,
-            fault={name: error.get(name) for name in ("what", "because", "rank", "evidence")},
+            fault={name: error.get(name) for name in ("what", "because", "rank", "names_ranks", "evidence")},
             moments=fallen.moments,
             clock=fallen.clock,
             decisions=decisions,
@@ -383,5 +383,7 @@ def _and(outcome: Outcome, because: str) -> Outcome:
 
 def _told(error: Mapping[str, object]) -> str:
     """Return a fault that is survived in one line."""
-    what = of_rank(str(error["what"]), error["rank"]) if "rank" in error else error["what"]
+    what = str(error["what"])
+    if "rank" in error:
+        what = of_rank(what, error["rank"], bool(error.get("names_ranks")))
     return f"{what}" + (f": {error['because']}" if error["because"] else "")

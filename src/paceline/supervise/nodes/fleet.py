@@ -132,7 +132,7 @@ class Fleet:
                 member.link.because,
                 "look after the node; started again there, the same command joins the run",
                 exit_code=128 - KILLED,
-            )
+            ).naming_ranks()
             # Its ranks are not seen to end: they were well when it was heard last, which was before any of them fails.
             moment = member.link.heard_at - SEEN_SECONDS
             leave_error(self._world, min(lost), died.as_dict(), cause=True, moment=moment)

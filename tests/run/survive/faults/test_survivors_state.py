@@ -11,6 +11,7 @@ from distributed import run_ranks
 from runs import records_of, steps_of
 from storm import SURVIVES, Start, Story, told
 from survive_runs import here
+from tasks_of_storms import OF_ONE_TEST
 from test_soak import FOUR, RUN, state_of
 
 from paceline.checkpoint import take_snapshot
@@ -48,7 +49,10 @@ def ended(folder: Path) -> dict[str, list[Start]]:
     two, rarely = {"dp_replicate": 2}, {**RUN, "check_every": "5 steps"}
     keeps = [Story("keeps calm", two, run=rarely, steps=STEPS, task="keeps"),
              Story("keeps", two, KILLS, rarely, STEPS, how=SURVIVES, task="keeps")]  # fmt: skip
-    return told(folder, [Story("calm", FOUR, run=RUN, steps=STEPS), *met, *keeps], timeout=180)
+    back = OF_ONE_TEST["goes back and dies"]
+    returns = Story("returns", two, list(back.faults), {**RUN, **back.run}, STEPS, how=SURVIVES,
+                    task="goes back and dies")  # fmt: skip
+    return told(folder, [Story("calm", FOUR, run=RUN, steps=STEPS), *met, *keeps, returns], timeout=180)
 
 
 @pytest.mark.parametrize("name", MEETINGS)
@@ -77,6 +81,18 @@ def test_what_a_broken_step_has_moved_is_as_it_was_before(folder: Path, ended: d
     calm, met = steps_of(folder / "keeps calm"), steps_of(folder / "keeps")
     assert [(step["lr"], step["loss"].hex()) for step in met] == [(step["lr"], step["loss"].hex()) for step in calm]
     assert state_of(folder / "keeps") == state_of(folder / "keeps calm")
+
+
+def test_after_a_rollback_the_state_that_was_restored_is_the_one_that_the_ranks_agree_on(
+    folder: Path, ended: dict[str, list[Start]]
+) -> None:
+    """Step 9 was compared before the spike of step 10: what rank 0 holds of step 8, to which it went back, is sound."""
+    assert [start.code for start in ended["returns"]] == [0], ended["returns"]
+    decisions = records_of(folder / "returns", "decision")
+    assert ["back to step 8" in each["to"] for each in decisions if each["what"] == "rollback"] == [True]
+    (recovery,) = records_of(folder / "returns", "recovery")
+    assert (recovery["rung"], recovery["step"]) == ("reform", 8)
+    assert "paceline-rescue" in recovery["resumed_from"], [each for each in decisions if each["what"] == "restore"]
 
 
 # ---- where it is brought together -----------------------------------------------------------------------------------

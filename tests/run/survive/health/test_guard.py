@@ -12,10 +12,13 @@ import pytest
 import torch
 from runs import records_of, steps_of
 from storm import Start, Story, told
+from survive_runs import normed, training
+from tests_shared import decoder_task
 
 from paceline.errors import ConfigError, NumericalStop
 from paceline.run.loop.loader import StepBatch
 from paceline.run.loop.resume import Progress
+from paceline.run.loop.training import Training
 from paceline.run.process.world import World
 from paceline.run.survive.health.go_back import go_back
 from paceline.run.survive.health.guard import RollBack, UpdateGuard, guard_of
@@ -25,6 +28,7 @@ from paceline.spec.plan import Plan
 from paceline.spec.run import RunSpec
 from paceline.spec.survive.health import HealthSpec
 from paceline.spec.sync import Sync
+from paceline.units import Amount
 
 TWO, STEPS, BATCH = {"dp_shard": 2}, 12, 13
 
@@ -197,3 +201,39 @@ def test_a_run_that_is_killed_after_it_went_back_passes_over_the_same(
     assert [s["sample_ids"] for s in steps_of(folder / "back and killed")] == [
         s["sample_ids"] for s in steps_of(folder / "back")
     ]
+
+
+# ---- what a step that is passed over leaves behind ---------------------------------------------------------------
+
+
+def spiked(run_dir: Path, every: int, patch: pytest.MonkeyPatch) -> tuple[Training, dict[int, torch.Tensor]]:
+    """Make steps until the fourth spikes; return the run, and the running means after each step before it."""
+    task = decoder_task(model=normed, stop=Amount(STEPS, "steps"))
+    run = training(run_dir, every, task=task, health=HealthSpec(on_spike="rollback"), asynchronous="off")
+    means: dict[int, torch.Tensor] = {}
+    for batch in run:
+        if batch.step == 4:
+            guard = run._stepper.guard
+            assert guard is not None
+            patch.setattr(guard, "_spike", lambda turn, what, value: (f"{what} {value}", (what, value)))
+            assert not run.step(batch).updated
+            break
+        run.step(batch)
+        means[batch.step] = mean_of(run).clone()
+    return run, means
+
+
+def mean_of(run: Training) -> torch.Tensor:
+    return run.model.get_buffer("norm.running_mean")
+
+
+@pytest.mark.parametrize(("every", "step"), [(2, 2), (100, 3)], ids=["to a checkpoint", "without one"])
+def test_a_step_that_is_passed_over_leaves_no_running_statistics_and_a_whole_state(
+    tmp_path: Path, every: int, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its passes have moved statistics; and a peer that is lost afterwards must not bring them back."""
+    run, means = spiked(tmp_path / "run", every, monkeypatch)
+    assert run.progress.step == step and torch.equal(mean_of(run), means[step])
+    assert run._stepper.is_whole, "survivors of a loss before the next update have this state to bring"
+    run._stepper.buffers.put_back()
+    assert torch.equal(mean_of(run), means[step])

@@ -30,7 +30,9 @@ class RankDown(AlertRule):
         """Take a record."""
         if isinstance(record, FaultRecord) and record.rank is not None and self._lost is None:
             evidence = {"ranks": [record.rank], **(record.evidence or {})}
-            self._lost = Trouble(of_rank(record.what, record.rank), evidence, _advice(record.because))
+            self._lost = Trouble(
+                of_rank(record.what, record.rank, bool(record.names_ranks)), evidence, _advice(record.because)
+            )
             self._since = -math.inf if record.time is None else record.time
         elif isinstance(record, RecoveryRecord | RunStarted):
             self._went_on = math.inf if record.time is None else max(self._went_on, record.time)

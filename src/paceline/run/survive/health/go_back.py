@@ -24,6 +24,7 @@ class GoneBack:
     progress: Progress
     stats: StepStats
     decisions: tuple[DecisionRecord, ...]
+    is_restored: bool  # whether the state is that of a checkpoint, and not the one from before the step
 
 
 def go_back(
@@ -31,8 +32,8 @@ def go_back(
 ) -> GoneBack:
     """Pass over a batch from now on, and put the run into the state of its newest checkpoint. Every rank calls it.
 
-    Without a checkpoint the run goes on from where it is: the spike has changed no weight. Raises NumericalStop where
-    the run has gone back too often.
+    Without a checkpoint the run goes on from before the step: the spike has changed no weight. Raises NumericalStop
+    where the run has gone back too often.
     """
     refuse_beyond([each.step for each in passed.passages], batch.step, run.spec.run.health, spike.because)
     passage = Passage(batch.step, batch.position, batch.samples)
@@ -61,4 +62,4 @@ def go_back(
         updated=False,
         stop_requested=False,
     )
-    return GoneBack(goes_on, stats, (decision,))
+    return GoneBack(goes_on, stats, (decision,), restored is not None)

@@ -37,6 +37,11 @@ class UpdateGuard:
         self._skipped: list[int] = []  # steps
         self.decisions: list[DecisionRecord] = []
 
+    @property
+    def may_go_back(self) -> bool:
+        """Whether a spike sends the run back."""
+        return self._health.on_spike == "rollback"
+
     def may_update(self, step: int, place: str, turn: str, loss: float, norm: float) -> bool | None:
         """Return whether the update is made; None for numbers that are not finite and that a run stops at.
 
@@ -57,7 +62,7 @@ class UpdateGuard:
         if self._health.on_spike == "warn":
             self._decide("spike", "update", because, evidence)
             return True
-        if self._health.on_spike == "rollback":
+        if self.may_go_back:
             raise RollBack(because, loss, norm, evidence)
         return self._skip(step, because, evidence)
 

@@ -152,7 +152,7 @@ class Stragglers:
             raise RankReplaced(
                 f"rank {leaving} of {self._world.size} was slow, and another process takes its place",
                 "run.health.on_straggler is 'replace'",
-            )
+            ).naming_ranks()
 
     def _named(self) -> set[int]:
         return {rank for rank, count in self._slow.items() if count >= self._checks}

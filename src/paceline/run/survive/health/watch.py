@@ -105,8 +105,8 @@ class PulseWatch:
         self._is_told = True
         for rank in suspect.ranks:
             hung = RankHung(
-                suspect.what, suspect.because, "start the same command again: it resumes from the last checkpoint",
-            )  # fmt: skip
+                suspect.what, suspect.because, "start the same command again: it resumes from the last checkpoint"
+            ).naming_ranks()
             details = {**hung.as_dict(), "evidence": dict(suspect.evidence)}
             leave_error(self._folder, rank, details, cause=True, moment=suspect.since)
 

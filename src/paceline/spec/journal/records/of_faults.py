@@ -55,6 +55,9 @@ class FaultRecord(Record):
     because: Annotated[str, Told("because of what")]
     rank: Annotated[int | None, Told("the rank it happened on, where it is known", if_any=True)] = None
     signal: Annotated[int | None, Told("the signal that ended a process", if_any=True)] = None
+    names_ranks: Annotated[
+        bool | None, Told("whether `what` says by itself on which ranks it happened", if_any=True)
+    ] = None
     evidence: Annotated[
         Table | None,
         Told(

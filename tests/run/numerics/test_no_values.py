@@ -1,0 +1,78 @@
+"""A step on a device whose values nobody can read: the host asks once, and gives the device no copy that it awaits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from no_values import NO_VALUES, Crossings, without_values
+from survive_runs import normed
+from tests_shared import SEQ_LEN, VOCAB, Dropout, decoder_task, plan_of
+
+from paceline.run.assemble import assemble
+from paceline.run.loop.loader import BatchStream
+from paceline.run.process.world import World
+from paceline.run.survive.health.guard import guard_of
+from paceline.spec.adapt.adapter import AdapterSpec
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
+from paceline.spec.survive.health import HealthSpec
+from paceline.spec.task import ModelSpec, OptimizerSpec, Task
+
+__all__ = ["without_values"]
+EXPERTS = ModelSpec("moe-2m", hidden=32, layers=3, heads=4, kv_heads=2, ffn=24, vocab=VOCAB, balance="bias")
+LORA = AdapterSpec(kind="lora", rank=3, init="random", dropout=0.25)
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "dense": ({}, {}),
+    "bf16": ({}, {"precision": "bf16", "recompute": "selective"}),
+    "fp16": ({}, {"precision": "fp16"}),
+    "clipped": ({"optimizer": OptimizerSpec(lr=1e-3, clip_norm=0.1)}, {"recompute": "full"}),
+    "experts": ({"model": EXPERTS}, {"precision": "bf16"}),
+    "dropout": ({"model": Dropout}, {}),
+    "running statistics": ({"model": normed}, {}),
+    "adapter": ({"adapter": LORA}, {}),
+    **{name: ({"optimizer": OptimizerSpec(name=name, lr=1e-3)}, {})
+       for name in ("lion", "muon", "nadam", "radam", "adamax", "adagrad", "adadelta", "rmsprop")},
+}  # fmt: skip
+
+
+def steps(task: Task, plan: Plan, count: int = 3) -> list[str]:
+    """Make steps on the device, and return what the host waits for in the last of them beside the numbers."""
+    built = assemble(task, plan, World(0, 1, 0, NO_VALUES), task.data, SEQ_LEN)
+    built.stepper.guard = guard_of(HealthSpec(on_nonfinite="skip", on_spike="skip"), plan)
+    stream = BatchStream(task.data, task.seed, plan, 0, NO_VALUES)
+    crossings = Crossings()
+    for step in range(count):
+        batch = stream.at(step * plan.batch_samples)
+        crossings = Crossings()
+        with crossings:
+            assert built.stepper.step(batch, 1e-3).updated
+    return crossings.seen
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_host_asks_for_one_vector_a_step_and_for_nothing_else(without_values: Callable[[], int], name: str) -> None:
+    changes, of_plan = CASES[name]
+    assert steps(decoder_task(**changes), plan_of(Layout(), **of_plan)) == []
+    assert without_values() == 3
+
+
+def test_adafactor_asks_for_the_norms_of_each_parameter(without_values: Callable[[], int]) -> None:
+    """torch's own rule does, and the guide says so; the update that a proof holds a run to is that one."""
+    with pytest.raises(RuntimeError, match="cannot be called on meta tensors"):
+        steps(decoder_task(optimizer=OptimizerSpec(name="adafactor", lr=1e-3)), plan_of(Layout()))
+
+
+def test_what_the_host_waits_for_is_seen() -> None:
+    host, there = torch.ones(3), torch.ones(3, device=NO_VALUES)
+    with Crossings() as crossings:
+        torch.tensor([1.0, 2.0], device=NO_VALUES), host.to(NO_VALUES), there.copy_(host)
+    assert [seen.split()[0] for seen in crossings.seen] == ["tensor", "_to_copy", "copy_"]
+    with Crossings() as crossings:
+        host.to(NO_VALUES, non_blocking=True), there.copy_(host, non_blocking=True), there + 1.0
+        torch.full((2,), 1.0, device=NO_VALUES), torch.arange(2, device=NO_VALUES), torch.tensor([1.0])
+    assert crossings.seen == []
+    with pytest.raises(RuntimeError, match="meta"):
+        there.sum().item()
