@@ -21,7 +21,7 @@ from paceline.task.data.source import open_sources
 from paceline.task.data.sources.files import NAMED_SOURCES, kind_of, list_files
 from paceline.task.data.sources.named import kind_of_source
 from paceline.task.data.sources.tables.listing import TABLE_KINDS, inner_path, list_table
-from paceline.task.head import check_next_token, new_head_of, with_head, with_image_head
+from paceline.task.head import PAIRS, SEQ2SEQ, check_next_token, new_head_of, with_head, with_image_head
 from paceline.task.models.sizes import is_factory
 from paceline.task.profile.limits import REFERENCED
 from paceline.units import Amount
@@ -62,6 +62,7 @@ def settle(spec: Spec, say: Say | None = None) -> Settled:
         check_next_token(task, of_text=_is_text(task.data))
         _settle_image_head(decided)
         return _settled(spec, decided)
+    _refuse_pairs(task)
     from paceline.task.data.sources.tables.store import open_table  # of tables alone, and their readers take a while
 
     _settle_labels_asked(decided)
@@ -232,6 +233,21 @@ def _train_head(decided: _Decided) -> None:
     missing = [pattern for pattern in new_head_of(task.model) if pattern not in task.train]
     if not task.adaptation.is_full and missing:
         decided.option("train", (*task.train, *missing), "the head is drawn anew, so it is trained too")
+
+
+def _refuse_pairs(task: Task) -> None:
+    """Raise ConfigError for sources and targets that are named as a table: which texts they are is asked otherwise."""
+    if task.objective != SEQ2SEQ:
+        return
+    path, name = scheme_of(task.data.source)[1], task.model.name if isinstance(task.model, ModelSpec) else ""
+    folder = folder_of(name) or "FOLDER"
+    raise ConfigError(
+        f"the objective seq2seq on the table '{path}'",
+        "a table is read as texts with labels, prompts or turns; sources and their targets are made by a factory,"
+        " which asks the tokenizer of the model's folder",
+        f'data.source = "{PAIRS}", data.arguments = {{ path = "{path}", model = "{folder}" }}, with source_field and'
+        " target_field where the columns are not called source and target",
+    )
 
 
 def _settle_image_head(decided: _Decided) -> None:

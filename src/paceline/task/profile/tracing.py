@@ -25,9 +25,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from paceline.errors import ConfigError
 from paceline.task.models.copied import copied
-from paceline.task.profile.drawing import belongs_to_samples
-from paceline.task.profile.draws import RandomCall, beside_torch, draw_of
-from paceline.task.profile.recurrent import StepsAtOnce
+from paceline.task.profile.operators.drawing import belongs_to_samples
+from paceline.task.profile.operators.draws import RandomCall, beside_torch, draw_of
+from paceline.task.profile.operators.recurrent import StepsAtOnce
 from paceline.task.sums import as_sum
 
 COMPUTE_DTYPE = torch.bfloat16

@@ -1,7 +1,7 @@
 """Recurrent layers on fake tensors: all steps of a sequence at once, with the products and activations of each.
 
-torch computes `nn.LSTM`, `nn.GRU` and `nn.RNN` in one fused operator a layer. On fake tensors it walks them step by step
-instead: twenty operators a step, so a trace would take as long as sequences are, and count calls that nobody makes.
+torch computes `nn.LSTM`, `nn.GRU` and `nn.RNN` in one fused operator a layer. On fake tensors it walks them step by
+step instead, twenty operators a step: a trace would take as long as sequences are, and count calls that nobody makes.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class StepsAtOnce(TorchFunctionMode):
         if cell is None or kwargs:
             return func(*args, **(kwargs or {}))
         if isinstance(args[3], bool):  # input, hx, weights, biases, layers, dropout, training, directions, batch first
-            inputs, state, weights, biases, layers, dropout, training, both, batch_first = args
+            inputs, state, weights, _biases, layers, dropout, training, both, batch_first = args
             time = int(batch_first)
         else:  # packed: [steps of all samples, width], and how many samples have each step
-            inputs, _, state, weights, biases, layers, dropout, training, both = args
+            inputs, _, state, weights, _biases, layers, dropout, training, both = args
             time = None
         states = state if isinstance(state, tuple | list) else (state,)
         outputs, last = _stack(cell, inputs, states, weights, layers * (1 + both), 1 + both, time, dropout * training)
@@ -38,7 +38,7 @@ class StepsAtOnce(TorchFunctionMode):
 def _stack(
     cell: Cell, inputs: Tensor, states: Any, weights: Any, runs: int, directions: int, time: int | None, dropout: float
 ) -> tuple[Tensor, list[Tensor]]:
-    """Return the outputs of the last layer, and the last state and cell state of all: [layers x directions, rows, width]."""
+    """Return the outputs of the last layer, and the last state and cell state of all, [runs, rows, width] each."""
     each = len(weights) // runs
     last: list[tuple[Tensor, Tensor]] = []
     for first in range(0, runs, directions):
