@@ -29,6 +29,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 - a file tree needs no pip, which 
 for _room in ("backtest", "plan", "report", "simulate", "verify"):
     import_module(f"paceline.{_room}")
 
+from paceline.cluster.here.collector import collected_once  # noqa: E402
 from paceline.session.verbs.public import backtest, bill, load_run, plan, report, simulate, verify  # noqa: E402
 
 if TYPE_CHECKING:
@@ -88,7 +89,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _WHERE:
-        return getattr(import_module(_WHERE[name]), name)
+        with collected_once():
+            return getattr(import_module(_WHERE[name]), name)
     raise AttributeError(f"module 'paceline' has no attribute '{name}'")
 
 

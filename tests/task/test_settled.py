@@ -192,6 +192,21 @@ def test_a_table_of_sources_and_targets_for_an_encoder_decoder_says_how(tmp_path
     assert 'objective = "seq2seq"' in str(caught.value) and "sequence_pairs:sequence_pairs" in str(caught.value)
 
 
+@pytest.mark.parametrize("columns", ["source,target", "document,summary", "prompt,completion", "article,highlights"])
+def test_sources_and_targets_that_are_named_as_a_table_say_how(tmp_path: Path, columns: str) -> None:
+    """A batch without "source" was what the model failed on, or a column that holds the text was asked for."""
+    folder = tmp_path / "t5"
+    folder.mkdir()
+    config = {"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True, "model_type": "t5"}
+    (folder / "config.json").write_text(json.dumps(config))
+    rows = f"{columns}\n" + "".join(f"a text of number {number},word {number % 3}\n" for number in range(30))
+    with pytest.raises(ConfigError) as caught:
+        settle(spec_of(tmp_path, "a.csv", rows, f"task.model=hf:{folder}", "task.objective=seq2seq"))
+    assert caught.value.what.startswith("the objective seq2seq on the table")
+    for word in ("sequence_pairs:sequence_pairs", f'path = "{tmp_path / "a.csv"}"', f'model = "{folder}"'):
+        assert word in str(caught.value)
+
+
 VISION = {"num_channels": 3, "image_size": 30}
 
 

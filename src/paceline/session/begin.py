@@ -12,7 +12,6 @@ from paceline.run.process.brief import Brief, brief_from_json
 from paceline.run.process.place import Place
 from paceline.run.process.world import World, join_world
 from paceline.said import say_line
-from paceline.session.nodes.launched import for_peers
 from paceline.session.ready.brief import confirm_and_price, proven_brief
 from paceline.session.together import from_first
 from paceline.session.watch.hours import refuse_outside
@@ -52,6 +51,8 @@ def join_peers(spec: Spec, place: Place, say: Say = say_line) -> tuple[World, Br
 
     Before that it takes the run's directory: it alone returns the lock. All raise RunInUse where another run has it.
     """
+    from paceline.session.nodes.launched import for_peers  # with what a process on its own never needs
+
     end_with_launcher(os.environ)
     world = join_world(*_device_here(spec, place), place, spec.run)
     locks: list[RunLock] = []

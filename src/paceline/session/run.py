@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from paceline.cluster.here.collector import collected_once
 from paceline.config.called import OVERRIDES, checked_call
 from paceline.config.values import kind_of, literal
 from paceline.errors import ConfigError, HandedBack, Requeue
@@ -39,8 +40,6 @@ from paceline.said import say_line
 from paceline.scratch import Scratch
 from paceline.session.begin import join_peers, planned_brief
 from paceline.session.extras import check_extras
-from paceline.session.nodes.attendance import attend_run
-from paceline.session.nodes.launched import as_node, is_attended
 from paceline.session.together import as_error
 from paceline.session.uncaught import end_with_own_code
 from paceline.session.verbs.given import spec_of
@@ -93,7 +92,7 @@ class Run(Training):
         spec, place = spec_of(task, plan, cluster, overrides, run, verify, faults), place_here(os.environ)
         check_extras(spec.run)
         # Ranks end by the signal itself: whoever has started them knows why, and a peer is never waited for.
-        with requeued_early() if place is None else contextlib.nullcontext():
+        with requeued_early() if place is None else contextlib.nullcontext(), collected_once():
             self._join(spec, place, first)
 
     def _join(self, spec: Spec, place: Place | None, first: bool) -> None:
@@ -225,6 +224,9 @@ def attend_script(spec: Spec, place: Place, say: Callable[[str], None] = print) 
     Returns where this process is the rank itself: where no other can have the task, or nothing is to be supervised.
     Raises the error of a run that has ended before its ranks began, as it is raised where this process is the rank.
     """
+    from paceline.session.nodes.attendance import attend_run  # forty files, which a process on its own never needs
+    from paceline.session.nodes.launched import as_node, is_attended
+
     if not is_attended(spec, place) or not is_script():
         return
     if holds_objects(spec):

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 SEQUENCE_HEAD = "ForSequenceClassification"  # how transformers' classes with a head for whole texts end
 TOKEN_HEAD = "lm_head"
 PAD = "pad_token_id"
+SEQ2SEQ, PAIRS = "seq2seq", "paceline.task.data.sequence_pairs:sequence_pairs"
 # What transformers makes of a head's outputs by itself: without the word they are classes, of which one is true.
-PAIRS = "paceline.task.data.sequence_pairs:sequence_pairs"
 PROBLEM, PROBLEMS = "problem_type", {"multi_label": "multi_label_classification", "regression": "regression"}
 MASKED_HEADS = ("ForMaskedLM", "ForPreTraining")
 OTHER_HEADS = (SEQUENCE_HEAD, "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice")

@@ -20,6 +20,7 @@ from paceline.errors import ConfigError, suggestion
 from paceline.spec.import_paths import is_import_path, load_object
 from paceline.task.coupling import with_gather
 from paceline.task.data.rows.packed import STARTS
+from paceline.task.head import SEQ2SEQ
 from paceline.task.models.decoder import Decoder
 from paceline.task.models.huggingface.head import chunked_loss
 from paceline.task.models.layers.documents import document_mask, document_positions
@@ -168,7 +169,6 @@ def takes_sequence_parts(objective: Objective) -> bool:
 BUILT_IN: dict[str, Objective] = {
     "next_token": next_token, "classification": classification, "regression": regression, "multi_label": multi_label,
 }  # fmt: skip
-SEQ2SEQ = "seq2seq"
 DEFAULT_FOR_UNIT = {"tokens": "next_token", "samples": "classification"}
 
 

@@ -15,13 +15,13 @@ from paceline.errors import ConfigError, DamagedData
 from paceline.spec.adapt.preference import DPO
 from paceline.spec.import_paths import is_import_path, scheme_of
 from paceline.spec.load import Spec
-from paceline.spec.model_folder import folder_of
+from paceline.spec.model_folder import folder_of, tokenizer_of
 from paceline.spec.task import DataSpec, ModelSpec, Task
 from paceline.task.data.source import open_sources
 from paceline.task.data.sources.files import NAMED_SOURCES, kind_of, list_files
 from paceline.task.data.sources.named import kind_of_source
 from paceline.task.data.sources.tables.listing import TABLE_KINDS, inner_path, list_table
-from paceline.task.head import check_next_token, new_head_of, with_head, with_image_head
+from paceline.task.head import PAIRS, SEQ2SEQ, check_next_token, new_head_of, with_head, with_image_head
 from paceline.task.models.sizes import is_factory
 from paceline.task.profile.limits import REFERENCED
 from paceline.units import Amount
@@ -35,6 +35,7 @@ LABEL_OBJECTIVES = ("classification", "regression", "multi_label")
 POOLED = "paceline.task.models.pooled:pooled_decoder"
 SHAPE_OPTIONS = ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab")  # of task.model, that a head leaves alone
 ROWS = Amount(32, "samples")  # of a global batch of labelled texts, where the task does not say
+ANSWERS = "paceline.task.data.pairs:preference_pairs"
 PREFERENCES = {"chosen", "rejected"}  # columns of pairs, which have an objective of their own
 
 
@@ -62,6 +63,7 @@ def settle(spec: Spec, say: Say | None = None) -> Settled:
         check_next_token(task, of_text=_is_text(task.data))
         _settle_image_head(decided)
         return _settled(spec, decided)
+    _refuse_pairs(task)
     from paceline.task.data.sources.tables.store import open_table  # of tables alone, and their readers take a while
 
     _settle_labels_asked(decided)
@@ -87,19 +89,33 @@ def _settled(spec: Spec, decided: _Decided) -> Settled:
 
 
 def with_copy(spec: Spec) -> Settled:
-    """Return a spec of preference pairs whose model, where all of it is trained, stands beside a frozen copy of it."""
-    task = spec.task
+    """Return a spec of preference pairs in its folder's tokens.
+
+    A model that is trained whole stands beside a frozen copy of it.
+    """
+    decided = _Decided(spec.task)
+    _settle_pairs(decided)
+    task = decided.task
     wraps = isinstance(task.model, ModelSpec) and task.model.name != REFERENCED and not is_import_path(task.model.name)
     if not wraps or not task.adaptation.is_full or not isinstance(task.data, DataSpec):
-        return Settled(spec)
+        return _settled(spec, decided)
     source, _ = open_sources(task.data, task.seed)
     given = {name: value for name, value in dataclasses.asdict(task.model).items() if value != _plain_model(name)}
     arguments = {"model": {"name": task.model.name, **given}, "vocab": source.vocab or 0,
                  "seq_len": source.items_per_sample}  # fmt: skip
-    decided = _Decided(task)
     because = "all of the model is trained, so a frozen copy is what preferences are held against"
     decided.option("model", ModelSpec(name=REFERENCED, arguments=arguments), because)
     return _settled(spec, decided)
+
+
+def _settle_pairs(decided: _Decided) -> None:
+    """Have pairs for a folder of Hugging Face written in the folder's tokens, unless a tokenizer is named."""
+    task = decided.task
+    if not isinstance(task.model, ModelSpec) or not isinstance(task.data, DataSpec) or task.data.source != ANSWERS:
+        return
+    known, arguments = tokenizer_of(task.model.name), task.data.arguments
+    if known is not None and "tokenizer" not in arguments:
+        decided.data_option("arguments", {**arguments, "tokenizer": str(known)}, "the model knows its folder's tokens")
 
 
 def _plain_model(name: str) -> object:
@@ -232,6 +248,21 @@ def _train_head(decided: _Decided) -> None:
     missing = [pattern for pattern in new_head_of(task.model) if pattern not in task.train]
     if not task.adaptation.is_full and missing:
         decided.option("train", (*task.train, *missing), "the head is drawn anew, so it is trained too")
+
+
+def _refuse_pairs(task: Task) -> None:
+    """Raise ConfigError for sources and targets that are named as a table: which texts they are is asked otherwise."""
+    if task.objective != SEQ2SEQ:
+        return
+    path, name = scheme_of(task.data.source)[1], task.model.name if isinstance(task.model, ModelSpec) else ""
+    folder = folder_of(name) or "FOLDER"
+    raise ConfigError(
+        f"the objective seq2seq on the table '{path}'",
+        "a table is read as texts with labels, prompts or turns; sources and their targets are made by a factory,"
+        " which asks the tokenizer of the model's folder",
+        f'data.source = "{PAIRS}", data.arguments = {{ path = "{path}", model = "{folder}" }}, with source_field and'
+        " target_field where the columns are not called source and target",
+    )
 
 
 def _settle_image_head(decided: _Decided) -> None:

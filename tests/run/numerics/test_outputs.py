@@ -81,6 +81,28 @@ def test_outputs_within_records_are_fp32_too() -> None:
     assert space.x.dtype == torch.float32
 
 
+@dataclass
+class Chained:
+    logits: torch.Tensor
+    around: object = None
+
+
+def test_a_record_that_holds_itself_is_one_afterwards_too() -> None:
+    """It ended in a RecursionError."""
+
+    class Chaining(nn.Linear):
+        def forward(self, x: torch.Tensor) -> Chained:
+            first, second = Chained(super().forward(x)), SimpleNamespace()
+            first.around, second.back, second.more = second, first, [first]
+            return first
+
+    model = Chaining(8, 3)
+    apply_plan(model, [], Plan(precision="bf16"), None)
+    record = model(torch.ones(5, 8))
+    assert record.logits.dtype == torch.float32
+    assert record.around.back is record and record.around.more[0] is record
+
+
 class Nested(nn.Linear):
     """A layer that calls another one, and multiplies what it gives by a weight of its own."""
 

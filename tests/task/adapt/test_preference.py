@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from distributed import run_ranks
 from tests_shared import decoder_task, plan_of
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from paceline.errors import ConfigError, DataError
 from paceline.run.assemble import assemble
@@ -26,6 +28,7 @@ from paceline.spec.adapt.adapter import Adaptation, AdapterSpec
 from paceline.spec.adapt.preference import PreferenceSpec
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
+from paceline.spec.model_folder import FRESH
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof
 from paceline.spec.task import DataSpec, ModelSpec, Task
@@ -36,6 +39,7 @@ from paceline.task.data.pairs import PreferencePairs, preference_pairs
 from paceline.task.data.sources.tokenizer import ByteTokenizer
 from paceline.task.metrics.resolve import metrics_of
 from paceline.task.models.build import build_model
+from paceline.task.models.huggingface.start import start_lines
 from paceline.task.objective import next_token
 from paceline.task.profile.apart import trace_here
 from paceline.task.profile.limits import REFERENCED, check_reference
@@ -159,6 +163,35 @@ def test_a_model_that_is_trained_whole_gets_its_copy_and_says_so(tmp_path: Path)
     assert settle(settled.spec).spec == settled.spec and without_teacher(settled.spec.task).model == spec.task.model
 
 
+@pytest.mark.parametrize("kind", ["none", "lora"])
+def test_pairs_for_a_folder_are_of_its_tokens(tmp_path: Path, kind: str) -> None:
+    """They were bytes, of which the model knew other meanings, and the folder's tokenizer was named as theirs."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    config = {"architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox", "vocab_size": 4, "hidden_size": 8}
+    (folder / "config.json").write_text(json.dumps(config))
+    words = {"<|endoftext|>": 0, "a": 1, "b": 2, "c": 3}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="a"))
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (tmp_path / "pairs.jsonl").write_text(json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"}) + "\n")
+    arguments: dict[str, Any] = {"path": str(tmp_path / "pairs.jsonl"), "seq_len": 4}
+    data = DataSpec("paceline.task.data.pairs:preference_pairs", arguments)
+    adapter = AdapterSpec(kind=kind)
+    settled = settle(
+        Spec(task=dataclasses.replace(task(), model=ModelSpec(f"hf:{folder}"), adapter=adapter, data=data))
+    )
+    assert isinstance(settled.spec.task.data, DataSpec)
+    pairs = preference_pairs(**settled.spec.task.data.arguments)
+    assert isinstance(pairs, PreferencePairs) and pairs.vocab == len(words)
+    assert pairs[0]["labels"][:, 0].tolist() == [2, 3]
+    assert "folder's tokens" in settled.decisions[0].because
+    assert settle(settled.spec).spec == settled.spec
+    fresh = ModelSpec(f"hf:{folder}", weights=FRESH)
+    (line,) = [line for line in start_lines(fresh, settled.spec.task.data) if "tokenizer" in line]
+    assert line.startswith("which tokenizer is taken is up to paceline.task.data.pairs:preference_pairs")
+
+
 def test_ipo_and_hinge_by_hand() -> None:
     model, batch = built(), Pairs().read(np.arange(3))
     ratios, lengths = log_ratios(model, batch), (batch["labels"] != -100).sum(-1)
@@ -254,4 +287,53 @@ def test_a_file_of_pairs(tmp_path: Path) -> None:
     assert (len(train), len(held_out), train.vocab) == (3, 2, ByteTokenizer().vocab)
     (tmp_path / "wrong.jsonl").write_text('{"prompt": "a", "chosen": "b"}\n')
     with pytest.raises(DataError, match=r"wrong\.jsonl:1 is no preference pair"):
+        preference_pairs(str(tmp_path / "wrong.jsonl"), 16)
+
+
+QUESTION, OTHER = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "hm"}
+GOOD, BAD = ({"role": "assistant", "content": text} for text in ("4", "5"))
+
+
+@pytest.mark.parametrize("record", [
+    {"prompt": [QUESTION], "chosen": [GOOD], "rejected": [BAD]},
+    {"prompt": "2+2?", "chosen": [GOOD], "rejected": [BAD]},
+    {"prompt": "2+2?", "chosen": [QUESTION, GOOD], "rejected": [QUESTION, BAD]},
+    {"prompt": [QUESTION], "chosen": [QUESTION, GOOD], "rejected": [QUESTION, BAD]},
+    {"chosen": [QUESTION, GOOD], "rejected": [QUESTION, BAD]},
+    {"chosen": [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}], "rejected": [QUESTION, BAD]},
+], ids=["prompt", "text", "text-and-whole", "prompt-and-whole", "whole", "sharegpt"])  # fmt: skip
+@pytest.mark.parametrize(("template", "before", "after"), [
+    ("plain", "user: 2+2?\nassistant: ", "\n"),
+    ("chatml", "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n", "<|im_end|>"),
+])  # fmt: skip
+def test_pairs_of_messages_are_written_by_a_template(
+    tmp_path: Path, record: dict[str, Any], template: str, before: str, after: str
+) -> None:
+    (tmp_path / "pairs.jsonl").write_text(json.dumps(record) + "\n")
+    pairs = preference_pairs(str(tmp_path / "pairs.jsonl"), 100, template=template)
+    assert isinstance(pairs, PreferencePairs)
+    row, end = pairs[0], ByteTokenizer().end_of_document
+    for side, answer in enumerate("45"):
+        text = [*before.encode(), *answer.encode(), *after.encode()]
+        assert row["tokens"][side].tolist()[: len(text)] == text
+        counted = [label for label in row["labels"][side].tolist() if label != -100]
+        assert counted == [*answer.encode(), *after.encode(), end]
+
+
+def test_only_the_last_answer_of_a_conversation_counts(tmp_path: Path) -> None:
+    record = {"prompt": [QUESTION, OTHER, QUESTION], "chosen": [GOOD], "rejected": [BAD]}
+    (tmp_path / "pairs.jsonl").write_text(json.dumps(record) + "\n")
+    row = preference_pairs(str(tmp_path / "pairs.jsonl"), 100)[0]  # type: ignore[index]
+    assert [label for label in row["labels"][0].tolist() if label != -100][:-1] == [*b"4\n"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("record", "what"), [
+    ({"prompt": "a", "chosen": [GOOD], "rejected": "b"}, "no preference pair"),
+    ({"prompt": [QUESTION], "chosen": [GOOD], "rejected": [QUESTION]}, "wrong.jsonl:1"),
+    ({"prompt": [QUESTION], "chosen": [GOOD, QUESTION], "rejected": [BAD]}, "has no answer"),
+    ({"prompt": [QUESTION], "chosen": [{"said": 1}], "rejected": [BAD]}, "wrong.jsonl:1"),
+])  # fmt: skip
+def test_messages_that_are_no_pair_are_errors_with_their_line(tmp_path: Path, record: Any, what: str) -> None:
+    (tmp_path / "wrong.jsonl").write_text(json.dumps(record) + "\n")
+    with pytest.raises(DataError, match=what.replace(".", r"\.")):
         preference_pairs(str(tmp_path / "wrong.jsonl"), 16)

@@ -142,18 +142,25 @@ def widen_outputs(model: nn.Module, compute: torch.dtype, master: torch.dtype) -
         model.register_forward_hook(lambda module, inputs, outputs: _widened(outputs, compute, master))
 
 
-def _widened(tree: object, compute: torch.dtype, master: torch.dtype) -> object:
-    """Return the same nested outputs with tensors of the compute dtype in `master`, those within records too."""
+def _widened(tree: object, compute: torch.dtype, master: torch.dtype, met: dict[int, object] | None = None) -> object:
+    """Return the same nested outputs with tensors of the compute dtype in `master`, those within records too.
+
+    `met` are the records that are being copied, and their copies: one that holds itself is met again.
+    """
+    records = {} if met is None else met
 
     def widen(leaf: object) -> object:
         if isinstance(leaf, torch.Tensor):
             return leaf.to(master) if leaf.dtype == compute else leaf
         if isinstance(leaf, type) or not (is_dataclass(leaf) or isinstance(leaf, SimpleNamespace | Distribution)):
             return leaf
-        own, names = copy.copy(leaf), [each.name for each in fields(leaf)] if is_dataclass(leaf) else list(vars(leaf))
+        if id(leaf) in records:
+            return records[id(leaf)]
+        records[id(leaf)] = own = copy.copy(leaf)
+        names = [each.name for each in fields(leaf)] if is_dataclass(leaf) else list(vars(leaf))
         for name in names:
             if hasattr(leaf, name):
-                object.__setattr__(own, name, _widened(getattr(leaf, name), compute, master))
+                object.__setattr__(own, name, _widened(getattr(leaf, name), compute, master, records))
         return own
 
     return tree_map(widen, tree)

@@ -14,7 +14,6 @@ from typing import Any
 import torch.distributed as dist
 
 from paceline.errors import DataError, PacelineError, Requeue, RunInUse, StorageError
-from paceline.observe.verdict.live import verdict_record
 from paceline.run.loop.evaluate import EvaluationResult
 from paceline.run.loop.resume import Progress, Restored
 from paceline.run.loop.step import StepStats
@@ -166,6 +165,8 @@ class Recorder:
         """Record where steps spent their time on all ranks, and what bounds them, where enough have been made."""
         if record is not None:
             self._write(record)
+            from paceline.observe.verdict.live import verdict_record  # after some steps, and a dozen files
+
             verdict = verdict_record(record, self._brief.record.outlook)
             if verdict is not None:
                 self._write(verdict)

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paceline.cluster.store import cache_dir, write_json
 from paceline.errors import ConfigError, StorageError
@@ -21,9 +22,10 @@ from paceline.spec.journal.kinds import DecisionRecord, RunEnded, VerifyRecord
 from paceline.spec.journal.reading import read_kind
 from paceline.spec.journal.record import own_fields, read
 from paceline.supervise.standby import StartsApart
-from paceline.verify.process.group import Job
-from paceline.verify.process.start import failure_of, verify_planned, verify_text
 from paceline.verify.twin.proof_parts import ALONE, BRIEF, LOW, Subject, jobs_of
+
+if TYPE_CHECKING:
+    from paceline.verify.process.group import Job
 
 STEPS = 2  # of the proof before training; `paceline verify` makes more, in more precisions
 DTYPES = ("fp32",)  # beside the formats and decisions of a plan in bf16 or fp16
@@ -76,6 +78,8 @@ def _scope(planned: Planned) -> str:
 
 
 def _prove(planned: Planned, standby: StartsApart | None) -> VerifyRecord:
+    from paceline.verify.process.start import failure_of, verify_planned, verify_text  # one device proves nothing
+
     proof = verify_planned(planned, steps=STEPS, dtypes=DTYPES, scope=_scope(planned), standby=standby)
     if not proof.equal:
         raise failure_of(proof)

@@ -35,7 +35,7 @@ from paceline.task.profile.closed import (
     coupled_axes,
     stray_axes,
 )
-from paceline.task.profile.draws import of_no_sample, with_one_more
+from paceline.task.profile.operators.draws import of_no_sample, with_one_more
 from paceline.task.profile.tracing import Counts, LateWeights, own_bytes, trace
 from paceline.task.sums import NoSum
 from paceline.task.touched import touched_axes

@@ -25,8 +25,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from paceline.errors import ConfigError
 from paceline.task.models.copied import copied
-from paceline.task.profile.drawing import belongs_to_samples
-from paceline.task.profile.draws import RandomCall, beside_torch, draw_of
+from paceline.task.profile.operators.drawing import belongs_to_samples
+from paceline.task.profile.operators.draws import RandomCall, beside_torch, draw_of
+from paceline.task.profile.operators.recurrent import StepsAtOnce
 from paceline.task.sums import as_sum
 
 COMPUTE_DTYPE = torch.bfloat16
@@ -113,7 +114,7 @@ def quiet(mode: FakeTensorMode) -> Iterator[None]:
 
     log.addFilter(unsaid)
     try:
-        with mode:
+        with mode, StepsAtOnce():
             yield
     finally:
         log.removeFilter(unsaid)

@@ -16,7 +16,7 @@ from paceline.run.numerics.randomness.mode import SampleRandomness, Survey
 from paceline.run.numerics.randomness.operators import RULES, integers
 from paceline.run.numerics.randomness.shares import Pattern, RankPart, SampleRows, share_of
 from paceline.run.parallel.context.zigzag import chunk_tokens
-from paceline.task.profile.drawing import BY_SAMPLE
+from paceline.task.profile.operators.drawing import BY_SAMPLE
 from paceline.task.profile.traced import profile_module
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*whose owner is a guess")  # no program was looked at here

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import StorageError
+from paceline.spec.import_paths import names_object
 from paceline.spec.model_folder import CONFIG, TOKENIZER, folder_of
 from paceline.spec.task import DataSpec, ModelSpec
 from paceline.task.data.sources.named import kind_of_source
@@ -101,6 +102,9 @@ def fit_texts(model: ModelSpec) -> list[str]:
 
 
 def _tokenizer_text(folder: Path, data: DataSpec) -> str:
+    if names_object(data.source):
+        own = data.arguments.get("tokenizer")
+        return f"which tokenizer is taken is up to {data.source}{f', which is given {own!r}' if own else ''}"
     if not (folder / TOKENIZER).is_file():
         return f"the folder has no {TOKENIZER}: the data's tokenizer is '{data.tokenizer}'{_tokenizer_hint(folder)}"
     if data.tokenizer == str(folder / TOKENIZER):
