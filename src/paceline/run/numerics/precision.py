@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -120,10 +120,12 @@ def _inputs_of_unit(tree: object, dtype: torch.dtype) -> Any:
 
     Their gradients are then summed within the unit first, as FSDP2 has it, whose hook of the backward pass is such a
     node. Where several units read one tensor, as the blocks of a decoder do what the encoder gives, sums in bf16 would
-    be rounded in another order.
+    be rounded in another order. Those in a dataclass are a unit's inputs too, as FSDP2 has it.
     """
 
     def own(leaf: object) -> object:
+        if is_dataclass(leaf) and not isinstance(leaf, type):
+            return _each_field(leaf, functools.partial(tree_map, own))
         if not isinstance(leaf, torch.Tensor):
             return leaf
         cast = _cast(leaf, dtype)
@@ -150,13 +152,19 @@ def _widened(tree: object, compute: torch.dtype, master: torch.dtype) -> object:
             return leaf.to(master) if leaf.dtype == compute else leaf
         if isinstance(leaf, type) or not (is_dataclass(leaf) or isinstance(leaf, SimpleNamespace | Distribution)):
             return leaf
-        own, names = copy.copy(leaf), [each.name for each in fields(leaf)] if is_dataclass(leaf) else list(vars(leaf))
-        for name in names:
-            if hasattr(leaf, name):
-                object.__setattr__(own, name, _widened(getattr(leaf, name), compute, master))
-        return own
+        return _each_field(leaf, lambda value: _widened(value, compute, master))
 
     return tree_map(widen, tree)
+
+
+def _each_field(record: Any, made: Callable[[object], object]) -> object:
+    """Return a copy of a record with what is made of every field that it has."""
+    names = [each.name for each in fields(record)] if is_dataclass(record) else list(vars(record))
+    own = copy.copy(record)
+    for name in names:
+        if hasattr(record, name):
+            object.__setattr__(own, name, made(getattr(record, name)))
+    return own
 
 
 def cast_outside(
