@@ -10,9 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from distributed import run_kept
-from programs import CLASSES, WIDTH, Block, Stack, assert_like_plain, laid_out, plain_loop
+from programs import CLASSES, WIDTH, Block, Stack, assert_like_plain, cross_entropy, laid_out, plain_loop
 from torch import Tensor, nn
 
+from paceline.errors import NeedsWholeWeights
 from paceline.spec.layout import Layout
 
 
@@ -111,3 +112,42 @@ def test_numbers_in_a_dataclass_are_inputs_too() -> None:
     one, _ = laid_out(Handed, of_record, Layout(), precision="bf16")
     assert one == pytest.approx(plain, rel=1e-2)
     assert shards[0][0][0] == pytest.approx(one[0], rel=1e-6)
+
+
+class Own:
+    """What hands hidden states on, in a class that torch knows nothing of."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+
+class OwnBlock(Block):
+    def forward(self, state: Own) -> Own:
+        """Return the next state."""
+        return Own(super().forward(state.x))
+
+
+class InOwnClass(Stack):
+    """Blocks that hand each other a class of the program's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(OwnBlock() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits."""
+        state = Own(self.stem(x))
+        for block in self.blocks:
+            state = block(state)
+        return self.head(state.x)
+
+
+class WholeInOwnClass(InOwnClass):
+    needs_whole_weights = True
+
+
+def test_a_class_of_ones_own_asks_for_whole_weights() -> None:
+    plain = plain_loop(InOwnClass, cross_entropy)
+    assert_like_plain(run_kept(laid_out, 2, WholeInOwnClass, cross_entropy, Layout(dp_shard=2)), plain)
+    with pytest.raises(NeedsWholeWeights, match="class of the program's own"):
+        run_kept(laid_out, 2, InOwnClass, cross_entropy, Layout(dp_shard=2))
