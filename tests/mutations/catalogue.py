@@ -160,6 +160,7 @@ CASES = {
     "four bits, shards": Case("dp_shard=2,zero=3,frozen=spread", tables=f'{LORA}base_dtype = "nf4"\n'),
     "gathered rows of four": Case("dp_replicate=4", 'name = "planted_models:Halves"', "gathered_nce"),
     "statistics of all of four": Case("dp_replicate=4", 'name = "planted_models:Synced"'),
+    "statistics beside tables": Case("dp_replicate=2", 'name = "planted_models:Tables"'),
     # Losses that are no sums over rows.
     "contrast": Case("dp_replicate=2", 'name = "planted_models:Halves"', "info_nce"),
     "gathered contrast": Case("dp_replicate=2", 'name = "planted_models:Halves"', "nce_without_gradients"),
@@ -198,6 +199,7 @@ CONTROLLED = (
     "experts, tensor, bf16", "experts, bf16", "packed rows, shared sequences",
     "metrics, tensor", "growing by noise", "LoRA with dropout, tensor",
     "selection", "largest losses", "four bits, shards", "gathered rows of four", "statistics of all of four",
+    "statistics beside tables",
 )  # fmt: skip
 CONTROLS = [Planted("control", f"nothing, {case}", case, nothing, "", "") for case in CONTROLLED]
 

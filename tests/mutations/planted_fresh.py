@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from planted import Planted
 from planted_lines import line
+from planted_three import clipped_at_twice_the_norm, running_statistics_of_one_rank
 
 FRESH_PROOFS = [
     Planted("adapters", "every rank keeps the first part of a base in four bits", "four bits, shards",
@@ -24,4 +25,10 @@ FRESH_PROOFS = [
             line("run.numerics.randomness.shares:RankPart.along",
                  ("shared[self.tp_rank * local : (self.tp_rank + 1) * local]", "shared[:local]")),
             "loss", "forward pass", "loss"),
+    # Beside tables of numbers that are huge or infinite, which nothing moves.
+    Planted("batch-norm statistics", "beside a mask of huge numbers one rank alone keeps running statistics",
+            "statistics beside tables", running_statistics_of_one_rank, "buffers", "batch-norm statistics",
+            "running_mean"),
+    Planted("clipping", "beside a frozen table of huge numbers gradients are clipped at twice the threshold",
+            "statistics beside tables", clipped_at_twice_the_norm, "weights", "optimizer", "", "clipping"),
 ]  # fmt: skip

@@ -165,6 +165,17 @@ class Synced(nn.Module):
         return self.head(self.norm(self.embed(tokens).mT).mT)
 
 
+class Tables(Synced):
+    """The same beside tables that nothing moves: masks of the least number and of infinity, and a frozen weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        least = torch.full((4, 4), torch.finfo(torch.float32).min).triu(1)
+        self.register_buffer("mask", least)
+        self.register_buffer("infinite", torch.full((4, 4), -torch.inf).triu(1))
+        self.table = nn.Parameter(least.clone(), requires_grad=False)
+
+
 class Halves(nn.Module):
     """Embeds the two halves of a row, which belong together."""
 

@@ -63,6 +63,21 @@ def test_both_parts_of_complex_numbers_are_compared(changed: str) -> None:
     assert same.relative == 0
 
 
+@pytest.mark.parametrize("huge", [float(torch.finfo(torch.float32).min), -math.inf], ids=["least", "infinite"])
+@pytest.mark.parametrize("kind", ["weights", "buffers"])
+def test_a_table_that_stays_as_it_is_hides_nothing_and_differs_in_nothing(kind: str, huge: float) -> None:
+    alone = World(0, 1, 0, torch.device("cpu"))
+    before = {"mask": torch.full((3, 3), huge).triu(1), "nobody's": torch.full((2,), math.nan), "own": torch.ones(4)}
+    known = {**before, "own": torch.full((4,), 1.5)}
+    ours = {name: tensor.clone() for name, tensor in {**before, "own": torch.full((4,), 2.0)}.items()}
+    mask, unknown, own = tensor_differences(kind, ours, known, 1, alone, Layout(), before)
+    assert mask.relative == unknown.relative == 0
+    assert own.relative > 0.1
+    ours["mask"][0, 1] = 0.0
+    other, *_ = tensor_differences(kind, ours, known, 1, alone, Layout(), before)
+    assert not other.relative <= 0.1
+
+
 def decoder(tied: bool) -> Task:
     task = decoder_task()
     shape = {"hidden": 16, "layers": 2, "heads": 2, "kv_heads": 1, "ffn": 24}

@@ -14,7 +14,7 @@ from distributed import run_ranks
 from tests_shared import VOCAB, decoder_task, plan_of
 from torch import Tensor, nn
 
-from paceline.errors import DoesNotFit
+from paceline.errors import DoesNotFit, NumericalStop
 from paceline.run.assemble import assemble
 from paceline.run.loop.evaluate import evaluate
 from paceline.run.process.world import World, join_world
@@ -27,6 +27,7 @@ from paceline.task.profile.apart import trace_task
 from paceline.units import Amount
 from paceline.verify.compare.layout import compare
 from paceline.verify.compare.whole_batch import cuts, whole_batch
+from paceline.verify.low.low import low
 from paceline.verify.process.start import exact_plan
 from paceline.verify.twin.proof_parts import BRIEF, WHOLE, Subject, jobs_of
 
@@ -197,6 +198,31 @@ def test_sums_are_not_flagged(name: str) -> None:
     found = checked(SUMS[name])
     assert found.equal and not found.left_out
     assert found.differences["whole batch"] < 1e-12
+
+
+def no_number(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, int]:
+    """Return a loss that is a number and has no gradient of numbers: a root at zero."""
+    loss, rows = summed(model, batch)
+    return loss + (loss * 0.0).abs().sqrt(), rows
+
+
+def nothing_counts(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, int]:
+    """Return the loss of rows of which none counts."""
+    return summed(model, batch)[0] * 0.0, 0
+
+
+def test_a_gradient_that_is_no_number_is_not_called_a_wrong_cut() -> None:
+    with pytest.raises(NumericalStop, match="is not finite on one device"):
+        checked(task_of(classifier, no_number))
+
+
+@pytest.mark.parametrize("precision", ["fp64", "bf16"])
+def test_samples_of_which_none_counts_are_told(precision: str) -> None:
+    task, plan = task_of(classifier, nothing_counts), plan_of(Layout(), ROWS, precision=precision)
+    check = compare if precision == "fp64" else low
+    with pytest.raises(NumericalStop, match="no item to learn from") as told:
+        check(task, plan, join_world("cpu"), task.data, 1, 2)
+    assert "labels" in told.value.try_
 
 
 def test_random_numbers_of_a_sample_are_compared_and_those_of_nobody_are_named() -> None:

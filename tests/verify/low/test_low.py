@@ -46,6 +46,23 @@ def both_ways(model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.T
 TWICE = decoder_task(model=DENSE.model, optimizer=DENSE.optimizer, objective=both_ways)
 
 
+class ChannelsLast(nn.Module):
+    """A convolution whose weights lie channels last: for them torch has another kernel than for rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCAB, 48), nn.Linear(8, VOCAB)
+        self.conv = nn.Conv2d(3, 8, 3, padding=1).to(memory_format=torch.channels_last)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return logits [rows, seq, vocab]."""
+        x = self.embed(tokens).mT.unflatten(1, (3, 16))  # [rows, 3, 16, seq]
+        return self.head(torch.relu(self.conv(x)).mean(2).mT)
+
+
+LAST = decoder_task(model=ChannelsLast, optimizer=DENSE.optimizer, objective="next_token")
+
+
 def plan_in(layout: Layout, dtype: str = "bf16", **changes: Any) -> Plan:
     return plan_of(layout, precision=dtype, **changes)
 
@@ -60,7 +77,7 @@ def right_cases() -> list[tuple[Task, Plan]]:
     plans = [plan_in(REPLICATED), plan_in(SHARDED, zero=1), plan_in(SHARDED, zero=3, recompute="full"),
              plan_in(Layout(pp=2)), plan_in(Layout(tp=2)), plan_in(Layout(cp=2)),
              plan_in(REPLICATED, "fp16")]  # fmt: skip
-    return [(DENSE, plan) for plan in plans]
+    return [*((DENSE, plan) for plan in plans), (LAST, plan_in(SHARDED))]
 
 
 def brief_proofs(cases: list[tuple[Task, Plan]]) -> list[CheckProof]:

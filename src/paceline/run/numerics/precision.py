@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -120,10 +120,14 @@ def _inputs_of_unit(tree: object, dtype: torch.dtype) -> Any:
 
     Their gradients are then summed within the unit first, as FSDP2 has it, whose hook of the backward pass is such a
     node. Where several units read one tensor, as the blocks of a decoder do what the encoder gives, sums in bf16 would
-    be rounded in another order.
+    be rounded in another order. Those in a dataclass are a unit's inputs too, as FSDP2 has it.
     """
 
+    records: dict[int, object] = {}
+
     def own(leaf: object) -> object:
+        if is_dataclass(leaf) and not isinstance(leaf, type):
+            return _each_field(leaf, functools.partial(tree_map, own), records)
         if not isinstance(leaf, torch.Tensor):
             return leaf
         cast = _cast(leaf, dtype)
@@ -145,7 +149,7 @@ def widen_outputs(model: nn.Module, compute: torch.dtype, master: torch.dtype) -
 def _widened(tree: object, compute: torch.dtype, master: torch.dtype, met: dict[int, object] | None = None) -> object:
     """Return the same nested outputs with tensors of the compute dtype in `master`, those within records too.
 
-    `met` are the records that are being copied, and their copies: one that holds itself is met again.
+    `met` is that of `_each_field`.
     """
     records = {} if met is None else met
 
@@ -154,16 +158,24 @@ def _widened(tree: object, compute: torch.dtype, master: torch.dtype, met: dict[
             return leaf.to(master) if leaf.dtype == compute else leaf
         if isinstance(leaf, type) or not (is_dataclass(leaf) or isinstance(leaf, SimpleNamespace | Distribution)):
             return leaf
-        if id(leaf) in records:
-            return records[id(leaf)]
-        records[id(leaf)] = own = copy.copy(leaf)
-        names = [each.name for each in fields(leaf)] if is_dataclass(leaf) else list(vars(leaf))
-        for name in names:
-            if hasattr(leaf, name):
-                object.__setattr__(own, name, _widened(getattr(leaf, name), compute, master, records))
-        return own
+        return _each_field(leaf, lambda value: _widened(value, compute, master, records), records)
 
     return tree_map(widen, tree)
+
+
+def _each_field(record: Any, made: Callable[[object], object], met: dict[int, object]) -> object:
+    """Return a copy of a record with what is made of every field that it has.
+
+    `met` are the records that are being copied, and their copies: one that holds itself is met again.
+    """
+    if id(record) in met:
+        return met[id(record)]
+    names = [each.name for each in fields(record)] if is_dataclass(record) else list(vars(record))
+    met[id(record)] = own = copy.copy(record)
+    for name in names:
+        if hasattr(record, name):
+            object.__setattr__(own, name, made(getattr(record, name)))
+    return own
 
 
 def cast_outside(

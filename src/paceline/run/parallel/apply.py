@@ -36,6 +36,7 @@ from paceline.run.parallel.data.sharding import (
 from paceline.run.parallel.data.uncut_parameters import WholeGradients, stays_whole
 from paceline.run.parallel.data.unshared_experts import ExpertGradients, UnsharedExperts
 from paceline.run.parallel.expert.experts import balance_shared_sequences, spread_experts
+from paceline.run.parallel.given import keep_changes
 from paceline.run.parallel.split_check import SplitCheck
 from paceline.run.parallel.tensor import SummedGradients, split_layers
 from paceline.run.process.groups import Mesh
@@ -87,7 +88,10 @@ def apply_plan(
     if check is not None and mesh is not None:
         check.of(model, mesh.get_group("tp"))
     modes = _modes(plan, range(first, first + len(blocks)))
+    given = keep_changes([*blocks, model]) if _copies_inputs(model, modes, plan, mesh) else []
     gradients = _apply_whole(model, blocks, modes, plan, mesh, sums)
+    for each in given:
+        each.listen()
     return SummedGradients(gradients, model, parts, mesh.get_group("tp")) if mesh is not None and parts else gradients
 
 
@@ -103,6 +107,14 @@ def split_by_rules(model: nn.Module, plan: Plan, mesh: Mesh | None, rules: Rules
             "an attribute `paceline_rules` that names its column, row and vocabulary layers",
         )
     return split_layers(model, rules, mesh["tp"], stage=plan.layout.pp > 1)
+
+
+def _copies_inputs(model: nn.Module, modes: Sequence[str], plan: Plan, mesh: Mesh | None) -> bool:
+    """Return whether a unit of somebody else's program would work on copies of the containers that it is given."""
+    if plan.compile or isinstance(model, Decoder):  # which change none
+        return False
+    casts = COMPUTE_DTYPES[plan.precision] != MASTER_DTYPES[plan.precision]
+    return casts or (mesh is not None and plan.layout.is_sharded) or any(mode != "none" for mode in modes)
 
 
 def _modes(plan: Plan, numbers: range) -> list[str]:

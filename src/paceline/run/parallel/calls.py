@@ -174,7 +174,9 @@ def let_go(told: str = "") -> NeedsWholeWeights:
     """Return the error of a loss whose backward pass leads through weights that are no longer there."""
     return NeedsWholeWeights(
         "the loss leads back through weights that are let go of by then",
-        "under dp_shard a block's weights are whole for one pass back, and a gradient that the objective takes itself "
-        f"(torch.autograd.grad with create_graph) leads through them twice{told}",
+        "under dp_shard a block's weights are whole for one pass back, which begins at the tensors that the block has "
+        "given: a gradient that the objective takes itself (torch.autograd.grad with create_graph) leads through them "
+        "twice; and torch does not find tensors in a class of the program's own, which is no list, tuple, dictionary "
+        f"or dataclass, nor a view (x[0], x.view(...)) that is changed in place{told}",
         WHOLE,
     )

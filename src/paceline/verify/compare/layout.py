@@ -197,7 +197,7 @@ def _step(
         norm,
         *measured_turns(stats.turns, expected.turns, step, "grad_norm"),
         measured_tensors("weights", weights, expected.weights, step, plan.layout, initial),
-        measured_tensors("buffers", buffers, expected.buffers, step, plan.layout),
+        measured_tensors("buffers", buffers, expected.buffers, step, plan.layout, initial),
     ]
 
 

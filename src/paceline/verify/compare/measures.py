@@ -43,21 +43,22 @@ def measured_tensors(
 ) -> MeasuredHere:
     """Return this rank's measures of tensors: one Difference per tensor, from the rank where it is largest.
 
-    With pipeline stages a rank holds some of the tensors; each must be on one rank at least. With `start`, what the
-    tensors were before the first step, their changes since then are compared, relative to the size of the change.
+    With pipeline stages a rank holds some of the tensors; each must be on one rank at least. `start` is what the
+    tensors were before the first step: the changes of weights since then are compared, relative to the size of the
+    change.
     """
-    total = math.sqrt(sum(float(wide(tensor).square().sum()) for tensor in reference.values()))
+    floor = _floor(reference, start or {})
     mine: dict[str, _Measure] = {}
     for name, expected in reference.items():
         if name not in ours:
             continue
         own, part = map(wide, _parts(ours[name], expected))
         stored = 0.0
-        if start is not None and name in start and own.shape == part.shape:
+        if quantity == "weights" and start is not None and name in start and own.shape == part.shape:
             before = wide(_parts(ours[name], start[name])[1])
-            stored = step * _stored(quantity, expected.dtype) * float(part.norm())
+            stored = step * _stored(quantity, expected.dtype) * math.sqrt(_square(part))
             own, part = own - before, part - before
-        mine[name] = _measure(own, part, FLOOR * total, stored)
+        mine[name] = _measure(own, part, floor, stored)
     extra = [name for name in ours if name not in reference]
 
     def of_all(ranks: list[tuple[dict[str, _Measure], list[str]]]) -> list[Difference]:
@@ -183,6 +184,26 @@ def _worst(
     return found
 
 
+def _floor(reference: ReadTensors, start: ReadTensors) -> float:
+    """Return what a tensor's norm counts as at least: a part of that of all tensors, and no more than all changes.
+
+    A table that stays as it is, with numbers as large as a mask's, would hide whatever else is wrong. What is infinite
+    has no size.
+    """
+    whole = {name: wide(tensor) for name, tensor in reference.items()}
+    was = {name: wide(start[name]) for name in whole if name in start and start[name].shape == reference[name].shape}
+    total, moved = (
+        math.sqrt(sum(map(_square, tensors)))
+        for tensors in (whole.values(), [tensor - was.get(name, 0.0) for name, tensor in whole.items()])
+    )
+    return min(FLOOR * total, moved)
+
+
+def _square(tensor: torch.Tensor) -> float:
+    """Return the sum of the squares of the numbers that are finite."""
+    return float(tensor.where(tensor.isfinite(), 0.0).square().sum())
+
+
 def _parts(ours: torch.Tensor, reference: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return this rank's part of a tensor and the same part of the reference."""
     if not isinstance(ours, DTensor):
@@ -196,18 +217,20 @@ def _parts(ours: torch.Tensor, reference: torch.Tensor) -> tuple[torch.Tensor, t
 def _measure(ours: torch.Tensor, reference: torch.Tensor, floor: float, stored: float = 0.0) -> _Measure:
     """Return (relative difference, ratio of norms, our element that differs most, the reference's).
 
-    A norm counts as at least `floor`, and `stored` is added to it.
+    A norm counts as at least `floor`, and `stored` is added to it. What both have alike is no difference, be it
+    infinite or, as in memory that nobody wrote, no number.
     """
     if ours.shape != reference.shape:
         return math.inf, math.nan, math.nan, math.nan
     if not ours.numel():
         return 0.0, 1.0, 0.0, 0.0
-    difference = (ours - reference).flatten()
-    size = float(reference.norm())
+    alike = (ours == reference) | (ours.isnan() & reference.isnan())
+    difference = (ours - reference).masked_fill(alike, 0.0).flatten()
+    size = math.sqrt(_square(reference))
     at = int(difference.abs().argmax())
     norm = float(difference.norm())
     relative = norm / max(max(size, floor) + stored, 1e-300)
-    ratio = float(ours.norm()) / size if size else (math.nan if norm else 1.0)
+    ratio = math.sqrt(_square(ours)) / size if size else (math.nan if norm else 1.0)
     return relative, ratio, float(ours.flatten()[at]), float(reference.flatten()[at])
 
 

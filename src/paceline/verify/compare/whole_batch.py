@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from paceline.errors import NumericalStop
 from paceline.run.numerics.precision import cast_floats
 from paceline.run.numerics.randomness.mode import SampleRandomness
 from paceline.run.numerics.randomness.shares import SampleRows
@@ -81,6 +82,7 @@ def whole_batch(
         except Exception as error:
             left_out = _does_not_take(program.randomness, error)
             break
+        _require_numbers(whole, turn)
         found = [(difference, other) for other in others for difference in _differences(whole, other)]
         relative = max(relative, *(difference.relative for difference, _ in found))
         wrong = [(d, other) for d, other in found if not d.relative <= tolerance(QUANTITY, "fp64")]
@@ -91,6 +93,20 @@ def whole_batch(
     seconds = time.perf_counter() - began
     found_all = CheckProof(first is None, "fp64", 1, seconds, {QUANTITY: relative}, first, left_out=left_out)
     return settled(found_all, rounding, lambda: found_all)
+
+
+def _require_numbers(whole: _Numbers, turn: Turn) -> None:
+    """Raise NumericalStop where the whole batch gives no numbers: no way to cut it says anything then."""
+    found = {"loss": torch.tensor(whole.loss), **whole.gradients}
+    names = [name for name, tensor in found.items() if not tensor.isfinite().all()]
+    if names:
+        of = f" of {turn.name}" if turn.name else ""
+        raise NumericalStop(
+            f"step 1: {names[0]}{of} is not finite on one device",
+            f"on the weights of the start, its first {sum(whole.sizes)} samples in one piece and in fp64 give numbers "
+            "that are not finite, whatever the layout",
+            "look at what the model divides by, takes roots or logarithms of, and masks; and at the data for NaN",
+        )
 
 
 def _program(asked: Asked, turns: Sequence[Turn], move: Move | None = None) -> _Program:

@@ -36,7 +36,7 @@ from paceline.task.turns import Turn, turns_of
 from paceline.verify.compare.difference import wide
 from paceline.verify.low.choices import HandedChoices, score_bits
 from paceline.verify.low.wire import bits_of_values
-from paceline.verify.reference.passes import micro_batches, own_parameters, reference_randomness
+from paceline.verify.reference.passes import counted, micro_batches, own_parameters, reference_randomness
 from paceline.verify.reference.plain_optimizer import plain_optimizers
 from paceline.verify.reference.router import counted_choices
 
@@ -112,6 +112,8 @@ def prepared(model: nn.Module, task: Task, plan: Plan, source: Source, looked: S
     if isinstance(model, Decoder):
         model.logits_elements = plan.logits_elements  # the head's gradient is rounded after each part of the logits
     gathered = gathered_weights(model) if plan.layout.is_sharded else []
+    for weight in gathered:  # they are row after row, for which a convolution may have another kernel
+        weight.data = weight.data.contiguous()
     coupled = any(is_coupled(model, objective) for objective in objectives)
     apply_plan(model, [block for _, block in find_blocks(model)], alone, None)
     cast = functools.partial(cast_once, model, gathered, COMPUTE_DTYPES[plan.precision])
@@ -195,7 +197,7 @@ def _one_turn(
         losses.append(float(loss_sum.detach()))
         weights.append(float(weight))
         dtypes.append(loss_sum.dtype)
-    total = sum(weights)
+    total = counted(weights, step)
     sum_bits = {name: bits_of_values(p.grad) for name, p in trained.items() if p.grad is not None}
     gradients = {name: p.grad / (total * down) for name, p in trained.items() if p.grad is not None}
     reached = {name: trained[name] for name in gradients}

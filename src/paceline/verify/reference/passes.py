@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from paceline.errors import NumericalStop
 from paceline.run.numerics.precision import cast_floats, cast_model
 from paceline.run.numerics.randomness.again import draw_again
 from paceline.run.numerics.randomness.mode import SampleRandomness, Survey
@@ -88,6 +89,18 @@ def in_step(
     return [weight for weight in parameters if is_trained(weight)]
 
 
+def counted(weights: Sequence[float], step: int) -> float:
+    """Return the sum of what micro-batches count; raise NumericalStop where all of a step's samples count nothing."""
+    if (total := sum(weights)) == 0:
+        raise NumericalStop(
+            f"the samples that the proof reads for step {step} have no item to learn from",
+            f"the objective's weights add up to zero over its {len(weights)} micro-batches, the first of the data's "
+            "order, which are fewer than a step's",
+            "check the labels: are all of them masked? Where few samples have any, prove on data where all have some",
+        )
+    return total
+
+
 def backward(
     model: nn.Module,
     turn: Turn,
@@ -110,7 +123,7 @@ def backward(
         loss_sum.backward()
         losses.append(float(loss_sum.detach()))
         weights.append(float(weight))
-    return sum(losses), sum(weights)
+    return sum(losses), counted(weights, step)
 
 
 def norm_of(

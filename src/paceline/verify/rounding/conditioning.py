@@ -108,7 +108,7 @@ def steps_apart(
         *as_losses(number_differences(ours.routing, known.routing, step, world)),
         *tensor_differences("gradients", ours.gradients, known.gradients, step, world, layout),
         *tensor_differences("weights", weights, known.weights, step, world, layout, there),
-        *tensor_differences("buffers", ours.buffers, known.buffers, step, world, layout),
+        *tensor_differences("buffers", ours.buffers, known.buffers, step, world, layout, there),
         *tensor_differences("moments", ours.moments, known.moments, step, world, layout),
     ]
 

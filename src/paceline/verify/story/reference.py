@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ class Passed:
     step: ReferenceStep
     rate: float
     evaluation: Evaluated
-    start: dict[str, torch.Tensor]  # weights before the first step
+    start: dict[str, torch.Tensor]  # weights and buffers before the first step
     growth: NoiseEstimate | None = None  # where the noise scale has made the batch grow after the step
 
 
@@ -65,7 +66,8 @@ def unbroken(asked: Asked, last: Plan, samples: int, move: Move | None = None) -
     task, plan = asked.task, asked.plan
     model = asked.model(move)
     traits = traits_of(model)
-    start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    held = itertools.chain(model.named_parameters(), model.named_buffers())
+    start = {name: tensor.detach().clone() for name, tensor in held}
 
     sizes: Sequence[int] = story_sizes(task, plan)
     noise = NoiseScale(task.growth, [plan.batch_samples]) if task.growth.by == "noise" else None

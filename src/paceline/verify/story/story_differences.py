@@ -144,7 +144,7 @@ def _state_differences(training: Training, passed: Passed, act: Act) -> list[Dif
     ours, expected = _alike(moments_of(model, training.optimizer), step.moments, act.world)
     return [
         *tensor_differences("weights", dict(model.named_parameters()), step.weights, *where, passed.start),
-        *tensor_differences("buffers", dict(model.named_buffers()), step.buffers, *where),
+        *tensor_differences("buffers", dict(model.named_buffers()), step.buffers, *where, passed.start),
         *tensor_differences("moments", ours, expected, *where),
     ]
 

@@ -1,0 +1,149 @@
+"""Containers that a unit is given: what it changes in a list, a dictionary or a dataclass, its caller sees.
+
+Casts and FSDP2 hand a unit copies of the containers among its inputs, and recompute would hand it those that later
+blocks have changed. A block that appends to a list, or a model that adds to its batch, would do so in a copy, and what
+it has left there (an auxiliary loss, say) would be lost without a word.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from types import MappingProxyType
+from typing import Any
+
+from torch import nn
+
+from paceline.task.models.layers.batch_norm import is_recomputed
+
+Entries = dict[object, object]
+
+
+def keep_changes(units: Iterable[nn.Module]) -> list[GivenContainers]:
+    """Have units work on containers of their own; `listen` of each is called once all else wraps the units."""
+    return [GivenContainers(unit) for unit in dict.fromkeys(units)]
+
+
+@dataclass
+class _Call:
+    """One call of a unit: its caller's containers, and what the unit's own held before it ran, and hold after it."""
+
+    callers: list[object]
+    before: list[Entries] = field(default_factory=list)
+    own: list[object] = field(default_factory=list)
+
+
+class GivenContainers:
+    """The containers among one unit's inputs, on both sides of what copies them."""
+
+    def __init__(self, unit: nn.Module) -> None:
+        self._unit, self._forward = unit, unit.forward
+        self._calls: list[_Call] = []  # a unit may call itself
+        unit.forward = self._with_its_own
+
+    def listen(self) -> None:
+        """Hear of calls before FSDP2's hooks do, and give a caller what has changed."""
+        self._unit.register_forward_pre_hook(self._begins, prepend=True, with_kwargs=True)
+        self._unit.register_forward_hook(self._ends, always_call=True)
+
+    def _begins(
+        self, unit: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, object]] | None:
+        """Note a caller's containers, and hand on others: what is recomputed must not see what comes later."""
+        call = _Call(list(_containers([*args, *kwargs.values()])))
+        self._calls.append(call)
+        return _each_copied(args, kwargs) if call.callers else None
+
+    def _with_its_own(self, *args: object, **kwargs: object) -> object:
+        if next(_containers([*args, *kwargs.values()]), None) is None:
+            return self._forward(*args, **kwargs)
+        args, kwargs = _each_copied(args, kwargs)
+        own = list(_containers([*args, *kwargs.values()]))
+        before = list(map(_entries, own))
+        outputs = self._forward(*args, **kwargs)
+        if self._calls and not is_recomputed():
+            self._calls[-1].before, self._calls[-1].own = before, own
+        return outputs
+
+    def _ends(self, unit: nn.Module, inputs: object, outputs: object) -> None:
+        call = self._calls.pop()
+        if len(call.callers) == len(call.own):  # else a hook of the program's own has given it others
+            for caller, before, own in zip(call.callers, call.before, call.own, strict=True):
+                _give_back(caller, before, _entries(own))
+
+
+def _each_copied(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
+    return tuple(map(_copied, args)), {name: _copied(value) for name, value in kwargs.items()}
+
+
+def _containers(values: Iterable[object], around: frozenset[int] = frozenset()) -> Iterator[object]:
+    """Yield the containers among values that a program can change, and those within them, but for those `around`."""
+    for value in values:
+        if _is_container(value) and id(value) not in around:
+            yield value
+            yield from _containers(_entries(value).values(), around | {id(value)})
+        elif isinstance(value, tuple):
+            yield from _containers(value, around)
+
+
+def _is_container(value: object) -> bool:
+    if type(value) in (list, dict, OrderedDict, defaultdict):
+        return True
+    return is_dataclass(value) and not isinstance(value, type | dict)
+
+
+def _entries(container: Any) -> Entries:
+    if isinstance(container, list):
+        return dict(enumerate(container))
+    if isinstance(container, dict):
+        return dict(container)
+    return {one.name: getattr(container, one.name) for one in fields(container) if hasattr(container, one.name)}
+
+
+def _copied(value: object, around: Mapping[int, object] = MappingProxyType({})) -> object:
+    """Return the same value with containers of its own; what they hold, such as tensors, is the same.
+
+    `around` are copies of the containers that it lies in: one that holds itself is met again.
+    """
+    if _is_container(value):
+        if id(value) in around:
+            return around[id(value)]
+        own = copy.copy(value)
+        for key, entry in _entries(value).items():
+            if (other := _copied(entry, {**around, id(value): own})) is not entry:
+                _put(own, key, other)
+        return own
+    if isinstance(value, tuple):
+        entries = [_copied(entry, around) for entry in value]
+        if all(one is other for one, other in zip(entries, value, strict=True)):
+            return value
+        kind: Any = type(value)
+        return kind(*entries) if hasattr(value, "_fields") else kind(entries)
+    return value
+
+
+def _put(container: Any, key: Any, value: object) -> None:
+    if isinstance(container, list | dict):
+        container[key] = value
+    else:
+        object.__setattr__(container, key, value)
+
+
+def _give_back(caller: Any, before: Entries, after: Entries) -> None:
+    """Change the caller's container as a unit has changed its own; entries that it left alone stay the caller's."""
+    if list(before) == list(after) and all(before[key] is after[key] for key in after):
+        return
+    held = _entries(caller)
+    known = {id(value): held[key] for key, value in before.items() if key in held}
+    entries = {key: known.get(id(value), value) for key, value in after.items()}
+    if isinstance(caller, list):
+        caller[:] = entries.values()
+    elif isinstance(caller, dict):
+        caller.clear()
+        caller.update(entries)
+    else:
+        for key, value in entries.items():
+            if before.get(key, caller) is not after[key]:
+                _put(caller, key, value)
