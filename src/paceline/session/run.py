@@ -92,7 +92,7 @@ class Run(Training):
         spec, place = spec_of(task, plan, cluster, overrides, run, verify, faults), place_here(os.environ)
         check_extras(spec.run)
         # Ranks end by the signal itself: whoever has started them knows why, and a peer is never waited for.
-        with requeued_early() if place is None else contextlib.nullcontext(), collected_once():
+        with requeued_early() if place is None else contextlib.nullcontext():
             self._join(spec, place, first)
 
     def _join(self, spec: Spec, place: Place | None, first: bool) -> None:
@@ -100,11 +100,18 @@ class Run(Training):
         run_dir, brief, lock = run_directory(spec), take_brief(), None
         if brief is None and place is None:
             lock = take(run_dir)
-            brief = planned_brief(spec, first_only=not first, is_script=is_script())
+            with collected_once():  # and no longer: a process that supervises its ranks goes on as long as they do
+                brief = planned_brief(spec, first_only=not first, is_script=is_script())
             if brief.plan.layout.devices > 1:
                 start_script_again(brief, spec, lock)
         elif brief is None and place is not None:
             attend_script(spec, place)
+        with collected_once():
+            self._begin_here(spec, place, brief, lock)
+
+    def _begin_here(self, spec: Spec, place: Place | None, brief: Brief | None, lock: RunLock | None) -> None:
+        """Join the world of this process, and begin to train."""
+        run_dir = run_directory(spec)
         if brief is None:
             assert place is not None, "else there is a brief"
             world, brief, lock = join_peers(spec, place)
