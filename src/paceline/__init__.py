@@ -11,6 +11,7 @@ used, and what functions need when they are called: `import paceline` imports ne
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +90,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _WHERE:
-        with collected_once():
+        with nullcontext() if _WHERE[name] in sys.modules else collected_once():
             return getattr(import_module(_WHERE[name]), name)
     raise AttributeError(f"module 'paceline' has no attribute '{name}'")
 

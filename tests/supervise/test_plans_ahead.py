@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -153,3 +154,15 @@ def test_the_process_of_a_proof_made_ahead_is_of_the_lowest_priority(monkeypatch
     process = GivesWay().start_apart(["proof", "no such request", "no such result"], dict(os.environ))
     assert os.getpriority(os.PRIO_PROCESS, process.pid) == replanner.LOWEST > own
     assert process.wait() != 0
+
+
+def test_where_the_system_allows_no_other_priority_the_proof_is_made_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuses(*given: object) -> None:
+        raise PermissionError
+
+    process: Any = SimpleNamespace(pid=0)
+    monkeypatch.setattr(replanner, "starter", lambda words, environ: lambda own: process)
+    monkeypatch.setattr(os, "setpriority", refuses)
+    assert GivesWay().start_apart(["proof", "request.json", "result.json"], {}) is process

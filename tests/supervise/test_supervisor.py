@@ -14,7 +14,15 @@ from pathlib import Path
 import pytest
 from runs import environment, is_running, wait_until
 
-from paceline.errors import ConfigError, PacelineError, Requeue, VerificationFailed, of_rank
+from paceline.errors import (
+    ConfigError,
+    ConfigErrors,
+    OutOfMemory,
+    PacelineError,
+    Requeue,
+    VerificationFailed,
+    of_rank,
+)
 from paceline.patience import Patience
 from paceline.session.together import as_error
 from paceline.spec.journal.kinds import FaultRecord
@@ -377,5 +385,7 @@ def test_an_error_that_names_ranks_is_told_without_the_one_that_reports_it(tmp_p
     (told,) = errors_told(tmp_path)
     assert told.words["names_ranks"] is True and as_error(told.words).names_ranks
     assert pickle.loads(pickle.dumps(PacelineError("rank 1 is gone").naming_ranks())).names_ranks
+    for error in (OutOfMemory("full", evidence={"rank": 1}), ConfigErrors([ConfigError("one"), ConfigError("two")])):
+        assert as_error(error.as_dict()).as_dict() == error.as_dict()
     fault = FaultRecord("ranks 0 and 1 no longer agree", "", 1, names_ranks=True)
     assert read(FaultRecord, plain(fault)) == fault and "names_ranks" not in plain(FaultRecord("a disk is full", "", 1))

@@ -99,7 +99,7 @@ class GivesWay:
     def start_apart(self, work: Sequence[str], environ: Mapping[str, str]) -> Process:
         """Start the process of a proof of these words, the first of which is the kind of work."""
         process = starter(cold_words(work[1:]), environ)({})
-        with contextlib.suppress(ProcessLookupError):  # it has ended already
+        with contextlib.suppress(OSError):  # it has ended already, or the system allows no other priority
             os.setpriority(os.PRIO_PROCESS, process.pid, LOWEST)
         return process
 

@@ -92,22 +92,27 @@ class Run(Training):
         spec, place = spec_of(task, plan, cluster, overrides, run, verify, faults), place_here(os.environ)
         check_extras(spec.run)
         # Ranks end by the signal itself: whoever has started them knows why, and a peer is never waited for.
-        with requeued_early() if place is None else contextlib.nullcontext(), collected_once():
+        with requeued_early() if place is None else contextlib.nullcontext():
             self._join(spec, place, first)
 
     def _join(self, spec: Spec, place: Place | None, first: bool) -> None:
-        """Plan, prove and build what this process trains, or end with the processes that it starts for that."""
+        """Plan, prove and build what this process trains, or end with the processes that it starts for that.
+
+        While it supervises those, for as long as the run takes, garbage is collected as ever.
+        """
         run_dir, brief, lock = run_directory(spec), take_brief(), None
         if brief is None and place is None:
             lock = take(run_dir)
-            brief = planned_brief(spec, first_only=not first, is_script=is_script())
+            with collected_once():
+                brief = planned_brief(spec, first_only=not first, is_script=is_script())
             if brief.plan.layout.devices > 1:
                 start_script_again(brief, spec, lock)
         elif brief is None and place is not None:
             attend_script(spec, place)
         if brief is None:
             assert place is not None, "else there is a brief"
-            world, brief, lock = join_peers(spec, place)
+            with collected_once():
+                world, brief, lock = join_peers(spec, place)
         else:
             if place is not None:
                 points_of(spec.run, run_dir, place.rank, place.world_size).starting("rendezvous", run_dir)
@@ -117,7 +122,8 @@ class Run(Training):
         watched = world.is_first and not is_supervised()
         self._exports = begin_exports(spec, say_line) if world.is_first else None
         self._alerts = begin_alerts(spec, say_line, supervises=False) if watched else None
-        Training.__init__(self, spec, brief, world, run_dir, asked_sinks(spec.run), lock)
+        with collected_once():
+            Training.__init__(self, spec, brief, world, run_dir, asked_sinks(spec.run), lock)
         self._watch_idle()
 
     def _watch_idle(self) -> None:

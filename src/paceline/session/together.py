@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import paceline.errors
-from paceline.errors import PacelineError
+from paceline.errors import ConfigError, ConfigErrors, OutOfMemory, PacelineError
 from paceline.run.process.world import World
 from paceline.run.record.recorder import describe
 
@@ -78,4 +78,9 @@ def as_error(details: Mapping[str, Any]) -> PacelineError:
     error = PacelineError.__new__(kind)
     PacelineError.__init__(error, str(details["what"]), str(details["because"]), str(details["try"]))
     error.exit_code, error.names_ranks = int(details["exit_code"]), bool(details.get("names_ranks"))
+    if isinstance(error, OutOfMemory):
+        error.evidence = dict(details.get("evidence") or {})
+    elif isinstance(error, ConfigErrors):
+        each = map(as_error, details.get("errors") or ())
+        error.errors = tuple(one for one in each if isinstance(one, ConfigError))
     return error

@@ -10,7 +10,7 @@ import pytest
 from plan_examples import block, cluster, opened, profile
 
 from paceline.cluster.resolve import resolve_cluster
-from paceline.plan.cost.collectives import _copies_share, expert_collective
+from paceline.plan.cost.collectives import _copies_share, collectives, expert_collective
 from paceline.plan.cost.constants import read_constants
 from paceline.plan.cost.pricing import price
 from paceline.plan.cost.programs.known import MEGATRON_BRIDGE
@@ -21,7 +21,7 @@ from paceline.plan.cost.time.compute import ROUTED_STARTS
 from paceline.spec.cluster import Cluster, ClusterSpec, Figure
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
-from paceline.spec.profile import ModelProfile
+from paceline.spec.profile import Fill, ModelProfile
 
 MODEL = opened(profile(4))
 ROUTED = {"experts": 64, "expert_parameters": 6_400_000, "routed_elements": 8 * 5e4, "expert_widths": (512, 128),
@@ -135,16 +135,40 @@ def test_rows_that_are_picked_by_index_take_what_the_probe_says() -> None:
     neither does one that says that picking is as fast as copying.
     """
 
-    def moving(rate: float | None, tp: int = 1) -> float:
+    def moving(rate: float | None, tp: int = 1, kind: str = "cpu") -> float:
         figure = None if rate is None else Figure(rate, "measured")
         device = dataclasses.replace(
-            cluster(4).device, memory_bytes_per_second=Figure(80e9, "measured"), picked_bytes_per_second=figure
+            cluster(4, kind).device, memory_bytes_per_second=Figure(80e9, "measured"), picked_bytes_per_second=figure
         )
         layout = Layout(dp_shard=4 // tp, tp=tp)
-        task = PricedTask(mixture(), dataclasses.replace(cluster(4), device=device), 64, 1)
+        task = PricedTask(mixture(), dataclasses.replace(cluster(4, kind), device=device), 64, 1)
         return float(task.sheet(plan(layout, precision="fp32")).moving_seconds[0, 0])
 
     beyond = 2 * 8 * 5e4 * (4 / 8e9 / 3 - 2 * 4 / 80e9)
     assert moving(8e9) - moving(None) == pytest.approx(beyond) and beyond == pytest.approx(53.3e-6, rel=1e-3)
     assert moving(8e9, tp=2) - moving(None, tp=2) == pytest.approx(beyond / 2)
     assert moving(1e12) == moving(None)
+    assert moving(8e9, kind="cuda") == moving(None, kind="cuda"), "there the probe has timed how kernels start"
+
+
+@pytest.mark.parametrize(("axis", "layout"), [("tp", Layout(dp_shard=2, tp=2)), ("ep", Layout(dp_shard=4, ep=4))])
+def test_tokens_that_do_not_come_are_not_sent(axis: str, layout: Layout) -> None:
+    """Of batches of a budget of tokens: computing was priced by those that come, and sending by full rows."""
+
+    def sent(profile: ModelProfile) -> float:
+        sheet = PricedTask(profile, cluster(4), 64, 1).sheet(plan(layout))
+        return sum(float(each.buffer_bytes[0]) for each in collectives(sheet) if each.axis == axis)
+
+    half = dataclasses.replace(mixture(), fills=(Fill(micro_batch=2, tokens=0.5, pairs=0.25, passes=1.0),))
+    assert 0 < sent(half) == pytest.approx(sent(mixture()) / 2)
+
+
+def test_weights_are_gathered_in_every_pass_that_comes() -> None:
+    """Of batches of a budget of tokens: twice as many passes as planned gather and reduce twice as much of ZeRO-3."""
+
+    def moved(profile: ModelProfile) -> float:
+        sheet = PricedTask(profile, cluster(4), 64, 1).sheet(plan(Layout(dp_shard=4), zero=3))
+        return sum(float(each.buffer_bytes[0]) for each in collectives(sheet) if each.axis == "fsdp")
+
+    twice = dataclasses.replace(MODEL, fills=(Fill(micro_batch=2, tokens=1.0, pairs=1.0, passes=2.0),))
+    assert 0 < moved(twice) == pytest.approx(2 * moved(MODEL))

@@ -32,6 +32,7 @@ from paceline.spec.journal.line import spelt
 from paceline.spec.journal.rank_spread import RankSpread
 from paceline.spec.layout import Layout
 from paceline.spec.plan import PlanSpec
+from paceline.spec.profile import Fill
 from paceline.task.profile.plain import pack_profile, task_key, unpack_profile
 
 HERE = cluster(2, host="node-1")
@@ -88,6 +89,19 @@ def test_profiles_observations_and_clusters_survive_being_plain():
 def test_a_task_is_the_same_whatever_its_data_batch_and_name_are():
     assert task_key(SMALL, "adamw") == task_key(dataclasses.replace(SMALL, name="other"), "adamw")
     assert len({task_key(SMALL, "adamw"), task_key(LARGE, "adamw"), task_key(SMALL, "sgd")}) == 3
+
+
+def test_runs_of_a_budget_of_tokens_are_another_task_and_each_is_forecast_as_full_as_it_was():
+    """Runs of one key were all forecast as full as the first of them, and full rows counted as runs of a budget."""
+    half, most = (
+        dataclasses.replace(SMALL, fills=(Fill(micro_batch=4, tokens=part, pairs=part**2, passes=1.0),))
+        for part in (0.5, 0.9)
+    )
+    assert task_key(SMALL, "adamw") != task_key(half, "adamw") == task_key(most, "adamw")
+    learnt = learnt_from(run_of(half), run_of(most), run_of(), model=half)
+    assert [run.time_residual for run in learnt.runs] == pytest.approx([0, 0, 0], abs=1e-6)
+    chosen = run_of(half).plan
+    assert "2 of this plan, 1 of this layout" in price(context(learnt, half), chosen).time[-1].formula
 
 
 def test_the_next_forecast_of_the_same_plan_is_nearly_what_was_measured():

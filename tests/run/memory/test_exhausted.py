@@ -19,11 +19,12 @@ from runs import environment, paceline, records_of, steps_of, write_spec
 from tests_shared import SEQ_LEN, VOCAB, Dropout, PaddedText, decoder_task
 from torch import nn
 
-from paceline.checkpoint import find_latest, save
+from paceline.checkpoint import find_latest, save, take_snapshot
 from paceline.checkpoint.inspect.sound import check_sound
 from paceline.errors import (
     ConfigError,
     DataError,
+    ExhaustedTogether,
     OutOfMemory,
     PacelineError,
     exhausted_by,
@@ -38,11 +39,13 @@ from paceline.run.memory.exhausted import (
     asked_bytes,
     out_of_memory,
     smallest_that_fits,
+    told_together,
 )
 from paceline.run.memory.live import largest_live
 from paceline.run.memory.spent import MemoryMeter
 from paceline.run.process.brief import Brief
 from paceline.run.process.world import World, join_world
+from paceline.run.survive.saving import peers
 from paceline.spec.arguments import make_spec
 from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.journal.settled import settled_micro_batch
@@ -53,6 +56,7 @@ from paceline.spec.survive.checkpoints import CheckpointsSpec
 from paceline.spec.survive.phases import TOLD
 from paceline.spec.survive.smaller import SmallerPlan
 from paceline.spec.task import DataSpec, ModelSpec
+from paceline.supervise.nodes.held_in_memory import PIECES_VARIABLE
 from paceline.units import Amount
 
 # After a few passes a rank's address space is limited to what it has: the allocator fails as on a full machine.
@@ -275,6 +279,39 @@ def test_what_ranks_agree_on_says_the_same_of_the_rank_without_memory(tmp_path: 
     assert kept.startswith(f"step-{step - 1:08d}") and not check_sound(tmp_path / "checkpoints" / kept).unchecked
     (end,) = records_of(tmp_path, "run_ended")
     assert end["exit_code"] == 3 and end["error"]["evidence"]["rank"] == 1
+
+
+class NoRoom:
+    """torch, where there is no memory for an empty tensor."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "empty":
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return getattr(torch, name)
+
+
+def _copies_of_peers(folder: str) -> tuple[str, int]:
+    """Return what is told, and of which rank, where rank 1 has no memory for the copy of rank 0's part."""
+    rank = torch.distributed.get_rank()
+    os.environ[PIECES_VARIABLE] = folder
+    if rank == 1:
+        peers.torch = NoRoom()  # type: ignore[assignment]
+    copies = peers.PeerCopies(peers.Peers(rank, 1 - rank, (1 - rank,), 2))
+    with pytest.raises(ExhaustedTogether) as told:
+        copies.save(take_snapshot(1, {"weight": torch.ones(4)}, {}), torch.distributed.group.WORLD)
+    return told.value.because, told.value.rank
+
+
+def test_no_memory_for_the_copy_of_a_peer_is_no_peer_that_is_lost(tmp_path: Path) -> None:
+    """It was told as one that stopped answering, and the peer waited for the copy to be taken."""
+    told = run_ranks(_copies_of_peers, 2, str(tmp_path))
+    assert told == [("rank 1: DefaultCPUAllocator: can't allocate memory", 1)] * 2
+
+
+def test_what_nobody_can_tell_more_of_stays_as_it_was_told() -> None:
+    """An agreed call within another: of the inner one's error the cause is left on the way to other ranks."""
+    known = ExhaustedTogether("the checkpoint was not written", "rank 0: no memory")
+    assert told_together(known, None, World(0, 1, 0, torch.device("cpu"))) is known
 
 
 class ExhaustedWhenEvaluated(Dropout):

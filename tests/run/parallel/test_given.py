@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from distributed import run_kept
 from programs import CLASSES, WIDTH, Block, Stack, assert_like_plain, cross_entropy, laid_out, plain_loop
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from paceline.errors import NeedsWholeWeights
 from paceline.spec.layout import Layout
@@ -183,3 +184,45 @@ def test_a_record_that_holds_itself_is_given_once() -> None:
     for precision, recompute in (("bf16", "none"), ("fp32", "full")):
         losses, _ = laid_out(OnRing, of_ring, Layout(), precision=precision, recompute=recompute)
         assert losses == pytest.approx(plain, rel=1e-2 if precision == "bf16" else 1e-6)
+
+
+def by_forward(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return what `of_batch` does by calling the model's `forward` itself, around its hooks."""
+    return of_batch(model.forward, batch)  # type: ignore[arg-type]
+
+
+def test_who_calls_forward_itself_sees_what_it_changes() -> None:
+    assert_like_plain([laid_out(Found, by_forward, Layout(), recompute="full")], plain_loop(Found, of_batch))
+
+
+class Leaves(Block):
+    def forward(self, x: Tensor, found: list[Tensor]) -> Tensor:
+        """Return hidden states, and leave others in a list."""
+        found.append(x * 0.5)
+        return super().forward(x)
+
+
+class MadeAgain(Stack):
+    """A model that makes its blocks again by a checkpoint of its own, with a list that it makes within it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Leaves() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits."""
+        x = self.stem(x)
+        for block in self.blocks:
+            x = checkpoint(self._with_found, block, x, use_reentrant=False)
+        return self.head(x)
+
+    def _with_found(self, block: nn.Module, x: Tensor) -> Tensor:
+        found: list[Tensor] = []
+        x = block(x, found)
+        return x * torch.stack(found).sum(0)
+
+
+def test_a_checkpoint_of_the_model_s_own_finds_the_same_when_it_is_made_again() -> None:
+    plain, _ = plain_loop(MadeAgain, cross_entropy)
+    losses, _ = laid_out(MadeAgain, cross_entropy, Layout(), precision="bf16")
+    assert losses == pytest.approx(plain, rel=1e-2)

@@ -337,3 +337,28 @@ def test_messages_that_are_no_pair_are_errors_with_their_line(tmp_path: Path, re
     (tmp_path / "wrong.jsonl").write_text(json.dumps(record) + "\n")
     with pytest.raises(DataError, match=what.replace(".", r"\.")):
         preference_pairs(str(tmp_path / "wrong.jsonl"), 16)
+
+
+def test_texts_need_no_template_of_their_tokenizer(tmp_path: Path) -> None:
+    """A folder's own was made for them too: they needed jinja2, and a template that can be read."""
+    tokenizer = Tokenizer(WordLevel({"<|endoftext|>": 0, "a": 1}, unk_token="a"))
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{% no end"}))
+    path = tmp_path / "pairs.jsonl"
+    path.write_text('{"prompt": "a", "chosen": "a", "rejected": "a"}\n')
+    pairs = preference_pairs(str(path), 4, tokenizer=str(tmp_path / "tokenizer.json"))
+    assert isinstance(pairs, PreferencePairs) and pairs[0]["tokens"].shape == (2, 4)
+    path.write_text(json.dumps({"prompt": [QUESTION], "chosen": [GOOD], "rejected": [BAD]}) + "\n")
+    with pytest.raises(DataError, match="is no template"):
+        preference_pairs(str(path), 4, tokenizer=str(tmp_path / "tokenizer.json"))
+
+
+def test_an_answer_of_several_messages_keeps_its_prompt(tmp_path: Path) -> None:
+    """They were taken for a whole conversation, and the prompt was lost without a word."""
+    record = {"prompt": "2+2?", "chosen": [OTHER, GOOD], "rejected": [BAD]}
+    (tmp_path / "pairs.jsonl").write_text(json.dumps(record) + "\n")
+    pairs = preference_pairs(str(tmp_path / "pairs.jsonl"), 100)
+    assert isinstance(pairs, PreferencePairs)
+    text = [*b"user: 2+2?\nassistant: hm\nassistant: 4\n"]
+    assert pairs[0]["tokens"][0].tolist()[: len(text)] == text

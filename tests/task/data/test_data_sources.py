@@ -225,6 +225,23 @@ def test_rows_that_read_a_generators_state_are_a_function_of_the_position_too(of
     assert torch.equal(found[0], found[1]) and len(set(found[0].tolist())) == 16
 
 
+class Sparse:
+    """Rows that show no bytes of theirs, which a collate makes dense."""
+
+    fingerprint = "sparse"
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return (torch.eye(3) * index).to_sparse()
+
+
+def test_rows_that_show_no_bytes_are_read() -> None:
+    source = MapSource(Sparse(), seed=5, collate=lambda rows: torch.stack([row.to_dense() for row in rows]))
+    assert torch.equal(source.read(np.arange(4)), torch.stack([torch.eye(3) * index for index in range(4)]))
+
+
 def test_the_global_generators_are_set_back_even_after_a_failure() -> None:
     class Failing(Noisy):
         fingerprint = "x"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from paceline.spec.profile import BlockProfile
 from paceline.task.profile.traced import profile_module
+from paceline.task.profile.tracing import quiet
 
 WIDTH, ROWS, VOCAB = 16, 3, 32
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -101,3 +105,22 @@ def test_packed_sequences_are_priced_by_their_steps() -> None:
 
     packed, plain = profiled(Packed("GRU"), 20), profiled(Recurrent("GRU"), 20)
     assert packed.matmul_flops == plain.matmul_flops
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("kind", GATES)
+def test_gradients_reach_the_state_that_a_layer_begins_with(kind: str, is_packed: bool) -> None:
+    """An encoder's, say: a program that asks for them was told that its outputs do not depend on it."""
+    mode: Any = FakeTensorMode(allow_non_fake_inputs=True)
+    with quiet(mode), torch.enable_grad():
+        layer, steps = getattr(nn, kind)(WIDTH, WIDTH, num_layers=2, bidirectional=True), torch.empty(5, ROWS, WIDTH)
+        made = torch.empty(4, ROWS, WIDTH, requires_grad=True)
+        state = (made, made * 1) if kind == "LSTM" else made
+        if is_packed:  # nn.LSTM itself would ask for the first size
+            of_packed: Any = {"LSTM": torch.lstm, "GRU": torch.gru, "RNN": torch.rnn_tanh}[kind]
+            given = steps.flatten(0, 1), torch.full((5,), ROWS), state, layer._flat_weights
+            outputs = of_packed(*given, True, 2, 0.0, True, True)[0]
+        else:
+            outputs = layer(steps, state)[0]
+        (gradient,) = torch.autograd.grad(outputs.sum(), made)
+    assert outputs.shape[-1] == 2 * WIDTH and gradient.shape == made.shape

@@ -74,7 +74,7 @@ def stream_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
     shapes, stream = sheet.context.shapes, sheet.stream_bytes
     again = sheet.over_modes(in_modes(shapes.collectives, *AGAIN), sheet.slowest_row)
     each = (2 * sheet.slowest.number(shapes.collectives) + again) / 2
-    rounds, more = sheet.columns.accumulation, second_gathers(sheet)
+    rounds, more = sheet.passes_made, second_gathers(sheet)
     return (
         Collective("tp", "all_gather", "stream", (each + more) * stream, rounds * (each + more)),
         Collective("tp", "reduce_scatter", "stream", each * stream, rounds * each),
@@ -97,17 +97,17 @@ def second_gathers(sheet: Sheet) -> Floats:
 def loss_collective(sheet: Sheet) -> Collective:
     """Return the sums over tp in a loss whose logits are spread, where the slowest stage computes one."""
     columns, has_head = sheet.columns, sheet.slowest.has_head
-    tokens = columns.device_samples * sheet.context.profile.tokens_per_sample / columns.cp
+    tokens = columns.device_samples * sheet.context.profile.tokens_per_sample * sheet.fill("tokens") / columns.cp
     moved = np.where(has_head, LOSS_REDUCTIONS * 4 * tokens, 0.0)
-    calls = np.where(has_head, LOSS_REDUCTIONS * columns.accumulation, 0)
+    calls = np.where(has_head, LOSS_REDUCTIONS * sheet.passes_made, 0)
     return Collective("tp", "all_reduce", "numbers of the loss", moved, calls)
 
 
 def context_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
     """Return the gathers of keys and values over cp, and the reduce-scatter of their gradients."""
     columns, part, element_bytes = sheet.columns, sheet.slowest, sheet.rates.element_bytes
-    moved = columns.device_samples * part.total("kv_elements") / columns.tp * element_bytes
-    calls = columns.accumulation * part.number(sheet.context.shapes["kv_elements"] > 0)
+    moved = columns.device_samples * part.total("kv_elements") / columns.tp * element_bytes * sheet.fill("tokens")
+    calls = sheet.passes_made * part.number(sheet.context.shapes["kv_elements"] > 0)
     passes = 2 + repeated_share(sheet, "kv_elements")
     return (
         Collective("cp", "all_gather", "keys and values", passes * moved, passes * calls),
@@ -122,11 +122,11 @@ def expert_collective(sheet: Sheet) -> Collective:
     routed = part.total("routed_elements") / columns.cp
     if software.routes_parts:  # tensor ranks each send what they hold of the sequence
         routed = routed / columns.tp
-    moved = columns.device_samples * routed * sheet.rates.element_bytes
+    moved = columns.device_samples * routed * sheet.rates.element_bytes * sheet.fill("tokens")
     if software.sends_once_per_node:
         ring = sheet.ring("ep")  # inside of one node a token goes once to each device (DeepEP's `is_token_in_rank`)
         moved = moved * _copies_share(sheet, np.where(ring.nodes > 1, ring.nodes, ring.size))
-    return Collective("ep", "all_to_all", "routed tokens", passes * moved, passes * columns.accumulation * part.routers)
+    return Collective("ep", "all_to_all", "routed tokens", passes * moved, passes * sheet.passes_made * part.routers)
 
 
 def expert_passes(sheet: Sheet) -> Floats:
@@ -149,7 +149,7 @@ def micro_stream_bytes(sheet: Sheet) -> Floats:
 
 def gather_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
     """Return the all-gathers of weights: dense ones, and those of routed experts."""
-    columns, part, rounds = sheet.columns, sheet.heaviest, sheet.columns.accumulation
+    columns, part, rounds = sheet.columns, sheet.heaviest, sheet.passes_made
     third, size = columns.zero == 3, sheet.rates.element_bytes
     software = sheet.context.software
     narrow = software.gathers_fp8 and software.recipe not in SCALED_WITHIN
@@ -192,7 +192,7 @@ def _gathered_to_recompute(sheet: Sheet) -> Floats:
 def frozen_collective(sheet: Sheet) -> Collective:
     """Return the all-gathers of a frozen model that is spread over all data ranks: once for every micro-batch."""
     columns, part = sheet.columns, sheet.heaviest
-    rounds = columns.accumulation * (columns.common.frozen == "spread")
+    rounds = sheet.passes_made * (columns.common.frozen == "spread")
     units = part.forward_only_blocks + (part.forward_only_root > 0)
     return Collective("data", "all_gather", "frozen weights", rounds * part.forward_only * sheet.rates.element_bytes,
                       rounds * units)  # fmt: skip
@@ -203,7 +203,7 @@ def packed_collective(sheet: Sheet) -> Collective:
 
     Of a layer its values alone, half a byte each: scales are whole everywhere (run/parallel/data/packed_weights.py).
     """
-    shapes, rounds = sheet.context.shapes, sheet.columns.accumulation
+    shapes, rounds = sheet.context.shapes, sheet.passes_made
     moved = NF4_VALUE_BYTES * unpackings(sheet, shapes["packed_parameters"])
     return Collective("data", "all_gather", "weights in four bits", rounds * moved,
                       rounds * unpackings(sheet, shapes["packed_layers"]))  # fmt: skip
@@ -222,14 +222,14 @@ def reduce_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
     )
 
 
-def reductions(sheet: Sheet) -> Ints:
+def reductions(sheet: Sheet) -> Floats:
     """Return how often gradients are reduced over shards in a step: in every micro-batch of ZeRO-2 and 3, else once.
 
     Programs that keep ZeRO-2's gradients whole until the last micro-batch reduce them once, as ZeRO-1 does.
     """
     columns = sheet.columns
     each = columns.zero >= (3 if sheet.context.software.reduces_once else 2)
-    found: Ints = np.where(each, columns.accumulation, 1)
+    found: Floats = np.where(each, sheet.passes_made, 1.0)
     return found
 
 

@@ -258,7 +258,7 @@ class Sheet(BlockSeconds):
     def stream_bytes(self) -> Floats:
         """Bytes of the stream between two blocks of a device's samples of a step, whole over tp."""
         columns = self.columns
-        per_sample = self.context.stream_elements * self.rates.element_bytes
+        per_sample = self.context.stream_elements * self.rates.element_bytes * self.fill("tokens")
         return columns.device_samples * per_sample / columns.cp
 
     def share_text(self, index: int) -> str:

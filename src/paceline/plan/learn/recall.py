@@ -58,7 +58,7 @@ def forecast_runs(observations: Sequence[Observation], cluster_of: ClusterOf) ->
         if cluster is not None:
             # What is priced together is one task on one cluster, and agrees in what columns hold for all plans.
             common = tuple(getattr(one.plan, name) for name in COMMON)
-            key = (one.task, id(cluster), *common)
+            key = (one.task, one.profile.fills, id(cluster), *common)
             groups.setdefault(key, []).append((one, cluster))
     found = {id(run.observation): run for group in groups.values() for run in _forecast(group)}
     return [found[id(one)] for one in observations if id(one) in found]

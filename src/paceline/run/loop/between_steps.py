@@ -67,13 +67,14 @@ class BetweenSteps(InWorld):
         for remark in (*of_batch, *self._counts.after_step(self.model)):
             self._record.remark(remark)
 
-    def _after(self, stats: StepStats, batch: StepBatch) -> None:
+    def _after(self, stats: StepStats, batch: StepBatch, is_made_up: bool = False) -> None:
+        """Do what follows a step; `is_made_up` where a lost peer has cut that short, and what was read is counted."""
         scaler, step, last = self._stepper.scaler, stats.step, stats.step == self.brief.steps
         self._mark()
         self._keeper.poll()
         self._keeper.refuse_exhausted(self.world)
         for micro in batch.micro_batches:
-            if micro.counts:
+            if micro.counts and not is_made_up:
                 self._left_out += left_out_of(self.source, micro.ids)
         ids = None
         if self.spec.run.record_samples:

@@ -147,6 +147,7 @@ class Stepper:
         self._awaited_seconds = self._held_seconds = 0.0
         self.is_whole = True  # False within an update: the state is of no step
         self.buffers = BuffersBefore(self.model)
+        self._is_refused = False  # whether the guard has left out an update of the step
 
     @property
     def passes(self) -> Passes:
@@ -167,9 +168,10 @@ class Stepper:
         Raises NumericalStop, before the weights that it is of change, where a loss or a gradient norm is not finite.
         """
         self._clock.begin()
-        # Those that are left of a broken step go on from before it, and so does a run that passes over the batch.
-        if self.world.size > 1 or (self.guard is not None and self.guard.may_go_back):
+        # Those that are left of a broken step go on from before it, and so does a run that leaves the batch out.
+        if self.world.size > 1 or (self.guard is not None and self.guard.may_leave_out):
             self.buffers.begin()
+        self._is_refused = False
         if self.health is not None:
             self.health.begin(batch.step)
         self._awaited_seconds = self._held_seconds = 0.0
@@ -179,6 +181,8 @@ class Stepper:
             if turn.turn.is_due(batch.step):
                 made[turn.turn.name] = self._make(turn, batch, lr, stop_requested, while_busy)
                 while_busy = None
+        if self._is_refused and not any(one.stats.updated for one in made.values()):
+            self.buffers.put_back()  # running statistics that the passes have moved
         self.sync.after_update(batch.step)
         self.is_whole = True
         self.buffers.end()
@@ -332,6 +336,7 @@ class Stepper:
             return False
         may = self.guard.may_update(step, _place(step, turn), turn.turn.name, loss, norm) if self.guard else None
         if may is not None:
+            self._is_refused = self._is_refused or not may
             return may
         raise NumericalStop(
             f"{_place(step, turn)}: loss {loss}, gradient norm {norm}",

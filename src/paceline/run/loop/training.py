@@ -208,7 +208,7 @@ class Training(BetweenSteps):
         assert self._made is not None
         # A call to this world has been answered, and whoever was asked to stop says so with the next step again.
         made = dataclasses.replace(self._made, stop_requested=False)
-        self._after(made, self._batch(made.position_before, made.step))
+        self._after(made, self._batch(made.position_before, made.step), is_made_up=True)
         return True
 
     def _next_batch(self) -> StepBatch:

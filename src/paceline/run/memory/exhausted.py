@@ -92,10 +92,10 @@ def told_together(error: ExhaustedTogether, told: OutOfMemory | None, world: Wor
     Every rank calls it. The error itself says less, and stays where a peer goes meanwhile.
     """
     try:
-        of_rank: OutOfMemory = world.share(told, error.rank)
+        of_rank: OutOfMemory | None = world.share(told, error.rank)
     except RuntimeError:  # torch's errors of a lost peer, and of memory that is short for this too
         return error
-    return of_rank
+    return of_rank or error
 
 
 def tell_peers(error: OutOfMemory) -> None:

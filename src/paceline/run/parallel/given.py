@@ -31,6 +31,7 @@ class _Call:
     """One call of a unit: its caller's containers, and what the unit's own held before it ran, and hold after it."""
 
     callers: list[object]
+    is_running: bool = False  # whether the unit's forward has begun with it
     before: list[Entries] = field(default_factory=list)
     own: list[object] = field(default_factory=list)
 
@@ -57,21 +58,26 @@ class GivenContainers:
         return _each_copied(args, kwargs) if call.callers else None
 
     def _with_its_own(self, *args: object, **kwargs: object) -> object:
-        if next(_containers([*args, *kwargs.values()]), None) is None:
+        given = list(_containers([*args, *kwargs.values()]))
+        call = self._calls[-1] if self._calls and not self._calls[-1].is_running else None
+        if call is not None:
+            call.is_running = True
+        if not given:
             return self._forward(*args, **kwargs)
         args, kwargs = _each_copied(args, kwargs)
         own = list(_containers([*args, *kwargs.values()]))
         before = list(map(_entries, own))
         outputs = self._forward(*args, **kwargs)
-        if self._calls and not is_recomputed():
-            self._calls[-1].before, self._calls[-1].own = before, own
+        if call is not None:
+            call.before, call.own = before, own
+        elif not is_recomputed():  # a program has called `forward` itself, and no hook hears of its end
+            _give_all_back(given, before, own)
         return outputs
 
     def _ends(self, unit: nn.Module, inputs: object, outputs: object) -> None:
         call = self._calls.pop()
         if len(call.callers) == len(call.own):  # else a hook of the program's own has given it others
-            for caller, before, own in zip(call.callers, call.before, call.own, strict=True):
-                _give_back(caller, before, _entries(own))
+            _give_all_back(call.callers, call.before, call.own)
 
 
 def _each_copied(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
@@ -129,6 +135,11 @@ def _put(container: Any, key: Any, value: object) -> None:
         container[key] = value
     else:
         object.__setattr__(container, key, value)
+
+
+def _give_all_back(callers: Iterable[object], before: Iterable[Entries], own: Iterable[object]) -> None:
+    for caller, then, now in zip(callers, before, own, strict=True):
+        _give_back(caller, then, _entries(now))
 
 
 def _give_back(caller: Any, before: Entries, after: Entries) -> None:

@@ -115,7 +115,8 @@ def preference_pairs(
     tokens: Tokenizer = ByteTokenizer() if tokenizer == "bytes" else load_tokenizer(tokenizer)
     if held_out >= len(pairs):
         raise DataError(f"held_out = {held_out} of {len(pairs)} pairs", "none would be left to train on", "fewer")
-    writes = _template_of(template, tokenizer)
+    # Texts alone need none, and no library that a tokenizer's own may need.
+    writes = _template_of(template, tokenizer) if any(isinstance(pair, ChatPair) for pair in pairs) else plain
     if not held_out:
         return PreferencePairs(pairs, seq_len, tokens, writes)
     parts = pairs[:-held_out], pairs[-held_out:]
@@ -163,6 +164,8 @@ def _conversation(where: str, prompt: object, field: str, answer: list[object]) 
     holds_it = len(answer) > 1 and (isinstance(prompt, str) or answer[: len(before)] == before)
     try:
         messages = messages_of(answer if holds_it else [*before, *answer], where, field)
+        if holds_it and isinstance(prompt, str) and all(message["role"] == LEARNT_ROLE for message in messages):
+            messages = messages_of([*before, *answer], where, field)
     except DamagedData as error:
         raise DataError(error.what, error.because, FORM) from error
     if messages[-1]["role"] != LEARNT_ROLE:

@@ -43,9 +43,12 @@ def task_key(profile: ModelProfile, optimizer: str) -> str:
     """Return what a task is known by in what was learnt: the hash of its model's blocks, a sample and the optimizer.
 
     The same model on other data, with another batch or for more steps is the same task: a step of it costs the same.
+    Batches of a budget of tokens are another task than full rows: earlier runs of them were priced as full ones.
     """
     shapes = pack_profile(profile)
     counted = {name: shapes[name] for name in ("blocks", "chain", "tokens_per_sample")}
+    if profile.fills:
+        counted["fills"] = True
     counted["blocks"] = [{name: value for name, value in block.items() if LATER.get(name) != value}
                          for block in counted["blocks"]]  # fmt: skip
     return hashlib.sha256(json.dumps([counted, optimizer], sort_keys=True).encode()).hexdigest()[:16]

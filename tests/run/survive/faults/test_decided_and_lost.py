@@ -7,6 +7,7 @@ from typing import Any
 
 from runs import records_of
 from storm import SURVIVES, Story, told
+from survive_runs import training
 from test_soak import RUN
 
 STEPS, STEP = 9, 6
@@ -32,3 +33,15 @@ def test_what_a_step_has_decided_is_on_record_though_its_duties_are_made_up(tmp_
         assert len(left_out) == 1 and f"step {STEP}:" in left_out[0]["because"]
         chosen.append([(each["step"], each["chosen"]) for each in records_of(tmp_path / name, "selection")])
     assert chosen[0] == chosen[1] and [step for step, _ in chosen[1]] == [*range(1, STEPS + 1)]
+
+
+def test_samples_that_were_left_out_are_counted_once_though_duties_are_made_up(tmp_path: Path) -> None:
+    run: Any = training(tmp_path / "run", 100)
+    run.source.damaged = dict.fromkeys(range(run.source.samples), "a bad sector")
+    for batch in run:
+        run.step(batch)
+        run._done_step -= 1  # a peer was lost in the duties of the step
+        assert run._make_up()
+        assert run._left_out.total() == batch.step * batch.samples
+        if batch.step == 3:
+            break

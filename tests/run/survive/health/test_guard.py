@@ -206,10 +206,12 @@ def test_a_run_that_is_killed_after_it_went_back_passes_over_the_same(
 # ---- what a step that is passed over leaves behind ---------------------------------------------------------------
 
 
-def spiked(run_dir: Path, every: int, patch: pytest.MonkeyPatch) -> tuple[Training, dict[int, torch.Tensor]]:
+def spiked(
+    run_dir: Path, every: int, patch: pytest.MonkeyPatch, on_spike: str = "rollback"
+) -> tuple[Training, dict[int, torch.Tensor]]:
     """Make steps until the fourth spikes; return the run, and the running means after each step before it."""
     task = decoder_task(model=normed, stop=Amount(STEPS, "steps"))
-    run = training(run_dir, every, task=task, health=HealthSpec(on_spike="rollback"), asynchronous="off")
+    run = training(run_dir, every, task=task, health=HealthSpec(on_spike=on_spike), asynchronous="off")
     means: dict[int, torch.Tensor] = {}
     for batch in run:
         if batch.step == 4:
@@ -237,3 +239,9 @@ def test_a_step_that_is_passed_over_leaves_no_running_statistics_and_a_whole_sta
     assert run._stepper.is_whole, "survivors of a loss before the next update have this state to bring"
     run._stepper.buffers.put_back()
     assert torch.equal(mean_of(run), means[step])
+
+
+def test_a_step_that_is_left_out_moves_no_running_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a batch with a number that is none they would be none for good, and so would every evaluation."""
+    run, means = spiked(tmp_path / "run", 100, monkeypatch, "skip")
+    assert run.progress.step == 4 and torch.equal(mean_of(run), means[3]) and not torch.equal(means[2], means[3])

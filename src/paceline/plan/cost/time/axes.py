@@ -77,7 +77,7 @@ def _tensor(sheet: Sheet) -> Component:
     if sheet.context.software.hides_tensor:  # of as many pieces as ranks, all but one run beside a product
         seconds = seconds / columns.tp
     seconds = seconds + seconds_of(group, loss_collective(sheet)) + beyond_seconds(sheet, gather, scatter)
-    several = (gather.calls + scatter.calls) / columns.accumulation
+    several = (gather.calls + scatter.calls) / sheet.passes_made
 
     def text(i: int) -> str:
         words = f"{several[i]:.0f} gathers and reduce-scatters x {stream[i]:.3g} B of stream over {columns.tp[i]}"
@@ -93,7 +93,7 @@ def _beside_gradients(sheet: Sheet, gather: Collective, scatter: Collective) -> 
     summed up over the ranks while the weight's is made. On a CPU nothing runs beside another.
     """
     columns, software = sheet.columns, sheet.context.software
-    calls = columns.accumulation * second_gathers(sheet)
+    calls = sheet.passes_made * second_gathers(sheet)
     found = np.zeros(len(columns))
     if sheet.rates.device.kind == "cpu":
         return found

@@ -48,12 +48,14 @@ class BlockSeconds:
         columns, filled = self.columns, self.fill("tokens") / self.fill("passes")
         return columns.micro_batch * self.context.profile.tokens_per_sample * filled / columns.cp
 
-    @property
+    @cached_property
     def passes_made(self) -> Floats:
         """Micro-batches of a device in a step: the plan's, or of a budget of tokens as many as come on average."""
         columns = self.columns
+        if not self.context.profile.fills:
+            return columns.accumulation.astype(np.float64)
         made: Floats = columns.device_samples / columns.micro_batch * self.fill("passes")
-        return made if self.context.profile.fills else columns.accumulation.astype(np.float64)
+        return made
 
     def fill(self, part: str) -> Floats:
         """Return how full batches of a budget of tokens are under every plan: a field of Fill, 1 for other batches.

@@ -164,7 +164,7 @@ def launch_component(sheet: Sheet, busy_seconds: Floats) -> Component:
     awaited = np.zeros(len(columns))
     if not on_cpu:
         awaited = _routing_starts(sheet, at)
-        exposed = launch.value * columns.accumulation * awaited
+        exposed = launch.value * sheet.passes_made * awaited
         seconds = np.maximum(0.0, seconds - busy_seconds - exposed) + exposed
         seconds = np.where(sheet.context.software.captured & (awaited > 0), 0.0, seconds)
     note = calibration_note(sheet) if on_cpu else ", beyond the device's work"
@@ -176,7 +176,7 @@ def launch_component(sheet: Sheet, busy_seconds: Floats) -> Component:
         seconds,
         np.where((selective > 0) | (awaited > 0), weak, known),
         lambda i: (
-            f"{columns.accumulation[i]} micro-batches x (3 x {operators[i]:.0f} + {again[i]:.0f}) operators x launch"
+            f"{sheet.passes_made[i]:g} micro-batches x (3 x {operators[i]:.0f} + {again[i]:.0f}) operators x launch"
             f" time{note}{f', and {awaited[i]:.0f} that the device waits for' if awaited[i] else ''}"
         ),
         "host and device in parallel",
@@ -215,10 +215,10 @@ def _casts(sheet: Sheet) -> Component:
     return Component(
         "casts and gradient sums",
         "casts",
-        columns.accumulation * held * (casts + adds) / rates.memory_rate,
+        sheet.passes_made * held * (casts + adds) / rates.memory_rate,
         SOURCES.index(rates.memory_source),
         lambda i: (
-            f"{columns.accumulation[i]} micro-batches x parameters{sheet.held_text(i)} x ({casts[i]:.3g} B cast + "
+            f"{sheet.passes_made[i]:g} micro-batches x parameters{sheet.held_text(i)} x ({casts[i]:.3g} B cast + "
             f"{adds[i]} B added) / bandwidth"
         ),
         COUNTED,

@@ -40,7 +40,7 @@ class DataSeconds:
 
 def data_seconds(sheet: Sheet) -> DataSeconds:
     """Return what a step communicates. The classes follow the table in run/parallel/data/sharding.py."""
-    columns, rounds = sheet.columns, sheet.columns.accumulation
+    columns, rounds = sheet.columns, sheet.passes_made
     shard, copies, same = sheet.ring("fsdp"), sheet.ring("dp_replicate"), sheet.ring("expert_shard")
     compute_bytes, size, memory_rate = sheet.rates.element_bytes, gradient_bytes(sheet), sheet.rates.memory_rate
     has_shards, third = shard.size > 1, columns.zero == 3
@@ -56,12 +56,12 @@ def data_seconds(sheet: Sheet) -> DataSeconds:
     all_reduce = 0.0 if outer else seconds_of(copies, copies_collective(sheet))
 
     def gather_text(i: int) -> str:
-        how = f"{rounds[i]} micro-batches x all-gather in forward and backward" if third[i] else "one all-gather"
+        how = f"{rounds[i]:g} micro-batches x all-gather in forward and backward" if third[i] else "one all-gather"
         words = f"{how}{'' if third[i] else ' per step'} over {shard.size[i]} ({compute_bytes} B/parameter)"
         return f"{words}{sheet.held_text(i)}, and a copy out of the buffer"
 
     def reduce_text(i: int) -> str:
-        words = [f"{times[i]} x reduce-scatter over {shard.size[i]} ({size} B/parameter)"] if has_shards[i] else []
+        words = [f"{times[i]:g} x reduce-scatter over {shard.size[i]} ({size} B/parameter)"] if has_shards[i] else []
         if copies.size[i] > 1 and not outer:
             what = "shard" if columns.state_degree[i] > 1 else "gradients"
             how = "all-reduce" if columns.common.sync.is_plain else f"all-gather in {columns.common.sync.wire}"
@@ -142,7 +142,7 @@ def _unit_upkeep(sheet: Sheet, computing_seconds: Floats) -> list[Component]:
     link = sheet.context.cluster.links[0]
     each = np.full(len(columns), link.unit_seconds)
     if link.work_seconds:
-        busy = computing_seconds / columns.accumulation / np.maximum(1, part.units)
+        busy = computing_seconds / sheet.passes_made / np.maximum(1, part.units)
         least = link.least_unit_seconds
         each = least + (each - least) * np.minimum(1.0, busy / link.work_seconds)
     shards = columns.state_degree > 1
@@ -150,11 +150,13 @@ def _unit_upkeep(sheet: Sheet, computing_seconds: Floats) -> list[Component]:
         return []
 
     def text(i: int) -> str:
-        words = f"{times[i]} x {part.units[i]:.0f} units x {each[i] * 1e3:.3g} ms beyond their collectives"
-        rest = f", {keeps[i]} x {link.kept_unit_seconds * 1e3:.3g} ms each where gradients are kept" if keeps[i] else ""
+        words = f"{times[i]:g} x {part.units[i]:.0f} units x {each[i] * 1e3:.3g} ms beyond their collectives"
+        rest = (
+            f", {keeps[i]:g} x {link.kept_unit_seconds * 1e3:.3g} ms each where gradients are kept" if keeps[i] else ""
+        )
         return f"{words}{rest}, as probed"
 
-    keeps = columns.accumulation - times
+    keeps = sheet.passes_made - times
     seconds = np.where(shards, part.units * (times * each + keeps * link.kept_unit_seconds), 0.0)
     known = np.full(len(columns), SOURCES.index("measured"))
     return [Component("upkeep of shards", "sync", seconds, known, text, "measured", shards, "reduce")]
@@ -197,7 +199,7 @@ def _frozen_gathering(sheet: Sheet) -> Component:
 
     def text(i: int) -> str:
         what = f"{part.forward_only[i]:,.0f} parameters x {sheet.rates.element_bytes} B"
-        return f"{columns.accumulation[i]} micro-batches x all-gather of {what} over {group.size[i]} data ranks"
+        return f"{sheet.passes_made[i]:g} micro-batches x all-gather of {what} over {group.size[i]} data ranks"
 
     some = np.asarray(group.size > 1)
     return Component("frozen model gathering", "sync", np.where(some, added, 0.0), group.source, text, RING, some,

@@ -62,7 +62,7 @@ def _sent_seconds(sheet: Sheet) -> Floats:
     columns, found = sheet.columns, np.zeros(len(sheet.columns.tp))
     if (columns.tp > 1).any():
         number = sheet.slowest.number(sheet.context.shapes.collectives)
-        calls = np.maximum(1.0, sum(each.calls for each in stream_collectives(sheet)) / columns.accumulation)
+        calls = np.maximum(1.0, sum(each.calls for each in stream_collectives(sheet)) / sheet.passes_made)
         both = sum(seconds_of(sheet.ring("tp"), each) for each in stream_collectives(sheet))
         once = both * np.minimum(1.0, number / calls) + seconds_of(sheet.ring("tp"), loss_collective(sheet))
         found = found + np.where(columns.tp > 1, once, 0.0)

@@ -35,14 +35,14 @@ def unpack_components(sheet: Sheet) -> list[Component]:
     def text(i: int) -> str:
         each = once.sum() / shapes["packed_parameters"].sum() * rates.memory_rate
         return (
-            f"{columns.accumulation[i]} micro-batches x {times[i]:.3g} times x {values[i]:,.0f} weights in four bits x"
+            f"{sheet.passes_made[i]:g} micro-batches x {times[i]:.3g} times x {values[i]:,.0f} weights in four bits x"
             f" {each:.3g} B / memory bandwidth; {where(i)}"
         )
 
     # What it would take to spread them, for whoever wonders why the plan does not.
     ranks = sheet.ring("data")
-    moved = columns.accumulation * NF4_VALUE_BYTES * unpackings(sheet, shapes["packed_parameters"])
-    gathering = ranks.seconds("all_gather", moved, columns.accumulation * unpackings(sheet, shapes["packed_layers"]))
+    moved = sheet.passes_made * NF4_VALUE_BYTES * unpackings(sheet, shapes["packed_parameters"])
+    gathering = ranks.seconds("all_gather", moved, sheet.passes_made * unpackings(sheet, shapes["packed_layers"]))
 
     def where(i: int) -> str:
         if columns.common.frozen == "spread":
@@ -57,7 +57,7 @@ def unpack_components(sheet: Sheet) -> list[Component]:
         )
 
     return [
-        Component("unpacking of four bits", "casts", columns.accumulation * number,
+        Component("unpacking of four bits", "casts", sheet.passes_made * number,
                   SOURCES.index(rates.memory_source), text, "counted elements over bandwidth",
                   clock="forward_backward")
     ]  # fmt: skip

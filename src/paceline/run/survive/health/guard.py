@@ -42,6 +42,11 @@ class UpdateGuard:
         """Whether a spike sends the run back."""
         return self._health.on_spike == "rollback"
 
+    @property
+    def may_leave_out(self) -> bool:
+        """Whether a batch may be left as if it had not been read."""
+        return self.may_go_back or "skip" in (self._health.on_spike, self._health.on_nonfinite)
+
     def may_update(self, step: int, place: str, turn: str, loss: float, norm: float) -> bool | None:
         """Return whether the update is made; None for numbers that are not finite and that a run stops at.
 

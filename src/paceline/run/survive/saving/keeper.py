@@ -38,8 +38,9 @@ PRESSURE_SECONDS = 0.01  # a shorter wait for the save before is none
 class CheckpointKeeper:
     """Saves a run's state. Every rank has one and calls the same in the same order.
 
-    A save that fails costs the run nothing but a warning: the next one is tried when it is due. `good` is the newest
-    checkpoint in the run's directory that is known to be whole, if there is one.
+    A save that fails costs the run nothing but a warning: the next one is tried when it is due. One that finds no
+    memory ends the run, as a step does. `good` is the newest checkpoint in the run's directory that is known to be
+    whole, if there is one.
     """
 
     def __init__(

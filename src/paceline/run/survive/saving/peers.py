@@ -81,19 +81,24 @@ class PeerCopies:
     def save(self, taken: Snapshot, group: dist.ProcessGroup | None) -> CheckpointInfo:
         """Keep a snapshot in two memories, and let go of older ones. Every rank of the group calls it, beside training.
 
-        Raises StorageError on all ranks where any of them fails; what was kept before is then still there.
+        Raises on all ranks where any of them fails: StorageError, or ExhaustedTogether where one has no memory for it.
+        What was kept before is then still there.
         """
         assert group is not None, "a world on several nodes has several ranks"
-        began, ranks = time.perf_counter(), Ranks(group, False)
         what = f"the state after step {taken.step} was not kept in the nodes' memory"
+        try:
+            return self._save(taken, group, what)
+        except RuntimeError as error:  # torch has no narrower type for a lost peer
+            raise StorageError(what, "a rank stopped answering") from error
+
+    def _save(self, taken: Snapshot, group: dist.ProcessGroup, what: str) -> CheckpointInfo:
+        began, ranks = time.perf_counter(), Ranks(group, False)
         mine = ranks.attempt(what, lambda: to_bytes(taken))
         lengths = {rank: torch.zeros(1, dtype=torch.int64) for rank in self._peers.of}
-        try:
-            self._exchange(torch.tensor([len(mine)]), lengths, group)
-            theirs = {rank: torch.empty(int(length), dtype=torch.uint8) for rank, length in lengths.items()}
-            self._exchange(mine, theirs, group)
-        except RuntimeError as error:
-            raise StorageError(what, "a rank stopped answering") from error
+        self._exchange(torch.tensor([len(mine)]), lengths, group)
+        sizes = {rank: int(length) for rank, length in lengths.items()}
+        theirs = ranks.attempt(what, lambda: {of: torch.empty(size, dtype=torch.uint8) for of, size in sizes.items()})
+        self._exchange(mine, theirs, group)
         world = self._peers.world
 
         def keep() -> None:

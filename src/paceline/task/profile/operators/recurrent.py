@@ -6,7 +6,7 @@ step instead, twenty operators a step: a trace would take as long as sequences a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -46,7 +46,8 @@ def _stack(
             inputs = torch.dropout(inputs, dropout, True)
         sides = []
         for number in range(first, first + directions):
-            out, inner = _run(cell, inputs, weights[number * each : (number + 1) * each])
+            begun = [state[number] for state in states]
+            out, inner = _run(cell, inputs, weights[number * each : (number + 1) * each], begun, time)
             rows = states[0].shape[1]
             last.append(tuple(x[:rows] if time is None else x.select(time, -1) for x in (out, inner)))  # type: ignore[arg-type]
             sides.append(out)
@@ -54,17 +55,27 @@ def _stack(
     return inputs, [torch.stack(of_all) for of_all in zip(*last, strict=True)]
 
 
-def _run(cell: Cell, inputs: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
-    """Return the states and cell states of one layer in one direction, of all steps."""
+def _run(cell: Cell, inputs: Tensor, weights: Any, begun: Sequence[Tensor], time: int | None) -> tuple[Tensor, Tensor]:
+    """Return the states and cell states of one layer in one direction, of all steps; `begun` are those before them."""
     of_input, of_state = weights[:2]
     biases = weights[2:4] if len(weights) >= 4 else (None, None)
     projection = weights[-1] if len(weights) in (3, 5) else None
     given = F.linear(inputs, of_input, biases[0])
-    before = given.new_empty((*given.shape[:-1], of_state.shape[1]))  # the states of the steps before
-    width = of_state.shape[0] // _GATES[cell]
-    inner = given.new_empty((*given.shape[:-1], width))
+    before = _before(given, of_state.shape[1], begun[0], time)
+    inner = _before(given, of_state.shape[0] // _GATES[cell], begun[-1], time)
     state, inner = cell(given, F.linear(before, of_state, biases[1]), inner)
     return (state if projection is None else F.linear(state, projection)), inner
+
+
+def _before(given: Tensor, width: int, begun: Tensor, time: int | None) -> Tensor:
+    """Return the state before each step. The first one's is followed back where something that is learnt has made it,
+    as an encoder does."""
+    shape = [*given.shape[:-1], width]
+    if not begun.requires_grad:
+        return given.new_empty(shape)
+    first, axis = (begun, 0) if time is None else (begun.unsqueeze(time), time)
+    shape[axis] -= first.shape[axis]
+    return torch.cat([first, given.new_empty(shape)], axis)
 
 
 def _lstm(given: Tensor, kept: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:

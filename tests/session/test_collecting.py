@@ -1,0 +1,53 @@
+"""The collector rests while `Run` is imported, plans and builds, and not while it supervises: a run may take weeks."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests_shared import decoder_task
+
+import paceline
+from paceline import Run
+from paceline.run.process.place import Place
+from paceline.session import run as session_run
+
+
+@pytest.mark.parametrize("place", [None, Place(0, 2, 0, 2)], ids=["itself", "launcher"])
+def test_whoever_supervises_collects_garbage(
+    place: Place | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, bool] = {}
+
+    def planned(*given: Any, **options: Any) -> Any:
+        seen["plans"] = gc.isenabled()
+        return SimpleNamespace(plan=SimpleNamespace(layout=SimpleNamespace(devices=2)))
+
+    def supervises(*given: Any) -> None:
+        seen["supervises"] = gc.isenabled()
+        raise SystemExit(0)
+
+    stand_ins = {
+        "end_with_parent": lambda: None, "into_log": lambda: None, "end_with_own_code": lambda: True,
+        "place_here": lambda environ: place, "take": lambda run_dir: None, "planned_brief": planned,
+        "start_script_again": supervises, "attend_script": supervises,
+    }  # fmt: skip
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(session_run, name, stand_in)
+    with pytest.raises(SystemExit):
+        Run(decoder_task(), run={"dir": str(tmp_path)})
+    assert seen == ({"supervises": True} if place else {"plans": False, "supervises": True})
+
+
+def test_a_name_that_is_there_costs_no_collection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`except paceline.PacelineError` in a loop looked through all that is young each time."""
+    assert paceline.PacelineError.__name__ in paceline.__all__
+
+    def collects() -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(paceline, "collected_once", collects)
+    assert issubclass(paceline.PacelineError, Exception)
