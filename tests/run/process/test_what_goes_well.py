@@ -30,7 +30,7 @@ def told(met: bool) -> tuple[list[tuple[str, str]], int]:
         patch.setattr(World, "gather", counted)
         if met and world.rank == world.size - 1:
             source.notices.tell("read again", "the storage was busy")
-        return data_faults(source, world, reads_first=True), len(gathered)
+        return data_faults(source, world, reads_first=True, left_out={}), len(gathered)
 
 
 @pytest.mark.parametrize("size", [1, 2])
