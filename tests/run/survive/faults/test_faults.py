@@ -110,7 +110,8 @@ def test_a_rank_that_waits_for_one_that_hangs_tells_its_last_collectives(folder:
     # A save beside training has a group of its own, in which it may wait too, or be done: what counts is the world's.
     last = [each for each in waits["entries"] if each["process_group"][1] == "default_pg"][-1]
     assert last["profiling_name"].startswith("gloo:") and not last["retired"] and last["collective_seq_id"] > 0
-    (told,) = records_of(folder / "stop", "fault")
+    # A save that was published when the rank stopped may be told of too.
+    (told,) = [each for each in records_of(folder / "stop", "fault") if "evidence" in each]
     by_rank = {each["rank"]: each for each in told["evidence"]["ranks"]}
     assert list(by_rank[0]["reached"].values())[-1][0] > 0 and by_rank[1]["reached"] == {}
 
