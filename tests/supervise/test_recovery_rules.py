@@ -225,6 +225,7 @@ def test_a_file_server_that_stumbles_once_does_not_end_the_watch(
     recovery = dataclasses.replace(RecoverySpec(), notice_file=str(notice))
     notices = notices_of(dataclasses.replace(RunSpec(), recovery=recovery), 1.0)
     wait_until(lambda: not errors)
+    assert notices.look() == ""
     notice.touch()
     wait_until(lambda: "has appeared" in notices.look())
 

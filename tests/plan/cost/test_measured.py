@@ -7,7 +7,9 @@ import pytest
 from plan_examples import cluster, opened, plan, profile
 
 from paceline.cli.main import main
+from paceline.plan.cost.intervals import PROBED_ERROR, TIME_ERROR, probed_error
 from paceline.plan.cost.pricing import price, step_seconds
+from paceline.plan.cost.rates import Rates
 from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.learn.observation import device_key, machine_key
 from paceline.plan.learn.task_measurement import (
@@ -161,3 +163,15 @@ def test_what_one_node_measured_is_in_the_forecast_of_a_catalog_cluster_of_64(mo
     assert before["attention"]["value"] < after["attention"]["value"]
     main([*command, "--set", "cluster.learn=false"])
     assert "node-7" not in capsys.readouterr().out
+
+
+def test_no_gpu_is_known_better_than_before_any_grid_has_run_on_one() -> None:
+    """What grids missed is known of CPUs; of a probed GPU it is 20 % at least, whatever its steps are made of."""
+
+    def widths(kind: str) -> list[float]:
+        rates = Rates(dataclasses.replace(cluster(4, kind).device, matmul_source="measured"), "fp32")
+        return [probed_error(part, "measured", rates) for part in ("products", "collectives")]
+
+    assert widths("cpu") == [PROBED_ERROR["computing"], PROBED_ERROR["communicating"]]
+    assert widths("cuda") == [TIME_ERROR["measured"], PROBED_ERROR["communicating"]]
+    assert PROBED_ERROR["computing"] < TIME_ERROR["measured"] < PROBED_ERROR["communicating"]

@@ -27,7 +27,7 @@ TIME_ERROR = {"measured": 0.20, "published": 0.35, "assumed": 0.60, "unknown": m
 # The same of a probed machine's measured terms, by what they are: what six grids of layouts missed, of three days and
 # two processors, each with the formulas of its hour (benchmarks/grid/calibrate.py). Of a grid that is left out the
 # others' intervals hold 79 % in the mean: 50 and 63 % of the oldest two, one of them of a processor that no formula had
-# been tried on, 96 % where formulas are newest. Tails are longer than a normal distribution's.
+# been tried on, 96 % where formulas are newest. Tails are longer than a normal distribution's. All of them are of CPUs.
 PROBED_ERROR = {"computing": 0.16, "communicating": 0.68}
 PROBED_TAIL = 1.7  # half-widths of 95 % over those of 80 %, on those grids
 COMMUNICATING: tuple[Kind, ...] = ("collectives", "sends")
@@ -90,8 +90,17 @@ def probed_error(kind: Kind, source: str, rates: Rates) -> float:
     """
     if source != "measured":
         return TIME_ERROR[source]
-    usual = PROBED_ERROR[_what(kind)]
+    usual = usual_errors(rates)[_what(kind)]
     return usual if kind in COMMUNICATING else max(usual, rates.size_spread)
+
+
+def usual_errors(rates: Rates) -> dict[str, float]:
+    """Return the half-widths of a probed machine's measured terms by what they are.
+
+    No grid of layouts has run on an accelerator, so there nothing measured is surer than `TIME_ERROR` has it.
+    """
+    least = 0.0 if rates.device.kind == "cpu" else TIME_ERROR["measured"]
+    return {name: max(error, least) for name, error in PROBED_ERROR.items()}
 
 
 def _what(kind: Kind) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from paceline.plan.cost.intervals import PROBED_ERROR, TIME_ERROR
+from paceline.plan.cost.intervals import TIME_ERROR, usual_errors
 from paceline.plan.cost.memory.usable import HEADROOM
 from paceline.plan.cost.rates import Rates
 from paceline.plan.explain.choice import (
@@ -132,7 +132,7 @@ def total_lines(planned: Planned) -> list[str]:
 def _intervals(planned: Planned) -> list[str]:
     forecast, rates = planned.forecast, Rates(planned.cluster.device, planned.plan.precision)
     unmeasured = {source: TIME_ERROR[source] for source in ("published", "assumed")}
-    errors = ", ".join(f"{error:.0%} for {what}" for what, error in {**PROBED_ERROR, **unmeasured}.items())
+    errors = ", ".join(f"{error:.0%} for {what}" for what, error in {**usual_errors(rates), **unmeasured}.items())
     step, peak = forecast.step_seconds, forecast.peak_bytes
     how = (
         f"the model's own error by what each term is and how it is known ({errors}), weighted by the terms, joined "

@@ -73,9 +73,8 @@ class BetweenSteps(InWorld):
         self._mark()
         self._keeper.poll()
         self._keeper.refuse_exhausted(self.world)
-        for micro in batch.micro_batches:
-            if micro.counts and not is_made_up:
-                self._left_out += left_out_of(self.source, micro.ids)
+        if not is_made_up:
+            self._count_left_out(batch)
         ids = None
         if self.spec.run.record_samples:
             ids = ids_read(batch, self.world, self.brief.plan.layout, self._under.ids_of)
@@ -114,12 +113,8 @@ class BetweenSteps(InWorld):
                 last = True
                 self._record.ended_early(self._judge.decision())
         last = last or self._stopped
-        if self._writer and self._write_every and (step % self._write_every == 0 or last):
-            self._points.reached("evaluate", step)
-            began = time.perf_counter()
-            with self._tally.beside(EVALUATING):
-                texts = self._writer.write(self._stepper, step)
-            self._record.written(step, self._writer.spec, texts, time.perf_counter() - began)
+        if self._write_every and (step % self._write_every == 0 or last):
+            self._write(step)
         if isinstance(self.source, MixedSource) and (evaluates or last or stats.stop_requested):
             given = self.source.given(self.spec.task.seed, self.progress.position)
             self._record.sources(step, self.progress.position, given)
@@ -149,6 +144,22 @@ class BetweenSteps(InWorld):
         self._callbacks.unmark()
         if not last:
             self._stragglers.leave(self._save)
+
+    def _count_left_out(self, batch: StepBatch) -> None:
+        """Count the damaged samples that this rank has trained on as if they were not there."""
+        for micro in batch.micro_batches:
+            if micro.counts:
+                self._left_out += left_out_of(self.source, micro.ids)
+
+    def _write(self, step: int) -> None:
+        """Have the model write its samples, where the run asks for any. Every rank calls it."""
+        if self._writer is None:
+            return
+        self._points.reached("evaluate", step)
+        began = time.perf_counter()
+        with self._tally.beside(EVALUATING):
+            texts = self._writer.write(self._stepper, step)
+        self._record.written(step, self._writer.spec, texts, time.perf_counter() - began)
 
     def _check(self, stats: StepStats, chosen: str, last: bool) -> None:
         """Hold the ranks against each other, and take what all of them have measured. Every rank calls it."""
