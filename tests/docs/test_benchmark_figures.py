@@ -52,7 +52,7 @@ def test_the_readme_tells_what_the_grid_did() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     saved = json.loads((ROOT / "benchmarks" / "results" / "figures" / "forecast_grid.json").read_text(encoding="utf-8"))
     scores, tasks = saved["scores"], {row["task"] for row in saved["rows"]}
-    regrets = [saved["by_task"][task]["regret_mean"] for task in tasks]
+    regrets = [of for task in tasks if (of := saved["by_task"][task]["regret_mean"]) is not None]  # none of two rows
     for told in (f"On [{scores['rows']} layouts of ten tasks]",
                  f"in {regrets.count(0)} of {len(regrets)} choices ({scores['regret_worst'] * 100:.0f} % slower at",
                  f"time off by {scores['time_mape'] * 100:.1f} %",
