@@ -134,7 +134,7 @@ def painted(port: int, run_dir: Path, folder: Path) -> float | None:
     """Return the seconds until a browser has drawn the first curve; None where none is installed."""
     import shutil
 
-    from browser import NAMES, browser
+    from shared.browser import NAMES, browser
 
     if not any(map(shutil.which, NAMES)):
         return None
