@@ -34,6 +34,7 @@ FLOORS: dict[str, float] = {
     "paceline": 7,  # the lazy public names: they stand on everything, and nothing on them
     "paceline.version": 1,
     "paceline.errors": 1,
+    "paceline.foreign_errors": 1,
     "paceline.units": 1,
     "paceline.uncaught": 1,
     "paceline.direct": 1,
