@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from distributed import run_ranks
-from torch import nn
 
 import paceline
 from paceline.foreign_errors import (
@@ -32,9 +32,9 @@ def mixed() -> None:
 
 
 def let_go() -> None:
-    weight = nn.Parameter(torch.ones(2, 3))
-    weight.untyped_storage().resize_(0)
-    weight.view(torch.int32) + 1  # noqa: B018
+    weight = torch.ones(2, 3)
+    weight.untyped_storage().resize_(0)  # as FSDP2 does where a block's weights are gathered no more
+    weight.as_strided((3, 2), (2, 1))
 
 
 def without_gradient() -> None:
@@ -48,7 +48,7 @@ def without_memory() -> None:
 def peer_dies() -> str:
     """Return what a rank is told whose peer ends without a word."""
     if dist.get_rank() == 1:
-        os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(RuntimeError) as raised:
         dist.barrier()
     return str(raised.value)
@@ -56,7 +56,12 @@ def peer_dies() -> str:
 
 @pytest.mark.parametrize(
     ("how", "answer"),
-    [(mixed, is_of_two_devices), (without_gradient, is_of_no_gradient), (without_memory, says_no_memory)],
+    [
+        (mixed, is_of_two_devices),
+        (let_go, is_of_memory_let_go),
+        (without_gradient, is_of_no_gradient),
+        (without_memory, says_no_memory),
+    ],  # fmt: skip
 )
 def test_each_error_of_torch_has_one_answer(how: object, answer: object) -> None:
     with pytest.raises(RuntimeError) as raised:
