@@ -61,7 +61,7 @@ def peer_dies() -> str:
         (let_go, is_of_memory_let_go),
         (without_gradient, is_of_no_gradient),
         (without_memory, says_no_memory),
-    ],  # fmt: skip
+    ],
 )
 def test_each_error_of_torch_has_one_answer(how: object, answer: object) -> None:
     with pytest.raises(RuntimeError) as raised:
