@@ -153,6 +153,18 @@ def test_of_two_passes_the_faster_counts_and_their_distance_is_the_drift():
     assert (found["cpu_seconds"], found["wall_seconds"]) == (2.0, 4.0)
 
 
+def test_the_start_of_an_operator_is_what_passes_of_a_block_leave_on_no_rows():
+    """Of a CPU the faster pass counts for each number of rows; 30 us of all rows and 17 of half leave 4 on none."""
+    slow, fast = one_pass(1.5), one_pass(1.0)
+    for scale, each in ((1.5, slow), (1.0, fast)):
+        rows = {"all_rows": 30e-6, "half_the_rows": 17e-6, "few_tokens": 3e-6}
+        each["launch"]["passes"] = {name: {"seconds": seconds * scale, "spread": 0.1, "repeats": 5}
+                                    for name, seconds in rows.items()}  # fmt: skip
+    found = fastest(slow, fast)["launch"]
+    assert {name: timed["seconds"] for name, timed in found["passes"].items()} == rows
+    assert _start(found) == pytest.approx(4e-6) and _start(fastest(slow, one_pass(1.0))["launch"]) == 1e-3
+
+
 def test_collectives_vary_by_themselves_so_their_mean_counts():
     """1.0 and 1.2 ms are 1.1, and of steps the differences are means as well: 100 and 120 ms more make 110."""
     slow, fast = one_pass(1.2), one_pass(1.0)
@@ -191,7 +203,7 @@ def one_pass(scale: float) -> dict:
         "matmul": {"fp32": [rate]},
         "attention": {"fp32": [rate]}, "attention_narrow": {"fp32": [rate]},
         "usable": ["fp32"], "blocks": [timed], "optimizer": moved,
-        "memory": {"triad": moved, "elementwise": moved}, "cpu_seconds": 1.0, "wall_seconds": 2.0,
+        "memory": {"triad": moved, "elementwise": moved, "picked": moved}, "cpu_seconds": 1.0, "wall_seconds": 2.0,
     }  # fmt: skip
 
 
