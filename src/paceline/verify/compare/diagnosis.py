@@ -48,7 +48,9 @@ class Diagnosis:
 def told(first: Difference, wrong: Iterable[Difference], diagnosis: Diagnosis) -> FirstDifference:
     """Return the first difference with the names of those that are wrong in the same quantity, and what it means."""
     names = [d.name for d in wrong if d.quantity == first.quantity]
-    known = {name: value for name, value in vars(first).items() if name != "of_routers"}  # the family says so
+    known = {
+        name: value for name, value in vars(first).items() if name not in ("of_routers", "kind")
+    }  # the family says so
     return FirstDifference(**known, tensors=tuple(names[:LISTED]), tensors_in_all=len(names), **vars(diagnosis))
 
 
