@@ -22,6 +22,7 @@ BF16_ROUNDING = (2.0**-12, 2.0**-6)  # relative differences of a few values roun
 SIDEWAYS = 0.25  # of a difference without a direction, the largest part that changes the size
 ALIKE = 4.0  # times the smallest of a model's relative differences by rounding is the largest
 
+TOLD_BY_FAMILY = ("of_routers", "kind")
 MISSING = "batch not as asked"  # the family of rows that nobody reads
 LISTED = 8  # tensors that a proof names; the rest is counted
 ANOTHER_LOSS = "same samples, same weights, another loss: the forward pass differs"
