@@ -227,6 +227,36 @@ def test_no_file_is_longer_than_a_reader_bears() -> None:
     assert {name: count for name, count in lines.items() if count > LONGEST_FILE_LINES} == {}
 
 
+LONGEST_FUNCTION_LINES = 70  # a screen, and a little more for some that tell a story; the number may only fall
+
+
+def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Yield every function of the package with its place."""
+    for module, path in SOURCES.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield f"{module}:{node.lineno} {node.name}", node
+
+
+def test_a_function_fits_a_screen() -> None:
+    lines = {name: (node.end_lineno or 0) - node.lineno + 1 for name, node in functions()}
+    assert {name: count for name, count in lines.items() if count > LONGEST_FUNCTION_LINES} == {}
+
+
+SHORT_BODY = 25  # nodes of a syntax tree: a body of fewer is no thought of its own
+
+
+def test_no_function_is_written_twice() -> None:
+    """The same arguments and the same body under any two names are one thing, and stand in one place."""
+    twins: dict[str, list[str]] = {}
+    for name, node in functions():
+        body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+        if sum(1 for part in body for _ in ast.walk(part)) >= SHORT_BODY:
+            key = ast.dump(node.args) + "".join(map(ast.dump, body))
+            twins.setdefault(key, []).append(name)
+    assert [names for names in twins.values() if len(names) > 1] == []
+
+
 def test_no_room_holds_more_than_its_part() -> None:
     sizes: dict[str, int] = {}
     for module, path in SOURCES.items():
