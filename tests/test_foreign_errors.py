@@ -19,7 +19,7 @@ from paceline.foreign_errors import (
     is_of_no_gradient,
     is_of_two_devices,
     says_no_memory,
-    tells_of_closed_connection,
+    tells_of_lost_peer,
 )
 from paceline.run.record.recorder import is_echo
 
@@ -28,7 +28,7 @@ ROOT = Path(paceline.__file__).parent
 
 
 def mixed() -> None:
-    torch.ones(2) @ torch.ones(2, device="meta")
+    torch.ones(2) + torch.ones(2, device="meta")
 
 
 def let_go() -> None:
@@ -70,10 +70,20 @@ def test_each_error_of_torch_has_one_answer(how: object, answer: object) -> None
     assert not any(each(ValueError(str(raised.value))) for each in ANSWERS), "torch raises a RuntimeError"
 
 
+def test_what_kernels_say_of_two_devices() -> None:
+    """As CUDA's do, which this machine has not."""
+    for words in (
+        "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!",
+        "Expected all tensors to be on the same device, but got index is on cpu, different from other ten",
+        "Unhandled FakeTensor Device Propagation for aten.add.Tensor, found two different devices cuda:0",
+    ):
+        assert [each for each in ANSWERS if each(RuntimeError(words))] == [is_of_two_devices]
+
+
 def test_a_peer_that_has_gone_is_an_echo_and_a_path_with_gloo_in_it_is_none() -> None:
     """A failing rank whose own error only has the four letters in it was taken for an echo, and blamed was another."""
     told, _ = run_ranks(peer_dies, 2, may_die=[1])
-    assert is_of_gloo(RuntimeError(told)) and is_echo(RuntimeError(told)) and tells_of_closed_connection(told), told
+    assert is_of_gloo(RuntimeError(told)) and is_echo(RuntimeError(told)) and tells_of_lost_peer(told), told
     for own in ("cannot open /data/igloo/rows.bin", "gloo is not what this model wants", "Igloo/rows.h5:3 is damaged"):
         assert not is_of_gloo(RuntimeError(own)) and not is_echo(RuntimeError(own)), own
     assert not is_echo(None) and not is_echo(KeyboardInterrupt())

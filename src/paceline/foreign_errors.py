@@ -19,8 +19,8 @@ _FACTORS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 # Connection closed by peer", or names it behind "Gloo connectFullMesh failed with". torch 2.13's own words of gloo, as
 # "ProcessGroupGloo::alltoall: ...", are of wrong calls.
 _OF_GLOO = re.compile(r"\bgloo/[\w./-]+\.(?:cc|h|cpp):\d+")
-_CLOSED = "closed by peer"  # gloo's, in whatever a process has printed last
-_TWO_DEVICES = "same device"  # in whatever torch says where tensors of two devices meet
+# Where tensors of two devices meet: of kernels, of torch's operators in Python, of tensors without values.
+_TWO_DEVICES = ("on the same device", "is not on the expected device", "found two different devices")
 _LET_GO = "storage of size 0"  # in what torch says of a tensor whose memory FSDP2 has given back
 _SHARDS = "DTensor"  # in what torch says of an operator that takes plain tensors with shards, or has no rule for these
 _NO_GRADIENT = "does not require grad"  # "element 0 of tensors does not require grad and does not have a grad_fn"
@@ -42,14 +42,14 @@ def is_of_gloo(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and _OF_GLOO.search(str(error)) is not None
 
 
-def tells_of_closed_connection(text: str) -> bool:
-    """Return whether the last line of a process says that a peer's end of a connection was closed."""
-    return _CLOSED in text
+def tells_of_lost_peer(text: str) -> bool:
+    """Return whether the last line that a process has printed is gloo's, of a peer that has gone."""
+    return _OF_GLOO.search(text) is not None
 
 
 def is_of_two_devices(error: BaseException) -> bool:
     """Return whether torch says that tensors of two devices meet in an operator."""
-    return isinstance(error, RuntimeError) and _TWO_DEVICES in str(error)
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _TWO_DEVICES)
 
 
 def is_of_memory_let_go(error: BaseException) -> bool:

@@ -165,6 +165,25 @@ def test_the_start_of_an_operator_is_what_passes_of_a_block_leave_on_no_rows():
     assert _start(found) == pytest.approx(4e-6) and _start(fastest(slow, one_pass(1.0))["launch"]) == 1e-3
 
 
+class Ended:
+    """A worker of a probe that has failed."""
+
+    returncode = 1
+
+    def poll(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("words", ["Connection closed by peer [127.0.0.1]:4711", "Connection reset by peer. GLHF!"])
+def test_a_probe_that_fails_tells_of_the_process_that_failed_first(tmp_path, words):
+    """A process that lost its peer only says so, in one of gloo's words; the lower number was blamed for the second."""
+    gloo = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:50893: "
+    (tmp_path / "stderr-0").write_text(f"Traceback\n{gloo}{words}\n")
+    (tmp_path / "stderr-1").write_text("Traceback\nValueError: the device is no longer there\n")
+    with pytest.raises(PacelineError, match=r"process 1 failed\n.*the device is no longer there"):
+        probe._wait([Ended(), Ended()], tmp_path, 5.0)
+
+
 def test_collectives_vary_by_themselves_so_their_mean_counts():
     """1.0 and 1.2 ms are 1.1, and of steps the differences are means as well: 100 and 120 ms more make 110."""
     slow, fast = one_pass(1.2), one_pass(1.0)

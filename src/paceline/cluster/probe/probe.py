@@ -35,7 +35,7 @@ from paceline.cluster.probe.records import (
 )
 from paceline.cluster.store import SCHEMA, probe_path, write_probe
 from paceline.errors import ConfigError, PacelineError
-from paceline.foreign_errors import tells_of_closed_connection
+from paceline.foreign_errors import tells_of_lost_peer
 from paceline.patience import Patience
 from paceline.scratch import Scratch
 from paceline.units import format_bytes, format_rate, format_seconds
@@ -143,7 +143,7 @@ def _wait(
             because = lines[-1] if lines else f"it ended with status {worker.returncode} and no message"
             failures.append((rank, because))
     if failures:  # a process that lost its peer only says so; the peer says why
-        rank, because = next((item for item in failures if not tells_of_closed_connection(item[1])), failures[0])
+        rank, because = next((item for item in failures if not tells_of_lost_peer(item[1])), failures[0])
         raise PacelineError(f"the probe's process {rank} failed", because, "plan without a probe, or fewer devices")
     if any(worker.poll() is None for worker in workers):
         raise PacelineError(
