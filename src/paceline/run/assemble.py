@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,7 +86,7 @@ def assemble(
     scales = layer_scales(started.model, decay) if decay != 1.0 else {}
     turns = _turns(task, plan, world, source)
     remarks = started.remarks + _set_precision(started, plan, turns[main_turn(task)].objective)
-    _limit_logits(started, plan, turns, source, items_per_sample)
+    hold_few_logits(started.model, started.to_look_at, plan, turns, source, items_per_sample)
     looked = _look(task, plan, world, source, started, turns, mesh)
     laid = _lay_out(started, looked, plan, mesh)
     own = own_parameters(laid.model, names, looked.turns)
@@ -133,11 +133,19 @@ def _set_precision(started: WholeModel, plan: Plan, objective: AnyObjective) -> 
     return remarks
 
 
-def _limit_logits(
-    started: WholeModel, plan: Plan, turns: Sequence[Turn], source: Source, items_per_sample: int
+def hold_few_logits(
+    model: nn.Module,
+    to_look_at: Callable[[], nn.Module],
+    plan: Plan,
+    turns: Sequence[Turn],
+    source: Source,
+    items_per_sample: int,
 ) -> None:
-    """Have the model hold no more logits at a time than the plan says, where its kind can."""
-    model, objectives = started.model, [turn.objective for turn in turns]
+    """Have the model hold no more logits at a time than the plan says, where its kind can.
+
+    `to_look_at` returns a model that computes as this one does.
+    """
+    objectives = [turn.objective for turn in turns]
     if isinstance(model, Decoder):
         model.logits_elements = plan.logits_elements
         return
@@ -148,7 +156,7 @@ def _limit_logits(
         batch = source.read(np.arange(1))
         labels = batch.get("labels") if isinstance(batch, Mapping) else None
         tokens = max(tokens, labels.numel() if isinstance(labels, torch.Tensor) else 0)
-    seen = started.to_look_at()
+    seen = to_look_at()
     if limit_logits(seen, plan.logits_elements, plan.micro_batch * tokens) and seen is not model:
         setattr(model, LIMIT, plan.logits_elements)
 
