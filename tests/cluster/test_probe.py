@@ -105,14 +105,17 @@ def test_the_slowest_rank_counts():
 
 def test_an_operators_start_is_what_a_step_takes_on_no_rows():
     """300 us an operator on all rows, 170 on half of them: 130 go with the rows of a half, 40 with none."""
-    timed = {name: {"seconds": seconds, "spread": 0.0, "repeats": 3} for name, seconds in (
-        ("autograd", 3e-6), ("all rows", 300e-6), ("half the rows", 170e-6), ("a few tokens", 11e-6))}  # fmt: skip
-    assert _start(timed) == pytest.approx(40e-6)
-    slow = {**timed, "all rows": {**timed["all rows"], "seconds": 335e-6}}
-    assert _start(slow) == pytest.approx(11e-6), "no less than an operator that has hardly anything to do"
-    busy = {**timed, "all rows": {**timed["all rows"], "seconds": 100e-6}}
+
+    def timed(all_rows: float) -> dict:
+        seconds = {"all_rows": all_rows, "half_the_rows": 170e-6, "few_tokens": 11e-6}
+        passes = {name: {"seconds": each, "spread": 0.0, "repeats": 3} for name, each in seconds.items()}
+        return {"autograd": {"seconds": 3e-6, "spread": 0.0, "repeats": 3}, "passes": passes}
+
+    assert _start(timed(300e-6)) == pytest.approx(40e-6)
+    assert _start(timed(335e-6)) == pytest.approx(11e-6), "no less than an operator that has hardly anything to do"
+    busy = timed(100e-6)
     assert _start(busy) == pytest.approx(170e-6), "half the rows met another program: no more than all that they took"
-    assert _start({"autograd": timed["autograd"]}) == 3e-6, "beside an accelerator nothing else is timed"
+    assert _start({"autograd": busy["autograd"]}) == 3e-6, "beside an accelerator nothing else is timed"
 
 
 @pytest.mark.parametrize(("passed", "takes"), [(41e-3, 41e-3), (60e-3, 40e-3)])
