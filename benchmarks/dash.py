@@ -26,9 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from common import keep, machine
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from report_journals import START, run_started, step  # a run's records, without the run
+from shared.report_journals import START, run_started, step  # a run's records, without the run
 
 RANKS_PER_NODE, ALL_RANKS_EVERY, NODE_EVERY_SECONDS, STEP_SECONDS = 8, 100, 10.0, 1.0
 NODE_SAMPLES = 360  # of each node: an hour's
@@ -136,7 +134,7 @@ def painted(port: int, run_dir: Path, folder: Path) -> float | None:
     """Return the seconds until a browser has drawn the first curve; None where none is installed."""
     import shutil
 
-    from browser import NAMES, browser
+    from shared.browser import NAMES, browser
 
     if not any(map(shutil.which, NAMES)):
         return None

@@ -14,14 +14,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from common import machine
+from common import TokenRows, machine
 
 from paceline.run.observe.health.judge import HealthJudge
 from paceline.run.observe.health.told import TrainingHealth
@@ -34,27 +33,28 @@ from paceline.run.record.journal import Journal
 from paceline.spec.journal.kinds import RanksRecord, StepRecord
 from paceline.spec.journal.line import line_of
 from paceline.spec.journal.record import read
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
+from paceline.spec.task import ModelSpec, Task
 from paceline.spec.watch.observe import ObserveSpec
+from paceline.units import Amount
 
 RANKS = (1, 8, 64, 1024, 16_384)
 STEPS_OF_A_TURN = 5
+SEQ_LEN, BATCH = 16, 16
 
 
 class Contender:
     """Makes steps of a small decoder, watched or not."""
 
     def __init__(self, watched: bool, every: int) -> None:
-        sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-        from tests_shared import SEQ_LEN, decoder_task, plan_of
-
         from paceline.run.assemble import assemble
         from paceline.run.loop.loader import BatchStream
-        from paceline.spec.layout import Layout
-        from paceline.spec.task import ModelSpec
 
         model = ModelSpec("llama-1m", hidden=256, layers=6, heads=8, kv_heads=4, ffn=704, vocab=512)
-        task = decoder_task(model=model)
-        plan = plan_of(Layout(), batch=16, micro_batch=8)
+        batch = Amount(BATCH, "samples")
+        task = Task(name="watched", model=model, data=TokenRows(1000, SEQ_LEN, 61), global_batch=batch)
+        plan = Plan(layout=Layout(), micro_batch=BATCH // 2, accumulation=2, batch_samples=BATCH)
         self.world = World(0, 1, 0, torch.device("cpu"))
         self.stepper = assemble(task, plan, self.world, task.data, SEQ_LEN).stepper
         self.stream = BatchStream(task.data, task.seed, plan, 0, self.world.device)

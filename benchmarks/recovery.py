@@ -40,9 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from common import keep, machine, median_of
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from started import orphans
+from shared import orphans
 
 from paceline.patience import Patience
 from paceline.spec.journal.reading import read_journal

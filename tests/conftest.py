@@ -16,12 +16,15 @@ from hypothesis import settings
 
 EXIT_SECONDS = 120.0  # in which a process ends after its last test; an idle machine takes less than one
 
-# Helpers of the tests (distributed.py, tests_shared.py) are modules beside this file; ranks inherit the path.
+# Modules that tests import by a bare name: their helpers (distributed.py, tests_shared.py), and what benchmarks have in
+# common with them. Ranks inherit the path.
 HERE = str(Path(__file__).parent)
-sys.path.insert(0, HERE)
+PLACES = [str(Path(HERE, "helpers")), str(Path(HERE).parent / "benchmarks" / "shared"), HERE]
+for place in reversed(PLACES):
+    sys.path.insert(0, place)
 from strict_json import be_strict  # noqa: E402
 
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [HERE, os.environ.get("PYTHONPATH", "")]))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*PLACES, os.environ.get("PYTHONPATH", "")]))
 
 # Threads of one process that wait for each other spin for a while, which takes the cores of the other workers: a
 # run of two threads beside others took eight times as long. Read when torch is imported.
@@ -118,8 +121,8 @@ def own_cache() -> Iterator[None]:
     folder = tempfile.mkdtemp(prefix="paceline-tests-")
     os.environ["XDG_CACHE_HOME"] = folder
     be_strict()  # also in what started/nursery.py forks
+    from orphans import watch
     from started.inside import forked_inside
-    from started.orphans import watch
 
     watch()
     with forked_inside():

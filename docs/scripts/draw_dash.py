@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 def main() -> None:
     """Serve the run, look at it, and keep the picture."""
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path[:0] = map(str, [ROOT / "tests" / "helpers", ROOT / "tests", ROOT / "benchmarks" / "shared"])
     journals = importlib.import_module("report_journals")
     browser = importlib.import_module("browser").browser
     served = runpy.run_path(str(ROOT / "tests" / "observe" / "dash" / "served.py"))["served"]

@@ -19,8 +19,8 @@ NOTE = "<!-- Written by docs/scripts/write_catalog.py from the catalog; edit tha
 HEAD = """
 What is published of accelerators, of the systems they come in, of prices and of electricity. `cluster.device` takes an
 accelerator's name, `cluster.node` a node type's. A dash is unknown: what nobody prints is never guessed. Everything can
-be replaced: [money, energy and carbon](../guide/money-energy-carbon.md) tells how. What no document was read for is
-named as assumed beside its source: it is tagged so in every plan, and intervals are wider where a forecast rests on
+be replaced: [money, energy and carbon](../guide/plan/money-energy-carbon.md) tells how. What no document was read for
+is named as assumed beside its source: it is tagged so in every plan, and intervals are wider where a forecast rests on
 such a rate. Google's TPUs are there for planning and for holding forecasts against published runs; nothing here runs
 on them.
 """

@@ -37,7 +37,7 @@ HEAD = """
 
 What a forecast of a run is worth that nobody here has looked at. Every table of published measurements is forecast with
 constants that were fitted without its source, as `paceline backtest --leave-one-source-out` does it.
-[Backtesting](guide/backtesting.md) says what the scores mean and how to score your own runs;
+[Backtesting](guide/plan/backtesting.md) says what the scores mean and how to score your own runs;
 [Published cases](published-cases.md) goes through single runs. The constants have the hash `{sha}`.
 
 The null is a forecast that knows nothing of the layout: every row reaches the median MFU of its accelerator and

@@ -19,7 +19,7 @@ HEAD = """<!-- Written by docs/scripts/write_proof.py from spec/proof/records.py
 
 What `paceline verify --json` prints and `paceline.verify` returns are proofs, one for each layout, as frozen records:
 `{equal, layouts: [Proof]}`. `paceline.verify_loop` returns a `LoopProof`. What they mean stands in
-[Verifying](../guide/verifying.md); differences are relative, by the names of its table of tolerances.
+[Verifying](../guide/plan/verifying.md); differences are relative, by the names of its table of tolerances.
 """
 
 

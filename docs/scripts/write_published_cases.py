@@ -32,7 +32,7 @@ HEAD = """
 
 Well-known runs, priced by the planner from their shapes and the catalog's figures alone, beside what their authors
 published. Prices are of Paceline's own run on those machines; the published runs had other software. Intervals are of
-80 %. MFU is given in two of the [five conventions](guide/backtesting.md#five-ways-to-count-flops): `causal`, which
+80 %. MFU is given in two of the [five conventions](guide/plan/backtesting.md#five-ways-to-count-flops): `causal`, which
 Paceline states everywhere, and `hardware`, with which the authors of that time counted. How far forecasts are off in
 general says [Forecast accuracy](forecast-accuracy.md).
 """

@@ -33,7 +33,7 @@ HEAD = """<!-- Written by docs/scripts/write_simulation.py; run it again instead
 # Simulated runs
 
 What published failure rates lead to, simulated by the engine of `paceline simulate`: {runs} runs each, seed {seed}.
-How it works and what it leaves out stands in the [guide](guide/simulating.md).
+How it works and what it leaves out stands in the [guide](guide/plan/simulating.md).
 """
 
 

@@ -23,6 +23,14 @@ def sync_folder(path: Path) -> None:
             raise
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, each of which is durable in its own when this returns. Raises OSError."""
+    made = [each for each in (path, *path.parents) if not each.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for each in made or [path]:
+        sync_folder(each.parent)
+
+
 def publish(unfinished: Path, path: Path) -> None:
     """Give a finished file its name, in place of a file that has it: durable when this returns. Raises OSError.
 

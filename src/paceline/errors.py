@@ -14,6 +14,8 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Self
 
+from paceline.foreign_errors import says_no_memory
+
 
 class PacelineError(Exception):
     """An error a user can act on: `what` happened, `because` of what, and what to `try_`."""
@@ -45,11 +47,6 @@ class PacelineError(Exception):
         return self
 
 
-# What torch's allocators say: the one of a CPU raises a RuntimeError (c10/core/impl/alloc_cpu.cpp).
-SAYS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory", "CUDA out of memory",
-        "CUDA error: out of memory", "std::bad_alloc")  # fmt: skip
-
-
 def is_exhausted(error: BaseException) -> bool:
     """Return whether an error says that there is no memory left, of a device or of the host."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
@@ -57,7 +54,7 @@ def is_exhausted(error: BaseException) -> bool:
     torch = sys.modules.get("torch")  # where it is not there, no error is of its kind
     if torch is not None and isinstance(error, torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(says in str(error) for says in SAYS)
+    return says_no_memory(error)
 
 
 def exhausted_by(error: BaseException) -> BaseException | None:

@@ -81,6 +81,28 @@ def test_benchmarks_find_what_they_share() -> None:
     assert not broken and looked > 30
 
 
+def test_no_benchmark_needs_the_tests() -> None:
+    """What tests and benchmarks have in common stands in benchmarks/shared, which both find."""
+    tests = ROOT / "tests"
+    helpers = {path.stem for path in tests.rglob("*.py")} | {path.name for path in tests.iterdir() if path.is_dir()}
+    helpers -= {path.stem for path in (ROOT / "benchmarks").rglob("*.py")} | {"__init__"}
+    shared = {path.stem for path in (ROOT / "benchmarks" / "shared").glob("*.py")} - {"__init__"}
+    of_tests = {name for path in tests.rglob("*.py") for name in imported(path)}
+    assert {str(path) for path in (ROOT / "benchmarks").rglob("*.py") if helpers & imported(path)} == set()
+    assert shared <= of_tests, "and what tests do not need is no part of it"
+
+
+def imported(path: Path) -> set[str]:
+    """Return the outermost names that a file imports."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            found.add((node.module or "").partition(".")[0])
+        elif isinstance(node, ast.Import):
+            found |= {each.name.partition(".")[0] for each in node.names}
+    return found - set(sys.stdlib_module_names)
+
+
 def test_a_name_that_is_gone_is_found() -> None:
     assert absent("paceline.units", {"format_bytes", "format_pounds"}) == {"format_pounds"}
     assert absent("paceline.of_no_name", {"one"}) == {"one"}

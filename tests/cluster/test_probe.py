@@ -105,14 +105,17 @@ def test_the_slowest_rank_counts():
 
 def test_an_operators_start_is_what_a_step_takes_on_no_rows():
     """300 us an operator on all rows, 170 on half of them: 130 go with the rows of a half, 40 with none."""
-    timed = {name: {"seconds": seconds, "spread": 0.0, "repeats": 3} for name, seconds in (
-        ("autograd", 3e-6), ("all rows", 300e-6), ("half the rows", 170e-6), ("a few tokens", 11e-6))}  # fmt: skip
-    assert _start(timed) == pytest.approx(40e-6)
-    slow = {**timed, "all rows": {**timed["all rows"], "seconds": 335e-6}}
-    assert _start(slow) == pytest.approx(11e-6), "no less than an operator that has hardly anything to do"
-    busy = {**timed, "all rows": {**timed["all rows"], "seconds": 100e-6}}
+
+    def timed(all_rows: float) -> dict:
+        seconds = {"all_rows": all_rows, "half_the_rows": 170e-6, "few_tokens": 11e-6}
+        passes = {name: {"seconds": each, "spread": 0.0, "repeats": 3} for name, each in seconds.items()}
+        return {"autograd": {"seconds": 3e-6, "spread": 0.0, "repeats": 3}, "passes": passes}
+
+    assert _start(timed(300e-6)) == pytest.approx(40e-6)
+    assert _start(timed(335e-6)) == pytest.approx(11e-6), "no less than an operator that has hardly anything to do"
+    busy = timed(100e-6)
     assert _start(busy) == pytest.approx(170e-6), "half the rows met another program: no more than all that they took"
-    assert _start({"autograd": timed["autograd"]}) == 3e-6, "beside an accelerator nothing else is timed"
+    assert _start({"autograd": busy["autograd"]}) == 3e-6, "beside an accelerator nothing else is timed"
 
 
 @pytest.mark.parametrize(("passed", "takes"), [(41e-3, 41e-3), (60e-3, 40e-3)])
@@ -153,6 +156,37 @@ def test_of_two_passes_the_faster_counts_and_their_distance_is_the_drift():
     assert (found["cpu_seconds"], found["wall_seconds"]) == (2.0, 4.0)
 
 
+def test_the_start_of_an_operator_is_what_passes_of_a_block_leave_on_no_rows():
+    """Of a CPU the faster pass counts for each number of rows; 30 us of all rows and 17 of half leave 4 on none."""
+    slow, fast = one_pass(1.5), one_pass(1.0)
+    for scale, each in ((1.5, slow), (1.0, fast)):
+        rows = {"all_rows": 30e-6, "half_the_rows": 17e-6, "few_tokens": 3e-6}
+        each["launch"]["passes"] = {name: {"seconds": seconds * scale, "spread": 0.1, "repeats": 5}
+                                    for name, seconds in rows.items()}  # fmt: skip
+    found = fastest(slow, fast)["launch"]
+    assert {name: timed["seconds"] for name, timed in found["passes"].items()} == rows
+    assert _start(found) == pytest.approx(4e-6) and _start(fastest(slow, one_pass(1.0))["launch"]) == 1e-3
+
+
+class Ended:
+    """A worker of a probe that has failed."""
+
+    returncode = 1
+
+    def poll(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("words", ["Connection closed by peer [127.0.0.1]:4711", "Connection reset by peer. GLHF!"])
+def test_a_probe_that_fails_tells_of_the_process_that_failed_first(tmp_path, words):
+    """A process that lost its peer only says so, in one of gloo's words; the lower number was blamed for the second."""
+    gloo = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:50893: "
+    (tmp_path / "stderr-0").write_text(f"Traceback\n{gloo}{words}\n")
+    (tmp_path / "stderr-1").write_text("Traceback\nValueError: the device is no longer there\n")
+    with pytest.raises(PacelineError, match=r"process 1 failed\n.*the device is no longer there"):
+        probe._wait([Ended(), Ended()], tmp_path, 5.0)
+
+
 def test_collectives_vary_by_themselves_so_their_mean_counts():
     """1.0 and 1.2 ms are 1.1, and of steps the differences are means as well: 100 and 120 ms more make 110."""
     slow, fast = one_pass(1.2), one_pass(1.0)
@@ -191,7 +225,7 @@ def one_pass(scale: float) -> dict:
         "matmul": {"fp32": [rate]},
         "attention": {"fp32": [rate]}, "attention_narrow": {"fp32": [rate]},
         "usable": ["fp32"], "blocks": [timed], "optimizer": moved,
-        "memory": {"triad": moved, "elementwise": moved}, "cpu_seconds": 1.0, "wall_seconds": 2.0,
+        "memory": {"triad": moved, "elementwise": moved, "picked": moved}, "cpu_seconds": 1.0, "wall_seconds": 2.0,
     }  # fmt: skip
 
 

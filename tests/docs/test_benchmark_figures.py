@@ -20,7 +20,7 @@ PHASES = ("detect", "end", "start", "restore", "step")
 
 
 def test_seconds_of_recovery_are_those_of_the_saved_benchmark() -> None:
-    page = (ROOT / "docs" / "guide" / "surviving.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "guide" / "run" / "surviving.md").read_text(encoding="utf-8")
     saved = json.loads((ROOT / "benchmarks" / "results" / "figures" / "recovery.json").read_text(encoding="utf-8"))
     assert "on four ranks" in page and saved["ranks"] == 4 and saved["machine"]["date"] in page
     for row, name in ROWS.items():

@@ -8,7 +8,7 @@ from pathlib import Path
 from paceline.backtest.schema import KINDS, Origin, StepRow
 from paceline.plan.flops import CONVENTIONS
 
-PAGE = (Path(__file__).parents[2] / "docs" / "guide" / "backtesting.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "guide" / "plan" / "backtesting.md").read_text(encoding="utf-8")
 
 
 def test_every_column_of_a_step_is_in_the_guide() -> None:

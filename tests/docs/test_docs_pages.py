@@ -20,15 +20,15 @@ DOCS = ROOT / "docs"
 PAGES = [*sorted(DOCS.rglob("*.md")), *sorted(ROOT.glob("*.md"))]
 
 
-def writer() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("write_reference", DOCS / "scripts" / "write_reference.py")
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, DOCS / "scripts" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-WRITTEN = writer().pages()
+WRITTEN = script("write_reference").pages()
 
 
 @pytest.mark.parametrize("name", WRITTEN)
@@ -63,13 +63,13 @@ def test_the_reference_shows_the_arguments_that_functions_take() -> None:
 
 
 def test_the_guide_shows_the_tolerances_that_are_applied() -> None:
-    page = (DOCS / "guide" / "verifying.md").read_text(encoding="utf-8")
+    page = (DOCS / "guide" / "plan" / "verifying.md").read_text(encoding="utf-8")
     shown = re.findall(r"^\| `([\w ]+)` \| [^|]* \| (\S+) \| (\S+) \|$", page, flags=re.M)
     assert shown == [(name, f"{limits['fp32']:g}", f"{limits['fp64']:g}") for name, limits in TOLERANCES.items()]
 
 
 def test_the_guide_lists_the_whole_catalog() -> None:
-    page = (DOCS / "guide" / "planning.md").read_text(encoding="utf-8")
+    page = (DOCS / "guide" / "plan" / "planning.md").read_text(encoding="utf-8")
     assert [name for name in read_catalog() if f"`{name}`" not in page] == []
 
 
@@ -96,3 +96,14 @@ def anchors(page: Path) -> set[str]:
 def test_every_page_is_in_the_table_of_contents() -> None:
     listed = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8")))
     assert {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} == listed
+
+
+def test_addresses_that_pages_of_the_guide_have_had_lead_to_them(tmp_path: Path) -> None:
+    hook = script("hooks/old_addresses")
+    assert hook.moved()["verifying"] == "plan/verifying" and len(hook.moved()) == 24
+    hook.on_post_build({"site_dir": str(tmp_path)})
+    for page in (tmp_path / "guide").rglob("index.html"):
+        (to,) = set(re.findall(r'(?:href="|url=)([^"]+)', page.read_text(encoding="utf-8")))
+        led = (page.parent / to).resolve().relative_to(tmp_path.resolve())
+        assert (DOCS / led).with_suffix(".md").is_file()
+        assert not (DOCS / page.parent.relative_to(tmp_path)).with_suffix(".md").exists()

@@ -32,6 +32,7 @@ from paceline.verify.process import start
 from paceline.verify.process.group import Job, Result, run_jobs
 
 HERE = Path(__file__).parent
+PLACES = [str(HERE / "plants"), str(HERE), str(HERE.parent / "helpers"), str(HERE.parent)]  # of what ranks import
 STEPS = 2
 SPEC = """
 [task]
@@ -165,7 +166,11 @@ def _answer(words: list[str], results: list[Result], patch: pytest.MonkeyPatch) 
 def _ranks_find_us() -> Iterator[None]:
     """Have the ranks of proofs find the modules of this folder."""
     with pytest.MonkeyPatch.context() as patch:
-        known = os.environ.get("PYTHONPATH", "")
-        patch.setenv("PYTHONPATH", os.pathsep.join(part for part in (str(HERE), str(HERE.parent), known) if part))
+        patch.setenv("PYTHONPATH", path_of_ranks())
         patch.syspath_prepend(str(HERE))
         yield
+
+
+def path_of_ranks() -> str:
+    """Return PYTHONPATH for a process whose ranks find the modules of this folder."""
+    return os.pathsep.join(filter(None, [*PLACES, os.environ.get("PYTHONPATH", "")]))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from catalogue import CONTROLS, PROOFS, name_of
-from commands import HERE, Proven, prove_all, training_words_of, words_of
+from commands import Proven, path_of_ranks, prove_all, training_words_of, words_of
 from distributed import run_ranks
 from planted import Planted
 from planted_lines import checks_of
@@ -140,9 +139,7 @@ def test_controls_are_not_flagged(control: Planted, proven: Proofs) -> None:
 
 def test_a_command_in_a_process_of_its_own_says_the_same(folder: Path, proven: Proofs) -> None:
     bug = next(bug for bug in PROOFS if bug.what == "the fourth bucket of gradients is never reduced")
-    known = os.environ.get("PYTHONPATH", "")
-    found = os.pathsep.join(part for part in (str(HERE), str(HERE.parent), known) if part)
-    done = paceline(*words_of(bug, folder), env=environment(PYTHONPATH=found))
+    done = paceline(*words_of(bug, folder), env=environment(PYTHONPATH=path_of_ranks()))
     assert done.returncode == 4, done.stderr
     (record,) = as_json(done.stdout)["layouts"]
     expected = proven[bug].record["first_difference"]
@@ -162,9 +159,7 @@ def test_a_command_in_a_process_of_its_own_says_the_same(folder: Path, proven: P
 ])  # fmt: skip
 def test_training_does_not_start_in_the_wrong_format(what: str, folder: Path) -> None:
     bug = next(bug for bug in PROOFS if bug.what == what)
-    known = os.environ.get("PYTHONPATH", "")
-    found = os.pathsep.join(part for part in (str(HERE), str(HERE.parent), known) if part)
-    done = paceline(*training_words_of(bug, folder), env=environment(PYTHONPATH=found))
+    done = paceline(*training_words_of(bug, folder), env=environment(PYTHONPATH=path_of_ranks()))
     assert done.returncode == 4, done.stdout + done.stderr
     said = " ".join(done.stderr.split())
     assert "low precision" in said and bug.tensor in said

@@ -13,7 +13,10 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-os.environ["PYTHONPATH"] = os.pathsep.join([*sys.path[:2], os.environ.get("PYTHONPATH", "")])
+sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent / "plants"))
+os.environ["PYTHONPATH"] = os.pathsep.join([*sys.path[:4], os.environ.get("PYTHONPATH", "")])
 
 from catalogue import CONTROLS, PROOFS
 from commands import Proven, prove_all
@@ -31,13 +34,13 @@ Distributed training goes wrong without an error: the run goes on and the number
 row is such a mistake, of a family that has happened in a well-known framework, planted into the running system in real
 processes. Either the proof or the comparison of a resumed run with an undisturbed one must catch it and name the
 quantity and the tensor. The proof is `paceline verify SPEC --layout LAYOUT` and must end with exit code 4: what runs is
-the [twin](guide/verifying.md#the-twin) that it makes of the spec, and the mistake is planted by the import path of the
-spec's objective. A proof has parts, and names the first that is not equal: what only the `story` names (a whole run
+the [twin](guide/plan/verifying.md#the-twin) that it makes of the spec, and the mistake is planted by the import path of
+the spec's objective. A proof has parts, and names the first that is not equal: what only the `story` names (a whole run
 with evaluations, a checkpoint and resumes), or only `low precision`, no update in fp64 shows. Where the run of a part
 ends with an error, the command does so too. `make test` plants one of each kind again, `make test-deep` all.
 
 Unplanted controls, {controls} of them, are never flagged. The reference that a proof compares with is
-[written plainly](guide/verifying.md), so a mistake in the run is not in it too.
+[written plainly](guide/plan/verifying.md), so a mistake in the run is not in it too.
 
 | family | planted | caught by | names | likely cause that is given |
 |---|---|---|---|---|

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paceline.errors import ConfigError
+from paceline.spec.journal.kinds import DecisionRecord
+from paceline.spec.journal.line import line_of
 from paceline.spec.journal.redact import MARK, Redactor
 from paceline.spec.journal.secret_shapes import AFTER_A_NAME, KNOWN
 
@@ -44,6 +47,12 @@ TOKENS = {
     "sendgrid": "SG." + LONG[:22] + "." + LONG[:43],
     "digitalocean": "dop_v1_" + HEX + HEX[:16],
     "grafana": "glsa_" + LONG[:32] + "_" + HEX[:8],
+    "xai": "xai-" + LONG[:80],
+    "perplexity": "pplx-" + LONG[:48],
+    "pinecone": "pcsk_" + LONG[:60],
+    "langsmith": "lsv2_pt_" + HEX[:32] + "_" + HEX[:10],
+    "neptune": "eyJhcGlf" + LONG[:90],
+    "vault": "hvs." + LONG[:40],
     "private key": "-----BEGIN RSA PRIVATE KEY-----\n" + LONG + "\n-----END RSA PRIVATE KEY-----",
 }
 SECRET = "hunter2-and-more"
@@ -78,6 +87,13 @@ IN_CONTEXT = {
     "toml": f'secret = "{SECRET}"',
     "header": f"X-Api-Key: {SECRET}",
     "yaml": f"password: {SECRET}",
+    "argument": f"--set task.data.arguments.token={SECRET}",
+    "json within json": f'{{\\"api_key\\": \\"{SECRET}\\", \\"steps\\": 3}}',
+    "words": '{"password": "a pass of words", "steps": 3}',
+    "words in single quotes": "client(secret='a pass of words', steps='all of them')",
+    "words of an argument": "--set 'task.data.arguments.token=\"a pass of words\"'",
+    "password of a database": "DB_PASS=s3same-open",
+    "user that is a token": f"https://{HEX[:32]}@example.com/x",
 }
 # The part of IN_CONTEXT that must be gone.
 PARTS = {
@@ -87,7 +103,9 @@ PARTS = {
     "key of an older pager": f"--integration-key {HEX[:32]}",
     "url without a user": "p4ssw0rd", "url with signs": "p@ss:word", "signed": HEX, "aws secret": LONG[:40],
     "other key": LONG[:24], "bare key": LONG[:24], "wandb variable": HEX[:40], "wandb login": HEX[:40],
-    "wandb relogin": HEX[:40],
+    "wandb relogin": HEX[:40], "words": "a pass of words", "words in single quotes": "a pass of words",
+    "words of an argument": "a pass of words", "password of a database": "s3same-open",
+    "user that is a token": HEX[:32],
 }  # fmt: skip
 HARMLESS = [
     "paceline train examples/stdlib-code.toml --steps 30 --run-dir runs/short",
@@ -109,6 +127,8 @@ HARMLESS = [
     "CUDA_VISIBLE_DEVICES=0,1 OMP_NUM_THREADS=1 python -m paceline train",
     "rank 1 of 2 was ended by SIGKILL; authorization failed; Authorization needed",
     "the password: none given; secret: unknown; api_key: missing at 12:30; token: layers.0.attention",
+    "https://a-user-of-a-long-name@example.com/x, forward_pass=12345678, BACKWARD_PASS=of_words, 'pad.token'='a b'",
+    "it's a secret of the model's and 'b c', xai-models-of-1990, pplx-70b-online, hvs.conf, lsv2_pt_, pcsk_",
     "eyJ is how base64 of JSON begins", "AKIA", "AIza", "local-rank 3", "runs/sk-12/journal",
 ]  # fmt: skip
 
@@ -156,6 +176,51 @@ def test_options_names_and_keys_of_nested_data() -> None:
     assert {name: cleaned[name] for name in ("unit", "tokens_per_sample", "steps", "key")} == {
         "unit": "tokens", "tokens_per_sample": 64, "steps": [1, 2.5, True], "key": "step",
     }  # fmt: skip
+
+
+def test_a_secret_of_several_words_goes_whole() -> None:
+    for text in (
+        '{"password": "%s", "steps": 3}',
+        "client(secret='%s', steps='all of them')",
+        r"{\"api_key\": \"%s\"}",
+    ):
+        assert Redactor().text(text % "a pass of words") == text % MARK
+        assert Redactor().text(text % "one") == text % MARK
+    assert Redactor().text("secret='it never ends\nor here") == f"secret='{MARK} never ends\nor here"
+
+
+def test_all_that_follows_the_name_of_several_secrets_goes() -> None:
+    words = ["train.py", "--api-keys", SECRET, "two", "--steps", "3", "file.toml", "--secret", SECRET, "rest"]
+    assert Redactor().data(words) == [
+        "train.py", "--api-keys", MARK, MARK, "--steps", "3", "file.toml", "--secret", MARK, "rest",
+    ]  # fmt: skip
+
+
+class Client:
+    """What a run may be given from Python; a journal spells it."""
+
+    def __str__(self) -> str:
+        return f"Client(api_key='{SECRET}', tries=3)"
+
+
+def test_what_a_journal_spells_is_redacted_as_it_spells_it() -> None:
+    token = TOKENS["hugging face"]
+    found = Redactor().data({
+        "path": Path(f"/data/{token}/x"), "client": Client(), "names": {token}, "bytes": token.encode(),
+        "nested": [{"deep": (Client(),)}], "token": Client(), "passwords": [Path(SECRET)], "number": 3.5, "none": None,
+    })  # fmt: skip
+    assert token not in str(found) and SECRET not in str(found)
+    assert found["path"] == f"/data/{MARK}/x" and found["client"] == f"Client(api_key='{MARK}', tries=3)"
+    assert found["token"] == MARK and found["passwords"] == [MARK] and (found["number"], found["none"]) == (3.5, None)
+    line = line_of(Redactor().record(DecisionRecord("plan", Client(), [token], "because", {"of": Path(token)})))
+    assert SECRET.encode() not in line and token.encode() not in line
+
+
+def test_a_secret_that_is_a_key_goes() -> None:
+    token = TOKENS["hugging face"]
+    assert Redactor().data({token: {"gradient_accumulation_steps": 3, f"of {token}": 4}}) == {
+        MARK: {"gradient_accumulation_steps": 3, f"of {MARK}": 4}
+    }
 
 
 def test_all_that_a_key_names_as_secret_goes() -> None:

@@ -13,7 +13,7 @@ from write_no_false_alarm import RECORD
 from paceline.spec.proof.records import CheckProof
 
 ALL = set_ups()
-GUIDE = RECORD.parents[1] / "guide" / "verifying.md"
+GUIDE = RECORD.parents[1] / "guide" / "plan" / "verifying.md"
 
 
 @pytest.fixture(scope="module")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -50,7 +51,7 @@ from paceline.task.data.protocol import Source
 from paceline.task.models.blocks import find_blocks
 from paceline.task.models.decoder import Decoder
 from paceline.task.models.huggingface.head import LIMIT, limit_logits
-from paceline.task.objective import BUILT_IN, next_token
+from paceline.task.objective import BUILT_IN, logits_of, sequence_to_sequence
 from paceline.task.optimizer.layer_rates import layer_scales
 from paceline.task.placed import objective_on
 from paceline.task.turns import Turn, turns_of
@@ -85,7 +86,7 @@ def assemble(
     scales = layer_scales(started.model, decay) if decay != 1.0 else {}
     turns = _turns(task, plan, world, source)
     remarks = started.remarks + _set_precision(started, plan, turns[main_turn(task)].objective)
-    _limit_logits(started, plan, turns, items_per_sample)
+    hold_few_logits(started.model, started.to_look_at, plan, turns, source, items_per_sample)
     looked = _look(task, plan, world, source, started, turns, mesh)
     laid = _lay_out(started, looked, plan, mesh)
     own = own_parameters(laid.model, names, looked.turns)
@@ -132,15 +133,32 @@ def _set_precision(started: WholeModel, plan: Plan, objective: AnyObjective) -> 
     return remarks
 
 
-def _limit_logits(started: WholeModel, plan: Plan, turns: Sequence[Turn], items_per_sample: int) -> None:
-    """Have the model hold no more logits at a time than the plan says, where its kind can."""
-    model = started.model
+def hold_few_logits(
+    model: nn.Module,
+    to_look_at: Callable[[], nn.Module],
+    plan: Plan,
+    turns: Sequence[Turn],
+    source: Source,
+    items_per_sample: int,
+) -> None:
+    """Have the model hold no more logits at a time than the plan says, where its kind can.
+
+    `to_look_at` returns a model that computes as this one does.
+    """
+    objectives = [turn.objective for turn in turns]
     if isinstance(model, Decoder):
         model.logits_elements = plan.logits_elements
-    elif next_token in [turn.objective for turn in turns] and plan.layout.tp == 1:
-        seen, tokens = started.to_look_at(), plan.micro_batch * items_per_sample
-        if limit_logits(seen, plan.logits_elements, tokens) and seen is not model:
-            setattr(model, LIMIT, plan.logits_elements)
+        return
+    if plan.layout.tp > 1 or not any(map(logits_of, objectives)):
+        return
+    tokens = items_per_sample
+    if any(each is sequence_to_sequence for each in objectives):  # its samples are counted, and not their tokens
+        batch = source.read(np.arange(1))
+        labels = batch.get("labels") if isinstance(batch, Mapping) else None
+        tokens = max(tokens, labels.numel() if isinstance(labels, torch.Tensor) else 0)
+    seen = to_look_at()
+    if limit_logits(seen, plan.logits_elements, plan.micro_batch * tokens) and seen is not model:
+        setattr(model, LIMIT, plan.logits_elements)
 
 
 @dataclass

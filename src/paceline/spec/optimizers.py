@@ -18,6 +18,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.config.plain import object_path
 from paceline.errors import ConfigError, MissingExtra, suggestion
 from paceline.spec.import_paths import is_import_path, load_object
 from paceline.spec.task import OptimizerSpec
@@ -120,7 +121,7 @@ def names_of(spec: OptimizerSpec) -> list[object]:
 
 def optimizer_key(spec: OptimizerSpec) -> str:
     """Return what a spec's optimizers are known by in prices and records: "adamw", or "muon+adamw"."""
-    return "+".join(name if isinstance(name, str) else _path_of(name) for name in names_of(spec))
+    return "+".join(name if isinstance(name, str) else object_path(name) for name in names_of(spec))
 
 
 def state_values(key: str) -> float:
@@ -164,7 +165,7 @@ def use_of(spec: OptimizerSpec, name: Any, arguments: Mapping[str, object]) -> U
     if because := FOREIGN_STATES.get(name.partition(":")[0].partition(".")[0] if isinstance(name, str) else ""):
         raise ConfigError(f"task.optimizer.name = '{name}' cannot train here", because, "the optimizer 'adamw8bit'")
     factory = load_object(rule.path if rule else name, "task.optimizer.name") if isinstance(name, str) else name
-    label = name if isinstance(name, str) else _path_of(name)
+    label = name if isinstance(name, str) else object_path(name)
     if getattr(factory, "__module__", "").startswith("torch.optim") and factory.__name__ in WITHOUT:
         raise ConfigError(
             f"task.optimizer.name = '{label}' cannot train here", WITHOUT[factory.__name__], "another optimizer"
@@ -240,12 +241,7 @@ def _declared_scope(factory: object) -> str:
     scope = getattr(factory, "paceline_scope", "")
     if scope not in ("", "element", "parameter", "model"):
         raise ConfigError(
-            f"{_path_of(factory)}.paceline_scope = {scope!r} is not a scope", "it says what an update depends on",
+            f"{object_path(factory)}.paceline_scope = {scope!r} is not a scope", "it says what an update depends on",
             suggestion(str(scope), ["element", "parameter", "model"]),
         )  # fmt: skip
     return scope
-
-
-def _path_of(value: object) -> str:
-    named = value if hasattr(value, "__qualname__") else type(value)
-    return f"{named.__module__}:{named.__qualname__}"

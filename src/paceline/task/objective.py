@@ -128,15 +128,31 @@ def sequence_to_sequence(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple
     """Return the summed cross-entropy in nats of what an encoder-decoder writes, and the count of labels not -100.
 
     `batch` holds "source" with "source_mask" [rows, source], "target" and "labels" [rows, target], int64: the decoder
-    reads the target and says the labels. The model is one of transformers, or takes the same arguments.
+    reads the target and says the labels. The model is one of transformers, whose head computes the loss where logits
+    are many, or takes the same arguments.
     """
-    output = model(
-        input_ids=_field(batch, "source"),
-        attention_mask=_field(batch, "source_mask"),
-        decoder_input_ids=_field(batch, "target"),
-        use_cache=False,
-    )
-    return _summed_cross_entropy(_logits(output), _field(batch, "labels"))
+    source, labels = _field(batch, "source"), _field(batch, "labels")  # or LabelsByRow
+    if (by_head := chunked_loss(model, source, labels, _beside_source(batch))) is not None:
+        return by_head
+    return _summed_cross_entropy(sequence_to_sequence_logits(model, batch), labels)
+
+
+def sequence_to_sequence_logits(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """Return the logits [rows, target, vocab] of what `sequence_to_sequence` sums up."""
+    return _logits(model(input_ids=_field(batch, "source"), **_beside_source(batch)))
+
+
+def _beside_source(batch: Mapping[str, Tensor]) -> dict[str, object]:
+    """Return what an encoder-decoder is given with its source."""
+    mask, target = _field(batch, "source_mask"), _field(batch, "target")
+    return {"attention_mask": mask, "decoder_input_ids": target, "use_cache": False}
+
+
+def logits_of(objective: object) -> Callable[[nn.Module, Mapping[str, Tensor]], Tensor] | None:
+    """Return what gives whole logits to an objective that may compute its loss without; None for any other."""
+    # By identity: an object of a user's own need not be hashable.
+    return (next_token_logits if objective is next_token
+            else sequence_to_sequence_logits if objective is sequence_to_sequence else None)  # fmt: skip
 
 
 def of_texts(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:

@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_any, tree_map
 
 from paceline.errors import ConfigError
+from paceline.foreign_errors import is_of_two_devices
 from paceline.task.coupling import GatheringObjective
 from paceline.task.objective import BUILT_IN, Objective
-
-TWO_DEVICES = "same device"  # in whatever torch says where tensors of two devices meet
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class PlacedObjective:
         try:
             return self.objective(model, batch, **more)
         except RuntimeError as error:
-            if TWO_DEVICES not in str(error):
+            if not is_of_two_devices(error):
                 raise
             raise ConfigError(
                 "tensors on two devices meet in the objective, or in the model",

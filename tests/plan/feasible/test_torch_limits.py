@@ -16,7 +16,7 @@ from paceline.spec.plan import Plan
 from paceline.spec.profile import TensorLimits
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs/guide/layouts.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/guide/plan/layouts.md").read_text(encoding="utf-8")
 ZERO_BUBBLE = Plan(layout=Layout(pp=2), schedule="zero-bubble")
 PIPELINES = "tests/run/parallel/pipeline/test_pipeline.py"
 SPLIT = f"{PIPELINES}::test_a_split_backward_pass_still_fails_where_the_planner_refuses_it"

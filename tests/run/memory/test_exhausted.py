@@ -31,12 +31,12 @@ from paceline.errors import (
     first_line,
     is_exhausted,
 )
+from paceline.foreign_errors import asked_bytes
 from paceline.plan.feasible.micro_batch import with_micro_batch
 from paceline.run.loop import sources
 from paceline.run.loop.training import Training
 from paceline.run.memory import exhausted
 from paceline.run.memory.exhausted import (
-    asked_bytes,
     out_of_memory,
     smallest_that_fits,
     told_together,

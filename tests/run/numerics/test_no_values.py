@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +12,12 @@ from no_values import NO_VALUES, Crossings, without_values
 from survive_runs import normed
 from tests_shared import SEQ_LEN, VOCAB, Dropout, decoder_task, plan_of
 
+import paceline.run.parallel.data.rows_of_all_ranks as rows_of_all_ranks
 from paceline.run.assemble import assemble
 from paceline.run.loop.loader import BatchStream
+from paceline.run.observe.health.meter import HealthMeter
+from paceline.run.parallel.data.rows_of_all_ranks import GatheredRows
+from paceline.run.parallel.data.uncut_parameters import WholeGradients
 from paceline.run.process.world import World
 from paceline.run.survive.health.guard import guard_of
 from paceline.spec.adapt.adapter import AdapterSpec
@@ -63,6 +68,62 @@ def test_adafactor_asks_for_the_norms_of_each_parameter(without_values: Callable
     """torch's own rule does, and the guide says so; the update that a proof holds a run to is that one."""
     with pytest.raises(RuntimeError, match="cannot be called on meta tensors"):
         steps(decoder_task(optimizer=OptimizerSpec(name="adafactor", lr=1e-3)), plan_of(Layout()))
+
+
+def test_a_step_whose_health_is_measured_waits_where_its_numbers_are_told(without_values: Callable[[], int]) -> None:
+    """Every second step is measured; what blocks a gradient is of, and its share, lies on the device from the start."""
+    world, task, plan = World(0, 1, 0, NO_VALUES), decoder_task(), plan_of(Layout())
+    built = assemble(task, plan, world, task.data, SEQ_LEN)
+    meter = built.stepper.health = HealthMeter(built.stepper, world, every=2)
+    stream = BatchStream(task.data, task.seed, plan, 0, NO_VALUES)
+    for step in range(4):
+        batch = stream.at(step * plan.batch_samples)
+        with Crossings() as crossings:
+            assert built.stepper.step(batch, 1e-3).updated
+            assert meter.is_measuring == (batch.step % 2 == 0)
+            if meter.is_measuring:
+                with pytest.raises(RuntimeError, match="meta"):
+                    meter.take(batch.step)  # the numbers of all blocks, in one read
+            else:
+                assert meter.take(batch.step) is None
+        assert crossings.seen == []
+
+
+class Inner:
+    """Gradients that come together by themselves, and miss none."""
+
+    def finish(self) -> None:
+        """Nothing is to be done."""
+
+    def unreached(self) -> int:
+        return 0
+
+    def settle(self) -> None:
+        """Nothing is to be settled."""
+
+
+def test_parameters_that_are_whole_on_all_ranks_are_asked_for_where_one_was_missed() -> None:
+    reached, missed = (torch.nn.Parameter(torch.ones((), device=NO_VALUES)) for _ in range(2))
+    reached.grad = torch.ones_like(reached)
+    whole = WholeGradients(Inner(), (reached,), ())
+    with Crossings() as crossings:
+        whole.finish()
+    assert crossings.seen == [] and whole.unreached() == 0
+    whole = WholeGradients(Inner(), (reached, missed), ())
+    with Crossings() as crossings:
+        whole.finish()
+        assert whole.unreached() == 1
+        with pytest.raises(RuntimeError, match="meta"):
+            whole.settle()
+    assert crossings.seen == []
+
+
+def test_rows_that_are_gathered_are_counted_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_of_all_ranks, "all_gather", lambda *given, **more: None)
+    group: Any = SimpleNamespace(size=lambda: 2, rank=lambda: 0)
+    with Crossings() as crossings, pytest.raises(RuntimeError, match="meta"):
+        GatheredRows(group)(torch.ones(3, 2, device=NO_VALUES))  # how many rows the others have, the host must know
+    assert crossings.seen == []
 
 
 def test_what_the_host_waits_for_is_seen() -> None:

@@ -23,7 +23,7 @@ from paceline.spec.task import DataSpec, ModelSpec, OptimizerSpec, Task
 from paceline.task.objective import next_token
 from paceline.units import Amount
 from paceline.verify.compare.diagnosis import Diagnosis, told
-from paceline.verify.low.low import low
+from paceline.verify.low.low import _meaning, low
 from paceline.verify.low.watch import wrong_at
 from paceline.verify.process.start import verify_spec, verify_text
 
@@ -240,6 +240,15 @@ def test_what_one_device_cannot_compute_is_left_out_with_a_reason() -> None:
     task = decoder_task(model=Transforms, objective="next_token")
     (proof,) = run_ranks(proofs, 2, [(task, plan_in(SHARDED))])[0]
     assert proof.equal and "one device cannot compute it in bf16" in proof.left_out
+
+
+def test_what_a_difference_means_does_not_depend_on_how_its_name_is_worded() -> None:
+    families = {"exchange": "other format", "choice": "router choice", "": "half-reduced precision"}
+    for kind, family in families.items():
+        for words in ("in any words", "what it sends to other ranks", "tokens went to others than the best"):
+            wrong = wrong_at("decision" if kind == "choice" else "dtype", words, 1, 0, kind)  # type: ignore[arg-type]
+            assert _meaning(wrong).family == family
+            assert "kind" not in vars(told(wrong, [wrong], _meaning(wrong))), "the family says so"
 
 
 def test_what_has_no_size_is_told_without_one() -> None:

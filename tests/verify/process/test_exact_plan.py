@@ -19,7 +19,7 @@ from paceline.units import Amount
 from paceline.verify.process.start import exact_plan
 
 FACTS = DataFacts(1000, 16, "tokens", 257, 0, 0, "text", "none")
-LEFT_OUT = {"compile"}  # docs/guide/verifying.md says so
+LEFT_OUT = {"compile"}  # docs/guide/plan/verifying.md says so
 # An option -> a value that is not its default, what the plan has of it, and the layout that it needs.
 GIVEN: dict[str, tuple[Any, Any, dict[str, int]]] = {
     "zero": (2, 2, {"dp_shard": 2}),

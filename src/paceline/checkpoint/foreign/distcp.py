@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import WriteItem
 
-from paceline.durable import sync_all
+from paceline.durable import make_folder, sync_all
 from paceline.errors import StorageError
 
 METADATA_NAME = ".metadata"
@@ -146,7 +146,7 @@ def write_distributed(tensors: Mapping[str, torch.Tensor], kinds: Mapping[str, A
         name: torch.empty(kind.shape, dtype=getattr(torch, kind.dtype), device="meta") for name, kind in kinds.items()
     }
     try:
-        out.mkdir(parents=True)
+        make_folder(out)
         writer = FileSystemWriter(out, single_file_per_rank=True, thread_count=1, sync_files=True)
         dcp.save(empty, storage_writer=writer, planner=_OneByOne(tensors), no_dist=True)
         sync_all(out)  # torch flushes its list of tensors before it is written, and never the folder

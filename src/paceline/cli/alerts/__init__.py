@@ -1,4 +1,4 @@
-"""What wakes somebody while a run lives (docs/guide/alerts.md).
+"""What wakes somebody while a run lives (docs/guide/run/alerts.md).
 
 test SPEC|RUN    sends a message to every sink, and says which took it; of a run's directory also what the rules
                  find in its journal. Ends with 2 where a sink took none

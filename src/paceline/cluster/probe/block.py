@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from paceline.cluster.probe.rank import Rank
-from paceline.cluster.probe.records import Timed, TimedBlock
+from paceline.cluster.probe.records import PassTimes, Timed, TimedBlock
 
 FEW_TOKENS = 8
 PASSES_OF_A_STEP = 3  # over a block's operators: one forward, and two for what backward has
@@ -98,7 +98,7 @@ def training_step(module: nn.Module, inputs: torch.Tensor) -> Callable[[], None]
     return step
 
 
-def passes_by_rows(rank: Rank, block: tuple[int, int, int, int, int], layers: int) -> dict[str, Timed]:
+def passes_by_rows(rank: Rank, block: tuple[int, int, int, int, int], layers: int) -> PassTimes:
     """Return the seconds of forward and backward of a block for each operator: on all rows, half of them, a few tokens.
 
     What is left of the first two on no rows is what a step pays for an operator whatever its size: Python and autograd,
@@ -109,20 +109,23 @@ def passes_by_rows(rank: Rank, block: tuple[int, int, int, int, int], layers: in
 
     hidden, ffn, heads, rows, sequence = block
     module = build_block(hidden, ffn, heads, layers, rank.device)
-    found: dict[str, Timed] = {}
-    sizes = {"all rows": (rows, sequence), "half the rows": (rows // 2, sequence), "a few tokens": (1, FEW_TOKENS)}
-    for name, size in sizes.items():
+
+    def timed(*size: int) -> Timed:
         inputs = torch.randn(*size, hidden, device=rank.device)
         operators, _ = count_operators(module, inputs)
 
-        def passes(inputs: torch.Tensor = inputs) -> None:
+        def passes() -> None:
             for parameter in module.parameters():
                 parameter.grad = None
             module(inputs).square().mean().backward()
 
         measured = rank.time(passes)
-        found[name] = {**measured, "seconds": measured["seconds"] / PASSES_OF_A_STEP / operators}
-    return found
+        return {**measured, "seconds": measured["seconds"] / PASSES_OF_A_STEP / operators}
+
+    return {
+        "all_rows": timed(rows, sequence), "half_the_rows": timed(rows // 2, sequence),
+        "few_tokens": timed(1, FEW_TOKENS),
+    }  # fmt: skip
 
 
 def block_times(

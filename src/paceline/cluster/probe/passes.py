@@ -18,6 +18,8 @@ from typing import Literal, TypeAlias, TypeVar, get_args
 from paceline.cluster.probe.records import (
     CollectiveTimes,
     GroupTimes,
+    LaunchTimes,
+    PassTimes,
     ProbePass,
     StepTimes,
     Timed,
@@ -44,7 +46,7 @@ AnyPass = TypeVar("AnyPass", GroupTimes, StepTimes)
 def fastest(first: ProbePass, second: ProbePass) -> ProbePass:
     """Return one pass of two: of every figure the faster one, of collectives the mean; what has one is the first's."""
     return {
-        "launch": {name: faster(timed, second["launch"][name]) for name, timed in first["launch"].items()},
+        "launch": _launch(first["launch"], second["launch"]),
         "collectives": _collectives(first["collectives"], second["collectives"]),
         "steps": _steps(first["steps"], second["steps"]),
         "matmul": _rates(first["matmul"], second["matmul"]),
@@ -53,7 +55,11 @@ def fastest(first: ProbePass, second: ProbePass) -> ProbePass:
         "usable": first["usable"],
         "blocks": [faster(*pair) for pair in zip(first["blocks"], second["blocks"], strict=True)],
         "optimizer": faster(first["optimizer"], second["optimizer"]),
-        "memory": {name: faster(timed, second["memory"][name]) for name, timed in first["memory"].items()},
+        "memory": {
+            "triad": faster(first["memory"]["triad"], second["memory"]["triad"]),
+            "elementwise": faster(first["memory"]["elementwise"], second["memory"]["elementwise"]),
+            "picked": faster(first["memory"]["picked"], second["memory"]["picked"]),
+        },
         "cpu_seconds": first["cpu_seconds"] + second["cpu_seconds"],
         "wall_seconds": first["wall_seconds"] + second["wall_seconds"],
     }
@@ -70,6 +76,19 @@ def faster(first: AnyTimed, second: AnyTimed) -> AnyTimed:
     found["drift"] = max(best.get("drift", 0.0), other["seconds"] / best["seconds"] - 1)
     found["repeats"] = first["repeats"] + second["repeats"]
     return found
+
+
+def _launch(first: LaunchTimes, second: LaunchTimes) -> LaunchTimes:
+    plain, autograd = faster(first["plain"], second["plain"]), faster(first["autograd"], second["autograd"])
+    if "passes" not in first or "passes" not in second:
+        return {"plain": plain, "autograd": autograd}
+    ours, theirs = first["passes"], second["passes"]
+    passes: PassTimes = {
+        "all_rows": faster(ours["all_rows"], theirs["all_rows"]),
+        "half_the_rows": faster(ours["half_the_rows"], theirs["half_the_rows"]),
+        "few_tokens": faster(ours["few_tokens"], theirs["few_tokens"]),
+    }
+    return {"plain": plain, "autograd": autograd, "passes": passes}
 
 
 def _rates(first: dict[str, list[TimedRate]], second: dict[str, list[TimedRate]]) -> dict[str, list[TimedRate]]:

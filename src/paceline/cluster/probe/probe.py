@@ -23,6 +23,7 @@ from paceline.cluster.probe.passes import PASSES
 from paceline.cluster.probe.records import (
     CollectiveRates,
     GroupTimes,
+    LaunchTimes,
     LinkRates,
     MeasuredMachine,
     ProbeRecord,
@@ -30,11 +31,11 @@ from paceline.cluster.probe.records import (
     RankProbe,
     StepTimes,
     SubgroupRates,
-    Timed,
     TimedRate,
 )
 from paceline.cluster.store import SCHEMA, probe_path, write_probe
 from paceline.errors import ConfigError, PacelineError
+from paceline.foreign_errors import tells_of_lost_peer
 from paceline.patience import Patience
 from paceline.scratch import Scratch
 from paceline.units import format_bytes, format_rate, format_seconds
@@ -142,7 +143,7 @@ def _wait(
             because = lines[-1] if lines else f"it ended with status {worker.returncode} and no message"
             failures.append((rank, because))
     if failures:  # a process that lost its peer only says so; the peer says why
-        rank, because = next((item for item in failures if "closed by peer" not in item[1]), failures[0])
+        rank, because = next((item for item in failures if not tells_of_lost_peer(item[1])), failures[0])
         raise PacelineError(f"the probe's process {rank} failed", because, "plan without a probe, or fewer devices")
     if any(worker.poll() is None for worker in workers):
         raise PacelineError(
@@ -162,8 +163,9 @@ def combine(results: list[RankProbe]) -> MeasuredMachine:
         "attention_narrow": _slowest_points([result["attention_narrow"] for result in results]),
         "head_widths": results[0]["head_widths"],
         "memory": {
-            name: min(result["memory"][name]["bytes_per_second"] for result in results)
-            for name in ("triad", "elementwise", "picked")
+            "triad": min(result["memory"]["triad"]["bytes_per_second"] for result in results),
+            "elementwise": min(result["memory"]["elementwise"]["bytes_per_second"] for result in results),
+            "picked": min(result["memory"]["picked"]["bytes_per_second"] for result in results),
         },
         "launch_seconds": max(_start(result["launch"]) for result in results),
         "launch_plain_seconds": max(result["launch"]["plain"]["seconds"] for result in results),
@@ -186,11 +188,12 @@ def combine(results: list[RankProbe]) -> MeasuredMachine:
     return record
 
 
-def _start(launch: dict[str, Timed]) -> float:
+def _start(launch: LaunchTimes) -> float:
     """Return the seconds of one operator's start: what of a step is left on no rows, at least that on a few tokens."""
-    if "half the rows" not in launch:
+    passes = launch.get("passes")
+    if passes is None:
         return launch["autograd"]["seconds"]
-    whole, half, few = (launch[name]["seconds"] for name in ("all rows", "half the rows", "a few tokens"))
+    whole, half, few = (passes[name]["seconds"] for name in ("all_rows", "half_the_rows", "few_tokens"))
     return max(few, min(half, 2 * half - whole))  # more rows never take less time: that was another program's doing
 
 

@@ -52,6 +52,30 @@ class TimedBlock(Timed):
     operators: int
 
 
+class PassTimes(TypedDict):
+    """Forward and backward of a block for each operator: on all rows, on half of them, and on a few tokens."""
+
+    all_rows: Timed
+    half_the_rows: Timed
+    few_tokens: Timed
+
+
+class LaunchTimes(TypedDict):
+    """The start of an operator: without autograd, and as a third of its forward and backward."""
+
+    plain: Timed
+    autograd: Timed
+    passes: NotRequired[PassTimes]  # of a CPU: there the start is read off how a block's passes grow with its rows
+
+
+class MemoryTimes(TypedDict):
+    """What moves memory: a triad, operators of a chain, and rows that are picked."""
+
+    triad: TimedBytes
+    elementwise: TimedBytes
+    picked: TimedBytes
+
+
 class Latency(TypedDict):
     """Seconds of an all-reduce of one number."""
 
@@ -98,7 +122,7 @@ class StepTimes(TypedDict):
 class ProbePass(TypedDict):
     """What one rank measured in one pass over all that is measured; `usable` are precisions worth timing."""
 
-    launch: dict[str, Timed]
+    launch: LaunchTimes
     collectives: CollectiveTimes | None
     steps: StepTimes | None
     matmul: dict[str, list[TimedRate]]
@@ -107,7 +131,7 @@ class ProbePass(TypedDict):
     usable: list[str]
     blocks: list[TimedBlock]
     optimizer: TimedBytes
-    memory: dict[str, TimedBytes]
+    memory: MemoryTimes
     cpu_seconds: float  # of computing by itself
     wall_seconds: float
 
@@ -116,7 +140,7 @@ class RankProbe(TypedDict):
     """All that one rank measured. Rates of products and attention are by precision."""
 
     torch: str
-    launch: dict[str, Timed]
+    launch: LaunchTimes
     runtime_bytes: int
     collectives: CollectiveTimes | None  # None of a rank without peers
     steps: StepTimes | None  # the same, and of accelerators
@@ -126,7 +150,7 @@ class RankProbe(TypedDict):
     head_widths: list[int]  # of both
     blocks: list[TimedBlock]
     optimizer: TimedBytes
-    memory: dict[str, TimedBytes]
+    memory: MemoryTimes
     core_share: float
     device_name: NotRequired[str]
     device_memory_bytes: NotRequired[int]

@@ -20,10 +20,11 @@ from paceline.cluster.probe.rank import Rank
 from paceline.cluster.probe.records import (
     CollectiveTimes,
     GroupTimes,
+    LaunchTimes,
+    MemoryTimes,
     ProbePass,
     ProbeRequest,
     RankProbe,
-    Timed,
     TimedBytes,
     TimedRate,
 )
@@ -140,7 +141,7 @@ def attention_rates(rank: Rank, dtypes: dict[str, str], narrow: bool = False) ->
     return rates
 
 
-def memory_rates(rank: Rank) -> dict[str, TimedBytes]:
+def memory_rates(rank: Rank) -> MemoryTimes:
     """Return bytes per second of a triad and of one elementwise operator with a new output, far beyond the caches.
 
     And of picking rows by index, as experts are sent theirs: bytes of the picked rows over forward and backward.
@@ -163,7 +164,7 @@ def memory_rates(rank: Rank) -> dict[str, TimedBytes]:
     }
 
 
-def launch_times(rank: Rank) -> dict[str, Timed]:
+def launch_times(rank: Rank) -> LaunchTimes:
     """Return host seconds per tiny operator, without autograd and as a third of its forward and backward."""
     import torch
 
@@ -272,7 +273,7 @@ def one_pass(rank: Rank, before: ProbePass | None = None) -> ProbePass:
     dtypes = {name: DTYPES[name] for name in (before["usable"] if before else DTYPES)}
     launch, collectives, steps = launch_times(rank), collective_times(rank), step_times(rank)
     if rank.kind == "cpu" and not rank.trial:  # beside an accelerator the host starts operators ahead of it
-        launch |= passes_by_rows(rank, CPU_BLOCKS[0], BLOCK_LAYERS)
+        launch["passes"] = passes_by_rows(rank, CPU_BLOCKS[0], BLOCK_LAYERS)
     begin_wall, begin_cpu = time.perf_counter(), time.process_time()
     matmul = matmul_rates(rank, dtypes)
     # A precision slower than fp32 (fp16 on most CPUs) is not worth timing; the forecaster takes fp32's calibration.

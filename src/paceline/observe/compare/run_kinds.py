@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from paceline.observe.compare.differ import OWN, told_of
 from paceline.observe.compare.noise import Noise, between_runs
@@ -32,12 +32,12 @@ class RunKinds:
         for kind, piece, value in zip(self.kinds, self.pieces, values, strict=True):
             if value is not None:
                 found.setdefault(kind, {}).setdefault(piece, []).append(value)
-        groups = {kind: [_mean(own) for own in pieces.values()] for kind, pieces in found.items()}
+        groups = {kind: [fmean(own) for own in pieces.values()] for kind, pieces in found.items()}
         places = [list(groups).index(self.kinds[each]) for each in (0, index)]
         noise = between_runs(list(groups.values()), *places)
         if noise is None:
             return None
-        return _mean(groups[self.kinds[0]]), _mean(groups[self.kinds[index]]), noise
+        return fmean(groups[self.kinds[0]]), fmean(groups[self.kinds[index]]), noise
 
 
 def same_but_for_the_seed(first: RunStarted, second: RunStarted) -> bool:
@@ -63,7 +63,3 @@ def _parts(start: RunStarted, which: tuple[str, ...]) -> dict[str, object]:
 def _device(start: RunStarted) -> object:
     device = start.cluster.get("device")
     return device.get("name") if isinstance(device, dict) else None
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)

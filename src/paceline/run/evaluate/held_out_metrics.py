@@ -1,7 +1,7 @@
 """Metrics of held-out samples, on any layout: each rank adds up what its samples give, and all add up the ranks'.
 
 Metrics are measured in the passes of the evaluation, where the objective has called the model: what the model returned
-is kept for a moment. The built-in objective of language models computes its loss without whole logits; metrics that
+is kept for a moment. Built-in objectives of language models compute their loss without whole logits; metrics that
 read these have a second pass, in which a micro-batch's logits exist whole.
 """
 
@@ -23,7 +23,7 @@ from paceline.run.process.world import World
 from paceline.task.adapt.preference import REWARDS
 from paceline.task.metrics.metric import LossTotal, Metric, Totals
 from paceline.task.metrics.rewards import RewardsOfPairs
-from paceline.task.objective import next_token, next_token_logits
+from paceline.task.objective import logits_of
 
 
 @dataclass
@@ -60,14 +60,15 @@ class _Watching:
 
 @dataclass
 class _LogitsAlone:
-    """Stands in the place of the objective of language models, and notes the logits."""
+    """Stands in the place of an objective that may compute no whole logits, and notes the logits."""
 
     objective: AnyObjective
+    logits_of: Callable[[nn.Module, Any], Tensor]
     seen: PassedBatch
 
     def __call__(self, model: nn.Module, batch: Any) -> tuple[Tensor, object]:
         """Return no loss."""
-        self.seen.batch, self.seen.outputs, self.seen.has_outputs = batch, next_token_logits(model, batch), True
+        self.seen.batch, self.seen.outputs, self.seen.has_outputs = batch, self.logits_of(model, batch), True
         nothing = torch.zeros((), device=batch["labels"].device)
         return nothing, nothing
 
@@ -127,7 +128,7 @@ def measure(
         loss_sum, weight = world.sum(list(passes.evaluate(batches)))
         return loss_sum, weight, {}
     seen = PassedBatch()
-    without_logits = stepper.turns[stepper.main].turn.objective is next_token
+    without_logits = logits_of(stepper.turns[stepper.main].turn.objective) is not None
     passes.wrap_objective(lambda objective: _Watching(objective, seen))
     try:
         mine = passes.evaluate(batches, lambda: sums.add(seen, False if without_logits else None))
@@ -151,10 +152,12 @@ def measure(
 def pass_logits(stepper: Stepper, batches: Sequence[MicroBatch], then: Callable[[PassedBatch], None]) -> None:
     """Pass micro-batches of a language model forward and call `then` with the logits of each that counts here.
 
-    Every rank calls it.
+    Its objective is one that `logits_of` knows. Every rank calls it.
     """
     seen, passes = PassedBatch(), stepper.passes
-    passes.wrap_objective(lambda objective: _LogitsAlone(objective, seen))
+    own = logits_of(stepper.turns[stepper.main].turn.objective)
+    assert own is not None
+    passes.wrap_objective(lambda objective: _LogitsAlone(objective, own, seen))
     try:
         passes.evaluate(batches, lambda: then(seen))
     finally:

@@ -69,13 +69,39 @@ class BetweenSteps(InWorld):
 
     def _after(self, stats: StepStats, batch: StepBatch, is_made_up: bool = False) -> None:
         """Do what follows a step; `is_made_up` where a lost peer has cut that short, and what was read is counted."""
-        scaler, step, last = self._stepper.scaler, stats.step, stats.step == self.brief.steps
+        step = stats.step
         self._mark()
         self._keeper.poll()
         self._keeper.refuse_exhausted(self.world)
         if not is_made_up:
             self._count_left_out(batch)
-        ids = None
+        self._tell_step(stats, batch)
+        last = step == self.brief.steps or self._stopped
+        chosen = self._tell_what_came(stats, batch, last)
+        if self._check_every and (is_due(step, self._first_step, self._check_every) or last):
+            self._check(stats, chosen, last)
+        if evaluates := bool(self._evaluate_every and (step % self._evaluate_every == 0 or last)):
+            last = self._evaluate_here(step, last)
+        if self._write_every and (step % self._write_every == 0 or last):
+            self._write(step)
+        if isinstance(self.source, MixedSource) and (evaluates or last or stats.stop_requested):
+            given = self.source.given(self.spec.task.seed, self.progress.position)
+            self._record.sources(step, self.progress.position, given)
+        if not last:
+            self._make_room(stats)
+        self._called_away = stats.stop_requested and not last and self._is_called()
+        if stats.stop_requested and not last and not self._called_away:
+            self._stop_as_asked(step)
+            return
+        self._save_here(step, evaluates, last)
+        self._done_step = step
+        self._callbacks.unmark()
+        if not last:
+            self._stragglers.leave(self._save)
+
+    def _tell_step(self, stats: StepStats, batch: StepBatch) -> None:
+        """Record the step, hold it against what an earlier start has recorded of it, and call the users' hook."""
+        step, scaler, ids = stats.step, self._stepper.scaler, None
         if self.spec.run.record_samples:
             ids = ids_read(batch, self.world, self.brief.plan.layout, self._under.ids_of)
         if self._expected is not None and self._expected.step == step:  # and not the duties of the one before
@@ -85,7 +111,10 @@ class BetweenSteps(InWorld):
             self._expected = None
         self._record.step(stats, scaler.scale if scaler else None, ids)
         self._hook("after_step", step, stats=stats)
-        last = last or self._stopped
+
+    def _tell_what_came(self, stats: StepStats, batch: StepBatch, last: bool) -> str:
+        """Record what has come up in the step beside its numbers; return what a selection has chosen, or ""."""
+        step = stats.step
         chosen = self._under.selection.take() if self._under.selection is not None else None
         if chosen is not None:
             self._record.selected(chosen)
@@ -103,33 +132,32 @@ class BetweenSteps(InWorld):
         self._node.stepped(step)
         self._record.nodes(self._samples.taken())
         self._record.decided_now([*self._under.read_decisions(), *self._notices.take()])
-        if self._check_every and (is_due(step, self._first_step, self._check_every) or last):
-            self._check(stats, (chosen and chosen.chosen) or "", last)
-        if evaluates := bool(self._evaluate_every and (step % self._evaluate_every == 0 or last)):
-            self._points.reached("evaluate", step)
-            with self._tally.beside(EVALUATING):
-                self.evaluate()
-            if self._judge.is_over and not last:
-                last = True
-                self._record.ended_early(self._judge.decision())
-        last = last or self._stopped
-        if self._write_every and (step % self._write_every == 0 or last):
-            self._write(step)
-        if isinstance(self.source, MixedSource) and (evaluates or last or stats.stop_requested):
-            given = self.source.given(self.spec.task.seed, self.progress.position)
-            self._record.sources(step, self.progress.position, given)
-        if self._pressure and not last:
-            coming = self._under.longest(self._passed_over.position_from(self.progress.position), step + 1)
-            growth = self._pressure.growth(self._under.longest(stats.position_before, step), coming)
-            if growth > 1.0 or is_due(step, self._first_step, self._check_every or LOOKS_EVERY):
-                self._ease(step, growth)
-        self._called_away = stats.stop_requested and not last and self._is_called()
-        if stats.stop_requested and not last and not self._called_away:
-            self._stop_as_asked(step)
+        return (chosen and chosen.chosen) or ""
+
+    def _evaluate_here(self, step: int, last: bool) -> bool:
+        """Evaluate, and return whether the run ends here: it did already, or the evaluation or a hook says so."""
+        self._points.reached("evaluate", step)
+        with self._tally.beside(EVALUATING):
+            self.evaluate()
+        if self._judge.is_over and not last:
+            last = True
+            self._record.ended_early(self._judge.decision())
+        return last or self._stopped
+
+    def _make_room(self, stats: StepStats) -> None:
+        """Look whether memory gets short, or would with longer samples that come, and go on with less at a time."""
+        if not self._pressure:
             return
+        coming = self._under.longest(self._passed_over.position_from(self.progress.position), stats.step + 1)
+        growth = self._pressure.growth(self._under.longest(stats.position_before, stats.step), coming)
+        if growth > 1.0 or is_due(stats.step, self._first_step, self._check_every or LOOKS_EVERY):
+            self._ease(stats.step, growth)
+
+    def _save_here(self, step: int, evaluates: bool, last: bool) -> None:
+        """Save where the run ends, where its best evaluation was, or where a checkpoint is due."""
         is_best = evaluates and self._judge.best is not None and self._judge.best[0] == step
         if last:
-            self._save()  # as above: a second SIGINT that waits has nothing left to end
+            self._save()  # a second SIGINT that waits has nothing left to end
         elif is_best and self.spec.run.checkpoints.save_best:
             self.save()
         else:
@@ -140,10 +168,6 @@ class BetweenSteps(InWorld):
                 saved = self._keeper.save_if_due(self._under.built, self.brief.plan, self.world, self.progress)
             if saved:
                 self._stop.interrupt_if_asked()
-        self._done_step = step
-        self._callbacks.unmark()
-        if not last:
-            self._stragglers.leave(self._save)
 
     def _count_left_out(self, batch: StepBatch) -> None:
         """Count the damaged samples that this rank has trained on as if they were not there."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -12,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline.errors import ExhaustedTogether, OutOfMemory, first_line
+from paceline.foreign_errors import asked_bytes
 from paceline.run.memory.free_memory import free_bytes
 from paceline.run.memory.live import LiveTensors, largest_live
 from paceline.run.memory.spent import MemoryMeter, held_bytes
@@ -23,19 +23,11 @@ from paceline.spec.survive.phases import TOLD
 from paceline.spec.survive.smaller import FIXED, SmallerPlan
 from paceline.units import format_bytes, format_sizes
 
-ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
-FACTORS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 METERED = ("weights", "gradients", "optimizer")  # kinds of memory that are measured each by itself
 REST = "activations_and_runtime"
 WORD = "paceline/out_of_memory"  # key of the world's store
 OPENING = "opening the data"  # the phase of a batch's reading, before there is a step
 LARGEST = 5  # groups of tensors that are told
-
-
-def asked_bytes(error: BaseException) -> int | None:
-    """Return for how many bytes an allocator was asked that had them not; None where the error does not say it."""
-    found = ASKED.search(str(error))
-    return round(float(found[1]) * FACTORS[found[2]]) if found else None
 
 
 def out_of_memory(

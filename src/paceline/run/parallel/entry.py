@@ -20,11 +20,10 @@ from torch.distributed.tensor import DTensor
 from torch.utils.hooks import unserializable_hook
 
 from paceline.errors import NeedsWholeWeights
+from paceline.foreign_errors import is_of_memory_let_go, is_of_shards
 from paceline.run.parallel.calls import WHOLE, Calls, let_go
 from paceline.run.parallel.data.sharding import GatheredGradients, ShardedGradients
 from paceline.task.objective import Objective
-
-LET_GO = "storage of size 0"  # in what torch says of a tensor whose memory FSDP2 has given back
 
 
 def entry_of(
@@ -102,7 +101,7 @@ class _Entry:
         try:
             yield
         except RuntimeError as error:
-            if LET_GO in str(error):
+            if is_of_memory_let_go(error):
                 raise let_go(f": {error}") from error
             owner = _sharded_in(error)
             if owner is None:
@@ -120,7 +119,7 @@ def _outside(owner: str, told: str) -> NeedsWholeWeights:
 
 def _sharded_in(error: RuntimeError) -> str | None:
     """Return the class of a module that computed with shards when the error came, or "model"; None where none did."""
-    found = "model" if DTensor.__name__ in str(error) else None
+    found = "model" if is_of_shards(error) else None
     trace = error.__traceback__
     while trace is not None:
         for value in trace.tb_frame.f_locals.values():

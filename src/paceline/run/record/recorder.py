@@ -14,6 +14,7 @@ from typing import Any
 import torch.distributed as dist
 
 from paceline.errors import DataError, PacelineError, Requeue, RunInUse, StorageError
+from paceline.foreign_errors import is_of_gloo
 from paceline.run.loop.evaluate import EvaluationResult
 from paceline.run.loop.resume import Progress, Restored
 from paceline.run.loop.step import StepStats
@@ -377,7 +378,7 @@ def is_echo(error: BaseException | None) -> bool:
     """Return whether the error only says that a peer has gone: the peer's own end is the cause."""
     if isinstance(error, Exception) and not isinstance(error, PacelineError) and was_aborted():
         return True
-    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
+    return error is not None and (isinstance(error, dist.DistError) or is_of_gloo(error))
 
 
 def _of_set(measured: EvaluationResult) -> dict[str, object]:

@@ -45,7 +45,7 @@ def _is_planned(batch: StepBatch, mine: list[MicroBatch], planned: npt.NDArray[n
     departs = sum(_marks(positions_of(micro), micro.ids) for micro in mine)
     if planned is not None:
         departs -= _marks(np.arange(batch.position, batch.position + batch.samples), planned)
-    total = torch.tensor([(departs + 2**63) % 2**64 - 2**63], dtype=torch.int64, device=world.device)
+    total = torch.full((1,), (departs + 2**63) % 2**64 - 2**63, dtype=torch.int64, device=world.device)
     world.add_up(total)
     return int(total) == 0
 

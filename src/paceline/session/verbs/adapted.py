@@ -67,6 +67,7 @@ def write_whole(tensors: Mapping[str, Tensor], out: Path) -> None:
         entries.append(TensorToWrite(name, dtype_name(tensor.dtype), tuple(tensor.shape), load))
     part = out.with_name(out.name + ".part")
     try:
+        part.unlink(missing_ok=True)  # of an export that was killed
         write_plain(part, entries, {"format": "pt"})
         publish(part, out)
     except OSError as error:

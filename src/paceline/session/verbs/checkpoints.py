@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.durable import make_folder, publish
 from paceline.errors import ConfigError, StorageError
 from paceline.session.verbs.weights import Chosen, choose_checkpoint, write_weights
 from paceline.spec.layout import Layout
@@ -208,8 +209,9 @@ def _from_distributed(source: Path, out: Path) -> Converted:
     if not entries:
         raise StorageError(f"{source} holds no tensors", "there is nothing to write", "another checkpoint")
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        write_plain(out / "model.safetensors", entries, {"format": "pt"})
+        make_folder(out)
+        write_plain(out / "model.safetensors.part", entries, {"format": "pt"})
+        publish(out / "model.safetensors.part", out / "model.safetensors")
     except OSError as error:
         raise StorageError(f"cannot write {out}", str(error), "a folder with room to write") from error
     return Converted(source, out, (out / "model.safetensors",), tensors.others, WARNING)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.durable import publish
+from paceline.durable import make_folder, publish
 from paceline.errors import StorageError
 from paceline.spec.load import spec_from_dict
 from paceline.spec.task import DataSpec
@@ -41,7 +41,7 @@ def write_classes(kept: Mapping[str, Any], out: Path) -> list[Path]:
 
         texts[TOKENIZER] = open_table(task.data).corpus.open_tokenizer().to_json()
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
         for name, text in texts.items():
             (part := out / (name + ".part")).write_text(text, "utf-8")
             publish(part, out / name)

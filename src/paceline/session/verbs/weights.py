@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.durable import make_folder
 from paceline.errors import ConfigError, StorageError, suggestion
 from paceline.session.verbs.adapted import merged_tensors, of_student, without_teacher, write_adapters, write_whole
 from paceline.spec.adapt.adapter import TURNED
@@ -139,7 +140,7 @@ def write_weights(run_dir: Path, chosen: Chosen, out: Path, *, merge: bool = Fal
         export_safetensors(of_student(tensors), decoder, out)
         return "huggingface", _written(out)
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
     except OSError as error:
         raise StorageError(f"cannot write to {out}", str(error), "a folder with room to write") from error
     if merge:

@@ -37,7 +37,10 @@ class BesideFile:
             if self._file < 0:
                 self._file = self._opened()
             while self._waiting:
-                os.write(self._file, self._waiting[0])
+                line = self._waiting[0]
+                if os.write(self._file, line) < len(line):  # it goes again, below the part that a full disk took
+                    self._waiting[0] = b"\n" + line.removeprefix(b"\n")
+                    return
                 self._waiting.popleft()
         except OSError:  # a full disk is told by the journal's own writer, and by the rule of the disk
             return

@@ -19,6 +19,7 @@ from paceline.spec.journal.secret_shapes import (
 )
 
 MARK = "[redacted]"
+SHORTEST_KEY = 20  # of a table: a shorter one is no token
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,13 @@ class Redactor:
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
-            return {key: self._valued(str(key), item) for key, item in value.items()}
+            return {self._key(key): self._valued(str(key), item) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return self._words(value)
-        return value
+        return value if _is_plain(value) else self.text(str(value))  # as a journal spells it: a path, a set, an object
+
+    def _key(self, key: object) -> Any:
+        return self.text(key) if isinstance(key, str) and len(key) >= SHORTEST_KEY else key
 
     def record(self, record: Some) -> Some:
         """Return a record of the journal with the secrets in its texts replaced."""
@@ -69,13 +73,19 @@ class Redactor:
         return _all_secret(value) if NAMED.match(key) else self.data(value)
 
     def _words(self, words: Sequence[Any]) -> list[object]:
-        """Return a list with its items redacted, and with what follows an option that names a secret, as in argv."""
+        """Return a list with its items redacted, and with what follows an option that names a secret, as in argv.
+
+        After the name of several secrets all is secret up to the next option.
+        """
         cleaned: list[object] = []
-        secret = False
+        secret = is_list = False
         for word in words:
             is_option = isinstance(word, str) and word.startswith("-")
+            if is_option:
+                secret = NAMED.match(word) is not None
+                is_list = secret and word[-1:] in "sS"
             cleaned.append(MARK if secret and isinstance(word, str) and not is_option else self.data(word))
-            secret = is_option and NAMED.match(word) is not None
+            secret = secret and (is_option or is_list)
         return cleaned
 
 
@@ -100,7 +110,11 @@ def _all_secret(value: object) -> object:
         return {key: _all_secret(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_all_secret(item) for item in value]
-    return value
+    return value if _is_plain(value) else MARK
+
+
+def _is_plain(value: object) -> bool:
+    return value is None or isinstance(value, bool | int | float)
 
 
 def _keep_head(found: re.Match[str]) -> str:

@@ -30,6 +30,10 @@ TOKENS = {
         r"\bglc_[A-Za-z0-9+/=]{32,}"
     ),
     "Databricks": r"\bdapi[0-9a-f]{32}(?:-[0-9]+)?\b",
+    "xAI, Perplexity, Pinecone": r"\bxai-[A-Za-z0-9]{40,}|\bpplx-[A-Za-z0-9]{40,}|\bpcsk_[A-Za-z0-9_]{40,}",
+    "LangSmith, Neptune, Vault": (
+        r"\blsv2_(?:pt|sk)_[0-9a-f]{32}_[0-9a-f]{8,}|\beyJhcGlf[A-Za-z0-9+/_=-]{40,}|\bhv[sb]\.[A-Za-z0-9_-]{24,}"
+    ),
     "JSON web token": r"\beyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*",
     "private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
 }
@@ -49,24 +53,25 @@ _LONG_NAME = (
     rf"[a-z0-9_.-]*?(?:{_KEY}[_-]?key(?:[_-]?id)?|{_TOKEN}[_-]?token|secret(?:s)?|credentials?|client[_-]?secret|"
     rf"connection[_-]?string|{_PASSWORD})"
 )
-NAME = rf"(?:{_LONG_NAME}|token)"
+NAME = rf"(?:{_LONG_NAME}|(?:[a-z0-9_.-]*\barguments\.)?token)"
 
 # Keys and options whose whole value is secret, also where it is a list or a table: {"passwords": [...]}.
 NAMED = re.compile(rf"(?i)\A-*(?:{_LONG_NAME}s?|token|(?:proxy-)?authorization|(?:set-)?cookie)\Z")
 NUMBERED = re.compile(rf"(?i)\A-*[a-z0-9_.-]*?(?:{_PASSWORD}|secret)\Z")  # and where it is a number
-# --api-key VALUE, api_key=VALUE, "api_key": "VALUE". A value ends at a blank, a quote, or where a URL's next part does.
-BEFORE = re.compile(
-    rf"(?i)(?P<head>(?<![a-z0-9_.-])(?:--?{NAME}(?:\s+|\s*=\s*)|[\"']?{NAME}[\"']?\s*(?:=|:(?=\s*[\"']))\s*)[\"']?)"
-    r"(?P<secret>(?![-\"'{\[(<$])[^\s\"'&,;})\]]+)"
-)
+# --api-key VALUE, api_key=VALUE, "api_key": "VALUE", also where that JSON stands in other JSON (\\"). A value ends at a
+# blank, a quote, or where a URL's next part does; one in quotes that has blanks, at the quote that it began with.
+_QUOTE = r"\\?[\"']"
+_BEFORE = rf"(?<![a-z0-9_.-])(?:--?{NAME}(?:\s+|\s*=\s*)|(?:{_QUOTE})?{NAME}(?:{_QUOTE})?\s*(?:=|:(?=\s*{_QUOTE}))\s*)"
+QUOTED = re.compile(rf"(?i)(?P<head>{_BEFORE}(?P<quote>{_QUOTE}))(?P<secret>[^\n\"'\\]*\s[^\n\"'\\]*)(?=(?P=quote))")
+BEFORE = re.compile(rf"(?i)(?P<head>{_BEFORE}(?:{_QUOTE})?)(?P<secret>(?![-\"'{{\[(<$\\])[^\s\"'&,;}})\]\\]+)")
 # X-Api-Key: VALUE, password: VALUE, without quotes: a value that no word is.
 HEADED = re.compile(
     rf"(?i)(?P<head>(?<![a-z0-9_.-]){_LONG_NAME}:\s*)"
     r"(?P<secret>(?=[^\s\"',;]{0,99}?[0-9])[^\s\"'{\[(<$&,;})\]]{8,})"
 )
-# WANDB_KEY=..., MY_KEY=...: a variable of the environment, with a value that no word is.
+# WANDB_KEY=..., MY_KEY=..., DB_PASS=...: a variable of the environment, with a value that no word is.
 VARIABLE = re.compile(
-    r"(?P<head>\b[A-Z0-9_]*KEY=[\"']?)(?P<secret>(?=[A-Za-z0-9+/_=.-]{0,99}?[0-9])[A-Za-z0-9+/_=.-]{8,})"
+    r"(?P<head>\b[A-Z0-9_]*(?:KEY|_PASS)=[\"']?)(?P<secret>(?=[A-Za-z0-9+/_=.-]{0,99}?[0-9])[A-Za-z0-9+/_=.-]{8,})"
 )
 # wandb login 0123...: forty hexadecimal digits alone may be a commit.
 WANDB = re.compile(r"(?i)(?P<head>\bwandb\b[^\n]{0,40}?[\s=:\"'])(?P<secret>[0-9a-f]{40})\b")
@@ -74,7 +79,11 @@ HEADER = re.compile(
     r"(?i)(?P<head>\bauthorization[\"']?\s*[:=]\s*[\"']?(?:[a-z]+\s+)?|\bbearer\s+(?=[^\s]{0,99}?[0-9]))"
     r"(?P<secret>[A-Za-z0-9._~+/=-]{8,})"
 )
-URL = re.compile(r"(?i)(?P<head>\b[a-z][a-z0-9+.-]{0,30}://)(?P<secret>[^\s/@:\"']*:[^\s/\"']+)(?=@)")
+# A user with a password, or a user who is a token: long, and no word.
+URL = re.compile(
+    r"(?i)(?P<head>\b[a-z][a-z0-9+.-]{0,30}://)"
+    r"(?P<secret>[^\s/@:\"']*:[^\s/\"']+|(?=[a-z_-]{0,99}?[0-9])[a-z0-9_-]{20,})(?=@)"
+)
 SIGNED = re.compile(
     r"(?i)(?P<head>[?&](?:sig|signature|x-amz-signature|x-amz-credential|x-amz-security-token|key|code|"
     r"x-goog-signature|x-goog-credential)=)(?P<secret>[^\s&\"'#]{8,})"
@@ -87,11 +96,13 @@ SIGNS_OF_KNOWN = (
     "hf_", "api_org_", "sk-", "AKIA", "ASIA", "ABIA", "ACCA", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_",
     "glpat-", "glcbt-", "gldt-", "glrt-", "glptt-", "xox", "xapp-", "hooks.slack.com", "AIza", "ya29.", "GOCSPX-",
     "wandb_v", "local-", "k_live_", "k_test_", "npm_", "pypi-", "dckr_pat_", "nvapi-", "r8_", "gsk_",
-    "com/api/webhooks/", ":AA", "webhook.office.com", "SG.", "_v1_", "glsa_", "glc_", "dapi", "eyJ", "-----BEGIN",
+    "com/api/webhooks/", ":AA", "webhook.office.com", "SG.", "_v1_", "glsa_", "glc_", "dapi", "xai-", "pplx-", "pcsk_",
+    "lsv2_", "hvs.", "hvb.", "eyJ", "-----BEGIN",
 )  # fmt: skip
 _NAMES = ("key", "token", "secret", "credential", "connection", "passw", "passphrase", "pwd")
 AFTER_A_NAME: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = (  # with signs in lower case
-    (URL, ("://",)), (HEADER, ("authorization", "bearer")), (BEFORE, _NAMES), (HEADED, _NAMES), (VARIABLE, ("key=",)),
-    (WANDB, ("wandb",)), (SIGNED, ("sig=", "signature=", "credential=", "token=", "key=", "code=")),
+    (URL, ("://",)), (HEADER, ("authorization", "bearer")), (QUOTED, _NAMES), (BEFORE, _NAMES), (HEADED, _NAMES),
+    (VARIABLE, ("key=", "_pass=")), (WANDB, ("wandb",)),
+    (SIGNED, ("sig=", "signature=", "credential=", "token=", "key=", "code=")),
 )  # fmt: skip
 FOLDED_TO_ASCII = "\u0130\u0131\u017f\u212a"  # letters that (?i) takes for ASCII's, and lower() may not

@@ -7,9 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
 from paceline.spec.journal.record import Numbers, Told, Words
+
+# The checks that there are (verify/process/checks.py has what each does), as a proof's record names them.
+CheckName: TypeAlias = Literal[
+    "steps", "low", "low, brief", "plain attention", "copies", "story", "story on copies", "whole batch"
+]
 
 
 @dataclass(frozen=True)

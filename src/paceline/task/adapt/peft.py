@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from paceline.durable import publish, sync_folder
+from paceline.durable import make_folder, publish
 from paceline.errors import ConfigError, StorageError
 from paceline.spec.adapt.adapter import AdapterSpec
 from paceline.task.adapt.linear import NAMES, AdaptedLinear, B, TurnedLinear, is_adapter
@@ -95,8 +95,7 @@ def write_adapter(
     named = ([theirs(name) for name in targets], [theirs(name) for name in modules])
     config = adapter_config(spec, *named, base, kind, is_turned)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        sync_folder(folder.parent)
+        make_folder(folder)
         save_file(held, folder / (FILE + ".part"), metadata={"format": "pt"})
         publish(folder / (FILE + ".part"), folder / FILE)
         (folder / (CONFIG + ".part")).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from paceline.cluster.machine import usable_memory_bytes
 from paceline.errors import ConfigError
+from paceline.foreign_errors import is_of_no_gradient
 from paceline.spec.profile import BlockProfile, ModelProfile
 from paceline.task.coupling import declares_coupling, gathers_rows
 from paceline.task.declared import expert_axis, is_routed, tensor_axis
@@ -224,7 +225,7 @@ def _trace(
             f"the model {type(model).__name__} cannot be traced",
             f"its forward pass failed on a batch of the data, {_said(error)}; and on tensors without values, "
             f"{_said(errors[0])}",
-            NEEDS_GRADIENTS if "does not require grad" in str(error) else CALL_IT,
+            NEEDS_GRADIENTS if is_of_no_gradient(error) else CALL_IT,
         ) from error
 
 

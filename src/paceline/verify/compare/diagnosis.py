@@ -22,6 +22,7 @@ BF16_ROUNDING = (2.0**-12, 2.0**-6)  # relative differences of a few values roun
 SIDEWAYS = 0.25  # of a difference without a direction, the largest part that changes the size
 ALIKE = 4.0  # times the smallest of a model's relative differences by rounding is the largest
 
+TOLD_BY_FAMILY = ("of_routers", "kind")
 MISSING = "batch not as asked"  # the family of rows that nobody reads
 LISTED = 8  # tensors that a proof names; the rest is counted
 ANOTHER_LOSS = "same samples, same weights, another loss: the forward pass differs"
@@ -48,7 +49,9 @@ class Diagnosis:
 def told(first: Difference, wrong: Iterable[Difference], diagnosis: Diagnosis) -> FirstDifference:
     """Return the first difference with the names of those that are wrong in the same quantity, and what it means."""
     names = [d.name for d in wrong if d.quantity == first.quantity]
-    known = {name: value for name, value in vars(first).items() if name != "of_routers"}  # the family says so
+    known = {
+        name: value for name, value in vars(first).items() if name not in ("of_routers", "kind")
+    }  # the family says so
     return FirstDifference(**known, tensors=tuple(names[:LISTED]), tensors_in_all=len(names), **vars(diagnosis))
 
 

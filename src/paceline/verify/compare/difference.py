@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from paceline.run.process.world import World
 from paceline.verify.compare.tolerance import tolerance
 
+DifferenceKind: TypeAlias = Literal["", "exchange", "choice"]
 NAMES = {torch.float32: "fp32", torch.float64: "fp64"}
 
 
@@ -31,6 +32,7 @@ class Difference:
     copies_agree: bool = True  # whether ranks that hold copies of the same part hold the same numbers
     in_journal: bool = False  # whether it is what a run's journal says that differs, not what the run computes
     of_routers: bool = False  # whether it is told of routers, and compared as a loss is
+    kind: DifferenceKind = ""  # what else its name tells: a format that travels, a choice of experts
 
     @property
     def is_scaled(self) -> bool:

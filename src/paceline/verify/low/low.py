@@ -49,14 +49,13 @@ from paceline.verify.compare.tolerance import QUANTITIES, larger
 from paceline.verify.low.going_on import Held, each_start, held_by
 from paceline.verify.low.reference import At, LowDevice, LowReference
 from paceline.verify.low.watch import Watch, wrong_at
-from paceline.verify.low.wire import SENT, bits_of_values
+from paceline.verify.low.wire import bits_of_values
 from paceline.verify.process.quick import Shared, told_by_first
 
 STEPS = 2
 FEW_DRAWS = 2  # of moved weights, for a first look; of so few the movement of a single number may come out too small
 AT: At = ("evaluation", "evaluation")
 UNKNOWN_CHOICES = "numbers: how its blocks choose experts is not known, so that one device cannot be handed the choices"
-BETTER = "went to others than the best"
 
 
 def low(
@@ -203,9 +202,11 @@ def _misrouted(expected: LowReference, step: int) -> list[Difference]:
     return [
         wrong_at(
             "decision",
-            f"the experts of {one.block}: {one.tokens} of {one.of} tokens {BETTER}, by more than rounding can",
+            f"the experts of {one.block}: {one.tokens} of {one.of} tokens went to others than the best, by more than "
+            "rounding can",
             step,
             0,
+            "choice",
         )
         for one in expected.misrouted
         if one.tokens
@@ -256,11 +257,11 @@ def _differences(ours: _Update, numbers: dict[str, Any], step: int, world: World
 
 
 def _meaning(first: Difference) -> Diagnosis:
-    if first.quantity == "dtype" and SENT in first.name:
+    if first.kind == "exchange":
         return Diagnosis("other format", "it travels in another format than the one that the plan computes in")
     if first.quantity == "dtype":
         return Diagnosis("half-reduced precision", "it is kept or sent in fewer bits than on one device")
-    if first.quantity == "decision" and BETTER in first.name:
+    if first.kind == "choice":
         return Diagnosis("router choice", "tokens go to experts that their own scores put behind others")
     if first.quantity == "decision":
         return Diagnosis("update", "ranks that must decide alike do not")

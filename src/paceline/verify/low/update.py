@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from paceline.run.assemble import hold_few_logits
 from paceline.run.numerics.precision import COMPUTE_DTYPES, MASTER_DTYPES
 from paceline.run.numerics.randomness.mode import SampleRandomness, Survey
 from paceline.run.numerics.randomness.shares import SampleRows
@@ -31,7 +32,6 @@ from paceline.task.coupling import is_coupled
 from paceline.task.data.protocol import Source
 from paceline.task.models.blocks import find_blocks
 from paceline.task.models.build import evaluating
-from paceline.task.models.decoder import Decoder
 from paceline.task.turns import Turn, turns_of
 from paceline.verify.compare.difference import wide
 from paceline.verify.low.choices import HandedChoices, score_bits
@@ -109,8 +109,8 @@ def prepared(model: nn.Module, task: Task, plan: Plan, source: Source, looked: S
     randomness = reference_randomness(task, plan, source, model, objectives, MASTER_DTYPES[plan.precision], looked)
     alone = dataclasses.replace(plan, layout=Layout(), recompute="none", offload="none", compile=False, stages=(),
                                 rows=())  # fmt: skip
-    if isinstance(model, Decoder):
-        model.logits_elements = plan.logits_elements  # the head's gradient is rounded after each part of the logits
+    # The head's gradient is rounded after each part of the logits.
+    hold_few_logits(model, lambda: model, plan, turns, source, source.items_per_sample)
     gathered = gathered_weights(model) if plan.layout.is_sharded else []
     for weight in gathered:  # they are row after row, for which a convolution may have another kernel
         weight.data = weight.data.contiguous()

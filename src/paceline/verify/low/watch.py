@@ -21,7 +21,7 @@ from paceline.spec.plan import Plan
 from paceline.task.models.build import evaluating
 from paceline.task.models.held import local_of
 from paceline.task.models.moe import routers
-from paceline.verify.compare.difference import Difference
+from paceline.verify.compare.difference import Difference, DifferenceKind
 from paceline.verify.low.choices import Choices, ChoicesSeen, disagreeing, joined, score_bits
 from paceline.verify.low.reference import LowReference
 from paceline.verify.low.update import MASTER
@@ -94,7 +94,13 @@ class Watch:
         sums = [f"the gradient of {name}" for name in self._few(sum_bits or {})]
         mine += [Seen(f"{what}, by its values,", self._compute) for what in sums]
         return [
-            wrong_at("dtype", f"{seen.what} is in {seen.dtype}, not {seen.wanted}", step, rank)
+            wrong_at(
+                "dtype",
+                f"{seen.what} is in {seen.dtype}, not {seen.wanted}",
+                step,
+                rank,
+                "exchange" if seen.is_exchanged else "",
+            )
             for rank, found in enumerate(self.world.gather(mine))
             for seen in found
         ]
@@ -158,9 +164,9 @@ class Watch:
         return held
 
 
-def wrong_at(quantity: str, name: str, step: int, rank: int) -> Difference:
+def wrong_at(quantity: str, name: str, step: int, rank: int, kind: DifferenceKind = "") -> Difference:
     """Return a difference that has no size."""
-    return Difference(quantity, name, step, rank, math.inf, math.nan, 0.0, 0.0)
+    return Difference(quantity, name, step, rank, math.inf, math.nan, 0.0, 0.0, kind=kind)
 
 
 def _tensor_ranks(layout: Layout, rank: int) -> list[int]:

@@ -19,7 +19,6 @@ from paceline.task.models.held import local_of
 
 MANY_VALUES = 64  # of 2^16 values one is a bf16 value by chance
 MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")  # averages over time
-SENT = "sends to other ranks"
 LOW = (torch.bfloat16, torch.float16)
 EXCHANGES = ("alltoall", "all_to_all")
 REDUCTIONS = ("reduce", "reduce_scatter", "allreduce", "all_reduce")
@@ -32,6 +31,7 @@ class Seen:
     what: str
     dtype: torch.dtype
     wanted: torch.dtype = torch.float32
+    is_exchanged: bool = False  # whether ranks send it to each other, all to all
 
 
 class CollectivesSeen(TorchDispatchMode):
@@ -64,8 +64,8 @@ class CollectivesSeen(TorchDispatchMode):
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point() and tensor.numel() > 1}
         if operator.startswith(EXCHANGES):
-            what = f"what {operator} {SENT}"
-            self.wrong |= {Seen(what, dtype, self.compute) for dtype in dtypes if dtype != self.compute}
+            what = f"what {operator} sends to other ranks"
+            self.wrong |= {Seen(what, dtype, self.compute, True) for dtype in dtypes if dtype != self.compute}
         if operator.startswith(REDUCTIONS):
             inside = not self.at_the_end and any(_ranks_of(leaf) == self._apart for leaf in leaves)
             few = {dtype for dtype in dtypes if torch.finfo(dtype).bits < torch.finfo(self.wanted).bits}

@@ -7,9 +7,9 @@ is a dictionary in which a check keeps what the next one of the same task can us
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from paceline.spec.proof.records import CheckProof
+from paceline.spec.proof.records import CheckName, CheckProof
 from paceline.verify.compare.copies import compare_copies
 from paceline.verify.compare.layout import compare
 from paceline.verify.compare.whole_batch import whole_batch
@@ -18,7 +18,7 @@ from paceline.verify.story.story import story
 
 Check = Callable[..., CheckProof]
 
-CHECKS: dict[str, Check] = {
+CHECKS: Mapping[CheckName, Check] = {
     "steps": compare,  # updates of the layout, tensor by tensor, against the same updates of one device
     "low": low,  # in bf16 or fp16: formats, decisions, updates and an evaluation against one device of the same casts
     "low, brief": functools.partial(low, brief=True),  # the same with less measuring

@@ -23,7 +23,7 @@ from paceline.scratch import Scratch
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
 from paceline.spec.proof.plain import from_plain
-from paceline.spec.proof.records import CheckProof
+from paceline.spec.proof.records import CheckName, CheckProof
 from paceline.supervise.groups import Process
 from paceline.supervise.standby import NO_THREADS, PROOF, StartsApart
 from paceline.supervise.supervisor import Outcome, StartsRank, starter, supervise_as_asked
@@ -45,7 +45,7 @@ class Job:
 
     spec: Spec
     plan: Plan
-    check: str = "steps"
+    check: CheckName = "steps"
     part: str = ""  # of the proof that this is (`proof_parts.py`), for those who read it
     masked: bool = False  # whether a random part of the labels of built-in data is masked
     steps: int = 0  # updates to compare; 0 is the proof's own number

@@ -32,6 +32,7 @@ from paceline.errors import Requeue
 from paceline.launch.here import place_here
 from paceline.launch.worker import guarded
 from paceline.spec.plan import Plan, plan_from_dict
+from paceline.spec.proof.records import CheckName
 from paceline.spec.task import Task
 from paceline.supervise.forked import fork, leave
 from paceline.supervise.parent import end_with_parent
@@ -52,7 +53,7 @@ class Row:
 
     spec: Path
     plan: Plan
-    check: str
+    check: CheckName
     masked: bool
     steps: int
 

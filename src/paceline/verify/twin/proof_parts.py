@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
+from paceline.spec.proof.records import CheckName
 from paceline.spec.task import DataSpec, ModelSpec
 from paceline.task.models.sizes import is_named
 from paceline.verify.compare.tolerance import DTYPES
@@ -47,7 +48,7 @@ class Subject:
         """The precision of parts that run in one alone."""
         return max(self.dtypes, key=DTYPES.index)
 
-    def job(self, part: str, dtype: str, layout: Layout, rows: Rows = UNEVEN, check: str = "steps") -> Job:
+    def job(self, part: str, dtype: str, layout: Layout, rows: Rows = UNEVEN, check: CheckName = "steps") -> Job:
         """Return the job of one twin of the task."""
         task = twin_task(self.spec.task, self.plan, self.data_vocab, layout=layout, rows=rows)
         layers = task.model.layers if isinstance(task.model, ModelSpec) else 0

@@ -300,7 +300,7 @@ def without_the_planner(task: Task, plan: Plan) -> bool:
     ids=str,
 )
 def test_a_split_backward_pass_still_fails_where_the_planner_refuses_it(layout: Layout, changes: dict) -> None:
-    """When this fails, torch has learned it: the limit leaves plan/feasible/stages.py and docs/guide/layouts.md."""
+    """When this fails, torch has learned it: the limit leaves plan/feasible/stages.py and guide/plan/layouts.md."""
     try:
         works = run_ranks(without_the_planner, layout.devices, deep(), piped(layout, schedule="zero-bubble", **changes))
     except Exception:  # one rank's own error, or another's that this rank has gone: which comes first is chance

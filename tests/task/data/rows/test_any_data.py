@@ -1,4 +1,4 @@
-"""Filters, rows, orders, mixtures and growing batches drawn together, against what docs/guide/data.md says of them.
+"""Filters, rows, orders, mixtures and growing batches drawn together, against what guide/task/data.md says of them.
 
 The reference knows nothing of the code: it lays the documents' bytes one after the other and counts. What it holds the
 batches to: which tokens each sample has, each sample of a source once in each epoch of it, a source's share of every

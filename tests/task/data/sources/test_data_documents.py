@@ -320,6 +320,16 @@ def test_a_folder_that_was_saved_twice_is_what_the_second_save_wrote(tmp_path: P
         list_files(spec)
 
 
+@pytest.mark.parametrize("name", ["/etc/passwd", "../outside.arrow", "data/../../outside.arrow"])
+def test_a_saved_folder_names_no_file_outside_of_it(tmp_path: Path, name: str) -> None:
+    """Whoever copies a folder of somebody else's has its state.json too."""
+    (tmp_path / "saved" / "data").mkdir(parents=True)
+    write_stream(tmp_path / "outside.arrow", ["secret"])
+    (tmp_path / "saved" / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}))
+    with pytest.raises(DataError, match="outside of the folder"):
+        list_files(DataSpec(source=f"hf:{tmp_path / 'saved'}"))
+
+
 def test_a_part_of_a_data_set_of_the_hub_is_no_more_than_that_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,13 +88,13 @@ def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path, family: st
             torch.testing.assert_close(ours[name], parameter.grad, rtol=1e-4, atol=1e-5)
 
 
-def proved(table: str, folder: str) -> list[CheckProof]:
+def proved(table: str, folder: str, **changes: int) -> list[CheckProof]:
     world, found = join_world("cpu", threads=1), []
     for layout in (Layout(dp_replicate=2), Layout(dp_shard=2)):
         for prove, precision in ((compare, "fp64"), (low, "bf16")):
             model, data = ModelSpec(f"hf:{folder}"), MapSource(sequence_pairs(table, folder, 9, 5), 7)
             task = decoder_task(model=model, data=data, objective="seq2seq", global_batch=Amount(5, "samples"))
-            plan = plan_of(layout, batch=5, micro_batch=2, precision=precision)
+            plan = plan_of(layout, batch=5, micro_batch=2, precision=precision, **changes)
             found.append(prove(task, plan, world, task.data, 1, 2))
     return found
 
@@ -106,6 +106,17 @@ def test_ranks_and_micro_batches_whose_targets_have_other_numbers_of_tokens_trai
     """In bf16 too, where what several blocks read of the encoder sums its gradients in the order that FSDP2 has."""
     write_folder(tmp_path, family)
     for proof in run_kept(proved, 2, write_table(tmp_path), str(tmp_path))[0]:
+        assert proof.equal, proof.first_difference
+
+
+def logits_in_parts(table: str, folder: str) -> list[CheckProof]:
+    return proved(table, folder, logits_elements=3 * len(WORDS))
+
+
+def test_a_head_that_computes_the_loss_in_parts_is_one_device(tmp_path: Path) -> None:
+    """T5's head does, and the one device that it is held against has its logits whole."""
+    write_folder(tmp_path, "T5")
+    for proof in run_kept(logits_in_parts, 2, write_table(tmp_path), str(tmp_path))[0]:
         assert proof.equal, proof.first_difference
 
 

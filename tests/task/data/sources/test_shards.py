@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import random
 import struct
@@ -197,6 +198,19 @@ def test_packed_rows_of_many_shards_are_those_of_one_array(
     blank = (left["labels"] == -100).all(dim=1)
     assert 0 < int(blank.sum()) < len(ids) and set(left) == set(found)
     assert torch.equal(left["tokens"][~blank], found["tokens"][~blank]), "the other rows are as they were"
+
+
+@pytest.mark.parametrize("name", ["../1.shard", "/etc/passwd", "x/../../1.shard", "", "..\\1.shard"])
+def test_an_index_names_no_file_outside_of_its_folder(tmp_path: Path, name: str) -> None:
+    """Prepared data are copied from others, and their index with them."""
+    (tmp_path / "data").mkdir()
+    spec = write_folder(tmp_path / "data", [documents_of(1, 20), documents_of(2, 9)])
+    open_sources(spec, 7)
+    told = json.loads((tmp_path / "data" / "shards.json").read_text())
+    told["splits"]["train"][0]["file"] = name
+    (tmp_path / "data" / "shards.json").write_text(json.dumps(told))
+    with pytest.raises(DataError, match="outside of the folder"):
+        open_sources(spec, 7)
 
 
 @pytest.mark.parametrize("place", [3, 20, -2, -9])

@@ -59,7 +59,8 @@ class ActivationWatch:
         found = torch.zeros(2, len(self._blocks), dtype=torch.float64, device=self._device)
         for at, parts in self._sums.items():
             found[0, at] = torch.stack(parts).sum()
-        found[1] = torch.tensor([float(self._numbers.get(at, 0)) for at in range(len(self._blocks))])
+        for at, number in self._numbers.items():
+            found[1, at] = number  # fills it: a tensor of the host would be copied, and waited for
         return found
 
     def most(self) -> torch.Tensor:

@@ -70,7 +70,11 @@ class HealthMeter:
         self.blocks = [*self._all_blocks(list(own)), *(tied if layout.pp == 1 else ()), OUTPUT]
         at = {name: number for number, name in enumerate(self.blocks)}
         self._of = {weight: at[block_of(whole)] for weight, (_, whole) in names.items()}
-        self._share = {weight: 1.0 / stepper.copies_of(weight) for weight in names}
+        # On the device once: what is made of numbers of the host in a step is copied there, and waited for.
+        self._row = {weight: row for row, weight in enumerate(names)}
+        self._at = torch.tensor(list(self._of.values()), dtype=torch.int64, device=world.device)
+        shares = [1.0 / stepper.copies_of(weight) for weight in names]
+        self._shares = torch.tensor(shares, dtype=torch.float64, device=world.device)
         modules = dict(stepper.model.named_modules(remove_duplicate=False))  # one may have several names
         here = {block_of(whole): modules.get(block_of(local)) for local, whole in names.values()}
         here |= {name: modules[name] for name in tied} | {OUTPUT: stepper.model}
@@ -171,10 +175,10 @@ class HealthMeter:
         into = torch.zeros(len(self.blocks), dtype=torch.float64, device=device) if into is None else into
         kept = [(p, t) for p, t in zip(parameters, tensors, strict=True) if t.numel()]
         if kept:
-            norms = torch.stack([each.double() for each in torch._foreach_norm([t for _, t in kept])])
-            at = torch.tensor([self._of[p] for p, _ in kept], device=device)
-            shares = torch.tensor([self._share[p] for p, _ in kept], dtype=torch.float64, device=device)
-            into.index_add_(0, at, norms.square() * shares)
+            norms = [torch.zeros((), dtype=torch.float64, device=device)] * len(self._row)  # of those left out
+            for (parameter, _), norm in zip(kept, torch._foreach_norm([t for _, t in kept]), strict=True):
+                norms[self._row[parameter]] = norm.double()
+            into.index_add_(0, self._at, torch.stack(norms).square() * self._shares)
         return into
 
     # ---- what a run calls ------------------------------------------------------------------------------------------

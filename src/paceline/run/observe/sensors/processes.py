@@ -87,12 +87,12 @@ class HostSensor:
             zones = sorted((self._sys / "class" / "thermal").glob("thermal_zone*/temp"))
         except OSError:  # no descriptor may be left
             zones = []
-        known = [value / 1000 for zone in zones if (value := _number(zone)) is not None]
+        known = [value / 1000 for zone in zones if (value := number_in(zone)) is not None]
         if known:
             into.of_host("celsius", max(known))
         else:
             into.lacks("celsius", "this machine shows no thermal zone (/sys/class/thermal)")
-        cuts = _number(self._sys / "devices/system/cpu/cpu0/thermal_throttle/package_throttle_count")
+        cuts = number_in(self._sys / "devices/system/cpu/cpu0/thermal_throttle/package_throttle_count")
         if cuts is not None:
             added = self._throttles.added(cuts)
             into.of_host("throttled", None if added is None else float(added > 0))
@@ -123,7 +123,8 @@ class ProcessSensor:
         """Do nothing: files are open only while they are read."""
 
 
-def _number(path: Path) -> float | None:
+def number_in(path: Path) -> float | None:
+    """Return the number that a file of the system holds, None where it cannot be read now."""
     try:
         return float(path.read_text())
     except (OSError, ValueError):  # not every zone can be read at every moment

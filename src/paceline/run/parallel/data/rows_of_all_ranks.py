@@ -25,7 +25,7 @@ class GatheredRows:
 
         A rank whose rows do not count is shown some others in their place.
         """
-        own = torch.tensor([len(x) if self.counts else 0], device=x.device)
+        own = torch.full((1,), len(x) if self.counts else 0, dtype=torch.int64, device=x.device)
         sizes = own.new_empty(self.group.size())
         all_gather(sizes, own, group=self.group)
         rows: list[int] = sizes.tolist()

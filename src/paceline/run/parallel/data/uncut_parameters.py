@@ -7,7 +7,7 @@ empty weight, a complex one or one of integers stays whole on all ranks, whateve
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,17 +20,20 @@ def stays_whole(parameter: Tensor) -> bool:
     return parameter.dim() == 0 or parameter.numel() == 0 or not parameter.is_floating_point()
 
 
-@dataclass(frozen=True)
+@dataclass
 class WholeGradients:
     """Gradients that come together as `inner` says, and those of `parameters` as sums over `groups`, one by one.
 
     They are summed when all passes are over: ranks may reach other parameters, and would call collectives in another
-    order. One that no rank reached has no gradient, as on one device.
+    order. One that no rank reached has no gradient, as on one device; which those are the host asks the device in
+    steps alone in which a rank has missed one, and until then such a gradient is zero.
     """
 
     inner: Any  # Gradients
     parameters: tuple[nn.Parameter, ...]
     groups: tuple[dist.ProcessGroup, ...]
+    _missed: int = field(default=0, init=False)  # of `parameters`, by this rank
+    _ranks: list[tuple[list[nn.Parameter], Tensor]] = field(default_factory=list, init=False)  # that reached each
 
     def zero(self) -> None:
         """Forget the last step's gradients."""
@@ -45,30 +48,35 @@ class WholeGradients:
     def finish(self) -> None:
         """Return once the sums are complete."""
         self.inner.finish()
+        self._missed = sum(parameter.grad is None for parameter in self.parameters)
         by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
         for parameter in self.parameters:
             by_dtype.setdefault(parameter.dtype, []).append(parameter)
-        for parameters in by_dtype.values():
-            _sum_whole(parameters, self.groups)
+        self._ranks = [(alike, _sum_whole(alike, self.groups)) for alike in by_dtype.values()]
 
     def unreached(self) -> int:
         """Return how many parameters this rank's backward passes did not reach, of those that `settle` looks at."""
-        return int(self.inner.unreached())
+        return int(self.inner.unreached()) + self._missed
 
     def settle(self) -> None:
         """Take the gradients from parameters that no rank reached."""
         self.inner.settle()
+        for parameters, ranks in self._ranks:
+            for parameter, count in zip(parameters, ranks.tolist(), strict=True):
+                if not count:
+                    parameter.grad = None
 
 
 @torch.no_grad()
-def _sum_whole(parameters: list[nn.Parameter], groups: Iterable[dist.ProcessGroup]) -> None:
-    """Sum the gradients of parameters of one dtype; each carries how many ranks reached it."""
-    first = parameters[0]
+def _sum_whole(parameters: list[nn.Parameter], groups: Iterable[dist.ProcessGroup]) -> Tensor:
+    """Sum the gradients of parameters of one dtype, and return how many ranks reached each, on their device."""
     grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-    reached = torch.tensor([float(p.grad is not None) for p in parameters], dtype=first.dtype, device=first.device)
-    flat = torch.cat([*(grad.reshape(-1) for grad in grads), reached])
+    # Filled on the device: numbers of the host would be copied there, and the host would wait for it.
+    reached = [p.new_full((1,), float(p.grad is not None)) for p in parameters]
+    flat = torch.cat([*(grad.reshape(-1) for grad in grads), *reached])
     for group in groups:
         dist.all_reduce(flat, group=group)
     *sums, ranks = flat.split([*(p.numel() for p in parameters), len(parameters)])
-    for parameter, grad, total, count in zip(parameters, grads, sums, ranks.tolist(), strict=True):
-        parameter.grad = grad.copy_(total.view(grad.shape)) if count else None
+    for parameter, grad, total in zip(parameters, grads, sums, strict=True):
+        parameter.grad = grad.copy_(total.view(grad.shape))
+    return ranks

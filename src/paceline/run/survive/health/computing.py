@@ -12,6 +12,7 @@ from paceline.run.loop.step import StepStats
 from paceline.run.loop.under_plan import UnderPlan
 from paceline.run.observe.observing import device_name
 from paceline.run.observe.sensors.gpu import GpuSensor
+from paceline.run.observe.sensors.processes import number_in
 from paceline.run.observe.sensors.sensor_reading import SeenRank, SensorReading
 from paceline.run.observe.summed import outstanding
 from paceline.spec.plan import Plan
@@ -59,10 +60,10 @@ def device_facts(device: torch.device, nvml: object = None) -> dict[str, float]:
         zones = list(THERMAL.glob("thermal_zone*/temp"))
     except OSError:  # no descriptor may be left: what is told beside the numbers must not end a run
         zones = []
-    temperatures = [value / 1000 for path in zones if (value := _number(path)) is not None]
+    temperatures = [value / 1000 for path in zones if (value := number_in(path)) is not None]
     if temperatures:
         found["hottest_celsius"] = max(temperatures)
-    now, most = _number(CLOCKS / "scaling_cur_freq"), _number(CLOCKS / "cpuinfo_max_freq")
+    now, most = number_in(CLOCKS / "scaling_cur_freq"), number_in(CLOCKS / "cpuinfo_max_freq")
     if now is not None and most:
         found["clock_of_highest"] = now / most
     return {**found, **_of_gpu(device_name(device), nvml)}
@@ -84,10 +85,3 @@ def _of_gpu(name: str, nvml: object) -> dict[str, float]:
     sensor.read(reading, 0.0)
     sensor.close()
     return {what: value for what, value in reading.ranks.get(0, {}).items() if what in TOLD_OF_GPU}
-
-
-def _number(path: Path) -> float | None:
-    try:
-        return float(path.read_text())
-    except (OSError, ValueError):  # not every zone can be read at every moment
-        return None

@@ -10,6 +10,7 @@ from typing import Any
 from paceline.errors import DataError, MissingExtra
 from paceline.task.data.sources.listing import CorpusFiles, File, is_cache
 from paceline.task.data.sources.reading.arrow import arrow_rows
+from paceline.task.data.storage.bytes import named_inside
 
 
 def list_hub(name: str, arguments: Mapping[str, Any]) -> CorpusFiles:
@@ -53,10 +54,11 @@ def _saved(folder: Path) -> list[Path]:
     """
     try:
         state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-        files = [folder / str(each["filename"]) for each in state["_data_files"]]
+        names = [str(each["filename"]) for each in state["_data_files"]]
         is_selection = bool(state.get("_indices_data_files"))
     except (OSError, ValueError, KeyError, TypeError):
         return []
+    files = [Path(named_inside(str(folder), name)) for name in names]
     if is_selection:
         raise DataError(
             f"'{folder}' is a selection of the rows of its files", "an old version of datasets has saved it so",

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 import numpy as np
@@ -263,6 +263,20 @@ class Storage:
 def beside(path: str, name: str) -> str:
     """Return the path of a name in a folder, which may be a URL."""
     return f"{path.rstrip('/')}/{name}"
+
+
+def named_inside(path: str, name: str) -> str:
+    """Return the path of a file that an index of a folder names. Raises DataError where the name leads out of there.
+
+    An index comes with its data, so a name may be anybody's. Links are the doing of whoever has the folder.
+    """
+    parts = PurePosixPath(name.replace("\\", "/")).parts
+    if not parts or PurePosixPath(name).is_absolute() or ".." in parts or "\0" in name:
+        raise DataError(
+            f"an index of {path} names a file outside of the folder: '{name}'",
+            "a file of an index lies beside it or below", "data from a source that you trust",
+        )  # fmt: skip
+    return beside(path, name)
 
 
 def cut_short(name: str, size: int, wanted: int) -> DamagedData:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from paceline.durable import publish, sync_folder
+from paceline.durable import make_folder, publish
 from paceline.errors import StorageError
 from paceline.spec.model_folder import CONFIG, KEPT, folder_of
 from paceline.spec.task import ModelSpec
@@ -56,8 +56,7 @@ def write_folder(
         dtypes.add(str(tensor.dtype).removeprefix("torch."))
     parts = _parts(sizes, shard_bytes)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        sync_folder(folder.parent)
+        make_folder(folder)
         for file, names in parts.items():
             held = {name: state[name].detach().cpu().contiguous() for name in names}
             save_file(held, folder / (file + ".part"), metadata={"format": "pt"})
@@ -83,7 +82,7 @@ def copy_beside(source: Path, folder: Path, names: tuple[str, ...] = BESIDE) -> 
     for name in names:
         if (source / name).is_file():
             try:
-                folder.mkdir(parents=True, exist_ok=True)
+                make_folder(folder)
                 shutil.copyfile(source / name, folder / (name + ".part"))
                 publish(folder / (name + ".part"), folder / name)
             except OSError as error:

@@ -25,7 +25,7 @@ LIMIT = "paceline_logits_elements"  # attribute of a model whose head may comput
 
 
 def limit_logits(model: nn.Module, elements: int, tokens: int) -> bool:
-    """Have `next_token` hold at most so many logits of a model at a time; return whether it will.
+    """Have objectives of tokens hold at most so many logits of a model at a time; return whether they will.
 
     Not where those of all `tokens` of a micro-batch are as few, nor where the head cannot do so.
     """
@@ -38,7 +38,7 @@ def limit_logits(model: nn.Module, elements: int, tokens: int) -> bool:
 
 @contextlib.contextmanager
 def whole_logits(model: nn.Module) -> Iterator[None]:
-    """Have `next_token` return the model's own outputs meanwhile, however many its logits are."""
+    """Have the model return its own outputs meanwhile, however many its logits are."""
     own = vars(model)
     limit = own.pop(LIMIT, None)
     try:
@@ -53,6 +53,7 @@ def chunked_loss(
 ) -> tuple[Tensor, Tensor] | None:
     """Return (loss_sum, weight) of the model on tokens, None where whole logits are small enough or are needed.
 
+    `tokens` are what the model takes first, an encoder-decoder the source; `labels` are as many as its logits.
     The head is called inside the model's forward pass, where its weight is gathered and has the right precision.
     """
     limit = getattr(model, LIMIT, None)
@@ -100,7 +101,8 @@ def _returns_its_heads_output(model: nn.Module) -> bool:
     tokens = torch.zeros(1, FEW, dtype=torch.long)
     try:
         with quiet(mode), torch.no_grad():
-            output = replica(tokens, use_cache=False)
+            decoder = {"decoder_input_ids": tokens} if getattr(replica.config, "is_encoder_decoder", False) else {}
+            output = replica(tokens, use_cache=False, **decoder)
     except Exception:  # whatever a model raises on tensors without values
         return False
     return len(made) == 1 and getattr(output, "logits", None) is made[0] and made[0].shape[:2] == tokens.shape

@@ -21,7 +21,7 @@ from paceline.task.data.sources.shards.layout import HEADER, ShardHeader, Writte
 from paceline.task.data.sources.shards.tokens_in_files import Checksums, TokenPart, TokenParts
 from paceline.task.data.sources.tokenizer import Tokenizer, Tokens, from_json
 from paceline.task.data.sources.tokens import SPLITS
-from paceline.task.data.storage.bytes import ByteFile, Storage, as_words, beside
+from paceline.task.data.storage.bytes import ByteFile, Storage, as_words, beside, named_inside
 
 INDEX = "shards.json"
 TOKENIZER = "tokenizer.json"
@@ -79,6 +79,8 @@ def read_index(path: str, storage: Storage) -> ShardIndex:
     except (ValueError, KeyError, TypeError) as error:
         because = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         raise DataError(f"{name} is damaged", because, "copy or prepare the folder again") from error
+    for shard in (each for shards in splits.values() for each in shards):
+        named_inside(path, shard.file)
     return index
 
 

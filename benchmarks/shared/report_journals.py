@@ -1,4 +1,4 @@
-"""Synthetic journals for the report's tests: what a run writes, without the run."""
+"""Made-up journals, for tests, a benchmark of the live page and its picture: what a run writes, without the run."""
 
 from __future__ import annotations
 

@@ -1,0 +1,67 @@
+"""The words of other people's errors that have no type of their own: of torch, of its allocators and of gloo.
+
+No other file knows such words: each asks here what an error says. Whose words they are, and of which version they were
+read, stands beside them.
+"""
+
+from __future__ import annotations
+
+import re
+
+# What torch's allocators say: the one of a CPU raises a RuntimeError (c10/core/impl/alloc_cpu.cpp).
+_NO_MEMORY = (
+    "DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory", "CUDA out of memory",
+    "CUDA error: out of memory", "std::bad_alloc",
+)  # fmt: skip
+_ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
+_FACTORS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+# gloo begins with the line of its source that raises: "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553]
+# Connection closed by peer", or names it behind "Gloo connectFullMesh failed with". torch 2.13's own words of gloo, as
+# "ProcessGroupGloo::alltoall: ...", are of wrong calls.
+_OF_GLOO = re.compile(r"\bgloo/[\w./-]+\.(?:cc|h|cpp):\d+")
+# Where tensors of two devices meet: of kernels, of torch's operators in Python, of tensors without values.
+_TWO_DEVICES = ("on the same device", "is not on the expected device", "found two different devices")
+_LET_GO = "storage of size 0"  # in what torch says of a tensor whose memory FSDP2 has given back
+_SHARDS = "DTensor"  # in what torch says of an operator that takes plain tensors with shards, or has no rule for these
+_NO_GRADIENT = "does not require grad"  # "element 0 of tensors does not require grad and does not have a grad_fn"
+
+
+def says_no_memory(error: BaseException) -> bool:
+    """Return whether a RuntimeError of torch's says that an allocator has no memory left."""
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
+
+
+def asked_bytes(error: BaseException) -> int | None:
+    """Return for how many bytes an allocator was asked that had them not; None where the error does not say it."""
+    found = _ASKED.search(str(error))
+    return round(float(found[1]) * _FACTORS[found[2]]) if found else None
+
+
+def is_of_gloo(error: BaseException) -> bool:
+    """Return whether gloo has raised an error: a peer has gone, or did not answer in time."""
+    return isinstance(error, RuntimeError) and _OF_GLOO.search(str(error)) is not None
+
+
+def tells_of_lost_peer(text: str) -> bool:
+    """Return whether the last line that a process has printed is gloo's, of a peer that has gone."""
+    return _OF_GLOO.search(text) is not None
+
+
+def is_of_two_devices(error: BaseException) -> bool:
+    """Return whether torch says that tensors of two devices meet in an operator."""
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _TWO_DEVICES)
+
+
+def is_of_memory_let_go(error: BaseException) -> bool:
+    """Return whether torch says that a tensor's memory was given back before the tensor was used."""
+    return isinstance(error, RuntimeError) and _LET_GO in str(error)
+
+
+def is_of_shards(error: BaseException) -> bool:
+    """Return whether torch says that an operator was given shards."""
+    return isinstance(error, RuntimeError) and _SHARDS in str(error)
+
+
+def is_of_no_gradient(error: BaseException) -> bool:
+    """Return whether torch says that a backward pass began at a tensor which no graph leads to."""
+    return isinstance(error, RuntimeError) and _NO_GRADIENT in str(error)

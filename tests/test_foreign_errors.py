@@ -1,0 +1,98 @@
+"""What errors of torch and gloo say is known in one file; each of its answers is held against the real error."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from distributed import run_ranks
+
+import paceline
+from paceline.foreign_errors import (
+    is_of_gloo,
+    is_of_memory_let_go,
+    is_of_no_gradient,
+    is_of_two_devices,
+    says_no_memory,
+    tells_of_lost_peer,
+)
+from paceline.run.record.recorder import is_echo
+
+ANSWERS = (says_no_memory, is_of_gloo, is_of_two_devices, is_of_memory_let_go, is_of_no_gradient)
+ROOT = Path(paceline.__file__).parent
+
+
+def mixed() -> None:
+    torch.ones(2) + torch.ones(2, device="meta")
+
+
+def let_go() -> None:
+    weight = torch.ones(2, 3)
+    weight.untyped_storage().resize_(0)  # as FSDP2 does where a block's weights are gathered no more
+    weight.as_strided((3, 2), (2, 1))
+
+
+def without_gradient() -> None:
+    torch.ones(()).backward()
+
+
+def without_memory() -> None:
+    torch.empty(2**50, dtype=torch.uint8)
+
+
+def peer_dies() -> str:
+    """Return what a rank is told whose peer ends without a word."""
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(RuntimeError) as raised:
+        dist.barrier()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("how", "answer"),
+    [
+        (mixed, is_of_two_devices),
+        (let_go, is_of_memory_let_go),
+        (without_gradient, is_of_no_gradient),
+        (without_memory, says_no_memory),
+    ],
+)
+def test_each_error_of_torch_has_one_answer(how: object, answer: object) -> None:
+    with pytest.raises(RuntimeError) as raised:
+        how()  # type: ignore[operator]
+    assert [each for each in ANSWERS if each(raised.value)] == [answer]
+    assert not any(each(ValueError(str(raised.value))) for each in ANSWERS), "torch raises a RuntimeError"
+
+
+def test_what_kernels_say_of_two_devices() -> None:
+    """As CUDA's do, which this machine has not."""
+    for words in (
+        "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!",
+        "Expected all tensors to be on the same device, but got index is on cpu, different from other ten",
+        "Unhandled FakeTensor Device Propagation for aten.add.Tensor, found two different devices cuda:0",
+    ):
+        assert [each for each in ANSWERS if each(RuntimeError(words))] == [is_of_two_devices]
+
+
+def test_a_peer_that_has_gone_is_an_echo_and_a_path_with_gloo_in_it_is_none() -> None:
+    """A failing rank whose own error only has the four letters in it was taken for an echo, and blamed was another."""
+    told, _ = run_ranks(peer_dies, 2, may_die=[1])
+    assert is_of_gloo(RuntimeError(told)) and is_echo(RuntimeError(told)) and tells_of_lost_peer(told), told
+    for own in ("cannot open /data/igloo/rows.bin", "gloo is not what this model wants", "Igloo/rows.h5:3 is damaged"):
+        assert not is_of_gloo(RuntimeError(own)) and not is_echo(RuntimeError(own)), own
+    assert not is_echo(None) and not is_echo(KeyboardInterrupt())
+
+
+def test_no_other_file_reads_the_words_of_an_error() -> None:
+    """Words change with a version of torch: one file is then held against it, and not all of the package."""
+    reads = re.compile(
+        r"\bin (?:str|repr)\((?:\w*error|\w*failure|raised|silence)\)|\.(?:search|match)\(str\(\w*error\)\)"
+    )
+    found = {path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py") if reads.search(path.read_text("utf-8"))}
+    assert found == {"foreign_errors.py"}
