@@ -70,7 +70,8 @@ class Replanner:
         because = f"{devices} device(s) are there; a step takes {takes} by forecast, where it took {took}"
         because += "; the layout that the spec asks for needs another number" if is_relaxed else ""
         decision = DecisionRecord("replan", str(now.plan.layout), str(planned.plan.layout), because, evidence)
-        return Replanned(make_brief(planned, proven.record, (*proven.decisions, decision)), decision)
+        # Of the world that follows, and no part of what its first rank says of its start.
+        return Replanned(make_brief(planned, proven.record, proven.decisions), decision)
 
     def planned(self, devices: int, precision: str) -> tuple[Planned, bool]:
         """Return a plan for so many devices, and whether the spec's constraints on the layout were given up for it."""

@@ -183,7 +183,7 @@ class InWorld:
             self._record = self._open_record()
         if is_new or not held:  # who goes on with the records goes on with the copies that are under way
             saved = self.spec.run.checkpoints
-            self._remote = RemoteCopies(saved, self._steps(saved.remote_every), self._record)
+            self._remote = RemoteCopies(saved, self._steps(saved.remote_every), self._record, self.progress.step)
         self._open_keeper(restored.path if restored and not together else None)
         if is_new:
             if not restored:
@@ -196,6 +196,7 @@ class InWorld:
             self._record.fault(*self._recovered.fault)
         self._notices.enter(self.brief.usd_per_second, self.world.is_first, self._open_budget())
         self._record.decided_before(self._recovered.decisions)
+        self._record.decided_once(self._recovered.standing)
         if self._generation.rung == REFORMED:
             self._record.decided_now(self._stragglers.go_on(self.progress.step, held.learnt if held else None))
         self._points.tell(self._record)

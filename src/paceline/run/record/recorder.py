@@ -69,6 +69,7 @@ class Recorder:
         self._spec, self._brief, self._world, self._meter = spec, brief, world, meter
         self._ended = False
         self._told_rates: dict[str, float] = {}  # by callbacks
+        self._told_once: set[tuple[str, str, str]] = set()
 
     def _write(self, record: Record) -> None:
         if not isinstance(record, StepRecord):  # which holds no text
@@ -272,6 +273,14 @@ class Recorder:
         """Record what others have decided."""
         for decision in decisions:
             self._write(decision)
+
+    def decided_once(self, decisions: Sequence[DecisionRecord]) -> None:
+        """Record what others have decided for good, but for what they told this start before."""
+        for decision in decisions:
+            told = decision.what, str(decision.after), decision.because
+            if told not in self._told_once:
+                self._told_once.add(told)
+                self._write(decision)
 
     def recovered(self, record: RecoveryRecord | None) -> None:
         """Record that the run goes on after a fault, where it has just done so."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from paceline.errors import PacelineError
+from paceline.patience import Patience
 from paceline.run.process.brief import BRIEF_VARIABLE, Brief
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.plan import Plan
@@ -21,6 +22,7 @@ from paceline.spec.survive.recovery import RecoverySpec
 from paceline.supervise.again.plans_ahead import Ahead
 
 LOOK_SECONDS = 1.0  # between two looks at the file
+GROWTH_SECONDS = 600.0  # for the plan of a larger world and its proof; the run goes on as it is where it takes longer
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class Elastic:
         self._next: Replanned | None = None
         self._looked, self._refused = -math.inf, 0
         self._ahead = Ahead(functools.partial(self._replan_for, gives_way=True))
+        self._growing = Ahead(self._replan_for)
+        self._bound = (0, Patience(0.0))  # for the plan of a larger world, of so many devices
         self._prepared_for, self._asked = 0, -math.inf
         self.because = ""  # why the run cannot go on
 
@@ -73,6 +77,8 @@ class Elastic:
         """Find the plan of the next world; return False where there are too few devices for any."""
         devices, now = self._wanted(), self._brief.plan.layout.devices
         self._next = None
+        if self._growing.is_at_work(devices):  # what is only better is not waited for: the run grows later
+            devices = now
         if devices == now:
             return True
         while devices >= self._policy.min_devices and devices != now:
@@ -120,18 +126,22 @@ class Elastic:
         return self._replan is not None and (bool(self._policy.devices_file) or self._there() is not None)
 
     def pays(self, done: Callable[[], int]) -> bool:
-        """Return whether more devices are there than the run uses, and the steps that are left pay for the change."""
+        """Return whether more devices are there than the run uses, and the steps that are left pay for the change.
+
+        Their plan is made in a thread, and not waited for: who asks looks after the ranks meanwhile.
+        """
         if not (self._policy.devices_file or self._there()) or time.monotonic() - self._looked < LOOK_SECONDS:
             return False
         self._looked = time.monotonic()
         devices = self._wanted()
         if devices <= self._brief.plan.layout.devices or devices == self._refused:
             return False
-        try:
+        is_made = self._growing.is_made(devices)
+        if is_made is None and not self._is_bound_over(devices):
+            self._growing.begin([devices])
+            return False
+        if is_made:
             found = self._replan_for(devices)
-        except PacelineError:
-            found = None
-        if found is not None:
             if self._policy.worth is None:
                 return True
             saved = (self._brief.step_seconds - found.brief.step_seconds) * (found.brief.steps - done())
@@ -139,6 +149,12 @@ class Elastic:
                 return True
         self._refused = devices  # until another number of devices is there
         return False
+
+    def _is_bound_over(self, devices: int) -> bool:
+        """Return whether the plan for so many devices has been in the making for longer than anybody wants."""
+        if self._bound[0] != devices:
+            self._bound = (devices, Patience(GROWTH_SECONDS))
+        return self._bound[1].is_over
 
     def _replan_for(self, devices: int, gives_way: bool = False) -> Replanned:
         assert self._replan is not None, "who makes a run elastic says how it is planned"
