@@ -155,6 +155,7 @@ class CheckpointKeeper:
             raise made.error
         assert made.info is not None
         self._heard(made.info.path)
+        self._pace.saved_at(progress.step, [DISK])
         return made.info.path
 
     def save_or_keep(self, built: Assembled, plan: Plan, world: World, progress: Progress) -> Path:
@@ -287,16 +288,19 @@ class CheckpointKeeper:
         flight, self._flight = self._flight, None
         if flight is None:
             return
+        was_over, made = not flight.is_running, {}
         flight.abandon(ABANDON_SECONDS)
-        made = {}
         for outcome in tuple(flight.outcomes):
             if outcome.info is not None:
                 made[self.tiers.of(outcome.to).name] = outcome.info.path
                 if not self._is_told:
                     self._tell_made(flight, outcome, outcome.info, self._stall_seconds)
         self._pace.given_up(made)
+        failed = [each for each in flight.outcomes if each.error is not None and not each.has_lost_a_peer]
         if DISK in made:
             self._heard(made[DISK])
+        elif was_over and any(self.tiers.of(outcome.to).name == DISK for outcome in failed):
+            self._failures += 1
 
     def _settled(self, world: World, step: int) -> bool:
         """Return whether no save is under way; every rank waits for its own and they agree on what became of it."""
