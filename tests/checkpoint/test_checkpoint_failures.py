@@ -240,7 +240,7 @@ def test_no_memory_for_what_ranks_tell_each_other_is_no_peer_that_is_lost(tmp_pa
     """torch's allocator raises what its collectives raise, here outside of what ranks agree on."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises((ExhaustedTogether, StorageError)) as told:
         patch.setattr(Ranks, "from_first", lambda *given: _raise(RuntimeError(f"{text}: ...")))
-        save_sample(tmp_path, 1, "alone")
+        save_sample(tmp_path, 1)
     lacks_memory = text != "gloo"
     assert isinstance(told.value, ExhaustedTogether) is lacks_memory
     assert lacks_memory or "a rank stopped answering" in told.value.what

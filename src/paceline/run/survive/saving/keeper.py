@@ -288,7 +288,7 @@ class CheckpointKeeper:
         flight, self._flight = self._flight, None
         if flight is None:
             return
-        was_over, made = not flight.is_running, {}
+        was_over, made = not flight.is_running, dict[str, Path]()
         flight.abandon(ABANDON_SECONDS)
         for outcome in tuple(flight.outcomes):
             if outcome.info is not None:
