@@ -34,9 +34,9 @@ class Recovered:
         return [now(decision) for decision in self._generation.decisions]
 
     @property
-    def standing(self) -> list[DecisionRecord]:
+    def lasting(self) -> list[DecisionRecord]:
         """Return what the supervisor has decided for all generations."""
-        return [now(decision) for decision in self._generation.standing]
+        return [now(decision) for decision in self._generation.lasting]
 
     def built(self, restored: Restored | None) -> None:
         """Note that the state is in place."""

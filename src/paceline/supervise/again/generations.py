@@ -185,9 +185,9 @@ class Generations:
         folder, decisions = self._folder_of(generation.number)
         kills = memory_kills()
         before, self._crew = self._crew, Crew((), self._tell, self._is_stopped, self._machines.changes)
-        decisions, standing = (*generation.decisions, *decisions), self._machines.decisions()
+        decisions, lasting = (*generation.decisions, *decisions), self._machines.decisions()
         seconds, usd = self._spent.begin(self._elastic.usd_per_second)
-        generation = replace(generation, decisions=decisions, standing=standing, begun_after=seconds, usd_before=usd)
+        generation = replace(generation, decisions=decisions, lasting=lasting, begun_after=seconds, usd_before=usd)
         told = self._left_for_ranks(generation, folder)
         # Where the run may not go on nobody waits for those that stand by, so nobody does.
         told |= self._machines.for_survivors() if self._policy.reform and self._policy.may_go_on else {}

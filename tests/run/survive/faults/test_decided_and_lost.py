@@ -71,10 +71,10 @@ def test_what_holds_for_all_worlds_is_recorded_once(tmp_path: Path) -> None:
     """That ranks import torch by themselves stood there for each world."""
     run, decision = training(tmp_path / "run"), DecisionRecord("standby", "forked", "each imports torch", "why", None)
     for because in ("why", "why", "another reason"):
-        run._generation = Generation(2, standing=(replace(decision, because=because),))
+        run._generation = Generation(2, lasting=(replace(decision, because=because),))
         run._generation.write(tmp_path)
         run._take_place(read_generation(tmp_path / "generation.json"))
-        run._record.decided_once(run._recovered.standing)
+        run._record.decided_once(run._recovered.lasting)
     found = [each["because"] for each in records_of(tmp_path / "run", "decision") if each["what"] == "standby"]
     assert found == ["why", "another reason"]
 
