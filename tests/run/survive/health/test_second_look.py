@@ -80,7 +80,7 @@ def test_what_a_look_costs_is_told_once_for_all_worlds_of_a_layout(tmp_path: Pat
     run = training(tmp_path, health=HealthSpec(recompute_every=Amount(1, "steps")))
     for batch in run:
         if run.step(batch).step in (3, 5):
-            run._keeper.finish()
+            run.save()
             run.take_down()
             run._enter(Brought(None, None, True))
     told = [record for record in records_of(tmp_path, "decision") if record["what"] == "recompute"]

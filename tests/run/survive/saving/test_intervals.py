@@ -136,7 +136,8 @@ def test_a_run_whose_worlds_are_shorter_than_its_interval_saves_all_the_same(tmp
 
 def paced(run_dir: Path, begun_step: int, known: KnownPace, longest: int = 50) -> SavingPace:
     run = RunSpec(checkpoints=CheckpointsSpec(interval="auto"))
-    return SavingPace(Spec(task=decoder_task(), run=run), run_dir, {"disk": longest, "memory": None}, begun_step, known)
+    spec = Spec(task=decoder_task(), cluster=ClusterSpec(learn=False), run=run)
+    return SavingPace(spec, run_dir, {"disk": longest, "memory": None}, begun_step, known)
 
 
 def test_the_next_world_goes_on_with_the_interval_and_the_costs_of_this_one(tmp_path: Path) -> None:
