@@ -92,7 +92,7 @@ class BetweenSteps(InWorld):
         if chosen is not None:
             self._record.selected(chosen)
         self._record.recovered(self._recovered.stepped())
-        self._record.decided_now(take_decided(self._under))
+        self._record.decided_in(step, take_decided(self._under))
         self._points.tell(self._record)
         self._remark(batch)
         if last or batch.position == 0:

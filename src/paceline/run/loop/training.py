@@ -256,7 +256,7 @@ class Training(BetweenSteps):
             at = batch.step, batch.position, batch.samples
             if small and growth.measured(*at, stats.grad_norm, small, small_norm):
                 self._under.batches.forget()  # the batch that is being read has the size of this one
-            self._record.decided_now(growth.take())
+            self._record.decided_in(batch.step, growth.take())
         seconds = stats.seconds
         total = time.perf_counter() - began + self._data_seconds
         seconds["data"] = self._data_seconds
@@ -294,7 +294,7 @@ class Training(BetweenSteps):
         """Record that the run ends with an error, after a save under way; a dead peer is not waited for."""
         if not is_echo(error):  # else the step is made again
             with contextlib.suppress(StorageError):  # what the end of the run says comes first
-                self._record.decided_now(self._under.decided)
+                self._record.decided_in(self.progress.step + 1, self._under.decided)
             self._under.decided = []
         try:
             self._keeper.abandon() if is_echo(error) else self._keeper.finish()

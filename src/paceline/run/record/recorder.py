@@ -70,6 +70,7 @@ class Recorder:
         self._ended = False
         self._told_rates: dict[str, float] = {}  # by callbacks
         self._told_once: set[tuple[str, str, str]] = set()
+        self._told_in: dict[int, set[tuple[str, str, str, str]]] = {}  # by step, which may be made again
 
     def _write(self, record: Record) -> None:
         if not isinstance(record, StepRecord):  # which holds no text
@@ -262,7 +263,9 @@ class Recorder:
         """Record that a callback has set the learning rate, where it is not what it set it to last."""
         if self._told_rates.get(by) != lr:
             self._told_rates[by] = lr
-            self._decided("learning rate", before, lr, f"step {step}: {by} says so")
+            decision = DecisionRecord("learning rate", before, lr, f"step {step}: {by} says so", None)
+            if self._is_new_in(step, decision):
+                self._write(decision)
 
     def ended_early(self, decision: DecisionRecord) -> None:
         """Record and say that training ends before its planned end, because no evaluation is better any more."""
@@ -303,6 +306,17 @@ class Recorder:
         for each in decisions:
             self._write(each)
             self.say(f"{each.what:<8} {each.because}: {each.after}")
+
+    def decided_in(self, step: int, decisions: Sequence[DecisionRecord]) -> None:
+        """Record and say what a step has decided, but for what it decided alike when it was made before."""
+        self.decided_now([each for each in decisions if self._is_new_in(step, each)])
+
+    def _is_new_in(self, step: int, decision: DecisionRecord) -> bool:
+        known, told = self._told_in.setdefault(step, set()), decision
+        key = told.what, str(told.before), str(told.after), told.because
+        is_new = key not in known
+        known.add(key)
+        return is_new
 
     def injected(self, strikes: Sequence[StruckFault]) -> None:
         """Record and say that faults have struck that were made on purpose."""

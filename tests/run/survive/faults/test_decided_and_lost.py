@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from tasks_of_storms import TASKS
 from test_soak import RUN
 
 from paceline.run.process.generation import Generation, read_generation
+from paceline.run.survive.survivor import Brought
 from paceline.spec.journal.kinds import DecisionRecord
 
 STEPS, STEP = 9, 6
@@ -65,6 +67,38 @@ def test_what_a_step_decides_stands_once_though_it_is_begun_twice(tmp_path: Path
     ]
     kept, trained = "as they are", "trained"
     assert found == [(None, kept), (kept, trained), (trained, kept)]
+
+
+@pytest.mark.parametrize("goes_back_to", [4, 6])
+def test_a_step_that_is_made_again_from_a_checkpoint_decides_nothing_anew(tmp_path: Path, goes_back_to: int) -> None:
+    """Steps stand there again, and their numbers may be others; what followed from the step alone is the same."""
+    task = replace(TASKS["freezes"].make(tmp_path), callbacks=(OwnRates(),))
+    run = training(tmp_path / "run", 2, task=task)
+    gone_back = False
+    for batch in run:
+        step = run.step(batch).step
+        if step == 7 and not gone_back:
+            gone_back = True
+            run._keeper.finish()
+            for newer in sorted((tmp_path / "run" / "checkpoints").glob("step-*")):
+                if int(newer.name[5:]) > goes_back_to:
+                    shutil.rmtree(newer)
+            run.take_down()
+            run._enter(Brought(None, None, True))
+            run._went_back = True
+    steps = [each["step"] for each in records_of(tmp_path / "run", "step")]
+    assert steps == [*range(1, 8), *range(goes_back_to + 1, 9)]
+    for what, count in (("freezing", 3), ("update", 1), ("learning rate", 3)):
+        assert len([each for each in records_of(tmp_path / "run", "decision") if each["what"] == what]) == count, what
+
+
+class OwnRates:
+    """Leaves the update of step 6 out, and sets the rate of the steps from 5 to 7."""
+
+    def before_step(self, moment: Any) -> dict[str, object]:
+        if moment.step == 6:
+            return {"skip": "it is the sixth", "lr": 2e-3}
+        return {"lr": {5: 1e-3, 7: 4e-3}[moment.step]} if moment.step in (5, 7) else {}
 
 
 def test_what_holds_for_all_worlds_is_recorded_once(tmp_path: Path) -> None:
