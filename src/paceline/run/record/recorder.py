@@ -56,6 +56,9 @@ from paceline.supervise.supervisor import is_supervised
 from paceline.units import format_seconds
 
 
+REMEMBERED_STEPS = 1000  # of those that have decided something: a run that goes back makes the last ones again
+
+
 class Recorder:
     """Makes the records of one start of a run, and hands them to every sink."""
 
@@ -312,10 +315,12 @@ class Recorder:
         self.decided_now([each for each in decisions if self._is_new_in(step, each)])
 
     def _is_new_in(self, step: int, decision: DecisionRecord) -> bool:
-        known, told = self._told_in.setdefault(step, set()), decision
-        key = told.what, str(told.before), str(told.after), told.because
+        known = self._told_in.setdefault(step, set())
+        key = decision.what, str(decision.before), str(decision.after), decision.because
         is_new = key not in known
         known.add(key)
+        if len(self._told_in) > REMEMBERED_STEPS:
+            del self._told_in[next(iter(self._told_in))]
         return is_new
 
     def injected(self, strikes: Sequence[StruckFault]) -> None:
