@@ -55,7 +55,6 @@ from paceline.spec.watch.samples import SamplesSpec
 from paceline.supervise.supervisor import is_supervised
 from paceline.units import format_seconds
 
-
 REMEMBERED_STEPS = 1000  # of those that have decided something: a run that goes back makes the last ones again
 
 
