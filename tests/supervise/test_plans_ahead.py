@@ -272,3 +272,26 @@ def test_the_decision_for_another_world_is_no_part_of_what_its_first_rank_says_o
     found = Replanner(spec, lambda text: None)(2, dataclasses.replace(BRIEF, plan=plan_of(Layout())))
     told = [decision.what for decision in found.brief.record.decisions]
     assert found.decision.what == "replan" and "replan" not in told and unproven in found.brief.record.decisions
+
+
+def test_a_disk_that_hangs_holds_up_nobody_who_asks_how_many_devices_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who looks after the ranks read the file: they were not looked after for as long as its disk did not answer."""
+    path, answers, read = tmp_path / "devices", threading.Event(), Path.read_text
+    answers.set()
+    monkeypatch.setattr(
+        Path, "read_text", lambda self, *given: (self != path or answers.wait(60)) and read(self, *given)
+    )
+    path.write_text("8")
+    policy = dataclasses.replace(ANY, devices_file=str(path))
+    elastic = Elastic(policy, BRIEF, lambda n, now, gives_way=False: larger(n, now))
+    assert elastic.next_plan() and elastic.take(lambda text: None)[0].layout.devices == 8
+    answers.clear()
+    path.write_text("11")
+    assert not asked_again(elastic) and elastic._wanted() == 8, "what it said last counts"
+    answers.set()
+    wait_until(lambda: elastic._wanted() == 11)
+    path.write_text("")
+    wait_until(lambda: elastic._wanted() == 8)
+    wait_until(lambda: elastic._file.read(60) is None)
