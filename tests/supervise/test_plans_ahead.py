@@ -272,6 +272,7 @@ def test_the_decision_for_another_world_is_no_part_of_what_its_first_rank_says_o
     found = Replanner(spec, lambda text: None)(2, dataclasses.replace(BRIEF, plan=plan_of(Layout())))
     told = [decision.what for decision in found.brief.record.decisions]
     assert found.decision.what == "replan" and "replan" not in told and unproven in found.brief.record.decisions
+    assert (found.decision.evidence or {})["plan"] == {"from": str(plan_of(Layout())), "to": str(found.brief.plan)}
 
 
 def test_a_disk_that_hangs_holds_up_nobody_who_asks_how_many_devices_are_there(

@@ -62,6 +62,7 @@ class Replanner:
         before, after = now.step_seconds, planned.forecast.step_seconds.value
         evidence = {
             "devices": devices,
+            "plan": {"from": str(now.plan), "to": str(planned.plan)},  # a first rank that stays tells of no start
             "step_seconds": {"from": before, "to": after},
             "usd": planned.forecast.usd.value,
             "proof": proven.record.text if proven.record else "none",
