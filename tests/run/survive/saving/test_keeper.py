@@ -17,9 +17,14 @@ from paceline.checkpoint.beside.flight import SaveInFlight
 from paceline.checkpoint.beside.stage import HostStage
 from paceline.errors import Requeue, StorageError
 from paceline.run.loop.training import Training
+from paceline.run.survive import listener
 from paceline.run.survive.saving import keeper, memory_tier, tiers
 from paceline.run.survive.saving.known import KnownSave, agreed_save
 from paceline.run.survive.saving.pace import KnownPace
+from paceline.run.survive.survivor import is_lost_peer
+from paceline.supervise.control import ABORT_NAME, CONTROL_VARIABLE
+from paceline.supervise.parent import NODE_VARIABLE
+from paceline.supervise.supervisor import ERROR_FOLDER
 
 
 class Gate:
@@ -330,3 +335,32 @@ def test_a_notice_keeps_the_newest_checkpoint_though_no_save_has_come_since(tmp_
         kept = one.save_or_keep(run._under.built, run.brief.plan, run.world, run.progress)
         assert kept == tmp_path / "checkpoints" / "step-00000004"
         break
+
+
+def test_a_save_that_waits_for_what_nobody_sends_holds_up_no_recovery(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training waited in the next save for it, until the process was ended by force (15 s of an idle machine)."""
+    word = tmp_path / "world" / ABORT_NAME
+    word.parent.mkdir()
+    monkeypatch.delenv(NODE_VARIABLE, raising=False)
+    monkeypatch.setattr(listener, "ON_ONE_MACHINE_SECONDS", 0.0)
+    monkeypatch.setattr(keeper, "ABANDON_SECONDS", 0.05)
+    run = training(tmp_path / "run")
+    gate = Gate(monkeypatch, range(1))
+    try:
+        for batch in run:
+            if batch.step == 4:
+                monkeypatch.setenv(ERROR_FOLDER, str(word.parent))
+                monkeypatch.setenv(CONTROL_VARIABLE, "control")
+                listener.listen_for_abort(run.world.device)
+                word.touch()
+                monkeypatch.setattr(run, "_reformed", lambda: bool(run._keeper.abandon()))
+                with pytest.raises(RuntimeError, match="the save of step 2 with it") as told:
+                    run.step(batch)
+                assert is_lost_peer(told.value), "the supervisor knows why"
+                break
+            run.step(batch)
+    finally:
+        gate.is_open.set()
+        listener.stop_listening()
