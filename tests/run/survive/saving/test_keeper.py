@@ -48,7 +48,7 @@ def _saved_late(folder: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         gate, take, wait = Gate(patch), HostStage.take, SaveInFlight.wait
         patch.setattr(HostStage, "take", lambda *given: (gate.is_open.clear(), take(*given))[1])
-        patch.setattr(SaveInFlight, "wait", lambda flight: (gate.is_open.set(), wait(flight))[1])
+        patch.setattr(SaveInFlight, "wait", lambda *given: (gate.is_open.set(), wait(*given))[1])
         through(training(Path(folder)), lambda step: gate.is_open.set() if step % 2 else None)
 
 
@@ -73,10 +73,10 @@ def _under_pressure(folder: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         gate, wait = Gate(patch), SaveInFlight.wait
 
-        def opened(flight: SaveInFlight) -> bool:
+        def opened(flight: SaveInFlight, *given: Any) -> bool:
             assert flight.is_running, "it cannot have ended"
             threading.Timer(0.05, gate.is_open.set).start()  # so long does the save that is due wait
-            return wait(flight)
+            return wait(flight, *given)
 
         patch.setattr(SaveInFlight, "wait", opened)
         run = training(Path(folder))
