@@ -41,6 +41,7 @@ FLOORS: dict[str, float] = {
     "paceline.durable": 1,
     "paceline.said": 1,
     "paceline.scratch": 1,
+    "paceline.this_machine": 1,
     "paceline.lock": 1,
     "paceline.descriptors": 1,
     "paceline.svg": 1,

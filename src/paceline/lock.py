@@ -31,6 +31,7 @@ from types import TracebackType
 from paceline.errors import RunInUse, StorageError
 from paceline.patience import Patience
 from paceline.said import say_line
+from paceline.this_machine import machine_here
 
 NAME = "lock"
 # "DESCRIPTOR:TOKEN:GENERATION", for ranks of a supervisor that holds the lock; no descriptor on another machine.
@@ -58,6 +59,12 @@ class LockHolder:
     started: str
     processes: tuple[tuple[int, str], ...]
     generation: int = 1
+    machine: str = ""  # as `machine_here` names it: the host may be called otherwise by now
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its processes are this machine's, so that one can see if they live."""
+        return self.host == platform.node() or (bool(self.machine) and self.machine == machine_here())
 
 
 class RunLock:
@@ -322,7 +329,8 @@ def _release(path: Path, descriptor: int, token: str, process: int, made: bool) 
 
 def _this_process(token: str) -> LockHolder:
     started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return LockHolder(token, platform.node(), started, ((os.getpid(), _began(os.getpid())),))
+    process = os.getpid(), _began(os.getpid())
+    return LockHolder(token, platform.node(), started, (process,), machine=machine_here())
 
 
 def _write(descriptor: int, holder: LockHolder) -> None:
@@ -357,7 +365,10 @@ def _read(path: Path) -> LockHolder | None:
         told = json.loads(path.read_bytes())
         processes = tuple((int(process), str(began)) for process, began in told["processes"])
         generation = int(told.get("generation", 1))
-        return LockHolder(told["token"], told["host"], told["started"], processes, generation) if processes else None
+        if not processes:
+            return None
+        machine = str(told.get("machine", ""))
+        return LockHolder(told["token"], told["host"], told["started"], processes, generation, machine)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
@@ -365,7 +376,7 @@ def _read(path: Path) -> LockHolder | None:
 def _living_here(run_dir: Path) -> LockHolder | None:
     """Return who holds the directory where that is a living process of this machine."""
     holder = _read(run_dir / NAME)
-    return holder if holder is not None and holder.host == platform.node() and _may_live(holder) else None
+    return holder if holder is not None and holder.is_here and _may_live(holder) else None
 
 
 def _identity(descriptor: int) -> tuple[int, int]:
@@ -387,14 +398,14 @@ def _began(process: int) -> str:
 
 def _may_live(holder: LockHolder) -> bool:
     """Return whether a process that the file names is alive, as far as this machine can tell."""
-    if holder.host != platform.node():
+    if not holder.is_here:
         return True
     return any(_is_alive(process, began) for process, began in holder.processes)
 
 
 def _is_orphaned(holder: LockHolder | None) -> bool:
     """Return whether the process that took the directory, on this machine, is gone: what it has started is ending."""
-    return holder is not None and holder.host == platform.node() and not _is_alive(*holder.processes[0])
+    return holder is not None and holder.is_here and not _is_alive(*holder.processes[0])
 
 
 def _is_alive(process: int, began: str) -> bool:

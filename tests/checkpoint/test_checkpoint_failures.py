@@ -21,8 +21,10 @@ from distributed import run_ranks
 
 from paceline.checkpoint import find_latest, list_checkpoints, save_checkpoint, verify_checkpoint
 from paceline.checkpoint import folder as folder_module
+from paceline.checkpoint.beside.flight import SaveOutcome, SaveTo
 from paceline.checkpoint.folder import clear_partials, create_partial
-from paceline.errors import StorageError
+from paceline.checkpoint.ranks import Ranks
+from paceline.errors import ExhaustedTogether, StorageError
 from paceline.patience import Patience
 
 
@@ -231,3 +233,22 @@ def test_an_old_checkpoint_that_cannot_be_removed_is_reported(tmp_path: Path, mo
     assert info.removed == () and any("step-00000001" in reason and "not permitted" in reason for reason in info.kept)
     save_sample(tmp_path, 3, keep_last=1)
     assert _names(tmp_path) == ["step-00000003"]
+
+
+@pytest.mark.parametrize("text", ["DefaultCPUAllocator: can't allocate memory: you tried to allocate", "gloo"])
+def test_no_memory_for_what_ranks_tell_each_other_is_no_peer_that_is_lost(tmp_path: Path, text: str) -> None:
+    """torch's allocator raises what its collectives raise, here outside of what ranks agree on."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises((ExhaustedTogether, StorageError)) as told:
+        patch.setattr(Ranks, "from_first", lambda *given: _raise(RuntimeError(f"{text}: ...")))
+        save_sample(tmp_path, 1)
+    lacks_memory = text != "gloo"
+    assert isinstance(told.value, ExhaustedTogether) is lacks_memory
+    assert lacks_memory or "a rank stopped answering" in told.value.what
+    outcome = SaveOutcome(SaveTo(tmp_path, 1), 0.0, error=told.value)
+    assert outcome.has_lost_a_peer is not lacks_memory
+    if isinstance(told.value, ExhaustedTogether):
+        assert told.value.rank == 0 and isinstance(told.value.__cause__, RuntimeError) and text in told.value.because
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error

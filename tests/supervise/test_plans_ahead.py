@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,16 +18,25 @@ from runs import wait_until
 from tests_shared import decoder_task, plan_of
 
 from paceline.errors import DoesNotFit
+from paceline.patience import Patience
 from paceline.run.process.brief import Brief
+from paceline.scratch import Scratch
 from paceline.session import replanner
+from paceline.session.ready.prove import Proven
 from paceline.session.replanner import GivesWay, Replanner
 from paceline.spec.arguments import make_spec
+from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.layout import Layout
 from paceline.spec.survive.recovery import RecoverySpec
+from paceline.supervise.again import elastic as elastic_module
 from paceline.supervise.again import plans_ahead
 from paceline.supervise.again.elastic import Elastic, Replanned
+from paceline.supervise.again.generations import Generations
+from paceline.supervise.again.machines import OneMachine
+from paceline.supervise.crew import Crew, attend
+from paceline.supervise.starting import Starter
 
 NINE = plan_of(Layout(dp_replicate=9), batch=18)
 BRIEF = Brief(NINE, 100, 1, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())
@@ -166,3 +177,122 @@ def test_where_the_system_allows_no_other_priority_the_proof_is_made_all_the_sam
     monkeypatch.setattr(replanner, "starter", lambda words, environ: lambda own: process)
     monkeypatch.setattr(os, "setpriority", refuses)
     assert GivesWay().start_apart(["proof", "request.json", "result.json"], {}) is process
+
+
+# ---- plans of larger worlds -----------------------------------------------------------------------------------------
+
+ANY = RecoverySpec(worth=None, max_devices=12, prepare=False)
+
+
+def larger(devices: int, now: Brief) -> Replanned:
+    plan = dataclasses.replace(NINE, layout=Layout(dp_replicate=devices))
+    return Replanned(dataclasses.replace(now, plan=plan), DecisionRecord("replan", "9", str(devices), "b", {}))
+
+
+def asked_again(elastic: Elastic, done: int = 0) -> bool:
+    elastic._looked = -math.inf
+    return elastic.pays(lambda: done)
+
+
+def test_a_rank_that_dies_while_a_larger_world_is_planned_is_noticed_meanwhile() -> None:
+    """The plan, and its proof of many seconds, were made by who looks after the ranks."""
+    noticed, seen = threading.Event(), list[bool]()
+    process = subprocess.Popen(["sleep", "600"])
+
+    def replan(devices: int, now: Brief, gives_way: bool = False) -> Replanned:
+        process.kill()
+        seen.append(noticed.wait(30))
+        raise DoesNotFit("no plan", "ten", "")
+
+    one = object.__new__(Generations)
+    one._crew = Crew([process], lambda lost: noticed.set())
+    one._policy, one._machines = ANY, OneMachine(Starter(lambda place: process, None, print), {})
+    one._elastic = Elastic(ANY, BRIEF, replan, lambda: 10)
+    with Scratch("world") as folder:
+        attend(one._crew, Patience(120), 1.0, one._settled(Path(folder), lambda: (), lambda: False))
+        wait_until(lambda: seen)
+    assert seen == [True]
+
+
+def test_a_larger_world_is_entered_when_its_plan_is_there() -> None:
+    made = threading.Event()
+    elastic = Elastic(ANY, BRIEF, lambda n, now, gives_way=False: made.wait(60) and larger(n, now), lambda: 10)
+    assert not asked_again(elastic) and not asked_again(elastic)
+    made.set()
+    wait_until(lambda: asked_again(elastic))
+    assert elastic.next_plan() and elastic.take(lambda text: None)[0].layout.devices == 10
+
+
+def test_a_recovery_waits_for_no_plan_of_a_larger_world() -> None:
+    """It goes on with the devices that it has a plan for, and grows when the plan is there."""
+    made, asked = threading.Event(), list[int]()
+
+    def replan(devices: int, now: Brief, gives_way: bool = False) -> Replanned:
+        asked.append(devices)
+        assert made.wait(60)
+        return larger(devices, now)
+
+    elastic = Elastic(ANY, BRIEF, replan, lambda: 10)
+    assert not asked_again(elastic)
+    wait_until(lambda: asked)
+    assert elastic.next_plan() and elastic.take(lambda text: None) == (NINE, ())
+    made.set()
+    wait_until(lambda: asked_again(elastic))
+
+
+def test_a_plan_that_takes_too_long_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, there = threading.Event(), [10]
+    elastic = Elastic(ANY, BRIEF, lambda n, now, gives_way=False: made.wait(60) and larger(n, now), lambda: there[0])
+    monkeypatch.setattr(elastic_module, "GROWTH_SECONDS", 0.0)
+    assert not asked_again(elastic)
+    assert elastic._refused == 10 and not elastic._growing.is_at_work(10)
+    monkeypatch.setattr(elastic_module, "GROWTH_SECONDS", 60.0)
+    there[0] = 11
+    assert not asked_again(elastic) and elastic._growing.is_at_work(11)
+    made.set()
+    wait_until(lambda: asked_again(elastic))
+
+
+def test_a_larger_world_whose_plan_saves_too_little_is_not_asked_for_again() -> None:
+    asked = list[int]()
+    policy = RecoverySpec(worth=10.0, max_devices=12)
+    elastic = Elastic(policy, BRIEF, lambda n, now, gives_way=False: asked.append(n) or larger(n, now), lambda: 10)
+    wait_until(lambda: not asked_again(elastic) and elastic._refused == 10)
+    count = len(asked)
+    assert not asked_again(elastic) and len(asked) == count
+
+
+def test_the_decision_for_another_world_is_no_part_of_what_its_first_rank_says_of_its_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It stood in the journal twice where the first rank came anew: as of the supervisor, and of the start."""
+    unproven = DecisionRecord("verify", "prove the layout", "no proof", "a test", None)
+    monkeypatch.setattr(replanner, "prove", lambda planned, say, starts: Proven(None, (unproven,)))
+    spec = make_spec(decoder_task(), cluster=ClusterSpec(device="cpu", devices=2, probe=False))
+    found = Replanner(spec, lambda text: None)(2, dataclasses.replace(BRIEF, plan=plan_of(Layout())))
+    told = [decision.what for decision in found.brief.record.decisions]
+    assert found.decision.what == "replan" and "replan" not in told and unproven in found.brief.record.decisions
+    assert (found.decision.evidence or {})["plan"] == {"from": str(plan_of(Layout())), "to": str(found.brief.plan)}
+
+
+def test_a_disk_that_hangs_holds_up_nobody_who_asks_how_many_devices_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who looks after the ranks read the file: they were not looked after for as long as its disk did not answer."""
+    path, answers, read = tmp_path / "devices", threading.Event(), Path.read_text
+    answers.set()
+    monkeypatch.setattr(
+        Path, "read_text", lambda self, *given: (self != path or answers.wait(60)) and read(self, *given)
+    )
+    path.write_text("8")
+    policy = dataclasses.replace(ANY, devices_file=str(path))
+    elastic = Elastic(policy, BRIEF, lambda n, now, gives_way=False: larger(n, now))
+    assert elastic.next_plan() and elastic.take(lambda text: None)[0].layout.devices == 8
+    answers.clear()
+    path.write_text("11")
+    assert not asked_again(elastic) and elastic._wanted() == 8, "what it said last counts"
+    answers.set()
+    wait_until(lambda: elastic._wanted() == 11)
+    path.write_text("")
+    wait_until(lambda: elastic._wanted() == 8)
+    wait_until(lambda: elastic._file.read(60) is None)

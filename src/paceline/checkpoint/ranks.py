@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -175,6 +176,12 @@ class Ranks:
         value: T = mine.value
         return value
 
+    def exhausted(self, what: str, error: BaseException) -> BaseException:
+        """Return what to raise where this rank's memory is exhausted outside of a call that ranks agree on."""
+        failure = _attempt(partial(_raise, error))[0].failure
+        assert failure is not None and failure.exhausted, error
+        return _error(what, {self.rank: failure}, error)
+
     def from_first(self, what: str, function: Callable[[], T]) -> T:
         """Return what `function()` is on the first rank, on all. Failures are raised as `attempt` raises them."""
         mine, error = _attempt(function) if self.rank == 0 else (_Outcome(), None)
@@ -211,6 +218,10 @@ class Ranks:
         box: list[object] = [None]
         dist.scatter_object_list(box, None if self.rank else items, group=self.group, group_src=0)
         return box[0]
+
+
+def _raise(error: BaseException) -> None:
+    raise error
 
 
 def _attempt(function: Callable[[], object]) -> tuple[_Outcome, BaseException | None]:

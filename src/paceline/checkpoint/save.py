@@ -48,7 +48,7 @@ from paceline.checkpoint.tiers.unchanged import Unchanged
 from paceline.checkpoint.untrusted import content, refusal
 from paceline.checkpoint.writers.clear import clear
 from paceline.checkpoint.writers.lists import KnownFiles, tell_of_files
-from paceline.errors import StorageError
+from paceline.errors import StorageError, exhausted_by
 
 
 @dataclass(frozen=True)
@@ -201,6 +201,8 @@ def giving_up(written: Written) -> Iterator[None]:
             yield
     except RuntimeError as error:  # torch has no narrower type for a lost peer
         written.abandon()
+        if exhausted_by(error) is not None:  # its allocators have none either, and nobody else hears of this one
+            raise written.ranks.exhausted(written.what, error) from error
         raise _cut_off(written) from error
     except BaseException:
         written.abandon()

@@ -62,6 +62,7 @@ class Replanner:
         before, after = now.step_seconds, planned.forecast.step_seconds.value
         evidence = {
             "devices": devices,
+            "plan": {"from": str(now.plan), "to": str(planned.plan)},  # a first rank that stays tells of no start
             "step_seconds": {"from": before, "to": after},
             "usd": planned.forecast.usd.value,
             "proof": proven.record.text if proven.record else "none",
@@ -70,7 +71,8 @@ class Replanner:
         because = f"{devices} device(s) are there; a step takes {takes} by forecast, where it took {took}"
         because += "; the layout that the spec asks for needs another number" if is_relaxed else ""
         decision = DecisionRecord("replan", str(now.plan.layout), str(planned.plan.layout), because, evidence)
-        return Replanned(make_brief(planned, proven.record, (*proven.decisions, decision)), decision)
+        # Of the world that follows, and no part of what its first rank says of its start.
+        return Replanned(make_brief(planned, proven.record, proven.decisions), decision)
 
     def planned(self, devices: int, precision: str) -> tuple[Planned, bool]:
         """Return a plan for so many devices, and whether the spec's constraints on the layout were given up for it."""

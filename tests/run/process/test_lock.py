@@ -352,7 +352,8 @@ def test_who_asks_whether_a_run_lives_takes_nothing(tmp_path: Path) -> None:
     assert not is_live(tmp_path)
     lock = take(tmp_path)
     assert is_live(tmp_path)
-    elsewhere = json.loads((tmp_path / "lock").read_text()) | {"host": "another machine", "processes": [[1, ""]]}
+    other = {"host": "another machine", "machine": "another boot", "processes": [[1, ""]]}
+    elsewhere = json.loads((tmp_path / "lock").read_text()) | other
     lock.release()
     assert not is_live(tmp_path)
     (tmp_path / "lock").write_text(json.dumps(elsewhere))
@@ -370,3 +371,43 @@ def test_a_lock_file_with_something_else_in_it_names_nobody(tmp_path: Path, cont
     assert not is_live(tmp_path) and live_since(tmp_path) is None
     with take(tmp_path) as lock:
         assert is_live(tmp_path) and lock.next_generation() == 2
+
+
+def renamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give this machine another name than the one that the processes which hold a directory have known."""
+    monkeypatch.setattr(platform, "node", lambda: "renamed-meanwhile")
+
+
+def test_a_machine_that_got_another_name_still_sees_whether_a_run_of_its_own_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its processes counted as another machine's: alive for ever, where a file system has no locks."""
+    first = holder(tmp_path)
+    renamed(monkeypatch)
+    try:
+        assert is_live(tmp_path) and live_since(tmp_path) is not None
+        with pytest.raises(RunInUse, match="is in use by another run"):
+            take(tmp_path)
+    finally:
+        first.kill()
+        first.wait()
+    assert not is_live(tmp_path)
+    without_locks(monkeypatch)
+    with take(tmp_path) as lock:
+        lock.check()
+
+
+def test_ranks_are_waited_for_that_save_and_end_though_their_machine_got_another_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their supervisor was killed: the next start was refused at once."""
+    then = "child = subprocess.Popen(['sleep', '600'], pass_fds=(lock.descriptor,)); print(child.pid, flush=True)"
+    first = holder(tmp_path, f"{then}; time.sleep(600)")
+    assert first.stdout is not None
+    rank = int(first.stdout.readline())
+    first.kill()
+    first.wait()
+    renamed(monkeypatch)
+    monkeypatch.setattr(lock_module.time, "sleep", lambda seconds: os.kill(rank, signal.SIGKILL))  # it has saved
+    with take(tmp_path) as lock:
+        lock.check()

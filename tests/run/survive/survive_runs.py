@@ -47,10 +47,11 @@ def training(
     cluster: ClusterSpec | None = None,
     health: HealthSpec | None = None,
     task: Task | None = None,
+    precision: str = "fp32",
     **checkpoints: Any,
 ) -> Training:
     world = world or here()
-    plan = plan_of(layout or Layout(dp_shard=world.size), batch=6)
+    plan = plan_of(layout or Layout(dp_shard=world.size), batch=6, precision=precision)
     memory_every = checkpoints.pop("memory_every", None)
     in_memory = Amount(memory_every, "steps") if memory_every else None
     spec = CheckpointsSpec(**{"asynchronous": "on", "memory_every": in_memory, **checkpoints})

@@ -81,9 +81,9 @@ class SaveInFlight:
         """How long ago the save began."""
         return time.perf_counter() - self._began
 
-    def wait(self) -> bool:
-        """Return whether the save ended within its limit; wait for it until then."""
-        while self.is_running and not self._patience.is_over:
+    def wait(self, is_vain: Callable[[], bool] = lambda: False) -> bool:
+        """Return whether the save ended within its limit; wait for it until then, or until that `is_vain`."""
+        while self.is_running and not self._patience.is_over and not is_vain():
             self._thread.join(LOOK_SECONDS)
         return not self.is_running
 

@@ -26,8 +26,10 @@ from paceline.run.record.tally import EVALUATING, SAVING
 from paceline.run.survive.health.pressure import LOOKS_EVERY
 from paceline.run.survive.idle import IdleWatch
 from paceline.run.survive.replay import hold_against, rounding_of
+from paceline.run.survive.unrecorded import take_decided
 from paceline.run.trace.tensors import HeldBytes, grown, grown_text, tensors_held
 from paceline.run.updates.distance_moved import moved
+from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.sync import refuse_between
 from paceline.spec.task import ModelSpec
 from paceline.supervise.signals import StopFlag
@@ -119,7 +121,7 @@ class BetweenSteps(InWorld):
         if chosen is not None:
             self._record.selected(chosen)
         self._record.recovered(self._recovered.stepped())
-        self._record.decided_now(self._stepper.guard.take() if self._stepper.guard else ())
+        self._record.decided_in(step, take_decided(self._under))
         self._points.tell(self._record)
         self._remark(batch)
         if last or batch.position == 0:
@@ -280,7 +282,8 @@ class BetweenSteps(InWorld):
         for name, numbers in found.logs:
             self._record.logged(step, name, numbers)
         if found.skip is not None:
-            self._record.decided("update", "made", "left out", f"step {step}, {found.skip[0]}: {found.skip[1]}")
+            because = f"step {step}, {found.skip[0]}: {found.skip[1]}"
+            self._under.decided.append(DecisionRecord("update", "made", "left out", because, None))
         if found.lr is not None:
             self._record.told_rate(step, more["lr"], *found.lr)
         if found.stop is not None and not self._stopped and step < steps:

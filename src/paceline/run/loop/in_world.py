@@ -130,6 +130,7 @@ class InWorld:
         self._health = TrainingHealth(every, HealthJudge()) if observe.health else None
         told = seconds_on_record(run_dir) if world.is_first and spec.run.recovery.notice is not None else 0.0
         self._saved = KnownSave(seconds=told)
+        self._second_look: SecondLook | None = None
         self._made: StepStats | None = None  # what the last step did
         self._done_step = 0  # the last step of which all that follows is done
         self._record: Recorder | SilentRecorder = SilentRecorder()
@@ -183,7 +184,7 @@ class InWorld:
             self._record = self._open_record()
         if is_new or not held:  # who goes on with the records goes on with the copies that are under way
             saved = self.spec.run.checkpoints
-            self._remote = RemoteCopies(saved, self._steps(saved.remote_every), self._record)
+            self._remote = RemoteCopies(saved, self._steps(saved.remote_every), self._record, self.progress.step)
         self._open_keeper(restored.path if restored and not together else None)
         if is_new:
             if not restored:
@@ -196,6 +197,7 @@ class InWorld:
             self._record.fault(*self._recovered.fault)
         self._notices.enter(self.brief.usd_per_second, self.world.is_first, self._open_budget())
         self._record.decided_before(self._recovered.decisions)
+        self._record.decided_once(self._recovered.lasting)
         if self._generation.rung == REFORMED:
             self._record.decided_now(self._stragglers.go_on(self.progress.step, held.learnt if held else None))
         self._points.tell(self._record)
@@ -318,7 +320,8 @@ class InWorld:
         self._points.bind(under.built.stepper)
         run = self.spec.run
         looks_every = self._steps(run.health.recompute_every)
-        self._second_look = SecondLook(looks_every, plan, world, run.deterministic) if looks_every else None
+        if looks_every:
+            self._second_look = SecondLook(looks_every, plan, world, run.deterministic, self._second_look)
         self._stragglers = Stragglers(run.health, world, under, self.dir)
         self._tally = RankTally(world)
         if self._health is not None:

@@ -147,7 +147,7 @@ class Stepper:
         self._awaited_seconds = self._held_seconds = 0.0
         self.is_whole = True  # False within an update: the state is of no step
         self.buffers = BuffersBefore(self.model)
-        self._is_refused = False  # whether the guard has left out an update of the step
+        self._is_refused = False  # whether an update of the step was left out: by the guard, a callback, an overflow
 
     @property
     def passes(self) -> Passes:
@@ -169,7 +169,8 @@ class Stepper:
         """
         self._clock.begin()
         # Those that are left of a broken step go on from before it, and so does a run that leaves the batch out.
-        if self.world.size > 1 or (self.guard is not None and self.guard.may_leave_out):
+        may_leave_out = self.leaves_out or self.scaler is not None or (self.guard and self.guard.may_leave_out)
+        if self.world.size > 1 or may_leave_out:
             self.buffers.begin()
         self._is_refused = False
         if self.health is not None:
@@ -327,12 +328,14 @@ class Stepper:
     def _may_update(self, turn: StepTurn, step: int, loss: float, norm: float) -> bool:
         """Return whether weights are to change; raise NumericalStop where a number over all copies is not finite."""
         if self.leaves_out:
+            self._is_refused = True
             return False
         is_finite = math.isfinite(norm) and math.isfinite(loss)
         if is_finite and self.guard is None:
             return True
         if not is_finite and self.scaler and math.isfinite(loss) and self.scaler.scale > self.scaler.smallest:
             self.scaler.update(overflowed=True)
+            self._is_refused = True
             return False
         may = self.guard.may_update(step, _place(step, turn), turn.turn.name, loss, norm) if self.guard else None
         if may is not None:

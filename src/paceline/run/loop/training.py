@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import sys
@@ -10,7 +11,7 @@ import weakref
 from collections.abc import Generator
 from typing import NoReturn
 
-from paceline.errors import ConfigError, Requeue
+from paceline.errors import ConfigError, Requeue, StorageError
 from paceline.run.loop.between_steps import BetweenSteps
 from paceline.run.loop.loader import StepBatch
 from paceline.run.loop.resume import Progress
@@ -226,7 +227,7 @@ class Training(BetweenSteps):
         task = self.spec.task
         self._mark()
         lr = learning_rate(task.schedule, task.optimizer.lr, batch.step, self.brief.steps, self._warmup, self._decay)
-        self._record.decided_now(freezing(task.optimizer, batch.step))
+        self._under.decided = freezing(task.optimizer, batch.step)  # anew, where a step is made again
         growth = self._under.growth
         small_norm, small = math.nan, 0
         if growth is not None:
@@ -255,7 +256,7 @@ class Training(BetweenSteps):
             at = batch.step, batch.position, batch.samples
             if small and growth.measured(*at, stats.grad_norm, small, small_norm):
                 self._under.batches.forget()  # the batch that is being read has the size of this one
-            self._record.decided_now(growth.take())
+            self._record.decided_in(batch.step, growth.take())
         seconds = stats.seconds
         total = time.perf_counter() - began + self._data_seconds
         seconds["data"] = self._data_seconds
@@ -291,6 +292,10 @@ class Training(BetweenSteps):
 
     def failed(self, error: BaseException) -> None:
         """Record that the run ends with an error, after a save under way; a dead peer is not waited for."""
+        if not is_echo(error):  # else the step is made again
+            with contextlib.suppress(StorageError):  # what the end of the run says comes first
+                self._record.decided_in(self.progress.step + 1, self._under.decided)
+            self._under.decided = []
         try:
             self._keeper.abandon() if is_echo(error) else self._keeper.finish()
         except KeyboardInterrupt:

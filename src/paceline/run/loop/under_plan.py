@@ -66,6 +66,7 @@ class UnderPlan:
         self.built = assemble(task, plan, world, source, items_per_sample, read=not resumes)
         self.built.stepper.guard = guard_of(run.spec.run.health, plan)
         self.built.stepper.freezes = True
+        self.decided: list[DecisionRecord] = []  # by the step at hand, and not on record yet
         self.data_rank = plan.layout.data_rank(world.rank)
         source = for_device(source, device.type, task.model)
         self.order = order_of(source)

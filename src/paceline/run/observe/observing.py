@@ -13,6 +13,7 @@ from paceline.run.observe.sensors.sensor_reading import SeenRank
 from paceline.run.process.world import World
 from paceline.spec.run import RunSpec
 from paceline.supervise.parent import NODE_VARIABLE
+from paceline.this_machine import machine_here
 
 
 class NodeWatch:
@@ -27,7 +28,8 @@ class NodeWatch:
         if not run.observe.samples:
             return
         node = node_here()
-        told = world.told_at(node, {"process": os.getpid(), "device": device_name(world.device)})[node]
+        place = f"{machine_here()}-{os.environ.get(NODE_VARIABLE, '')}"  # the name may change meanwhile
+        told = world.told_at(place, {"process": os.getpid(), "device": device_name(world.device)})[place]
         own = [SeenRank(rank, int(seen["process"]), str(seen["device"])) for rank, seen in told]
         is_first_here = own[0].rank == world.rank
         nodes = int(world.sum([float(is_first_here)])[0])

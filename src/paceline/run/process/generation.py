@@ -44,7 +44,8 @@ class Generation:
     fault: Mapping[str, Any] = field(default_factory=dict)  # fields of `FaultRecord`, where known
     moments: Mapping[str, float] = field(default_factory=dict)
     clock: Mapping[str, Any] = field(default_factory=dict)
-    decisions: tuple[DecisionRecord, ...] = ()  # of the supervisor
+    decisions: tuple[DecisionRecord, ...] = ()  # of the supervisor, for this generation
+    lasting: tuple[DecisionRecord, ...] = ()  # those that hold for all of them, and are recorded once
     is_called: bool = False  # nothing has failed: the ranks were called to a world of another size
     # The folder in which survivors bring their state together, or FROM_RANKS, and after how many steps it is; empty
     # where an older state is restored instead.
@@ -62,7 +63,8 @@ class Generation:
 def read_generation(path: Path) -> Generation:
     """Return the generation that `write` left."""
     data = json.loads(path.read_text())
-    return Generation(**{**data, "decisions": tuple(DecisionRecord(**each) for each in data["decisions"])})
+    decided = {name: tuple(DecisionRecord(**each) for each in data[name]) for name in ("decisions", "lasting")}
+    return Generation(**{**data, **decided})
 
 
 def take_generation() -> Generation:

@@ -56,6 +56,8 @@ from paceline.spec.watch.samples import SamplesSpec
 from paceline.supervise.supervisor import is_supervised
 from paceline.units import format_seconds
 
+REMEMBERED_STEPS = 1000  # of those that have decided something: a run that goes back makes the last ones again
+
 
 class Recorder:
     """Makes the records of one start of a run, and hands them to every sink."""
@@ -70,6 +72,8 @@ class Recorder:
         self._spec, self._brief, self._world, self._meter = spec, brief, world, meter
         self._ended = False
         self._told_rates: dict[str, float] = {}  # by callbacks
+        self._told_once: set[tuple[str, str, str]] = set()
+        self._told_in: dict[int, set[tuple[str, str, str, str]]] = {}  # by step, which may be made again
 
     def _write(self, record: Record) -> None:
         if not isinstance(record, StepRecord):  # which holds no text
@@ -262,7 +266,9 @@ class Recorder:
         """Record that a callback has set the learning rate, where it is not what it set it to last."""
         if self._told_rates.get(by) != lr:
             self._told_rates[by] = lr
-            self._decided("learning rate", before, lr, f"step {step}: {by} says so")
+            decision = DecisionRecord("learning rate", before, lr, f"step {step}: {by} says so", None)
+            if self._is_new_in(step, decision):
+                self._write(decision)
 
     def ended_early(self, decision: DecisionRecord) -> None:
         """Record and say that training ends before its planned end, because no evaluation is better any more."""
@@ -273,6 +279,14 @@ class Recorder:
         """Record what others have decided."""
         for decision in decisions:
             self._write(decision)
+
+    def decided_once(self, decisions: Sequence[DecisionRecord]) -> None:
+        """Record what others have decided for good, but for what they told this start before."""
+        for decision in decisions:
+            told = decision.what, str(decision.after), decision.because
+            if told not in self._told_once:
+                self._told_once.add(told)
+                self._write(decision)
 
     def recovered(self, record: RecoveryRecord | None) -> None:
         """Record that the run goes on after a fault, where it has just done so."""
@@ -295,6 +309,19 @@ class Recorder:
         for each in decisions:
             self._write(each)
             self.say(f"{each.what:<8} {each.because}: {each.after}")
+
+    def decided_in(self, step: int, decisions: Sequence[DecisionRecord]) -> None:
+        """Record and say what a step has decided, but for what it decided alike when it was made before."""
+        self.decided_now([each for each in decisions if self._is_new_in(step, each)])
+
+    def _is_new_in(self, step: int, decision: DecisionRecord) -> bool:
+        known = self._told_in.setdefault(step, set())
+        key = decision.what, str(decision.before), str(decision.after), decision.because
+        is_new = key not in known
+        known.add(key)
+        if len(self._told_in) > REMEMBERED_STEPS:
+            del self._told_in[next(iter(self._told_in))]
+        return is_new
 
     def injected(self, strikes: Sequence[StruckFault]) -> None:
         """Record and say that faults have struck that were made on purpose."""

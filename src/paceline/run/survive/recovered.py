@@ -33,6 +33,11 @@ class Recovered:
         """Return what the supervisor has decided for this generation."""
         return [now(decision) for decision in self._generation.decisions]
 
+    @property
+    def lasting(self) -> list[DecisionRecord]:
+        """Return what the supervisor has decided for all generations."""
+        return [now(decision) for decision in self._generation.lasting]
+
     def built(self, restored: Restored | None) -> None:
         """Note that the state is in place."""
         self._note("built")

@@ -14,7 +14,7 @@ from paceline.spec.journal.kinds import DecisionRecord, SelectionRecord
 
 @dataclass(frozen=True)
 class Unrecorded:
-    """The choice among a step's candidates, and what the guard of updates has decided."""
+    """The choice among a step's candidates, and what the step, and the guard of updates, have decided."""
 
     selection: SelectionRecord | None = None
     decisions: tuple[DecisionRecord, ...] = ()
@@ -22,18 +22,22 @@ class Unrecorded:
 
 def unrecorded_under(under: UnderPlan) -> Unrecorded:
     """Return what a rank has not recorded, and have it forget that."""
-    guard = under.built.stepper.guard
     chosen = under.selection.take() if under.selection is not None else None
-    return Unrecorded(chosen, tuple(guard.take()) if guard is not None else ())
+    return Unrecorded(chosen, tuple(take_decided(under)))
+
+
+def take_decided(under: UnderPlan) -> list[DecisionRecord]:
+    """Return what the step at hand and the guard have decided since the last call."""
+    guard, decided = under.built.stepper.guard, under.decided
+    under.decided = []
+    return [*decided, *(guard.take() if guard is not None else ())]
 
 
 def give_back(unrecorded: Unrecorded, under: UnderPlan) -> None:
     """Have the duties of the step that are made up record it, under whatever plan that is."""
-    guard = under.built.stepper.guard
     if under.selection is not None:
         under.selection.give_back(unrecorded.selection)
-    if guard is not None:
-        guard.decisions += unrecorded.decisions
+    under.decided += unrecorded.decisions
 
 
 def of_all(first: Unrecorded | None, undone: Sequence[Unrecorded]) -> Unrecorded:

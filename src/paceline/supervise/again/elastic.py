@@ -14,13 +14,18 @@ from pathlib import Path
 from typing import Protocol
 
 from paceline.errors import PacelineError
+from paceline.patience import Patience
 from paceline.run.process.brief import BRIEF_VARIABLE, Brief
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.plan import Plan
 from paceline.spec.survive.recovery import RecoverySpec
+from paceline.supervise.again.devices_file import DevicesFile
 from paceline.supervise.again.plans_ahead import Ahead
 
 LOOK_SECONDS = 1.0  # between two looks at the file
+GLANCE_SECONDS = 0.05  # for the disk of that file to answer, while somebody has to look after ranks
+ANSWER_SECONDS = 2.0  # and before a world is formed
+GROWTH_SECONDS = 600.0  # for the plan of a larger world and its proof; the run goes on as it is where it takes longer
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,9 @@ class Elastic:
         self._next: Replanned | None = None
         self._looked, self._refused = -math.inf, 0
         self._ahead = Ahead(functools.partial(self._replan_for, gives_way=True))
+        self._file = DevicesFile(policy.devices_file)
+        self._growing = Ahead(self._replan_for)
+        self._bound = (0, Patience(0.0))  # for the plan of a larger world, of so many devices
         self._prepared_for, self._asked = 0, -math.inf
         self.because = ""  # why the run cannot go on
 
@@ -71,8 +79,10 @@ class Elastic:
 
     def next_plan(self) -> bool:
         """Find the plan of the next world; return False where there are too few devices for any."""
-        devices, now = self._wanted(), self._brief.plan.layout.devices
+        devices, now = self._wanted(ANSWER_SECONDS), self._brief.plan.layout.devices
         self._next = None
+        if self._growing.is_at_work(devices):  # what is only better is not waited for: the run grows later
+            devices = now
         if devices == now:
             return True
         while devices >= self._policy.min_devices and devices != now:
@@ -117,21 +127,25 @@ class Elastic:
     @property
     def _is_elastic(self) -> bool:
         """Whether the number of devices may become another."""
-        return self._replan is not None and (bool(self._policy.devices_file) or self._there() is not None)
+        return self._replan is not None and (bool(self._file) or self._there() is not None)
 
     def pays(self, done: Callable[[], int]) -> bool:
-        """Return whether more devices are there than the run uses, and the steps that are left pay for the change."""
-        if not (self._policy.devices_file or self._there()) or time.monotonic() - self._looked < LOOK_SECONDS:
+        """Return whether more devices are there than the run uses, and the steps that are left pay for the change.
+
+        Their plan is made in a thread, and not waited for: who asks looks after the ranks meanwhile.
+        """
+        if not (self._file or self._there()) or time.monotonic() - self._looked < LOOK_SECONDS:
             return False
         self._looked = time.monotonic()
-        devices = self._wanted()
+        devices = self._wanted(GLANCE_SECONDS)
         if devices <= self._brief.plan.layout.devices or devices == self._refused:
             return False
-        try:
+        is_made = self._growing.is_made(devices)
+        if is_made is None and not self._is_bound_over(devices):
+            self._growing.begin([devices])
+            return False
+        if is_made:
             found = self._replan_for(devices)
-        except PacelineError:
-            found = None
-        if found is not None:
             if self._policy.worth is None:
                 return True
             saved = (self._brief.step_seconds - found.brief.step_seconds) * (found.brief.steps - done())
@@ -140,19 +154,21 @@ class Elastic:
         self._refused = devices  # until another number of devices is there
         return False
 
+    def _is_bound_over(self, devices: int) -> bool:
+        """Return whether the plan for so many devices has been in the making for longer than anybody wants."""
+        if self._bound[0] != devices:
+            self._bound = (devices, Patience(GROWTH_SECONDS))
+        return self._bound[1].is_over
+
     def _replan_for(self, devices: int, gives_way: bool = False) -> Replanned:
         assert self._replan is not None, "who makes a run elastic says how it is planned"
         return self._replan(devices, self._brief, gives_way)
 
-    def _wanted(self) -> int:
-        """Return how many devices the next world is to have."""
+    def _wanted(self, wait_seconds: float = 0.0) -> int:
+        """Return how many devices the next world is to have; the file's disk is waited for so long."""
         there = self._there()
         if there is not None and self._replan is not None:
             return min(there, self._most)
-        if not self._policy.devices_file or self._replan is None:
-            return self._brief.plan.layout.devices
-        try:
-            there = int(Path(self._policy.devices_file).read_text())
-        except (OSError, ValueError):  # it is being written, or says nothing yet
-            return self._brief.plan.layout.devices
-        return min(there, self._most)
+        if self._file and self._replan is not None:
+            there = self._file.read(wait_seconds)
+        return self._brief.plan.layout.devices if there is None or self._replan is None else min(there, self._most)

@@ -38,6 +38,7 @@ from paceline.supervise.again.machines import OneMachine, RankHosts, Stander
 from paceline.supervise.again.rescue import clear_rescues
 from paceline.supervise.again.spent import SpentSoFar
 from paceline.supervise.again.survivors import state_left
+from paceline.supervise.again.unfinished import set_aside_unfinished
 from paceline.supervise.blame import Ending, Outcome, cause_is_known, outcome_of
 from paceline.supervise.control import ABORT_NAME, CALL_NAME
 from paceline.supervise.crew import Crew, attend
@@ -114,6 +115,7 @@ class Generations:
         try:
             with Scratch("world") as name:
                 self._folder = Path(name)
+                set_aside_unfinished(self._lock.run_dir)  # of an earlier start
                 self._machines.open(self._folder)
                 return self._run(taken)
         finally:
@@ -183,9 +185,9 @@ class Generations:
         folder, decisions = self._folder_of(generation.number)
         kills = memory_kills()
         before, self._crew = self._crew, Crew((), self._tell, self._is_stopped, self._machines.changes)
-        decisions = (*generation.decisions, *self._machines.decisions(), *decisions)
+        decisions, lasting = (*generation.decisions, *decisions), self._machines.decisions()
         seconds, usd = self._spent.begin(self._elastic.usd_per_second)
-        generation = replace(generation, decisions=decisions, begun_after=seconds, usd_before=usd)
+        generation = replace(generation, decisions=decisions, lasting=lasting, begun_after=seconds, usd_before=usd)
         told = self._left_for_ranks(generation, folder)
         # Where the run may not go on nobody waits for those that stand by, so nobody does.
         told |= self._machines.for_survivors() if self._policy.reform and self._policy.may_go_on else {}
@@ -307,6 +309,7 @@ class Generations:
             number = self._lock.next_generation()
         except RunInUse:
             return None
+        set_aside_unfinished(self._lock.run_dir)
         on_disk = self._newest_on_disk()
         left = state_left(self._plan, {rank: each.held for rank, each in fallen.standing.items()}, on_disk > 0)
         held = left.step

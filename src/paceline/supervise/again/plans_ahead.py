@@ -1,8 +1,9 @@
-"""Plans made ahead: for the world that the loss of one machine would leave, while the supervisor has nothing to do.
+"""Plans made ahead: for the world that the loss of one machine would leave, or that devices which came would make.
 
-A plan takes some tenths of a second and its proof seconds, which a recovery then waits for. They are made in a thread
-of the supervisor's own priority. The processes of the proof alone have the lowest: a thread that has it holds the
-interpreter while it gets no core, and so holds up whoever recovers for as long as anything else wants that core.
+A plan takes some tenths of a second and its proof seconds, for which a recovery would wait, and in which nobody would
+look after the ranks of a world that is to grow. So they are made in a thread of the supervisor's own priority. The
+processes of the proof alone may have the lowest: a thread that has it holds the interpreter while it gets no core, and
+so holds up whoever recovers for as long as anything else wants that core.
 """
 
 from __future__ import annotations
@@ -24,6 +25,14 @@ class Ahead:
         self._begun: set[int] = set()
         self._at_work: dict[int, threading.Event] = {}  # by the number that a plan is made for now
         self._made: set[int] = set()
+
+    def is_at_work(self, devices: int) -> bool:
+        """Return whether a plan for this very number is being made."""
+        return devices in self._at_work
+
+    def is_made(self, devices: int) -> bool | None:
+        """Return whether there is a plan for so many devices; None while that is not known. Nobody is waited for."""
+        return None if devices not in self._begun or self.is_at_work(devices) else devices in self._made
 
     def begin(self, devices: Sequence[int]) -> None:
         """Make a plan for the first of these numbers that has one."""

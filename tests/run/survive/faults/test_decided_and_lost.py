@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from runs import records_of
 from storm import SURVIVES, Story, told
 from survive_runs import training
+from tasks_of_storms import TASKS
 from test_soak import RUN
+
+from paceline.run.process.generation import Generation, read_generation
+from paceline.run.survive.survivor import Brought
+from paceline.spec.journal.kinds import DecisionRecord
 
 STEPS, STEP = 9, 6
 # No comparison is due after the step. An update is left out, among candidates that were chosen from, and one of two
@@ -45,3 +53,78 @@ def test_samples_that_were_left_out_are_counted_once_though_duties_are_made_up(t
         assert run._left_out.total() == batch.step * batch.samples
         if batch.step == 3:
             break
+
+
+def test_what_a_step_decides_stands_once_though_it_is_begun_twice(tmp_path: Path) -> None:
+    """A peer is lost in the pass of the step from which on a group is trained, and again in that which freezes one."""
+    faults = [{"kind": "kill", "step": step, "rank": 1, "phase": "backward"} for step in (6, 7)]
+    story = Story("met", {"dp_replicate": 2}, faults, {**RUN, "check_every": "5 steps"}, STEPS, how=SURVIVES,
+                  task="freezes")  # fmt: skip
+    assert told(tmp_path, [story], timeout=180)["met"][-1].code == 0
+    assert [each["rung"] for each in records_of(tmp_path / "met", "recovery")] == ["reform"] * 2
+    found = [
+        (each["from"], each["to"]) for each in records_of(tmp_path / "met", "decision") if each["what"] == "freezing"
+    ]
+    kept, trained = "as they are", "trained"
+    assert found == [(None, kept), (kept, trained), (trained, kept)]
+
+
+@pytest.mark.parametrize("goes_back_to", [4, 6])
+def test_a_step_that_is_made_again_from_a_checkpoint_decides_nothing_anew(tmp_path: Path, goes_back_to: int) -> None:
+    """Steps stand there again, and their numbers may be others; what followed from the step alone is the same."""
+    task = replace(TASKS["freezes"].make(tmp_path), callbacks=(OwnRates(),))
+    run = training(tmp_path / "run", 2, task=task)
+    gone_back = False
+    for batch in run:
+        step = run.step(batch).step
+        if step == 7 and not gone_back:
+            gone_back = True
+            run._keeper.finish()
+            for newer in sorted((tmp_path / "run" / "checkpoints").glob("step-*")):
+                if int(newer.name[5:]) > goes_back_to:
+                    shutil.rmtree(newer)
+            run.take_down()
+            run._enter(Brought(None, None, True))
+            run._went_back = True
+    steps = [each["step"] for each in records_of(tmp_path / "run", "step")]
+    assert steps == [*range(1, 8), *range(goes_back_to + 1, 9)]
+    for what, count in (("freezing", 3), ("update", 1), ("learning rate", 3)):
+        assert len([each for each in records_of(tmp_path / "run", "decision") if each["what"] == what]) == count, what
+
+
+class OwnRates:
+    """Leaves the update of step 6 out, and sets the rate of the steps from 5 to 7."""
+
+    def before_step(self, moment: Any) -> dict[str, object]:
+        if moment.step == 6:
+            return {"skip": "it is the sixth", "lr": 2e-3}
+        return {"lr": {5: 1e-3, 7: 4e-3}[moment.step]} if moment.step in (5, 7) else {}
+
+
+def test_what_holds_for_all_worlds_is_recorded_once(tmp_path: Path) -> None:
+    """That ranks import torch by themselves stood there for each world."""
+    run, decision = training(tmp_path / "run"), DecisionRecord("standby", "forked", "each imports torch", "why", None)
+    for because in ("why", "why", "another reason"):
+        run._generation = Generation(2, lasting=(replace(decision, because=because),))
+        run._generation.write(tmp_path)
+        run._take_place(read_generation(tmp_path / "generation.json"))
+        run._record.decided_once(run._recovered.lasting)
+    found = [each["because"] for each in records_of(tmp_path / "run", "decision") if each["what"] == "standby"]
+    assert found == ["why", "another reason"]
+
+
+def test_what_a_step_decided_that_fails_is_on_record(tmp_path: Path) -> None:
+    """Its update is made no more, and who looks for the reason is to see that a group was trained from there on."""
+    run = training(tmp_path / "run", 100, task=TASKS["freezes"].make(tmp_path))
+    run._stepper.wrap_objectives(lambda objective: lambda model, batch: _fails_in_step(run, objective, model, batch))
+    with pytest.raises(LookupError):
+        for batch in run:
+            run.step(batch)
+    found = [each["because"] for each in records_of(tmp_path / "run", "decision") if each["what"] == "freezing"]
+    assert len(found) == 2 and found[1].endswith("from step 6 on")
+
+
+def _fails_in_step(run: Any, objective: Any, model: Any, batch: Any) -> Any:
+    if run.progress.step == 5:
+        raise LookupError("in the sixth step")
+    return objective(model, batch)

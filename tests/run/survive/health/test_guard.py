@@ -12,10 +12,12 @@ import pytest
 import torch
 from runs import records_of, steps_of
 from storm import Start, Story, told
-from survive_runs import normed, training
+from survive_runs import Normed, normed, training
 from tests_shared import decoder_task
+from torch import nn
 
 from paceline.errors import ConfigError, NumericalStop
+from paceline.run.callbacks.callbacks import CallbackDecisions
 from paceline.run.loop.loader import StepBatch
 from paceline.run.loop.resume import Progress
 from paceline.run.loop.training import Training
@@ -245,3 +247,62 @@ def test_a_step_that_is_left_out_moves_no_running_statistics(tmp_path: Path, mon
     """Of a batch with a number that is none they would be none for good, and so would every evaluation."""
     run, means = spiked(tmp_path / "run", 100, monkeypatch, "skip")
     assert run.progress.step == 4 and torch.equal(mean_of(run), means[3]) and not torch.equal(means[2], means[3])
+
+
+@pytest.mark.parametrize("by", ["a callback", "an overflow"])
+def test_a_step_whose_update_nobody_wants_moves_no_running_statistics(
+    tmp_path: Path, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the guard leaves one out: the samples are consumed, and teach nothing."""
+    task = decoder_task(model=averaged, stop=Amount(STEPS, "steps"))
+    run = training(tmp_path / "run", 100, task=task, precision="fp32" if by == "a callback" else "fp16")
+    means: dict[int, torch.Tensor] = {}
+    for batch in run:
+        if batch.step == 4 and by == "an overflow":
+            assert run._stepper.scaler is not None
+            run._stepper.scaler.scale = 2.0**60  # above fp16's range: gradients are infinite, and the loss is none
+        elif batch.step == 4:
+            monkeypatch.setattr(run, "_hook", lambda hook, *given, **more: decided_at(hook))
+        updated = run.step(batch).updated
+        means[batch.step] = mean_of(run).clone()
+        assert updated is (batch.step != 4)
+        monkeypatch.undo()
+        if batch.step == 4 and run._stepper.scaler is not None:
+            run._stepper.scaler.scale = 2.0**10
+        if batch.step == 5:
+            break
+    assert torch.equal(means[3], means[4]) and not torch.equal(means[2], means[3])
+    assert not torch.equal(means[4], means[5])
+
+
+class RunningMean(nn.Module):
+    """Gives back what it is given and keeps a running mean of it, in any precision: torch's own has none in fp16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("running_mean", torch.zeros(16))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the same."""
+        self.running_mean.lerp_(hidden.detach().float().mean((0, 1)), 0.1)
+        return hidden
+
+
+def averaged() -> nn.Module:
+    return Averaged()
+
+
+class Averaged(Normed):
+    """Normalises nothing, and keeps the means."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = RunningMean()  # type: ignore[assignment]
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return logits [rows, seq, vocab]."""
+        return self.head(self.norm(self.embed(tokens)))
+
+
+def decided_at(hook: str) -> CallbackDecisions:
+    return CallbackDecisions(skip=("test", "a bad batch") if hook == "before_step" else None)

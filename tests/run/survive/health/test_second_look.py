@@ -8,12 +8,16 @@ import pytest
 import torch
 from runs import records_of, steps_of
 from storm import Story, Told
+from survive_runs import training
 
 from paceline.errors import ConfigError
 from paceline.run.process.world import World
 from paceline.run.survive.health.second_look import SecondLook
+from paceline.run.survive.survivor import Brought
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
+from paceline.spec.survive.health import HealthSpec
+from paceline.units import Amount
 
 LOOKS = {"health": {"recompute_every": "2 steps"}}
 FLIP = {"kind": "flip", "bit": 0, "step": 4, "rank": 1}  # the last place of one number
@@ -70,3 +74,14 @@ def test_where_equal_numbers_may_have_other_bits_it_is_refused() -> None:
         SecondLook(1, plan, World(0, 2, 0, torch.device("cpu")), True)
     with pytest.raises(ConfigError, match="another order at every call"):
         SecondLook(1, plan, World(0, 2, 0, torch.device("cuda")), False)
+
+
+def test_what_a_look_costs_is_told_once_for_all_worlds_of_a_layout(tmp_path: Path) -> None:
+    run = training(tmp_path, health=HealthSpec(recompute_every=Amount(1, "steps")))
+    for batch in run:
+        if run.step(batch).step in (3, 5):
+            run.save()
+            run.take_down()
+            run._enter(Brought(None, None, True))
+    told = [record for record in records_of(tmp_path, "decision") if record["what"] == "recompute"]
+    assert len(told) == 1 and run.progress.step > 5

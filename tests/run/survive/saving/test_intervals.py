@@ -10,13 +10,20 @@ from pathlib import Path
 import pytest
 from distributed import run_ranks
 from survive_runs import records, through, training, values_of
+from tests_shared import decoder_task
 
+from paceline.run.record.recorder import SilentRecorder
 from paceline.run.survive.saving.failures_seen import FailuresSeen, failures_seen
 from paceline.run.survive.saving.intervals import Cadence, Measured, choose, is_worth_a_change, mtbf_seconds
+from paceline.run.survive.saving.pace import KnownPace, SavingPace
+from paceline.run.survive.saving.remote_copies import RemoteCopies
 from paceline.simulate.failures import failure_rates
 from paceline.simulate.interval import daly_interval
 from paceline.spec.cluster import ClusterSpec
+from paceline.spec.load import Spec
 from paceline.spec.reliability import ReliabilitySpec
+from paceline.spec.run import RunSpec
+from paceline.spec.survive.checkpoints import CheckpointsSpec
 
 
 def test_the_interval_is_dalys_in_whole_steps() -> None:
@@ -108,3 +115,65 @@ def test_a_run_chooses_at_its_start_and_all_ranks_save_alike(tmp_path: Path, ran
     assert told and told[0]["from"] == 6 and told[0]["evidence"]["source"] == "assumed"
     assert all(1 <= record["to"] <= 6 and "a failure every" in record["because"] for record in told)
     assert 8 in values_of(tmp_path), "the ranks have agreed to the end"
+
+
+# ---- through the worlds of a run ------------------------------------------------------------------------------------
+
+
+def test_a_run_whose_worlds_are_shorter_than_its_interval_saves_all_the_same(tmp_path: Path) -> None:
+    """Each world counted from its own beginning: a run that loses ranks more often than that never saved."""
+    run = training(tmp_path, every=4, cluster=ClusterSpec(learn=False), interval="auto")
+    for batch in run:
+        if run.step(batch).step % 3 == 0:
+            run._keeper.finish()
+            run._keeper.abandon()
+            run._saved = run._keeper.known
+            run._open_keeper(None)
+    assert sorted(values_of(tmp_path)) == [4, 8]
+    told = [record for record in records(tmp_path, "decision") if record["what"] == "disk checkpoints"]
+    assert len(told) == 1, "what was chosen, and what saves cost, is known to the next world"
+
+
+def paced(run_dir: Path, begun_step: int, known: KnownPace, longest: int = 50) -> SavingPace:
+    run = RunSpec(checkpoints=CheckpointsSpec(interval="auto"))
+    spec = Spec(task=decoder_task(), cluster=ClusterSpec(learn=False), run=run)
+    return SavingPace(spec, run_dir, {"disk": longest, "memory": None}, begun_step, known)
+
+
+def test_the_next_world_goes_on_with_the_interval_and_the_costs_of_this_one(tmp_path: Path) -> None:
+    measured = Measured(1.0, 9.0, 9.0)
+    measured.saved(0.25, 0.5)
+    pace = paced(tmp_path, 7, KnownPace({"disk": 4}, {"disk": 6}, {"disk": measured}))
+    assert pace.is_chosen and [step for step in range(8, 12) if pace.cadences["disk"].is_due(step)] == [10, 11]
+    first = pace.known.measured["disk"]
+    assert (first.stall_seconds, first.write_seconds, first.source) == (0.25, 0.5, "measured")
+    pace.saved("disk", 3.0, 4.0)
+    assert (first.stall_seconds, first.write_seconds) == (3.0, 4.0), "another world has other costs: the first counts"
+    back = paced(tmp_path, 2, pace.known)
+    assert back.cadences["disk"].last == 2, "the state that was restored is older than the last save"
+
+
+def test_a_save_that_was_given_up_is_due_again(tmp_path: Path) -> None:
+    pace = paced(tmp_path, 0, KnownPace(), longest=4)
+    pace.saved_at(4, ["disk"])
+    pace.given_up(["memory"])
+    assert pace.cadences["disk"].is_due(5)
+    pace.saved_at(5, ["disk"])
+    pace.given_up(["disk"])
+    assert not pace.cadences["disk"].is_due(6)
+
+
+@pytest.mark.parametrize(
+    ("interval", "begun", "copied"), [("auto", 0, [14, 28]), ("auto", 5, [7, 21, 35]), ("fixed", 0, [])]
+)
+def test_copies_in_remote_storage_are_counted_from_the_one_before_where_checkpoints_are_of_any_step(
+    interval: str, begun: int, copied: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of checkpoints after 7, 14, 21, 28 and 35 steps none would be copied every 10 steps."""
+    found = list[int]()
+    monkeypatch.setattr(RemoteCopies, "_begin", lambda self, path, step: found.append(step))
+    spec = CheckpointsSpec(interval=interval, remote=f"file://{tmp_path}/far")
+    copies = RemoteCopies(spec, 10, SilentRecorder(), begun)
+    for step in (7, 14, 21, 28, 35):
+        copies.published(tmp_path, step)
+    assert found == copied

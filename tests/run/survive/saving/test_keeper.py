@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,15 @@ from paceline.checkpoint import save
 from paceline.checkpoint.beside.flight import SaveInFlight
 from paceline.checkpoint.beside.stage import HostStage
 from paceline.errors import Requeue, StorageError
+from paceline.run.loop.training import Training
+from paceline.run.survive import listener
+from paceline.run.survive.saving import keeper, memory_tier, tiers
+from paceline.run.survive.saving.known import KnownSave, agreed_save
+from paceline.run.survive.saving.pace import KnownPace
+from paceline.run.survive.survivor import is_lost_peer
+from paceline.supervise.control import ABORT_NAME, CONTROL_VARIABLE
+from paceline.supervise.parent import NODE_VARIABLE
+from paceline.supervise.supervisor import ERROR_FOLDER
 
 
 class Gate:
@@ -38,7 +48,7 @@ def _saved_late(folder: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         gate, take, wait = Gate(patch), HostStage.take, SaveInFlight.wait
         patch.setattr(HostStage, "take", lambda *given: (gate.is_open.clear(), take(*given))[1])
-        patch.setattr(SaveInFlight, "wait", lambda flight: (gate.is_open.set(), wait(flight))[1])
+        patch.setattr(SaveInFlight, "wait", lambda *given: (gate.is_open.set(), wait(*given))[1])
         through(training(Path(folder)), lambda step: gate.is_open.set() if step % 2 else None)
 
 
@@ -63,10 +73,10 @@ def _under_pressure(folder: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         gate, wait = Gate(patch), SaveInFlight.wait
 
-        def opened(flight: SaveInFlight) -> bool:
+        def opened(flight: SaveInFlight, *given: Any) -> bool:
             assert flight.is_running, "it cannot have ended"
             threading.Timer(0.05, gate.is_open.set).start()  # so long does the save that is due wait
-            return wait(flight)
+            return wait(flight, *given)
 
         patch.setattr(SaveInFlight, "wait", opened)
         run = training(Path(folder))
@@ -209,3 +219,148 @@ def _staged_twice(folder: str) -> bool:
 
 def test_host_memory_is_used_again(tmp_path: Path) -> None:
     assert run_ranks(_staged_twice, 2, str(tmp_path)) == [True, True]
+
+
+# ---- what the next world knows --------------------------------------------------------------------------------------
+
+
+def lost(run: Training, ends: bool = True) -> None:
+    """Have the keeper of a run's next world take over, as where peers are lost and the state is of those left."""
+    if ends:
+        assert run._keeper._flight is None or run._keeper._flight.wait()
+    run._keeper.abandon()
+    run._saved = run._keeper.known
+    run._open_keeper(None)
+
+
+def test_a_save_that_was_published_before_a_peer_was_lost_is_the_newest_known_good(tmp_path: Path) -> None:
+    """It was recorded, and forgotten: storage that failed then ended the run as one without any checkpoint."""
+    run, number = training(tmp_path, most_failures=2), [0]
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Requeue):
+        for batch in run:
+            if run.step(batch).step == 3:
+                lost(run)
+                assert run._keeper.good == tmp_path / "checkpoints" / "step-00000002"
+                patch.setattr(save, "write_shard", lambda *given: _refuse(number))
+    assert number[0] == 2
+    (stopped,) = [record for record in records(tmp_path, "decision") if record["what"] == "stop"]
+    assert "the last good one is" in stopped["because"] and stopped["because"].endswith("step-00000002")
+    assert [record["step"] for record in records(tmp_path, "checkpoint")] == [2]
+
+
+def _refuse(number: list[int]) -> None:
+    number[0] += 1
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_saves_that_fail_in_a_row_are_counted_through_the_worlds(tmp_path: Path) -> None:
+    """A run that lost a rank between any two of them would never have stopped."""
+    run, number = training(tmp_path, most_failures=2), [0]
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Requeue):
+        for batch in run:
+            step = run.step(batch).step
+            if step == 3:
+                run._keeper.finish()
+                patch.setattr(save, "write_shard", lambda *given: _refuse(number))
+            if step == 5:
+                lost(run)
+    assert number[0] == 2, "those of the steps 4 and 6"
+
+
+def test_a_save_that_ended_while_it_was_given_up_is_on_record_and_known(tmp_path: Path) -> None:
+    """Between the last look and the end of the thread, which is waited for a moment."""
+    with pytest.MonkeyPatch.context() as patch:
+        gate, abandon = Gate(patch, range(1)), SaveInFlight.abandon
+
+        def goes_through(flight: SaveInFlight, seconds: float) -> None:
+            gate.is_open.set()
+            assert flight.wait()
+            abandon(flight, seconds)
+
+        patch.setattr(SaveInFlight, "abandon", goes_through)
+        run = training(tmp_path)
+        for batch in run:
+            if run.step(batch).step == 3:
+                run._keeper.abandon()
+                break
+    assert [record["step"] for record in records(tmp_path, "checkpoint")] == [2]
+    assert run._keeper.known.path == tmp_path / "checkpoints" / "step-00000002"
+
+
+def _agreed(folder: str) -> list[KnownSave]:
+    """Return what three ranks go by: one has heard of the newest save, one of the save before, and one is new."""
+    older = KnownSave(Path(folder, "step-4"), 1.0, 2, pace=KnownPace({"disk": 4}))
+    newer = KnownSave(Path(folder, "step-8"), 2.0, 3, pace=KnownPace({"disk": 8}))
+    world = here()
+    own = [older, newer, KnownSave()][world.rank]
+    return [agreed_save(own, None, world), agreed_save(own, Path(folder, "step-2"), world)]
+
+
+def test_ranks_go_by_the_newest_save_that_any_of_them_has_heard_of(tmp_path: Path) -> None:
+    for known, restored in run_ranks(_agreed, 3, str(tmp_path)):
+        assert (known.path, known.published, known.pace.last) == (tmp_path / "step-8", 3, {"disk": 8})
+        assert (restored.path, restored.published) == (tmp_path / "step-2", 3)
+
+
+@pytest.mark.skipif(not memory_tier.RAM_DISK.is_dir(), reason="no RAM disk")
+def test_what_was_decided_on_saves_is_told_where_another_world_decides_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stood in the journal once for each world."""
+    full = ["the host has no room"]
+    monkeypatch.setattr(keeper, "why_not_beside", lambda tensors, world: full[0])
+    monkeypatch.setattr(tiers, "why_no_memory_tier", lambda tensors, world: full[0])
+    run = training(tmp_path, every=1, asynchronous="auto", memory_every=1)
+    for batch in run:
+        step = run.step(batch).step
+        if step in (2, 4):
+            full[0] = full[0] if step == 2 else ""
+            lost(run)
+    told = [(each["from"], each["to"]) for each in records(tmp_path, "decision") if each["what"] == "checkpoint"]
+    waits, beside, both, disk = "while training waits", "beside training", "memory and disk", "disk alone"
+    assert told[:4] == [(beside, waits), (both, disk), (waits, beside), (disk, both)]
+    assert all("waits" not in before for before, _ in told[4:])
+
+
+def test_a_notice_keeps_the_newest_checkpoint_though_no_save_has_come_since(tmp_path: Path) -> None:
+    """What was published beside training counts when it has ended, not when the next one begins."""
+    run = training(tmp_path)
+    short = replace(run.spec.run, recovery=replace(run.spec.run.recovery, notice="1e-06 s"))
+    for batch in run:
+        if run.step(batch).step != 5:
+            continue
+        one = run._keeper
+        assert one._flight is not None and one._flight.wait()
+        one._run = replace(run._run, spec=replace(run.spec, run=short))
+        kept = one.save_or_keep(run._under.built, run.brief.plan, run.world, run.progress)
+        assert kept == tmp_path / "checkpoints" / "step-00000004"
+        break
+
+
+def test_a_save_that_waits_for_what_nobody_sends_holds_up_no_recovery(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training waited in the next save for it, until the process was ended by force (15 s of an idle machine)."""
+    word = tmp_path / "world" / ABORT_NAME
+    word.parent.mkdir()
+    monkeypatch.delenv(NODE_VARIABLE, raising=False)
+    monkeypatch.setattr(listener, "ON_ONE_MACHINE_SECONDS", 0.0)
+    monkeypatch.setattr(keeper, "ABANDON_SECONDS", 0.05)
+    run = training(tmp_path / "run")
+    gate = Gate(monkeypatch, range(1))
+    try:
+        for batch in run:
+            if batch.step == 4:
+                monkeypatch.setenv(ERROR_FOLDER, str(word.parent))
+                monkeypatch.setenv(CONTROL_VARIABLE, "control")
+                listener.listen_for_abort(run.world.device)
+                word.touch()
+                monkeypatch.setattr(run, "_reformed", lambda: bool(run._keeper.abandon()))
+                with pytest.raises(RuntimeError, match="the save of step 2 with it") as told:
+                    run.step(batch)
+                assert is_lost_peer(told.value), "the supervisor knows why"
+                break
+            run.step(batch)
+    finally:
+        gate.is_open.set()
+        listener.stop_listening()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import stat
 import time
@@ -18,7 +19,8 @@ from survive_runs import here, records, through, training, values_of
 
 from paceline.checkpoint import list_checkpoints
 from paceline.lock import take
-from paceline.run.survive.saving import memory_tier
+from paceline.run.observe import observing
+from paceline.run.survive.saving import host_room, memory_tier
 from paceline.run.survive.saving.memory_tier import (
     NAME,
     OWNER,
@@ -195,3 +197,22 @@ def test_folders_of_runs_that_are_gone_are_removed_by_the_next_start(
     (told,) = [each for each in records(tmp_path / "new", "decision") if each["what"] == "memory"]
     assert set(told["from"].split(", ")) == {roots["unseen"].name, roots["foreign"].name, rescues[0].name}
     assert told["to"] == "removed" and set(ram.iterdir()) == {roots["there"], rescues[1]}
+
+
+def _called_otherwise(folder: str) -> tuple[str, str, int]:
+    """Return why there is no memory tier, whether there is one, and how many nodes are seen, where names differ."""
+    world = here()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(platform, "node", lambda: f"name-{world.rank}")
+        patch.setattr(observing, "node_name", lambda: f"name-{world.rank}")
+        run = training(Path(folder), 9)
+        because = memory_tier.why_no_memory_tier({"w": torch.ones(4)}, world)
+        lacks = host_room.why_not_beside({"w": torch.ones(4)}, world)
+        samplers = int(world.sum([float(run._node._sampler is not None)])[0])
+        run._node.close()
+    return because, lacks, samplers
+
+
+def test_ranks_that_know_their_machine_by_two_names_are_on_one(tmp_path: Path) -> None:
+    """A rank that comes anew after the machine got another name made two machines of it."""
+    assert run_ranks(_called_otherwise, 2, str(tmp_path)) == [("", "", 1)] * 2

@@ -31,8 +31,12 @@ LOSS = "the loss"
 class SecondLook:
     """Computes the first micro-batch of every so many steps twice on each rank, before the step itself."""
 
-    def __init__(self, every: int, plan: Plan, world: World, deterministic: bool) -> None:
-        """Raises ConfigError where the same numbers may have other bits, or gradients are not seen."""
+    def __init__(
+        self, every: int, plan: Plan, world: World, deterministic: bool, before: SecondLook | None = None
+    ) -> None:
+        """`before` is that of the world before, which has told what a look costs under its layout.
+
+        Raises ConfigError where the same numbers may have other bits, or gradients are not seen."""
         because = ""
         if world.device.type == "cuda" and not deterministic:
             because = "some of CUDA's kernels sum in another order at every call unless run.deterministic is set"
@@ -43,7 +47,8 @@ class SecondLook:
         if because:
             raise ConfigError("run.health.recompute_every is set", because, 'run.health.recompute_every = "none"')
         self._every, self._world = every, world
-        self._is_told = False
+        self._layout = plan.layout
+        self._is_told = before is not None and before._is_told and before._layout == plan.layout
 
     def check(self, stepper: Stepper, batch: StepBatch, step_seconds: float) -> list[DecisionRecord]:
         """Look where it is time to; return what it costs after the first look. Every rank calls it before each step.

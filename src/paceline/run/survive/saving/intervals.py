@@ -41,6 +41,7 @@ class Measured:
     step_seconds: float
     stall_seconds: float
     write_seconds: float
+    is_known: bool = False  # from a world before this one
     _steps: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     _stalls: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     _writes: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
@@ -59,7 +60,11 @@ class Measured:
     @property
     def source(self) -> str:
         """What the seconds of a save are: measured, or assumed until there was one."""
-        return "measured" if self._stalls else "assumed"
+        return "measured" if self._stalls or self.is_known else "assumed"
+
+    def as_known(self) -> Measured:
+        """Return what another world begins with: its own measurements take the place of these."""
+        return Measured(self.step_seconds, self.stall_seconds, self.write_seconds, self.source == "measured")
 
 
 @dataclass(frozen=True)

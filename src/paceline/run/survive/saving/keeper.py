@@ -17,12 +17,14 @@ import torch
 from paceline.checkpoint import save_checkpoint
 from paceline.checkpoint.beside.flight import SaveInFlight, SaveOutcome
 from paceline.checkpoint.beside.stage import HostStage
+from paceline.checkpoint.save import CheckpointInfo
 from paceline.checkpoint.tiers.retention import HELD_OUT
 from paceline.errors import ExhaustedTogether, Requeue, RunInUse, StorageError
 from paceline.run.assemble import Assembled
 from paceline.run.loop.resume import Progress, RunIdentity, saved_state
 from paceline.run.process.world import World
 from paceline.run.record.recorder import Recorder, SilentRecorder, is_echo
+from paceline.run.survive.listener import was_aborted
 from paceline.run.survive.saving.host_room import why_not_beside
 from paceline.run.survive.saving.known import KnownSave
 from paceline.run.survive.saving.pace import SavingPace
@@ -58,9 +60,11 @@ class CheckpointKeeper:
         `known` is the same on all ranks, and so is `good` at each save.
         """
         self.good, self._save_seconds = known.path, known.seconds  # the second of the last save to disk
+        self._published, self._failures, self._is_pressed = known.published, known.failures, known.is_pressed
         self._run, self._record, self._spec = run, record, run.spec.run.checkpoints
-        self._pace = SavingPace(run.spec, run.dir, dict(zip((DISK, MEMORY), every_steps, strict=False)), begun_step)
-        self.tiers = Tiers(run, record, fence, self._pace.cadences)
+        every = dict(zip((DISK, MEMORY), every_steps, strict=False))
+        self._pace = SavingPace(run.spec, run.dir, every, begun_step, known.pace)
+        self.tiers = Tiers(run, record, fence, self._pace.cadences, known.has_memory)
         self._remote = remote
         self._is_first = isinstance(record, Recorder)
         self._stage = HostStage()
@@ -69,12 +73,16 @@ class CheckpointKeeper:
         self._is_told = False  # of what became of that
         self._stall_seconds = self._copy_seconds = 0.0  # of that, on the host; the second without waiting for another
         self._beside = {"on": True, "off": False}.get(self._spec.asynchronous)
-        self._failures, self._is_pressed = 0, False
+        self._was_beside = known.is_beside
 
     @property
     def known(self) -> KnownSave:
         """What this rank knows of the newest checkpoint on disk, for the world after this one."""
-        return KnownSave(self.good, self._save_seconds)
+        is_beside = self._was_beside if self._beside is None else self._beside
+        return KnownSave(
+            self.good, self._save_seconds, self._published, self._failures, self._pace.known, is_beside,
+            self.tiers.has_memory, self._is_pressed,
+        )  # fmt: skip
 
     # ---- saving ----------------------------------------------------------------------------------------------------
 
@@ -99,10 +107,7 @@ class CheckpointKeeper:
         """Begin the checkpoints that are due, or make them; return whether there was any."""
         tensors, extra = self._state(built, plan, progress)
         if self._beside is None:
-            because = why_not_beside(tensors, world)
-            self._beside = not because
-            if because:
-                self._record.decided("checkpoint", "beside training", "while training waits", because)
+            self._decide_where(why_not_beside(tensors, world))
         tiers = self.tiers.ready(progress.step, tensors, world)
         if not self._beside and any(tier.to.saver for tier in tiers):
             self.tiers.without_peers()
@@ -126,6 +131,18 @@ class CheckpointKeeper:
             self._count([self._save_here(tier, built, plan, world, progress) for tier in tiers], world)
         return True
 
+    def _decide_where(self, because: str) -> None:
+        """Note whether checkpoints are written beside training, or why not, and tell that where it is another world's.
+
+        The world before may have told the same.
+        """
+        self._beside, was = not because, self._was_beside is not False
+        waits = "while training waits"
+        if because and was:
+            self._record.decided("checkpoint", "beside training", waits, because)
+        elif not because and not was:
+            self._record.decided("checkpoint", waits, "beside training", "host memory has the room for it by now")
+
     def save_now(self, built: Assembled, plan: Plan, world: World, progress: Progress) -> Path:
         """Return the folder of a checkpoint of this moment on disk, which is there by then. Raises StorageError."""
         if not self._settled(world, progress.step):
@@ -138,7 +155,8 @@ class CheckpointKeeper:
         if made.error is not None:
             raise made.error
         assert made.info is not None
-        self.good, self._failures = made.info.path, 0
+        self._heard(made.info.path)
+        self._pace.saved_at(progress.step, [DISK])
         return made.info.path
 
     def save_or_keep(self, built: Assembled, plan: Plan, world: World, progress: Progress) -> Path:
@@ -146,7 +164,9 @@ class CheckpointKeeper:
 
         Where a save takes longer than the machine stays it is the newest on disk: what is in its memory goes with it.
         """
-        notice = self._run.spec.run.recovery.notice
+        notice, flight = self._run.spec.run.recovery.notice, self._flight
+        if notice is not None and flight is not None and world.maximum([float(flight.is_running)]) == [0.0]:
+            self._settled(world, progress.step)  # it has ended everywhere, and may be the newest
         known = self.good if self.good is not None and self.good.parent == self.tiers.disk.to.root else None
         if notice is not None and known is not None and (took := world.maximum([self._save_seconds])[0]) > notice:
             told, goes = format_seconds(took), format_seconds(notice)
@@ -212,14 +232,18 @@ class CheckpointKeeper:
         stall = self._stall_seconds + flight.staged.device_seconds
         for outcome in flight.outcomes:
             if outcome.info is not None:
-                info, tier = outcome.info, self.tiers.of(outcome.to)
-                self._took(tier, outcome.seconds)
-                self._record.checkpoint(flight.step, info.path, info.bytes, outcome.seconds, stall, tier.told)
-                self._pace.saved(tier.name, self._copy_seconds + flight.staged.device_seconds, outcome.seconds)
-                self._on_disk(tier, info.path, flight.step)
+                self._tell_made(flight, outcome, outcome.info, stall)
                 stall = 0.0  # it is one stall for all tiers
             elif outcome.error is not None:
                 self._tell_failure(outcome.error)
+
+    def _tell_made(self, flight: SaveInFlight, outcome: SaveOutcome, info: CheckpointInfo, stall: float) -> None:
+        """Record a checkpoint that was published beside training, for which training stood still for so long."""
+        tier = self.tiers.of(outcome.to)
+        self._took(tier, outcome.seconds)
+        self._record.checkpoint(flight.step, info.path, info.bytes, outcome.seconds, stall, tier.told)
+        self._pace.saved(tier.name, self._copy_seconds + flight.staged.device_seconds, outcome.seconds)
+        self._on_disk(tier, info.path, flight.step)
 
     def refuse_exhausted(self, world: World) -> None:
         """Raise where this rank's memory was exhausted in a save beside training that has ended: its peers hear of it.
@@ -231,6 +255,11 @@ class CheckpointKeeper:
             if isinstance(outcome.error, ExhaustedTogether) and outcome.error.rank == world.rank:
                 outcome.error.save_step = flight.step if flight else None
                 raise outcome.error
+
+    def _heard(self, path: Path) -> None:
+        """Take note of the newest checkpoint on disk, which is whole."""
+        self.good, self._failures = path, 0
+        self._published += 1
 
     def _took(self, tier: Tier, seconds: float) -> None:
         """Take note of how long a save took, if it was to disk: the memory of a machine goes with it."""
@@ -254,12 +283,25 @@ class CheckpointKeeper:
     def abandon(self) -> None:
         """Give up the save under way: nothing waits for peers, which may be dead. Their group cannot be used again.
 
-        One that has ended by now is recorded.
+        What was published by then is recorded, and is the newest that this rank knows: the next world may have none.
         """
         self.poll()
-        if self._flight is not None:
-            self._flight.abandon(ABANDON_SECONDS)
-            self._flight = None
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return
+        was_over, made = not flight.is_running, dict[str, Path]()
+        flight.abandon(ABANDON_SECONDS)
+        for outcome in tuple(flight.outcomes):
+            if outcome.info is not None:
+                made[self.tiers.of(outcome.to).name] = outcome.info.path
+                if not self._is_told:
+                    self._tell_made(flight, outcome, outcome.info, self._stall_seconds)
+        self._pace.given_up(made)
+        failed = [each for each in flight.outcomes if each.error is not None and not each.has_lost_a_peer]
+        if DISK in made:
+            self._heard(made[DISK])
+        elif was_over and any(self.tiers.of(outcome.to).name == DISK for outcome in failed):
+            self._failures += 1
 
     def _settled(self, world: World, step: int) -> bool:
         """Return whether no save is under way; every rank waits for its own and they agree on what became of it."""
@@ -267,7 +309,9 @@ class CheckpointKeeper:
         if flight is None:
             return True
         began, was_running = time.perf_counter(), flight.is_running
-        hangs = not flight.wait()
+        hangs = not flight.wait(was_aborted)
+        if hangs and was_aborted():  # gloo may wait for ever for what its own process has shut
+            raise RuntimeError(f"the world has ended, and the save of step {flight.step} with it")
         waited = time.perf_counter() - began if was_running else 0.0
         lost = any(outcome.has_lost_a_peer for outcome in flight.outcomes)
         agreed = world.maximum([float(hangs), float(lost)])
@@ -300,8 +344,10 @@ class CheckpointKeeper:
         if not mine:
             return
         failed = world.maximum([float(any(outcome.error is not None for outcome in mine))]) != [0.0]
-        self.good = next((outcome.info.path for outcome in mine if outcome.info is not None), self.good)
-        self._failures = self._failures + 1 if failed else 0
+        failures = self._failures + 1 if failed else 0
+        for info in (outcome.info for outcome in mine if outcome.info is not None):
+            self._heard(info.path)
+        self._failures = failures
         if self._failures < self._spec.most_failures:
             return
         because = f"{self._failures} checkpoints in a row could not be saved"

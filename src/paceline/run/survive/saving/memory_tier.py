@@ -28,6 +28,7 @@ from paceline.durable import publish
 from paceline.errors import StorageError
 from paceline.lock import try_lock
 from paceline.run.process.world import World
+from paceline.this_machine import machine_here
 from paceline.units import format_sizes
 
 RAM_DISK = Path("/dev/shm")
@@ -150,7 +151,7 @@ def _is_nobodys(folder: Path) -> bool:
 def why_no_memory_tier(tensors: Mapping[str, torch.Tensor], world: World) -> str:
     """Return why a run of this state cannot keep checkpoints in memory, or "". Every rank calls it."""
     size = int(world.sum([float(bytes_to_stage(tensors))])[0])  # copies count, of which one is written: an upper bound
-    machine = platform.node()
+    machine = machine_here()
     if world.one_of_alike(machine.encode()) is None:
         (first, _), *_ = world.told_at(machine, {})[machine]
         machines = int(world.sum([float(world.rank == first)])[0])

@@ -10,6 +10,7 @@ from paceline.checkpoint.tiers.remote import Copied, RemoteStore
 from paceline.errors import PacelineError, StorageError
 from paceline.patience import Patience
 from paceline.run.record.recorder import Recorder, SilentRecorder
+from paceline.run.survive.saving.intervals import Cadence
 from paceline.spec.survive.checkpoints import CheckpointsSpec
 
 LOOK_SECONDS = 0.25
@@ -22,16 +23,25 @@ class RemoteCopies:
     Rank 0 alone has one that does anything; no other rank waits for it.
     """
 
-    def __init__(self, spec: CheckpointsSpec, every_steps: int | None, record: Recorder | SilentRecorder) -> None:
-        self._spec, self._every, self._record = spec, every_steps, record
+    def __init__(
+        self, spec: CheckpointsSpec, every_steps: int | None, record: Recorder | SilentRecorder, begun_step: int = 0
+    ) -> None:
+        """Where intervals adapt, copies are counted from the one before: checkpoints are of any steps then.
+
+        Who begins at a later step than the run does not know that one, and copies the first that there is.
+        """
+        self._spec, self._record = spec, record
+        last = 0 if begun_step == 0 else begun_step - (every_steps or 0)
+        self._cadence = Cadence(every_steps, spec.interval == "auto", last)
         self._thread: threading.Thread | None = None
         self._waiting: tuple[Path, int] | None = None
         self._outcome: tuple[int, float, Copied | PacelineError] | None = None
 
     def published(self, path: Path, step: int, last: bool = False) -> None:
         """Copy the checkpoint where that is due, or where it is the run's `last`."""
-        if not self._spec.remote or not (last or self._every is None or step % self._every == 0):
+        if not self._spec.remote or not (last or self._cadence.every_steps is None or self._cadence.is_due(step)):
             return
+        self._cadence.last = step
         self.poll()
         if self._thread is None:
             self._begin(path, step)

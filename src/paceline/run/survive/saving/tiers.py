@@ -56,9 +56,12 @@ class Tiers:
         record: Recorder | SilentRecorder,
         fence: Callable[[], None] | None,
         cadences: Mapping[str, Cadence],
+        has_memory: bool | None = None,
     ) -> None:
+        """`has_memory` is whether the memory took checkpoints in the world before, where that is known."""
         self._run, self._record, self._fence, self._kept = run, record, fence, KeptPlan()
         self.cadences = cadences  # of DISK and MEMORY
+        self.has_memory = has_memory
         self._memory: Tier | None = None
         self._unchanged = Unchanged()  # on disk
         known = memory_root(run.dir)
@@ -94,7 +97,9 @@ class Tiers:
         """Do without copies in the memory of other nodes: training would wait for them."""
         if self._memory is not None and self._memory.to.saver is not None:
             because = "they are sent beside training, and checkpoints are written while it waits"
-            self._record.decided("checkpoint", "copies in the memory of two nodes", "disk alone", because)
+            if self.has_memory is not False:
+                self._record.decided("checkpoint", "copies in the memory of two nodes", "disk alone", because)
+            self.has_memory = False
             self.cadences[MEMORY].every_steps = self._memory = None
 
     def close(self) -> None:
@@ -109,9 +114,14 @@ class Tiers:
             return
         because, root = world.share(self._place(why_no_memory_tier(tensors, world), world.is_first))
         if root is None:
-            self._record.decided("checkpoint", "memory and disk", "disk alone", because)
-            self.cadences[MEMORY].every_steps = None
+            if self.has_memory is not False:  # else it was told of the world before
+                self._record.decided("checkpoint", "memory and disk", "disk alone", because)
+            self.has_memory, self.cadences[MEMORY].every_steps = False, None
             return
+        if self.has_memory is False:
+            because = "the machine's memory has the room for them by now"
+            self._record.decided("checkpoint", "disk alone", "memory and disk", because)
+        self.has_memory = True
         self._hold = hold_memory_root(root)
         to = SaveTo(root, 1, self._kept, self._fence, (self.disk.to.root,))
         self._memory = Tier(MEMORY, to)

@@ -1,0 +1,31 @@
+"""What worlds that are over were saving: from now on nobody can publish it.
+
+A rank looks whether its generation still counts, and then renames what it has saved. One that stands still between the
+two, on another machine, or since its storage hangs, would publish when it goes on: a sound checkpoint, which the worlds
+since then have not made and which might count as the newest. The rename fails where the folder has another name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from pathlib import Path
+
+SAVING = ".partial-"  # folders of saves under way, in a run's `checkpoints` (checkpoint/folder.py)
+OVER = f"{SAVING}over-"  # which the next save removes, since nobody has locked them
+
+
+def set_aside_unfinished(run_dir: Path) -> list[str]:
+    """Rename the folders of saves that no world has published, and return their names.
+
+    To be called when older worlds are fenced off, and before the next one looks for the newest checkpoint: what was
+    renamed by then counts, and nothing else ever will.
+    """
+    aside = []
+    with contextlib.suppress(OSError):  # there are none yet; who loads says what else is wrong with the storage
+        for folder in sorted((run_dir / "checkpoints").glob(f"{SAVING}*")):
+            if folder.is_dir() and not folder.name.startswith(OVER):
+                with contextlib.suppress(OSError):  # it was removed, or published, just now
+                    folder.rename(folder.with_name(f"{OVER}{secrets.token_hex(4)}"))
+                    aside.append(folder.name)
+    return aside
