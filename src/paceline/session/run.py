@@ -57,6 +57,7 @@ from paceline.supervise.early import requeued_early
 from paceline.supervise.logs.rank import into_log
 from paceline.supervise.parent import end_with_parent
 from paceline.supervise.supervisor import explain, is_supervised
+from paceline.task.data.listed_once import list_anew, listed_once
 from paceline.uncaught import is_prompt
 
 
@@ -92,7 +93,10 @@ class Run(Training):
         spec, place = spec_of(task, plan, cluster, overrides, run, verify, faults), place_here(os.environ)
         check_extras(spec.run)
         # Ranks end by the signal itself: whoever has started them knows why, and a peer is never waited for.
-        with requeued_early() if place is None else contextlib.nullcontext():
+        with contextlib.ExitStack() as stack:
+            if place is None:
+                stack.enter_context(requeued_early())
+                stack.enter_context(listed_once())
             self._join(spec, place, first)
 
     def _join(self, spec: Spec, place: Place | None, first: bool) -> None:
@@ -106,6 +110,7 @@ class Run(Training):
             with collected_once():
                 brief = planned_brief(spec, first_only=not first, is_script=is_script())
             if brief.plan.layout.devices > 1:
+                list_anew()  # it supervises for as long as they train
                 start_script_again(brief, spec, lock)
         elif brief is None and place is not None:
             attend_script(spec, place)
