@@ -49,5 +49,5 @@ def test_a_name_that_is_there_costs_no_collection(monkeypatch: pytest.MonkeyPatc
     def collects() -> None:
         raise AssertionError
 
-    monkeypatch.setattr(paceline, "collected_once", collects)
+    monkeypatch.setattr(paceline, "collector_at_rest", collects)
     assert issubclass(paceline.PacelineError, Exception)

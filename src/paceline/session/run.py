@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from paceline.cluster.here.collector import collected_once
+from paceline.cluster.here.collector import collector_at_rest
 from paceline.config.called import OVERRIDES, checked_call
 from paceline.config.values import kind_of, literal
 from paceline.errors import ConfigError, HandedBack, Requeue
@@ -107,7 +107,7 @@ class Run(Training):
         run_dir, brief, lock = run_directory(spec), take_brief(), None
         if brief is None and place is None:
             lock = take(run_dir)
-            with collected_once():
+            with collector_at_rest():
                 brief = planned_brief(spec, first_only=not first, is_script=is_script())
             if brief.plan.layout.devices > 1:
                 list_anew()  # it supervises for as long as they train
@@ -116,7 +116,7 @@ class Run(Training):
             attend_script(spec, place)
         if brief is None:
             assert place is not None, "else there is a brief"
-            with collected_once():
+            with collector_at_rest():
                 world, brief, lock = join_peers(spec, place)
         else:
             if place is not None:
@@ -127,7 +127,7 @@ class Run(Training):
         watched = world.is_first and not is_supervised()
         self._exports = begin_exports(spec, say_line) if world.is_first else None
         self._alerts = begin_alerts(spec, say_line, supervises=False) if watched else None
-        with collected_once():
+        with collector_at_rest():
             Training.__init__(self, spec, brief, world, run_dir, asked_sinks(spec.run), lock)
         self._watch_idle()
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paceline.cluster.grid.window import window_of
-from paceline.cluster.here.collector import collected_once
+from paceline.cluster.here.collector import collector_at_rest
 from paceline.cluster.probe.probe import probe_machine
 from paceline.cluster.resolve import is_unprobed, resolve_cluster
 from paceline.errors import PacelineError, Requeue, StorageError
@@ -82,7 +82,7 @@ def trained(spec: Spec, say: Say = say_line) -> Outcome:
 def _train_alone(spec: Spec, run_dir: Path, say: Say, is_over: Callable[[], None]) -> Outcome:
     """Tell the story of a run that nobody else takes part in, and return how it has ended."""
     with take(run_dir) as lock, standby_ahead(spec, lock) as standby, listed_once():
-        with collected_once():
+        with collector_at_rest():
             if traces_here(spec):
                 import torch  # noqa: F401
             planned = plan_here(spec, say, standby)
@@ -181,7 +181,7 @@ def _in_processes(spec: Spec, brief: Brief, lock: RunLock, say: Say, standby: St
 
 
 def _in_this_process(spec: Spec, brief: Brief, lock: RunLock) -> Outcome:
-    with collected_once():
+    with collector_at_rest():
         from paceline.launch.run import train_here
 
     try:
