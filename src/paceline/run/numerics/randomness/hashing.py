@@ -76,12 +76,13 @@ def places_between(first: int, end: int, inner: Sequence[int], device: torch.dev
     """Return the places of the elements from number `first` to before `end` of a slice, int32."""
     if len(inner) < 2 and end <= 2**31:
         return torch.arange(first, end, dtype=torch.int32, device=device)
-    left, places, factor = torch.arange(first, end, dtype=torch.int64, device=device), None, 1
-    for size in reversed(inner[-APART + 1 :] if len(inner) > 1 else ()):
-        along = left.remainder(size).mul_(factor)
-        places = along if places is None else places.add_(along)
-        left, factor = left.div(size, rounding_mode="floor"), factor * STRIDE
-    return folded(left if places is None else left.mul_(factor).add_(places))
+    places = left = torch.arange(first, end, dtype=torch.int64, device=device)
+    factor = 1
+    for size in reversed(inner[1:][1 - APART :]):
+        left = left.div(size, rounding_mode="floor")
+        places.add_(left, alpha=factor * (STRIDE - size))
+        factor *= STRIDE
+    return folded(places)
 
 
 def folded(places: Tensor) -> Tensor:
