@@ -12,9 +12,9 @@ def collector_at_rest() -> Iterator[None]:
     """Collect no garbage within the block; what was made in it is old afterwards.
 
     Importing torch and transformers makes hundreds of thousands of objects, of which next to none is garbage. The
-    collector looks through them again and again meanwhile, which takes a fifth of the time of the imports, and a tenth
-    if it does so once at the end. As old objects they wait for the collection of all that is old, which Python makes
-    when enough has become of it.
+    collector looks through them again and again meanwhile, which takes a fifth of the time of the imports, or a tenth
+    if it does so once at the end. As old objects they wait for the next collection of all: training makes one after its
+    first step (run/loop/between_steps.py).
     """
     was_on = gc.isenabled()
     gc.disable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
@@ -49,6 +50,7 @@ class BetweenSteps(InWorld):
         self._counts = OwnCounts()
         self._left_out = Counter[str]()  # why samples were left out that this rank has trained on, since the last check
         self._is_spent = False  # whether a budget has ended the run
+        self._is_uncollected = True  # what imports, planning and the first looks at the model have left
         # Until the first step has said what the built-in decoder does not read; a survey has said it of other models.
         self._objective: Objective | None = None
         task = self.spec.task
@@ -93,6 +95,7 @@ class BetweenSteps(InWorld):
         self._record.decided_now(self._stepper.guard.take() if self._stepper.guard else ())
         self._points.tell(self._record)
         self._remark(batch)
+        self._collect()
         if last or batch.position == 0:
             self._measure_memory()
         self._points.reached("check", step)
@@ -144,6 +147,12 @@ class BetweenSteps(InWorld):
         self._callbacks.unmark()
         if not last:
             self._stragglers.leave(self._save)
+
+    def _collect(self) -> None:
+        """Collect what the start has left, once: the first step has not waited for it, and later ones need the room."""
+        if self._is_uncollected and gc.isenabled():
+            gc.collect()
+        self._is_uncollected = False
 
     def _count_left_out(self, batch: StepBatch) -> None:
         """Count the damaged samples that this rank has trained on as if they were not there."""
