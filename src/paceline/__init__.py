@@ -30,7 +30,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 - a file tree needs no pip, which 
 for _room in ("backtest", "plan", "report", "simulate", "verify"):
     import_module(f"paceline.{_room}")
 
-from paceline.cluster.here.collector import collected_once  # noqa: E402
+from paceline.cluster.here.collector import collector_at_rest  # noqa: E402
 from paceline.session.verbs.public import backtest, bill, load_run, plan, report, simulate, verify  # noqa: E402
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _WHERE:
-        with nullcontext() if _WHERE[name] in sys.modules else collected_once():
+        with nullcontext() if _WHERE[name] in sys.modules else collector_at_rest():
             return getattr(import_module(_WHERE[name]), name)
     raise AttributeError(f"module 'paceline' has no attribute '{name}'")
 

@@ -126,6 +126,23 @@ def test_a_frozen_base_does_not_move(tmp_path: Path) -> None:
     assert run_kept(distances_of_adapted, 1, name, ("norm",)) == [["norm"]]
 
 
+def distances_of_a_part(name: str) -> dict[str, float] | None:
+    """Return how far the blocks have moved of a model of which the last norm is trained alone, without adapters."""
+    task = decoder_task(model=ModelSpec(name=name), train=("norm.*",))
+    world = join_world("cpu", threads=1)
+    _, built = run_steps(task, plan_of(Layout()), 1, world)
+    found = moved(built.model, task, world, 1)
+    return (
+        {block: table["distance"] for block, table in found.blocks.items()} if isinstance(found, MovedRecord) else None
+    )
+
+
+def test_what_is_frozen_without_adapters_is_told_to_have_stayed(tmp_path: Path) -> None:
+    (found,) = run_kept(distances_of_a_part, 1, str(write_model(tmp_path / "m", "Llama")))
+    assert found is not None and {name for name, distance in found.items() if distance} == {"norm"}
+    assert {"embed_tokens", "layers.0", "layers.1"} <= set(found)
+
+
 def write_spec(folder: Path, model: str, devices: int = 1, plan: str = "") -> Path:
     text = SPEC.format(model=model, corpus=write_corpus(folder), cache=folder / "cache", devices=devices, plan=plan,
                        run=folder / "run")  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,8 +13,10 @@ from tests_shared import decoder_task
 
 import paceline
 from paceline import Run
+from paceline.run.loop import between_steps
 from paceline.run.process.place import Place
 from paceline.session import run as session_run
+from paceline.units import Amount
 
 
 @pytest.mark.parametrize("place", [None, Place(0, 2, 0, 2)], ids=["itself", "launcher"])
@@ -49,5 +52,21 @@ def test_a_name_that_is_there_costs_no_collection(monkeypatch: pytest.MonkeyPatc
     def collects() -> None:
         raise AssertionError
 
-    monkeypatch.setattr(paceline, "collected_once", collects)
+    monkeypatch.setattr(paceline, "collector_at_rest", collects)
     assert issubclass(paceline.PacelineError, Exception)
+
+
+def test_what_a_start_leaves_is_collected_once_after_its_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collected: list[int] = []
+    steps: list[int] = []
+    stand_in = SimpleNamespace(isenabled=lambda: True, collect=lambda: collected.append(len(steps)))
+    monkeypatch.setattr(between_steps, "gc", stand_in)
+    cluster = {"devices": 1, "device": "cpu", "probe": False}
+    task = dataclasses.replace(decoder_task(), stop=Amount(3, "steps"))
+    run = Run(task, cluster=cluster, run={"dir": str(tmp_path / "run")})
+    for batch in run:
+        steps.append(batch.step)
+        run.step(batch)
+    assert steps == [1, 2, 3] and collected == [1]

@@ -40,10 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Run `paceline train` and return the run's exit code."""
-    from paceline.config.build import Override
-    from paceline.config.values import toml
-    from paceline.spec.load import load_spec
-    from paceline.spec.run import with_faults
+    from paceline.cluster.here.collector import collector_at_rest
+
+    with collector_at_rest():
+        from paceline.config.build import Override
+        from paceline.config.values import toml
+        from paceline.spec.load import load_spec
+        from paceline.spec.run import with_faults
 
     short: list[str | Override] = []
     if options.run_dir is not None:
@@ -63,7 +66,8 @@ def execute(options: argparse.Namespace) -> int:
     spec = load_spec(options.spec, [*options.overrides, *short])
     if options.faults is not None:
         spec = dataclasses.replace(spec, run=with_faults(spec.run, options.faults))
-    from paceline.session.start import train
+    with collector_at_rest():
+        from paceline.session.start import train
 
     if not options.json:
         return train(spec)

@@ -15,6 +15,7 @@ from paceline.spec.profile import ModelProfile
 from paceline.spec.steps.growth import course_of
 from paceline.spec.task import ModelSpec, Task
 from paceline.task.data.facts import DataFacts, data_facts
+from paceline.task.data.listed_once import listed_once
 from paceline.task.data.order.budget import TokenBudget, budget_of
 from paceline.task.data.source import open_sources
 from paceline.task.profile.of_task import profile_task
@@ -26,6 +27,11 @@ def prepare_task(spec: Spec, *, say: Callable[[str], None] | None = None) -> Pre
 
     Raises the errors of data and model. Imports no torch for built-in models and text.
     """
+    with listed_once():
+        return _prepared(spec, say)
+
+
+def _prepared(spec: Spec, say: Callable[[str], None] | None) -> Prepared:
     settled = settle(spec, say)
     spec, task = settled.spec, settled.spec.task
     facts = data_facts(task.data, say)

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from paceline.cluster.here.collector import collected_once
+from paceline.cluster.here.collector import collector_at_rest
 from paceline.config.called import OVERRIDES, checked_call
 from paceline.config.values import kind_of, literal
 from paceline.errors import ConfigError, HandedBack, Requeue
@@ -57,6 +57,7 @@ from paceline.supervise.early import requeued_early
 from paceline.supervise.logs.rank import into_log
 from paceline.supervise.parent import end_with_parent
 from paceline.supervise.supervisor import explain, is_supervised
+from paceline.task.data.listed_once import list_anew, listed_once
 from paceline.uncaught import is_prompt
 
 
@@ -92,7 +93,10 @@ class Run(Training):
         spec, place = spec_of(task, plan, cluster, overrides, run, verify, faults), place_here(os.environ)
         check_extras(spec.run)
         # Ranks end by the signal itself: whoever has started them knows why, and a peer is never waited for.
-        with requeued_early() if place is None else contextlib.nullcontext():
+        with contextlib.ExitStack() as stack:
+            if place is None:
+                stack.enter_context(requeued_early())
+                stack.enter_context(listed_once())
             self._join(spec, place, first)
 
     def _join(self, spec: Spec, place: Place | None, first: bool) -> None:
@@ -103,15 +107,16 @@ class Run(Training):
         run_dir, brief, lock = run_directory(spec), take_brief(), None
         if brief is None and place is None:
             lock = take(run_dir)
-            with collected_once():
+            with collector_at_rest():
                 brief = planned_brief(spec, first_only=not first, is_script=is_script())
             if brief.plan.layout.devices > 1:
+                list_anew()  # it supervises for as long as they train
                 start_script_again(brief, spec, lock)
         elif brief is None and place is not None:
             attend_script(spec, place)
         if brief is None:
             assert place is not None, "else there is a brief"
-            with collected_once():
+            with collector_at_rest():
                 world, brief, lock = join_peers(spec, place)
         else:
             if place is not None:
@@ -122,7 +127,7 @@ class Run(Training):
         watched = world.is_first and not is_supervised()
         self._exports = begin_exports(spec, say_line) if world.is_first else None
         self._alerts = begin_alerts(spec, say_line, supervises=False) if watched else None
-        with collected_once():
+        with collector_at_rest():
             Training.__init__(self, spec, brief, world, run_dir, asked_sinks(spec.run), lock)
         self._watch_idle()
 

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paceline.cluster.grid.window import window_of
-from paceline.cluster.here.collector import collected_once
+from paceline.cluster.here.collector import collector_at_rest
 from paceline.cluster.probe.probe import probe_machine
 from paceline.cluster.resolve import is_unprobed, resolve_cluster
 from paceline.errors import PacelineError, Requeue, StorageError
 from paceline.launch.here import place_here
 from paceline.lock import RunLock, take
 from paceline.plan.explain.hours import hours_lines
-from paceline.plan.planned import Planned, plan_task
+from paceline.plan.planned import Planned, plan_prepared, plan_task
 from paceline.run.process.brief import BRIEF_VARIABLE, Brief
 from paceline.run.process.handover import hand_over
 from paceline.said import say_line
@@ -33,6 +33,7 @@ from paceline.spec.arguments import run_directory
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec
 from paceline.spec.task import ModelSpec
+from paceline.spec.watch.when import WhenSpec
 from paceline.supervise.blame import Outcome
 from paceline.supervise.early import requeued_early
 from paceline.supervise.logs.tee import kept_here
@@ -40,6 +41,7 @@ from paceline.supervise.parent import end_with_step
 from paceline.supervise.standby import Standby
 from paceline.supervise.supervisor import explain
 from paceline.supervise.trace_signal import traced_by_signal
+from paceline.task.data.listed_once import list_anew, listed_once
 from paceline.task.models.sizes import is_named
 from paceline.units import format_seconds
 
@@ -79,13 +81,15 @@ def trained(spec: Spec, say: Say = say_line) -> Outcome:
 
 def _train_alone(spec: Spec, run_dir: Path, say: Say, is_over: Callable[[], None]) -> Outcome:
     """Tell the story of a run that nobody else takes part in, and return how it has ended."""
-    with take(run_dir) as lock, standby_ahead(spec, lock) as standby:
-        with collected_once():
+    with take(run_dir) as lock, standby_ahead(spec, lock) as standby, listed_once():
+        with collector_at_rest():
             if traces_here(spec):
                 import torch  # noqa: F401
             planned = plan_here(spec, say, standby)
             planned, decisions = confirm_and_price(planned, say)
         window = window_of(spec.run.when)
+        if spec.run.when != WhenSpec():
+            list_anew()  # it may wait for hours, in which files change
         for line in hours_lines(planned, window):
             say(line)
 
@@ -133,7 +137,10 @@ def plan_here(spec: Spec, say: Say, standby: Standby | None = None) -> Planned:
     except PacelineError as error:  # whatever it is, it costs a better forecast, not the run
         say(f"probe    {error.what}: {error.because}; going on with assumed figures")
         return planned
-    return plan_task(spec, say=say)
+    if spec.cluster.groups:
+        return plan_task(spec, say=say)
+    cluster, remarks = resolve_cluster(spec.cluster)
+    return plan_prepared(planned.prepared, cluster, tuple(remarks))  # data and model are what they were
 
 
 def check_writable(run_dir: Path) -> None:
@@ -155,6 +162,7 @@ def run_brief(spec: Spec, brief: Brief, lock: RunLock, say: Say, standby: Standb
     """Train in this process on one device, in processes of their own on several."""
     with traced_by_signal(run_directory(spec)), exports_beside(spec, say):
         if brief.plan.layout.devices > 1:
+            list_anew()  # what is planned while they train sees what is there then
             return _in_processes(spec, brief, lock, say, standby)
         with alerts_beside(spec, say, supervises=False) as alerts:
             alerts.outcome = _in_this_process(spec, brief, lock)
@@ -173,7 +181,7 @@ def _in_processes(spec: Spec, brief: Brief, lock: RunLock, say: Say, standby: St
 
 
 def _in_this_process(spec: Spec, brief: Brief, lock: RunLock) -> Outcome:
-    with collected_once():
+    with collector_at_rest():
         from paceline.launch.run import train_here
 
     try:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator
 
 import pytest
 
-from paceline.cluster.here.collector import collected_once
+from paceline.cluster.here.collector import collector_at_rest
 
 
 class Loop:
@@ -17,17 +18,75 @@ class Loop:
         self.own = self
 
 
-def test_garbage_waits_for_the_end_of_the_block() -> None:
-    with collected_once():
-        seen = weakref.ref(Loop())
+@pytest.fixture
+def collections() -> Iterator[list[int]]:
+    """Note the generation of each collection."""
+    seen: list[int] = []
+
+    def note(phase: str, told: dict[str, int]) -> None:
+        if phase == "start":
+            seen.append(told["generation"])
+
+    gc.callbacks.append(note)
+    try:
+        yield seen
+    finally:
+        gc.callbacks.remove(note)
+
+
+@pytest.fixture
+def nothing_frozen() -> Iterator[None]:
+    """Let go of what the tests' own process keeps from the collector."""
+    frozen = gc.get_freeze_count()
+    gc.unfreeze()
+    try:
+        yield
+    finally:
+        if frozen:
+            gc.freeze()
+
+
+@pytest.mark.usefixtures("nothing_frozen")
+def test_what_a_block_makes_is_looked_through_neither_in_it_nor_at_its_end(collections: list[int]) -> None:
+    gc.collect()
+    collections.clear()
+    with collector_at_rest():
+        seen, kept = weakref.ref(Loop()), [[number] for number in range(50_000)]
         assert not gc.isenabled() and seen() is not None
-        with collected_once():  # within another one nothing is collected
+        with collector_at_rest():  # within another one nothing changes
             pass
-        assert seen() is not None and not gc.isenabled()
-    assert seen() is None and gc.isenabled()
+        assert not gc.isenabled()
+        assert collections == []
+    assert gc.isenabled()
+    old, is_old = {id(each) for each in gc.get_objects(generation=2)}, [id(each) for each in kept]
+    assert old.issuperset(is_old), "all that was made is old"
+    assert max(collections, default=0) == 0, "at most what came since the block was looked through"
+    gc.collect()
+    assert seen() is None, "and garbage goes with the next collection of all"
+
+
+@pytest.mark.usefixtures("nothing_frozen")
+def test_what_somebody_keeps_from_the_collector_stays_kept(collections: list[int]) -> None:
+    """A process that is to fork does: its children would copy what they look through."""
+    gc.freeze()
+    frozen = gc.get_freeze_count()
+    with collector_at_rest():
+        seen = weakref.ref(Loop())
+    assert gc.get_freeze_count() == frozen and seen() is None and 2 not in collections
+    gc.unfreeze()
 
 
 def test_it_is_on_again_after_an_error() -> None:
-    with pytest.raises(KeyError), collected_once():
+    with pytest.raises(KeyError), collector_at_rest():
         raise KeyError
     assert gc.isenabled()
+
+
+def test_what_the_user_has_chosen_stays() -> None:
+    gc.disable()
+    try:
+        with collector_at_rest():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

@@ -119,14 +119,15 @@ def test_a_killed_rank_ends_the_run_with_its_signal_and_a_report(folder: Path) -
     assert (run_dir / "report.html").stat().st_size > 1000
 
 
-def test_a_rank_that_is_killed_as_it_saves_is_named_with_its_signal(folder: Path) -> None:
+@pytest.mark.parametrize(("rank", "layout"), [(1, "dp_replicate"), (0, "dp_shard")])
+def test_a_rank_that_is_killed_as_it_saves_is_named_with_its_signal(folder: Path, rank: int, layout: str) -> None:
     """What its peer says of the lost connection is no cause, and the step that was made and written is no lost one."""
-    run_dir = folder / "killed-saving"
-    kill = ("--set", 'run.faults.each=[{ kind = "kill", rank = 1, step = 4, phase = "save" }]')
+    run_dir = folder / f"killed-saving-{rank}"
+    kill = ("--set", f'run.faults.each=[{{ kind = "kill", rank = {rank}, step = 4, phase = "save" }}]')
     once = ("--set", "run.recovery.preemption_retries=0")
-    done = paceline("train", write_spec(folder, run_dir, 2, "dp_replicate = 2", steps=8), *kill, *once)
+    done = paceline("train", write_spec(folder, run_dir, 2, f"{layout} = 2", steps=8), *kill, *once)
     assert done.returncode == 128 + signal.SIGKILL, done.stderr
-    assert "rank 1 of 2 was ended by SIGKILL" in done.stderr, done.stderr
+    assert f"rank {rank} of 2 was ended by SIGKILL" in done.stderr, done.stderr
     assert "Traceback" not in done.stderr and "gloo" not in done.stderr.lower()
     assert all(ord(letter) < 0x2600 for letter in done.stderr), "no pictures"
     assert steps_of(run_dir)[-1]["step"] == 4 and "step 4 did not finish" not in done.stderr

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
 from distributed import run_kept
-from programs import Stack, assert_like_plain, cross_entropy, laid_out, plain_loop
+from programs import Block, Stack, assert_like_plain, cross_entropy, laid_out, plain_loop
 from torch import Tensor, autograd, enable_grad, nn, no_grad
 
 from paceline.errors import ConfigError
@@ -109,3 +110,46 @@ def test_a_gradient_that_an_objective_takes_itself_is_refused_in_words_or_has_th
     expected = plain_loop(Stack, gradient_penalty)
     assert_like_plain(run_kept(laid_out, 2, StackWhole, gradient_penalty, Layout(dp_shard=2), 3), expected)
     assert_like_plain(run_kept(laid_out, 2, Stack, gradient_penalty, Layout(dp_replicate=2)), expected)
+
+
+class _View(Block):
+    """A block that returns a view of what it has computed, as many do that reshape at the end."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[:, :]
+
+
+class GivesViews(Stack):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(_View() for _ in range(3))
+
+
+class ChangesViews(GivesViews):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+            x += 0.5
+        return self.head(x)
+
+
+def warned(factory: Any, zero: int) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        laid_out(factory, cross_entropy, Layout(dp_shard=2), zero)
+    return [str(each.message) for each in caught if "view" in str(each.message)]
+
+
+def test_blocks_that_return_views_are_warned_of_by_nobody_and_a_view_that_is_changed_is_refused() -> None:
+    """What torch warns of is no fault of a model that changes nothing in place, and an error of ours where it is."""
+    for zero in (2, 3):
+        assert run_kept(warned, 2, GivesViews, zero) == [[], []]
+    trained = run_kept(laid_out, 2, GivesViews, cross_entropy, Layout(dp_shard=2), 3)
+    assert_like_plain(trained, plain_loop(GivesViews, cross_entropy))
+    for said in run_kept(says, 2, ChangesViews, 3):
+        assert "that is changed in place" in said and "needs_whole_weights" in said
+    kept = run_kept(
+        laid_out, 2, ChangesViews, cross_entropy, Layout(dp_shard=2), 2
+    )  # its weights are there all the time
+    assert_like_plain(kept, plain_loop(ChangesViews, cross_entropy))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from distributed import run_kept
-from programs import LR, ROWS, Rows, Stack, cross_entropy, whole
+from programs import LR, ROWS, WIDTH, Block, Rows, Stack, cross_entropy, whole
 from tests_shared import plan_of
 
 from paceline.errors import ConfigError
@@ -22,6 +22,7 @@ from paceline.task.data.order.permutation import sample_ids
 from paceline.task.optimizer.groups import freezing
 from paceline.task.optimizer.layer_rates import layer_scales
 from paceline.units import Amount
+from paceline.verify.reference.plain_optimizer import _depths
 
 STEPS, DECAY = 5, 0.5
 FROZEN = {"stem.*": range(1, 3), "blocks.1.*": range(4, 6)}  # in these steps
@@ -106,3 +107,24 @@ def test_rates_by_layer_need_layers() -> None:
     assert scales["head.weight"] == 1.0 and scales["blocks.2.linear.bias"] == 0.5 and scales["stem.bias"] == 0.5**4
     with pytest.raises(ConfigError, match="no repeated blocks"):
         layer_scales(torch.nn.Linear(2, 2), 0.5)
+
+
+class Stages(torch.nn.Module):
+    """Two stages of blocks, and what joins them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.join, self.head = (torch.nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.first, self.second = (torch.nn.ModuleList(Block() for _ in range(2)) for _ in range(2))
+        for name in ("first", "join", "second", "head"):  # in the order in which they are called
+            self._modules[name] = self._modules.pop(name)
+
+
+def test_what_joins_two_stages_has_the_rate_of_the_stage_before_it() -> None:
+    model = Stages()
+    scales = layer_scales(model, 0.5)
+    expected = {"stem": 5, "first.0": 4, "first.1": 3, "join": 3, "second.0": 2, "second.1": 1, "head": 0}
+    for name, power in expected.items():
+        assert {scale for each, scale in scales.items() if each.startswith(f"{name}.")} == {0.5**power}, name
+    depths = {name: _depths(model)[weight] for name, weight in model.named_parameters()}
+    assert scales == {name: 0.5**depth for name, depth in depths.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,7 @@ def test_files_that_do_not_fit_are_told_at_once_from_headers(tmp_path: Path) -> 
         "2 missing: model.layers.*.self_attn.q_proj.bias (2); 1 unexpected: extra.weight; "
         "1 of another shape: model.norm.weight is [31] in the file, [32] in the model"
     )
+    assert "fresh" not in refusal.value.try_, "what differs within blocks is another model"
 
 
 @pytest.mark.parametrize("kind", ["absent", "no architecture", "not a table", "another format", "of its own code"])
@@ -273,8 +275,14 @@ def test_a_longer_vocabulary_goes_on_with_the_mean(tmp_path: Path) -> None:
         torch.testing.assert_close(state[ours][VOCAB:], mean.expand(9, -1), rtol=1e-6, atol=1e-8)
     (embedding, head) = fit_texts(spec)
     assert embedding.startswith(f"model.embed_tokens.weight has {VOCAB} rows in the weights; each row after") and head
-    with pytest.raises(ConfigError, match="not this model's"):
-        build_model(ModelSpec(name=str(folder), vocab=VOCAB - 1), 0, SEQ, 3)
+    shorter = ModelSpec(name=str(folder), vocab=VOCAB - 1)
+    with pytest.raises(ConfigError, match="not this model's") as refusal:
+        build_model(shorter, 0, SEQ, 3)
+    assert 'task.model.fresh = ["model.embed_tokens.*", "lm_head.*"]' in refusal.value.try_
+    drawn = dataclasses.replace(shorter, fresh=("model.embed_tokens.*", "lm_head.*"))  # as it says
+    state = build_model(drawn, 0, SEQ, 3).state_dict()
+    assert state["embed_tokens.weight"].shape[0] == VOCAB - 1
+    assert torch.equal(state["norm.weight"], stored["model.norm.weight"])
 
 
 def test_another_head_starts_fresh(tmp_path: Path) -> None:
@@ -284,6 +292,7 @@ def test_another_head_starts_fresh(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refusal:
         build_model(ModelSpec(name=f"hf:{folder}", arguments=arguments), 0, SEQ, 3)
     assert "1 missing: score.weight" in refusal.value.because
+    assert 'task.model.fresh = ["score.*"]' in refusal.value.try_
     spec = ModelSpec(name=f"hf:{folder}", arguments=arguments, fresh=("score.*",))
     first, again = (build_model(spec, 0, SEQ, seed=3).state_dict() for _ in range(2))
     assert first["score.weight"].shape == (3, 32) and float(first["score.weight"].std()) > 0

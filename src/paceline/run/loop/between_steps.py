@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
@@ -51,6 +52,7 @@ class BetweenSteps(InWorld):
         self._counts = OwnCounts()
         self._left_out = Counter[str]()  # why samples were left out that this rank has trained on, since the last check
         self._is_spent = False  # whether a budget has ended the run
+        self._is_uncollected = True  # what imports, planning and the first looks at the model have left
         # Until the first step has said what the built-in decoder does not read; a survey has said it of other models.
         self._objective: Objective | None = None
         task = self.spec.task
@@ -124,6 +126,7 @@ class BetweenSteps(InWorld):
         self._record.decided_in(step, take_decided(self._under))
         self._points.tell(self._record)
         self._remark(batch)
+        self._collect()
         if last or batch.position == 0:
             self._measure_memory()
         self._points.reached("check", step)
@@ -170,6 +173,12 @@ class BetweenSteps(InWorld):
                 saved = self._keeper.save_if_due(self._under.built, self.brief.plan, self.world, self.progress)
             if saved:
                 self._stop.interrupt_if_asked()
+
+    def _collect(self) -> None:
+        """Collect what the start has left, once: the first step has not waited for it, and later ones need the room."""
+        if self._is_uncollected and gc.isenabled():
+            gc.collect()
+        self._is_uncollected = False
 
     def _count_left_out(self, batch: StepBatch) -> None:
         """Count the damaged samples that this rank has trained on as if they were not there."""

@@ -73,6 +73,7 @@ from paceline.spec.plan import Plan
 from paceline.spec.sync import refuse_between
 from paceline.supervise.supervisor import is_supervised
 from paceline.task.data.described import described
+from paceline.task.data.listed_once import list_anew
 from paceline.task.metrics.metric import Metric
 from paceline.task.metrics.resolve import metrics_of
 from paceline.task.models.huggingface.export import keep_folder
@@ -106,6 +107,7 @@ class InWorld:
         task = spec.task
         self._meter = MemoryMeter(world.device)
         self._open_data()
+        list_anew()
         self._warmup = self._steps(task.schedule.warmup) or 0
         self._decay = self._steps(task.schedule.decay) or max(1, brief.steps // 10)
         self._check_every = self._steps(spec.run.check_every)

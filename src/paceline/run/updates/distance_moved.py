@@ -50,7 +50,7 @@ def moved(model: nn.Module, task: Task, world: World, step: int) -> MovedRecord 
     if not isinstance(task.model, ModelSpec) or not task.model.starts_from:
         return None
     began = time.perf_counter()
-    sums, fresh, because = _of_rank(model, task.model, trained_only=task.adapter is not None)
+    sums, fresh, because = _of_rank(model, task.model, trained_only=not task.adapter.is_none)
     if refused := world.first_told(because):
         return str(refused)
     names = world.union(sums)

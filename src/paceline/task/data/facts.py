@@ -85,7 +85,8 @@ def data_facts(data: object, say: Say | None = None) -> DataFacts:
     skipped = getattr(getattr(train, "listing", None), "skipped", ())
     notes = (f"files: {', '.join(map(str, skipped))}",) if skipped else ()
     facts = _facts(train, validation, 0, documents, description, notes)
-    return dataclasses.replace(facts, shown=shown)
+    longest = int(getattr(train, "longest", 0))
+    return dataclasses.replace(facts, shown=shown, longest=longest)
 
 
 def _is_own(data: object) -> bool:

@@ -3,23 +3,28 @@
     source,target
     translate: two and two,vier
 
-A sample is padded to two lengths that are the same for all: "source" with "source_mask" [source_len], and "target",
-which the decoder reads, with "labels", which it is to say [target_len]. Padding counts nowhere.
+A batch has "source" with "source_mask" [rows, longest source], and "target", which the decoder reads, with "labels",
+which it is to say [rows, longest target]. Rows are filled up to the longest beside them; padding counts nowhere.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from paceline.errors import DataError
 from paceline.spec.import_paths import scheme_of
 from paceline.spec.task import DataSpec
+from paceline.task.data.languages import Around, Sides, sides_of
+from paceline.task.data.listed_once import listed
 from paceline.task.data.sources.documents import Damaged
 from paceline.task.data.sources.tables.listing import list_table
 from paceline.task.data.sources.tables.records import columns_of, read_records
@@ -29,52 +34,73 @@ IGNORED = -100
 COLUMNS = (("source", "target"), ("text", "summary"), ("document", "summary"), ("article", "highlights"),
            ("dialogue", "summary"), ("text", "target"), ("input", "output"), ("prompt", "completion"),
            ("question", "answer"))  # fmt: skip
+AT_ONCE = 1024  # texts that are tokenised together
+MULTIPLE = 8  # lengths are filled up to: GPUs like even ones, and CPUs make fewer kernels
 
-# Kinds of models whose targets begin with their language (mBART shifts it to the front), or have a tokenizer apart.
-OTHER_TARGETS = ("mbart", "plbart", "m2m_100", "nllb-moe", "marian", "fsmt", "seamless_m4t", "seamless_m4t_v2")
+
+class Texts:
+    """Tokens of many texts, one after the other."""
+
+    def __init__(self, parts: Sequence[list[int]]) -> None:
+        """Keep them as one array: a list of each would take ten times the memory."""
+        self.lengths = np.array([len(part) for part in parts], dtype=np.int64)
+        self._ends = np.cumsum(self.lengths)
+        self.tokens = np.fromiter((token for part in parts for token in part), np.int32, int(self.lengths.sum()))
+
+    def __getitem__(self, index: int) -> Tensor:
+        """Return the tokens of a text, int64."""
+        end = int(self._ends[index])
+        return torch.from_numpy(self.tokens[end - int(self.lengths[index]) : end].astype(np.int64))
 
 
 class SequencePairs:
-    """A map-style data set of texts and what is to be written for them."""
+    """A map-style data set of texts and what is to be written for them, as tokens."""
+
+    fills_up = True  # to the longest of a batch
 
     def __init__(
-        self, pairs: Sequence[tuple[str, str]], tokenizer: FileTokenizer, lengths: tuple[int, int], start: int,
-        end: int, pad: int,
-    ) -> None:  # fmt: skip
-        """`lengths` are those of a source and of a target; a decoder reads `start` first and says `end` last."""
-        self._pairs, self._tokenizer, self._lengths = pairs, tokenizer, lengths
-        self._start, self._end, self._pad = start, end, pad
-        self.vocab = tokenizer.vocab
+        self, sources: Texts, targets: Texts, vocab: int, start: int, pad: int, lengths: tuple[int, int]
+    ) -> None:
+        """A decoder reads `start` first. `lengths` are the most that sources and targets are filled up to."""
+        self.vocab, self._sources, self._targets = vocab, sources, targets
+        self._start, self._pad, self._most = start, pad, lengths
+        filled = [np.minimum(_filled(each.lengths), most) for each, most in
+                  zip((sources, targets), lengths, strict=True)]  # fmt: skip
+        self.lengths: npt.NDArray[np.int64] = filled[0] + filled[1]  # of both, which is what a sample costs
+        made = hashlib.blake2b(f"{start} {pad} {lengths}".encode(), digest_size=16)
+        for each in (sources, targets):
+            made.update(each.lengths.tobytes() + each.tokens.tobytes())
+        self.fingerprint = made.hexdigest()
 
     def __len__(self) -> int:
-        return len(self._pairs)
+        return len(self.lengths)
 
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        source, target = (
-            self._fitted(text, most) for text, most in zip(self._pairs[index], self._lengths, strict=True)
-        )
-        if target[-1] != self._end:
-            target = [*target[: self._lengths[1] - 1], self._end]
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        """Return the tokens of a source and of its target, which ends with the end."""
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return self._sources[index], self._targets[index]
+
+    def collate(self, samples: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+        """Return a batch of samples, filled up to the longest of them."""
+        start = torch.tensor([self._start])
         return {
-            "source": self._filled(source, self._lengths[0], self._pad),
-            "source_mask": self._filled([1] * len(source), self._lengths[0], 0),
-            "target": self._filled([self._start, *target[:-1]], self._lengths[1], self._pad),
-            "labels": self._filled(target, self._lengths[1], IGNORED),
+            "source": self._together([source for source, _ in samples], 0, self._pad),
+            "source_mask": self._together([torch.ones_like(source) for source, _ in samples], 0, 0),
+            "target": self._together([torch.cat((start, target[:-1])) for _, target in samples], 1, self._pad),
+            "labels": self._together([target for _, target in samples], 1, IGNORED),
         }
 
-    def _fitted(self, text: str, most: int) -> list[int]:
-        """Return the tokens of a text with what the tokenizer puts around it; one that is too long loses its end."""
-        own = self._tokenizer.encode([text.encode()])[0].tolist()
-        around = self._tokenizer.encode_around([text.encode()])[0].tolist()
-        if len(around) <= most:
-            return around or [self._end]
-        before = next((at for at in range(len(around) - len(own) + 1) if around[at : at + len(own)] == own), 0)
-        after = around[before + len(own) :]
-        return [*around[:before], *own[: max(0, most - before - len(after))], *after][-most:]
+    def _together(self, rows: Sequence[Tensor], side: int, with_what: int) -> Tensor:
+        longest = min(int(_filled(max(len(row) for row in rows))), self._most[side])
+        found = torch.full((len(rows), longest), with_what)
+        for at, row in enumerate(rows):
+            found[at, : len(row)] = row
+        return found
 
-    @staticmethod
-    def _filled(ids: list[int], length: int, with_what: int) -> Tensor:
-        return torch.tensor([*ids, *[with_what] * (length - len(ids))])
+
+def _filled(length: Any) -> Any:
+    return length + -length % MULTIPLE
 
 
 def sequence_pairs(
@@ -86,45 +112,58 @@ def sequence_pairs(
     target_field: str = "",
     prefix: str = "",
     held_out: int = 0,
+    source_language: str = "",
+    target_language: str = "",
 ) -> SequencePairs | tuple[SequencePairs, SequencePairs]:
     """Return the rows of a table, and with `held_out` the last so many of them apart, for evaluation.
 
     `path` is a CSV, TSV, JSON, JSONL, Parquet or Arrow file or a folder of such; `model` the folder of the model, whose
-    tokenizer.json and config.json say how texts become tokens. The columns are told by their usual names where none is
-    given. `prefix` is put before each source ("summarize: "). All rows are held in memory, as text. Raises DataError,
-    naming the row, for one without both texts.
+    tokenizer.json and config.json say how texts become tokens, at most `source_len` and `target_len` of them. The
+    columns are told by their usual names where none is given. `prefix` is put before each source ("summarize: ").
+    Models that translate between many languages (mBART, NLLB) want the tokens of both ("en_XX", "deu_Latn"). All rows
+    are held in memory, as tokens. Raises DataError, naming the row, for one without both texts.
     """
+    asked = (path, model, source_len, target_len, source_field, target_field, prefix, source_language, target_language)
+    vocab, pad, sides, texts = listed(("pairs", *asked), lambda: _tokenised(*asked))
+    rows = len(texts[0])
+    if not 0 <= held_out < rows:
+        raise DataError(f"held_out = {held_out} of {rows} rows", "none would be left to train on", "fewer")
+
+    def of(first: int, end: int) -> SequencePairs:
+        sources, targets = (Texts(side[first:end]) for side in texts)
+        return SequencePairs(sources, targets, vocab, sides.start, pad, (source_len, target_len))
+
+    return of(0, rows) if not held_out else (of(0, rows - held_out), of(rows - held_out, rows))
+
+
+def _tokenised(
+    path: str, model: str, source_len: int, target_len: int, source_field: str, target_field: str, prefix: str,
+    source_language: str, target_language: str,
+) -> tuple[int, int, Sides, tuple[list[list[int]], list[list[int]]]]:  # fmt: skip
+    """Return the vocabulary, the token of padding, what stands around texts, and the tokens of sources and targets."""
     folder = Path(scheme_of(model)[1] if scheme_of(model)[0] == "hf" else model).expanduser()
     tokenizer, config = load_tokenizer(str(folder)), _config(folder)
-    if (kind := config.get("model_type")) in OTHER_TARGETS:
-        raise DataError(
-            f"the tokenizer in {folder} writes targets otherwise than sources", f"it is of a {kind}: in another"
-            " language, or with pieces of their own, of which tokenizer.json knows nothing",
-            "a data set of your own, with the same entries",
-        )  # fmt: skip
-    start = config.get("decoder_start_token_id")
-    if not isinstance(start, int):
-        raise DataError(
-            f"{folder}/config.json says nothing of how a target begins", "it has no decoder_start_token_id",
-            "the folder of an encoder-decoder, such as T5 or BART",
-        )  # fmt: skip
+    given = config.get("eos_token_id")
+    end = given if isinstance(given, int) else tokenizer.end_of_document
     known = int(config.get("vocab_size", tokenizer.vocab))
     if tokenizer.vocab > known:
         raise DataError(
             f"the tokenizer in {folder} has {tokenizer.vocab} tokens", f"its model knows {known}",
             "the tokenizer that belongs to the model",
         )  # fmt: skip
-    pairs = _read(path, (source_field, target_field), prefix)
-    if not 0 <= held_out < len(pairs):
-        raise DataError(f"held_out = {held_out} of {len(pairs)} rows", "none would be left to train on", "fewer")
-    end = config.get("eos_token_id")
-    special = (int(start), end if isinstance(end, int) else tokenizer.end_of_document,
-               int(config.get("pad_token_id") or 0))  # fmt: skip
+    sources, targets = zip(*_read(path, (source_field, target_field), prefix), strict=True)
+    sides = sides_of(folder, config, tokenizer, (source_language, target_language), end, sources)
+    written = list(_tokens(targets, tokenizer, sides.target, target_len, end))
+    if end not in sides.target.after:  # a model that ends a target by itself has to see its end
+        written = [each if each[-1] == end else [*each[: target_len - 1], end] for each in written]
+    read = list(_tokens(sources, tokenizer, sides.source, source_len, end))
+    return tokenizer.vocab, int(config.get("pad_token_id") or 0), sides, (read, written)
 
-    def of(rows: Sequence[tuple[str, str]]) -> SequencePairs:
-        return SequencePairs(rows, tokenizer, (source_len, target_len), *special)
 
-    return of(pairs) if not held_out else (of(pairs[:-held_out]), of(pairs[-held_out:]))
+def _tokens(texts: Sequence[str], tokenizer: FileTokenizer, around: Around, most: int, end: int) -> Iterator[list[int]]:
+    for first in range(0, len(texts), AT_ONCE):
+        for own in tokenizer.encode([text.encode() for text in texts[first : first + AT_ONCE]]):
+            yield around.fitted(own.tolist(), most) or [end]
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -140,7 +179,7 @@ def _read(path: str, asked: tuple[str, str], prefix: str) -> list[tuple[str, str
     """Return the texts of all rows."""
     listing = list_table(DataSpec(source=path))
     names = _columns(columns_of(listing), asked, path)
-    found = []
+    found: list[tuple[str, str]] = []
     for record in read_records(listing, Damaged(skip=False)):
         texts = [record.values.get(name) for name in names]
         for name, text in zip(names, texts, strict=True):
@@ -149,6 +188,12 @@ def _read(path: str, asked: tuple[str, str], prefix: str) -> list[tuple[str, str
                     f"{record.origin} has no text in the column '{name}'", f"it is {text!r}", "leave the row out"
                 )
         found.append((f"{prefix}{texts[0]}", str(texts[1])))
+    if not found:
+        raise DataError(
+            f"'{path}' holds no rows",
+            "there are sources and targets to be learnt from in none of its files",
+            "other data",
+        )
     return found
 
 

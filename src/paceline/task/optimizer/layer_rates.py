@@ -2,6 +2,7 @@
 
 As in BEiT (Bao et al. 2021, arXiv:2106.08254, appendix): what comes after the last block has the schedule's rate, the
 last block `decay` of it, each block below another factor of `decay`, and what comes before the first block one more.
+What lies between two blocks, such as what joins the stages of a ConvNeXt, has the rate of the block before it.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ def layer_scales(model: nn.Module, decay: float) -> Mapping[str, float]:
     by_parameter: dict[nn.Parameter, list[str]] = {}
     depths: dict[nn.Parameter, int] = {}
     above = len(blocks) + 1
-    seen_block = False
+    below = 0  # blocks that come before
     for name, parameter in model.named_parameters(remove_duplicate=False):
         block = next((at for at, prefix in enumerate(blocks) if name.startswith(f"{prefix}.")), None)
-        seen_block = seen_block or block is not None
-        depth = above - (block + 1) if block is not None else 0 if seen_block else above
+        if block is not None:
+            below, depth = max(below, block + 1), above - (block + 1)
+        else:
+            depth = 0 if below == len(blocks) else above - below
         by_parameter.setdefault(parameter, []).append(name)
         depths[parameter] = max(depths.get(parameter, 0), depth)
     return {name: decay ** depths[parameter] for parameter, names in by_parameter.items() for name in names}

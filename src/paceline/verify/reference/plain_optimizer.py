@@ -69,11 +69,16 @@ def plain_optimizers(
 
 
 def _depths(model: nn.Module) -> dict[nn.Parameter, int]:
-    """Return for each weight how many blocks are above it, its own among them; below the first, one more."""
+    """Return for each weight how many blocks are above it, its own among them; below the first, one more.
+
+    A weight between two blocks is where the lower one is.
+    """
     blocks = [block for _, block in find_blocks(model)]
     order = list(model.parameters())
-    first = min(at for at, weight in enumerate(order) if weight in set(blocks[0].parameters()))
-    depths = {weight: len(blocks) + 1 if at < first else 0 for at, weight in enumerate(order)}
+    place = {weight: at for at, weight in enumerate(order)}
+    begins = [min(place[weight] for weight in block.parameters()) for block in blocks]
+    above = [sum(begin > at for begin in begins) for at in range(len(order))]
+    depths = {weight: over + 1 if over else 0 for weight, over in zip(order, above, strict=True)}
     for number, block in enumerate(reversed(blocks), 1):
         depths |= dict.fromkeys(block.parameters(), number)
     return depths

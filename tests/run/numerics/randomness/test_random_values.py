@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.run.numerics.randomness.hashing import fill, owners_of
+from paceline.run.numerics.randomness.hashing import fill, owners_of, places_between
 from paceline.run.numerics.randomness.mode import SampleRandomness, Survey
 from paceline.run.numerics.randomness.operators import RULES, integers
 from paceline.run.numerics.randomness.shares import Pattern, RankPart, SampleRows, share_of
@@ -24,9 +25,9 @@ CPU = torch.device("cpu")
 SIGMAS = 5.0  # seeds are fixed: what is this far off is a fault, not chance
 
 
-def words(call: int, positions: list[int], count: int) -> Tensor:
-    out = torch.empty(len(positions), count, dtype=torch.int32)
-    fill(out, call, owners_of(np.array(positions)), None, 1, lambda chunk, word: chunk.copy_(word))
+def words(call: int, positions: list[int], *inner: int) -> Tensor:
+    out = torch.empty(len(positions), math.prod(inner), dtype=torch.int32)
+    fill(out, call, owners_of(np.array(positions)), None, 1, lambda chunk, word: chunk.copy_(word), inner)
     return out
 
 
@@ -48,6 +49,17 @@ def test_words_are_even_and_neighbours_independent() -> None:
     for apart in (1, 2, 3, 16, 64, 768, 4096, 65536):
         pairs = bins(one[:-apart], 6) * 64 + bins(one[apart:], 6)
         assert sigmas(torch.bincount(pairs, minlength=4096).double()) < SIGMAS, apart
+
+
+def test_words_of_rows_and_columns_are_even_and_neighbours_independent() -> None:
+    for inner in ((1024, 512), (8, 256, 256), (2, 4, 256, 256)):
+        one = words(5, [0], *inner).view(-1, *inner[-2:])
+        assert sigmas(torch.bincount(bins(one, 10), minlength=1024).double()) < SIGMAS
+        assert len(one.unique()) > 0.9998 * one.numel(), "words meet by chance"
+        for dim, apart in itertools.product(range(3), (1, 2, 4)):
+            if (size := one.shape[dim] - apart) > 0:
+                pairs = bins(one.narrow(dim, 0, size), 6) * 64 + bins(one.narrow(dim, apart, size), 6)
+                assert sigmas(torch.bincount(pairs, minlength=4096).double()) < SIGMAS, (inner, dim, apart)
 
 
 def test_samples_calls_and_steps_are_independent() -> None:
@@ -196,6 +208,19 @@ def test_numbers_are_a_function_of_seed_step_sample_and_call() -> None:
     assert drawn(lambda rows: torch.rand(()), [4]) == drawn(lambda rows: torch.rand(()), [9, 8])
 
 
+@pytest.mark.parametrize(
+    ("short", "long"),
+    [((5, 6), (8, 6)), ((6, 5), (6, 8)), ((4, 5, 5), (4, 8, 8)), ((2, 3, 5, 5), (2, 3, 8, 8)), ((4, 5, 6), (4, 9, 6))],
+)
+def test_a_sample_that_is_filled_up_further_draws_the_same_where_it_was(
+    short: tuple[int, ...], long: tuple[int, ...]
+) -> None:
+    """Tokens first, features first as for sound, scores of attention by head, by group and head, values by head."""
+    less, more = (drawn(lambda rows, shape=shape: torch.rand(rows, *shape), [4, 9]) for shape in (short, long))
+    assert torch.equal(more[(slice(None), *(slice(size) for size in short))], less)
+    assert len(more.unique()) == more.numel()
+
+
 def test_generators_of_ones_own_and_evaluation_are_left_alone() -> None:
     own = drawn(lambda rows: torch.rand(3, generator=torch.Generator().manual_seed(1)), [0, 1, 2])
     assert torch.equal(own, torch.rand(3, generator=torch.Generator().manual_seed(1)))
@@ -209,16 +234,17 @@ def test_parts_of_a_slice_are_those_of_the_whole(cp: int, tp: int) -> None:
     seq, width = 12, 8
     tokens = 2 * chunk_tokens(seq, cp)
     patterns = (Pattern((2, seq, width), 2, 0, seq),)
-    rows = SampleRows(np.arange(3), 1, seq)
+    rows, whole = SampleRows(np.arange(3), 1, seq), places_between(0, seq * width, (seq, width), CPU).tolist()
+    assert len(set(whole)) == seq * width
     for local in ((tokens // tp, width), (tokens, width // tp)):
         held: list[int] = []
         for cp_rank in range(cp):
             for tp_rank in range(tp):
                 share = share_of((3, *local), rows, patterns, RankPart(cp_rank, cp, tp_rank, tp))
                 assert share is not None
-                held += range(seq * width) if share.places is None else share.places.tolist()
+                held += whole if share.places is None else share.places.tolist()
         copies = 1 if local != (seq, width) else cp * tp
-        assert sorted(held) == sorted(list(range(seq * width)) * copies)
+        assert sorted(held) == sorted(whole * copies)
 
 
 def test_shapes_that_look_alike_are_told_apart_by_what_was_seen() -> None:

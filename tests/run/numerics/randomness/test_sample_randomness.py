@@ -7,8 +7,10 @@ from typing import Any
 import drawing_models
 import pytest
 import torch
+import torch.nn.functional as F
 from distributed import run_kept, run_ranks
-from tests_shared import SEQ_LEN, decoder_task, plan_of, run_steps
+from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of, run_steps
+from torch import Tensor, nn
 
 from paceline.errors import ConfigError
 from paceline.run.loop.evaluate import evaluate
@@ -17,6 +19,7 @@ from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof
 from paceline.spec.task import OptimizerSpec, Task
+from paceline.task.data.sources.mapped import MapSource
 from paceline.units import Amount
 from paceline.verify.compare.layout import compare
 
@@ -44,6 +47,43 @@ def test_the_size_of_micro_batches_changes_nothing(model: str) -> None:
     whole = losses(task_of(model), fp64(micro_batch=BATCH))
     for micro_batch in (1, 2, 5):
         assert losses(task_of(model), fp64(micro_batch=micro_batch)) == pytest.approx(whole, rel=1e-11)
+
+
+class Uneven:
+    """Rows of different lengths, filled up to the longest beside them: their tokens, and which of them are real."""
+
+    unit, fingerprint, vocab, items_per_sample = "samples", "uneven", VOCAB, 1
+
+    def __len__(self) -> int:
+        return 300
+
+    def __getitem__(self, index: int) -> Tensor:
+        return (torch.arange(3 + index * 7 % 11) * (index + 1)) % VOCAB
+
+    def collate(self, rows: list[Tensor]) -> dict[str, Tensor]:
+        """Return the rows as a batch, with the labels."""
+        lengths = torch.tensor([len(row) for row in rows])
+        real = torch.arange(int(lengths.max())) < lengths.unsqueeze(1)
+        return {"tokens": nn.utils.rnn.pad_sequence(rows, batch_first=True), "real": real, "labels": lengths % 2}
+
+
+def of_the_real(model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the loss of a classifier on the mean over a row's tokens, whose layers drop scores of attention."""
+    x, real = model.embed(batch["tokens"]), batch["real"]
+    for layer in model.layers:
+        x = layer(x, src_key_padding_mask=~real)
+    pooled = (x * real.unsqueeze(-1)).sum(1) / real.sum(1, keepdim=True)
+    loss = F.cross_entropy(model.head(pooled), batch["labels"], reduction="sum")
+    return loss, torch.tensor(len(pooled))
+
+
+def test_rows_that_are_filled_up_to_those_beside_them_draw_as_by_themselves() -> None:
+    def found(micro_batch: int) -> list[float]:
+        return losses(task_of("Encoder", of_the_real, data=MapSource(Uneven(), 7)), fp64(micro_batch=micro_batch))
+
+    alone = found(1)  # filled up by nothing
+    for micro_batch in (2, 5, BATCH):
+        assert found(micro_batch) == pytest.approx(alone, rel=1e-11)
 
 
 @pytest.mark.parametrize("objective", ["denoise", "variational"])

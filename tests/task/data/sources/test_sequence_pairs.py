@@ -18,6 +18,7 @@ from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.proof.records import CheckProof
 from paceline.spec.task import ModelSpec
+from paceline.task.data.facts import data_facts
 from paceline.task.data.sequence_pairs import SequencePairs, sequence_pairs
 from paceline.task.data.sources.mapped import MapSource
 from paceline.task.objective import resolve_objective
@@ -67,8 +68,7 @@ def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path, family: st
     model = write_folder(tmp_path, family)
     data = sequence_pairs(write_table(tmp_path), f"hf:{tmp_path}", source_len=12, target_len=6)
     assert isinstance(data, SequencePairs)
-    rows = [data[index] for index in range(len(data))]
-    batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    batch = data.collate([data[index] for index in range(len(data))])
     loss, weight = resolve_objective("seq2seq", "samples")(model, batch)
     loss.backward()
     ours = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
@@ -126,7 +126,7 @@ def test_what_is_too_long_loses_its_end_and_keeps_what_stands_around_it(tmp_path
     assert not isinstance(data, SequencePairs)
     train, held_out = data
     assert (len(train), len(held_out)) == (2, 1)
-    row = {name: value.tolist() for name, value in held_out[0].items()}
+    row = {name: value[0].tolist() for name, value in held_out.collate([held_out[0]]).items()}
     word = {name: index for index, name in enumerate(WORDS)}
     assert row["source"] == [word[each] for each in ("<s>", "two", "nine", "plus", "</s>")]
     assert row["labels"] == [word[each] for each in ("<s>", "nine", "</s>")]
@@ -154,10 +154,106 @@ def test_tables_and_folders_that_do_not_fit_are_told(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 99, **config}))
         with pytest.raises(DataError, match="nothing of how a target begins"):
             sequence_pairs(write_table(tmp_path), str(tmp_path))
-    for kind in ("mbart", "m2m_100", "marian"):  # NLLB is an m2m_100
+    for kind, told in (
+        ("mbart", "source_language is not given"),
+        ("m2m_100", "source_language is not given"),  # NLLB is one
+        ("marian", "writes targets otherwise than sources"),
+    ):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "decoder_start_token_id": 0}))
-        with pytest.raises(DataError, match="writes targets otherwise than sources"):
+        with pytest.raises(DataError, match=told):
             sequence_pairs(write_table(tmp_path), str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 3, "decoder_start_token_id": 0}))
     with pytest.raises(DataError, match="its model knows 3"):
         sequence_pairs(write_table(tmp_path), str(tmp_path))
+
+
+LANGUAGES = {"mBART": ("en_XX", "ro_RO"), "mBART-50": ("en_XX", "de_DE"), "NLLB": ("eng_Latn", "deu_Latn")}
+PIECES = sorted({word for pair in PAIRS for text in pair for word in text.split()})
+TINY = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "dropout": 0.0,
+        "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "max_position_embeddings": 24,
+        "attention_dropout": 0.0, "activation_dropout": 0.0, "pad_token_id": 1, "eos_token_id": 2,
+        "bos_token_id": 0}  # fmt: skip
+
+
+def write_multilingual(folder: Path, family: str, **more: Any) -> tuple[Any, Any]:
+    """Write a tiny model of many languages with transformers' own tokenizer, and return both."""
+    source, target = LANGUAGES[family]
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    tokenizer: Any
+    if family == "NLLB":
+        letters = sorted({letter for word in PIECES for letter in word} | {"▁"})
+        vocab = {piece: at for at, piece in enumerate([*special, *letters])}
+        tokenizer = transformers.NllbTokenizer(vocab=vocab, merges=[], src_lang=source, tgt_lang=target, **more)
+        sizes = {"vocab_size": len(tokenizer), "decoder_start_token_id": 2, **TINY}
+        model: Any = transformers.M2M100ForConditionalGeneration(transformers.M2M100Config(**sizes))
+    else:
+        scores = [(name, 0.0) for name in special] + [(f"▁{word}", -2.0) for word in PIECES] + [("▁", -5.0)]
+        cls = transformers.MBartTokenizer if family == "mBART" else transformers.MBart50Tokenizer
+        tokenizer = cls(vocab=scores, src_lang=source, tgt_lang=target, **more)
+        model = transformers.MBartForConditionalGeneration(transformers.MBartConfig(vocab_size=len(tokenizer), **TINY))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model.train(), tokenizer
+
+
+@pytest.mark.parametrize(
+    ("family", "more"), [("mBART", {}), ("mBART-50", {}), ("NLLB", {}), ("NLLB", {"legacy_behaviour": True})], ids=str
+)
+def test_languages_stand_where_transformers_writes_them(tmp_path: Path, family: str, more: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model, tokenizer = write_multilingual(tmp_path, family, **more)
+    source, target = LANGUAGES[family]
+    data = sequence_pairs(write_table(tmp_path), str(tmp_path), source_language=source, target_language=target)
+    assert isinstance(data, SequencePairs)
+    batch = data.collate([data[index] for index in range(len(data))])
+    texts, targets = [pair[0] for pair in PAIRS], [pair[1] for pair in PAIRS]
+    given = tokenizer(texts, text_target=targets, return_tensors="pt", padding=True)
+    labels = given["labels"].masked_fill(given["labels"] == 1, -100)
+    width = given["input_ids"].shape[1]
+    assert torch.equal(batch["source"][:, :width], given["input_ids"]) and (batch["source"][:, width:] == 1).all()
+    assert torch.equal(batch["source_mask"][:, :width], given["attention_mask"])
+    assert (
+        torch.equal(batch["labels"][:, : labels.shape[1]], labels) and (batch["labels"][:, labels.shape[1] :] < 0).all()
+    )
+    loss, weight = resolve_objective("seq2seq", "samples")(model, batch)
+    theirs = model(input_ids=given["input_ids"], attention_mask=given["attention_mask"], labels=labels).loss
+    assert int(weight) == int((labels != -100).sum())
+    torch.testing.assert_close(loss, theirs * weight, rtol=1e-5, atol=1e-5)
+
+
+def test_languages_that_a_model_does_not_know_are_told(tmp_path: Path) -> None:
+    write_multilingual(tmp_path / "mbart", "mBART-50")
+    table = write_table(tmp_path)
+    for languages, told in (
+        ({}, "source_language is not given"),
+        ({"source_language": "en_XX"}, "target_language is not given"),
+        ({"source_language": "en_XX", "target_language": "de_DX"}, "did you mean 'de_DE'"),
+    ):
+        with pytest.raises(DataError) as caught:
+            sequence_pairs(table, str(tmp_path / "mbart"), **languages)  # type: ignore[arg-type]
+        assert told in str(caught.value)
+    (tmp_path / "mbart" / "tokenizer_config.json").unlink()
+    with pytest.raises(DataError, match="does not say where its tokenizer writes a language"):
+        sequence_pairs(table, str(tmp_path / "mbart"), source_language="en_XX", target_language="de_DE")
+    write_folder(tmp_path / "t5", "T5")
+    with pytest.raises(DataError, match="leave them out; T5 is told by prefix"):
+        sequence_pairs(table, str(tmp_path / "t5"), source_language="en_XX")
+
+
+def test_rows_are_filled_up_to_the_longest_beside_them_and_priced_as_the_longest_of_all(tmp_path: Path) -> None:
+    write_folder(tmp_path, "T5")
+    data = sequence_pairs(write_table(tmp_path), str(tmp_path), source_len=256, target_len=64)
+    assert isinstance(data, SequencePairs)
+    assert {name: tuple(value.shape) for name, value in data.collate([data[0], data[2]]).items()} == {
+        "source": (2, 8), "source_mask": (2, 8), "target": (2, 8), "labels": (2, 8)
+    }  # fmt: skip
+    long = [(" ".join(["two"] * count), "nine") for count in (3, 30)]
+    path = tmp_path / "long.jsonl"
+    path.write_text("\n".join(json.dumps({"source": one, "target": other}) for one, other in long))
+    of_long = sequence_pairs(str(path), str(tmp_path), source_len=28, target_len=64)
+    assert isinstance(of_long, SequencePairs)
+    assert of_long.lengths.tolist() == [8 + 8, 28 + 8], "the first with its end; the second is cut to source_len"
+    assert of_long.collate([of_long[1]])["source"].shape == (1, 28)
+    facts = data_facts(of_long)
+    assert (facts.longest, facts.unit) == (36, "samples")
+    assert MapSource(of_long, 7).fingerprint != MapSource(data, 7).fingerprint

@@ -1,6 +1,6 @@
 """Random words as a pure function of (call, owner, place): any part of a random tensor can be made by itself.
 
-The owner is a sample, or nobody in particular; the place is the number of an element in the owner's slice of a tensor.
+The owner is a sample, or nobody in particular; the place is where an element stands in the owner's slice of a tensor.
 Call and owner are mixed to 64 bits by the finaliser of splitmix64 (Steele et al. 2014, doi:10.1145/2660193.2660195),
 and a place to 32 bits under these by multiplications and shifts in the manner of MurmurHash3: eleven passes of
 integer arithmetic that a vector unit does, about a third of the time of torch's own Bernoulli numbers on a CPU.
@@ -8,7 +8,7 @@ integer arithmetic that a vector unit does, about a third of the time of torch's
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ NOBODY = np.zeros(1, dtype=np.uint64)  # the owner of what all samples of a step
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 # Odd factors of splitmix64 and MurmurHash3, as signed numbers: int32 arithmetic wraps around.
 _FIRST, _SECOND, _THIRD = 0x9E3779B1 - 2**32, 0x85EBCA6B - 2**32, 0xC2B2AE35 - 2**32
+# An element's place is made of its numbers along the dimensions of a slice, and not of their sizes: a sample that is
+# filled up to another length draws the same where it was before. The last dimensions count apart, those before as one.
+STRIDE, APART = 1 << 20, 3
 CPU_WORDS = 1 << 16  # worked on at a time, so that they stay in the cache
 DEVICE_WORDS = 1 << 26
 
@@ -42,10 +45,12 @@ def fill(
     places: Tensor | None,
     lanes: int,
     finish: Callable[..., object],
+    inner: Sequence[int] = (),
 ) -> None:
     """Fill `out` [owners, places], chunk by chunk, with what `finish(chunk, *words)` makes of int32 random words.
 
-    `places` are int32 [places], by default 0, 1, 2, ...; `lanes` is how many independent words an element needs.
+    `places` are int32 [places], by default those of a slice of the shape `inner`, from its first element to its last;
+    `lanes` is how many independent words an element needs.
     """
     count, width = out.shape
     most = CPU_WORDS if out.device.type == "cpu" else DEVICE_WORDS
@@ -54,7 +59,7 @@ def fill(
     keys = [_keys(call, owners, lane, out.device) for lane in range(lanes)]
     for left in range(0, width, wide):
         right = min(left + wide, width)
-        here = places[left:right] if places is not None else _run(left, right, out.device)
+        here = places[left:right] if places is not None else places_between(left, right, inner, out.device)
         for top in range(0, count, high):
             rows = slice(top, top + high)
             finish(out[rows, left:right], *(_words(here, first[rows], second[rows]) for first, second in keys))
@@ -67,11 +72,17 @@ def _keys(call: int, owners: np.ndarray, lane: int, device: torch.device) -> tup
     return halves[:, :1], halves[:, 1:]
 
 
-def _run(first: int, end: int, device: torch.device) -> Tensor:
-    """Return the places from `first` to before `end`, int32; beyond 2^31 they wrap around."""
-    if end <= 2**31:
+def places_between(first: int, end: int, inner: Sequence[int], device: torch.device) -> Tensor:
+    """Return the places of the elements from number `first` to before `end` of a slice, int32."""
+    if len(inner) < 2 and end <= 2**31:
         return torch.arange(first, end, dtype=torch.int32, device=device)
-    return folded(torch.arange(first, end, dtype=torch.int64, device=device))
+    places = left = torch.arange(first, end, dtype=torch.int64, device=device)
+    factor = 1
+    for size in reversed(inner[1:][1 - APART :]):
+        left = left.div(size, rounding_mode="floor")
+        places.add_(left, alpha=factor * (STRIDE - size))
+        factor *= STRIDE
+    return folded(places)
 
 
 def folded(places: Tensor) -> Tensor:

@@ -244,10 +244,10 @@ class SampleRandomness(TorchFunctionMode):
         share = self._share(tuple(out.shape), out.device)
         owners = share.owners(self._rows)
         if not share.dim:
-            fill(out.view(len(owners), -1), key, owners, share.places, lanes, finish)
+            fill(out.view(len(owners), -1), key, owners, share.places, lanes, finish, share.inner)
             return out
         flat = out.new_empty(len(owners), out.numel() // len(owners))
-        fill(flat, key, owners, share.places, lanes, finish)
+        fill(flat, key, owners, share.places, lanes, finish, share.inner)
         return out.copy_(share.restored(flat, out.shape))
 
     def calls(self, numbers: dict[str, float]) -> None:

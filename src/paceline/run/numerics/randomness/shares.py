@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.run.numerics.randomness.hashing import NOBODY, folded, owners_of
+from paceline.run.numerics.randomness.hashing import APART, NOBODY, STRIDE, folded, owners_of
 from paceline.run.parallel.context.zigzag import places_of
 
 
@@ -93,7 +93,7 @@ class Share:
 
     dim: int | None
     inner: tuple[int, ...]  # of the local slice
-    places: Tensor | None  # int32, of the local slice in the whole one; None where they are 0, 1, 2, ...
+    places: Tensor | None  # int32, of the local slice in the whole one; None where it is the whole one
 
     def owners(self, rows: SampleRows) -> np.ndarray:
         """Return the owners of the slices."""
@@ -169,7 +169,8 @@ def _places(local: tuple[int, ...], whole: tuple[int, ...], tokens: int | None, 
         along = part.along(mine, length, tokens=at == tokens)
         if along is None:
             return None
-        places = (places.unsqueeze(-1) * length + along).flatten()
+        step = STRIDE if at > len(whole) - APART else length
+        places = (places.unsqueeze(-1) * step + along).flatten()
     return places
 
 

@@ -11,6 +11,7 @@ Gradients are summed over ranks, never averaged: the step divides once, by the g
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
@@ -64,6 +65,8 @@ def shard(
         param_dtype=None if compute_dtype == master_dtype else compute_dtype,
         reduce_dtype=None if compute_dtype == master_dtype else master_dtype,
     )
+    # Of what an in-place change of a view would do: that is an error in words here (calls.py), and views are common.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor", category=UserWarning)
     elsewhere = placed or {}
     left = {parameter for parameter, place in elsewhere.items() if place is None} | set(whole)
     _make_contiguous(model, left)

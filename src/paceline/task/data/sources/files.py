@@ -12,6 +12,7 @@ from pathlib import Path
 from paceline.errors import DataError, suggestion
 from paceline.spec.import_paths import scheme_of
 from paceline.spec.task import DataSpec
+from paceline.task.data.listed_once import listed
 from paceline.task.data.sources.hub import list_hub
 from paceline.task.data.sources.listing import (
     PACKED_SUFFIXES,
@@ -67,11 +68,16 @@ def kind_of(name: str) -> str:
 
 
 def list_files(data: DataSpec, kinds: Collection[str] = TEXT_KINDS) -> CorpusFiles:
-    """Return the files that `data.source` names. Reads folders, not files; what is remote is listed each time.
+    """Return the files that `data.source` names. Reads folders, not files.
 
     Of a folder those of some `kinds` are read, and what is not is told. Raises DataError for a path that is not there,
     a folder without readable files, or one that cannot be listed.
     """
+    asked = ("files", data.source, tuple(data.include), repr(data.arguments), tuple(sorted(kinds)))
+    return listed(asked, lambda: _list_files(data, kinds))
+
+
+def _list_files(data: DataSpec, kinds: Collection[str]) -> CorpusFiles:
     if data.source == "stdlib":
         return _list_stdlib(data)
     if not data.source:
@@ -162,9 +168,9 @@ def _chosen(
     """
     wanted = _wanted(data.include, lambda name: kind_of(name) in kinds)
     files = tuple(file for file in seen if wanted(file.name) and not (kind_of(file.name) == "arrow" and is_cache(file)))
-    about = [file for file in files if is_about_data(file.name) and kind_of(file.name) == "text"]
+    about = {file.name for file in files if is_about_data(file.name) and kind_of(file.name) == "text"}
     if not data.include and any(kind_of(file.name) not in ("text", "") for file in files):
-        files = tuple(file for file in files if file not in about)  # README.md beside shards of Parquet
+        files = tuple(file for file in files if file.name not in about)  # README.md beside shards of Parquet
     if not files:
         suffixes = TEXT_SUFFIXES | JSONL_SUFFIXES | PARQUET_SUFFIXES | ARROW_SUFFIXES
         known = " ".join(sorted({*TABLE_SUFFIXES, *suffixes} - (TEXT_SUFFIXES if "text" not in kinds else set())))
@@ -176,7 +182,8 @@ def _chosen(
             why = f"none of its {len(seen):,} files is of a known kind, such as {seen[0].name}; known are {known}"
         raise DataError(f"'{data.source}' holds no documents", why, 'name patterns to read: include = ["*.ext"]')
     python = all(file.name.endswith(".py") for file in files)
-    left = [file.name for file in seen if file not in files]
+    read = {file.name for file in files}
+    left = [file.name for file in seen if file.name not in read]
     why = f"{NOT_READ}: include names others" if data.include else f"{NOT_READ}: of another kind"
     tests: list[str] = []
     if not data.include and "text" in kinds and all(kind_of(file.name) in ROW_KINDS for file in files):

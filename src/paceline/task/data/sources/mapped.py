@@ -75,6 +75,9 @@ class MapSource:
                 suggestion(self.unit, UNITS),
             )
         self.lengths = self._lengths()
+        # Of samples that are filled up to the longest beside them, the length of the longest of all.
+        fills = self.lengths is not None and bool(getattr(dataset, "fills_up", False))
+        self.longest = int(self.lengths.max()) if fills and self.lengths is not None else 0
         self.fingerprint = _declared(dataset, "fingerprint", str) or self._probe()
 
     def read(self, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> Any:

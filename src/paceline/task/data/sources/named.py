@@ -7,6 +7,7 @@ from pathlib import Path
 
 from paceline.errors import DataError
 from paceline.spec.import_paths import names_object, scheme_of
+from paceline.task.data.listed_once import listed
 from paceline.task.data.sources.files import is_about_data, kind_of
 from paceline.task.data.storage.remote import RemoteFiles, is_remote
 
@@ -31,9 +32,9 @@ def kind_of_source(source: str) -> tuple[str, str]:
     if source in ("", "stdlib"):
         return "text", source
     if is_remote(source):
-        return _kind_of_remote(source), source
+        return listed(("kind", source), lambda: _kind_of_remote(source)), source
     path = Path(source).expanduser()
-    return _kind_of_local(path), source
+    return listed(("kind", str(path)), lambda: _kind_of_local(path)), source
 
 
 def _kind_of_remote(url: str) -> str:

@@ -116,6 +116,10 @@ class FileTokenizer:
         finally:
             self._tokenizer.encode_special_tokens = True
 
+    def tokens(self) -> dict[str, int]:
+        """Return the number of each token."""
+        return dict(self._tokenizer.get_vocab(with_added_tokens=True))
+
     def token(self, number: int) -> str:
         """Return how a token is spelt."""
         return str(self._tokenizer.id_to_token(number))

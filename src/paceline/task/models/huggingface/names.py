@@ -6,7 +6,7 @@ Our decoder's names are LlamaForCausalLM's without the prefix `model.`; the head
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from paceline.errors import ConfigError
 from paceline.task.models.huggingface.experts import Stored
@@ -18,6 +18,7 @@ EMBEDDINGS = ("model.embed_tokens.weight", HEAD)  # of the built-in decoder: a r
 COMPUTED = "rotary_emb.inv_freq"  # older files hold these frequencies, which follow from the config
 BIAS = "mlp.gate.e_score_correction_bias"  # of a router's choice: zero where a file has none
 SHOWN = 6  # names of one kind of difference that a message lists
+FEW = 4  # parts that differ, up to which they may be drawn anew: more are another model
 
 Shape = tuple[int, ...]
 
@@ -86,7 +87,17 @@ def check_shapes(wanted: Mapping[str, Shape], stored: Stored, aliases: Collectio
              (shapes, "of another shape")]  # fmt: skip
     because = "; ".join(f"{len(names)} {what}: {_alike(names)}" for names, what in kinds if names)
     if because:
-        raise ConfigError(f"the weights in {path} are not this model's", because, "the model that they were saved from")
+        fix = f"the model that they were saved from{_drawn_instead([*missing, *unexpected, *shapes])}"
+        raise ConfigError(f"the weights in {path} are not this model's", because, fix)
+
+
+def _drawn_instead(names: Sequence[str]) -> str:
+    """Return how a few parts that differ are drawn instead of read, such as a head or the rows of a vocabulary."""
+    parts = list(dict.fromkeys(f"{name.rpartition('.')[0]}.*" for name in names))
+    if len(parts) > FEW or any(not part.strip(".*") or re.search(r"\.\d+\.", part) for part in parts):
+        return ""
+    listed = ", ".join(f'"{part}"' for part in parts)
+    return f"; or, for another head or another vocabulary, task.model.fresh = [{listed}], which draws it anew"
 
 
 def _text(shape: Shape) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import DataError
+from paceline.task.data.listed_once import listed
 from paceline.task.data.sources.files import NOT_READ, skipped_files, walk_files
 from paceline.task.data.sources.listing import SPLIT_NAMES, Skipped
 from paceline.task.data.sources.named import IMAGE_SUFFIXES
@@ -47,6 +48,10 @@ def list_images(source: str, storage: Storage) -> ImageListing:
 
     Raises DataError where there are none, or one has no class.
     """
+    return listed(("images", source), lambda: _list_images(source, storage))
+
+
+def _list_images(source: str, storage: Storage) -> ImageListing:
     path = Path(source).expanduser()
     if source.endswith(".tar"):
         return _of_tars([source if is_remote(source) else str(path)], storage)

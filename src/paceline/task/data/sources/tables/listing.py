@@ -41,8 +41,9 @@ def list_table(data: DataSpec) -> CorpusFiles:
             f"'{path}' holds nothing to train on", f"all of its tables are called after a test, such as "
             f"{found.files[0].name}", "name the file itself, or rename it",
         )  # fmt: skip
-    reasons = {": of another kind": [file for file in found.files if file not in rows],
-               " for a test": [file for file in rows if file not in kept]}  # fmt: skip
+    read = {file.name for file in rows}
+    reasons = {": of another kind": [file for file in found.files if file.name not in read],
+               " for a test": [file for file in rows if several and split_of(file.name) == "test"]}  # fmt: skip
     told = (Skipped(f"{NOT_READ}{why}", len(left), left[0].name) for why, left in reasons.items() if left)
     skipped = (*found.skipped, *told)
     return CorpusFiles(found.name or found.what, kept, found.kind, skipped, found.name)

@@ -71,13 +71,18 @@ def open_table(data: DataSpec, say: Say | None = None) -> TextTable:
     """
     listing = list_table(data)
     root = cache_root(data)
-    signature = hash_of([FORMAT, "table", signature_of(data, listing), *(getattr(data, name) for name in CHOICES)])
+    signature = _signature(data, listing)
     table = _find(root, signature)
     if table is None:
         with written_to(root), lock_of(root, signature) as alone:
             table = _find(root, signature) or _build(data, listing, root, signature, alone, say)
     corpus = dataclasses.replace(table.corpus, what=listing.what, skipped=listing.skipped)
     return dataclasses.replace(table, corpus=corpus)
+
+
+def _signature(data: DataSpec, listing: CorpusFiles) -> str:
+    """Return a hash of everything that decides the table, taking a file's size and time for its content."""
+    return hash_of([FORMAT, "table", signature_of(data, listing), *(getattr(data, name) for name in CHOICES)])
 
 
 def _build(data: DataSpec, listing: CorpusFiles, root: Path, signature: str, alone: bool, say: Say | None) -> TextTable:
@@ -92,7 +97,11 @@ def _build(data: DataSpec, listing: CorpusFiles, root: Path, signature: str, alo
         table = build_folder(final, signature, alone, write, load_table)
     left_out, first = survey.damaged.count, survey.damaged.first
     index = {"key": key, "left_out": left_out, "left_out_first": first}
-    write_atomically(index_path(root, signature), json.dumps(index))
+    same = [signature]
+    if data.labels == "auto" and table.labels is not None:  # settled, the data name what was seen: the same table
+        same.append(_signature(dataclasses.replace(data, labels=table.labels.kind), listing))
+    for each in same:
+        write_atomically(index_path(root, each), json.dumps(index))
     return _with_left_out(table, left_out, first)
 
 
