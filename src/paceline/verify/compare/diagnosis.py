@@ -24,6 +24,7 @@ ALIKE = 4.0  # times the smallest of a model's relative differences by rounding 
 
 MISSING = "batch not as asked"  # the family of rows that nobody reads
 LISTED = 8  # tensors that a proof names; the rest is counted
+BESIDE_THE_COMPARISON = ("of_routers", "is_reproducible")  # of a difference; the family says so
 ANOTHER_LOSS = "same samples, same weights, another loss: the forward pass differs"
 
 
@@ -45,10 +46,17 @@ class Diagnosis:
     likely: str
 
 
+NOT_REPRODUCIBLE = Diagnosis(
+    "not reproducible",
+    "one device gives other numbers when it computes the same once more, so that no layout can equal it: memory that"
+    " nobody wrote is read (torch.empty, numpy.empty), a clock, or something that other calls leave behind",
+)
+
+
 def told(first: Difference, wrong: Iterable[Difference], diagnosis: Diagnosis) -> FirstDifference:
     """Return the first difference with the names of those that are wrong in the same quantity, and what it means."""
     names = [d.name for d in wrong if d.quantity == first.quantity]
-    known = {name: value for name, value in vars(first).items() if name != "of_routers"}  # the family says so
+    known = {name: value for name, value in vars(first).items() if name not in BESIDE_THE_COMPARISON}
     return FirstDifference(**known, tensors=tuple(names[:LISTED]), tensors_in_all=len(names), **vars(diagnosis))
 
 
@@ -80,6 +88,8 @@ def diagnose(wrong: list[Difference], compared: int, plan: Plan, traits: Traits)
     `wrong` are those of the first step that has any; `compared` is how many gradients were compared in a step.
     """
     first = wrong[0]
+    if not first.is_reproducible:
+        return NOT_REPRODUCIBLE
     same = [difference for difference in wrong if difference.quantity == first.quantity]
     if first.quantity == "samples":
         return _samples(first)

@@ -31,6 +31,7 @@ class Difference:
     copies_agree: bool = True  # whether ranks that hold copies of the same part hold the same numbers
     in_journal: bool = False  # whether it is what a run's journal says that differs, not what the run computes
     of_routers: bool = False  # whether it is told of routers, and compared as a loss is
+    is_reproducible: bool = True  # whether one device gives the same number when it computes the same once more
 
     @property
     def is_scaled(self) -> bool:

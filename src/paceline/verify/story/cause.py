@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from paceline.spec.proof.records import FirstDifference
-from paceline.verify.compare.diagnosis import MISSING
+from paceline.verify.compare.diagnosis import MISSING, NOT_REPRODUCIBLE
 from paceline.verify.story.evaluated import ITEMS, LOSS
 from paceline.verify.story.plans import CHOSEN, SAVED, Act
 from paceline.verify.story.reference import NOISE_NUMBERS, journal_name
@@ -28,6 +28,8 @@ def caused(first: FirstDifference | None, act: Act) -> FirstDifference | None:
 
 def _cause(first: FirstDifference, act: Act) -> tuple[str, str] | None:
     quantity, number = first.quantity, first.step
+    if first.family == NOT_REPRODUCIBLE.family:
+        return None
     if first.name in MEASURED_NOISE:
         return "growth", "the batch grows by a noise of gradients that is not what one device measures of them"
     if first.in_journal:
