@@ -15,6 +15,10 @@ TWICE = (
     f"{UPDATED}    for group in self.optimizer.param_groups:\n        for p in group['params']:\n"
     "            local_of(p).mul_(1 - group['lr'] * (group.get('weight_decay') or 0.0))\n"
 )
+DROPPED = (
+    "        for unit in self.units:\n            for group in unit._get_fsdp_state()._fsdp_param_groups:\n"
+    "                for held in group.fsdp_params:\n                    held.sharded_param.grad = None\n"
+)
 NORM = "task.models.layers.batch_norm:WholeBatchNorm._over_ranks"
 
 
@@ -32,16 +36,16 @@ CLOSE_PROOFS = [
     Planted("tensor parallel", "gradients of norms are averaged over tensor ranks", "tensor",
             line("run.parallel.tensor:SummedGradients.finish",
                  ("grad.copy_(total.view(grad.shape))", "grad.copy_(total.view(grad.shape) / self.group.size())")),
-            "gradients", "gradient normalisation", "layernorm"),
+            "gradients", "gradient scale", "layernorm"),
     Planted("tensor parallel", "every rank adds the first rows of a column layer's bias", "biases, tensor",
             line("run.parallel.region:own_bias", ("first_row(layer.bias.shape[0], region.group)", "0")),
-            "loss", "forward pass", "loss"),
+            "error", "", "", "do not compute what the model does"),
     Planted("tensor parallel", "every tensor rank adds the bias of a row layer", "biases, tensor",
             line("run.parallel.tensor:_row",
                  ("region.leave(F.linear(x, local_weight(layer.weight)))",
                   "region.leave(F.linear(x, local_weight(layer.weight), layer.bias))"),
                  ("out if layer.bias is None else out + layer.bias", "out")),
-            "loss", "forward pass", "loss"),
+            "error", "", "", "do not compute what the model does"),
     Planted("tensor parallel", "parts of a sequence are gathered from the last rank to the first", "tensor",
             line("task.models.layers.collectives:_gathered", ("parts.movedim(0,", "parts.flip(0).movedim(0,")),
             "loss", "forward pass", "loss"),
@@ -80,7 +84,7 @@ CLOSE_PROOFS = [
             "gradients", "gradients not summed", "branches"),
     Planted("gradient synchronisation", "gradients of all but the last micro-batch are dropped", "zero 2",
             line("run.parallel.data.sharding:ShardedGradients.before_micro_batch",
-                 ("self._passes += 1", "self._passes += 1\n    if last:\n        self._model.zero_grad()")),
+                 ("self._passes += 1", f"self._passes += 1\n    if last:\n{DROPPED}")),
             "gradients", "gradient normalisation", "embed_tokens"),
     Planted("coupled rows", "gradients of gathered rows are averaged over ranks", "gathered rows of four",
             line("run.parallel.data.rows_of_all_ranks:_GatherRows.backward",

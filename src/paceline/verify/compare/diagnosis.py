@@ -48,8 +48,9 @@ class Diagnosis:
 
 NOT_REPRODUCIBLE = Diagnosis(
     "not reproducible",
-    "one device gives other numbers when it computes the same once more, so that no layout can equal it: memory that"
-    " nobody wrote is read (torch.empty, numpy.empty), a clock, or something that other calls leave behind",
+    "one device gives other numbers when it computes the same once more, so that nothing can equal it: memory that"
+    " nobody wrote is read (torch.empty, numpy.empty), a clock, what other calls leave behind, or random numbers that"
+    " go on from call to call, as of dropout in a loop of one's own",
 )
 
 
