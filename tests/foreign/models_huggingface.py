@@ -56,7 +56,7 @@ CAUSAL: dict[str, dict[str, Any]] = {
     "Mamba2": {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 2, "expand": 2, "chunk_size": 4},
     "Mamba": {"state_size": 8, "expand": 2},
     "FalconMamba": {"state_size": 8, "expand": 2},
-    "Rwkv": {"attention_hidden_size": 32, "rescale_every": 2},
+    "Rwkv": {"attention_hidden_size": 32, "rescale_every": 0},
     "Jamba": {"num_experts": 4, "num_experts_per_tok": 2, "attn_layer_period": 2, "attn_layer_offset": 1,
               "mamba_d_state": 8, "mamba_dt_rank": 4},
     "RecurrentGemma": {"lru_width": 32, "attention_window_size": 6},
@@ -76,8 +76,7 @@ CAUSAL: dict[str, dict[str, Any]] = {
     "Lfm2": {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False},
     "MiniMax": {"layer_types": HYBRID, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2,
                 "block_size": 4},
-    "xLSTM": {"num_heads": 4, "chunk_size": 4, "mode": "train", "return_last_states": False,
-              "autocast_kernel_dtype": "float32"},
+    "Phimoe": {"num_local_experts": 4, "num_experts_per_tok": 2, "router_jitter_noise": 0.0},
 }  # fmt: skip
 # The same with random numbers: what is called -> (family, what draws).
 DRAWING: dict[str, tuple[str, dict[str, Any]]] = {
@@ -91,8 +90,7 @@ DRAWING: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama with dropout": ("Llama", {"attention_dropout": 0.1}),
     "Jamba with dropout": ("Jamba", {"attention_dropout": 0.1}),
     "Mixtral with noise": ("Mixtral", {"router_jitter_noise": 0.1}),
-    "Phimoe with noise": ("Phimoe", {"router_jitter_noise": 0.1, "input_jitter_noise": 0.1, "num_local_experts": 4,
-                                     "num_experts_per_tok": 2}),
+    "Phimoe with noise": ("Phimoe", {"router_jitter_noise": 0.1, "input_jitter_noise": 0.1}),
 }  # fmt: skip
 STATES_ALONE = {"intermediate_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings"}
 UNLIKE = {  # families whose configs know nothing of some of a decoder's shape
@@ -108,7 +106,6 @@ UNLIKE = {  # families whose configs know nothing of some of a decoder's shape
     "RecurrentGemma": {"max_position_embeddings"},
     "Zamba2": {"num_key_value_heads"},
     "NemotronH": {"num_hidden_layers"},
-    "xLSTM": STATES_ALONE,
     "GPTNeoX": {"num_key_value_heads"},
     "Falcon": {"intermediate_size"},
 }  # fmt: skip
