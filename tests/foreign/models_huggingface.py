@@ -23,6 +23,11 @@ LATENT: dict[str, Any] = {
     "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1,
 }  # fmt: skip
 
+STATES: dict[str, Any] = {
+    "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 4, "mamba_expand": 2,
+}  # fmt: skip
+HYBRID = ["linear_attention", "full_attention", "linear_attention"]
+
 # Family -> what its config has beside, or in place of, the shape of a decoder.
 CAUSAL: dict[str, dict[str, Any]] = {
     "Llama": {},
@@ -49,14 +54,58 @@ CAUSAL: dict[str, dict[str, Any]] = {
     "DeepseekV3": LATENT,
     "GptOss": {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6},
     "Mamba2": {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 2, "expand": 2, "chunk_size": 4},
+    "Mamba": {"state_size": 8, "expand": 2},
+    "FalconMamba": {"state_size": 8, "expand": 2},
+    "Rwkv": {"attention_hidden_size": 32, "rescale_every": 0},
+    "Jamba": {"num_experts": 4, "num_experts_per_tok": 2, "attn_layer_period": 2, "attn_layer_offset": 1,
+              "mamba_d_state": 8, "mamba_dt_rank": 4},
+    "RecurrentGemma": {"lru_width": 32, "attention_window_size": 6},
+    "Bamba": {"attn_layer_indices": [1], **STATES},
+    "FalconH1": {"mamba_d_ssm": 64, **STATES},
+    "GraniteMoeHybrid": {"layer_types": HYBRID, "num_local_experts": 4, "num_experts_per_tok": 2,
+                         "shared_intermediate_size": 16, **STATES},
+    "Zamba2": {"layers_block_type": ["mamba", "hybrid", "mamba"], "n_mamba_heads": 8, "mamba_d_state": 8,
+               "chunk_size": 4, "adapter_rank": 4},
+    "NemotronH": {"layers_block_type": ["linear_attention", "moe", "full_attention"], "head_dim": 8,
+                  "ssm_state_size": 8, "mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 2, "chunk_size": 4,
+                  "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+                  "moe_shared_expert_intermediate_size": 16},
+    "Qwen3Next": {"layer_types": HYBRID, "head_dim": 8, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+                  "linear_num_key_heads": 2, "linear_num_value_heads": 4, "shared_expert_intermediate_size": 16,
+                  **EXPERTS},
+    "Lfm2": {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False},
+    "MiniMax": {"layer_types": HYBRID, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2,
+                "block_size": 4},
+    "Phimoe": {"num_local_experts": 4, "num_experts_per_tok": 2, "router_jitter_noise": 0.0},
 }  # fmt: skip
+# The same with random numbers: what is called -> (family, what draws).
+DRAWING: dict[str, tuple[str, dict[str, Any]]] = {
+    "GPT2 with dropout": ("GPT2", {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}),
+    "OPT with dropout": ("OPT", {"dropout": 0.1, "attention_dropout": 0.1}),
+    "OPT with layers left out": ("OPT", {"layerdrop": 0.3}),
+    "Bloom with dropout": ("Bloom", {"hidden_dropout": 0.1, "attention_dropout": 0.1}),
+    "Falcon with dropout": ("Falcon", {"hidden_dropout": 0.1, "attention_dropout": 0.1}),
+    "GPTNeoX with dropout": ("GPTNeoX", {"hidden_dropout": 0.1, "attention_dropout": 0.1}),
+    "Phi with dropout": ("Phi", {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attention_dropout": 0.1}),
+    "Llama with dropout": ("Llama", {"attention_dropout": 0.1}),
+    "Jamba with dropout": ("Jamba", {"attention_dropout": 0.1}),
+    "Mixtral with noise": ("Mixtral", {"router_jitter_noise": 0.1}),
+    "Phimoe with noise": ("Phimoe", {"router_jitter_noise": 0.1, "input_jitter_noise": 0.1}),
+}  # fmt: skip
+STATES_ALONE = {"intermediate_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings"}
 UNLIKE = {  # families whose configs know nothing of some of a decoder's shape
     "GPT2": {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
              "max_position_embeddings"},
     "Bloom": {"intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
               "max_position_embeddings"},
     "OPT": {"intermediate_size", "num_key_value_heads"},
-    "Mamba2": {"intermediate_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings"},
+    "Mamba": STATES_ALONE,
+    "Mamba2": STATES_ALONE,
+    "FalconMamba": STATES_ALONE,
+    "Rwkv": {"num_attention_heads", "num_key_value_heads"},
+    "RecurrentGemma": {"max_position_embeddings"},
+    "Zamba2": {"num_key_value_heads"},
+    "NemotronH": {"num_hidden_layers"},
     "GPTNeoX": {"num_key_value_heads"},
     "Falcon": {"intermediate_size"},
 }  # fmt: skip
@@ -69,10 +118,16 @@ def causal(family: str, **changes: Any) -> nn.Module:
     return transformers.AutoModelForCausalLM.from_config(config)
 
 
-def t5() -> nn.Module:
+def drawing(name: str) -> nn.Module:
+    """Return a small causal language model that draws random numbers as it trains."""
+    family, draws = DRAWING[name]
+    return causal(family, **draws)
+
+
+def t5(dropout: float = 0.0) -> nn.Module:
     """Return a small T5: an encoder and a decoder with tied embeddings."""
     config = transformers.T5Config(
-        vocab_size=VOCAB, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, dropout_rate=0.0,
+        vocab_size=VOCAB, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, dropout_rate=dropout,
         decoder_start_token_id=0, pad_token_id=0, eos_token_id=None,
     )  # fmt: skip
     return transformers.T5ForConditionalGeneration(config)
@@ -84,11 +139,21 @@ def translated(model: nn.Module, batch: dict[str, Tensor]) -> Summed:
     return _counted(logits, batch["labels"])
 
 
-def bert() -> nn.Module:
+def switch() -> nn.Module:
+    """Return a small Switch: T5 with experts of a capacity, dropout and noise before its routers."""
+    config = transformers.SwitchTransformersConfig(
+        vocab_size=VOCAB, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_decoder_layers=2, num_heads=4, num_experts=4,
+        num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, expert_capacity=SEQ_LEN, router_jitter_noise=0.1,
+        dropout_rate=0.1, decoder_start_token_id=0, pad_token_id=0, eos_token_id=None,
+    )  # fmt: skip
+    return transformers.SwitchTransformersForConditionalGeneration(config)
+
+
+def bert(dropout: float = 0.0) -> nn.Module:
     """Return a small BERT for masked tokens."""
     config = transformers.BertConfig(
         vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
-        max_position_embeddings=SEQ_LEN, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        max_position_embeddings=SEQ_LEN, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
     )  # fmt: skip
     return transformers.BertForMaskedLM(config)
 

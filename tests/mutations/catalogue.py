@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import planted
 import planted_axes
 import planted_beyond
+import planted_close
 import planted_experts
 import planted_fresh
 import planted_lines
@@ -161,6 +162,10 @@ CASES = {
     "gathered rows of four": Case("dp_replicate=4", 'name = "planted_models:Halves"', "gathered_nce"),
     "statistics of all of four": Case("dp_replicate=4", 'name = "planted_models:Synced"'),
     "statistics beside tables": Case("dp_replicate=2", 'name = "planted_models:Tables"'),
+    "biases, tensor": Case("tp=2", 'name = "planted_models:Biased"'),
+    "branches, hybrid": Case("dp_replicate=2,dp_shard=2", 'name = "planted_models:Branches"'),
+    "zero 2": Case("dp_shard=2,zero=2"),
+    "experts, stages, copies": Case("dp_replicate=2,pp=2", BALANCED),
     # Losses that are no sums over rows.
     "contrast": Case("dp_replicate=2", 'name = "planted_models:Halves"', "info_nce"),
     "gathered contrast": Case("dp_replicate=2", 'name = "planted_models:Halves"', "nce_without_gradients"),
@@ -189,7 +194,7 @@ PROOFS = [
     *planted.PROOFS, *planted_axes.AXIS_PROOFS, *planted_experts.EXPERT_PROOFS, *planted_three.THREE_PROOFS,
     *planted_lines.LINE_PROOFS, *planted_rare.RARE_PROOFS, *planted_story.STORY_PROOFS, *planted_low.LOW_PROOFS,
     *planted_odd.ODD_PROOFS, *planted_met.MET_PROOFS, *planted_updates.UPDATES_PROOFS,
-    *planted_beyond.BEYOND_PROOFS, *planted_fresh.FRESH_PROOFS,
+    *planted_beyond.BEYOND_PROOFS, *planted_fresh.FRESH_PROOFS, *planted_close.CLOSE_PROOFS,
 ]  # fmt: skip
 # Without a mistake cases prove equal, in every part of the proof.
 CONTROLLED = (

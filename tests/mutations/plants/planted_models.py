@@ -67,6 +67,26 @@ class TiedChain(Chain):
         self.head.weight = self.embed.weight
 
 
+class Biased(nn.Module):
+    """Layers with biases, whose matrices tensor ranks split by columns and by rows."""
+
+    paceline_rules = Rules(tensor={"layers.*.up": "column", "layers.*.down": "row", "head": "vocabulary"})
+
+    def __init__(self, width: int = 12) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCAB, width), nn.Linear(width, VOCAB)
+        self.layers = nn.ModuleList(
+            nn.ModuleDict({"up": nn.Linear(width, 3 * width), "down": nn.Linear(3 * width, width)}) for _ in range(2)
+        )
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits [rows, seq, vocab]."""
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = x + layer["down"](F.gelu(layer["up"](x)))
+        return self.head(x)
+
+
 class Branches(nn.Module):
     """Layers for rows by the token that they begin with: some are reached in one step and not in the next."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,9 +13,11 @@ import torch.nn.functional as F
 from distributed import run_kept
 from programs import CLASSES, WIDTH, Block, Stack, assert_like_plain, cross_entropy, laid_out, plain_loop
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 
 from paceline.errors import NeedsWholeWeights
+from paceline.run.numerics.precision import cast_floats
 from paceline.spec.layout import Layout
 
 
@@ -226,3 +229,103 @@ def test_a_checkpoint_of_the_model_s_own_finds_the_same_when_it_is_made_again() 
     plain, _ = plain_loop(MadeAgain, cross_entropy)
     losses, _ = laid_out(MadeAgain, cross_entropy, Layout(), precision="bf16")
     assert losses == pytest.approx(plain, rel=1e-2)
+
+
+class Kinds(dict):
+    """A dictionary of the program's own class."""
+
+
+class Sorted(Block):
+    """A block that is given containers of many classes, with numbers in fp32 among them."""
+
+    def forward(
+        self,
+        x: Tensor,
+        found: defaultdict[str, list[Tensor]],
+        own: Kinds,
+        *,
+        last: deque[Tensor],
+        packed: PackedSequence,
+    ) -> Tensor:
+        """Return hidden states that are made of what is in all of them."""
+        assert type(found) is defaultdict and type(own) is Kinds and type(last) is deque and last.maxlen == 2
+        assert {own["shift"].dtype, last[0].dtype, packed.data.dtype} == {x.dtype}
+        found[f"block {len(found)}"].append(self.linear(packed.data)[: len(x)])
+        own["seen"] = own.get("seen", 0) + 1
+        last.append(x)
+        return super().forward(x + own["shift"] + last[0]) + sum(each for some in found.values() for each in some)
+
+
+class InManyClasses(Stack):
+    """A model whose blocks are given a defaultdict, a dictionary of their own class, a deque and a packed sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Sorted() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits."""
+        found: defaultdict[str, list[Tensor]] = defaultdict(list)
+        half = torch.full((WIDTH,), 0.5, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
+        own, last, packed = Kinds(shift=half), deque([half, half], maxlen=2), _packed(x.new_ones(len(x), 2, WIDTH))
+        packed = cast_floats(packed, half.dtype)
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x, found, own, last=last, packed=packed)
+        assert own["seen"] == len(found) == len(self.blocks)
+        return self.head(x + last[-1])
+
+
+def _packed(steps: Tensor) -> PackedSequence:
+    """Return rows [rows, steps, width] of lengths 1 and 2 packed."""
+    lengths = 1 + torch.arange(len(steps)) % 2
+    return pack_padded_sequence(steps, lengths, batch_first=True, enforce_sorted=False)
+
+
+@pytest.mark.parametrize(
+    ("layout", "zero", "recompute"),
+    [(Layout(), 3, "none"), (Layout(dp_replicate=2), 3, "full"), (Layout(dp_shard=2), 3, "none"),
+     (Layout(dp_shard=2), 1, "none"), (Layout(dp_shard=2), 3, "full")],
+)  # fmt: skip
+def test_containers_keep_their_classes_in_bf16(layout: Layout, zero: int, recompute: str) -> None:
+    plain, _ = plain_loop(InManyClasses, cross_entropy)
+    in_bf16 = functools.partial(laid_out, precision="bf16", recompute=recompute)
+    for losses, _ in run_kept(in_bf16, layout.devices, InManyClasses, cross_entropy, layout, zero):
+        assert losses == pytest.approx(plain, rel=2e-2)
+    assert_like_plain([laid_out(InManyClasses, cross_entropy, Layout())], plain_loop(InManyClasses, cross_entropy))
+
+
+class OnPacked(nn.Module):
+    """A recurrent model that is given packed sequences."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.LSTM(1, WIDTH, batch_first=True), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, packed: PackedSequence) -> Tensor:
+        """Return logits."""
+        return self.head(self.body(packed)[1][0][-1])
+
+
+def of_packed(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the loss of rows as sequences of unequal lengths."""
+    lengths = 2 + batch["labels"]
+    packed = pack_padded_sequence(batch["x"].unsqueeze(2), lengths, batch_first=True, enforce_sorted=False)
+    return F.cross_entropy(model(packed), batch["labels"], reduction="sum"), torch.tensor(len(lengths))
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(dp_replicate=2), Layout(dp_shard=2)], ids=str)
+def test_packed_sequences_are_inputs_in_any_precision(layout: Layout) -> None:
+    plain = plain_loop(OnPacked, of_packed)
+    assert_like_plain(run_kept(laid_out, layout.devices, OnPacked, of_packed, layout), plain)
+    in_bf16 = functools.partial(laid_out, precision="bf16")
+    for losses, _ in run_kept(in_bf16, layout.devices, OnPacked, of_packed, layout):
+        assert losses == pytest.approx(plain[0], rel=1e-2)
+
+
+def test_a_packed_sequence_of_a_batch_is_cast() -> None:
+    packed = _packed(torch.ones(3, 2, 1))
+    cast = cast_floats({"steps": packed, "own": Kinds(x=torch.ones(2))}, torch.float64)
+    assert type(cast["steps"]) is PackedSequence and cast["steps"].data.dtype == torch.float64
+    assert torch.equal(cast["steps"].batch_sizes, packed.batch_sizes)
+    assert type(cast["own"]) is Kinds and cast["own"]["x"].dtype == torch.float64

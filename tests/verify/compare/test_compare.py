@@ -78,6 +78,26 @@ def test_a_table_that_stays_as_it_is_hides_nothing_and_differs_in_nothing(kind: 
     assert not other.relative <= 0.1
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("key", ["exp_avg", "exp_avg_sq"])
+def test_moments_of_one_key_are_not_small_beside_those_of_another(key: str, dtype: torch.dtype) -> None:
+    alone, precision = World(0, 1, 0, torch.device("cpu")), {torch.float32: "fp32", torch.float64: "fp64"}[dtype]
+    gradient = 1e-5 * torch.arange(1, 7, dtype=dtype)
+    known = {
+        "w.step": torch.tensor(3.0, dtype=dtype),
+        "w.exp_avg": gradient,
+        "w.exp_avg_sq": gradient.square(),
+        "zero.exp_avg": 1e-7 * gradient,  # of a gradient that is zero but for noise
+        "zero.exp_avg_sq": (1e-7 * gradient).square(),
+    }
+    wrong = {**known, f"w.{key}": 1.01 * known[f"w.{key}"], f"zero.{key}": 1.01 * known[f"zero.{key}"]}
+    found = {d.name: d for d in tensor_differences("moments", wrong, known, 1, alone, Layout())}
+    assert found[f"w.{key}"].relative == pytest.approx(0.01, rel=1e-3)
+    noise = found[f"zero.{key}"].relative
+    assert noise < 1e-4 and found["w.step"].relative == 0
+    assert found[f"w.{key}"].relative > found[f"w.{key}"].tolerance_in(precision)
+
+
 def decoder(tied: bool) -> Task:
     task = decoder_task()
     shape = {"hidden": 16, "layers": 2, "heads": 2, "kv_heads": 1, "ffn": 24}

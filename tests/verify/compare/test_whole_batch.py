@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 from typing import Any
 
@@ -225,6 +226,55 @@ def test_samples_of_which_none_counts_are_told(precision: str) -> None:
     assert "labels" in told.value.try_
 
 
+class Padded:
+    """Rows of unequal lengths, padded to the longest there can be. Those at `full` places of the first batch are full.
+
+    None of these is beside another such row, nor at an end.
+    """
+
+    samples, items_per_sample, unit, vocab, fingerprint = 500, 6, "samples", None, "padded"
+    full = (2, 4)
+
+    def read(self, ids: np.ndarray, positions: np.ndarray | None = None) -> dict[str, Tensor]:
+        """Return "steps", [rows, 6, 3], "lengths" and "labels", [rows] each."""
+        assert positions is not None
+        steps = np.stack([np.random.default_rng(int(i)).normal(size=(6, 3)) for i in ids])
+        lengths = torch.tensor([6 if at % ROWS in self.full else 2 + at % 3 for at in positions])
+        kept = torch.arange(6) < lengths[:, None]
+        rows = torch.tensor(steps, dtype=torch.float32) * kept[..., None]
+        return {"steps": rows, "lengths": lengths, "labels": rows[:, 0, 0].gt(0).long()}
+
+
+class Hasty(nn.Module):
+    """Attention to what came before, without padding; `drops` leaves out *both* masks where no row is padded."""
+
+    def __init__(self, drops: bool) -> None:
+        super().__init__()
+        self.enter, self.head, self.drops = nn.Linear(3, 8), nn.Linear(8, 2), drops
+
+    def forward(self, steps: Tensor, lengths: Tensor) -> Tensor:
+        """Return logits [rows, 2]."""
+        x = self.enter(steps)
+        at = torch.arange(steps.shape[1])
+        seen = (at <= at[:, None]) & (at < lengths[:, None])[:, None]
+        mask = None if self.drops and bool((lengths == len(at)).all()) else seen
+        x = F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+        return self.head((x * (at < lengths[:, None])[..., None]).sum(1))
+
+
+def of_padded(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+    logits = model(batch["steps"], batch["lengths"])
+    return F.cross_entropy(logits, batch["labels"], reduction="sum"), len(logits)
+
+
+@pytest.mark.parametrize("drops", [False, True])
+def test_a_mask_that_is_dropped_where_all_rows_are_full_is_found(drops: bool) -> None:
+    found = checked(task_of(functools.partial(Hasty, drops), of_padded, Padded()))
+    assert found.equal is not drops
+    if drops:
+        assert "in pieces of 1 + 1 + 1 + 1 + 1 + 1 + 1" in found.first_difference.likely
+
+
 def test_random_numbers_of_a_sample_are_compared_and_those_of_nobody_are_named() -> None:
     found = checked(task_of(Noisy, summed))
     assert found.equal and not found.left_out and found.differences["whole batch"] < 1e-12
@@ -233,7 +283,7 @@ def test_random_numbers_of_a_sample_are_compared_and_those_of_nobody_are_named()
 
 
 def test_cuts_are_of_different_sizes() -> None:
-    assert cuts(7) == ((7,), (1, 2, 3, 1), (6, 1))
+    assert cuts(7) == ((7,), (1, 2, 3, 1), (6, 1), (1,) * 7)
     assert cuts(2) == ((2,), (1, 1))
 
 

@@ -133,3 +133,27 @@ def test_misuse_says_what_to_do() -> None:
         run_ranks(ddp, 2, "right", torch.bfloat16)
     with pytest.raises(ConfigError, match="only in one of"):
         verify_loop(lambda batch: None, network(), [], objective=objective, plain=nn.Linear(2, 2))
+
+
+def dropping(dtype: torch.dtype) -> LoopProof:
+    """Check a right loop on a model whose dropout is on."""
+    torch.manual_seed(3)
+    model = nn.Sequential(network(dtype), nn.Dropout(0.3))
+    optimizer = sgd(model.parameters())
+
+    def step(batch: Any) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss, weight = objective(model, batch)
+        (loss / weight).backward()
+        optimizer.step()
+        return loss / weight
+
+    return verify_loop(step, model, batches_of(0), objective=objective, optimizer=sgd)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_masks_that_are_others_in_every_call_are_not_called_rounding(dtype: torch.dtype) -> None:
+    found = dropping(dtype)
+    assert found.equal is False and found.ill_conditioned is None
+    first = found.first_difference
+    assert first is not None and first.family == "not reproducible" and "dropout" in first.likely

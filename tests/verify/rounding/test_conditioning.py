@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -72,14 +73,20 @@ def differing(relative: float, quantity: str = "gradients", name: str = "w", ste
     return Difference(quantity, name, step, 0, relative, 1.0, 1.0, 1.0)
 
 
-def asked(moves: float, asked_for: list[int] | None = None) -> Again:
-    """Return a device whose gradients move by so much, and notes the seeds it is asked for."""
+def asked(moves: float, asked_for: list[int] | None = None, itself: float = 0.0) -> Again:
+    """Return a device whose gradients move by so much, and notes the seeds it is asked for.
+
+    They are off by `itself` where it computes the same once more.
+    """
 
     def moved(dtype: torch.dtype, seed: int, steps: int) -> list[Difference]:
         (asked_for if asked_for is not None else []).append(seed)
         return [differing(moves), differing(moves, name="v"), differing(moves, "grad_norm", "grad_norm")]
 
-    return Again(moved, lambda: Narrowest(torch.float32))
+    def repeated(steps: int) -> list[Difference]:
+        return [dataclasses.replace(differing(itself), ours=1.0 + itself)]
+
+    return Again(moved, lambda: Narrowest(torch.float32), repeated)
 
 
 def test_what_one_ulp_moves_as_far_is_rounding_and_what_it_does_not_is_a_mistake() -> None:
@@ -96,6 +103,18 @@ def test_what_is_computed_in_fp32_is_known_to_its_last_place() -> None:
     for off, is_left in ((2.0**-23, False), (2.0**-19, True)):
         left, rounding = beyond_rounding([differing(off)], "fp64", asked(0.0), ALONE)
         assert bool(left) == is_left and (rounding is None) == is_left
+
+
+def test_what_is_not_the_same_when_computed_once_more_is_no_rounding() -> None:
+    found = [differing(3e-4), differing(2e-4, name="v")]
+    left, rounding = beyond_rounding(found, "fp32", asked(1e-3, itself=2e-4), ALONE)
+    assert rounding is None and [d.name for d in left] == ["w", "w", "v"]
+    assert not any(d.is_reproducible for d in left) and left[0].ours == 1.0002
+    left, rounding = beyond_rounding(found, "fp32", asked(1e-3, itself=9e-5), ALONE)
+    assert not left and rounding is not None, "within the tolerance"
+    nothing = dataclasses.replace(differing(math.nan), ours=math.nan, reference=math.nan)
+    both = dataclasses.replace(asked(1e-3), repeated=lambda steps: [nothing])
+    assert not beyond_rounding(found, "fp32", both, ALONE)[0], "no number is none both times"
 
 
 def test_nothing_is_computed_again_where_all_is_equal_or_no_rounding_can_help() -> None:
@@ -256,6 +275,45 @@ def test_what_rounds_in_fp32_inside_is_held_to_what_fp32_moves() -> None:
     assert rounding.format == "fp32" and "linear" in rounding.where and not rounding.coarse
     wrong = whole(dataclasses.replace(task(NarrowHead), objective=means))
     assert not wrong.equal and wrong.first_difference.quantity == "whole batch"
+
+
+# ---- numbers that are others every time ------------------------------------------------------------------------------
+
+CALLS = itertools.count()
+
+
+class Unwritten(Net):
+    """A network that adds what lies in memory it never wrote: something else in every call."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return logits [rows, seq, vocab]."""
+        x = self.embed(tokens)
+        scratch = torch.full((x.shape[-1],), 0.1 * math.sin(next(CALLS)), dtype=x.dtype)
+        scratch[::2] *= -1
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x + scratch))
+
+
+def test_a_program_that_reads_what_nobody_wrote_is_not_ill_conditioned() -> None:
+    found = whole(task(Unwritten))
+    first = found.first_difference
+    assert not found.equal and found.ill_conditioned is None
+    assert first is not None and first.family == "not reproducible" and first.ours != first.reference
+    assert "memory that nobody wrote" in first.likely
+
+
+def unwritten_in_ranks(precision: str) -> list[CheckProof]:
+    given, world = task(Unwritten), join_world("cpu", threads=1)
+    plan = plan_of(COPIES, 7, precision=precision)
+    return [compare(given, plan, world, given.data, 16, 2), story(given, plan, world, given.data, 16)]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp64"])
+def test_no_layout_equals_what_is_not_reproducible(precision: str) -> None:
+    for found in run_ranks(unwritten_in_ranks, 2, precision)[0]:
+        assert not found.equal and found.ill_conditioned is None
+        assert found.first_difference.family == "not reproducible", found.first_difference
 
 
 def narrow_in_ranks(change: Callable[[torch.Tensor], torch.Tensor]) -> CheckProof:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import torch
 from distributed import run_ranks
 from tests_shared import SEQ_LEN, Dropout, decoder_task, plan_of
 
@@ -172,3 +173,30 @@ def stories(cases: list[tuple[dict[str, Any], Layout]]) -> list[CheckProof]:
 def test_a_selecting_task_without_a_mistake_is_equal() -> None:
     for (_, layout), proof in zip(SELECTING, run_ranks(stories, 2, SELECTING)[0], strict=True):
         assert proof.equal and not proof.left_out, (layout, proof.first_difference, proof.left_out)
+
+
+class Halved(Dropout):
+    """A model that halves a weight as it is evaluated, and doubles it as it is trained again, as RWKV does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_halved = False
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return logits [rows, seq, vocab]."""
+        if self.is_halved is self.training:
+            with torch.no_grad():
+                self.layers[0][0].weight.mul_(2.0 if self.training else 0.5)
+            self.is_halved = not self.training
+        return super().forward(tokens)
+
+
+def evaluated_halved() -> CheckProof:
+    task, world = decoder_task(model=Halved, objective="next_token", optimizer=RATE), join_world("cpu", threads=1)
+    return CHECKS["story"](task, plan_of(COPIES, batch=9, precision="fp64"), world, task.data, SEQ_LEN, 3)
+
+
+def test_a_weight_that_evaluations_change_is_told_as_that() -> None:
+    first = run_ranks(evaluated_halved, 2)[0].first_difference
+    assert first is not None and (first.quantity, first.name, first.step) == ("weights", "layers.0.0.weight", 1)
+    assert first.family == "evaluation" and "while it is evaluated" in first.likely

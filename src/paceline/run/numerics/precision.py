@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributions import Distribution
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_map
 
 from paceline.task.declared import is_routed
@@ -34,9 +35,36 @@ COMPLEX_DTYPES = {torch.float32: torch.complex64, torch.float64: torch.complex12
 def cast_floats(tree: object, dtype: torch.dtype) -> Any:
     """Return the same nested arguments with floating-point tensors in `dtype`, complex ones in parts of that width.
 
-    There is no complex type of bf16 parts: complex tensors stay as they are under bf16 and fp16.
+    There is no complex type of bf16 parts: complex tensors stay as they are under bf16 and fp16. What a packed sequence
+    or a dictionary of the program's own class holds is cast too.
     """
-    return tree_map(lambda leaf: _cast(leaf, dtype) if isinstance(leaf, torch.Tensor) else leaf, tree)
+    return _each_tensor(tree, lambda tensor: _cast(tensor, dtype))
+
+
+def _each_tensor(tree: object, made: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return nested arguments with what is made of each tensor in its place.
+
+    torch takes a packed sequence, and a dictionary of a class that it does not know, for a leaf.
+    """
+
+    def of_leaf(leaf: Any) -> object:
+        if isinstance(leaf, torch.Tensor):
+            return made(leaf)
+        if isinstance(leaf, PackedSequence):
+            return PackedSequence(made(leaf.data), *leaf[1:])
+        if isinstance(leaf, dict):
+            return refilled(leaf, {key: _each_tensor(value, made) for key, value in leaf.items()})
+        return leaf
+
+    return tree_map(of_leaf, tree)
+
+
+def refilled(container: dict[Any, Any], entries: Mapping[Any, object]) -> dict[Any, Any]:
+    """Return a copy of a dictionary, of its class, with these values under its keys."""
+    own = copy.copy(container)
+    for key, value in entries.items():
+        own[key] = value
+    return own
 
 
 def cast_model(model: nn.Module, dtype: torch.dtype) -> nn.Module:
@@ -128,10 +156,11 @@ def _inputs_of_unit(tree: object, dtype: torch.dtype) -> Any:
     def own(leaf: object) -> object:
         if is_dataclass(leaf) and not isinstance(leaf, type):
             return _each_field(leaf, functools.partial(tree_map, own), records)
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        cast = _cast(leaf, dtype)
-        return torch.ops.aten.alias(cast) if cast is leaf and cast.requires_grad else cast
+        return _each_tensor(leaf, of_unit)
+
+    def of_unit(tensor: torch.Tensor) -> torch.Tensor:
+        cast = _cast(tensor, dtype)
+        return torch.ops.aten.alias(cast) if cast is tensor and cast.requires_grad else cast
 
     return tree_map(own, tree)
 
@@ -154,11 +183,11 @@ def _widened(tree: object, compute: torch.dtype, master: torch.dtype, met: dict[
     records = {} if met is None else met
 
     def widen(leaf: object) -> object:
-        if isinstance(leaf, torch.Tensor):
-            return leaf.to(master) if leaf.dtype == compute else leaf
-        if isinstance(leaf, type) or not (is_dataclass(leaf) or isinstance(leaf, SimpleNamespace | Distribution)):
+        if isinstance(leaf, type):
             return leaf
-        return _each_field(leaf, lambda value: _widened(value, compute, master, records), records)
+        if is_dataclass(leaf) or isinstance(leaf, SimpleNamespace | Distribution):
+            return _each_field(leaf, lambda value: _widened(value, compute, master, records), records)
+        return _each_tensor(leaf, lambda tensor: tensor.to(master) if tensor.dtype == compute else tensor)
 
     return tree_map(widen, tree)
 

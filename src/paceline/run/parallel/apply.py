@@ -88,7 +88,9 @@ def apply_plan(
     if check is not None and mesh is not None:
         check.of(model, mesh.get_group("tp"))
     modes = _modes(plan, range(first, first + len(blocks)))
-    given = keep_changes([*blocks, model]) if _copies_inputs(model, modes, plan, mesh) else []
+    compute = COMPUTE_DTYPES[plan.precision]
+    cast_to = compute if compute != MASTER_DTYPES[plan.precision] else None
+    given = keep_changes([*blocks, model], cast_to) if _copies_inputs(model, modes, plan, mesh) else []
     gradients = _apply_whole(model, blocks, modes, plan, mesh, sums)
     for each in given:
         each.listen()

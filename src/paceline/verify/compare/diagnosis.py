@@ -22,9 +22,9 @@ BF16_ROUNDING = (2.0**-12, 2.0**-6)  # relative differences of a few values roun
 SIDEWAYS = 0.25  # of a difference without a direction, the largest part that changes the size
 ALIKE = 4.0  # times the smallest of a model's relative differences by rounding is the largest
 
-TOLD_BY_FAMILY = ("of_routers", "kind")
 MISSING = "batch not as asked"  # the family of rows that nobody reads
 LISTED = 8  # tensors that a proof names; the rest is counted
+BESIDE_THE_COMPARISON = ("of_routers", "kind", "is_reproducible")  # of a difference; the family says so
 ANOTHER_LOSS = "same samples, same weights, another loss: the forward pass differs"
 
 
@@ -46,12 +46,18 @@ class Diagnosis:
     likely: str
 
 
+NOT_REPRODUCIBLE = Diagnosis(
+    "not reproducible",
+    "one device gives other numbers when it computes the same once more, so that nothing can equal it: memory that"
+    " nobody wrote is read (torch.empty, numpy.empty), a clock, what other calls leave behind, or random numbers that"
+    " go on from call to call, as of dropout in a loop of one's own",
+)
+
+
 def told(first: Difference, wrong: Iterable[Difference], diagnosis: Diagnosis) -> FirstDifference:
     """Return the first difference with the names of those that are wrong in the same quantity, and what it means."""
     names = [d.name for d in wrong if d.quantity == first.quantity]
-    known = {
-        name: value for name, value in vars(first).items() if name not in ("of_routers", "kind")
-    }  # the family says so
+    known = {name: value for name, value in vars(first).items() if name not in BESIDE_THE_COMPARISON}
     return FirstDifference(**known, tensors=tuple(names[:LISTED]), tensors_in_all=len(names), **vars(diagnosis))
 
 
@@ -83,6 +89,8 @@ def diagnose(wrong: list[Difference], compared: int, plan: Plan, traits: Traits)
     `wrong` are those of the first step that has any; `compared` is how many gradients were compared in a step.
     """
     first = wrong[0]
+    if not first.is_reproducible:
+        return NOT_REPRODUCIBLE
     same = [difference for difference in wrong if difference.quantity == first.quantity]
     if first.quantity == "samples":
         return _samples(first)

@@ -33,6 +33,7 @@ class Difference:
     in_journal: bool = False  # whether it is what a run's journal says that differs, not what the run computes
     of_routers: bool = False  # whether it is told of routers, and compared as a loss is
     kind: DifferenceKind = ""  # what else its name tells: a format that travels, a choice of experts
+    is_reproducible: bool = True  # whether one device gives the same number when it computes the same once more
 
     @property
     def is_scaled(self) -> bool:

@@ -47,7 +47,7 @@ def measured_tensors(
     tensors were before the first step: the changes of weights since then are compared, relative to the size of the
     change.
     """
-    floor = _floor(reference, start or {})
+    floors = _floors(quantity, reference, start or {})
     mine: dict[str, _Measure] = {}
     for name, expected in reference.items():
         if name not in ours:
@@ -58,7 +58,7 @@ def measured_tensors(
             before = wide(_parts(ours[name], start[name])[1])
             stored = step * _stored(quantity, expected.dtype) * math.sqrt(_square(part))
             own, part = own - before, part - before
-        mine[name] = _measure(own, part, floor, stored)
+        mine[name] = _measure(own, part, floors[_kind(quantity, name)], stored)
     extra = [name for name in ours if name not in reference]
 
     def of_all(ranks: list[tuple[dict[str, _Measure], list[str]]]) -> list[Difference]:
@@ -182,6 +182,22 @@ def _worst(
             Difference(quantity or name, name, step, rank, relative, ratio, value, expected, copies_agree=copies_agree)
         )
     return found
+
+
+def _floors(quantity: str, reference: ReadTensors, start: ReadTensors) -> dict[str, float]:
+    """Return what a tensor's norm counts as at least, by its kind.
+
+    Second moments are squares of gradients: beside first ones, or counts of updates, they are nothing.
+    """
+    kinds: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in reference.items():
+        kinds.setdefault(_kind(quantity, name), {})[name] = tensor
+    return {kind: _floor(alike, start) for kind, alike in kinds.items()}
+
+
+def _kind(quantity: str, name: str) -> str:
+    """Return what a tensor is compared among: all of a quantity, or the moments of one key, `PARAMETER.KEY`."""
+    return name.rpartition(".")[2] if quantity == "moments" else ""
 
 
 def _floor(reference: ReadTensors, start: ReadTensors) -> float:

@@ -1,11 +1,11 @@
 """How equal is equal. Written down once; a layout that misses these is wrong, not unlucky.
 
 A difference is relative: the norm of (layout - reference) over the norm of the reference, per tensor, where a tensor's
-norm counts as at least FLOOR times that of all tensors of its kind together, since rounding noise in a gradient that is
-zero by construction (a key's bias under softmax) is not a difference. For samples it is the part of them that differs.
-Of weights it is the change since the start that is compared, relative to its own size: against large weights any change
-is small. Nor does a norm of weights or buffers count as more than how far all of them have moved together. What a
-weight loses by being stored, up to a unit in its last place a step, is none.
+norm counts as at least FLOOR times that of all tensors of its kind together (moments of one key are of one kind), since
+rounding noise in a gradient that is zero by construction (a key's bias under softmax) is not a difference. For samples
+it is the part of them that differs. Of weights it is the change since the start that is compared, relative to its own
+size: against large weights any change is small. Nor does a norm of weights or buffers count as more than how far all of
+them have moved together. What a weight loses by being stored, up to a unit in its last place a step, is none.
 """
 
 from __future__ import annotations

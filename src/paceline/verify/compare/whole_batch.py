@@ -29,7 +29,7 @@ from paceline.task.data.order.of_source import ids_at
 from paceline.task.data.protocol import Source
 from paceline.task.turns import Turn, turns_of
 from paceline.verify.compare.asked import Asked
-from paceline.verify.compare.diagnosis import LISTED
+from paceline.verify.compare.diagnosis import LISTED, NOT_REPRODUCIBLE, told
 from paceline.verify.compare.difference import Difference, wide
 from paceline.verify.compare.tolerance import FLOOR, tolerance
 from paceline.verify.reference.passes import reference_randomness
@@ -86,9 +86,11 @@ def whole_batch(
         found = [(difference, other) for other in others for difference in _differences(whole, other)]
         relative = max(relative, *(difference.relative for difference, _ in found))
         wrong = [(d, other) for d, other in found if not d.relative <= tolerance(QUANTITY, "fp64")]
-        wrong, explained = _beyond_rounding(wrong, asked, turn)
+        wrong, explained, itself = _beyond_rounding(wrong, asked, turn)
         rounding = rounding or explained
-        if wrong and first is None:
+        if itself is not None:
+            first = first or told(itself, [itself], NOT_REPRODUCIBLE)
+        elif wrong and first is None:
             first = _first(wrong, whole, turn, program.randomness.told)
     seconds = time.perf_counter() - began
     found_all = CheckProof(first is None, "fp64", 1, seconds, {QUANTITY: relative}, first, left_out=left_out)
@@ -118,8 +120,11 @@ def _program(asked: Asked, turns: Sequence[Turn], move: Move | None = None) -> _
 
 def _beyond_rounding(
     wrong: list[tuple[_Difference, _Numbers]], asked: Asked, turn: Turn
-) -> tuple[list[tuple[_Difference, _Numbers]], Rounding | None]:
-    """Return the differences that rounding does not explain, and a record of those it does (conditioning.py)."""
+) -> tuple[list[tuple[_Difference, _Numbers]], Rounding | None, Difference | None]:
+    """Return the differences that rounding does not explain, and a record of those it does (conditioning.py).
+
+    The last is how far the whole batch is from itself where it gives other numbers when it is computed once more.
+    """
 
     def computed(made: int, move: Move | None) -> _Numbers:
         return _numbers(asked, _program(asked, [turn], move), turn, cuts(asked.plan.batch_samples)[0])
@@ -130,8 +135,10 @@ def _beyond_rounding(
     again = computed_again(computed, apart, asked.narrowest)
     found = [_in_the_shape_of_a_layouts(d) for d, _ in wrong]
     left, rounding = beyond_rounding(found, "fp64", again, World(0, 1, 0, torch.device("cpu")))
+    if left and not left[0].is_reproducible:
+        return [], None, left[0]
     kept = [pair for pair, shaped in zip(wrong, found, strict=True) if shaped in left]
-    return kept, rounding
+    return kept, rounding, None
 
 
 def _in_the_shape_of_a_layouts(d: _Difference) -> Difference:
@@ -152,11 +159,14 @@ def _does_not_take(randomness: SampleRandomness, error: Exception) -> str:
 
 
 def cuts(rows: int) -> tuple[tuple[int, ...], ...]:
-    """Return ways to cut so many rows into pieces: in one, in growing ones, and all but one and that one."""
+    """Return ways to cut so many rows into pieces: in one, in growing ones, all but one and that one, and one by one.
+
+    What a program does where *all* rows of a piece are alike, such as full, it does to every such row that is alone.
+    """
     growing: list[int] = []
     while sum(growing) < rows:
         growing.append(min(len(growing) + 1, rows - sum(growing)))
-    return tuple(dict.fromkeys(((rows,), tuple(growing), (rows - 1, 1))))
+    return tuple(dict.fromkeys(((rows,), tuple(growing), (rows - 1, 1), (1,) * rows)))
 
 
 @dataclass(frozen=True)
@@ -211,11 +221,11 @@ def _differences(whole: _Numbers, cut: _Numbers) -> list[_Difference]:
 
 
 def _first(
-    wrong: list[tuple[_Difference, _Numbers]], whole: _Numbers, turn: Turn, told: tuple[str, ...]
+    wrong: list[tuple[_Difference, _Numbers]], whole: _Numbers, turn: Turn, guesses: tuple[str, ...]
 ) -> FirstDifference:
     """Return the first difference in the shape of those of a layout.
 
-    `told` are random numbers whose owner is a guess: where it is wrong, they are others in every cut.
+    `guesses` are random numbers whose owner is a guess: where it is wrong, they are others in every cut.
     """
     difference, cut = wrong[0]
     names = list(dict.fromkeys(d.name for d, _ in wrong))
@@ -225,7 +235,7 @@ def _first(
         f"{difference.name}{of} of {sum(whole.sizes)} rows is {difference.whole:.6g} an item in one piece and"
         f" {difference.cut:.6g} in pieces of {pieces}"
     )
-    guessed = f"; or these random numbers are not whose they are taken for: {'; '.join(told)}" if told else ""
+    guessed = f"; or these random numbers are not whose they are taken for: {'; '.join(guesses)}" if guesses else ""
     return FirstDifference(
         quantity=QUANTITY, name=f"{difference.name}{of}", step=1, rank=0, relative=difference.relative,
         ratio=difference.ratio, ours=difference.cut, reference=difference.whole, copies_agree=True,

@@ -2,7 +2,9 @@
 
 No program can be nearer to another than that, since weights themselves are known to one unit in the last place. Where a
 layout misses a tolerance, and only there, one device computes its numbers again from weights that are moved by so much.
-What is off by no more than MARGIN times the movement is rounding; every other difference stays one.
+What is off by no more than MARGIN times the movement is rounding; every other difference stays one. A program that
+gives other numbers when the same is computed once more, such as one that reads memory nobody wrote, moves by itself: of
+it no movement says anything, and nothing is rounding.
 """
 
 from __future__ import annotations
@@ -56,11 +58,13 @@ class Again:
     """How one device computes the same again. Rank 0 alone asks for it.
 
     `moved` returns how far its numbers are, after so many steps from weights moved with a seed, from what they were;
-    `narrowest` looks at the formats of the reference's model.
+    `repeated` how far they are from these where no weight is moved; `narrowest` looks at the formats of the reference's
+    model.
     """
 
     moved: Callable[[torch.dtype, int, int], Iterable[Difference]]
     narrowest: Callable[[], Narrowest]
+    repeated: Callable[[int], Iterable[Difference]]
 
 
 def computed_again(
@@ -79,7 +83,10 @@ def computed_again(
     def moved(dtype: torch.dtype, seed: int, made: int) -> Iterable[Difference]:
         return apart(computed(made, (dtype, seed)), unmoved(made))
 
-    return Again(moved, narrowest)
+    def repeated(made: int) -> Iterable[Difference]:
+        return apart(computed(made, None), unmoved(made))
+
+    return Again(moved, narrowest, repeated)
 
 
 @torch.no_grad()
@@ -132,9 +139,11 @@ def beyond_rounding(
     wrong = beyond_tolerance(found, precision)
     if not wrong or not _may_be_rounding(wrong[0], precision):
         return wrong, None
-    told = world.share(_movement(wrong, again) if again is not None else None)
+    told = world.share(_movement(wrong, again, precision) if again is not None else None)
     if told is None:
         return wrong, None
+    if isinstance(told, Difference):
+        return [told, *(dataclasses.replace(d, is_reproducible=False) for d in wrong)], None
     narrowest, moved = told
     chaos = _chaos(moved, narrowest.dtype)
 
@@ -191,8 +200,13 @@ def settled(found: CheckProof, rounding: Rounding | None, exact: Callable[[], Ch
     return dataclasses.replace(found, seconds=seconds, ill_conditioned=known)
 
 
-def _movement(wrong: Sequence[Difference], again: Again) -> tuple[Narrowest, dict[Differing, float]] | None:
-    """Return how far one device's numbers move, by the root of the mean square; None where the first moves far less."""
+def _movement(
+    wrong: Sequence[Difference], again: Again, precision: str
+) -> tuple[Narrowest, dict[Differing, float]] | Difference | None:
+    """Return how far one device's numbers move, by the root of the mean square; None where the first moves far less.
+
+    A difference is what it returns of a device whose numbers are others when it computes the same once more.
+    """
     narrowest, first = again.narrowest(), wrong[0]
 
     def moved(draws: int, steps: int) -> dict[Differing, float]:
@@ -205,6 +219,10 @@ def _movement(wrong: Sequence[Difference], again: Again) -> tuple[Narrowest, dic
     size, last = found.get(_place(first), 0.0), max(d.step for d in wrong)
     if size and first.relative > FAR * MARGIN * size:
         return None
+    # After the draws, so that memory which nobody wrote holds something else by now.
+    itself = [d for d in beyond_tolerance(again.repeated(max(1, first.step)), precision) if not _is_alike(d)]
+    if itself:
+        return dataclasses.replace(itself[0], is_reproducible=False)
     return narrowest, found if few == DRAWS and last <= first.step else moved(DRAWS, last)
 
 
@@ -222,6 +240,12 @@ def _root_mean_square(draws: Sequence[Iterable[Difference]]) -> dict[Differing, 
         for difference in draw:
             sizes.setdefault(_place(difference), []).append(difference.relative)
     return {place: math.hypot(*found) / math.sqrt(len(draws)) for place, found in sizes.items()}
+
+
+def _is_alike(difference: Difference) -> bool:
+    """Return whether both numbers are the same one, infinite or none at all: they have no distance."""
+    ours, known = difference.ours, difference.reference
+    return ours == known or (math.isnan(ours) and math.isnan(known))
 
 
 def _in_fp32(quantity: str) -> float:

@@ -3,31 +3,41 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 
 from paceline.spec.proof.records import FirstDifference
-from paceline.verify.compare.diagnosis import MISSING
+from paceline.verify.compare.diagnosis import MISSING, NOT_REPRODUCIBLE
 from paceline.verify.story.evaluated import ITEMS, LOSS
 from paceline.verify.story.plans import CHOSEN, SAVED, Act
 from paceline.verify.story.reference import NOISE_NUMBERS, journal_name
 
+CHANGES = (
+    "the model changes this weight while it is evaluated, and a checkpoint or an export that follows has it changed: it"
+    " is to compute with a changed copy, or to change nothing (of transformers' RWKV: rescale_every = 0)"
+)
 STATE = ("weights", "buffers", "moments")
 MEASURED_NOISE = set(map(journal_name, NOISE_NUMBERS))  # which nothing but the journal has
 
 
-def caused(first: FirstDifference | None, act: Act) -> FirstDifference | None:
+def caused(first: FirstDifference | None, act: Act, changed: Collection[str] = frozenset()) -> FirstDifference | None:
     """Return the first difference with its family and likely cause, where a whole run says more than a single step.
 
-    `resumed` says after which resume it was found; it is empty for the start that writes the checkpoint.
+    `resumed` says after which resume it was found; it is empty for the start that writes the checkpoint. `changed` are
+    the weights that evaluations change on one device too.
     """
     if first is None:
         return None
     family, likely = _cause(first, act) or (first.family, first.likely)
+    if first.quantity == "weights" and first.name in changed:
+        family, likely = "evaluation", CHANGES
     when = f"{act.resumed}: {likely}" if act.resumed else likely
     return dataclasses.replace(first, family=family, likely=when, resumed=act.resumed)
 
 
 def _cause(first: FirstDifference, act: Act) -> tuple[str, str] | None:
     quantity, number = first.quantity, first.step
+    if first.family == NOT_REPRODUCIBLE.family:
+        return None
     if first.name in MEASURED_NOISE:
         return "growth", "the batch grows by a noise of gradients that is not what one device measures of them"
     if first.in_journal:

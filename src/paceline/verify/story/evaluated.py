@@ -5,6 +5,7 @@ Written plainly: the samples one by one, what they give added up, one division a
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,6 +44,7 @@ class Evaluated:
     loss: float
     weight: float
     metrics: Mapping[str, float] = field(default_factory=dict)
+    changed: tuple[str, ...] = ()  # weights that are others once the samples have been evaluated
 
     def numbers(self) -> dict[str, float]:
         """Return what of it can be compared, by name: metrics that are no number are what nothing was counted of."""
@@ -76,7 +78,8 @@ def evaluations(
         loss, weight = objective(model, read(ids))
         apart = abs(float(loss) / float(weight) - one.loss)
         is_sum = apart <= TOLERANCES["evaluation"]["fp32"] * abs(one.loss)
-        found.append(one if is_sum else Evaluated(math.nan, one.weight))
+        changed = tuple(name for name, weight in model.named_parameters() if not torch.equal(weight, state[name]))
+        found.append(dataclasses.replace(one if is_sum else Evaluated(math.nan, one.weight), changed=changed))
     return found
 
 

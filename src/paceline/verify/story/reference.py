@@ -50,6 +50,10 @@ class Unbroken:
         """Return the first 1-based step whose numbers are none, 0 where all are; rank 0's is the one that counts."""
         return next((at for at, passed in enumerate(self.passed, 1) if not is_finite(passed.step)), 0)
 
+    def changed(self) -> set[str]:
+        """Return the names of the weights that evaluations change."""
+        return {name for passed in self.passed for name in passed.evaluation.changed}
+
     def at(self, step: int, world: World) -> Passed:
         """Return a 1-based step. Every rank of a world calls it; rank 0's is the one that counts."""
         passed = world.share(self.passed[step - 1] if self.passed else None)

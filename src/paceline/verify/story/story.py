@@ -103,7 +103,7 @@ def _told(task: Task, plan: Plan, world: World, source: Source, on_copies: bool)
             wrong, explained = beyond_rounding(told, plan.precision, again, world)
             rounding = rounding or explained
             if expected.traits is not None:  # on rank 0
-                first = caused(first_difference(wrong, told, act.plan, expected.traits), act)
+                first = caused(first_difference(wrong, told, act.plan, expected.traits), act, expected.changed())
             first = world.share(first)
             if first is not None:
                 break
