@@ -15,7 +15,12 @@ from paceline.backtest.price import Interval, Priced, TermSeconds, contexts_of, 
 from paceline.backtest.score import Scored
 from paceline.cluster.resolve import resolve_cluster
 from paceline.plan.cost import pricing
-from paceline.plan.cost.collectives import expert_collective, gather_collectives, reduce_collectives
+from paceline.plan.cost.collectives import (
+    context_collectives,
+    expert_collective,
+    gather_collectives,
+    reduce_collectives,
+)
 from paceline.plan.cost.constants import FittedOn, read_constants
 from paceline.plan.cost.programs.known import (
     DEEPSPEED,
@@ -269,6 +274,57 @@ def test_logits_of_an_eager_loss_are_half_as_many_bytes_again() -> None:
     head = plain.context.shapes.blocks[last]
     more = eager.kept_bytes[0][0, last] - plain.kept_bytes[0][0, last]
     assert more == pytest.approx(0.5 * 4 * head.saved_fp32_elements)
+
+
+@pytest.mark.parametrize(
+    ("program", "notes", "each"),
+    [("megatron-lm", "", 6), ("megatron-lm", "cross-entropy-loss-fusion=True; swiglu=True", 10),
+     ("megatron-deepspeed", "", 10), ("nemo", "", 8)],
+)  # fmt: skip
+def test_a_loss_of_megatrons_holds_the_logits_that_its_code_makes(program: str, notes: str, each: int) -> None:
+    """Of 2 x 4,096 tokens and a vocabulary of 32,000 over tp 2: 16 bits and fp32 in place are 6 B, a clone 10 B.
+
+    In a stage that is all head (0 layers, tp 2) nothing else of activations is larger.
+    """
+    row = {"tp": 2, "dp": 4, "zero_stage": "1", "program": program, "notes": notes, "layers": 1, "recompute": "none"}
+    found = {}
+    for vocab in (32_000, 320_000):
+        case = case_of(**row, vocab=vocab)
+        sheet = contexts_of([case], read_constants())[0][0].sheet(*case.plans)
+        terms = {term.name: float(term.values[0]) for term in pricing.memory_components(sheet)}
+        found[vocab] = terms["activations"] + terms["transients"]
+    assert found[320_000] - found[32_000] == pytest.approx(each * 2 * 4096 * (320_000 - 32_000) / 2)
+
+
+def test_ranks_of_torchtitans_ring_exchange_keys_repeated_to_all_heads() -> None:
+    """8 heads of keys for 32 of queries, width 128: 65,536 tokens over cp 4 on 4 devices, one sample, 32 layers.
+
+    A gather makes 2 x 32 x 128 x 65,536 values of 2 B on each device, in forward, recompute and backward pass; the
+    gradients are 4 B each.
+    """
+    row = {"kv_heads": 8, "seq_len": 65_536, "cp": 4, "dp": 1, "n_devices": 4, "micro_batch": 1, "global_batch": 1}
+    row |= {"recompute": "full", "accelerator": "H100-80GB", "program": "torchtitan", "zero_stage": "fsdp2"}
+    once, repeated = (sheet_of(software, **row) for software in (replace(TORCHTITAN, rings_repeated=False), TORCHTITAN))
+    of_layer = 2 * 128 * 65_536
+    for sheet, heads in ((once, 8), (repeated, 32)):
+        gather, gradients = context_collectives(sheet)
+        assert gather.buffer_bytes[0] == 32 * 3 * 2 * heads * of_layer
+        assert gradients.buffer_bytes[0] == 32 * 4 * heads * of_layer
+
+
+def test_gradients_of_keys_go_around_beside_the_next_keys_attention() -> None:
+    """Of gathers as much shows as a rank's own attention is shorter, of gradients that go round the last of four.
+
+    Attention here takes a hundred times what is exchanged, so all gathers are hidden, and three of four exchanges.
+    """
+    row = {"kv_heads": 8, "seq_len": 2**20, "cp": 4, "dp": 1, "n_devices": 4, "micro_batch": 1, "global_batch": 1}
+    row |= {"recompute": "none", "accelerator": "H100-80GB", "program": "torchtitan", "zero_stage": "fsdp2"}
+    sheet = sheet_of(TORCHTITAN, **row)
+    terms = {term.name: float(term.values[0]) for term in pricing.time_components(sheet)}
+    gradients = context_collectives(sheet)[1]
+    whole = sheet.ring("cp").seconds("reduce_scatter", gradients.buffer_bytes, gradients.calls)[0]
+    assert terms["attention"] > 100 * whole
+    assert terms["context communication"] == pytest.approx(whole / 4)
 
 
 def test_logits_of_maxtext_are_kept_in_bf16() -> None:

@@ -18,7 +18,7 @@ from paceline.plan.cost.components import Component, only, without
 from paceline.plan.cost.constants import Constants, read_constants
 from paceline.plan.cost.intervals import memory_widths, published_widths, waiting_parts
 from paceline.plan.cost.memory.usable import needed, usable_bytes
-from paceline.plan.cost.programs.known import CAPTURED_ON, MEGATRON, MEGATRON_BRIDGE, program_of
+from paceline.plan.cost.programs.known import CAPTURED_ON, CLONED_LOGITS, MEGATRON, MEGATRON_BRIDGE, program_of
 from paceline.plan.cost.programs.low import recipe_of
 from paceline.plan.cost.rates import BYTES
 from paceline.plan.cost.sheet import PricedTask, Sheet
@@ -39,6 +39,8 @@ OUTSIDE: dict[str, tuple[Kind, ...]] = {"allocated": ("runtime", "cache"), "rese
 BESIDE_LAYERS: tuple[Kind, ...] = ("update", "host", "casts", "sync")
 # A figure of memory as Megatron-LM's own log has it ("mem-max-allocated-bytes"): of the rank that writes the log.
 OF_ITS_LOG = re.compile(r"mem[-_ ]max[-_ ]allocated[-_ ]bytes")
+# The loss as compiled pieces, which keep a copy of what they write in place (fusions/fused_cross_entropy.py).
+COMPILED_LOSS = re.compile(r"cross-entropy-loss-fusion=true")
 # Layers of Transformer Engine, whose tensor collectives run in pieces beside products (`--tp-comm-overlap`).
 TRANSFORMER_ENGINE = re.compile(r"\bte\b|transformer.?engine")
 
@@ -94,6 +96,8 @@ def software_of(case: Case) -> Software:
         found = replace(found, hides_tensor=True)
     if found.memory_rank == "last" and not OF_ITS_LOG.search(case.row.notes):
         found = replace(found, memory_rank="")
+    if found.name == MEGATRON.name and COMPILED_LOSS.search(case.row.notes.lower()):
+        found = replace(found, logit_share=CLONED_LOGITS)
     if found.fuses_compiled and not case.plans[0].compile:
         found = replace(found, fused=False)
     if case.plans[0].precision == "fp8":

@@ -106,13 +106,26 @@ def loss_collective(sheet: Sheet) -> Collective:
 def context_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
     """Return the gathers of keys and values over cp, and the reduce-scatter of their gradients."""
     columns, part, element_bytes = sheet.columns, sheet.slowest, sheet.rates.element_bytes
-    moved = columns.device_samples * part.total("kv_elements") / columns.tp * element_bytes * sheet.fill("tokens")
+    keys = part.number(exchanged_keys(sheet))
+    moved = columns.device_samples * keys / columns.tp * element_bytes * sheet.fill("tokens")
     calls = sheet.passes_made * part.number(sheet.context.shapes["kv_elements"] > 0)
     passes = 2 + repeated_share(sheet, "kv_elements")
     return (
         Collective("cp", "all_gather", "keys and values", passes * moved, passes * calls),
         Collective("cp", "reduce_scatter", "their gradients", max(4, element_bytes) / element_bytes * moved, calls),
     )
+
+
+def exchanged_keys(sheet: Sheet) -> Floats:
+    """Return the elements of keys and values of a sample that ranks of cp exchange, of every different block.
+
+    Example: 8 heads of keys for 32 of queries are four times as much where they are repeated before.
+    """
+    shapes = sheet.context.shapes
+    if not sheet.context.software.rings_repeated:
+        return shapes["kv_elements"]
+    found: Floats = shapes["kv_elements"] * np.maximum(1.0, shapes["heads"] / np.maximum(shapes["kv_heads"], 1.0))
+    return found
 
 
 def expert_collective(sheet: Sheet) -> Collective:

@@ -37,6 +37,9 @@ class Software:
     hides_input_sums: bool = False  # whether sums of inputs' gradients run while gradients of weights are computed
     first_flash: bool = False  # whether fused attention is that of before FlashAttention-2
     hides_context: bool = False  # whether keys of other ranks arrive while attention computes on those that are there
+    # Whether ranks of cp exchange keys and values repeated to as many heads as queries have, gathered once beside the
+    # attention to their own, and whether the gradients of these go around beside the attention of the next ones.
+    rings_repeated: bool = False
     gradient_bytes: int = 4  # of a gradient that is kept and summed up
     sums_after_backward: bool = False  # whether a backward pass leaves all gradients in 16 bits before they are summed
     # Whether an update makes a rank's part of 16-bit gradients flat, and casts it to fp32, before it lets go of either.

@@ -17,6 +17,15 @@ from paceline.plan.cost.software import Software
 
 # PyTorch's own loss in separate kernels: logits in bf16 and their log-probabilities; in backward as much again.
 EAGER_LOGITS = 1.5
+# Logits in 16 bits and one copy of them in fp32, in which the loss is computed in place, and in backward their gradient
+# with its cast back to 16 bits: 2 + 4 B (`VocabParallelCrossEntropy` of core/tensor_parallel/cross_entropy.py of
+# Megatron-LM, read 2026-11-27).
+IN_PLACE_LOGITS = 0.75
+# The same with another copy in fp32, 2 + 4 + 4 B: where the loss works on a clone of it ("cloning is required for
+# backward hook" in mpu/cross_entropy.py of BigScience's Megatron-DeepSpeed), and where what is written in place is
+# compiled together with what reads it, so that it gets a buffer of its own (a note in fusions/fused_cross_entropy.py of
+# Megatron-LM on what it did before); both read 2026-11-27.
+CLONED_LOGITS = 1.25
 # A fused one: logits and their gradients in bf16 (`fused_crossentropy` of LLM Foundry, flash_attn.losses).
 FUSED_LOGITS = 0.5
 
@@ -41,6 +50,7 @@ MEGATRON = Software(
     classes=(1, 0),  # `--use-distributed-optimizer`, or whole copies without it
     # `_set_tensorboard_writer` of training/global_vars.py: the last rank of the world alone has one (read 2026-11-25).
     memory_rank="last",
+    logit_share=IN_PLACE_LOGITS,
 )
 # Its recipes: distributed optimizer, gradients reduced in bf16, tensor collectives through user buffers
 # (`tp_comm_overlap`), attention of cuDNN or FlashAttention through Transformer Engine.
@@ -53,6 +63,7 @@ NEMO = replace(
     fuses_attention=True,
     gathers_fp8=True,  # `fp8_param_gather` of its recipes but those of blocks: mixed_precision.py, read 2026-11-24
     classes=(1,),
+    logit_share=0.0,  # its loss was not read
 )
 # Its recipes of mixtures (scripts/performance/configs, read again): `expert_tensor_parallel_size=1`, tokens sent
 # through DeepEP, and `moe_a2a_overlap` where experts' groups leave the node, which needs an interleaved pipeline.
@@ -69,13 +80,13 @@ CAPTURED_ON = ("GB200", "GB300", "B300")
 # blocks of 128 (3.3). Not one row of it is among the tables.
 HAI_LLM = replace(
     MEGATRON, name="HAI-LLM", spreads_experts=True, sends_once_per_node=True, hides_experts=True,
-    fuses_attention=True, recipe="blockwise", interleaved_stages=2, classes=(1,),
+    fuses_attention=True, recipe="blockwise", interleaved_stages=2, classes=(1,), logit_share=0.0,
 )  # fmt: skip
 # Gradients stay in bf16, and autograd adds them up; its images and install.md have FlashAttention 1.0.5. Ranks update
 # whole tensors, and broadcast them one after the other (`broadcast_params` in hybrid_zero_optim.py). Both read again.
 INTERNEVO = replace(
     MEGATRON, name="InternEvo", gradient_bytes=2, reduce_bytes=2, fuses_attention=True, fuses_gradient_sums=False,
-    first_flash=True, broadcasts_shards=True,
+    first_flash=True, broadcasts_shards=True, logit_share=0.0,
 )  # fmt: skip
 # Its pipeline engine has one stage per device (`PipelineModule` cuts the layers once for each), reduces after the last
 # backward pass (`_exec_reduce_grads`), and sends between passes. Products
@@ -101,13 +112,16 @@ MEGATRON_DEEPSPEED = replace(
     live_parameters=1e9,
     gathers_to_recompute=True,
     interleaves=False,
+    logit_share=CLONED_LOGITS,
 )
 # ZeRO-2 and 3 of its own engine reduce in every backward pass; weights rest in 16 bits. The engine takes a module as it
 # is: kernels of Megatron-LM's layers come with Megatron-DeepSpeed alone.
-DEEPSPEED = replace(MEGATRON_DEEPSPEED, name="DeepSpeed", reduces_once=False, fused=False, classes=(1, 2, 3))
+DEEPSPEED = replace(
+    MEGATRON_DEEPSPEED, name="DeepSpeed", reduces_once=False, fused=False, classes=(1, 2, 3), logit_share=0.0
+)
 # Tensor collectives in pieces beside products, sends and data-parallel traffic beside computing (Jiang et al. 2024,
 # arXiv:2402.15627, section 3.2).
-MEGASCALE = replace(MEGATRON, name="MegaScale", hides_tensor=True, fuses_attention=True)
+MEGASCALE = replace(MEGATRON, name="MegaScale", hides_tensor=True, fuses_attention=True, logit_share=0.0)
 # Inputs are gathered again in backward (`tp_recompute_allgather`), beside the product that needs none of them
 # (`tp_linear_async_communication`): both are on in the configurations of its benchmarks. The 16-bit gradients of a
 # backward pass stand until it has ended (`FP32GradientAccumulator.backward` of its optim/gradient_accumulator.py), and
@@ -143,6 +157,9 @@ TORCHTITAN = Software(
     # backward pass alone (`backward_maybe_with_nosync` of distributed/pipelining/stage.py).
     gathers_once_in_pipelines=True,
     micro_batch_per_stage=True,  # `pipeline_parallel_microbatches` unless it is given, in its releases until 2025
+    # `repeat_kv` before scaled_dot_product_attention, which torch replaces by its ring (models/llama/model.py; torch's
+    # distributed/tensor/experimental/_attention.py: `_AllGatherRotater`, and the gradients' rotater; read 2026-11-27).
+    rings_repeated=True,
 )
 FSDP2 = Software(
     "PyTorch FSDP2", classes=(3,), splits_root=True, fuses_compiled=True, logit_share=EAGER_LOGITS, recipe="tensorwise"
