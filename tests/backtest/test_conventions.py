@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -36,6 +37,7 @@ from paceline.plan.cost.programs.low import RECIPES, recipe_of
 from paceline.plan.cost.sheet import PricedTask, Sheet
 from paceline.plan.cost.software import Software
 from paceline.plan.cost.time.axes import SENDING_UNITS
+from paceline.plan.cost.time.compute import optimizer_component
 from paceline.plan.cost.time.ring import ring
 from paceline.plan.cost.unknown import CHIP, PROGRAM, UNNAMED, time_widths
 from paceline.plan.search.search import TIE_RATIO
@@ -284,7 +286,7 @@ def test_logits_of_an_eager_loss_are_half_as_many_bytes_again() -> None:
 def test_a_loss_of_megatrons_holds_the_logits_that_its_code_makes(program: str, notes: str, each: int) -> None:
     """Of 2 x 4,096 tokens and a vocabulary of 32,000 over tp 2: 16 bits and fp32 in place are 6 B, a clone 10 B.
 
-    In a stage that is all head (0 layers, tp 2) nothing else of activations is larger.
+    Of one layer nothing else grows with the vocabulary.
     """
     row = {"tp": 2, "dp": 4, "zero_stage": "1", "program": program, "notes": notes, "layers": 1, "recompute": "none"}
     found = {}
@@ -294,6 +296,32 @@ def test_a_loss_of_megatrons_holds_the_logits_that_its_code_makes(program: str, 
         terms = {term.name: float(term.values[0]) for term in pricing.memory_components(sheet)}
         found[vocab] = terms["activations"] + terms["transients"]
     assert found[320_000] - found[32_000] == pytest.approx(each * 2 * 4096 * (320_000 - 32_000) / 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "held"),
+    [({"zero_stage": "0", "cp": 4, "dp": 2}, lambda dense, experts: dense + experts),
+     ({"zero_stage": "dist_opt", "cp": 4, "dp": 2}, lambda dense, experts: (dense + experts) / 8),
+     ({"zero_stage": "0", "arch": "moe", "experts": 8, "topk": 2, "ep": 4}, lambda dense, experts: dense + experts / 4),
+     ({"zero_stage": "dist_opt", "arch": "moe", "experts": 8, "topk": 2, "ep": 4},
+      lambda dense, experts: (dense + experts) / 8)],
+)  # fmt: skip
+def test_plain_copies_hold_all_state_also_where_ranks_share_a_sequence_or_experts(
+    changes: dict[str, object], held: Callable[[float, float], float]
+) -> None:
+    """Of Megatron-LM, 12 B for each parameter on eight devices; each of four has a quarter of the experts."""
+    case = case_of(program="megatron-lm", micro_batch=1, **changes)
+    sheet = contexts_of([case], read_constants())[0][0].sheet(case.plans[0])
+    terms = {term.name: float(term.values[0]) for term in pricing.memory_components(sheet)}
+    experts = sum(block.expert_parameters for block in case.profile.blocks)
+    dense = case.profile.parameters - experts
+    assert terms["optimizer state"] == pytest.approx(12 * held(dense, experts))
+    whole = dense + experts / (changes.get("ep") or 1)
+    assert terms["weights"] == pytest.approx(2 * whole) and terms["gradients"] == pytest.approx(4 * whole)
+    update = float(optimizer_component(sheet).values[0])
+    alone = sheet_of(MEGATRON, zero_stage="0")
+    each = float(optimizer_component(alone).values[0]) / alone.context.profile.parameters
+    assert update == pytest.approx(each * held(dense, experts))
 
 
 def test_ranks_of_torchtitans_ring_exchange_keys_repeated_to_all_heads() -> None:

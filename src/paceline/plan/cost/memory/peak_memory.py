@@ -21,7 +21,7 @@ from paceline.plan.cost.memory.flat_gradients import flat_bytes, flat_gradients,
 from paceline.plan.cost.memory.offload import MOVING_BLOCKS, optimizer_held, optimizer_text, rests_on_host
 from paceline.plan.cost.model_parts import Parts
 from paceline.plan.cost.sheet import Sheet
-from paceline.plan.cost.time.compute import state_bytes
+from paceline.plan.cost.time.compute import state_bytes, updated_parameters
 from paceline.plan.cost.time.gathers import gathered_memory
 from paceline.spec.adapt.adapter import NF4_BYTES, NF4_VALUE_BYTES
 from paceline.spec.cluster import SOURCES
@@ -112,7 +112,7 @@ class HeldAtPeak:
     def _narrowed(self) -> Floats:
         """Bytes that frozen weights of two bytes spare a device."""
         spared = (self.size - 2) * self.parts.total("narrow_parameters")
-        return spared / self.plans.tp / self.plans.state_degree
+        return spared / self.plans.tp / self.plans.held_degree
 
     @property
     def _spread(self) -> Floats:
@@ -183,16 +183,16 @@ class HeldAtPeak:
 
     def over(self, i: int) -> str:
         """Return how the state is divided, for a formula."""
-        shards, with_cp = self.plans.state_degree[i], " x cp" if self.plans.cp[i] > 1 else ""
+        shards, with_cp = self.plans.held_degree[i], " x cp" if self.plans.cp[i] > 1 else ""
         return self.here(i) + (f" / dp_shard{with_cp} {shards}" if shards > 1 else "")
 
     def columns(self) -> list[Component]:
         """Return all components."""
         context = self.sheet.context
         size, values, software = self.size, state_values(context.optimizer), context.software
-        state = size * self.trained / self.plans.state_degree
-        weights, resting = size * self.parameters / self.plans.state_degree - self._narrowed, f"{size} B"
-        weights = weights - size * self._spread * (1 / self.plans.state_degree - 1 / self.plans.data_degree)
+        state = size * updated_parameters(self.plans, self.parts)
+        weights, resting = size * self.parameters / self.plans.held_degree - self._narrowed, f"{size} B"
+        weights = weights - size * self._spread * (1 / self.plans.held_degree - 1 / self.plans.data_degree)
         if software.master_weights:
             weights = self.compute * self.local_parameters / np.where(self.plans.zero == 3, self.plans.state_degree, 1)
             values, resting = values + 1, f"{self.compute} B"
@@ -231,7 +231,7 @@ class HeldAtPeak:
             held.append(gathered_memory(self.plans, self.parts, context.optimizer, idle))
         flat = flat_bytes(self.sheet, self.plans, self.local_parameters)
         if flat.any():
-            others = self._gradients().values - self.compute * self.local_parameters / self.plans.state_degree
+            others = self._gradients().values - self.compute * self.local_parameters / self.plans.held_degree
             held.append(flat_gradients(flat, total(short_lived) + others))
             flat = flat - held[-1].values
         return [*held, *self._beside_tensors(held, short_lived, flat + free)]
@@ -290,7 +290,7 @@ class HeldAtPeak:
         return [kept] if held else []
 
     def _gradients(self) -> Component:
-        plans, shards = self.plans, self.plans.state_degree
+        plans, shards = self.plans, self.plans.held_degree
         software = self.sheet.context.software
         size = max(software.gradient_bytes, self.size if self.compute > 4 else 0)
         # ZeRO-1 adds up whole gradients over micro-batches; with a single one they are scattered as they come.
