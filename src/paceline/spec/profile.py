@@ -111,6 +111,8 @@ class ModelProfile:
     remarks: tuple[str, ...] = ()  # what of the model or the batch has no effect
     drawing: tuple[str, ...] = ()  # the blocks that draw random numbers, by name
     grouped: tuple[str, ...] = ()  # the blocks with convolutions in groups, by name
+    # Whether tokens see a part of their row alone, by a mask: ranks that share the row then keep all of its keys.
+    masked: bool = False
     fills: tuple[Fill, ...] = ()  # by rising micro-batch; none where every row is as long as a sample
 
     @cached_property

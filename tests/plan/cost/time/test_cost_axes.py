@@ -42,7 +42,7 @@ NEAR, FAR = Link("node", measured(1e-6), measured(1e11)), Link("network", measur
 
 def model(layers: int = 4, **changes: float) -> ModelProfile:
     """Embedding, layers with attention, and a head, all of the same stream of 5e4 elements."""
-    base = profile(layers, kv_elements=2e4, **changes)
+    base = profile(layers, **{"kv_elements": 2e4, **changes})
     head = block("head", "head", False, attention_flops=0.0)
     return dataclasses.replace(base, blocks=(*base.blocks, head))
 
@@ -123,9 +123,23 @@ def test_context_ranks_share_tokens_and_not_weights_by_hand() -> None:
         assert shared[name] == pytest.approx(alone[name] / 4)
     state = held(plan(Layout(cp=4), 8))
     assert state["weights"] == 4 * 6e6 / 4, "ZeRO shards them over dp_shard x cp"
-    kv = held(plan(Layout(cp=4), 1))["activations"]
-    layer = (4e5 - 2e4) / 4 + 2e4
-    assert kv == pytest.approx(4 * (4 * layer + 2 * 4e5 / 4) + 4 * 6 * 1e5 / 4)
+    kept = held(plan(Layout(cp=4), 1))["activations"]
+    assert kept == pytest.approx(4 * (4 * 4e5 / 4 + 2 * 4e5 / 4) + 4 * 6 * 1e5 / 4), "of keys its own part alone"
+
+
+def test_keys_of_all_ranks_are_there_in_one_layer_or_kept_in_all_under_a_mask() -> None:
+    """2e4 keys and values of 4 B over 4 ranks: gathered, those in use, and gradients; around a ring two parts of both.
+
+    Under a mask each of four layers keeps all of them for its backward pass.
+    """
+    none = model(kv_elements=0.0)
+    for method, several in (("gather", 4 * (2 - 1 / 4) + 4), ("ring", 2 * (4 + 4) / 4)):
+        with_keys, without = (held(plan(Layout(cp=4), 1, cp_method=method), shape) for shape in (model(), none))
+        more = with_keys["communication buffers"] - without["communication buffers"]
+        assert more == pytest.approx(several * 2e4)
+        assert with_keys["activations"] == pytest.approx(without["activations"])
+    masked = held(plan(Layout(cp=4), 1), dataclasses.replace(model(), masked=True))["activations"]
+    assert masked - held(plan(Layout(cp=4), 1))["activations"] == pytest.approx(4 * 4 * 2e4 * (1 - 1 / 4))
 
 
 def test_context_communication_by_hand() -> None:
