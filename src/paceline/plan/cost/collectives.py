@@ -109,11 +109,23 @@ def context_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
     keys = part.number(exchanged_keys(sheet))
     moved = columns.device_samples * keys / columns.tp * element_bytes * sheet.fill("tokens")
     calls = sheet.passes_made * part.number(sheet.context.shapes["kv_elements"] > 0)
-    passes = 2 + repeated_share(sheet, "kv_elements")
+    passes = 2 + again_exchanged(sheet)
     return (
         Collective("cp", "all_gather", "keys and values", passes * moved, passes * calls),
         Collective("cp", "reduce_scatter", "their gradients", max(4, element_bytes) / element_bytes * moved, calls),
     )
+
+
+def again_exchanged(sheet: Sheet) -> Floats:
+    """Return the part of the keys and values that recompute exchanges once more.
+
+    Selective recompute that keeps attention's output does not run attention again, so it exchanges none. Example: of
+    four blocks, two with full recompute and two selective, a half; and all where attention is not kept.
+    """
+    software, save = sheet.context.software, sheet.columns.common.recompute_save
+    keeps = software.selective_attention and "attention" in save and not software.selective_is_attention
+    keeps = keeps and not sheet.context.profile.masked  # what is gathered under a mask is no part of that operator
+    return repeated_share(sheet, "kv_elements", ("full",) if keeps else AGAIN)
 
 
 def exchanged_keys(sheet: Sheet) -> Floats:

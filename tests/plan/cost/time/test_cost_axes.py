@@ -147,6 +147,12 @@ def test_context_communication_by_hand() -> None:
     once = 3 / 4 * moved / 1e9 + 8 * 4 * 3 * 1e-4
     assert inside(Layout(cp=4))["context communication"] == pytest.approx(3 * once)
     assert inside(Layout(cp=4), recompute="full")["context communication"] == pytest.approx(4 * once)
+    some = {"recompute": "selective"}  # what keeps attention's output exchanges nothing again
+    assert inside(Layout(cp=4), **some)["context communication"] == pytest.approx(3 * once)
+    products = inside(Layout(cp=4), recompute_save=("products",), **some)["context communication"]
+    assert products == pytest.approx(4 * once)
+    masked = inside(Layout(cp=4), dataclasses.replace(model(), masked=True), **some)["context communication"]
+    assert masked == pytest.approx(4 * once)
     both = inside(Layout(cp=2, tp=2))["context communication"]
     assert both == pytest.approx(3 * (1 / 2 * moved / 2 / 1e9 + 8 * 4 * 1e-4))
 

@@ -13,12 +13,12 @@ import numpy as np
 from paceline.plan.cost.collectives import (
     LOSS_REDUCTIONS,
     Collective,
+    again_exchanged,
     context_collectives,
     expert_collective,
     expert_passes,
     loss_collective,
     micro_stream_bytes,
-    repeated_share,
     second_gathers,
     stage_sends,
     stream_collectives,
@@ -112,7 +112,7 @@ def _context(sheet: Sheet) -> Component:
     columns, part, group = sheet.columns, sheet.slowest, sheet.ring("cp")
     gather, scatter = context_collectives(sheet)
     seconds = seconds_of(group, gather) + seconds_of(group, scatter) + beyond_seconds(sheet, gather, scatter)
-    again = repeated_share(sheet, "kv_elements")
+    again = again_exchanged(sheet)
     moved = gather.buffer_bytes / (2 + again)
     software, around = sheet.context.software, columns.common.cp_method == "ring"
     if software.hides_context or sheet.rates.device.kind != "cpu":
