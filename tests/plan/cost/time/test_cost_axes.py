@@ -170,6 +170,15 @@ def test_keys_of_other_ranks_come_while_attention_computes_on_an_accelerator() -
     assert found["ring"] == pytest.approx(1), "beside all of it"
 
 
+def test_gradients_of_gathered_keys_are_summed_when_nothing_is_computed_beside_them() -> None:
+    shape = model(attention_flops=1e12)  # hides both gathers whole
+    scatter = 3 / 4 * 64 * 4 * 2e4 * 4 / 1e9 + 8 * 4 * 3 * 1e-4
+    for method, left in (("gather", scatter), ("ring", 0.0)):
+        context = PricedTask(shape, cluster(4, "cuda"), 64, 1)
+        terms = {term.name: term.value for term in price(context, plan(Layout(cp=4), 8, cp_method=method)).time}
+        assert terms["context communication"] == pytest.approx(left)
+
+
 # Experts
 
 

@@ -117,11 +117,14 @@ def _context(sheet: Sheet) -> Component:
     software, around = sheet.context.software, columns.common.cp_method == "ring"
     if software.hides_context or sheet.rates.device.kind != "cpu":
         attention = columns.device_samples / columns.cp * np.einsum("rs,rs->r", part.counts, sheet.attention_seconds)
-        # A ring's next keys come while these are used; what is gathered comes while a rank attends to its own.
-        beside = 1.0 if software.hides_context or around else 1 / columns.cp
-        hidden = np.minimum(seconds, attention * beside)
+        # A ring's next keys come while these are used; what is gathered comes while a rank attends to its own. The sum
+        # of all gradients at the end has nothing to come beside.
+        if software.hides_context or around:
+            hidden = np.minimum(seconds, attention)
+        else:
+            hidden = np.minimum(seconds_of(group, gather), attention / columns.cp)
         if software.rings_repeated:
-            hidden = np.minimum(seconds_of(group, gather), attention / columns.cp) + _around(sheet, scatter, attention)
+            hidden = hidden + _around(sheet, scatter, attention)
         seconds = seconds - hidden
 
     def text(i: int) -> str:
