@@ -155,8 +155,13 @@ def expert_collective(sheet: Sheet) -> Collective:
 
 
 def expert_passes(sheet: Sheet) -> Floats:
-    """Return how often routed tokens travel: to the experts and back, in both passes and again in full recompute."""
-    return 4 + 2 * repeated_share(sheet, "routed_elements", ("full",))
+    """Return how often routed tokens travel: to the experts and back, in both passes and once more in recompute.
+
+    Selective recompute that keeps products brings their inputs to them again, and their results to the token's own
+    rank, where they are weighed; none of it where attention's core alone is computed again.
+    """
+    modes = ("full",) if sheet.context.software.selective_is_attention else AGAIN
+    return 4 + 2 * repeated_share(sheet, "routed_elements", modes)
 
 
 def stage_sends(sheet: Sheet) -> Collective:
