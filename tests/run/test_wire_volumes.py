@@ -114,7 +114,7 @@ def told(plan: Plan, adapter: AdapterSpec = WHOLE) -> Counter[str]:
 @pytest.mark.parametrize(
     ("layout", "recompute"),
     [("dp_replicate", "none"), ("dp_shard", "none"), ("cp", "none"), ("cp", "selective"), ("cp", "full"),
-     ("tp", "none")],
+     ("tp", "none"), ("tp", "selective"), ("tp", "full")],
 )  # fmt: skip
 def test_counted_bytes_are_those_told(layout: str, recompute: str) -> None:
     for zero in (1, 3) if layout == "dp_shard" else (1,):

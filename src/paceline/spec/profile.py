@@ -61,6 +61,7 @@ class BlockProfile:
     routed_flops: float = 0.0  # those of `matmul_flops` that are products of routed experts; 0: all of them
     routed_groups: tuple[int, ...] = ()  # groups that experts stand in, and to how many of them a token goes at most
     largest_weight: int = 0  # parameters of the largest of its matrices that lie in no expert; 0: not told
+    last_flops: float = 0.0  # those of `matmul_flops` of the block's last product, where nothing after it keeps a value
     backward_products: float = 2.0  # of the backward pass, for each product of the forward pass; frozen weights: 1
 
     @property

@@ -72,7 +72,10 @@ def collectives(sheet: Sheet) -> tuple[Collective, ...]:
 def stream_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
     """Return the gathers of the stream over tp and its reduce-scatters, half of the collectives each."""
     shapes, stream = sheet.context.shapes, sheet.stream_bytes
-    again = sheet.over_modes(in_modes(shapes.collectives, *AGAIN), sheet.slowest_row)
+    repeated = shapes.collectives
+    if sheet.context.software.stops_early:  # the sum of a last product comes after all that is needed
+        repeated = repeated - (shapes["last_flops"] > 0)
+    again = sheet.over_modes(in_modes(repeated, *AGAIN), sheet.slowest_row)
     each = (2 * sheet.slowest.number(shapes.collectives) + again) / 2
     rounds, more = sheet.passes_made, second_gathers(sheet)
     return (

@@ -18,6 +18,9 @@ class Software:
     # 16-bit weights at rest, sharded in ZeRO-3 alone, beside fp32 masters that are part of the optimizer's state.
     # Otherwise fp32 weights are cast, and sharded in every class, as FSDP2 does.
     master_weights: bool = False
+    # Whether recompute ends where all that the backward pass needs is there again, so before a block's last product.
+    # torch's `checkpoint` does without `use_reentrant` (its early stop), and compilers leave out what nothing reads.
+    stops_early: bool = True
     selective_is_attention: bool = False  # selective recompute repeats attention's core alone, else all but products
     selective_products: float = 1.0  # part of the products whose outputs selective recompute keeps, else
     selective_blocks: bool = False  # whether it is full recompute of some blocks instead, how many is not told

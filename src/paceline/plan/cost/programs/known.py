@@ -32,6 +32,7 @@ FUSED_LOGITS = 0.5
 MEGATRON = Software(
     "Megatron-LM",
     master_weights=True,
+    stops_early=False,  # a function of its own runs the whole block again: core/tensor_parallel/random.py
     selective_is_attention=True,  # `--recompute-granularity selective` is core attention (Korthikanti et al. 2022)
     fuses_gradient_sums=True,  # `--no-gradient-accumulation-fusion` turns it off
     hides_context=True,
