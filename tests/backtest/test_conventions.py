@@ -21,6 +21,7 @@ from paceline.plan.cost.collectives import (
     expert_collective,
     gather_collectives,
     reduce_collectives,
+    stream_collectives,
 )
 from paceline.plan.cost.constants import FittedOn, read_constants
 from paceline.plan.cost.programs.known import (
@@ -193,6 +194,17 @@ def test_torchtitan_keeps_attention_and_every_other_product_and_computes_the_res
     sheet = sheet_of(TORCHTITAN, recompute="selective", program="torchtitan")
     again = sheet.again_seconds[1] - sheet.moving_seconds
     assert again[0] == pytest.approx(0.5 * sheet.product_seconds[0])
+
+
+@pytest.mark.parametrize(("recompute", "several"), [("none", 8), ("selective", 10), ("full", 11)])
+def test_torchtitan_gathers_the_stream_again_and_keeps_its_sums(recompute: str, several: int) -> None:
+    """A layer's four collectives in each pass; again its two gathers, or in full recompute all but the last sum."""
+    row = {"program": "torchtitan", "tp": 4, "dp": 2, "recompute": recompute, "micro_batch": 8, "global_batch": 16}
+    calls = []
+    for layers in (8, 9):
+        sheet = sheet_of(TORCHTITAN, **row, layers=layers)
+        calls.append(sum(float(each.calls[0]) for each in stream_collectives(sheet)))
+    assert calls[1] - calls[0] == several
 
 
 def test_fp8_casts_operands_and_leaves_the_head_in_bf16() -> None:

@@ -72,10 +72,11 @@ def collectives(sheet: Sheet) -> tuple[Collective, ...]:
 def stream_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
     """Return the gathers of the stream over tp and its reduce-scatters, half of the collectives each."""
     shapes, stream = sheet.context.shapes, sheet.stream_bytes
-    repeated = shapes.collectives
-    if sheet.context.software.stops_early:  # the sum of a last product comes after all that is needed
+    software, repeated = sheet.context.software, shapes.collectives
+    if software.stops_early:  # the sum of a last product comes after all that is needed
         repeated = repeated - (shapes["last_flops"] > 0)
-    again = sheet.over_modes(in_modes(repeated, *AGAIN), sheet.slowest_row)
+    some = shapes.collectives / 2 if software.selective_sums else repeated  # gathers alone
+    again = sheet.over_modes(in_modes(some, "selective") + in_modes(repeated, "full"), sheet.slowest_row)
     each = (2 * sheet.slowest.number(shapes.collectives) + again) / 2
     rounds, more = sheet.passes_made, second_gathers(sheet)
     return (

@@ -31,6 +31,7 @@ class Software:
     live_parameters: float = 0.0  # gathered at once in ZeRO-3 at most, or one whole weight; 0: units of the model
     gathers_to_recompute: bool = False  # whether ZeRO-3 lets go of weights between computing again and backward
     selective_attention: bool = True  # whether selective recompute that keeps products keeps attention's output too
+    selective_sums: bool = False  # whether selective recompute keeps what tensor ranks have summed up
     logit_share: float = 0.0  # of fp32's 4 bytes, for a logit in forward and again in backward; 0: by `fused`
     fuses_compiled: bool = False  # whether kernels are fused in compiled plans alone
     gathers_fp8: bool = False  # whether fp8 plans gather weights in fp8

@@ -141,13 +141,15 @@ NANOTRON = Software(
 FSDP = Software("PyTorch FSDP", reduce_bytes=2, classes=(3,), selective_blocks=True, recipe="tensorwise")
 LLM_FOUNDRY = Software("LLM Foundry", reduce_bytes=2, first_flash=True, logit_share=FUSED_LOGITS, classes=(3,))
 # MixedPrecisionPolicy(param_dtype=bfloat16, reduce_dtype=float32), torchtitan/config/job_config.py.
-# Selective recompute keeps attention and every other product: `_get_custom_policy` in activation_checkpoint.py. It
+# Selective recompute keeps attention, every other product and results of reduce-scatters: `_get_custom_policy` and its
+# list in activation_checkpoint.py. It
 # shards tok_embeddings and [norm, output] apart: parallelize.py. Of fp8 its benchmarks gather weights in it
 # (`enable_fsdp_float8_all_gather`), and their memory shows a loss that was not compiled.
 TORCHTITAN = Software(
     "torchtitan",
     classes=(3,),
     selective_products=0.5,
+    selective_sums=True,
     splits_root=True,
     logit_share=EAGER_LOGITS,
     fuses_compiled=True,
