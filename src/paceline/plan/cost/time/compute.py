@@ -115,6 +115,8 @@ def _recompute_text(sheet: Sheet, index: int) -> str:
     if plan.recompute == "selective" and set(plan.recompute_save) == set(SAVED_KINDS):
         return "memory-bound operators of the repeated blocks again"
     text = "forward pass of the repeated blocks again"
+    if sheet.context.software.stops_early and sheet.context.shapes["last_flops"].any():
+        text += ", up to their last product"
     if plan.recompute == "selective":
         text += f" but kept {' and '.join(plan.recompute_save)}"
     if plan.recompute == "budget":
