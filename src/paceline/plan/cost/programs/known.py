@@ -139,7 +139,10 @@ NANOTRON = Software(
 # blocks that are computed again (fms_fsdp/config/training.py, read 2026-11-24).
 # Its fp8 is torchao's, whose `convert_to_float8_training` scales whole tensors unless it is told otherwise.
 FSDP = Software("PyTorch FSDP", reduce_bytes=2, classes=(3,), selective_blocks=True, recipe="tensorwise")
-LLM_FOUNDRY = Software("LLM Foundry", reduce_bytes=2, first_flash=True, logit_share=FUSED_LOGITS, classes=(3,))
+# Its benchmarks ran on torch 1.13, whose `checkpoint` ran the whole block again; torch stops early since 2.1.
+LLM_FOUNDRY = Software(
+    "LLM Foundry", reduce_bytes=2, first_flash=True, stops_early=False, logit_share=FUSED_LOGITS, classes=(3,)
+)
 # MixedPrecisionPolicy(param_dtype=bfloat16, reduce_dtype=float32), torchtitan/config/job_config.py.
 # Selective recompute keeps attention, every other product and results of reduce-scatters: `_get_custom_policy` and its
 # list in activation_checkpoint.py. It
