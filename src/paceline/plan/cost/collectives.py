@@ -184,11 +184,8 @@ def micro_stream_bytes(sheet: Sheet) -> Floats:
 def gather_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
     """Return the all-gathers of weights: dense ones, and those of routed experts."""
     columns, part, rounds = sheet.columns, sheet.heaviest, sheet.passes_made
-    third, size = columns.zero == 3, sheet.rates.element_bytes
+    third, size = columns.zero == 3, _weight_bytes(sheet)
     software = sheet.context.software
-    narrow = software.gathers_fp8 and software.recipe not in SCALED_WITHIN
-    if columns.precision == "fp8" and narrow:
-        size = FP8_BYTES
     dense, experts = _held(sheet)
     again = _gathered_to_recompute(sheet)
     passes = np.where(third, (2 + again) * rounds, 1)
@@ -207,6 +204,21 @@ def gather_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
         Collective("fsdp", "all_gather", "weights", gathered * size, calls),
         Collective("expert_shard", "all_gather", "experts' weights", passes * experts * size, passes * part.routers),
     )
+
+
+def gathered_in_forward(sheet: Sheet) -> Floats:
+    """Return what part of the gathered bytes of weights forward passes wait for: all of them but in ZeRO-3."""
+    whole = sum(found.buffer_bytes for found in gather_collectives(sheet))
+    once = sheet.passes_made * sum(_held(sheet)) * _weight_bytes(sheet)
+    part: Floats = np.where(sheet.columns.zero == 3, once / np.maximum(whole, 1.0), 1.0)
+    return part
+
+
+def _weight_bytes(sheet: Sheet) -> int:
+    """Return the bytes in which a weight's value is gathered."""
+    software = sheet.context.software
+    narrow = software.gathers_fp8 and software.recipe not in SCALED_WITHIN
+    return FP8_BYTES if sheet.columns.precision == "fp8" and narrow else sheet.rates.element_bytes
 
 
 def _gathered_to_recompute(sheet: Sheet) -> Floats:
