@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from paceline.backtest.rows import Case
+from paceline.backtest.workspaces import workspace_bytes
 from paceline.cluster.catalog.devices import published_watts, read_catalog
 from paceline.cluster.catalog.power import power_model
 from paceline.plan.cost import pricing
@@ -171,6 +172,7 @@ def _price_alike(cases: Sequence[Case], constants: Constants) -> list[Priced | s
                 found[place] = "a rate of the cluster is unknown"
                 continue
             counted = sum(column.values[best] for column in without(written, *OUTSIDE[case.memory_kind]))
+            counted += _workspaces(case) if OUTSIDE[case.memory_kind] else 0.0
             terms = tuple(TermSeconds(column.name, column.kind, float(column.values[best])) for column in time)
             parts = waiting_parts([(term.kind, term.seconds) for term in terms])
             interval = _interval(float(seconds[best]), published_widths(sheet).of_step(*parts))
@@ -186,6 +188,12 @@ def _written_down(sheet: Sheet, memory: list[Component]) -> list[Component]:
     """Return the bytes of the device whose memory the program writes down, where that is not the fullest one's."""
     rank = sheet.context.software.memory_rank
     return pricing.memory_components(sheet, rank) if rank else memory
+
+
+def _workspaces(case: Case) -> float:
+    """Return what is no part of a program's tensors, but allocated by torch all the same."""
+    layers = TRANSFORMER_ENGINE.search(case.row.attention_kernel.lower()) is not None
+    return workspace_bytes(case.cluster.device.name, case.row.notes, layers)
 
 
 def seconds_of_cases(cases: Sequence[Case], constants: Constants) -> Floats:
@@ -232,7 +240,7 @@ def allocated_and_kept(cases: Sequence[Case], constants: Constants) -> list[tupl
         held = pricing.total(without(memory, *OUTSIDE["allocated"]))
         kept = np.where(full, 0.0, pricing.total(only(memory, "cache")))
         for place, both in zip(places, zip(held, kept, strict=True), strict=True):
-            found[place] = (float(both[0]), float(both[1]))
+            found[place] = (float(both[0]) + _workspaces(cases[place]), float(both[1]))
     return found
 
 
