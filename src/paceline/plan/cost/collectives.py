@@ -271,10 +271,14 @@ def reduce_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
 def reductions(sheet: Sheet) -> Floats:
     """Return how often gradients are reduced over shards in a step: in every micro-batch of ZeRO-2 and 3, else once.
 
-    Programs that keep ZeRO-2's gradients whole until the last micro-batch reduce them once, as ZeRO-1 does.
+    Programs that keep ZeRO-2's gradients whole until the last micro-batch, or those of ZeRO-3 too, reduce them once, as
+    ZeRO-1 does.
     """
     columns = sheet.columns
-    each = columns.zero >= (3 if sheet.context.software.reduces_once else 2)
+    software = sheet.context.software
+    each = columns.zero >= (3 if software.reduces_once else 2)
+    if software.sums_whole:
+        each = np.zeros_like(each)
     found: Floats = np.where(each, sheet.passes_made, 1.0)
     return found
 

@@ -72,6 +72,7 @@ class Software:
     half_in_fp16: bool = False  # whether gradients are kept and reduced in 2 bytes where training is in fp16
     spreads_experts: bool = False  # whether tensor ranks hold whole experts of their own, instead of parts of all
     reduces_once: bool = False  # whether ZeRO-2 sums up a step's micro-batches before it reduces
+    sums_whole: bool = False  # whether every class of ZeRO does, so that each rank holds whole gradients meanwhile
     fills_stages: bool = False  # whether pipelines fill stage after stage by cost; else layers are dealt out evenly
     memory_rank: str = ""  # whose memory it writes down, the "first" or "last" pipeline rank's; else the fullest's
     fuses_attention: bool = True  # whether attention of GPT shapes is fused unless it is asked to be otherwise

@@ -296,7 +296,7 @@ class HeldAtPeak:
         size = max(software.gradient_bytes, self.size if self.compute > 4 else 0)
         # ZeRO-1 adds up whole gradients over micro-batches; with a single one they are scattered as they come, where
         # there is no buffer beside 16-bit weights that holds all of them whatever comes.
-        once = (plans.zero == 1) | ((plans.zero == 2) & software.reduces_once)
+        once = (plans.zero == 1) | ((plans.zero == 2) & software.reduces_once) | software.sums_whole
         whole = (shards == 1) | (once & ((plans.accumulation > 1) | software.master_weights))
         both = whole & (shards > 1) & (not software.master_weights)
         held = size * np.where(both, 1 + 1 / shards, np.where(whole, 1.0, 1 / shards))

@@ -170,6 +170,9 @@ TORCHTITAN = Software(
 FSDP2 = Software(
     "PyTorch FSDP2", classes=(3,), splits_root=True, fuses_compiled=True, logit_share=EAGER_LOGITS, recipe="tensorwise"
 )
+# FSDP2 whose gradients are not reduced before a step's last micro-batch (`maybe_no_sync` of its training/grad.py, read
+# 2026-11-27), and stay whole in fp32 until then.
+KEMPNERFORGE = replace(FSDP2, name="KempnerForge", sums_whole=True)
 # DistributedDataParallel: whole copies, reduced in fp32 in every backward pass.
 DDP = replace(FSDP2, name="PyTorch DDP", classes=(0,), fuses_compiled=True)
 # FSDP2 around layers of Transformer Engine, tokens sent through DeepEP (its performance summary, read 2026-11-24).
@@ -204,6 +207,7 @@ PROGRAMS = {
     "nanotron": NANOTRON,
     "pytorch-fsdp1": FSDP,
     "pytorch-fsdp2": FSDP2,
+    "kempnerforge": KEMPNERFORGE,
     "torchtune": FSDP2,
     "litgpt": FSDP,
     "llm-foundry": LLM_FOUNDRY,
