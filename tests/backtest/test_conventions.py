@@ -127,7 +127,12 @@ def test_buckets_of_the_distributed_optimizer_grow_with_the_ranks() -> None:
 
 def test_copies_that_share_a_sequence_reduce_once_a_step_and_gather_no_weights_by_micro_batch() -> None:
     (plan,) = case_of(program="megatron-lm", zero_stage="0", cp=2, dp=4).plans
-    assert (plan.layout, plan.zero) == (Layout(dp_replicate=4, cp=2), 1)
+    assert (plan.layout, plan.zero) == (Layout(dp_replicate=4, cp=2), 0)
+    sheet = sheet_of(MEGATRON, zero_stage="0", cp=2, dp=4)
+    gathers, reduces = gather_collectives(sheet)[0], reduce_collectives(sheet)[0]
+    assert gathers.calls[0] == reduces.calls[0], "once a step, whatever the micro-batches"
+    assert gathers.buffer_bytes[0] == 2 * sheet.context.profile.parameters
+    assert reduces.buffer_bytes[0] == 4 * sheet.context.profile.parameters
 
 
 def test_a_rate_per_gpu_is_not_shared_by_the_node() -> None:
