@@ -105,6 +105,22 @@ def test_a_pass_hides_what_it_waits_for_alone():
         assert shown[0].value == pytest.approx(first - forward + rest - min(0.8 * rest, left)), zero
 
 
+def test_gathers_inside_of_nodes_do_not_wait_for_copies_between_them():
+    near, far = (Link(level, Figure(0.0, "measured"), Figure(rate, "measured"))
+                 for level, rate in (("node", 1e9), ("network", 1e8)))  # fmt: skip
+    shown = {}
+    for nodes in (1, 2):
+        where = cluster(4, "cuda", devices_per_node=4 // nodes, links=(near, far))
+        context, chosen = PricedTask(profile(4), where, 64, 1), plan(Layout(dp_replicate=2, dp_shard=2), 16)
+        gather = float(traffic(context, chosen).gather_seconds[0])
+        shown[nodes] = network_terms(context, chosen, 3 * gather / CONSTANTS.overlap)[0].value
+        assert traffic(context, chosen).apart_seconds[0] == pytest.approx(
+            0 if nodes == 1 else 2 * 0.5 * 2.5e6 * 4 / 1e8
+        )
+    # Copies of 10 MB at 0.1 GB/s take 0.1 s, more than the backward pass: on links of their own they leave it to gathers.
+    assert shown[2] == pytest.approx(gather / 5)
+
+
 def test_groups_across_nodes_share_their_adapters():
     published, _ = resolve_cluster(ClusterSpec("h100-sxm", devices=16))
     whole = ring(published, 16, 1)  # eight members a node bring eight adapters

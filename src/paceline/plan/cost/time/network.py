@@ -35,6 +35,7 @@ class DataSeconds:
     gather_seconds: Floats
     gather_text: Callable[[int], str]
     reduce_seconds: Floats
+    apart_seconds: Floats  # of those, what copies send between nodes while shards stay inside of theirs
     reduce_text: Callable[[int], str]
     known: Ints
 
@@ -73,6 +74,7 @@ def data_seconds(sheet: Sheet) -> DataSeconds:
         np.where(has_shards, gather, 0.0),
         gather_text,
         np.where(has_shards, reduce, 0.0) + all_reduce,
+        np.where((shard.nodes == 1) & (copies.nodes > 1), all_reduce, 0.0),
         reduce_text,
         np.maximum(np.where(has_shards, shard.source, 0), np.where(copies.size > 1, copies.source, 0)),
     )
@@ -235,8 +237,8 @@ def _exposed(sheet: Sheet, moved: DataSeconds, forward_backward_seconds: Floats)
     backward, once = hiding - forward, columns.accumulation
     always = (columns.state_degree > 1) & ((reductions(sheet) > 1) | (once == 1))
     exposed_reduce = reduce * ends + np.maximum(0.0, reduce * (1 - ends) - backward / np.where(always, 1, once))
-    # Both share the links: the backward pass hides reduction first, and gathering takes what is left.
-    left = np.maximum(0.0, backward - (reduce - exposed_reduce))
+    # Where both share links, the backward pass hides reduction first, and gathering takes what is left.
+    left = np.maximum(0.0, backward - np.maximum(0.0, reduce - exposed_reduce - moved.apart_seconds))
     first = gather * gathered_in_forward(sheet)
     room = forward / np.where(columns.zero == 3, 1, once)
     exposed_first = first * ends + np.maximum(0.0, first * (1 - ends) - room)
