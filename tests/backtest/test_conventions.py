@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +16,13 @@ from paceline.backtest.price import Interval, Priced, TermSeconds, contexts_of, 
 from paceline.backtest.score import Scored
 from paceline.cluster.resolve import resolve_cluster
 from paceline.plan.cost import pricing
-from paceline.plan.cost.collectives import expert_collective, gather_collectives, reduce_collectives
+from paceline.plan.cost.collectives import (
+    context_collectives,
+    expert_collective,
+    gather_collectives,
+    reduce_collectives,
+    stream_collectives,
+)
 from paceline.plan.cost.constants import FittedOn, read_constants
 from paceline.plan.cost.programs.known import (
     DEEPSPEED,
@@ -31,6 +38,7 @@ from paceline.plan.cost.programs.low import RECIPES, recipe_of
 from paceline.plan.cost.sheet import PricedTask, Sheet
 from paceline.plan.cost.software import Software
 from paceline.plan.cost.time.axes import SENDING_UNITS
+from paceline.plan.cost.time.compute import optimizer_component
 from paceline.plan.cost.time.ring import ring
 from paceline.plan.cost.unknown import CHIP, PROGRAM, UNNAMED, time_widths
 from paceline.plan.search.search import TIE_RATIO
@@ -119,7 +127,12 @@ def test_buckets_of_the_distributed_optimizer_grow_with_the_ranks() -> None:
 
 def test_copies_that_share_a_sequence_reduce_once_a_step_and_gather_no_weights_by_micro_batch() -> None:
     (plan,) = case_of(program="megatron-lm", zero_stage="0", cp=2, dp=4).plans
-    assert (plan.layout, plan.zero) == (Layout(dp_replicate=4, cp=2), 1)
+    assert (plan.layout, plan.zero) == (Layout(dp_replicate=4, cp=2), 0)
+    sheet = sheet_of(MEGATRON, zero_stage="0", cp=2, dp=4)
+    gathers, reduces = gather_collectives(sheet)[0], reduce_collectives(sheet)[0]
+    assert gathers.calls[0] == reduces.calls[0], "once a step, whatever the micro-batches"
+    assert gathers.buffer_bytes[0] == 2 * sheet.context.profile.parameters
+    assert reduces.buffer_bytes[0] == 4 * sheet.context.profile.parameters
 
 
 def test_a_rate_per_gpu_is_not_shared_by_the_node() -> None:
@@ -186,6 +199,17 @@ def test_torchtitan_keeps_attention_and_every_other_product_and_computes_the_res
     sheet = sheet_of(TORCHTITAN, recompute="selective", program="torchtitan")
     again = sheet.again_seconds[1] - sheet.moving_seconds
     assert again[0] == pytest.approx(0.5 * sheet.product_seconds[0])
+
+
+@pytest.mark.parametrize(("recompute", "several"), [("none", 8), ("selective", 10), ("full", 11)])
+def test_torchtitan_gathers_the_stream_again_and_keeps_its_sums(recompute: str, several: int) -> None:
+    """A layer's four collectives in each pass; again its two gathers, or in full recompute all but the last sum."""
+    row = {"program": "torchtitan", "tp": 4, "dp": 2, "recompute": recompute, "micro_batch": 8, "global_batch": 16}
+    calls = []
+    for layers in (8, 9):
+        sheet = sheet_of(TORCHTITAN, **row, layers=layers)
+        calls.append(sum(float(each.calls[0]) for each in stream_collectives(sheet)))
+    assert calls[1] - calls[0] == several
 
 
 def test_fp8_casts_operands_and_leaves_the_head_in_bf16() -> None:
@@ -269,6 +293,83 @@ def test_logits_of_an_eager_loss_are_half_as_many_bytes_again() -> None:
     head = plain.context.shapes.blocks[last]
     more = eager.kept_bytes[0][0, last] - plain.kept_bytes[0][0, last]
     assert more == pytest.approx(0.5 * 4 * head.saved_fp32_elements)
+
+
+@pytest.mark.parametrize(
+    ("program", "notes", "each"),
+    [("megatron-lm", "", 6), ("megatron-lm", "cross-entropy-loss-fusion=True; swiglu=True", 10),
+     ("megatron-deepspeed", "", 10), ("nemo", "", 8)],
+)  # fmt: skip
+def test_a_loss_of_megatrons_holds_the_logits_that_its_code_makes(program: str, notes: str, each: int) -> None:
+    """Of 2 x 4,096 tokens and a vocabulary of 32,000 over tp 2: 16 bits and fp32 in place are 6 B, a clone 10 B.
+
+    Of one layer nothing else grows with the vocabulary.
+    """
+    row = {"tp": 2, "dp": 4, "zero_stage": "1", "program": program, "notes": notes, "layers": 1, "recompute": "none"}
+    found = {}
+    for vocab in (32_000, 320_000):
+        case = case_of(**row, vocab=vocab)
+        sheet = contexts_of([case], read_constants())[0][0].sheet(*case.plans)
+        terms = {term.name: float(term.values[0]) for term in pricing.memory_components(sheet)}
+        found[vocab] = terms["activations"] + terms["transients"]
+    assert found[320_000] - found[32_000] == pytest.approx(each * 2 * 4096 * (320_000 - 32_000) / 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "held"),
+    [({"zero_stage": "0", "cp": 4, "dp": 2}, lambda dense, experts: dense + experts),
+     ({"zero_stage": "dist_opt", "cp": 4, "dp": 2}, lambda dense, experts: (dense + experts) / 8),
+     ({"zero_stage": "0", "arch": "moe", "experts": 8, "topk": 2, "ep": 4}, lambda dense, experts: dense + experts / 4),
+     ({"zero_stage": "dist_opt", "arch": "moe", "experts": 8, "topk": 2, "ep": 4},
+      lambda dense, experts: (dense + experts) / 8)],
+)  # fmt: skip
+def test_plain_copies_hold_all_state_also_where_ranks_share_a_sequence_or_experts(
+    changes: dict[str, object], held: Callable[[float, float], float]
+) -> None:
+    """Of Megatron-LM, 12 B for each parameter on eight devices; each of four has a quarter of the experts."""
+    case = case_of(program="megatron-lm", micro_batch=1, **changes)
+    sheet = contexts_of([case], read_constants())[0][0].sheet(case.plans[0])
+    terms = {term.name: float(term.values[0]) for term in pricing.memory_components(sheet)}
+    experts = sum(block.expert_parameters for block in case.profile.blocks)
+    dense = case.profile.parameters - experts
+    assert terms["optimizer state"] == pytest.approx(12 * held(dense, experts))
+    whole = dense + experts / (changes.get("ep") or 1)
+    assert terms["weights"] == pytest.approx(2 * whole) and terms["gradients"] == pytest.approx(4 * whole)
+    update = float(optimizer_component(sheet).values[0])
+    alone = sheet_of(MEGATRON, zero_stage="0")
+    each = float(optimizer_component(alone).values[0]) / alone.context.profile.parameters
+    assert update == pytest.approx(each * held(dense, experts))
+
+
+def test_ranks_of_torchtitans_ring_exchange_keys_repeated_to_all_heads() -> None:
+    """8 heads of keys for 32 of queries, width 128: 65,536 tokens over cp 4 on 4 devices, one sample, 32 layers.
+
+    A gather makes 2 x 32 x 128 x 65,536 values of 2 B on each device, in forward, recompute and backward pass; the
+    gradients are 4 B each.
+    """
+    row = {"kv_heads": 8, "seq_len": 65_536, "cp": 4, "dp": 1, "n_devices": 4, "micro_batch": 1, "global_batch": 1}
+    row |= {"recompute": "full", "accelerator": "H100-80GB", "program": "torchtitan", "zero_stage": "fsdp2"}
+    once, repeated = (sheet_of(software, **row) for software in (replace(TORCHTITAN, rings_repeated=False), TORCHTITAN))
+    of_layer = 2 * 128 * 65_536
+    for sheet, heads in ((once, 8), (repeated, 32)):
+        gather, gradients = context_collectives(sheet)
+        assert gather.buffer_bytes[0] == 32 * 3 * 2 * heads * of_layer
+        assert gradients.buffer_bytes[0] == 32 * 4 * heads * of_layer
+
+
+def test_gradients_of_keys_go_around_beside_the_next_keys_attention() -> None:
+    """Of gathers as much shows as a rank's own attention is shorter, of gradients that go round the last of four.
+
+    Attention here takes a hundred times what is exchanged, so all gathers are hidden, and three of four exchanges.
+    """
+    row = {"kv_heads": 8, "seq_len": 2**20, "cp": 4, "dp": 1, "n_devices": 4, "micro_batch": 1, "global_batch": 1}
+    row |= {"recompute": "none", "accelerator": "H100-80GB", "program": "torchtitan", "zero_stage": "fsdp2"}
+    sheet = sheet_of(TORCHTITAN, **row)
+    terms = {term.name: float(term.values[0]) for term in pricing.time_components(sheet)}
+    gradients = context_collectives(sheet)[1]
+    whole = sheet.ring("cp").seconds("reduce_scatter", gradients.buffer_bytes, gradients.calls)[0]
+    assert terms["attention"] > 100 * whole
+    assert terms["context communication"] == pytest.approx(whole / 4)
 
 
 def test_logits_of_maxtext_are_kept_in_bf16() -> None:

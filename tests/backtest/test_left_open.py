@@ -72,6 +72,30 @@ def test_pax_computes_something_again_and_its_own_attention_is_not_fused() -> No
     assert 0.41 < first.step_seconds.value - second.step_seconds.value < 3 * 0.41
 
 
+def test_layers_of_gpt_with_experts_drop_scores_out_where_these_are_written() -> None:
+    """Of 8 heads and 4 x 1,024 tokens over tp 2, a layer keeps 16.8e6 scores in 2 B, what is left of them, and a mask.
+
+    Experts of Llama's kind drop nothing.
+    """
+    row = replace(
+        LLAMA, program="megatron-lm", model="moe-tiny", arch="moe", layers=12, hidden=512, ffn_hidden=2048, heads=8,
+        kv_heads=8, vocab=50304, seq_len=1024, experts=8, topk=1, tp=2, dp=4, ep=2, micro_batch=4, zero_stage="1",
+        attention_kernel="unfused",
+    )  # fmt: skip
+    kept = {}
+    for name, kernel in (("moe-tiny", "unfused"), ("moe-tiny", "flash"), ("mixtral", "unfused"), ("mixtral", "flash")):
+        case = case_of(row, model=name, attention_kernel=kernel)
+        sheet = contexts_of([case], read_constants())[0][0].sheet(case.plans[0])
+        blocks = sheet.context.shapes.blocks
+        at = next(place for place, block in enumerate(blocks) if block.kind == "experts")
+        kept[name, kernel] = 4 * sheet.kept_bytes[0][0, at]
+    scores = 4 * 8 * 1024**2 / 2
+    softmax = 4 * 1024 * 8 * 4 / 2  # what a fused kernel keeps in its place, a number in fp32 for each head
+    masks = 2 * 4 * 1024 * 512 / 2  # of both dropouts of the stream, a byte a value
+    assert kept["moe-tiny", "unfused"] - kept["moe-tiny", "flash"] == pytest.approx(5 * scores + masks - softmax)
+    assert kept["mixtral", "unfused"] - kept["mixtral", "flash"] == pytest.approx(2 * scores - softmax)
+
+
 def test_megatrons_reduce_scatters_wait_after_gradients_of_weights_where_ranks_share_the_sequence() -> None:
     shared, apart = (case_of(program="megatron-lm", tp=2, dp=4, sp=sp, zero_stage="1") for sp in (1, 0))
     for case, hidden in ((shared, True), (apart, False)):

@@ -53,6 +53,19 @@ def test_experts_of_a_rack_are_reached_over_its_nvlink_though_a_host_has_four_de
     assert float(seconds_of(sheet.ring("ep"), routed)[0]) == pytest.approx(wire + waits)
 
 
+def test_casts_that_scale_tensors_as_they_are_read_twice_those_that_scale_blocks_once() -> None:
+    def moved(reads: int, scale: float, values: int) -> float:
+        return reads * 2 + 2 * (1 + scale / values)  # of bf16, into two layouts of 8 bits with their scales
+
+    # Of a whole tensor the scale is no part of the bytes; delayed scaling has it from steps before.
+    whole = 1 << 30
+    assert RECIPES["delayed"].cast_bytes == pytest.approx(moved(1, 4, whole))
+    for name in ("current", "tensorwise"):
+        assert RECIPES[name].cast_bytes == pytest.approx(moved(2, 4, whole))
+    assert RECIPES["mxfp8"].cast_bytes == moved(1, 1, 32)
+    assert RECIPES["blockwise"].cast_bytes == moved(1, 4, 128)
+
+
 @pytest.mark.parametrize("recipe", [*RECIPES.values(), NVFP4], ids=lambda recipe: recipe.name)
 def test_a_recipe_casts_what_products_read_and_leaves_the_rest_in_bf16(recipe: Recipe) -> None:
     """Products at the recipe's part of their rate; casts of as many bytes a value; attention, head and norms as before.

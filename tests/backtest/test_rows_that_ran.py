@@ -141,11 +141,12 @@ def test_memory_is_that_of_the_rank_which_writes_it_down() -> None:
         for rank in ("first", "last")
     ]  # fmt: skip
     assert activations[0] > 3 * activations[1], "four micro-batches of eight layers, and one of eight and the head"
-    assert priced(logged).memory_bytes == last
+    workspaces = 2 * 8_519_680  # of cuBLAS: torch has allocated them, on every rank
+    assert priced(logged).memory_bytes == last + workspaces
     said = case_of(STAGES, memory_kind="allocated")
-    assert priced(said).memory_bytes == fullest, "of a paper's figure nobody knows the rank"
+    assert priced(said).memory_bytes == fullest + workspaces, "of a paper's figure nobody knows the rank"
     rank_0 = case_of(STAGES, program="nanotron", memory_kind="allocated")
-    assert priced(rank_0).memory_bytes == held_by(rank_0, "first")
+    assert priced(rank_0).memory_bytes == held_by(rank_0, "first") + workspaces
     assert priced(logged).fits == priced(said).fits, "whether a plan fits is up to its fullest device"
 
 

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from paceline.cluster.resolve import resolve_cluster
-from paceline.plan.cost.collectives import collectives
+from paceline.plan.cost.collectives import collectives, expert_passes
 from paceline.plan.cost.sheet import PricedTask
 from paceline.run.assemble import assemble
 from paceline.run.loop.loader import BatchStream
@@ -25,10 +25,12 @@ from paceline.spec.adapt.adapter import AdapterSpec
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
+from paceline.spec.task import ModelSpec, Task
 from paceline.task.models.build import build_model
 from paceline.task.models.sizes import resolve_decoder
 from paceline.task.profile.adapted import adapted_profile
 from paceline.task.profile.decoder import profile_decoder
+from paceline.task.profile.moe import profile_moe
 
 BATCH = 8
 SCALARS = 100  # bytes of a buffer: what is smaller is the step's own accounting (weights, norms, agreement)
@@ -69,9 +71,19 @@ class WireCount(TorchDispatchMode):
         return counts
 
 
-def counted(plan: Plan, adapter: AdapterSpec = WHOLE) -> dict[str, int]:
-    """Return the bytes of this rank's collectives in its second step."""
+def task_of(adapter: AdapterSpec, experts: int) -> Task:
+    """Return a decoder, with experts in every layer where there are to be any."""
     task = decoder_task(adapter=adapter)
+    if experts:
+        sizes = {"hidden": 32, "layers": 2, "heads": 4, "kv_heads": 2, "vocab": task.data.vocab}
+        model = ModelSpec("moe-2m", experts=experts, top_k=2, ffn=24, **sizes)
+        task = dataclasses.replace(task, model=model)
+    return task
+
+
+def counted(plan: Plan, adapter: AdapterSpec = WHOLE, experts: int = 0) -> dict[str, int]:
+    """Return the bytes of this rank's collectives in its second step."""
+    task = task_of(adapter, experts)
     world = join_world("cpu", threads=1)
     built = assemble(task, plan, world, task.data, SEQ_LEN)
     stream = BatchStream(task.data, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
@@ -99,14 +111,35 @@ def told(plan: Plan, adapter: AdapterSpec = WHOLE) -> Counter[str]:
     return Counter({kind: value for kind, value in found.items() if value})
 
 
-@pytest.mark.parametrize("layout", ["dp_replicate", "dp_shard", "cp", "tp"])
-def test_counted_bytes_are_those_told(layout: str) -> None:
+@pytest.mark.parametrize(
+    ("layout", "recompute"),
+    [("dp_replicate", "none"), ("dp_shard", "none"), ("cp", "none"), ("cp", "selective"), ("cp", "full"),
+     ("tp", "none"), ("tp", "selective"), ("tp", "full")],
+)  # fmt: skip
+def test_counted_bytes_are_those_told(layout: str, recompute: str) -> None:
     for zero in (1, 3) if layout == "dp_shard" else (1,):
-        plan = dataclasses.replace(plan_of(Layout(**{layout: 2}), BATCH, precision="fp32"), zero=zero)
+        plan = plan_of(Layout(**{layout: 2}), BATCH, precision="fp32", zero=zero, recompute=recompute)
         expected = told(plan)
         for seen in run_ranks(counted, 2, plan):
             for kind, value in expected.items():
                 assert seen[kind] == pytest.approx(value, rel=0.01), (zero, kind)
+
+
+def test_recompute_sends_tokens_to_their_experts_and_back_once_more() -> None:
+    """Twice in each pass, and as often again where a block's products are kept as where nothing is.
+
+    How many rows cross depends on the router, so what is held to the formula is their part of those without recompute.
+    """
+    layout, crossed = Layout(dp_shard=2, ep=2), {}
+    for recompute in ("none", "selective", "full"):
+        plan = plan_of(layout, BATCH, precision="fp32", recompute=recompute)
+        crossed[recompute] = sum(seen["all_to_all"] for seen in run_ranks(counted, 2, plan, WHOLE, 4))
+        task = task_of(WHOLE, 4)
+        config = resolve_decoder(task.model, task.data.vocab, SEQ_LEN)
+        where = resolve_cluster(ClusterSpec("a100-80", 2))[0]
+        sheet = PricedTask(profile_moe(config, SEQ_LEN), where, BATCH, 1).sheet(plan)
+        assert crossed[recompute] / crossed["none"] == pytest.approx(float(expert_passes(sheet)[0]) / 4), recompute
+    assert crossed["full"] == pytest.approx(1.5 * crossed["none"])
 
 
 @pytest.mark.parametrize(("kind", "recompute"), [("lora", "none"), ("dora", "full")])

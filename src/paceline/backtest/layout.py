@@ -2,7 +2,7 @@
 
 | as tables print it | as planned here |
 |---|---|
-| ZeRO-0, plain data parallel | `dp_replicate` |
+| ZeRO-0, plain data parallel | `dp_replicate`; with `cp` or `ep` class 0, whose ranks hold all state |
 | ZeRO-1, distributed optimizer | `dp_shard`, class 1 |
 | ZeRO-2; ZeRO-3, FSDP | `dp_shard`, class 2; class 3 |
 | HSDP | `dp_shard` over a node, `dp_replicate` over the nodes |
@@ -215,11 +215,11 @@ def _stated_axes(
         return {"dp_shard": dp}, 2
     if text.startswith("1") or "dist_opt" in text:
         return {"dp_shard": dp}, 1
-    if degrees["ep"] > 1:  # the mesh spreads experts over dp_shard; ZeRO-1 is the class that shards least
+    if degrees["ep"] > 1:  # the mesh spreads experts over dp_shard, and what is dense is whole on every rank
         shard = math.lcm(degrees["ep"], degrees["cp"]) // degrees["cp"]
-        return {"dp_shard": shard, "dp_replicate": dp // shard}, 1
+        return {"dp_shard": shard, "dp_replicate": dp // shard}, 0
     # Ranks that share a sequence hold the same weights; as copies go, they reduce once a step, as class 1 does.
-    return {"dp_replicate": dp}, 1 if degrees["cp"] > 1 else 3
+    return {"dp_replicate": dp}, 0 if degrees["cp"] > 1 else 3
 
 
 def schedules_of(row: StepRow, pp: int, layers: int, marks: list[str]) -> list[tuple[str, int]]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from paceline.backtest.rows import Case
+from paceline.backtest.workspaces import workspace_bytes
 from paceline.cluster.catalog.devices import published_watts, read_catalog
 from paceline.cluster.catalog.power import power_model
 from paceline.plan.cost import pricing
@@ -18,7 +19,7 @@ from paceline.plan.cost.components import Component, only, without
 from paceline.plan.cost.constants import Constants, read_constants
 from paceline.plan.cost.intervals import memory_widths, published_widths, waiting_parts
 from paceline.plan.cost.memory.usable import needed, usable_bytes
-from paceline.plan.cost.programs.known import CAPTURED_ON, MEGATRON, MEGATRON_BRIDGE, program_of
+from paceline.plan.cost.programs.known import CAPTURED_ON, CLONED_LOGITS, MEGATRON, MEGATRON_BRIDGE, program_of
 from paceline.plan.cost.programs.low import recipe_of
 from paceline.plan.cost.rates import BYTES
 from paceline.plan.cost.sheet import PricedTask, Sheet
@@ -39,6 +40,8 @@ OUTSIDE: dict[str, tuple[Kind, ...]] = {"allocated": ("runtime", "cache"), "rese
 BESIDE_LAYERS: tuple[Kind, ...] = ("update", "host", "casts", "sync")
 # A figure of memory as Megatron-LM's own log has it ("mem-max-allocated-bytes"): of the rank that writes the log.
 OF_ITS_LOG = re.compile(r"mem[-_ ]max[-_ ]allocated[-_ ]bytes")
+# The loss as compiled pieces, which keep a copy of what they write in place (fusions/fused_cross_entropy.py).
+COMPILED_LOSS = re.compile(r"cross-entropy-loss-fusion=true")
 # Layers of Transformer Engine, whose tensor collectives run in pieces beside products (`--tp-comm-overlap`).
 TRANSFORMER_ENGINE = re.compile(r"\bte\b|transformer.?engine")
 
@@ -94,6 +97,8 @@ def software_of(case: Case) -> Software:
         found = replace(found, hides_tensor=True)
     if found.memory_rank == "last" and not OF_ITS_LOG.search(case.row.notes):
         found = replace(found, memory_rank="")
+    if found.name == MEGATRON.name and COMPILED_LOSS.search(case.row.notes.lower()):
+        found = replace(found, logit_share=CLONED_LOGITS)
     if found.fuses_compiled and not case.plans[0].compile:
         found = replace(found, fused=False)
     if case.plans[0].precision == "fp8":
@@ -167,6 +172,7 @@ def _price_alike(cases: Sequence[Case], constants: Constants) -> list[Priced | s
                 found[place] = "a rate of the cluster is unknown"
                 continue
             counted = sum(column.values[best] for column in without(written, *OUTSIDE[case.memory_kind]))
+            counted += _workspaces(case) if OUTSIDE[case.memory_kind] else 0.0
             terms = tuple(TermSeconds(column.name, column.kind, float(column.values[best])) for column in time)
             parts = waiting_parts([(term.kind, term.seconds) for term in terms])
             interval = _interval(float(seconds[best]), published_widths(sheet).of_step(*parts))
@@ -182,6 +188,12 @@ def _written_down(sheet: Sheet, memory: list[Component]) -> list[Component]:
     """Return the bytes of the device whose memory the program writes down, where that is not the fullest one's."""
     rank = sheet.context.software.memory_rank
     return pricing.memory_components(sheet, rank) if rank else memory
+
+
+def _workspaces(case: Case) -> float:
+    """Return what is no part of a program's tensors, but allocated by torch all the same."""
+    layers = TRANSFORMER_ENGINE.search(case.row.attention_kernel.lower()) is not None
+    return workspace_bytes(case.cluster.device.name, case.row.notes, layers)
 
 
 def seconds_of_cases(cases: Sequence[Case], constants: Constants) -> Floats:
@@ -228,7 +240,7 @@ def allocated_and_kept(cases: Sequence[Case], constants: Constants) -> list[tupl
         held = pricing.total(without(memory, *OUTSIDE["allocated"]))
         kept = np.where(full, 0.0, pricing.total(only(memory, "cache")))
         for place, both in zip(places, zip(held, kept, strict=True), strict=True):
-            found[place] = (float(both[0]), float(both[1]))
+            found[place] = (float(both[0]) + _workspaces(cases[place]), float(both[1]))
     return found
 
 

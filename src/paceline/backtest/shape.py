@@ -140,7 +140,8 @@ def _with_kernels(shape: TransformerShape, row: StepRow, marks: list[str]) -> Tr
 
     Where a table does not say: as the program does unless it is asked, of which GPT shapes are the older ones. Chips
     since Hopper (2022) and queries that share keys (Ainslie et al. 2023, arXiv:2305.13245) are younger than
-    FlashAttention (May 2022, arXiv:2205.14135), and came with programs that use it.
+    FlashAttention (May 2022, arXiv:2205.14135), and came with programs that use it. Where scores are written, GPT's
+    layers drop some of them, also those with experts: `--attention-dropout` of Megatron-LM is 0.1 unless it is given.
     """
     unfused = is_unfused(row.attention_kernel)
     if not row.attention_kernel:
@@ -155,7 +156,8 @@ def _with_kernels(shape: TransformerShape, row: StepRow, marks: list[str]) -> Tr
     program, _ = program_of(row.program, row.zero_stage)
     if not program.selective_is_attention:
         shape = replace(shape, selective_products=program.selective_products)
-    return replace(shape, flash=not unfused, dropout=unfused and row.arch == "gpt" and program.drops_attention)
+    of_gpt = row.arch == "gpt" or (row.arch == "moe" and shape.positions == "learned" and not shape.gated)
+    return replace(shape, flash=not unfused, dropout=unfused and of_gpt and program.drops_attention)
 
 
 def _with_experts(shape: TransformerShape, row: StepRow, flags: dict[str, str], marks: list[str]) -> TransformerShape:

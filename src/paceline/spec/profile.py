@@ -61,6 +61,7 @@ class BlockProfile:
     routed_flops: float = 0.0  # those of `matmul_flops` that are products of routed experts; 0: all of them
     routed_groups: tuple[int, ...] = ()  # groups that experts stand in, and to how many of them a token goes at most
     largest_weight: int = 0  # parameters of the largest of its matrices that lie in no expert; 0: not told
+    last_flops: float = 0.0  # those of `matmul_flops` of the block's last product, where nothing after it keeps a value
     backward_products: float = 2.0  # of the backward pass, for each product of the forward pass; frozen weights: 1
 
     @property
@@ -111,6 +112,8 @@ class ModelProfile:
     remarks: tuple[str, ...] = ()  # what of the model or the batch has no effect
     drawing: tuple[str, ...] = ()  # the blocks that draw random numbers, by name
     grouped: tuple[str, ...] = ()  # the blocks with convolutions in groups, by name
+    # Whether tokens see a part of their row alone, by a mask: ranks that share the row then keep all of its keys.
+    masked: bool = False
     fills: tuple[Fill, ...] = ()  # by rising micro-batch; none where every row is as long as a sample
 
     @cached_property

@@ -27,6 +27,8 @@ def test_less_power_for_the_same_peak_is_a_lower_clock() -> None:
     assert densities[0] and densities[1]
     expected = 0.6 * (densities[0] / densities[1]) ** (1 / 2)
     assert sustained_share(card, SHARES) == pytest.approx(expected) and expected < 0.50
+    limited = published_device(find_entry("h100-hbm2e"))  # the same peak on 500 W of 700
+    assert sustained_share(limited, SHARES) == pytest.approx(0.6 * (500 / 700) ** (1 / 2))
     rack = published_device(find_entry("gb300"))  # 2,500 TFLOP/s on 1,400 W against 2,250 on 1,000
     assert sustained_share(rack, SHARES) == pytest.approx(0.5 * (2.25 / (2500 / 1400)) ** (1 / 2))
 

@@ -54,6 +54,24 @@ def test_master_weights_are_eighteen_bytes_a_parameter_of_which_twelve_are_shard
     assert third["weights"] == 2 * 5e6 / 4 and third["weight copies"] == 2 * 3e6
 
 
+def test_a_buffer_of_gradients_is_whole_where_one_micro_batch_fills_it_too() -> None:
+    for accumulation, alone in ((1, 4 / 4), (2, 4 + 4 / 4)):
+        chosen = plan(Layout(dp_shard=4), 16 // accumulation, precision="bf16", zero=1)
+        assert held(MEGATRON, chosen)["gradients"] / 5e6 == 4, "one contiguous buffer, of ZeRO-1 too"
+        assert held(PACELINE, chosen)["gradients"] / 5e6 == alone, "scattered as they come"
+
+
+def test_gradients_that_wait_for_the_last_micro_batch_are_whole_and_reduced_once() -> None:
+    late = dataclasses.replace(PACELINE, sums_whole=True)
+    chosen = plan(Layout(dp_shard=4), 2)  # ZeRO-3 of eight micro-batches, in fp32
+    assert held(PACELINE, chosen)["gradients"] == 4 * 5e6 / 4
+    assert held(late, chosen)["gradients"] == 4 * (5e6 + 5e6 / 4), "all of them, and what the last one leaves"
+    each, once = (seconds(software, chosen)["gradient reduction"] for software in (PACELINE, late))
+    assert each == pytest.approx(8 * once)
+    gathers = (seconds(software, chosen)["parameter gathering"] for software in (PACELINE, late))
+    assert len(set(gathers)) == 1, "weights are gathered for every micro-batch all the same"
+
+
 def test_without_sequence_parallel_every_tensor_rank_moves_and_keeps_the_stream() -> None:
     alone = dataclasses.replace(PACELINE, sequence_parallel=False)
     chosen = plan(Layout(tp=4), 8)

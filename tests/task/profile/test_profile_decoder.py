@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from paceline.run.memory.recompute import checkpoint_block
 from paceline.spec.task import ModelSpec
 from paceline.task.models.build import build_model
 from paceline.task.models.decoder import Decoder
@@ -29,6 +32,21 @@ SHAPES = {
 @pytest.fixture(params=SHAPES)
 def config(request: pytest.FixtureRequest) -> DecoderConfig:
     return SHAPES[request.param]
+
+
+class Products(TorchDispatchMode):
+    """Counts the FLOPs of products of matrices, attention's own aside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operator, and count it where it is such a product."""
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            left, right = args[-2:]
+            self.flops += 2 * left.shape[0] * left.shape[1] * right.shape[1]
+        return func(*args, **(kwargs or {}))
 
 
 def batch(vocab: int) -> dict[str, torch.Tensor]:
@@ -77,6 +95,22 @@ def test_flops_equal_torchs_counter(config: DecoderConfig) -> None:
     # torch counts attention without regard to causality.
     full = profile.forward_flops + sum(block.attention_flops for block in profile.blocks)
     assert counter.get_total_flops() == pytest.approx(ROWS * full, rel=1e-9)
+
+
+def test_full_recompute_runs_all_of_a_block_again_but_its_last_product(config: DecoderConfig) -> None:
+    counted = {}
+    for mode in ("none", "selective", "full"):
+        model = Decoder(config)
+        initialise(model, seed=0)
+        for layer in model.layers:
+            checkpoint_block(layer, mode, compiled=True)
+        with Products() as products:
+            model(batch(config.vocab)["tokens"]).sum().backward()
+        counted[mode] = products.flops
+    layers = [block for block in profile_decoder(config, SEQ).blocks if block.recomputable]
+    again = sum(block.matmul_flops - block.last_flops for block in layers)
+    assert counted["full"] - counted["none"] == ROWS * again
+    assert counted["selective"] == counted["none"], "products are kept"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -72,7 +72,11 @@ def collectives(sheet: Sheet) -> tuple[Collective, ...]:
 def stream_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
     """Return the gathers of the stream over tp and its reduce-scatters, half of the collectives each."""
     shapes, stream = sheet.context.shapes, sheet.stream_bytes
-    again = sheet.over_modes(in_modes(shapes.collectives, *AGAIN), sheet.slowest_row)
+    software, repeated = sheet.context.software, shapes.collectives
+    if software.stops_early:  # the sum of a last product comes after all that is needed
+        repeated = repeated - (shapes["last_flops"] > 0)
+    some = shapes.collectives / 2 if software.selective_sums else repeated  # gathers alone
+    again = sheet.over_modes(in_modes(some, "selective") + in_modes(repeated, "full"), sheet.slowest_row)
     each = (2 * sheet.slowest.number(shapes.collectives) + again) / 2
     rounds, more = sheet.passes_made, second_gathers(sheet)
     return (
@@ -106,13 +110,38 @@ def loss_collective(sheet: Sheet) -> Collective:
 def context_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
     """Return the gathers of keys and values over cp, and the reduce-scatter of their gradients."""
     columns, part, element_bytes = sheet.columns, sheet.slowest, sheet.rates.element_bytes
-    moved = columns.device_samples * part.total("kv_elements") / columns.tp * element_bytes * sheet.fill("tokens")
+    keys = part.number(exchanged_keys(sheet))
+    moved = columns.device_samples * keys / columns.tp * element_bytes * sheet.fill("tokens")
     calls = sheet.passes_made * part.number(sheet.context.shapes["kv_elements"] > 0)
-    passes = 2 + repeated_share(sheet, "kv_elements")
+    passes = 2 + again_exchanged(sheet)
     return (
         Collective("cp", "all_gather", "keys and values", passes * moved, passes * calls),
         Collective("cp", "reduce_scatter", "their gradients", max(4, element_bytes) / element_bytes * moved, calls),
     )
+
+
+def again_exchanged(sheet: Sheet) -> Floats:
+    """Return the part of the keys and values that recompute exchanges once more.
+
+    Selective recompute that keeps attention's output does not run attention again, so it exchanges none. Example: of
+    four blocks, two with full recompute and two selective, a half; and all where attention is not kept.
+    """
+    software, save = sheet.context.software, sheet.columns.common.recompute_save
+    keeps = software.selective_attention and "attention" in save and not software.selective_is_attention
+    keeps = keeps and not sheet.context.profile.masked  # what is gathered under a mask is no part of that operator
+    return repeated_share(sheet, "kv_elements", ("full",) if keeps else AGAIN)
+
+
+def exchanged_keys(sheet: Sheet) -> Floats:
+    """Return the elements of keys and values of a sample that ranks of cp exchange, of every different block.
+
+    Example: 8 heads of keys for 32 of queries are four times as much where they are repeated before.
+    """
+    shapes = sheet.context.shapes
+    if not sheet.context.software.rings_repeated:
+        return shapes["kv_elements"]
+    found: Floats = shapes["kv_elements"] * np.maximum(1.0, shapes["heads"] / np.maximum(shapes["kv_heads"], 1.0))
+    return found
 
 
 def expert_collective(sheet: Sheet) -> Collective:
@@ -130,8 +159,13 @@ def expert_collective(sheet: Sheet) -> Collective:
 
 
 def expert_passes(sheet: Sheet) -> Floats:
-    """Return how often routed tokens travel: to the experts and back, in both passes and again in full recompute."""
-    return 4 + 2 * repeated_share(sheet, "routed_elements", ("full",))
+    """Return how often routed tokens travel: to the experts and back, in both passes and once more in recompute.
+
+    Selective recompute that keeps products brings their inputs to them again, and their results to the token's own
+    rank, where they are weighed; none of it where attention's core alone is computed again.
+    """
+    modes = ("full",) if sheet.context.software.selective_is_attention else AGAIN
+    return 4 + 2 * repeated_share(sheet, "routed_elements", modes)
 
 
 def stage_sends(sheet: Sheet) -> Collective:
@@ -150,11 +184,8 @@ def micro_stream_bytes(sheet: Sheet) -> Floats:
 def gather_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
     """Return the all-gathers of weights: dense ones, and those of routed experts."""
     columns, part, rounds = sheet.columns, sheet.heaviest, sheet.passes_made
-    third, size = columns.zero == 3, sheet.rates.element_bytes
+    third, size = columns.zero == 3, _weight_bytes(sheet)
     software = sheet.context.software
-    narrow = software.gathers_fp8 and software.recipe not in SCALED_WITHIN
-    if columns.precision == "fp8" and narrow:
-        size = FP8_BYTES
     dense, experts = _held(sheet)
     again = _gathered_to_recompute(sheet)
     passes = np.where(third, (2 + again) * rounds, 1)
@@ -173,6 +204,21 @@ def gather_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
         Collective("fsdp", "all_gather", "weights", gathered * size, calls),
         Collective("expert_shard", "all_gather", "experts' weights", passes * experts * size, passes * part.routers),
     )
+
+
+def gathered_in_forward(sheet: Sheet) -> Floats:
+    """Return what part of the gathered bytes of weights forward passes wait for: all of them but in ZeRO-3."""
+    whole = sum(found.buffer_bytes for found in gather_collectives(sheet))
+    once = sheet.passes_made * sum(_held(sheet)) * _weight_bytes(sheet)
+    part: Floats = np.where(sheet.columns.zero == 3, once / np.maximum(whole, 1.0), 1.0)
+    return part
+
+
+def _weight_bytes(sheet: Sheet) -> int:
+    """Return the bytes in which a weight's value is gathered."""
+    software = sheet.context.software
+    narrow = software.gathers_fp8 and software.recipe not in SCALED_WITHIN
+    return FP8_BYTES if sheet.columns.precision == "fp8" and narrow else sheet.rates.element_bytes
 
 
 def _gathered_to_recompute(sheet: Sheet) -> Floats:
@@ -225,10 +271,14 @@ def reduce_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
 def reductions(sheet: Sheet) -> Floats:
     """Return how often gradients are reduced over shards in a step: in every micro-batch of ZeRO-2 and 3, else once.
 
-    Programs that keep ZeRO-2's gradients whole until the last micro-batch reduce them once, as ZeRO-1 does.
+    Programs that keep ZeRO-2's gradients whole until the last micro-batch, or those of ZeRO-3 too, reduce them once, as
+    ZeRO-1 does.
     """
     columns = sheet.columns
-    each = columns.zero >= (3 if sheet.context.software.reduces_once else 2)
+    software = sheet.context.software
+    each = columns.zero >= (3 if software.reduces_once else 2)
+    if software.sums_whole:
+        each = np.zeros_like(each)
     found: Floats = np.where(each, sheet.passes_made, 1.0)
     return found
 

@@ -66,6 +66,14 @@ class Columns:
         """Devices that one copy's state is sharded over."""
         return self.dp_shard * self.cp
 
+    @property
+    def held_degree(self) -> Ints:
+        """Devices that one copy's state is divided over: the same, but of class 0, where each holds all of it.
+
+        No plan of ours is of class 0: it is what others call plain copies, over ranks that share a sequence or experts.
+        """
+        return np.where(self.zero > 0, self.state_degree, 1)
+
     @cached_property
     def is_sharded(self) -> Flags:
         """Whether weights are held in shards: see `holds_shards`."""

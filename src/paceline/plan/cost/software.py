@@ -18,6 +18,9 @@ class Software:
     # 16-bit weights at rest, sharded in ZeRO-3 alone, beside fp32 masters that are part of the optimizer's state.
     # Otherwise fp32 weights are cast, and sharded in every class, as FSDP2 does.
     master_weights: bool = False
+    # Whether recompute ends where all that the backward pass needs is there again, so before a block's last product.
+    # torch's `checkpoint` does without `use_reentrant` (its early stop), and compilers leave out what nothing reads.
+    stops_early: bool = True
     selective_is_attention: bool = False  # selective recompute repeats attention's core alone, else all but products
     selective_products: float = 1.0  # part of the products whose outputs selective recompute keeps, else
     selective_blocks: bool = False  # whether it is full recompute of some blocks instead, how many is not told
@@ -28,6 +31,7 @@ class Software:
     live_parameters: float = 0.0  # gathered at once in ZeRO-3 at most, or one whole weight; 0: units of the model
     gathers_to_recompute: bool = False  # whether ZeRO-3 lets go of weights between computing again and backward
     selective_attention: bool = True  # whether selective recompute that keeps products keeps attention's output too
+    selective_sums: bool = False  # whether selective recompute keeps what tensor ranks have summed up
     logit_share: float = 0.0  # of fp32's 4 bytes, for a logit in forward and again in backward; 0: by `fused`
     fuses_compiled: bool = False  # whether kernels are fused in compiled plans alone
     gathers_fp8: bool = False  # whether fp8 plans gather weights in fp8
@@ -37,6 +41,9 @@ class Software:
     hides_input_sums: bool = False  # whether sums of inputs' gradients run while gradients of weights are computed
     first_flash: bool = False  # whether fused attention is that of before FlashAttention-2
     hides_context: bool = False  # whether keys of other ranks arrive while attention computes on those that are there
+    # Whether ranks of cp exchange keys and values repeated to as many heads as queries have, gathered once beside the
+    # attention to their own, and whether the gradients of these go around beside the attention of the next ones.
+    rings_repeated: bool = False
     gradient_bytes: int = 4  # of a gradient that is kept and summed up
     sums_after_backward: bool = False  # whether a backward pass leaves all gradients in 16 bits before they are summed
     # Whether an update makes a rank's part of 16-bit gradients flat, and casts it to fp32, before it lets go of either.
@@ -65,6 +72,7 @@ class Software:
     half_in_fp16: bool = False  # whether gradients are kept and reduced in 2 bytes where training is in fp16
     spreads_experts: bool = False  # whether tensor ranks hold whole experts of their own, instead of parts of all
     reduces_once: bool = False  # whether ZeRO-2 sums up a step's micro-batches before it reduces
+    sums_whole: bool = False  # whether every class of ZeRO does, so that each rank holds whole gradients meanwhile
     fills_stages: bool = False  # whether pipelines fill stage after stage by cost; else layers are dealt out evenly
     memory_rank: str = ""  # whose memory it writes down, the "first" or "last" pipeline rank's; else the fullest's
     fuses_attention: bool = True  # whether attention of GPT shapes is fused unless it is asked to be otherwise

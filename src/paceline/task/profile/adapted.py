@@ -158,6 +158,7 @@ def _with_adapters(block: BlockProfile, inside: list[AdaptedLinear], tokens: int
         saved_elements=block.saved_elements + tokens * kept,
         selective_elements=block.selective_elements + tokens * (spec.rank * len(shapes) + wide),
         transient_elements=transient,
+        last_flops=0.0,  # what an adapter adds to it comes after it
         operators=block.operators + operators,
         matmul_width=round(math.exp(sum(f * log for f, log in products) / sum(f for f, _ in products))),
     )

@@ -98,6 +98,7 @@ def decoder_layer(config: DecoderConfig, seq: int) -> BlockProfile:
         heads=config.heads,
         kv_heads=config.kv_heads,
         attention_out_elements=float(seq * (queries + 2 * config.heads)),
+        last_flops=2.0 * seq * ffn * hidden,  # its result is added to the stream, and no gradient needs it
     )
 
 

@@ -72,4 +72,5 @@ def _routed_layer(config: MoEConfig, seq: int) -> BlockProfile:
         expert_widths=(hidden, config.expert_ffn),
         routed_elements=float(rows),
         routed_flops=2.0 * seq * top_k * 3 * hidden * config.expert_ffn,
+        last_flops=0.0,  # results are weighed
     )

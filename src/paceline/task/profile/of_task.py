@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from paceline.spec.profile import ModelProfile
 from paceline.spec.task import ModelSpec, Task
 from paceline.task.data.facts import DataFacts
@@ -22,7 +24,8 @@ def profile_task(task: Task, facts: DataFacts) -> ModelProfile:
 
         given = facts.vocab or 0, facts.items_per_sample, task.seed, "meta", task.adaptation
         profile = adapted_profile(profile, build_model(task.model, *given))
-    return close_for_task(profile, task, facts)
+    masked = profile.source == "analytic" and not task.data.cross_documents
+    return close_for_task(dataclasses.replace(profile, masked=masked), task, facts)
 
 
 def _profile_model(task: Task, facts: DataFacts) -> ModelProfile:

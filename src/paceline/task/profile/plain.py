@@ -39,6 +39,10 @@ def unpack_profile(record: dict[str, Any]) -> ModelProfile:
     return ModelProfile(**{**rest, "blocks": blocks, "tensor_limits": limits, **texts, "fills": fills})
 
 
+# What follows from the others, and no key names.
+DERIVED = ("last_flops",)
+
+
 def task_key(profile: ModelProfile, optimizer: str) -> str:
     """Return what a task is known by in what was learnt: the hash of its model's blocks, a sample and the optimizer.
 
@@ -49,8 +53,8 @@ def task_key(profile: ModelProfile, optimizer: str) -> str:
     counted = {name: shapes[name] for name in ("blocks", "chain", "tokens_per_sample")}
     if profile.fills:
         counted["fills"] = True
-    counted["blocks"] = [{name: value for name, value in block.items() if LATER.get(name) != value}
-                         for block in counted["blocks"]]  # fmt: skip
+    counted["blocks"] = [{name: value for name, value in block.items() if LATER.get(name) != value
+                          and name not in DERIVED} for block in counted["blocks"]]  # fmt: skip
     return hashlib.sha256(json.dumps([counted, optimizer], sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -214,6 +214,7 @@ def _layer(shape: TransformerShape) -> BlockProfile:
         heads=heads,
         kv_heads=shape.kv_heads,
         attention_out_elements=0.0 if shape.selective_products is None else float(seq * kept_attention),
+        last_flops=0.0 if shape.dropout else 2.0 * seq * ffn * hidden,  # dropout keeps a mask of its result
     )
 
 
@@ -258,6 +259,7 @@ def _routed(shape: TransformerShape, plain: BlockProfile) -> BlockProfile:
         routed_elements=rows,
         routed_flops=2.0 * seq * experts.top_k * matrices * hidden * experts.ffn,
         routed_groups=experts.groups,
+        last_flops=0.0,  # results are weighed
     )
 
 

@@ -255,10 +255,13 @@ def test_the_search_turns_to_budgets_where_memory_makes_the_best_plan_recompute(
 
 
 def test_what_runs_again_is_sent_again() -> None:
-    """What an axis sends under a budget lies between its modes' own, by the blocks that have each."""
+    """What an axis sends under a budget lies between its modes' own, by the blocks that have each.
+
+    A selective block keeps what attention gave, so it exchanges no keys again; its tokens go to their experts again.
+    """
     where = PricedTask(opened(profile(4, kv_elements=1e4, routed_elements=1e5, experts=4)), cluster(2), 64, 1)
     mixed = {"recompute": "budget", "recompute_blocks": ("none", "selective", "full", "full")}
-    for layout, axis, part in ((Layout(tp=2), "tp", 3 / 4), (Layout(cp=2), "cp", 3 / 4), (EXPERTS, "ep", 1 / 2)):
+    for layout, axis, part in ((Layout(tp=2), "tp", 3 / 4), (Layout(cp=2), "cp", 1 / 2), (EXPERTS, "ep", 3 / 4)):
         ways = ({"recompute": "none"}, {"recompute": "full"}, mixed)
         none, full, sent = (axis_traffic(where, plan(layout, **way))[0] for way in ways)
         assert sent.axis == axis and full.bytes_per_step > none.bytes_per_step

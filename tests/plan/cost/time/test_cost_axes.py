@@ -42,7 +42,7 @@ NEAR, FAR = Link("node", measured(1e-6), measured(1e11)), Link("network", measur
 
 def model(layers: int = 4, **changes: float) -> ModelProfile:
     """Embedding, layers with attention, and a head, all of the same stream of 5e4 elements."""
-    base = profile(layers, kv_elements=2e4, **changes)
+    base = profile(layers, **{"kv_elements": 2e4, **changes})
     head = block("head", "head", False, attention_flops=0.0)
     return dataclasses.replace(base, blocks=(*base.blocks, head))
 
@@ -123,9 +123,23 @@ def test_context_ranks_share_tokens_and_not_weights_by_hand() -> None:
         assert shared[name] == pytest.approx(alone[name] / 4)
     state = held(plan(Layout(cp=4), 8))
     assert state["weights"] == 4 * 6e6 / 4, "ZeRO shards them over dp_shard x cp"
-    kv = held(plan(Layout(cp=4), 1))["activations"]
-    layer = (4e5 - 2e4) / 4 + 2e4
-    assert kv == pytest.approx(4 * (4 * layer + 2 * 4e5 / 4) + 4 * 6 * 1e5 / 4)
+    kept = held(plan(Layout(cp=4), 1))["activations"]
+    assert kept == pytest.approx(4 * (4 * 4e5 / 4 + 2 * 4e5 / 4) + 4 * 6 * 1e5 / 4), "of keys its own part alone"
+
+
+def test_keys_of_all_ranks_are_there_in_one_layer_or_kept_in_all_under_a_mask() -> None:
+    """2e4 keys and values of 4 B over 4 ranks: gathered, those in use, and gradients; around a ring two parts of both.
+
+    Under a mask each of four layers keeps all of them for its backward pass.
+    """
+    none = model(kv_elements=0.0)
+    for method, several in (("gather", 4 * (2 - 1 / 4) + 4), ("ring", 2 * (4 + 4) / 4)):
+        with_keys, without = (held(plan(Layout(cp=4), 1, cp_method=method), shape) for shape in (model(), none))
+        more = with_keys["communication buffers"] - without["communication buffers"]
+        assert more == pytest.approx(several * 2e4)
+        assert with_keys["activations"] == pytest.approx(without["activations"])
+    masked = held(plan(Layout(cp=4), 1), dataclasses.replace(model(), masked=True))["activations"]
+    assert masked - held(plan(Layout(cp=4), 1))["activations"] == pytest.approx(4 * 4 * 2e4 * (1 - 1 / 4))
 
 
 def test_context_communication_by_hand() -> None:
@@ -133,6 +147,12 @@ def test_context_communication_by_hand() -> None:
     once = 3 / 4 * moved / 1e9 + 8 * 4 * 3 * 1e-4
     assert inside(Layout(cp=4))["context communication"] == pytest.approx(3 * once)
     assert inside(Layout(cp=4), recompute="full")["context communication"] == pytest.approx(4 * once)
+    some = {"recompute": "selective"}  # what keeps attention's output exchanges nothing again
+    assert inside(Layout(cp=4), **some)["context communication"] == pytest.approx(3 * once)
+    products = inside(Layout(cp=4), recompute_save=("products",), **some)["context communication"]
+    assert products == pytest.approx(4 * once)
+    masked = inside(Layout(cp=4), dataclasses.replace(model(), masked=True), **some)["context communication"]
+    assert masked == pytest.approx(4 * once)
     both = inside(Layout(cp=2, tp=2))["context communication"]
     assert both == pytest.approx(3 * (1 / 2 * moved / 2 / 1e9 + 8 * 4 * 1e-4))
 
@@ -148,6 +168,15 @@ def test_keys_of_other_ranks_come_while_attention_computes_on_an_accelerator() -
         found[method] = (whole - terms["context communication"]) / terms["attention"]
     assert found["gather"] == pytest.approx(1 / 4), "beside a rank's own part alone"
     assert found["ring"] == pytest.approx(1), "beside all of it"
+
+
+def test_gradients_of_gathered_keys_are_summed_when_nothing_is_computed_beside_them() -> None:
+    shape = model(attention_flops=1e12)  # hides both gathers whole
+    scatter = 3 / 4 * 64 * 4 * 2e4 * 4 / 1e9 + 8 * 4 * 3 * 1e-4
+    for method, left in (("gather", scatter), ("ring", 0.0)):
+        context = PricedTask(shape, cluster(4, "cuda"), 64, 1)
+        terms = {term.name: term.value for term in price(context, plan(Layout(cp=4), 8, cp_method=method)).time}
+        assert terms["context communication"] == pytest.approx(left)
 
 
 # Experts

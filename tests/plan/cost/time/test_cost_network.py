@@ -89,6 +89,38 @@ def test_nothing_is_hidden_on_cpus_and_much_on_accelerators():
     assert network_terms(PricedTask(profile(4), cluster(1), 64, 1), plan(Layout(), 4), 1.0) == ()
 
 
+def test_a_pass_hides_what_it_waits_for_alone():
+    context = PricedTask(profile(4, attention_flops=0.0), cluster(4, "cuda"), 64, 1)
+    # All else goes over everything in three passes that are alike: a forward, twice as much backward. Of five units one
+    # shows. The root's weights stay: nine gathers of a fifth.
+    for zero, ahead, back in ((1, 5, 0), (3, 5, 4)):
+        chosen = plan(Layout(dp_shard=4), 16, zero=zero)
+        moved = traffic(context, chosen)
+        gather, reduce = float(moved.gather_seconds[0]), float(moved.reduce_seconds[0])
+        first, rest = gather * ahead / (ahead + back), gather * back / (ahead + back)
+        forward = 0.4 * first
+        shown = network_terms(context, chosen, 3 * forward / CONSTANTS.overlap)
+        assert shown[1].value == pytest.approx(0.2 * reduce + 0.8 * reduce - min(0.8 * reduce, 2 * forward))
+        left = 2 * forward - min(0.8 * reduce, 2 * forward)
+        assert shown[0].value == pytest.approx(first - forward + rest - min(0.8 * rest, left)), zero
+
+
+def test_gathers_inside_of_nodes_do_not_wait_for_copies_between_them():
+    near, far = (Link(level, Figure(0.0, "measured"), Figure(rate, "measured"))
+                 for level, rate in (("node", 1e9), ("network", 1e8)))  # fmt: skip
+    shown = {}
+    for nodes in (1, 2):
+        where = cluster(4, "cuda", devices_per_node=4 // nodes, links=(near, far))
+        context, chosen = PricedTask(profile(4), where, 64, 1), plan(Layout(dp_replicate=2, dp_shard=2), 16)
+        gather = float(traffic(context, chosen).gather_seconds[0])
+        shown[nodes] = network_terms(context, chosen, 3 * gather / CONSTANTS.overlap)[0].value
+        assert traffic(context, chosen).apart_seconds[0] == pytest.approx(
+            0 if nodes == 1 else 2 * 0.5 * 2.5e6 * 4 / 1e8
+        )
+    # Copies of 10 MB at 0.1 GB/s take 0.1 s, more than the backward pass: they leave it to gathers on other links.
+    assert shown[2] == pytest.approx(gather / 5)
+
+
 def test_groups_across_nodes_share_their_adapters():
     published, _ = resolve_cluster(ClusterSpec("h100-sxm", devices=16))
     whole = ring(published, 16, 1)  # eight members a node bring eight adapters

@@ -26,7 +26,7 @@ def flat_bytes(sheet: Sheet, plans: Columns, parameters: Floats) -> Floats:
     """
     if not keeps_narrow(sheet) or plans.common.offloads_optimizer:
         return np.zeros(len(plans))
-    found: Floats = (sheet.rates.element_bytes + MASTER_BYTES) * parameters / plans.state_degree
+    found: Floats = (sheet.rates.element_bytes + MASTER_BYTES) * parameters / plans.held_degree
     return found
 
 

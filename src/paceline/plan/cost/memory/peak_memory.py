@@ -2,7 +2,7 @@
 
 The classes of sharding follow Rajbhandari et al. 2020 (ZeRO, arXiv:1910.02054, section 5) as FSDP2 carries them out:
 weights rest as fp32 shards in every class and are gathered in the compute dtype. `tp` divides all that a block holds
-but the gathered inputs of its products; `cp` divides all that grows with tokens but gathered keys and values; a
+but the gathered inputs of its products; `cp` divides all that grows with tokens, what one layer exchanges aside; a
 pipeline stage keeps what its micro-batches in flight have saved (Korthikanti et al. 2022, arXiv:2205.05198, section
 4). Norms' weights, whole on every tensor rank, are counted as if divided: they are a ten-thousandth of a block.
 """
@@ -15,13 +15,14 @@ from functools import cached_property
 
 import numpy as np
 
+from paceline.plan.cost.collectives import exchanged_keys
 from paceline.plan.cost.columns import Columns, Flags, Floats, Ints
 from paceline.plan.cost.components import Component, in_modes, total, without
 from paceline.plan.cost.memory.flat_gradients import flat_bytes, flat_gradients, keeps_narrow
 from paceline.plan.cost.memory.offload import MOVING_BLOCKS, optimizer_held, optimizer_text, rests_on_host
 from paceline.plan.cost.model_parts import Parts
 from paceline.plan.cost.sheet import Sheet
-from paceline.plan.cost.time.compute import state_bytes
+from paceline.plan.cost.time.compute import state_bytes, updated_parameters
 from paceline.plan.cost.time.gathers import gathered_memory
 from paceline.spec.adapt.adapter import NF4_BYTES, NF4_VALUE_BYTES
 from paceline.spec.cluster import SOURCES
@@ -112,7 +113,7 @@ class HeldAtPeak:
     def _narrowed(self) -> Floats:
         """Bytes that frozen weights of two bytes spare a device."""
         spared = (self.size - 2) * self.parts.total("narrow_parameters")
-        return spared / self.plans.tp / self.plans.state_degree
+        return spared / self.plans.tp / self.plans.held_degree
 
     @property
     def _spread(self) -> Floats:
@@ -183,16 +184,16 @@ class HeldAtPeak:
 
     def over(self, i: int) -> str:
         """Return how the state is divided, for a formula."""
-        shards, with_cp = self.plans.state_degree[i], " x cp" if self.plans.cp[i] > 1 else ""
+        shards, with_cp = self.plans.held_degree[i], " x cp" if self.plans.cp[i] > 1 else ""
         return self.here(i) + (f" / dp_shard{with_cp} {shards}" if shards > 1 else "")
 
     def columns(self) -> list[Component]:
         """Return all components."""
         context = self.sheet.context
         size, values, software = self.size, state_values(context.optimizer), context.software
-        state = size * self.trained / self.plans.state_degree
-        weights, resting = size * self.parameters / self.plans.state_degree - self._narrowed, f"{size} B"
-        weights = weights - size * self._spread * (1 / self.plans.state_degree - 1 / self.plans.data_degree)
+        state = size * updated_parameters(self.plans, self.parts)
+        weights, resting = size * self.parameters / self.plans.held_degree - self._narrowed, f"{size} B"
+        weights = weights - size * self._spread * (1 / self.plans.held_degree - 1 / self.plans.data_degree)
         if software.master_weights:
             weights = self.compute * self.local_parameters / np.where(self.plans.zero == 3, self.plans.state_degree, 1)
             values, resting = values + 1, f"{self.compute} B"
@@ -231,7 +232,7 @@ class HeldAtPeak:
             held.append(gathered_memory(self.plans, self.parts, context.optimizer, idle))
         flat = flat_bytes(self.sheet, self.plans, self.local_parameters)
         if flat.any():
-            others = self._gradients().values - self.compute * self.local_parameters / self.plans.state_degree
+            others = self._gradients().values - self.compute * self.local_parameters / self.plans.held_degree
             held.append(flat_gradients(flat, total(short_lived) + others))
             flat = flat - held[-1].values
         return [*held, *self._beside_tensors(held, short_lived, flat + free)]
@@ -290,12 +291,13 @@ class HeldAtPeak:
         return [kept] if held else []
 
     def _gradients(self) -> Component:
-        plans, shards = self.plans, self.plans.state_degree
+        plans, shards = self.plans, self.plans.held_degree
         software = self.sheet.context.software
         size = max(software.gradient_bytes, self.size if self.compute > 4 else 0)
-        # ZeRO-1 adds up whole gradients over micro-batches; with a single one they are scattered as they come.
-        once = (plans.zero == 1) | ((plans.zero == 2) & software.reduces_once)
-        whole = (shards == 1) | (once & (plans.accumulation > 1))
+        # ZeRO-1 adds up whole gradients over micro-batches; with a single one they are scattered as they come, where
+        # there is no buffer beside 16-bit weights that holds all of them whatever comes.
+        once = (plans.zero == 1) | ((plans.zero == 2) & software.reduces_once) | software.sums_whole
+        whole = (shards == 1) | (once & ((plans.accumulation > 1) | software.master_weights))
         both = whole & (shards > 1) & (not software.master_weights)
         held = size * np.where(both, 1 + 1 / shards, np.where(whole, 1.0, 1 / shards))
         beside = whole & software.sums_after_backward & (self.compute < size)
@@ -392,7 +394,8 @@ class HeldAtPeak:
             plan = self.plans.plan(i)
             words = f"{plan.micro_batch} samples x saved values ({size} B, fp32 where kept so)"
             if plan.layout.tp * plan.layout.cp > 1:
-                words += f" over cp {plan.layout.cp} x tp {plan.layout.tp}, gathered ones whole"
+                words += f" over cp {plan.layout.cp} x tp {plan.layout.tp}"
+                words += ", gathered ones whole" if plan.layout.tp > 1 or sheet.context.profile.masked else ""
             if self.flying[i] != 1:
                 words += f", {self.flying[i]:.3g} micro-batches in flight"
             if plan.recompute != "none":
@@ -433,6 +436,26 @@ class HeldAtPeak:
 
         return Component("loss buffers", "buffers", wide * fixed / tp, MEASURED, text, "counted", fixed > 0)
 
+    def _exchanged_keys(self) -> Floats:
+        """Return the bytes of what ranks of cp exchange in one layer: keys and values, and their gradients in fp32.
+
+        Gathered ones stand whole beside those in use, which are those of all other ranks at most; what goes around is
+        there twice, sent and received. Example: of 1 GB of keys in bf16 over 4 ranks, 1 + 0.75 and 2 GB of gradients;
+        around a ring 2 x (0.25 + 0.5).
+        """
+        sheet, plans, software = self.sheet, self.plans, self.sheet.context.software
+        elements = np.max(np.where(self.parts.counts > 0, exchanged_keys(sheet), 0.0), axis=1)
+        keys, wide = plans.micro_batch * elements / plans.tp, max(4, self.compute)
+        part = 2 * keys / plans.cp
+        gathered = self.compute * keys
+        if software.hides_context or plans.common.cp_method == "ring":
+            found = (self.compute + wide) * part
+        elif software.rings_repeated:
+            found = gathered + wide * part
+        else:
+            found = gathered * (2 - 1 / plans.cp) + wide * keys
+        return np.where(plans.cp > 1, found, 0.0)
+
     def _buffers(self) -> Component:
         """Return buffers that collectives read and write besides what they produce."""
         size, compute, plans, parts = self.size, self.compute, self.plans, self.parts
@@ -448,6 +471,8 @@ class HeldAtPeak:
         held = held + np.where(plans.tp > 1, 2 * stream, 0.0)
         routed = np.max(np.where(parts.counts > 0, parts.shapes["routed_elements"], 0.0), axis=1)
         spread = (plans.ep > 1) & (routed > 0)
+        keys = self._exchanged_keys()
+        held = held + keys
         held = held + np.where(spread, 2 * plans.micro_batch * compute * routed / plans.cp, 0.0)
         # torch.distributed.pipelining sets one aside for each micro-batch and stage, in both directions
         received = plans.accumulation * plans.virtual_stages
@@ -457,6 +482,7 @@ class HeldAtPeak:
             held = held + compute * self.sheet.context.software.reduce_bucket
         held = held + np.where(plans.pp > 1, 2 * received * stream / plans.tp, 0.0)
         some = plans.is_sharded | copies | (plans.tp > 1) | spread | (plans.pp > 1) | keeps_narrow(self.sheet)
+        some = some | (keys > 0)
 
         def text(i: int) -> str:
             unit = f"({size} + {size} + {compute}) B x largest unit{self.here(i)}: gradients in and out"
@@ -466,6 +492,7 @@ class HeldAtPeak:
                 (plans.is_sharded, unit),
                 (copies, "one bucket"),
                 (plans.tp > 1, "the stream gathered and before it is scattered"),
+                (keys > 0, f"{keys[i]:,.0f} B of a layer's keys and values from other ranks, and of their gradients"),
                 (spread, "a block's routed tokens, sent and received"),
                 (plans.pp > 1, f"2 x {received[i]} received streams"),
                 (np.full(len(plans), keeps_narrow(self.sheet)), "the buffer that gradients are reduced in"),

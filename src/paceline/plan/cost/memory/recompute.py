@@ -59,7 +59,8 @@ def _saved(columns: Columns, shapes: Shapes, software: Software, size: int) -> F
     if software.sequence_parallel:
         whole = GATHERED_INPUTS if software.keeps_gathered else 0
     inputs = whole * shapes["input_elements"] * shapes.repeated
-    keys = shapes["kv_elements"]
+    # Keys of other ranks are exchanged again in the backward pass, unless a mask says which of all a query sees.
+    keys = shapes["kv_elements"] * shapes.profile.masked
     wide, saved = shapes["saved_fp32_elements"], shapes["saved_elements"]
     if software.logit_share:
         wide = wide * np.where(shapes.is_head, software.logit_share, 1.0)

@@ -17,12 +17,22 @@ from paceline.plan.cost.software import Software
 
 # PyTorch's own loss in separate kernels: logits in bf16 and their log-probabilities; in backward as much again.
 EAGER_LOGITS = 1.5
+# Logits in 16 bits and one copy of them in fp32, in which the loss is computed in place, and in backward their gradient
+# with its cast back to 16 bits: 2 + 4 B (`VocabParallelCrossEntropy` of core/tensor_parallel/cross_entropy.py of
+# Megatron-LM, read 2026-11-27).
+IN_PLACE_LOGITS = 0.75
+# The same with another copy in fp32, 2 + 4 + 4 B: where the loss works on a clone of it ("cloning is required for
+# backward hook" in mpu/cross_entropy.py of BigScience's Megatron-DeepSpeed), and where what is written in place is
+# compiled together with what reads it, so that it gets a buffer of its own (a note in fusions/fused_cross_entropy.py of
+# Megatron-LM on what it did before); both read 2026-11-27.
+CLONED_LOGITS = 1.25
 # A fused one: logits and their gradients in bf16 (`fused_crossentropy` of LLM Foundry, flash_attn.losses).
 FUSED_LOGITS = 0.5
 
 MEGATRON = Software(
     "Megatron-LM",
     master_weights=True,
+    stops_early=False,  # a function of its own runs the whole block again: core/tensor_parallel/random.py
     selective_is_attention=True,  # `--recompute-granularity selective` is core attention (Korthikanti et al. 2022)
     fuses_gradient_sums=True,  # `--no-gradient-accumulation-fusion` turns it off
     hides_context=True,
@@ -41,6 +51,7 @@ MEGATRON = Software(
     classes=(1, 0),  # `--use-distributed-optimizer`, or whole copies without it
     # `_set_tensorboard_writer` of training/global_vars.py: the last rank of the world alone has one (read 2026-11-25).
     memory_rank="last",
+    logit_share=IN_PLACE_LOGITS,
 )
 # Its recipes: distributed optimizer, gradients reduced in bf16, tensor collectives through user buffers
 # (`tp_comm_overlap`), attention of cuDNN or FlashAttention through Transformer Engine.
@@ -53,6 +64,7 @@ NEMO = replace(
     fuses_attention=True,
     gathers_fp8=True,  # `fp8_param_gather` of its recipes but those of blocks: mixed_precision.py, read 2026-11-24
     classes=(1,),
+    logit_share=0.0,  # its loss was not read
 )
 # Its recipes of mixtures (scripts/performance/configs, read again): `expert_tensor_parallel_size=1`, tokens sent
 # through DeepEP, and `moe_a2a_overlap` where experts' groups leave the node, which needs an interleaved pipeline.
@@ -69,13 +81,13 @@ CAPTURED_ON = ("GB200", "GB300", "B300")
 # blocks of 128 (3.3). Not one row of it is among the tables.
 HAI_LLM = replace(
     MEGATRON, name="HAI-LLM", spreads_experts=True, sends_once_per_node=True, hides_experts=True,
-    fuses_attention=True, recipe="blockwise", interleaved_stages=2, classes=(1,),
+    fuses_attention=True, recipe="blockwise", interleaved_stages=2, classes=(1,), logit_share=0.0,
 )  # fmt: skip
 # Gradients stay in bf16, and autograd adds them up; its images and install.md have FlashAttention 1.0.5. Ranks update
 # whole tensors, and broadcast them one after the other (`broadcast_params` in hybrid_zero_optim.py). Both read again.
 INTERNEVO = replace(
     MEGATRON, name="InternEvo", gradient_bytes=2, reduce_bytes=2, fuses_attention=True, fuses_gradient_sums=False,
-    first_flash=True, broadcasts_shards=True,
+    first_flash=True, broadcasts_shards=True, logit_share=0.0,
 )  # fmt: skip
 # Its pipeline engine has one stage per device (`PipelineModule` cuts the layers once for each), reduces after the last
 # backward pass (`_exec_reduce_grads`), and sends between passes. Products
@@ -101,13 +113,16 @@ MEGATRON_DEEPSPEED = replace(
     live_parameters=1e9,
     gathers_to_recompute=True,
     interleaves=False,
+    logit_share=CLONED_LOGITS,
 )
 # ZeRO-2 and 3 of its own engine reduce in every backward pass; weights rest in 16 bits. The engine takes a module as it
 # is: kernels of Megatron-LM's layers come with Megatron-DeepSpeed alone.
-DEEPSPEED = replace(MEGATRON_DEEPSPEED, name="DeepSpeed", reduces_once=False, fused=False, classes=(1, 2, 3))
+DEEPSPEED = replace(
+    MEGATRON_DEEPSPEED, name="DeepSpeed", reduces_once=False, fused=False, classes=(1, 2, 3), logit_share=0.0
+)
 # Tensor collectives in pieces beside products, sends and data-parallel traffic beside computing (Jiang et al. 2024,
 # arXiv:2402.15627, section 3.2).
-MEGASCALE = replace(MEGATRON, name="MegaScale", hides_tensor=True, fuses_attention=True)
+MEGASCALE = replace(MEGATRON, name="MegaScale", hides_tensor=True, fuses_attention=True, logit_share=0.0)
 # Inputs are gathered again in backward (`tp_recompute_allgather`), beside the product that needs none of them
 # (`tp_linear_async_communication`): both are on in the configurations of its benchmarks. The 16-bit gradients of a
 # backward pass stand until it has ended (`FP32GradientAccumulator.backward` of its optim/gradient_accumulator.py), and
@@ -124,15 +139,20 @@ NANOTRON = Software(
 # blocks that are computed again (fms_fsdp/config/training.py, read 2026-11-24).
 # Its fp8 is torchao's, whose `convert_to_float8_training` scales whole tensors unless it is told otherwise.
 FSDP = Software("PyTorch FSDP", reduce_bytes=2, classes=(3,), selective_blocks=True, recipe="tensorwise")
-LLM_FOUNDRY = Software("LLM Foundry", reduce_bytes=2, first_flash=True, logit_share=FUSED_LOGITS, classes=(3,))
+# Its benchmarks ran on torch 1.13, whose `checkpoint` ran the whole block again; torch stops early since 2.1.
+LLM_FOUNDRY = Software(
+    "LLM Foundry", reduce_bytes=2, first_flash=True, stops_early=False, logit_share=FUSED_LOGITS, classes=(3,)
+)
 # MixedPrecisionPolicy(param_dtype=bfloat16, reduce_dtype=float32), torchtitan/config/job_config.py.
-# Selective recompute keeps attention and every other product: `_get_custom_policy` in activation_checkpoint.py. It
+# Selective recompute keeps attention, every other product and results of reduce-scatters: `_get_custom_policy` and its
+# list in activation_checkpoint.py. It
 # shards tok_embeddings and [norm, output] apart: parallelize.py. Of fp8 its benchmarks gather weights in it
 # (`enable_fsdp_float8_all_gather`), and their memory shows a loss that was not compiled.
 TORCHTITAN = Software(
     "torchtitan",
     classes=(3,),
     selective_products=0.5,
+    selective_sums=True,
     splits_root=True,
     logit_share=EAGER_LOGITS,
     fuses_compiled=True,
@@ -143,10 +163,16 @@ TORCHTITAN = Software(
     # backward pass alone (`backward_maybe_with_nosync` of distributed/pipelining/stage.py).
     gathers_once_in_pipelines=True,
     micro_batch_per_stage=True,  # `pipeline_parallel_microbatches` unless it is given, in its releases until 2025
+    # `repeat_kv` before scaled_dot_product_attention, which torch replaces by its ring (models/llama/model.py; torch's
+    # distributed/tensor/experimental/_attention.py: `_AllGatherRotater`, and the gradients' rotater; read 2026-11-27).
+    rings_repeated=True,
 )
 FSDP2 = Software(
     "PyTorch FSDP2", classes=(3,), splits_root=True, fuses_compiled=True, logit_share=EAGER_LOGITS, recipe="tensorwise"
 )
+# FSDP2 whose gradients are not reduced before a step's last micro-batch (`maybe_no_sync` of its training/grad.py, read
+# 2026-11-27), and stay whole in fp32 until then.
+KEMPNERFORGE = replace(FSDP2, name="KempnerForge", sums_whole=True)
 # DistributedDataParallel: whole copies, reduced in fp32 in every backward pass.
 DDP = replace(FSDP2, name="PyTorch DDP", classes=(0,), fuses_compiled=True)
 # FSDP2 around layers of Transformer Engine, tokens sent through DeepEP (its performance summary, read 2026-11-24).
@@ -181,6 +207,7 @@ PROGRAMS = {
     "nanotron": NANOTRON,
     "pytorch-fsdp1": FSDP,
     "pytorch-fsdp2": FSDP2,
+    "kempnerforge": KEMPNERFORGE,
     "torchtune": FSDP2,
     "litgpt": FSDP,
     "llm-foundry": LLM_FOUNDRY,

@@ -13,18 +13,19 @@ import numpy as np
 from paceline.plan.cost.collectives import (
     LOSS_REDUCTIONS,
     Collective,
+    again_exchanged,
     context_collectives,
     expert_collective,
     expert_passes,
     loss_collective,
     micro_stream_bytes,
-    repeated_share,
     second_gathers,
     stage_sends,
     stream_collectives,
 )
 from paceline.plan.cost.columns import Floats
 from paceline.plan.cost.components import Component, total, without
+from paceline.plan.cost.rates import ATTENTION_PASSES
 from paceline.plan.cost.sheet import Sheet
 from paceline.plan.cost.time.ring import Rings, hop
 from paceline.spec.cluster import SOURCES
@@ -37,6 +38,7 @@ IDLE_SHARE = {"gpipe": 1.0, "1f1b": 1.0, "interleaved": 1.0, "zero-bubble": 1 / 
 # Of 132 multiprocessors of an H100 the 20 that DeepEP sends with (`Buffer.num_sms` of its README).
 SENDING_UNITS = 20 / 132
 RING = "ring collective (Patarasu & Yuan 2009)"
+BACKWARD_ATTENTION = 1 - 1 / ATTENTION_PASSES  # the part of fused attention that is its backward pass
 
 
 def axis_components(sheet: Sheet) -> list[Component]:
@@ -110,14 +112,20 @@ def _context(sheet: Sheet) -> Component:
     columns, part, group = sheet.columns, sheet.slowest, sheet.ring("cp")
     gather, scatter = context_collectives(sheet)
     seconds = seconds_of(group, gather) + seconds_of(group, scatter) + beyond_seconds(sheet, gather, scatter)
-    again = repeated_share(sheet, "kv_elements")
+    again = again_exchanged(sheet)
     moved = gather.buffer_bytes / (2 + again)
     software, around = sheet.context.software, columns.common.cp_method == "ring"
     if software.hides_context or sheet.rates.device.kind != "cpu":
-        attention = np.einsum("rs,rs->r", part.counts, sheet.attention_seconds)
-        # A ring's next keys come while these are used; what is gathered comes while a rank attends to its own.
-        beside = 1.0 if software.hides_context or around else 1 / columns.cp
-        seconds = np.maximum(0.0, seconds - columns.device_samples / columns.cp * attention * beside)
+        attention = columns.device_samples / columns.cp * np.einsum("rs,rs->r", part.counts, sheet.attention_seconds)
+        # A ring's next keys come while these are used; what is gathered comes while a rank attends to its own. The sum
+        # of all gradients at the end has nothing to come beside.
+        if software.hides_context or around:
+            hidden = np.minimum(seconds, attention)
+        else:
+            hidden = np.minimum(seconds_of(group, gather), attention / columns.cp)
+        if software.rings_repeated:
+            hidden = hidden + _around(sheet, scatter, attention)
+        seconds = seconds - hidden
 
     def text(i: int) -> str:
         recompute = ", again in recompute" if again[i] > 0 else ""
@@ -127,6 +135,17 @@ def _context(sheet: Sheet) -> Component:
     return Component(
         "context communication", "collectives", seconds, group.source, text, RING, columns.cp > 1, "reduce"
     )
+
+
+def _around(sheet: Sheet, gradients: Collective, attention: Floats) -> Floats:
+    """Return the seconds of gradients of keys that go around while the next keys' attention runs backward.
+
+    The last of them is waited for. Example: of 4 s over 4 ranks beside attention of 14 s, forward and backward, 10 s of
+    that backward, 3 s; beside 0.7 s 0.375 s, three quarters of its backward pass.
+    """
+    of_others = 1 - 1 / sheet.columns.cp
+    found: Floats = of_others * np.minimum(seconds_of(sheet.ring("cp"), gradients), BACKWARD_ATTENTION * attention)
+    return found
 
 
 def _expert(sheet: Sheet) -> Component:

@@ -197,6 +197,8 @@ class BlockSeconds:
         shapes, save = self.context.shapes, self.columns.common.recompute_save
         attention = self.attention_forward_seconds
         full = self.forward_of_blocks
+        if self.context.software.stops_early:
+            full = full - self.product_seconds * shapes["last_flops"] / np.maximum(shapes["matmul_flops"], 1.0)
         some = self.moving_seconds
         if self.context.software.selective_is_attention:
             scores = np.maximum(0.0, shapes["saved_elements"] - shapes["selective_elements"])

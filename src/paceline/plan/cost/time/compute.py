@@ -13,9 +13,9 @@ import math
 
 import numpy as np
 
-from paceline.plan.cost.columns import Floats, Ints
+from paceline.plan.cost.columns import Columns, Floats, Ints
 from paceline.plan.cost.components import Component, in_modes
-from paceline.plan.cost.model_parts import AGAIN, MODES
+from paceline.plan.cost.model_parts import AGAIN, MODES, Parts
 from paceline.plan.cost.rates import ATTENTION_PASSES, BYTES
 from paceline.plan.cost.sheet import PricedTask, Sheet
 from paceline.plan.cost.time.block_factors import measured_text
@@ -115,6 +115,8 @@ def _recompute_text(sheet: Sheet, index: int) -> str:
     if plan.recompute == "selective" and set(plan.recompute_save) == set(SAVED_KINDS):
         return "memory-bound operators of the repeated blocks again"
     text = "forward pass of the repeated blocks again"
+    if sheet.context.software.stops_early and sheet.context.shapes["last_flops"].any():
+        text += ", up to their last product"
     if plan.recompute == "selective":
         text += f" but kept {' and '.join(plan.recompute_save)}"
     if plan.recompute == "budget":
@@ -231,6 +233,18 @@ def state_bytes(precision: str) -> int:
     return max(4, BYTES[precision])
 
 
+def updated_parameters(columns: Columns, part: Parts) -> Floats:
+    """Return the parameters of every plan's part whose optimizer state a device holds, and that it updates.
+
+    Example: of 8e9 trained parameters of which 6e9 are experts', 16 ranks with ep = 8 hold 0.5e9 each in a class of
+    ZeRO, and as plain copies 2e9 and an eighth of the experts, 2.75e9.
+    """
+    experts = part.total("expert_parameters")
+    whole = part.trained - experts * (1 - 1 / columns.ep)
+    found: Floats = np.where(columns.zero > 0, part.trained / columns.state_degree, whole) / columns.tp
+    return found
+
+
 def optimizer_component(sheet: Sheet) -> Component:
     """Return the seconds of clipping and updating this device's share of the parameters.
 
@@ -240,8 +254,7 @@ def optimizer_component(sheet: Sheet) -> Component:
     """
     rates, columns, context = sheet.rates, sheet.columns, sheet.context
     values, size = 2 * state_values(context.optimizer) + 3, state_bytes(columns.precision)
-    trained = sheet.heaviest.trained
-    local = trained / columns.tp / columns.state_degree
+    trained, local = sheet.heaviest.trained, updated_parameters(columns, sheet.heaviest)
     updated = trained if gathered_values(context.optimizer) else local
     if sheet.measured:
         each = sheet.measured.update_seconds / sheet.measured.update_parameters

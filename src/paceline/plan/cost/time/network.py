@@ -15,6 +15,7 @@ from paceline.plan.cost.collectives import (
     copies_collective,
     frozen_collective,
     gather_collectives,
+    gathered_in_forward,
     gradient_bytes,
     packed_collective,
     reduce_collectives,
@@ -34,6 +35,7 @@ class DataSeconds:
     gather_seconds: Floats
     gather_text: Callable[[int], str]
     reduce_seconds: Floats
+    apart_seconds: Floats  # of those, what copies send between nodes while shards stay inside of theirs
     reduce_text: Callable[[int], str]
     known: Ints
 
@@ -72,6 +74,7 @@ def data_seconds(sheet: Sheet) -> DataSeconds:
         np.where(has_shards, gather, 0.0),
         gather_text,
         np.where(has_shards, reduce, 0.0) + all_reduce,
+        np.where((shard.nodes == 1) & (copies.nodes > 1), all_reduce, 0.0),
         reduce_text,
         np.maximum(np.where(has_shards, shard.source, 0), np.where(copies.size > 1, copies.source, 0)),
     )
@@ -83,8 +86,8 @@ def network_components(
     """Return what communication adds to a step. `computing_seconds` are those of it that start no operator.
 
     Processes on CPUs share their cores with gloo's threads, so nothing is hidden there. On accelerators gathering runs
-    beside the whole of forward and backward, reduction beside the backward pass (two thirds) of the micro-batches that
-    communicate; the first gather and the last reduction have nothing to hide behind.
+    beside the pass that waits for it, reduction beside the backward pass of the micro-batches that communicate; the
+    first gather and the last reduction have nothing to hide behind.
     """
     moved, columns = data_seconds(sheet), sheet.columns
     gather, reduce = moved.gather_seconds, moved.reduce_seconds
@@ -220,15 +223,24 @@ def _outer_step(sheet: Sheet) -> Component:
 
 
 def _exposed(sheet: Sheet, moved: DataSeconds, forward_backward_seconds: Floats) -> tuple[Floats, Floats]:
-    """Return the seconds of gathering and of reduction that computing does not hide."""
+    """Return the seconds of gathering and of reduction that computing does not hide.
+
+    What a forward pass waits for arrives beside it, the rest and gradients beside the backward pass, recompute
+    included. Example: ZeRO-1 that gathers for 4 s beside a forward pass of 3 shows 1 s of it, however long the backward
+    pass is.
+    """
     columns, gather, reduce = sheet.columns, moved.gather_seconds, moved.reduce_seconds
-    ends = 1 / np.maximum(1, sheet.heaviest.units)
-    forward_backward_seconds = sheet.context.constants.overlap * forward_backward_seconds
-    always = (columns.state_degree > 1) & ((reductions(sheet) > 1) | (columns.accumulation == 1))
-    window = 2 / 3 * forward_backward_seconds / np.where(always, 1, columns.accumulation)
-    gather_window = forward_backward_seconds / np.where(columns.zero == 3, 1, columns.accumulation)
-    # Both share the links: the backward pass hides reduction first, and gathering takes what is left.
-    exposed_reduce = reduce * ends + np.maximum(0.0, reduce * (1 - ends) - window)
-    left = np.maximum(0.0, gather_window - (reduce - exposed_reduce))
-    exposed_gather = gather * ends + np.maximum(0.0, gather * (1 - ends) - left)
-    return exposed_gather, exposed_reduce
+    ends, row = 1 / np.maximum(1, sheet.heaviest.units), sheet.slowest_row
+    hiding = sheet.context.constants.overlap * forward_backward_seconds
+    busy = sheet.busy_seconds[row]
+    forward = hiding * np.where(busy > 0, sheet.forward_seconds[row] / np.where(busy > 0, busy, 1.0), 1 / 3)
+    backward, once = hiding - forward, columns.accumulation
+    always = (columns.state_degree > 1) & ((reductions(sheet) > 1) | (once == 1))
+    exposed_reduce = reduce * ends + np.maximum(0.0, reduce * (1 - ends) - backward / np.where(always, 1, once))
+    # Where both share links, the backward pass hides reduction first, and gathering takes what is left.
+    left = np.maximum(0.0, backward - np.maximum(0.0, reduce - exposed_reduce - moved.apart_seconds))
+    first = gather * gathered_in_forward(sheet)
+    room = forward / np.where(columns.zero == 3, 1, once)
+    exposed_first = first * ends + np.maximum(0.0, first * (1 - ends) - room)
+    exposed_rest = (gather - first) * ends + np.maximum(0.0, (gather - first) * (1 - ends) - left)
+    return exposed_first + exposed_rest, exposed_reduce
