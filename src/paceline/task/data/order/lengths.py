@@ -1,0 +1,173 @@
+"""Samples of known lengths along the training, and how full batches of them are: counted as a run cuts and fills them.
+
+Each data rank has a contiguous part of a batch's rows, which it passes in as many parts as the rank with the most rows
+needs. The rows of a part are filled up to its longest.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.spec.layout import largest_part
+from paceline.spec.profile import Fill
+from paceline.task.data.order.of_source import ids_at, order_of
+
+STRETCHES, BATCHES = 8, 12  # of a training that are looked at to price it, and batches of each
+
+Ints = npt.NDArray[np.int64]
+
+
+class RowLengths(ABC):
+    """The lengths of a source's samples, in batches whose rows are filled up to the longest beside them."""
+
+    as_planned = False  # whether every batch is passed in as many parts as planned
+
+    def __init__(self, source: object, seed: int, lengths: object, longest: int) -> None:
+        """`longest` is the length that a plan's micro-batch is priced with, a sample's length that was filled up."""
+        self._source, self._seed, self.longest = source, seed, longest
+        self._lengths, self._multiple = np.asarray(lengths, dtype=np.int64), multiple_of(source)
+        self._end: int | None = getattr(order_of(source), "end", None)  # of a mixture whose sources have limits
+
+    @abstractmethod
+    def at(self, step: int, position: int) -> int:
+        """Return the samples of the batch that starts at a position, which is that of update `step`."""
+
+    @abstractmethod
+    def passed_at_once(self, longest: int, micro_batch: int) -> int:
+        """Return how many samples of a batch with a longest one a rank passes at once, under a plan's micro-batch."""
+
+    def batches(self, samples: int) -> list[Ints]:
+        """Return the lengths of the samples of some batches of a training on so many samples, in their order.
+
+        They are of stretches that lie evenly in it: what a mixture gives may change.
+        """
+        found = []
+        for stretch in range(STRETCHES):
+            position = samples * stretch // STRETCHES
+            for _ in range(BATCHES):
+                count = self.at(1, position)
+                if len(lengths := self.lengths_at(position, count)) < count:  # the order has ended
+                    break
+                found.append(lengths)
+                position += count
+        return found
+
+    def fills(self, samples: int, rows: int) -> tuple[Fill, ...]:
+        """Return how full the batches of a training on so many samples are, against `rows` of the longest.
+
+        One for each number of data ranks (1, 2, 3, 4, 6, 8, 12, ... up to `rows`) and each micro-batch that a rank can
+        have: each power of two below its part of the rows, and that part.
+        """
+        if not (batches := self.batches(samples)):
+            return ()
+        found = []
+        for ranks in sorted(count for power in range(rows.bit_length()) for count in (2**power, 3 * 2**power)):
+            part = largest_part(rows, ranks)
+            sizes = [*(2**power for power in range((part - 1).bit_length())), part] if ranks <= rows else []
+            found += [self._fill(batches, rows, ranks, size) for size in sizes]
+        return tuple(found)
+
+    def _fill(self, batches: list[Ints], rows: int, ranks: int, micro_batch: int) -> Fill:
+        counted = np.zeros(3)
+        for lengths in batches:
+            at_once = self.passed_at_once(int(lengths.max(initial=1)), micro_batch)
+            passes = -(-largest_part(len(lengths), ranks) // at_once)
+            counted += *self._of_fullest(lengths, ranks, passes), passes
+        planned = len(batches) * largest_part(rows, ranks)  # samples of a device, over all batches
+        tokens, pairs, made = counted / (planned * self.longest, planned * self.longest**2, planned / micro_batch)
+        return Fill(micro_batch, float(tokens), float(pairs), None if self.as_planned else float(made), ranks)
+
+    def _of_fullest(self, lengths: Ints, ranks: int, passes: int) -> tuple[float, float]:
+        """Return the positions, and the pairs of them in one row, of the rank that has most of them in a batch."""
+        starts = len(lengths) * np.arange(ranks + 1) // ranks
+        counts = np.diff(starts)
+        cuts = starts[:-1, None] + counts[:, None] * np.arange(passes) // passes
+        begins = cuts.reshape(-1)
+        sizes = np.diff(begins, append=len(lengths))
+        widths, some = np.zeros(len(begins), dtype=np.int64), sizes > 0
+        longest = np.maximum.reduceat(lengths, begins[some])
+        widths[some] = filled(longest, self._multiple, self.longest)
+        tokens = (sizes * widths).reshape(ranks, passes).sum(1)
+        pairs = (sizes * widths**2).reshape(ranks, passes).sum(1)
+        return float(tokens.max()), float(pairs.max())
+
+    def first_pass(self, micro_batch: int) -> int:
+        """Return how many samples of the training's first batch a single rank passes at once."""
+        samples = self.at(1, 0)
+        longest = int(self.lengths_at(0, samples).max(initial=1))
+        return min(samples, self.passed_at_once(longest, micro_batch))
+
+    def part_of(self, lengths: Ints, micro_batch: int, multiple: int) -> tuple[float, float]:
+        """Return the positions, and the pairs of them in one row, of rows that are filled up to a multiple.
+
+        Both are parts of what a micro-batch of the longest samples has.
+        """
+        width = int(filled(lengths.max(initial=1), multiple, self.longest))
+        part = width / self.longest
+        return len(lengths) / micro_batch * part, len(lengths) / micro_batch * part**2
+
+    def lengths_at(self, position: int, count: int) -> Ints:
+        """Return the lengths of so many samples from a position on, of fewer where the order ends."""
+        last = position + count if self._end is None else min(position + count, self._end)
+        positions = np.arange(position, last, dtype=np.int64)
+        found: Ints = self._lengths[ids_at(self._source, self._seed, positions)]
+        return found
+
+
+class FixedRows(RowLengths):
+    """Batches of one number of samples, whatever their lengths."""
+
+    as_planned = True
+
+    def __init__(self, source: object, seed: int, samples: int) -> None:
+        """The source says its lengths."""
+        super().__init__(source, seed, lengths_of(source), longest_of(source))
+        self._samples = samples
+
+    def at(self, step: int, position: int) -> int:
+        """Return the samples of any batch."""
+        return self._samples
+
+    def passed_at_once(self, longest: int, micro_batch: int) -> int:
+        """Return the micro-batch."""
+        return micro_batch
+
+
+def fills_up(source: object) -> bool:
+    """Return whether a source's rows are as long as the longest beside them, and their lengths known."""
+    return bool(getattr(source, "is_ragged", False)) and lengths_of(source) is not None
+
+
+def longest_of(source: object) -> int:
+    """Return how long the longest of a source's samples is, filled up as it is read; 1 where no lengths are known."""
+    lengths, inner = lengths_of(source), getattr(source, "sources", (source,))
+    longest = 1 if lengths is None else int(np.asarray(lengths).max(initial=1))
+    return int(filled(longest, multiple_of(source), max(getattr(each, "seq_len", math.inf) for each in inner)))
+
+
+def filled(tokens: Any, multiple: int, most: float) -> Any:
+    """Return how long rows are that are filled up to a multiple, and to no more than the most.
+
+    A number of tokens, or an array of them.
+    """
+    return np.minimum(tokens + -tokens % multiple, np.maximum(most, tokens))
+
+
+def multiple_of(source: object) -> int:
+    """Return the multiple of tokens that a source's rows are filled up to: 1 where it fills up none."""
+    inner = [each for each in getattr(source, "sources", ()) if hasattr(each, "multiple")]
+    return max([int(getattr(each, "multiple", 1)) for each in inner] or [int(getattr(source, "multiple", 1))])
+
+
+def lengths_of(source: object) -> object:
+    """Return the lengths of a source's samples, by id; None where they are not known."""
+    while source is not None:
+        if (lengths := getattr(source, "lengths", None)) is not None:
+            return lengths
+        source = getattr(source, "inner", None)
+    return None
