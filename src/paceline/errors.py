@@ -45,9 +45,11 @@ class PacelineError(Exception):
         return self
 
 
-# What torch's allocators say: the one of a CPU raises a RuntimeError (c10/core/impl/alloc_cpu.cpp).
-SAYS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory", "CUDA out of memory",
-        "CUDA error: out of memory", "std::bad_alloc")  # fmt: skip
+# What allocators say, in lower case, where they raise a RuntimeError: torch's of a CPU (c10/core/impl/alloc_cpu.cpp),
+# those of devices ("MPS backend out of memory", "CUDA error: out of memory", "Triton Error [CUDA]: out of memory"),
+# libraries that ask by themselves (CUBLAS_STATUS_ALLOC_FAILED), and the system (mmap).
+SAYS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "std::bad_alloc",
+        "status_alloc_failed")  # fmt: skip
 
 
 def is_exhausted(error: BaseException) -> bool:
@@ -57,7 +59,11 @@ def is_exhausted(error: BaseException) -> bool:
     torch = sys.modules.get("torch")  # where it is not there, no error is of its kind
     if torch is not None and isinstance(error, torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(says in str(error) for says in SAYS)
+    return isinstance(error, RuntimeError) and _says(str(error))
+
+
+def _says(text: str) -> bool:
+    return any(says in text.lower() for says in SAYS)
 
 
 def exhausted_by(error: BaseException) -> BaseException | None:
@@ -131,6 +137,22 @@ class ExhaustedTogether(OutOfMemory):
 
     rank = 0
     save_step: int | None = None  # of a save beside training, of which ranks hear one after another
+
+
+def tells_exhausted(told: Mapping[str, object]) -> bool:
+    """Return whether an error as plain data says that there was no memory left: a run's, or another process's own.
+
+    What is no error of ours is told by its kind and text: {"error": "RuntimeError", "what": "RuntimeError: CUDA ..."}.
+    """
+    kind, what = str(told.get("error", "")), str(told.get("what", ""))
+    if kind in EXHAUSTED_KINDS:
+        return True
+    return (kind in RUNTIME_KINDS and _says(what)) or (kind == "OSError" and f"[Errno {errno.ENOMEM}]" in what)
+
+
+EXHAUSTED_KINDS = (OutOfMemory.__name__, ExhaustedTogether.__name__, MemoryError.__name__, "OutOfMemoryError",
+                   "_ArrayMemoryError", "ArrowMemoryError")  # fmt: skip
+RUNTIME_KINDS = (RuntimeError.__name__, "AcceleratorError", "DistBackendError")  # torch's are RuntimeErrors
 
 
 class VerificationFailed(PacelineError):

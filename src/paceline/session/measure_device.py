@@ -47,7 +47,7 @@ def _measure(request_path: Path, result_path: Path) -> None:
     source, _ = open_sources(task.data, task.seed)
     alone = World(0, 1, peers.local_rank, peers.device)
     built = assemble(task, plan, alone, source, source.items_per_sample)
-    batch, tokens, pairs = _one_pass(task, plan, source, peers.device)
+    batch, tokens, pairs = one_pass(task, plan, source, peers.device)
     blocks = [block for _, block in find_blocks(built.model)]
     calls: dict[int, tuple[object, object]] = {}
     hooks = [block.register_forward_pre_hook(_keep(calls, at), with_kwargs=True) for at, block in enumerate(blocks)]
@@ -87,7 +87,7 @@ def _measure(request_path: Path, result_path: Path) -> None:
     peers.wait()
 
 
-def _one_pass(task: Any, plan: Any, source: Any, device: Any) -> tuple[Any, float, float]:
+def one_pass(task: Any, plan: Any, source: Any, device: Any) -> tuple[Any, float, float]:
     """Return the rows that one device of a run passes at once at its start, as a batch, and how full it is.
 
     That is its positions, and the pairs of them in one row, over those of a micro-batch of the longest samples.

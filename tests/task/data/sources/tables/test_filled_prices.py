@@ -13,9 +13,11 @@ from runs import in_process, records_of
 from tests_shared import SEQ_LEN, Dropout, PaddedText, decoder_task
 
 from paceline.plan.cost.pricing import price
+from paceline.plan.learn.task_measurement import measured_plan
 from paceline.plan.planned import Planned, plan_task
 from paceline.plan.prepare import prepare_task
 from paceline.run.loop.loader import BatchStream
+from paceline.session.measure_device import one_pass
 from paceline.spec.arguments import make_spec
 from paceline.spec.load import load_spec
 from paceline.task.data.order.budget import budget_of
@@ -131,6 +133,29 @@ def test_a_fixed_number_of_rows_is_priced_by_what_comes_too(tmp_path: Path, rank
     full = planned.search.candidates.context.sheet(planned.plan).fill_of_batch("tokens")[0]
     tokens = 16 * planned.profile.tokens_per_sample * full
     assert step.tokens_per_second * step.step_seconds.value == pytest.approx(tokens)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3])
+@pytest.mark.parametrize("rows", ["by_length", "fixed"])
+def test_what_is_measured_is_what_a_run_passes_at_once(tmp_path: Path, rows: str, micro_batch: int) -> None:
+    """A budget of tokens was measured on the plan's micro-batch of samples as they come, some half of its tokens."""
+    given = {"rows": rows, "order": "global", "micro_batch": micro_batch, "precision": "bf16"}
+    asked = ['task.global_batch="9 samples"'] if rows == "fixed" else []
+    planned = plan_task(load_spec(spec_of(tmp_path, **given), asked))
+    task, chosen = planned.spec.task, measured_plan(planned.plan)
+    source, _ = open_sources(task.data, task.seed)
+    batch, tokens, pairs = one_pass(task, chosen, source, torch.device("cpu"))
+    (micro,) = batch.micro_batches
+    shape, longest = micro.data["tokens"].shape, planned.profile.tokens_per_sample
+    assert tokens == pytest.approx(shape[0] * shape[1] / (micro_batch * longest))
+    assert pairs == pytest.approx(shape[0] * shape[1] ** 2 / (micro_batch * longest**2))
+    sizes = budget_of(source, task.seed, 2000) if rows == "by_length" else None
+    first = BatchStream(source, task.seed, planned.plan, 0, torch.device("cpu"), sizes).at(0, 1)
+    if sizes is None:
+        assert shape[0] == micro_batch
+    else:
+        assert shape[0] == sizes.at_once(0, first.samples, micro_batch) >= len(first.micro_batches[0].ids)
+        assert shape[0] > micro_batch
 
 
 def test_seconds_and_bytes_follow(tmp_path: Path) -> None:
