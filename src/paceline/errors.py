@@ -178,6 +178,10 @@ class NumericalStop(PacelineError):
     exit_code = 6
 
 
+class NothingToLearn(NumericalStop):
+    """No item of a global batch counts in its loss."""
+
+
 class MissingExtra(ConfigError):
     """An optional dependency is not installed."""
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import Requeue
+from paceline.errors import DataError, NothingToLearn, PacelineError, Requeue
 from paceline.launch.here import place_here
 from paceline.launch.worker import guarded
 from paceline.spec.plan import Plan, plan_from_dict
@@ -40,6 +40,7 @@ from paceline.verify.process.lanes import handed_out, in_groups, lanes_here
 from paceline.verify.process.read_once import ReadOnce
 
 if TYPE_CHECKING:
+    from paceline.task.data.protocol import Source
     from paceline.verify.compare.in_a_group import FirstNumbers
 
 # Ended by SIGHUP, SIGINT or SIGTERM, or as its supervisor was asked to: somebody wants the whole proof to end.
@@ -175,10 +176,22 @@ def _compare_all(rows: Mapping[int, Row], read: ReadOnce, result_path: Path) -> 
             own = read.task(path)  # a module that the task holds as an object is laid out and trained in place
             given = (row.plan, source, source.items_per_sample)
             result = differs_in_a_group(alone.pop((path, masked), None), own, *given) if world.is_first else None
-            result = world.share(result) or CHECKS[row.check](own, row.plan, world, *given[1:], row.steps, kept)
+            try:
+                result = world.share(result) or CHECKS[row.check](own, row.plan, world, *given[1:], row.steps, kept)
+            except NothingToLearn as error:
+                raise _naming_damage(error, source) from error
             if world.is_first:
                 _tell(result_path, job, result=dataclasses.asdict(result))
     world.wait()
+
+
+def _naming_damage(error: NothingToLearn, source: Source) -> PacelineError:
+    """Return what is to be told of samples with nothing to learn from: damage, where the proof has met any."""
+    damaged: dict[int, str] = getattr(source, "damaged", None) or {}
+    if not damaged:
+        return error
+    what = f"{error.what}: {len(damaged):,} of them are damaged and left out"
+    return DataError(what, f"the first: {next(iter(damaged.values()))}", "mend what is damaged")
 
 
 def _data_of(row: Row) -> tuple[Path, bool]:
