@@ -65,36 +65,41 @@ class RowLengths(ABC):
         """
         if not (batches := self.batches(samples)):
             return ()
-        found = []
+        counts = np.array([len(lengths) for lengths in batches])
+        longest = [int(lengths.max(initial=1)) for lengths in batches]
+        flat, found = np.concatenate(batches), []
         for ranks in sorted(count for power in range(rows.bit_length()) for count in (2**power, 3 * 2**power)):
             part = largest_part(rows, ranks)
             sizes = [*(2**power for power in range((part - 1).bit_length())), part] if ranks <= rows else []
-            found += [self._fill(batches, rows, ranks, size) for size in sizes]
+            largest = -(-counts // ranks)  # part of each batch on a rank
+            for size in sizes:
+                at_once = np.array([self.passed_at_once(each, size) for each in longest])
+                passes = -(-largest // at_once)
+                tokens, pairs = self._of_fullest(flat, counts, ranks, passes)
+                planned = len(batches) * part  # samples of a device, over all batches
+                made = None if self.as_planned else float(passes.sum() / planned * size)
+                filled_up = tokens / (planned * self.longest), pairs / (planned * self.longest**2)
+                found.append(Fill(size, *filled_up, made, ranks))
         return tuple(found)
 
-    def _fill(self, batches: list[Ints], rows: int, ranks: int, micro_batch: int) -> Fill:
-        counted = np.zeros(3)
-        for lengths in batches:
-            at_once = self.passed_at_once(int(lengths.max(initial=1)), micro_batch)
-            passes = -(-largest_part(len(lengths), ranks) // at_once)
-            counted += *self._of_fullest(lengths, ranks, passes), passes
-        planned = len(batches) * largest_part(rows, ranks)  # samples of a device, over all batches
-        tokens, pairs, made = counted / (planned * self.longest, planned * self.longest**2, planned / micro_batch)
-        return Fill(micro_batch, float(tokens), float(pairs), None if self.as_planned else float(made), ranks)
+    def _of_fullest(self, lengths: Ints, counts: Ints, ranks: int, passes: Ints) -> tuple[float, float]:
+        """Return the positions, and the pairs of them in one row, of the rank that has most of them in each batch.
 
-    def _of_fullest(self, lengths: Ints, ranks: int, passes: int) -> tuple[float, float]:
-        """Return the positions, and the pairs of them in one row, of the rank that has most of them in a batch."""
-        starts = len(lengths) * np.arange(ranks + 1) // ranks
-        counts = np.diff(starts)
-        cuts = starts[:-1, None] + counts[:, None] * np.arange(passes) // passes
-        begins = cuts.reshape(-1)
+        `lengths` are those of batches of so many samples, one after the other, of which a rank makes so many passes.
+        All batches at once: there are about a hundred, of few rows each, and a search asks for dozens of such counts.
+        """
+        cells = ranks * passes  # what every rank has in every pass
+        batch = np.repeat(np.arange(len(counts)), cells)
+        rank, part = np.divmod(np.arange(len(batch)) - np.repeat(np.cumsum(cells) - cells, cells), passes[batch])
+        first = counts[batch] * rank // ranks
+        rows = counts[batch] * (rank + 1) // ranks - first
+        begins = np.repeat(np.cumsum(counts) - counts, cells) + first + rows * part // passes[batch]
         sizes = np.diff(begins, append=len(lengths))
         widths, some = np.zeros(len(begins), dtype=np.int64), sizes > 0
-        longest = np.maximum.reduceat(lengths, begins[some])
-        widths[some] = filled(longest, self._multiple, self.longest)
-        tokens = (sizes * widths).reshape(ranks, passes).sum(1)
-        pairs = (sizes * widths**2).reshape(ranks, passes).sum(1)
-        return float(tokens.max()), float(pairs.max())
+        widths[some] = filled(np.maximum.reduceat(lengths, begins[some]), self._multiple, self.longest)
+        of_rank = np.flatnonzero(part == 0)
+        tokens, pairs = (np.add.reduceat(sizes * each, of_rank).reshape(-1, ranks) for each in (widths, widths**2))
+        return float(tokens.max(1).sum()), float(pairs.max(1).sum())
 
     def first_pass(self, micro_batch: int) -> int:
         """Return how many samples of the training's first batch a single rank passes at once."""
