@@ -139,7 +139,7 @@ def test_a_fixed_number_of_rows_is_priced_by_what_comes_too(tmp_path: Path, rank
 @pytest.mark.parametrize("rows", ["by_length", "fixed"])
 def test_what_is_measured_is_what_a_run_passes_at_once(tmp_path: Path, rows: str, micro_batch: int) -> None:
     """A budget of tokens was measured on the plan's micro-batch of samples as they come, some half of its tokens."""
-    given = {"rows": rows, "order": "global", "micro_batch": micro_batch, "precision": "bf16"}
+    given = {"rows": rows, "order": "bucketed", "micro_batch": micro_batch, "precision": "bf16"}
     asked = ['task.global_batch="9 samples"'] if rows == "fixed" else []
     planned = plan_task(load_spec(spec_of(tmp_path, **given), asked))
     task, chosen = planned.spec.task, measured_plan(planned.plan)
@@ -155,7 +155,7 @@ def test_what_is_measured_is_what_a_run_passes_at_once(tmp_path: Path, rows: str
         assert shape[0] == micro_batch
     else:
         assert shape[0] == sizes.at_once(0, first.samples, micro_batch) >= len(first.micro_batches[0].ids)
-        assert shape[0] > micro_batch
+        assert shape[0] >= micro_batch
 
 
 def test_seconds_and_bytes_follow(tmp_path: Path) -> None:
