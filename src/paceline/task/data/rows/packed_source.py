@@ -6,6 +6,7 @@ import hashlib
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,14 @@ class DocumentRuns:
             flat[start : start + self.lengths[at]] = self.numbers[at]
 
 
+@lru_cache(maxsize=2)
+def _first_documents(rows: int, tokens: int) -> Array:
+    """Return the documents of rows of one document each, to be copied: numpy copies sooner than it writes ones."""
+    found = np.ones((rows, tokens), dtype=np.int64)
+    found.flags.writeable = False
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class RowsAsTheyLie:
     """Packed rows as they lie in the files: tokens and labels of the files' type, [rows, seq_len]."""
@@ -61,7 +70,7 @@ class RowsAsTheyLie:
         """Return the documents of the rows first..last, int64; of what fills a row any. None where they mix."""
         if not isinstance(self.documents, DocumentRuns):
             return None if self.documents is None else self.documents[first:last].astype(np.int64)
-        found = np.ones((last - first, self.tokens.shape[1]), dtype=np.int64)
+        found = _first_documents(last - first, self.tokens.shape[1]).copy()
         self.documents.number(found, first)
         return found
 
