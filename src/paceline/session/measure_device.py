@@ -88,7 +88,7 @@ def _measure(request_path: Path, result_path: Path) -> None:
 
 
 def one_pass(task: Any, plan: Any, source: Any, device: Any) -> tuple[Any, float, float]:
-    """Return the rows that one device of a run passes at once at its start, as a batch, and how full it is.
+    """Return rows that one device of a run passes at once, as most do, and how full they are.
 
     That is its positions, and the pairs of them in one row, over those of a micro-batch of the longest samples.
     """
@@ -99,9 +99,9 @@ def one_pass(task: Any, plan: Any, source: Any, device: Any) -> tuple[Any, float
     stream, rows = BatchStream(source, task.seed, plan, 0, device), rows_of_task(task, source, plan.batch_samples)
     if rows is None:
         return stream.at(0), 1.0, 1.0
-    samples = rows.first_pass(plan.micro_batch)
-    full = rows.part_of(rows.lengths_at(0, samples), plan.micro_batch, multiple_of(stream.source))
-    return stream.at(0, 1, samples, samples), *full
+    position, samples = rows.typical_pass(plan.micro_batch)
+    full = rows.part_of(rows.lengths_at(position, samples), plan.micro_batch, multiple_of(stream.source))
+    return stream.at(position, 1, samples, samples), *full
 
 
 def repeat(

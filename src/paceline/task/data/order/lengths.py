@@ -101,11 +101,21 @@ class RowLengths(ABC):
         tokens, pairs = (np.add.reduceat(sizes * each, of_rank).reshape(-1, ranks) for each in (widths, widths**2))
         return float(tokens.max(1).sum()), float(pairs.max(1).sum())
 
-    def first_pass(self, micro_batch: int) -> int:
-        """Return how many samples of the training's first batch a single rank passes at once."""
-        samples = self.at(1, 0)
-        longest = int(self.lengths_at(0, samples).max(initial=1))
-        return min(samples, self.passed_at_once(longest, micro_batch))
+    def typical_pass(self, micro_batch: int) -> tuple[int, int]:
+        """Return where the samples begin that a single rank passes at once, and how many they are.
+
+        They are the first ones of a batch, one of the training's first, and of as many tokens as half of those have.
+        """
+        found, position = list[tuple[int, int, int]](), 0
+        for _ in range(BATCHES):
+            count = self.at(1, position)
+            lengths = self.lengths_at(position, count)
+            at_once = min(len(lengths), self.passed_at_once(int(lengths.max(initial=1)), micro_batch))
+            found.append((at_once * int(lengths[:at_once].max(initial=0)), position, at_once))
+            if len(lengths) < count:  # the order has ended
+                break
+            position += count
+        return sorted(found)[len(found) // 2][1:]
 
     def part_of(self, lengths: Ints, micro_batch: int, multiple: int) -> tuple[float, float]:
         """Return the positions, and the pairs of them in one row, of rows that are filled up to a multiple.
