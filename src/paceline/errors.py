@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Self
 
-from paceline.foreign_errors import says_no_memory
+from paceline.foreign_errors import says_no_memory, tells_no_memory
 
 
 class PacelineError(Exception):
@@ -130,6 +130,24 @@ class ExhaustedTogether(OutOfMemory):
     save_step: int | None = None  # of a save beside training, of which ranks hear one after another
 
 
+def tells_exhausted(told: Mapping[str, object]) -> bool:
+    """Return whether an error as plain data says that there was no memory left: a run's, or another process's own.
+
+    What is no error of ours is told by its kind and text: {"error": "RuntimeError", "what": "RuntimeError: CUDA ..."}.
+    """
+    kind, what = str(told.get("error", "")), str(told.get("what", ""))
+    if kind in EXHAUSTED_KINDS:
+        return True
+    if kind in RUNTIME_KINDS:
+        return tells_no_memory(what)
+    return kind == "OSError" and f"[Errno {errno.ENOMEM}]" in what
+
+
+EXHAUSTED_KINDS = (OutOfMemory.__name__, ExhaustedTogether.__name__, MemoryError.__name__, "OutOfMemoryError",
+                   "_ArrayMemoryError", "ArrowMemoryError")  # fmt: skip
+RUNTIME_KINDS = (RuntimeError.__name__, "AcceleratorError", "DistBackendError")  # torch's are RuntimeErrors
+
+
 class VerificationFailed(PacelineError):
     """A layout does not compute the numbers of a single device."""
 
@@ -151,6 +169,10 @@ class NumericalStop(PacelineError):
     """The loss or the gradient norm is no longer a finite number."""
 
     exit_code = 6
+
+
+class NothingToLearn(NumericalStop):
+    """No item of a global batch counts in its loss."""
 
 
 class MissingExtra(ConfigError):

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 
-# What torch's allocators say: the one of a CPU raises a RuntimeError (c10/core/impl/alloc_cpu.cpp).
+# What allocators say, in lower case, where they raise a RuntimeError: torch's of a CPU (c10/core/impl/alloc_cpu.cpp),
+# those of devices ("MPS backend out of memory", "CUDA error: out of memory", "Triton Error [CUDA]: out of memory"),
+# libraries that ask by themselves (CUBLAS_STATUS_ALLOC_FAILED), and the system (mmap).
 _NO_MEMORY = (
-    "DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory", "CUDA out of memory",
-    "CUDA error: out of memory", "std::bad_alloc",
+    "out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "std::bad_alloc",
+    "status_alloc_failed",
 )  # fmt: skip
 _ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
 _FACTORS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -27,8 +29,13 @@ _NO_GRADIENT = "does not require grad"  # "element 0 of tensors does not require
 
 
 def says_no_memory(error: BaseException) -> bool:
-    """Return whether a RuntimeError of torch's says that an allocator has no memory left."""
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
+    """Return whether a RuntimeError says that an allocator has no memory left."""
+    return isinstance(error, RuntimeError) and tells_no_memory(str(error))
+
+
+def tells_no_memory(text: str) -> bool:
+    """Return whether the text of a RuntimeError says that an allocator has no memory left."""
+    return any(words in text.lower() for words in _NO_MEMORY)
 
 
 def asked_bytes(error: BaseException) -> int | None:

@@ -16,7 +16,8 @@ from paceline.spec.steps.growth import course_of
 from paceline.spec.task import ModelSpec, Task
 from paceline.task.data.facts import DataFacts, data_facts
 from paceline.task.data.listed_once import listed_once
-from paceline.task.data.order.budget import TokenBudget, budget_of
+from paceline.task.data.order.budget import TokenBudget, budget_of, rows_of_task
+from paceline.task.data.order.lengths import RowLengths
 from paceline.task.data.source import open_sources
 from paceline.task.profile.of_task import profile_task
 from paceline.task.settled import settle
@@ -36,13 +37,14 @@ def _prepared(spec: Spec, say: Callable[[str], None] | None) -> Prepared:
     spec, task = settled.spec, settled.spec.task
     facts = data_facts(task.data, say)
     refuse_unmeasured(spec, facts)
-    budget = None if task.batch_rows == "fixed" or task.global_batch.unit != "tokens" else _budget(task)
+    by_length = task.batch_rows != "fixed" and task.global_batch.unit == "tokens"
+    budget = _budget(task) if by_length else None
     # Where rows are filled up to the longest, tokens make as many samples as the longest would.
     items = budget.longest if budget else facts.items_per_sample
     batch = batch_samples(task, items)
     steps = total_steps(task, batch, items, facts.samples)
     modelled = _without_weights(task) if has_checkpoint(run_directory(spec)) else task
-    profile = _profile(modelled, facts, budget, batch, steps)
+    profile = _profile(modelled, facts, budget or _uneven_rows(task, facts, batch), batch, steps)
     course, read = course_of(task.growth, batch, facts.items_per_sample), task.selection.candidates_of
     stretches = [(count, read(samples)) for count, samples in course.stretches(steps=steps)]
     taken = sum(count * samples for count, samples in stretches)
@@ -61,15 +63,23 @@ def _budget(task: Task) -> TokenBudget:
     return budget_of(source, task.seed, int(task.global_batch.value))
 
 
-def _profile(task: Task, facts: DataFacts, budget: TokenBudget | None, batch: int, steps: int) -> ModelProfile:
-    """Return the profile of the task's model: with a budget of tokens on the longest sample there is, and how full its
+def _uneven_rows(task: Task, facts: DataFacts, batch: int) -> RowLengths | None:
+    """Return the batches of samples that are filled up to the longest beside them; None of other samples."""
+    if not facts.longest:
+        return None
+    source, _ = open_sources(task.data, task.seed)
+    return rows_of_task(task, source, batch)
+
+
+def _profile(task: Task, facts: DataFacts, rows: RowLengths | None, batch: int, steps: int) -> ModelProfile:
+    """Return the profile of the task's model: of rows of different lengths on the longest sample there is, and how full
     batches are against as many of these as the plan has."""
-    if budget is None:
+    if rows is None:
         return profile_task(task, facts)
     of_tokens = facts.unit == "tokens"
-    longest = min(budget.longest, facts.items_per_sample) if of_tokens else facts.items_per_sample
+    longest = min(rows.longest, facts.items_per_sample) if of_tokens else facts.items_per_sample
     profile = profile_task(task, dataclasses.replace(facts, items_per_sample=longest))
-    return dataclasses.replace(profile, tokens_per_sample=longest, fills=budget.fills(steps * batch, batch))
+    return dataclasses.replace(profile, tokens_per_sample=longest, fills=rows.fills(steps * batch, batch))
 
 
 def _steps_within(samples: int, stretches: Sequence[tuple[int, int]]) -> int:

@@ -136,4 +136,6 @@ def _measurement(planned: Planned, profile: ModelProfile, found: dict[str, Any])
         blocks=found["blocks"],
         repeats=found["repeats"],
         spread=found["spread"],
+        tokens=found["tokens"],
+        pairs=found["pairs"],
     )

@@ -36,7 +36,6 @@ def _measure(request_path: Path, result_path: Path) -> None:
     import torch
 
     from paceline.run.assemble import assemble
-    from paceline.run.loop.loader import BatchStream
     from paceline.run.process.world import World, join_world
     from paceline.spec.plan import plan_from_dict
     from paceline.task.data.source import open_sources
@@ -48,7 +47,7 @@ def _measure(request_path: Path, result_path: Path) -> None:
     source, _ = open_sources(task.data, task.seed)
     alone = World(0, 1, peers.local_rank, peers.device)
     built = assemble(task, plan, alone, source, source.items_per_sample)
-    batch = BatchStream(source, task.seed, plan, 0, peers.device).at(0)
+    batch, tokens, pairs = one_pass(task, plan, source, peers.device)
     blocks = [block for _, block in find_blocks(built.model)]
     calls: dict[int, tuple[object, object]] = {}
     hooks = [block.register_forward_pre_hook(_keep(calls, at), with_kwargs=True) for at, block in enumerate(blocks)]
@@ -81,9 +80,28 @@ def _measure(request_path: Path, result_path: Path) -> None:
             "blocks": len(blocks),
             "repeats": len(passes),
             "spread": (deciles[-1] - deciles[0]) / statistics.median(passes),
+            "tokens": tokens,
+            "pairs": pairs,
         }
         result_path.write_text(json.dumps(answer))
     peers.wait()
+
+
+def one_pass(task: Any, plan: Any, source: Any, device: Any) -> tuple[Any, float, float]:
+    """Return rows that one device of a run passes at once, as most do, and how full they are.
+
+    That is its positions, and the pairs of them in one row, over those of a micro-batch of the longest samples.
+    """
+    from paceline.run.loop.loader import BatchStream
+    from paceline.task.data.order.budget import rows_of_task
+    from paceline.task.data.order.lengths import multiple_of
+
+    stream, rows = BatchStream(source, task.seed, plan, 0, device), rows_of_task(task, source, plan.batch_samples)
+    if rows is None:
+        return stream.at(0), 1.0, 1.0
+    position, samples = rows.typical_pass(plan.micro_batch)
+    full = rows.part_of(rows.lengths_at(position, samples), plan.micro_batch, multiple_of(stream.source))
+    return stream.at(position, 1, samples, samples), *full
 
 
 def repeat(

@@ -84,18 +84,20 @@ class TensorLimits:
 
 @dataclass(frozen=True)
 class Fill:
-    """How full batches of a budget of tokens are, against `samples` of a profile's rows each, as the plan has them.
+    """How full batches of rows of different lengths are, against `samples` of a profile's rows each, as planned.
 
-    `tokens` and `pairs` are the parts of their positions, and of pairs of positions in one row, that are computed,
-    filled-up ones among them, where a device takes `micro_batch` samples at once; `passes` is the part of its
-    `samples / micro_batch` passes. Example: 4 rows of 512 tokens are planned, and 7 of about 270 come: tokens 0.92,
-    pairs 0.49.
+    `samples` are those of the rank with the largest part of a batch. `tokens` and `pairs` are the parts of their
+    positions, and of pairs of positions in one row, that the fullest of `ranks` data ranks computes, filled-up ones
+    among them, where it takes `micro_batch` samples at once. `passes` is the part of its `samples / micro_batch`
+    passes, None where as many are made as planned.
+    Example: of 4 rows of 512 tokens on one rank, 7 of about 270 come: tokens 0.92, pairs 0.49.
     """
 
     micro_batch: int
     tokens: float
     pairs: float
-    passes: float
+    passes: float | None
+    ranks: int = 1
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,8 @@ class ModelProfile:
     grouped: tuple[str, ...] = ()  # the blocks with convolutions in groups, by name
     # Whether tokens see a part of their row alone, by a mask: ranks that share the row then keep all of its keys.
     masked: bool = False
-    fills: tuple[Fill, ...] = ()  # by rising micro-batch; none where every row is as long as a sample
+    # By rising ranks, and of each by rising micro-batch; none where every row is as long as a sample.
+    fills: tuple[Fill, ...] = ()
 
     @cached_property
     def parameters(self) -> int:

@@ -111,11 +111,19 @@ def with_copy(spec: Spec) -> Settled:
 def _settle_pairs(decided: _Decided) -> None:
     """Have pairs for a folder of Hugging Face written in the folder's tokens, unless a tokenizer is named."""
     task = decided.task
-    if not isinstance(task.model, ModelSpec) or not isinstance(task.data, DataSpec) or task.data.source != ANSWERS:
+    if not isinstance(task.model, ModelSpec) or not isinstance(task.data, DataSpec):
         return
-    known, arguments = tokenizer_of(task.model.name), task.data.arguments
-    if known is not None and "tokenizer" not in arguments:
-        decided.data_option("arguments", {**arguments, "tokenizer": str(known)}, "the model knows its folder's tokens")
+    if (known := tokenizer_of(task.model.name)) is None:
+        return
+    because = "the model knows its folder's tokens"
+    if not task.data.mix:
+        if task.data.source == ANSWERS and "tokenizer" not in task.data.arguments:
+            decided.data_option("arguments", {**task.data.arguments, "tokenizer": str(known)}, because)
+        return
+    for place, part in enumerate(task.data.mix):
+        arguments = part.arguments or task.data.arguments  # as DataSpec.parts has them
+        if part.source == ANSWERS and "tokenizer" not in arguments:
+            decided.arguments_of_part(place, {**arguments, "tokenizer": str(known)}, because)
 
 
 def _plain_model(name: str) -> object:
@@ -139,6 +147,13 @@ class _Decided:
         """Set an option of the data."""
         self._note(f"task.data.{name}", getattr(self.data, name), value, because)
         self.task = replace(self.task, data=replace(self.data, **{name: value}))
+
+    def arguments_of_part(self, place: int, arguments: dict[str, Any], because: str) -> None:
+        """Set the arguments of one source of a mixture."""
+        parts = list(self.data.mix)
+        self._note(f"task.data.mix.{parts[place].label}.arguments", parts[place].arguments, arguments, because)
+        parts[place] = replace(parts[place], arguments=arguments)
+        self.task = replace(self.task, data=replace(self.data, mix=tuple(parts)))
 
     def option(self, name: str, value: Any, because: str) -> None:
         """Set an option of the task."""

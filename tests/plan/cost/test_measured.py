@@ -15,6 +15,7 @@ from paceline.plan.learn.observation import device_key, machine_key
 from paceline.plan.learn.task_measurement import (
     TaskMeasurement,
     forget_measurements,
+    measured_profile,
     measured_shapes,
     read_measurements,
     with_blocks,
@@ -24,6 +25,7 @@ from paceline.plan.planned import plan_task
 from paceline.spec.layout import Layout
 from paceline.spec.load import load_spec
 from paceline.spec.optimizers import optimizer_key
+from paceline.spec.profile import Fill
 from paceline.task.profile.plain import task_key
 
 MODEL = opened(profile(4))
@@ -86,6 +88,21 @@ def test_factors_beyond_reason_are_cut_off():
     here, chosen = cluster(1, host="node-1"), plan(Layout(), micro_batch=4, batch=4)
     seconds = [priced(here, chosen, block_seconds=(value,)).step_seconds.value for value in (1e3, 1e6)]
     assert seconds[0] == pytest.approx(seconds[1], rel=1e-12)
+
+
+@pytest.mark.parametrize("full", [0.3, 0.9])
+def test_what_was_measured_is_held_against_rows_as_full_as_they_were(full):
+    """A pass of rows that are half as long takes about half as long: that is no machine of twice the speed."""
+    here, chosen = cluster(1, host="node-1"), plan(Layout(), micro_batch=4, batch=4)
+    counted = Fill(4, tokens=0.6, pairs=0.4, passes=1.0)
+    uneven = dataclasses.replace(MODEL, fills=(counted,))
+    found = measurement(here, tokens=full, pairs=full**2, block_seconds=(0.7,))
+    factors = PricedTask(uneven, here, 64, 1, measured={"fp32": found}).factors("fp32")
+    as_full = dataclasses.replace(MODEL, fills=(Fill(4, full, full**2, 1.0),))
+    formula = PricedTask(as_full, here, 64, 1).sheet(chosen).formula_seconds[0] * 4
+    (at,) = (number for number, each in enumerate(PricedTask(uneven, here, 64, 1).shapes.blocks) if each.recomputable)
+    assert factors[at] == pytest.approx(0.7 / formula[at], rel=1e-12)
+    assert measured_profile(MODEL, found) is MODEL, "where all rows are alike"
 
 
 def test_a_memory_budget_spares_the_blocks_that_were_measured_to_be_slow():

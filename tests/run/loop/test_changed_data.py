@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from paceline.spec.load import Spec
 from paceline.spec.run import RunSpec
 from paceline.spec.task import DataSpec, ModelSpec, Task
 from paceline.task.data import described
+from paceline.task.data.prepare.prepare import prepare
 from paceline.task.data.rows import kept_rows, packed_source
 
 STEPS = 6
@@ -41,20 +43,34 @@ def write(folder: Path, name: str, documents: int) -> str:
     return str(path)
 
 
-def train(folder: Path, until: int, saves: bool = True, **run: str) -> list[float]:
-    """Start the run or go on with it, leave it after a step with a checkpoint, or none, and return its losses."""
-    parts = tuple(MixSpec(str(folder / f"{name}.jsonl"), name=name) for name in ("first", "second"))
-    data = DataSpec(seq_len=24, rows="packed", validation_fraction=0.0, cache_dir=str(folder / "cache"), mix=parts)
+def train(
+    folder: Path,
+    until: int,
+    saves: bool = True,
+    data: DataSpec | None = None,
+    name: str = "run",
+    after_first: Callable[[], None] | None = None,
+    **run: str,
+) -> list[float]:
+    """Start the run or go on with it, leave it after a step with a checkpoint, or none, and return its losses.
+
+    `data` are by default a mixture of two files. `after_first` is called after the start's first step.
+    """
+    if data is None:
+        parts = tuple(MixSpec(str(folder / f"{part}.jsonl"), name=part) for part in ("first", "second"))
+        data = DataSpec(seq_len=24, rows="packed", validation_fraction=0.0, cache_dir=str(folder / "cache"), mix=parts)
     spec = Spec(
         task=Task(model=MODEL, data=data, seed=3),
         cluster=ClusterSpec(learn=False),
         run=RunSpec(checkpoint_every=None, evaluate_every=None, **run),
     )
     brief = Brief(plan_of(Layout(), 4, 4), STEPS, 24, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())
-    training = Training(spec, brief, World(0, 1, 0, torch.device("cpu")), folder / "run")
-    losses = []
+    training = Training(spec, brief, World(0, 1, 0, torch.device("cpu")), folder / name)
+    losses: list[float] = []
     for batch in training:
         losses.append(training.step(batch).loss)
+        if after_first is not None and len(losses) == 1:
+            after_first()
         if training.progress.step >= until:
             if saves:
                 training.save()
@@ -80,6 +96,31 @@ def test_changed_data_are_refused_in_words_and_accepted_by_their_fingerprint(tmp
     assert any("the data changed" in each and "35 now" in each for each in told)
     given = [record["given"] for record in read_journal(tmp_path / "run") if record["kind"] == "sources"]
     assert given[-1]["first"]["samples"] + given[-1]["second"]["samples"] == 4 * STEPS
+
+
+def test_shards_that_grow_are_other_data_for_the_next_start_and_none_for_one_that_runs(tmp_path: Path) -> None:
+    """A run reads the shards that were there when it began. What was appended is refused in words, and accepted."""
+    source = DataSpec(write(tmp_path, "first", 40), validation_fraction=0.0)
+    prepare(source, tmp_path / "shards", part_bytes=1_000)
+    shards = DataSpec(str(tmp_path / "shards"), seq_len=24, validation_fraction=0.0, cache_dir=str(tmp_path / "cache"))
+    plain = train(tmp_path, STEPS, saves=False, data=shards, name="plain")
+    left = train(tmp_path, 2, data=shards)
+    more = dataclasses.replace(source, source=write(tmp_path, "second", 25))
+
+    def append() -> None:
+        prepare(more, tmp_path / "shards", append=True, part_bytes=1_000)
+
+    running = train(tmp_path, STEPS, saves=False, data=shards, name="running", after_first=append)
+    assert running == plain and left == plain[:2]
+    with pytest.raises(ConfigError, match="trained on other data") as refused:
+        train(tmp_path, 4, data=shards)
+    assert "40 documents then and 65 now" in refused.value.because
+    now = refused.value.because.partition("is now ")[2][:32]
+    went_on = train(tmp_path, STEPS, data=shards, accept_data=now)
+    assert len(went_on) == STEPS - 2, "it goes on at the position where it was left"
+    assert went_on != plain[2:], "with the samples that stand there in an order of all 65"
+    grown = train(tmp_path, STEPS, saves=False, data=shards, name="grown")
+    assert grown[:2] != left, "as a run from the start on all of them reads"
 
 
 def test_steps_on_other_data_are_nothing_that_a_later_start_is_held_to(tmp_path: Path) -> None:

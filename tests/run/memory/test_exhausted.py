@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -30,6 +31,7 @@ from paceline.errors import (
     exhausted_by,
     first_line,
     is_exhausted,
+    tells_exhausted,
 )
 from paceline.foreign_errors import asked_bytes
 from paceline.plan.feasible.micro_batch import with_micro_batch
@@ -45,6 +47,7 @@ from paceline.run.memory.live import largest_live
 from paceline.run.memory.spent import MemoryMeter
 from paceline.run.process.brief import Brief
 from paceline.run.process.world import World, join_world
+from paceline.run.record.recorder import describe
 from paceline.run.survive.saving import peers
 from paceline.spec.arguments import make_spec
 from paceline.spec.journal.planned import PlannedRecord
@@ -357,6 +360,38 @@ def test_what_an_allocator_says_is_read() -> None:
     assert is_exhausted(of_cuda) and asked_bytes(of_cuda) == 5 * 2**29
     assert is_exhausted(MemoryError()) and asked_bytes(MemoryError()) is None
     assert not is_exhausted(RuntimeError("gloo: connection closed")) and not is_exhausted(ValueError("out of memory"))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        torch.OutOfMemoryError("HIP out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA`"),
+        RuntimeError("MPS backend out of memory (MPS allocated: 8.00 GB, other allocations: 1.00 GB)"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("NCCL error: unhandled cuda error, Cuda failure 2 'out of memory'"),
+        RuntimeError("unable to mmap 8192 bytes from file </torch_7>: Cannot allocate memory (12)"),
+        RuntimeError("std::bad_alloc"),
+    ],
+    ids=str,
+)
+def test_memory_is_known_as_exhausted_whichever_allocator_says_so(error: Exception) -> None:
+    assert is_exhausted(error)
+    assert tells_exhausted(describe(error)[0]), "of another process"
+
+
+def test_an_error_of_another_process_tells_whether_its_memory_was_exhausted() -> None:
+    with pytest.raises(MemoryError) as of_numpy:
+        np.empty(2**60, dtype=np.uint8)
+    assert is_exhausted(of_numpy.value) and tells_exhausted(describe(of_numpy.value)[0])
+    for kind in (OutOfMemory, ExhaustedTogether):
+        assert tells_exhausted(kind("out of memory on rank 1 of a probe").as_dict())
+    others = DataError("sample 3", "OSError: out of memory cards"), ValueError("out of memory"), KeyError(3)
+    assert [tells_exhausted(describe(each)[0]) for each in others] == [False, False, False]
 
 
 def test_what_a_graph_has_saved_is_found_by_its_name() -> None:

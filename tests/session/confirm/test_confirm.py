@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from runs import in_process, paceline, records_of, steps_of, write_spec
 
 from paceline.plan.search.micro_batch import TriedMicroBatch, taken
+from paceline.session.confirm.device import cut
 from paceline.spec.arguments import make_spec
 from paceline.spec.load import load_spec
 from paceline.spec.plan import CONFIRMED, PlanSpec
+from paceline.task.data.order.of_source import FiledOrder
+from paceline.units import Amount
 
 
 def tried(micro_batch: int, seconds: float, spread: float = 0.0) -> TriedMicroBatch:
@@ -63,6 +67,15 @@ def test_a_probe_settles_it_and_the_run_changes_it_where_memory_gets_short(tmp_p
     for own, other in zip(steps_of(run_dir), steps_of(plain), strict=True):
         assert own["sample_ids"] == other["sample_ids"] and own["loss"] == pytest.approx(other["loss"], rel=1e-10)
         assert own["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-9)
+
+
+def test_the_probe_cuts_a_budget_of_tokens_as_a_run_does() -> None:
+    """Rows of two tokens where the longest has eight: micro-batches of the longest pass four times as many."""
+    source = SimpleNamespace(lengths=[2] * 6 + [8], order=FiledOrder(7), samples=7)
+    by_length = SimpleNamespace(batch_rows="by_length", seed=0, global_batch=Amount(12, "tokens"))
+    assert cut(by_length, source, 1, [1]) == (4, {1: 4}), "one of the longest is as many tokens as four"
+    assert cut(by_length, source, 4, [1, 2]) == (6, {1: 4, 2: 8}), "no more than the first batch has"
+    assert cut(SimpleNamespace(batch_rows="fixed", seed=0), source, 4, [1, 2]) == (4, {1: 1, 2: 2})
 
 
 def test_a_plan_is_the_same_but_for_its_passes() -> None:

@@ -26,6 +26,7 @@ from paceline.run.process.world import World, join_world
 from paceline.session.verbs.adapted import without_teacher
 from paceline.spec.adapt.adapter import Adaptation, AdapterSpec
 from paceline.spec.adapt.preference import PreferenceSpec
+from paceline.spec.data.mix import MixSpec
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.model_folder import FRESH
@@ -36,6 +37,7 @@ from paceline.spec.watch.evaluate import EvaluateSpec
 from paceline.task.adapt.preference import PreferenceLoss, adapters_off, log_ratios
 from paceline.task.adapt.referenced import trained_of
 from paceline.task.data.pairs import PreferencePairs, preference_pairs
+from paceline.task.data.source import open_sources
 from paceline.task.data.sources.tokenizer import ByteTokenizer
 from paceline.task.metrics.resolve import metrics_of
 from paceline.task.models.build import build_model
@@ -163,17 +165,48 @@ def test_a_model_that_is_trained_whole_gets_its_copy_and_says_so(tmp_path: Path)
     assert settle(settled.spec).spec == settled.spec and without_teacher(settled.spec.task).model == spec.task.model
 
 
-@pytest.mark.parametrize("kind", ["none", "lora"])
-def test_pairs_for_a_folder_are_of_its_tokens(tmp_path: Path, kind: str) -> None:
-    """They were bytes, of which the model knew other meanings, and the folder's tokenizer was named as theirs."""
-    folder = tmp_path / "folder"
+WORDS = {"<|endoftext|>": 0, "a": 1, "b": 2, "c": 3}
+
+
+def folder_of_words(folder: Path) -> Path:
+    """Make a folder of a model of four words, and return it."""
     folder.mkdir()
     config = {"architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox", "vocab_size": 4, "hidden_size": 8}
     (folder / "config.json").write_text(json.dumps(config))
-    words = {"<|endoftext|>": 0, "a": 1, "b": 2, "c": 3}
-    tokenizer = Tokenizer(WordLevel(words, unk_token="a"))
+    tokenizer = Tokenizer(WordLevel(WORDS, unk_token="a"))
     tokenizer.add_special_tokens(["<|endoftext|>"])
     tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def test_pairs_of_a_mixture_are_of_the_folders_tokens_too(tmp_path: Path) -> None:
+    """They stayed bytes. A part that names a tokenizer keeps it; one that leaves its arguments out has the task's."""
+    folder = folder_of_words(tmp_path / "folder")
+    for name, words in (("one", "abc"), ("two", "bca")):
+        line = json.dumps(dict(zip(("prompt", "chosen", "rejected"), words, strict=True)))
+        (tmp_path / f"{name}.jsonl").write_text(line + "\n")
+    source = "paceline.task.data.pairs:preference_pairs"
+    of_task, of_part = ({"path": str(tmp_path / f"{name}.jsonl"), "seq_len": 4} for name in ("one", "two"))
+    named = {**of_part, "tokenizer": "bytes"}
+    parts = (MixSpec(source, "one"), MixSpec(source, "two", arguments=of_part), MixSpec(source, arguments=named))
+    data = DataSpec(mix=parts[:2], arguments=of_task)
+    adapter = AdapterSpec(kind="lora")
+    asked = dataclasses.replace(task(), model=ModelSpec(f"hf:{folder}"), adapter=adapter, data=data)
+    settled = settle(Spec(task=asked))
+    train, _ = open_sources(settled.spec.task.data, 7)
+    assert train.vocab == len(WORDS) and train.samples == 2
+    assert train.read(np.arange(2))["labels"][:, :, 0].tolist() == [[2, 3], [3, 1]]
+    assert [each.what for each in settled.decisions] == [f"task.data.mix.{name}.arguments" for name in ("one", "two")]
+    assert all("folder's tokens" in each.because for each in settled.decisions)
+    assert settle(settled.spec).spec == settled.spec and json.dumps(settled.decisions[0].after)
+    kept = settle(Spec(task=dataclasses.replace(asked, data=DataSpec(mix=parts[2:])))).spec.task.data
+    assert kept.mix[0].arguments == named
+
+
+@pytest.mark.parametrize("kind", ["none", "lora"])
+def test_pairs_for_a_folder_are_of_its_tokens(tmp_path: Path, kind: str) -> None:
+    """They were bytes, of which the model knew other meanings, and the folder's tokenizer was named as theirs."""
+    folder = folder_of_words(tmp_path / "folder")
     (tmp_path / "pairs.jsonl").write_text(json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"}) + "\n")
     arguments: dict[str, Any] = {"path": str(tmp_path / "pairs.jsonl"), "seq_len": 4}
     data = DataSpec("paceline.task.data.pairs:preference_pairs", arguments)
@@ -183,7 +216,7 @@ def test_pairs_for_a_folder_are_of_its_tokens(tmp_path: Path, kind: str) -> None
     )
     assert isinstance(settled.spec.task.data, DataSpec)
     pairs = preference_pairs(**settled.spec.task.data.arguments)
-    assert isinstance(pairs, PreferencePairs) and pairs.vocab == len(words)
+    assert isinstance(pairs, PreferencePairs) and pairs.vocab == len(WORDS)
     assert pairs[0]["labels"][:, 0].tolist() == [2, 3]
     assert "folder's tokens" in settled.decisions[0].because
     assert settle(settled.spec).spec == settled.spec

@@ -163,7 +163,7 @@ def _forecast(
         time=sure,
         peak_bytes=memory_estimate(memory, context.cluster, constants, memory_spread),
         memory=with_intervals(memory, *memory_widths(context.cluster, constants)),
-        tokens_per_second=context.batch_samples * context.profile.tokens_per_sample / step.value,
+        tokens_per_second=_items(sheet, index) / step.value,
         steps=context.steps,
         run_seconds=run,
         usd=usd,
@@ -175,9 +175,17 @@ def _forecast(
     )
 
 
+def _items(sheet: Sheet, index: int) -> float:
+    """Return the tokens of a step of one of the plans, as full as they come, or its samples, which count as one."""
+    context = sheet.context
+    full = float(sheet.fill_of_batch("tokens")[index]) if context.profile.tokens_per_sample > 1 else 1.0
+    return context.batch_samples * context.profile.tokens_per_sample * full
+
+
 def _step_flops(sheet: Sheet, index: int) -> float:
     """Return the FLOPs of a step of one of the plans: three forward passes, but for what frozen weights spare."""
-    profile, (tokens, pairs) = sheet.context.profile, (float(sheet.fill(part)[index]) for part in ("tokens", "pairs"))
+    profile = sheet.context.profile
+    tokens, pairs = (float(sheet.fill_of_batch(part)[index]) for part in ("tokens", "pairs"))
     products = 3 * sum(block.matmul_flops for block in profile.blocks) - profile.spared_flops
     attention = 3 * sum(block.attention_flops for block in profile.blocks)
     return (tokens * products + pairs * attention) * sheet.context.batch_samples

@@ -20,7 +20,7 @@ from paceline.plan.cost.time.block_factors import block_factors, sheet_plan
 from paceline.plan.cost.time.block_seconds import BlockSeconds
 from paceline.plan.cost.time.ring import Rings, ring
 from paceline.plan.feasible.split import split_by_cost
-from paceline.plan.learn.task_measurement import TaskMeasurement
+from paceline.plan.learn.task_measurement import TaskMeasurement, measured_profile
 from paceline.spec.plan import Plan
 
 
@@ -35,7 +35,8 @@ class PricedTask(TaskOnCluster):
             if measured is None:
                 self._factors[precision] = np.full(len(self.shapes.blocks), self.rates(precision).factor)
             else:
-                seconds = self.sheet(sheet_plan(measured)).formula_seconds[0]
+                as_full = replace(self, profile=measured_profile(self.profile, measured))
+                seconds = as_full.sheet(sheet_plan(measured)).formula_seconds[0]
                 rates = self.rates(precision)
                 self._factors[precision] = block_factors(self.profile, self.shapes, rates, seconds, measured)
         return self._factors[precision]

@@ -17,9 +17,9 @@ from paceline.cluster.store import cache_dir, safe_name, write_json
 from paceline.plan.learn.observation import device_key, machine_key
 from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan
-from paceline.spec.profile import BlockProfile, ModelProfile
+from paceline.spec.profile import BlockProfile, Fill, ModelProfile
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,10 @@ class TaskMeasurement:
     blocks: int  # repeated blocks that were there
     repeats: int
     spread: float  # (90th - 10th percentile) / median of forward and backward
+    # Where rows differ in length: the positions that were computed, and the pairs of them in one row, over those of a
+    # micro-batch of the longest samples.
+    tokens: float = 1.0
+    pairs: float = 1.0
 
     def as_dict(self) -> dict[str, Any]:
         """Return the measurement as plain data."""
@@ -52,6 +56,14 @@ def measured_shapes(profile: ModelProfile) -> tuple[BlockProfile, ...]:
     """Return the different shapes of a model's repeated blocks, in the order of the chain."""
     shapes = (dataclasses.replace(block, name="") for block in profile.blocks if block.recomputable)
     return tuple(dict.fromkeys(shapes))
+
+
+def measured_profile(profile: ModelProfile, measurement: TaskMeasurement) -> ModelProfile:
+    """Return a profile whose batches are as full as the one that was measured."""
+    if not profile.fills:
+        return profile
+    full = Fill(measurement.micro_batch, measurement.tokens, measurement.pairs, None)
+    return dataclasses.replace(profile, fills=(full,))
 
 
 def measured_plan(plan: Plan) -> Plan:

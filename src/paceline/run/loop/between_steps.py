@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import ConfigError, Requeue
+from paceline.errors import ConfigError, DataError, NothingToLearn, PacelineError, Requeue
 from paceline.run.callbacks.callbacks import CallbackDecisions, moment_of
 from paceline.run.evaluate.best import called_off
 from paceline.run.loop.evaluate import EvaluationResult, evaluate
@@ -21,7 +21,7 @@ from paceline.run.memory.leaks import LeakWatch
 from paceline.run.memory.spent import spent_now, spent_on
 from paceline.run.numerics.invariants import check_agreement, is_due, numbers_of
 from paceline.run.record.own_counts import OwnCounts
-from paceline.run.record.remarks import data_faults, remarks_on_batch
+from paceline.run.record.remarks import damage_of_all, data_faults, remarks_on_batch
 from paceline.run.record.samples_read import ids_read
 from paceline.run.record.tally import EVALUATING, SAVING
 from paceline.run.survive.health.pressure import LOOKS_EVERY
@@ -37,7 +37,7 @@ from paceline.supervise.signals import StopFlag
 from paceline.task.data.protocol import Source
 from paceline.task.data.rows.mixed import MixedSource
 from paceline.task.data.rows.packed import for_device
-from paceline.task.data.storage.notices import left_out_of
+from paceline.task.data.storage.notices import HELD_OUT_LEFT_OUT, left_out_of
 from paceline.task.models.sizes import is_named
 from paceline.task.objective import Objective
 from paceline.task.turns import objective_of
@@ -78,7 +78,7 @@ class BetweenSteps(InWorld):
         self._keeper.poll()
         self._keeper.refuse_exhausted(self.world)
         if not is_made_up:
-            self._count_left_out(batch)
+            self._left_out += self._left_out_of(batch)
         self._tell_step(stats, batch)
         last = step == self.brief.steps or self._stopped
         chosen = self._tell_what_came(stats, batch, last)
@@ -180,11 +180,26 @@ class BetweenSteps(InWorld):
             gc.collect()
         self._is_uncollected = False
 
-    def _count_left_out(self, batch: StepBatch) -> None:
-        """Count the damaged samples that this rank has trained on as if they were not there."""
-        for micro in batch.micro_batches:
-            if micro.counts:
-                self._left_out += left_out_of(self.source, micro.ids)
+    def _left_out_of(self, batch: StepBatch) -> Counter[str]:
+        """Return why samples of this rank's part of a batch are damaged and left out, and how many."""
+        counted = [micro.ids for micro in batch.micro_batches if micro.counts]
+        return sum((left_out_of(self.source, ids) for ids in counted), Counter[str]())
+
+    def _named(self, error: NothingToLearn, batch: StepBatch) -> PacelineError:
+        """Return what is to be told of a batch with nothing to learn from: damage, where there is any.
+
+        Every rank calls it.
+        """
+        reads_first = self.brief.plan.layout.reads_first(self.world.rank)
+        damaged, first = damage_of_all(self.world, reads_first, self._left_out_of(batch))
+        if not damaged:
+            return error
+        rest = "" if damaged >= batch.samples else "; nothing of the others counts"
+        return DataError(
+            f"{error.what}: {damaged:,} of its {batch.samples:,} samples are damaged and left out{rest}",
+            f"the first: {first}",
+            "mend what is damaged, or take a larger task.global_batch",
+        ).naming_ranks()
 
     def _write(self, step: int) -> None:
         """Have the model write its samples, where the run asks for any. Every rank calls it."""
@@ -263,7 +278,11 @@ class BetweenSteps(InWorld):
         """Return what the held-out samples of a set give. Every rank calls it."""
         samples, metrics = self.spec.run.evaluate_samples, self._metrics[name]
         held_out = for_device(source, self.world.device.type, self.spec.task.model)
-        return evaluate(self._stepper, held_out, samples, self._under.data_rank, metrics)
+        found = evaluate(self._stepper, held_out, samples, self._under.data_rank, metrics)
+        reads_first = self.brief.plan.layout.reads_first(self.world.rank)
+        for what, because in data_faults(source, self.world, reads_first, found.left_out, HELD_OUT_LEFT_OUT):
+            self._record.fault(f"{what} ('{name}')" if name else what, because)
+        return found
 
     def save(self) -> Path:
         """Write a checkpoint and return its folder. Every rank calls it.

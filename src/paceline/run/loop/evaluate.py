@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -12,10 +13,12 @@ from paceline.errors import DataError
 from paceline.run.evaluate.held_out_metrics import measure
 from paceline.run.loop.loader import held_out_batches, held_out_ids
 from paceline.run.loop.step import Stepper
+from paceline.run.record.remarks import damage_of_all
 from paceline.task.data.protocol import Source
 from paceline.task.data.rows.mixed import InOrder
 from paceline.task.data.rows.packed_source import PackedSource
 from paceline.task.data.rows.windows import TokenSource
+from paceline.task.data.storage.notices import left_out_of
 from paceline.task.data.unigram import unigram_loss
 from paceline.task.metrics.metric import Metric
 from paceline.task.models.build import evaluating
@@ -31,24 +34,37 @@ class EvaluationResult:
     weight: float
     seconds: float
     metrics: Mapping[str, float] = field(default_factory=dict)
+    left_out: Mapping[str, int] = field(default_factory=dict)  # damaged samples of this rank, by reason
 
 
 def evaluate(
     stepper: Stepper, source: Source, samples: int, data_rank: int, metrics: Sequence[Metric] = ()
 ) -> EvaluationResult:
-    """Return the mean loss per item and the metrics of `samples` held-out samples, always the same ones."""
+    """Return the mean loss per item and the metrics of `samples` held-out samples, always the same ones.
+
+    Raises DataError where none of them has an item that counts.
+    """
     began = time.perf_counter()
     world, model = stepper.world, stepper.model
     with evaluating(model), torch.no_grad():
         batches = held_out_batches(source, samples, stepper.plan, data_rank, world.device)
         loss_sum, weight, measured = measure(stepper, batches, metrics)
+    left_out = sum((left_out_of(source, each.ids) for each in batches if each.counts), Counter[str]())
     if weight <= 0:
+        damaged, first = damage_of_all(world, stepper.plan.layout.reads_first(world.rank), left_out)
+        if damaged:
+            raise DataError(
+                f"the held-out samples have no item to measure the loss on: {damaged:,} of"
+                f" {min(samples, source.samples):,} are damaged and left out",
+                f"the first: {first}",
+                "mend what is damaged, or let an evaluation read more: run.evaluate_samples",
+            ).naming_ranks()
         raise DataError(
             "the held-out samples have no item to measure the loss on",
             f"the objective's weights add up to zero over the {min(samples, source.samples)} samples of an evaluation",
             'check their labels: are all of them masked? run.evaluate_every = "none" trains without evaluations',
         )
-    return EvaluationResult(loss_sum / weight, weight, time.perf_counter() - began, measured)
+    return EvaluationResult(loss_sum / weight, weight, time.perf_counter() - began, measured, left_out)
 
 
 def unigram_bar(source: Source, held_out: Source | None, samples: int) -> float | None:

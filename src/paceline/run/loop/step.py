@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from paceline.errors import NumericalStop
+from paceline.errors import NothingToLearn, NumericalStop
 from paceline.run.loop.clock import PhaseClock
 from paceline.run.loop.loader import StepBatch
 from paceline.run.loop.numbers import NumbersOnTheWay, one_vector
@@ -249,7 +249,7 @@ class Stepper:
         norm = math.sqrt(square_total) * correction if square_total >= 0 else math.nan
         seen = self.sync.over_all(StepTotals(loss_total, weight_total, norm, stop))
         if seen.weight <= 0:
-            raise NumericalStop(
+            raise NothingToLearn(
                 f"{_place(batch.step, turn)} has no item to learn from",
                 "the objective's weights add up to zero over the whole global batch",
                 "check the labels: are all of them masked?",

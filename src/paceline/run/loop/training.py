@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Generator
 from typing import NoReturn
 
-from paceline.errors import ConfigError, Requeue, StorageError
+from paceline.errors import ConfigError, NothingToLearn, Requeue, StorageError
 from paceline.run.loop.between_steps import BetweenSteps
 from paceline.run.loop.loader import StepBatch
 from paceline.run.loop.resume import Progress
@@ -245,12 +245,15 @@ class Training(BetweenSteps):
         if self._second_look is not None:
             self._record.decided_now(self._second_look.check(self._stepper, batch, self._step_seconds))
         on_cuda = self.world.device.type == "cuda"
-        stats = self._stepper.step(
-            batch,
-            lr,
-            stop_requested=self._wants_to_stop(),
-            while_busy=self._under.batches.read_begun if on_cuda else None,
-        )
+        try:
+            stats = self._stepper.step(
+                batch,
+                lr,
+                stop_requested=self._wants_to_stop(),
+                while_busy=self._under.batches.read_begun if on_cuda else None,
+            )
+        except NothingToLearn as error:
+            raise self._named(error, batch) from error
         self.progress = Progress(step=batch.step, position=stats.position_after)
         if growth is not None:
             at = batch.step, batch.position, batch.samples

@@ -55,15 +55,17 @@ def remarks_on_batch(objective: Objective, batch: object) -> list[str]:
     return unread_remark(objective, tuple(str(name) for name in batch if name not in READ_BY_NEXT_TOKEN))
 
 
-def data_faults(source: object, world: World, reads_first: bool, left_out: Mapping[str, int]) -> list[tuple[str, str]]:
+def data_faults(
+    source: object, world: World, reads_first: bool, left_out: Mapping[str, int], what_left_out: str = LEFT_OUT
+) -> list[tuple[str, str]]:
     """Return what reading the data has met on all ranks since the last call: (what and how often, because).
 
-    Every rank calls it. `left_out` counts, by reason, samples that this rank has trained on as if they were not there;
-    of ranks that read the same rows those that `reads_first` say which.
+    Every rank calls it. `left_out` counts, by reason, samples that this rank has passed as if they were not there, and
+    `what_left_out` says so of one; of ranks that read the same rows those that `reads_first` say which.
     """
     mine = notices_of(source)
     if reads_first:
-        mine += [DataNotice(LEFT_OUT, because, times) for because, times in left_out.items()]
+        mine += [DataNotice(what_left_out, because, times) for because, times in left_out.items()]
     if not world.maximum([float(len(mine))])[0]:
         return []
     together: Counter[tuple[str, str]] = Counter()
@@ -73,6 +75,13 @@ def data_faults(source: object, world: World, reads_first: bool, left_out: Mappi
     return [
         (f"{what}{f', {times:,} times' if times > 1 else ''}", because) for (what, because), times in together.items()
     ]
+
+
+def damage_of_all(world: World, reads_first: bool, left_out: Mapping[str, int]) -> tuple[int, str]:
+    """Return how many samples all ranks have left out together, and why the first of them. Every rank calls it."""
+    told: list[Mapping[str, int]] = world.gather(dict(left_out) if reads_first else {})
+    reasons = [because for each in told for because in each]
+    return sum(sum(each.values()) for each in told), reasons[0] if reasons else ""
 
 
 def look_remark(survey: Survey) -> list[str]:

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import OutOfMemory, PacelineError, exhausted_by, first_line
+from paceline.errors import OutOfMemory, exhausted_by, first_line
 from paceline.launch.here import place_here
 from paceline.launch.worker import guarded
 from paceline.run.process.handover import take_over
@@ -40,7 +40,7 @@ def _try(request_path: Path, result_path: Path) -> None:
     world = join_world(request["kind"], threads=request["threads"], place=place_here(os.environ))
     try:
         _steps(request, result_path, world)
-    except (RuntimeError, MemoryError, PacelineError) as error:
+    except Exception as error:  # a user's model or data may raise anything
         if (exhausted := exhausted_by(error)) is None:
             raise
         what = f"out of memory on rank {world.rank} of a probe"
@@ -65,13 +65,14 @@ def _steps(request: dict[str, Any], result_path: Path, world: Any) -> None:
     source, _ = open_sources(task.data, task.seed)
     built = assemble(task, plan, world, source, source.items_per_sample)
     read = for_device(source, world.device.type, task.model)
+    samples, at_once = cut(task, source, request["samples"], request["sizes"])
     stream = BatchStream(read, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
     on_cuda = world.device.type == "cuda"
     taken: dict[int, list[float]] = {size: [] for size in request["sizes"]}
     peaks: dict[int, float] = {}
 
     def one(size: int) -> float:
-        batch = stream.at(0, 1, request["samples"], size)
+        batch = stream.at(0, 1, samples, at_once[size])
         world.wait()
         began = time.perf_counter()
         built.stepper.step(batch, lr=0.0)
@@ -99,6 +100,22 @@ def _steps(request: dict[str, Any], result_path: Path, world: Any) -> None:
         for size in request["sizes"]:
             taken[size].append(one(size))
     tell(None)
+
+
+def cut(task: Any, source: Any, asked: int, sizes: list[int]) -> tuple[int, dict[int, int]]:
+    """Return the samples of a step of the probe, and for each micro-batch how many of them a rank passes at once.
+
+    A budget of tokens takes as many of the run's first batch as make up the tokens of those asked for, as a run cuts
+    them: of samples half as long as the longest, twice as many.
+    """
+    from paceline.task.data.order.budget import rows_of_task
+
+    if (rows := rows_of_task(task, source, asked)) is None:
+        return asked, {size: size for size in sizes}
+    first = rows.at(1, 0)
+    longest = int(rows.lengths_at(0, first).max(initial=1))
+    at_once = {size: rows.passed_at_once(longest, size) for size in sizes}
+    return min(first, asked * at_once[sizes[-1]] // sizes[-1]), at_once
 
 
 def spread_of(seconds: list[float]) -> float:

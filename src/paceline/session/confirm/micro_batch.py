@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import DoesNotFit, OutOfMemory, PacelineError
+from paceline.errors import DoesNotFit, PacelineError, tells_exhausted
 from paceline.plan.cost.memory.usable import usable_bytes
 from paceline.plan.cost.pricing import price
 from paceline.plan.feasible.micro_batch import with_micro_batch
@@ -147,7 +147,7 @@ def _probe(planned: Planned, sizes: tuple[int, ...]) -> tuple[tuple[TriedMicroBa
 def _ran_out(outcome: Outcome) -> bool:
     """Return whether memory is what ended a probe: told by a rank, or by the kernel, whose usual reason it is."""
     assert outcome.error is not None
-    return outcome.error.get("error") == OutOfMemory.__name__ or outcome.exit_code == 128 + signal.SIGKILL
+    return tells_exhausted(outcome.error) or outcome.exit_code == 128 + signal.SIGKILL
 
 
 def _decided(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from paceline.errors import OutOfMemory
+from paceline.errors import tells_exhausted
 from paceline.spec.journal.kinds import DecisionRecord, RunEnded
 from paceline.spec.journal.reading import read_records
 from paceline.spec.plan import Plan
@@ -30,7 +30,7 @@ def settled_micro_batch(run_dir: Path, plan: Plan) -> int | None:
         evidence = None
         if isinstance(record, DecisionRecord) and record.what == MICRO_BATCH:
             evidence = record.evidence
-        elif isinstance(record, RunEnded) and record.error and record.error.get("error") == OutOfMemory.__name__:
+        elif isinstance(record, RunEnded) and record.error and tells_exhausted(record.error):
             evidence = record.error.get("evidence")
         if isinstance(evidence, Mapping) and evidence.get("conditions") == conditions:
             found = int(evidence["micro_batch"])

@@ -58,7 +58,7 @@ def trace_here(task: Task) -> ModelProfile:
     import numpy as np
     from torch import nn
 
-    from paceline.task.data.order.budget import lengths_of
+    from paceline.task.data.order.lengths import lengths_of
     from paceline.task.data.source import open_sources
     from paceline.task.models.build import build_model
     from paceline.task.models.copied import copied

@@ -15,6 +15,7 @@ first rank of the one computes the reference that its others wait for, those of 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import gc
@@ -23,12 +24,12 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import Requeue
+from paceline.errors import DataError, NothingToLearn, Requeue
 from paceline.launch.here import place_here
 from paceline.launch.worker import guarded
 from paceline.spec.plan import Plan, plan_from_dict
@@ -41,6 +42,7 @@ from paceline.verify.process.lanes import handed_out, in_groups, lanes_here
 from paceline.verify.process.read_once import ReadOnce
 
 if TYPE_CHECKING:
+    from paceline.task.data.protocol import Source
     from paceline.verify.compare.in_a_group import FirstNumbers
 
 # Ended by SIGHUP, SIGINT or SIGTERM, or as its supervisor was asked to: somebody wants the whole proof to end.
@@ -176,10 +178,25 @@ def _compare_all(rows: Mapping[int, Row], read: ReadOnce, result_path: Path) -> 
             own = read.task(path)  # a module that the task holds as an object is laid out and trained in place
             given = (row.plan, source, source.items_per_sample)
             result = differs_in_a_group(alone.pop((path, masked), None), own, *given) if world.is_first else None
-            result = world.share(result) or CHECKS[row.check](own, row.plan, world, *given[1:], row.steps, kept)
+            with _naming_damage(source):
+                result = world.share(result) or CHECKS[row.check](own, row.plan, world, *given[1:], row.steps, kept)
             if world.is_first:
                 _tell(result_path, job, result=dataclasses.asdict(result))
     world.wait()
+
+
+@contextlib.contextmanager
+def _naming_damage(source: Source) -> Iterator[None]:
+    """Return a block whose samples may have nothing to learn from: damage is named, where the proof has met any."""
+    try:
+        yield
+    except NothingToLearn as error:
+        damaged: dict[int, str] = getattr(source, "damaged", None) or {}
+        if not damaged:
+            raise
+        what = f"{error.what}: {len(damaged):,} of them are damaged and left out"
+        first = next(iter(damaged.values()))
+        raise DataError(what, f"the first: {first}", "mend what is damaged") from error
 
 
 def _data_of(row: Row) -> tuple[Path, bool]:
@@ -196,7 +213,8 @@ def _alone(rows: Sequence[Row], read: ReadOnce) -> dict[tuple[Path, bool], First
             task = read.task(row.spec)
             _load_named(task)
             source = read.source(task, row.masked)
-            found[_data_of(row)] = first_numbers(task, row.plan, source, source.items_per_sample)
+            with _naming_damage(source):
+                found[_data_of(row)] = first_numbers(task, row.plan, source, source.items_per_sample)
     return found
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from paceline.errors import NumericalStop
+from paceline.errors import NothingToLearn
 from paceline.run.numerics.precision import cast_floats, cast_model
 from paceline.run.numerics.randomness.again import draw_again
 from paceline.run.numerics.randomness.mode import SampleRandomness, Survey
@@ -90,9 +90,9 @@ def in_step(
 
 
 def counted(weights: Sequence[float], step: int) -> float:
-    """Return the sum of what micro-batches count; raise NumericalStop where all of a step's samples count nothing."""
+    """Return the sum of what micro-batches count; raise NothingToLearn where all of a step's samples count nothing."""
     if (total := sum(weights)) == 0:
-        raise NumericalStop(
+        raise NothingToLearn(
             f"the samples that the proof reads for step {step} have no item to learn from",
             f"the objective's weights add up to zero over its {len(weights)} micro-batches, the first of the data's "
             "order, which are fewer than a step's",

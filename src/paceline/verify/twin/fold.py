@@ -46,6 +46,7 @@ class ChangedSource:
         self.vocab: int | None = source.vocab
         self.fingerprint = f"{source.fingerprint} {changed}"
         self.gathers_rows = bool(getattr(source, "gathers_rows", False))
+        self.damaged: dict[int, str] = getattr(source, "damaged", {})  # what the other source leaves out, and why
 
     def read(self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64] | None = None) -> TwinBatch:
         """Return the batch of the other source, a dict, changed."""

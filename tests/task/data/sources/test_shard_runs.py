@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from runs import in_process, paceline, records_of, steps_of, write_corpus, write_spec
 
+from paceline.run.loop.loader import held_out_ids
 from paceline.spec.load import load_spec
 from paceline.spec.task import DataSpec
 from paceline.task.data.prepare.prepare import prepare
 from paceline.task.data.source import open_sources
+from paceline.task.data.sources.shards.layout import BLOCK_BYTES
 from paceline.task.data.storage.notices import left_out_of
 
 
@@ -31,6 +33,81 @@ def damage(shards: Path) -> Path:
     content[64 + 9_000] ^= 1
     path.write_bytes(content)
     return path
+
+
+def damage_all(shards: Path, split: str) -> None:
+    """Damage every checked piece of a split's shards."""
+    for path in shards.glob(f"{split}-*.shard"):
+        content = bytearray(path.read_bytes())
+        tokens = int.from_bytes(content[16:24], "little")
+        for at in range(64, 64 + 2 * tokens, BLOCK_BYTES):
+            content[at] ^= 1
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_batch_of_damaged_samples_alone_ends_with_the_damage(tmp_path: Path, devices: int) -> None:
+    """It ended with exit code 6 and the advice to look at the labels."""
+    shards = shards_of(tmp_path)
+    damage_all(shards, "train")
+    spec = write_spec(tmp_path, tmp_path / "run", steps=2)
+    options = (f"task.data.source={shards}", "task.data.on_bad=skip", "run.evaluate_every=none")
+    words = [word for option in (*options, f"cluster.devices={devices}") for word in ("--set", option)]
+    done = (in_process if devices == 1 else paceline)("train", spec, *words)
+    assert done.returncode == 5, done.stderr
+    batch = load_plan_batch(tmp_path / "run")
+    assert f"step 1 has no item to learn from: {batch} of its {batch} samples are damaged and left out" in done.stderr
+    assert f"{shards}/train-" in done.stderr and "is damaged" in done.stderr
+    (ended,) = records_of(tmp_path / "run", "run_ended")
+    assert ended["error"]["error"] == "DataError" and "masked" not in done.stderr
+
+
+def test_a_proof_that_reads_damaged_samples_alone_names_the_damage(tmp_path: Path) -> None:
+    shards = shards_of(tmp_path)
+    damage_all(shards, "train")
+    spec = write_spec(tmp_path, tmp_path / "run", devices=2)
+    options = (f"task.data.source={shards}", "task.data.on_bad=skip", "plan.dp_shard=2")
+    done = paceline("verify", spec, *(word for option in options for word in ("--set", option)))
+    assert done.returncode == 5, done.stderr
+    assert "are damaged and left out" in done.stderr and f"{shards}/train-" in done.stderr
+
+
+def load_plan_batch(run_dir: Path) -> int:
+    """Return the samples of a run's global batch."""
+    (started,) = records_of(run_dir, "run_started")
+    return int(started["plan"]["batch_samples"])
+
+
+def test_damaged_held_out_samples_are_counted_in_every_evaluation_on_any_ranks(tmp_path: Path) -> None:
+    """They were left out in silence. Where none is left, the evaluation names them."""
+    shards = shards_of(tmp_path)
+    held_out = next(iter(sorted(shards.glob("validation-*.shard"))))
+    content = bytearray(held_out.read_bytes())
+    spec = write_spec(tmp_path, tmp_path / "run", steps=4, precision="fp64")
+    given = (f"task.data.source={shards}", "task.data.on_bad=skip", "run.evaluate_every=2 steps")
+    content[64 + 5] ^= 1
+    held_out.write_bytes(content)
+    counted = []
+    for name, devices, train in (("one", 1, in_process), ("two", 2, paceline)):
+        options = (*given, f"cluster.devices={devices}", f"run.dir={tmp_path / name}")
+        done = train("train", spec, *(word for option in options for word in ("--set", option)))
+        assert done.returncode == 0, done.stderr
+        faults = [each for each in records_of(tmp_path / name, "fault") if "held-out" in each["what"]]
+        assert all(str(held_out) in each["because"] for each in faults)
+        assert len(faults) == len(records_of(tmp_path / name, "evaluation")) > 0
+        counted.append([each["what"] for each in faults])
+    assert counted[0] == counted[1]
+    settings = load_spec(spec, list(given))
+    _, source = open_sources(settings.task.data, settings.task.seed)
+    assert source is not None
+    ids = held_out_ids(source, settings.run.evaluate_samples)
+    source.read(ids)
+    times = left_out_of(source, ids).total()
+    assert counted[0][0] == "a held-out sample was left out" + (f", {times:,} times" if times > 1 else "")
+    damage_all(shards, "validation")
+    options = (*given, f"run.dir={tmp_path / 'none'}")
+    done = in_process("train", spec, *(word for option in options for word in ("--set", option)))
+    assert done.returncode == 5 and "are damaged and left out" in done.stderr and "masked" not in done.stderr
 
 
 def test_a_run_on_shards_takes_the_steps_of_the_run_on_their_text(tmp_path: Path) -> None:

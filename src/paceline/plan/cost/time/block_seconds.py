@@ -16,6 +16,7 @@ from paceline.plan.cost.memory.recompute import kept_bytes
 from paceline.plan.cost.on_cluster import TaskOnCluster
 from paceline.plan.cost.programs.low import NVFP4, PLAIN, RECIPES, Recipe
 from paceline.plan.cost.rates import ATTENTION_PASSES, LOW, Rates
+from paceline.plan.cost.time.fullness import fullness
 from paceline.spec.profile import BlockProfile
 
 FIRST_FLASH = 2.0  # FlashAttention-2 takes half the time of what came before it (Dao 2023, arXiv:2307.08691, abstract)
@@ -52,21 +53,26 @@ class BlockSeconds:
     def passes_made(self) -> Floats:
         """Micro-batches of a device in a step: the plan's, or of a budget of tokens as many as come on average."""
         columns = self.columns
-        if not self.context.profile.fills:
+        if not any(each.passes for each in self.context.profile.fills):
             return columns.accumulation.astype(np.float64)
-        made: Floats = columns.device_samples / columns.micro_batch * self.fill("passes")
-        return made
+        made = columns.device_samples / columns.micro_batch * self.fill("passes")
+        return np.maximum(made, columns.pp)  # a pipeline takes a multiple of its ranks
 
     def fill(self, part: str) -> Floats:
-        """Return how full batches of a budget of tokens are under every plan: a field of Fill, 1 for other batches.
+        """Return how full batches of rows of different lengths are on every plan's fullest rank: a field of Fill.
 
-        Between two micro-batches that are known it is read off a line over their logarithms.
+        1 for other batches.
         """
-        fills = self.context.profile.fills
-        if not fills:
-            return np.ones(len(self.columns))
-        known = np.log2([each.micro_batch for each in fills])
-        return np.interp(np.log2(self.columns.micro_batch), known, [getattr(each, part) for each in fills])
+        return self._fills[part]
+
+    @cached_property
+    def _fills(self) -> dict[str, Floats]:
+        return fullness(self.context.profile.fills, self.columns.data_degree, self.columns.micro_batch)
+
+    def fill_of_batch(self, part: str) -> Floats:
+        """Return the same of a whole batch, where one rank has it."""
+        ranks = np.ones_like(self.columns.data_degree)
+        return fullness(self.context.profile.fills, ranks, self.columns.micro_batch)[part]
 
     @cached_property
     def product_seconds(self) -> Floats:

@@ -6,6 +6,7 @@ import hashlib
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,30 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
+class DocumentRuns:
+    """Runs of tokens of other documents than the first of their row, in the flattened rows, in order."""
+
+    begins: list[int]
+    lengths: list[int]
+    numbers: list[int]  # of the document in its row, from 2 on
+
+    def number(self, documents: Array, first: int) -> None:
+        """Write the numbers of the documents into those of rows, all of them 1, of which `first` is the first row."""
+        flat, begin = documents.reshape(-1), first * documents.shape[1]
+        for at in range(bisect_left(self.begins, begin), bisect_left(self.begins, begin + len(flat))):
+            start = self.begins[at] - begin
+            flat[start : start + self.lengths[at]] = self.numbers[at]
+
+
+@lru_cache(maxsize=2)
+def _first_documents(rows: int, tokens: int) -> Array:
+    """Return the documents of rows of one document each, to be copied: numpy copies sooner than it writes ones."""
+    found = np.ones((rows, tokens), dtype=np.int64)
+    found.flags.writeable = False
+    return found
+
+
+@dataclass(frozen=True, slots=True)
 class RowsAsTheyLie:
     """Packed rows as they lie in the files: tokens and labels of the files' type, [rows, seq_len]."""
 
@@ -36,8 +61,18 @@ class RowsAsTheyLie:
     places: list[int]
     short: list[int]  # rows that are not full, in order
     filled: list[int]  # and the tokens in each of them
-    documents: Array | None  # of each token, from 1 on in each row, 0 of what fills it; None where documents mix
+    # Of each token, from 1 on in each row; None where documents mix. Where most rows are of one document, that is not
+    # written before a batch is: its runs say which tokens are of another.
+    documents: Array | DocumentRuns | None
     counts: Array | None  # which labels count, where not all of them do
+
+    def documents_of(self, first: int, last: int) -> Array | None:
+        """Return the documents of the rows first..last, int64; of what fills a row any. None where they mix."""
+        if not isinstance(self.documents, DocumentRuns):
+            return None if self.documents is None else self.documents[first:last].astype(np.int64)
+        found = _first_documents(last - first, self.tokens.shape[1]).copy()
+        self.documents.number(found, first)
+        return found
 
 
 class PackedSource(SourceOfSplit):
@@ -101,24 +136,24 @@ class PackedSource(SourceOfSplit):
         if gathered.counts is not None:
             labels[~gathered.counts[first:last]] = IGNORED
         batch = {"tokens": torch.from_numpy(tokens), "labels": torch.from_numpy(labels)}
-        if gathered.documents is not None:
-            batch["documents"] = torch.from_numpy(gathered.documents[first:last].astype(np.int64))
+        if (documents := gathered.documents_of(first, last)) is not None:
+            batch["documents"] = torch.from_numpy(documents)
         flat, begin, end = labels.reshape(-1), first * self.items_per_sample, last * self.items_per_sample
         for at in range(bisect_left(gathered.places, begin), bisect_left(gathered.places, end)):
             flat[gathered.places[at] - begin] = gathered.patched[at]
         for at in range(bisect_left(gathered.short, first), bisect_left(gathered.short, last)):
             labels[gathered.short[at] - first, gathered.filled[at] :] = IGNORED
+            if documents is not None:
+                documents[gathered.short[at] - first, gathered.filled[at] :] = 0
         return batch
 
     def joined(self, parts: Sequence[RowsAsTheyLie], places: Sequence[Ints]) -> RowsAsTheyLie:
         """Return the rows of several sources as one, each part's at its places."""
         size = self.items_per_sample
-        at = [place[np.array(part.places, dtype=np.int64) // size] * size + np.array(part.places, dtype=np.int64) % size
-              for part, place in zip(parts, places, strict=True)]  # fmt: skip
+        at = [_moved(part.places, place, size) for part, place in zip(parts, places, strict=True)]
         rows = [place[part.short] for part, place in zip(parts, places, strict=True)]
         patches, patched = _in_order(at, [part.patched for part in parts])
         short, filled = _in_order(rows, [part.filled for part in parts])
-        documents = [part.documents for part in parts if part.documents is not None]
         counts: list[Array] | None = None
         if any(part.counts is not None for part in parts):
             everywhere = [np.ones(part.tokens.shape, dtype=bool) for part in parts]
@@ -132,7 +167,7 @@ class PackedSource(SourceOfSplit):
             patches,
             short,
             filled,
-            rows_at(documents, places) if documents else None,
+            None if self.cross_documents else _joined_documents(parts, places, size),
             rows_at(counts, places) if counts else None,
         )
 
@@ -147,9 +182,7 @@ class PackedSource(SourceOfSplit):
         starts, lengths = self.rows.starts[begins], self.rows.lengths[begins]
         # To leave out here what is laid anew takes longer than copying it in vain.
         rows, is_whole = self._in_rows.rows_from(starts, starts + lengths + 1, seq_len + 1)
-        # Most rows are of one document: a small number for each token, of which few are written a second time.
-        kind = np.uint16 if seq_len < 2**16 else np.int32
-        documents = None if self.cross_documents else np.ones((len(ids), seq_len), dtype=kind)
+        documents = None if self.cross_documents else DocumentRuns([], [], [])
         found = RowsAsTheyLie(rows[:, :-1], rows[:, 1:], [], [], [], [], documents, None)
         rest = np.flatnonzero((lengths < seq_len) | ~is_whole)
         if len(rest):
@@ -189,17 +222,13 @@ class PackedSource(SourceOfSplit):
         found.patched.extend(labels[other].tolist())
         # Of the flattened labels: a row of them is one shorter than one of tokens with the token after its end.
         found.places.extend((after[other] - 1 - np.repeat(places, counts)[other]).tolist())
-        if found.documents is not None:
+        if isinstance(runs := found.documents, DocumentRuns):
             is_other = np.ones(len(at), dtype=bool)
             is_other[ends - counts] = False
-            others, own = np.flatnonzero(is_other), found.documents.reshape(-1)
-            begins = at[others] - np.repeat(places, counts - 1)  # of the flattened tokens, as above
-            numbers = others - np.repeat(ends - counts, counts - 1) + 1
-            runs = zip(begins.tolist(), (begins + lengths[others]).tolist(), numbers.tolist(), strict=True)
-            for begin, end, number in runs:
-                own[begin:end] = number
-            for row, tokens in zip(found.short, found.filled, strict=True):
-                found.documents[row, tokens:] = 0
+            others = np.flatnonzero(is_other)
+            runs.begins.extend((at[others] - np.repeat(places, counts - 1)).tolist())  # flattened tokens, as above
+            runs.lengths.extend(lengths[others].tolist())
+            runs.numbers.extend((others - np.repeat(ends - counts, counts - 1) + 1).tolist())
 
     def _laid_by_place(self, ids: npt.NDArray[Any]) -> RowsAsTheyLie:
         """Return the rows, all their places at once: where pieces are short that is quicker than one by one."""
@@ -253,6 +282,25 @@ def packed_fingerprint(digest: str, seq_len: int, version: int) -> str:
     """Return the fingerprint of the rows that a version of the packing makes of the tokens of a digest."""
     named = f"{digest} packed {seq_len} {WINDOW_PIECES} {version}"
     return hashlib.blake2b(named.encode(), digest_size=16).hexdigest()
+
+
+def _joined_documents(parts: Sequence[RowsAsTheyLie], places: Sequence[Ints], size: int) -> Array | DocumentRuns:
+    """Return the documents of several sources' rows as one's, each part's at its places."""
+    runs = [part.documents for part in parts if isinstance(part.documents, DocumentRuns)]
+    if len(runs) < len(parts):
+        numbered = [part.documents if isinstance(part.documents, np.ndarray) else part.documents_of(0, len(part.tokens))
+                    for part in parts]  # fmt: skip
+        return rows_at([each for each in numbered if each is not None], places)
+    at = [_moved(each.begins, place, size) for each, place in zip(runs, places, strict=True)]
+    begins, lengths = _in_order(at, [each.lengths for each in runs])
+    return DocumentRuns(begins, lengths, _in_order(at, [each.numbers for each in runs])[1])
+
+
+def _moved(flattened: list[int], place: Ints, size: int) -> Ints:
+    """Return places in flattened rows of a size where the rows are at other places."""
+    row, within = np.divmod(np.array(flattened, dtype=np.int64), size)
+    found: Ints = place[row] * size + within
+    return found
 
 
 def _in_order(places: Sequence[Ints], values: Sequence[list[int]]) -> tuple[list[int], list[int]]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy.typing as npt
 
 LEFT_OUT = "a sample was left out"
+HELD_OUT_LEFT_OUT = "a held-out sample was left out"
 KEPT = 256  # different notices kept between two looks; further ones only count
 
 
