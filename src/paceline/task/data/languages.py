@@ -62,42 +62,49 @@ def sides_of(
     Raises DataError where the model wants languages and has none, knows other ones, or none at all.
     """
     kind = config.get("model_type")
-    start = config.get("decoder_start_token_id")
     if kind in OTHER_TARGETS:
         raise DataError(
             f"the tokenizer in {folder} writes targets otherwise than sources", f"it is of a {kind}: with pieces or"
             " languages of their own, of which tokenizer.json knows nothing",
             "a data set of your own, with the same entries",
         )  # fmt: skip
-    if kind not in LANGUAGE_KINDS:
-        if any(languages):
-            raise DataError(
-                f"source_language and target_language of a {kind}", "its texts do not say which language they are in",
-                'leave them out; T5 is told by prefix = "translate English to German: "',
-            )  # fmt: skip
-        if not isinstance(start, int):
-            raise _no_start(folder)
-        around = _of_post_processor(tokenizer, examples)
-        return Sides(around, around, start)
-    written = _read(folder / "tokenizer_config.json")
+    if kind in LANGUAGE_KINDS:
+        return _with_languages(folder, config, tokenizer, languages, end)
+    if any(languages):
+        raise DataError(
+            f"source_language and target_language of a {kind}", "its texts do not say which language they are in",
+            'leave them out; T5 is told by prefix = "translate English to German: "',
+        )  # fmt: skip
+    around = _of_post_processor(tokenizer, examples)
+    return Sides(around, around, _start_of(folder, config))
+
+
+def _with_languages(
+    folder: Path, config: dict[str, Any], tokenizer: FileTokenizer, languages: tuple[str, str], end: int
+) -> Sides:
+    """Return what stands around the texts of a model of many languages, as its own tokenizer writes it."""
     source, target = map(_number, (tokenizer, tokenizer), languages, ("source", "target"))
-    if kind == "mbart" and not written.get("tokenizer_class"):
+    written, is_mbart = _read(folder / "tokenizer_config.json"), config.get("model_type") == "mbart"
+    if is_mbart and not written.get("tokenizer_class"):
         raise DataError(
             f"{folder} does not say where its tokenizer writes a language",
             "mBART has it behind a text, mBART-50 before it, and no tokenizer_config.json says which it is",
             "the whole folder, as AutoTokenizer.from_pretrained(...).save_pretrained writes it",
         )  # fmt: skip
-    last = written.get("tokenizer_class") in LAST if kind == "mbart" else bool(written.get("legacy_behaviour"))
-    sides = [Around((), (end, each)) if last else Around((each,), (end,)) for each in (source, target)]
-    if kind == "mbart":  # the last token of a target is what its decoder reads first
-        return Sides(*sides, start=sides[1].after[-1])
-    if not isinstance(start, int):
-        raise _no_start(folder)
-    return Sides(*sides, start=start)
+    is_last = written.get("tokenizer_class") in LAST if is_mbart else bool(written.get("legacy_behaviour"))
+    of_source, of_target = (
+        Around((), (end, each)) if is_last else Around((each,), (end,)) for each in (source, target)
+    )
+    # mBART's decoder reads first what a target says last.
+    return Sides(of_source, of_target, of_target.after[-1] if is_mbart else _start_of(folder, config))
 
 
-def _no_start(folder: Path) -> DataError:
-    return DataError(
+def _start_of(folder: Path, config: dict[str, Any]) -> int:
+    """Return what a decoder reads first. Raises DataError where its config says nothing of it."""
+    start = config.get("decoder_start_token_id")
+    if isinstance(start, int):
+        return start
+    raise DataError(
         f"{folder}/config.json says nothing of how a target begins", "it has no decoder_start_token_id",
         "the folder of an encoder-decoder, such as T5 or BART",
     )  # fmt: skip
