@@ -41,7 +41,6 @@ from paceline.checkpoint import KeptPlan, load_checkpoint
 from paceline.checkpoint import ranks as together
 from paceline.checkpoint.beside.flight import SaveInFlight, SaveTo
 from paceline.checkpoint.beside.stage import HostStage
-from paceline.descriptors import make_room
 from paceline.run.loop.loader import MicroBatch, StepBatch
 from paceline.run.process import groups
 from paceline.run.process.place import KEPT_STORE, Place
@@ -50,6 +49,7 @@ from paceline.run.process.world import build_mesh, join_world
 from paceline.run.record.samples_read import ids_read
 from paceline.spec.layout import Layout
 from paceline.supervise.forked import fork
+from paceline.system.descriptors import make_room
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # what benchmarks share
 from common import keep, machine, strict_json

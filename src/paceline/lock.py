@@ -31,7 +31,7 @@ from types import TracebackType
 from paceline.errors import RunInUse, StorageError
 from paceline.patience import Patience
 from paceline.said import say_line
-from paceline.this_machine import machine_here
+from paceline.system.this_machine import machine_here
 
 NAME = "lock"
 # "DESCRIPTOR:TOKEN:GENERATION", for ranks of a supervisor that holds the lock; no descriptor on another machine.

@@ -14,7 +14,6 @@ import torch.distributed as dist
 from distributed import run_ranks
 
 from paceline.checkpoint.ranks import Ranks
-from paceline.descriptors import make_room
 from paceline.errors import ConfigError
 from paceline.run.process import groups, sockets
 from paceline.run.process.groups import own_part
@@ -23,6 +22,7 @@ from paceline.run.process.world import build_mesh, join_world
 from paceline.spec.layout import Layout
 from paceline.spec.run import RunSpec
 from paceline.spec.survive.checkpoints import CheckpointsSpec
+from paceline.system.descriptors import make_room
 
 AXES = {"pp": 2, "dp_replicate": 3, "fsdp": 4, "tp": 2}
 

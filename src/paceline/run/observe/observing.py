@@ -13,7 +13,7 @@ from paceline.run.observe.sensors.sensor_reading import SeenRank
 from paceline.run.process.world import World
 from paceline.spec.run import RunSpec
 from paceline.supervise.parent import NODE_VARIABLE
-from paceline.this_machine import machine_here
+from paceline.system.this_machine import machine_here
 
 
 class NodeWatch:

@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 
 from paceline.cluster.here.prepare import Switched, bind_rank, device_index, prepare_process, told_waiting
-from paceline.descriptors import make_room
 from paceline.errors import ConfigError
 from paceline.run.memory.allocator import keep_freed_memory
 from paceline.run.process.groups import COLLECTIVE_TIMEOUT, Groups, Mesh
@@ -26,6 +25,7 @@ from paceline.run.process.place import KEPT_STORE, SERVED_STORE, Place
 from paceline.run.process.sockets import noted, quiet_connections
 from paceline.spec.layout import Layout
 from paceline.spec.run import RunSpec
+from paceline.system.descriptors import make_room
 
 GLOO_DRAIN_SECONDS = 0.1  # a worker thread needs microseconds; more covers a loaded machine
 

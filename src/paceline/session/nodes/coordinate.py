@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from paceline.descriptors import make_room
 from paceline.errors import PacelineError, Requeue, RunInUse, StorageError
 from paceline.lock import RunLock, take
 from paceline.patience import Patience
@@ -37,6 +36,7 @@ from paceline.supervise.nodes.fleet import Fleet
 from paceline.supervise.nodes.meeting import NOT_ELECTED, STEPPED_DOWN, announce
 from paceline.supervise.parent import end_with_parent, name_process
 from paceline.supervise.supervisor import explain
+from paceline.system.descriptors import make_room
 
 Say = Callable[[str], None]
 LOOK_SECONDS = 0.05

@@ -9,7 +9,7 @@ import torch
 from paceline.checkpoint.beside.stage import bytes_to_stage
 from paceline.cluster.machine import available_memory_bytes
 from paceline.run.process.world import World
-from paceline.this_machine import machine_here
+from paceline.system.this_machine import machine_here
 from paceline.units import format_sizes
 
 SPARE = 2  # so many times the room that a copy takes must be free for one that nobody asked for

@@ -28,7 +28,7 @@ from paceline.durable import publish
 from paceline.errors import StorageError
 from paceline.lock import try_lock
 from paceline.run.process.world import World
-from paceline.this_machine import machine_here
+from paceline.system.this_machine import machine_here
 from paceline.units import format_sizes
 
 RAM_DISK = Path("/dev/shm")
