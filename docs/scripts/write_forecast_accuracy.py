@@ -49,9 +49,11 @@ new one may be worse: on 13 tables that nobody here had seen, an earlier version
 What a table leaves open (a ZeRO class, recompute, a micro-batch, stages per device) is taken to be the fastest that
 fits, and of those within 2 % of it the one that needs least memory. Changes of 2026-11-25 (the power of watts that a
 share goes with, Nanotron's stages, torchtitan's pipelines, DeepSpeed's gathers and flat gradients, whose memory a log
-has, what waiting for links and launches adds to intervals) came from a look at what these very tables miss, so even a
-table without its source is no blind one. And energy of whole runs that is
-published as hours times watts confirms the hours, not the watts.
+has, what waiting for links and launches adds to intervals) and of 2026-11-27 (what a loss holds of a logit, whole
+buffers of gradients, workspaces of libraries, keys that torch's ring repeats, where recompute ends, what a pass hides)
+came from a look at what these very tables miss, each by the code of the program that ran, so even a table without its
+source is no blind one. And energy of whole runs that is published as hours times watts confirms the hours, not the
+watts.
 """
 
 # Said of accuracy/blind_rows.csv, the first round, written down and committed on 2026-11-24 before it was scored.
@@ -114,8 +116,8 @@ before anything was changed: off by {first:.1%} in the mean and {median:.1%} in 
 two rows nearly those rows. FlagPerf's are Megatron-LM, FlagScale, DeepSpeed, Megatron-DeepSpeed and PaddleNLP on A100,
 A800, H100 and H800; the others are Fast-LLM, on V100 too, and VectorLM's FSDP.
 
-No error of these was mended: what changed since came from other tables, by the code of Megatron-LM and Nanotron. They
-are off by {now:.1%} with it, intervals hold {now_held:.0%}, and {now_refused} are called too large. What they show:
+No error of these was mended: what changed since came from other tables, by the code of the programs there. They are
+off by {now:.1%} with it, intervals hold {now_held:.0%}, and {now_refused} are called too large. What they show:
 PaddleNLP, of which no convention is known, comes out 16 and 23 % short; a 7B of Transformers under DeepSpeed 22 % long;
 the one mixture, Mixtral with every expert split by tp over eight, 39 % short.
 """

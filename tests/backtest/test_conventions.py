@@ -33,6 +33,7 @@ from paceline.plan.cost.programs.known import (
     NEMO,
     PROGRAMS,
     TORCHTITAN,
+    program_of,
 )
 from paceline.plan.cost.programs.low import RECIPES, recipe_of
 from paceline.plan.cost.sheet import PricedTask, Sheet
@@ -133,6 +134,13 @@ def test_copies_that_share_a_sequence_reduce_once_a_step_and_gather_no_weights_b
     assert gathers.calls[0] == reduces.calls[0], "once a step, whatever the micro-batches"
     assert gathers.buffer_bytes[0] == 2 * sheet.context.profile.parameters
     assert reduces.buffer_bytes[0] == 4 * sheet.context.profile.parameters
+
+
+def test_recompute_of_a_program_ends_as_its_code_has_it() -> None:
+    """torch's checkpoint stops early since 2.1; Megatron-LM has its own, and LLM Foundry's tables are of 1.13."""
+    whole = ("megatron-lm", "nemo", "deepspeed", "llm-foundry")
+    assert not any(program_of(name, "")[0].stops_early for name in whole)
+    assert all(program_of(name, "")[0].stops_early for name in ("torchtitan", "pytorch-fsdp2", "maxtext", "nanotron"))
 
 
 def test_a_rate_per_gpu_is_not_shared_by_the_node() -> None:

@@ -6,7 +6,7 @@ import pytest
 from backtest_examples import case_of
 
 from paceline.backtest.price import price_cases
-from paceline.backtest.workspaces import workspace_bytes
+from paceline.plan.cost.programs.workspaces import workspace_bytes
 
 
 def test_workspaces_are_two_of_cublas_and_one_of_layers() -> None:

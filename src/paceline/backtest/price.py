@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from paceline.backtest.rows import Case
-from paceline.backtest.workspaces import workspace_bytes
 from paceline.cluster.catalog.devices import published_watts, read_catalog
 from paceline.cluster.catalog.power import power_model
 from paceline.plan.cost import pricing
@@ -21,6 +20,7 @@ from paceline.plan.cost.intervals import memory_widths, published_widths, waitin
 from paceline.plan.cost.memory.usable import needed, usable_bytes
 from paceline.plan.cost.programs.known import CAPTURED_ON, CLONED_LOGITS, MEGATRON, MEGATRON_BRIDGE, program_of
 from paceline.plan.cost.programs.low import recipe_of
+from paceline.plan.cost.programs.workspaces import workspace_bytes
 from paceline.plan.cost.rates import BYTES
 from paceline.plan.cost.sheet import PricedTask, Sheet
 from paceline.plan.cost.software import Software

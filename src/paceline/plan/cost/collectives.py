@@ -70,18 +70,20 @@ def collectives(sheet: Sheet) -> tuple[Collective, ...]:
 
 
 def stream_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
-    """Return the gathers of the stream over tp and its reduce-scatters, half of the collectives each."""
-    shapes, stream = sheet.context.shapes, sheet.stream_bytes
-    software, repeated = sheet.context.software, shapes.collectives
-    if software.stops_early:  # the sum of a last product comes after all that is needed
-        repeated = repeated - (shapes["last_flops"] > 0)
-    some = shapes.collectives / 2 if software.selective_sums else repeated  # gathers alone
-    again = sheet.over_modes(in_modes(some, "selective") + in_modes(repeated, "full"), sheet.slowest_row)
-    each = (2 * sheet.slowest.number(shapes.collectives) + again) / 2
-    rounds, more = sheet.passes_made, second_gathers(sheet)
+    """Return the gathers of the stream over tp and its reduce-scatters: of a pass half of the collectives each."""
+    shapes, stream, software = sheet.context.shapes, sheet.stream_bytes, sheet.context.software
+    half = shapes.collectives / 2
+    sums = half - (shapes["last_flops"] > 0) if software.stops_early else half  # a last one comes after all is there
+    some = np.zeros_like(half) if software.selective_sums else sums
+    gathered, summed = (
+        sheet.over_modes(in_modes(selective, "selective") + in_modes(full, "full"), sheet.slowest_row)
+        for selective, full in ((half, half), (some, sums))
+    )
+    both = sheet.slowest.number(shapes.collectives)  # of the forward pass half, of the backward pass half
+    gathers, scatters, rounds = both + gathered + second_gathers(sheet), both + summed, sheet.passes_made
     return (
-        Collective("tp", "all_gather", "stream", (each + more) * stream, rounds * (each + more)),
-        Collective("tp", "reduce_scatter", "stream", each * stream, rounds * each),
+        Collective("tp", "all_gather", "stream", gathers * stream, rounds * gathers),
+        Collective("tp", "reduce_scatter", "stream", scatters * stream, rounds * scatters),
     )
 
 
