@@ -120,9 +120,11 @@ def test_the_tasks_own_blocks_are_measured_and_used(here):
 
 def test_what_blocks_do_not_explain_of_a_pass_is_the_rest(here):
     planned = plan_task(load_spec(here[1]))
-    timed = {"update_seconds": 0.5, "parameters": 7, "blocks": 2, "repeats": 5, "spread": 0.1, "block_seconds": [2.0]}
+    timed = {"update_seconds": 0.5, "parameters": 7, "blocks": 2, "repeats": 5, "spread": 0.1, "block_seconds": [2.0],
+             "tokens": 0.5, "pairs": 0.25}  # fmt: skip
     of = {whole: _measurement(planned, planned.profile, {**timed, "whole_seconds": whole}) for whole in (7.0, 3.9)}
     assert of[7.0].rest_seconds == 7.0 - 2 * 2.0 and of[7.0].block_seconds == (2.0,)
+    assert (of[7.0].tokens, of[7.0].pairs) == (0.5, 0.25)
     assert of[3.9].rest_seconds == 0  # two blocks alone took longer than the pass with both
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
@@ -47,7 +49,7 @@ def unigram_loss(train: OfText, validation: OfText, ids: npt.NDArray[np.int64] |
 
     The model gives token t the probability (count(t) + 1) / (tokens + vocab), Laplace's rule, so that a token not seen
     in training costs much and not everything; it counts the first COUNTED_TOKENS of the training split. `ids` takes
-    these validation samples only, such as those that an evaluation reads.
+    these validation samples only, such as those that an evaluation reads. NaN where none of their labels counts.
     """
     assert train.vocab, "a corpus has a vocabulary"
     counts = first_counts(train) + 1
@@ -58,5 +60,7 @@ def unigram_loss(train: OfText, validation: OfText, ids: npt.NDArray[np.int64] |
     else:
         labels_read = validation.read(ids)["labels"].numpy().reshape(-1)
         held_out = token_counts(labels_read[labels_read >= 0], train.vocab)  # -100 does not count
+    if not held_out.any():
+        return math.nan
     log_probability = np.log(counts) - np.log(counts.sum())
     return float(-(held_out * log_probability).sum() / held_out.sum())
