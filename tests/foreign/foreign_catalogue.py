@@ -203,7 +203,7 @@ HF_MODELS = (
     Foreign("Whisper", "sound, encoder and decoder", HF + "whisper", DATA + "sounds", HF + "transcribed"),
 )  # fmt: skip
 
-# Families beside the table, held by test_more_families.py.
+# Families beside the table, held by test_odd_programs.py.
 MORE_FAMILIES = (
     *(
         Foreign(family, "causal language model", HF + "causal", DATA + "next_tokens", "next_token", {"family": family})

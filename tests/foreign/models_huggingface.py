@@ -55,7 +55,7 @@ CAUSAL: dict[str, dict[str, Any]] = {
     "GptOss": {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6},
     "Mamba2": {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 2, "expand": 2, "chunk_size": 4},
 }  # fmt: skip
-# Families beside the table, held by test_more_families.py: state spaces, recurrences, and mixtures with attention.
+# Families beside the table, held by test_odd_programs.py: state spaces, recurrences, and mixtures with attention.
 MORE: dict[str, dict[str, Any]] = {
     "Mamba": {"state_size": 8, "expand": 2},
     "FalconMamba": {"state_size": 8, "expand": 2},
