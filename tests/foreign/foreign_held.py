@@ -111,6 +111,13 @@ def look(row: Foreign, *, whole: bool = True) -> dict[str, Any]:
     return record
 
 
+def every_axis(row: Foreign) -> tuple[list[str], dict[str, dict[str, Any]]]:
+    """Return the axes that are open to a model, and the proof of each alone."""
+    profile = prepare_task(spec_of(row, {})).profile
+    opened = [axis for axis in AXES if axis not in (profile.closed_axes or {})]
+    return opened, dict(_proofs(row, profile, [_alone(axis) for axis in opened], {}))
+
+
 def _alone(axis: str) -> dict[str, int]:
     """Return the smallest layout of an axis: the ranks that share experts are those of the sharding axis."""
     return {"dp_shard": 2, "ep": 2} if axis == "ep" else {axis: 2}

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import planted
 import planted_axes
 import planted_beyond
-import planted_close
 import planted_experts
 import planted_fresh
 import planted_lines
@@ -194,7 +193,7 @@ PROOFS = [
     *planted.PROOFS, *planted_axes.AXIS_PROOFS, *planted_experts.EXPERT_PROOFS, *planted_three.THREE_PROOFS,
     *planted_lines.LINE_PROOFS, *planted_rare.RARE_PROOFS, *planted_story.STORY_PROOFS, *planted_low.LOW_PROOFS,
     *planted_odd.ODD_PROOFS, *planted_met.MET_PROOFS, *planted_updates.UPDATES_PROOFS,
-    *planted_beyond.BEYOND_PROOFS, *planted_fresh.FRESH_PROOFS, *planted_close.CLOSE_PROOFS,
+    *planted_beyond.BEYOND_PROOFS, *planted_fresh.FRESH_PROOFS,
 ]  # fmt: skip
 # Without a mistake cases prove equal, in every part of the proof.
 CONTROLLED = (

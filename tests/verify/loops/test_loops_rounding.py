@@ -135,3 +135,39 @@ def test_fp64_and_tame_programs_are_equal() -> None:
         (found,) = run_ranks(loops, 2, program, [""])[0]
         assert found.equal is True and found.verdict == "equal", found.first_difference
         assert found.text.startswith("equal to one device: loss ")
+
+
+def delta_net() -> nn.Module:
+    """Return a small Qwen3Next, whose delta rule computes in fp32 whatever it is asked for."""
+    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+
+    torch.manual_seed(1)
+    config = Qwen3NextConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=VOCAB, head_dim=8, layer_types=["linear_attention", "full_attention", "linear_attention"],
+        linear_key_head_dim=8, linear_value_head_dim=8, linear_num_key_heads=2, linear_num_value_heads=4,
+        shared_expert_intermediate_size=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
+        experts_implementation="eager",
+    )  # fmt: skip
+    return Qwen3NextForCausalLM(config).double()
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.001])
+def test_a_loop_that_divides_first_is_equal_where_parts_are_in_fp32(factor: float) -> None:
+    model = delta_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def of_logits(model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return objective(lambda tokens: model(tokens, use_cache=False).logits, batch)  # type: ignore[arg-type]
+
+    def step(batch: Any) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss, weight = of_logits(model, batch)
+        (loss / weight * factor).backward()
+        optimizer.step()
+        return loss.detach() / weight
+
+    found = paceline.verify_loop(
+        step, model, batches_of(0)[:2], objective=of_logits, optimizer=lambda given: torch.optim.SGD(given, lr=0.1)
+    )
+    assert found.equal is (factor == 1.0), found.text

@@ -17,6 +17,7 @@ from paceline.verify.reference.steps import ReferenceStep
 from paceline.verify.rounding.conditioning import Again, Move, Narrowest, computed_again, moved_by_one_ulp, steps_apart
 from paceline.verify.rounding.narrow import NarrowSeen
 
+SCALES = 16  # the loss of a draw is scaled by one and a part of this, the draw's number
 AnyObjective = Callable[[nn.Module, Any], tuple[torch.Tensor, Any]]
 MadeOptimizer = torch.optim.Optimizer | tuple[torch.optim.Optimizer, LRScheduler]
 Maker = Callable[[Iterable[nn.Parameter]], MadeOptimizer]
@@ -51,6 +52,8 @@ class LoopReference:
     def _computed(self, made: int, move: Move | None) -> list[tuple[Tensors, ReferenceStep]]:
         """Return so many steps again, each with the weights that it, or the first of its run, began from."""
         found, starts = [], iter(self._starts)
+        # A loop divides its loss before the backward pass, which rounds otherwise where parts are in fewer bits.
+        scale = 1.0 if move is None else 1.0 + move[1] / SCALES
         module = start = update = None
         for batches in self._batches[:made]:
             if module is None or self._optimizer is None:
@@ -59,7 +62,7 @@ class LoopReference:
                     moved_by_one_ulp(module, *move)
                 start, update = weights_of(module), self._updates(module)
             assert start is not None
-            found.append((start, self._step(module, update, batches)[0]))
+            found.append((start, self._step(module, update, batches, scale)[0]))
         return found
 
     def _narrowest(self) -> Narrowest:
@@ -84,14 +87,15 @@ class LoopReference:
         return update
 
     def _step(
-        self, module: nn.Module, update: Callable[[], None] | None, batches: Batches
+        self, module: nn.Module, update: Callable[[], None] | None, batches: Batches, scale: float = 1.0
     ) -> tuple[ReferenceStep, MicroBatches]:
-        parts = self._backward(module, batches)
+        """Make a step; backward passes are those of the loss times `scale`, by which gradients are divided again."""
+        parts = self._backward(module, batches, scale)
         total = sum(parts.weights)
         trained = {name: p for name, p in module.named_parameters() if p.grad is not None}
         for parameter in trained.values():
             assert parameter.grad is not None
-            parameter.grad /= total
+            parameter.grad /= total * scale
         norms = [wide(p.grad).norm() for p in trained.values() if p.grad is not None]
         if self._clip_norm:
             nn.utils.clip_grad_norm_(list(trained.values()), self._clip_norm)
@@ -113,7 +117,7 @@ class LoopReference:
         )
         return step, parts
 
-    def _backward(self, module: nn.Module, batches: Batches) -> MicroBatches:
+    def _backward(self, module: nn.Module, batches: Batches, scale: float = 1.0) -> MicroBatches:
         """Sum the gradients of all micro-batches and return what each gave."""
         module.zero_grad(set_to_none=True)
         named, parts = dict(module.named_parameters()), MicroBatches()
@@ -121,7 +125,7 @@ class LoopReference:
         for rank, micro_batches in enumerate(batches):
             for batch in micro_batches:
                 loss, weight = self._objective(module, _on_cpu(batch))
-                loss.backward()
+                (loss * scale).backward()
                 now = sampled({name: p.grad for name, p in named.items() if p.grad is not None}, named)
                 parts.losses.append(float(loss.detach()))
                 parts.weights.append(float(weight))
