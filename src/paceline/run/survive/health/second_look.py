@@ -48,7 +48,7 @@ class SecondLook:
             raise ConfigError("run.health.recompute_every is set", because, 'run.health.recompute_every = "none"')
         self._every, self._world = every, world
         self._layout = plan.layout
-        self._is_told = before is not None and before._is_told and before._layout == plan.layout
+        self._is_told: bool = before is not None and before._is_told and before._layout == plan.layout
 
     def check(self, stepper: Stepper, batch: StepBatch, step_seconds: float) -> list[DecisionRecord]:
         """Look where it is time to; return what it costs after the first look. Every rank calls it before each step.
