@@ -12,8 +12,10 @@ import torch
 from distributed import run_ranks
 from tests_shared import SEQ_LEN, Dropout, decoder_task, plan_of
 
+from paceline.run.assemble import Assembled
 from paceline.run.evaluate.held_out_metrics import Sums
 from paceline.run.loop import step as step_module
+from paceline.run.loop import under_plan
 from paceline.run.loop.passes import SequentialPasses
 from paceline.run.process.world import join_world
 from paceline.run.updates import selection as selecting
@@ -200,3 +202,34 @@ def test_a_weight_that_evaluations_change_is_told_as_that() -> None:
     first = run_ranks(evaluated_halved, 2)[0].first_difference
     assert first is not None and (first.quantity, first.name, first.step) == ("weights", "layers.0.0.weight", 1)
     assert first.family == "evaluation" and "while it is evaluated" in first.likely
+
+
+def restores_second_moments_larger(patch: Patch) -> None:
+    """A start restores the second moments of queries larger, which are a millionth of the embedding's."""
+    restore = under_plan.restore
+
+    def restored(*arguments: Any) -> Any:
+        found = restore(*arguments)
+        built = next(given for given in arguments if isinstance(given, Assembled))
+        for name, weight in built.model.named_parameters():
+            if "q_proj" in name:
+                built.optimizer.state[weight]["exp_avg_sq"].mul_(1.5)
+        return found
+
+    patch.setattr(under_plan, "restore", restored)
+
+
+def restored_in_fp32(plants: tuple[Callable[[Patch], None], ...]) -> CheckProof:
+    task, world = decoder_task(optimizer=RATE), join_world("cpu", threads=1)
+    with Patch.context() as patch:
+        for plant in plants:
+            plant(patch)
+        return CHECKS["story"](task, plan_of(COPIES, batch=9, precision="fp32"), world, task.data, SEQ_LEN, 3)
+
+
+def test_small_moments_are_seen_in_fp32_beside_counts_of_updates() -> None:
+    right, wrong = (run_ranks(restored_in_fp32, 2, given)[0] for given in ((), (restores_second_moments_larger,)))
+    assert right.equal, right.first_difference
+    first = wrong.first_difference
+    assert first is not None and (first.quantity, first.step) == ("moments", 3)
+    assert first.name.endswith("q_proj.weight.exp_avg_sq") and first.family == "checkpoint"
