@@ -287,6 +287,22 @@ def test_a_save_that_ended_while_it_was_given_up_is_on_record_and_known(tmp_path
     assert run._keeper.known.path == tmp_path / "checkpoints" / "step-00000002"
 
 
+@pytest.mark.skipif(not memory_tier.RAM_DISK.is_dir(), reason="no RAM disk")
+def test_training_stood_still_once_for_all_tiers_of_a_save_that_was_given_up(tmp_path: Path) -> None:
+    """The stall stood in the journal with each tier, and what a report adds up was twice what it had been."""
+    with pytest.MonkeyPatch.context() as patch:
+        gate, abandon = Gate(patch, range(1)), SaveInFlight.abandon
+        patch.setattr(SaveInFlight, "abandon", lambda *given: (gate.is_open.set(), given[0].wait(), abandon(*given)))
+        run = training(tmp_path, memory_every=2)
+        for batch in run:
+            if run.step(batch).step == 2:
+                run._keeper.abandon()
+                break
+        run._keeper.tiers.close()
+    found = [(each.get("tier"), each["stall_seconds"] > 0) for each in records(tmp_path, "checkpoint")]
+    assert found == [("memory", True), (None, False)]
+
+
 def _agreed(folder: str) -> list[KnownSave]:
     """Return what three ranks go by: one has heard of the newest save, one of the save before, and one is new."""
     older = KnownSave(Path(folder, "step-4"), 1.0, 2, pace=KnownPace({"disk": 4}))
