@@ -20,8 +20,8 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 # Odd factors of splitmix64 and MurmurHash3, as signed numbers: int32 arithmetic wraps around.
 _FIRST, _SECOND, _THIRD = 0x9E3779B1 - 2**32, 0x85EBCA6B - 2**32, 0xC2B2AE35 - 2**32
 # An element's place is made of its numbers along the dimensions of a slice, and not of their sizes: a sample that is
-# filled up to another length, of no more than 2^20, draws the same where it was before. The last dimensions count apart,
-# those before as one.
+# filled up to another length, of no more than 2^20, draws the same where it was before. The last dimensions count
+# apart, those before as one.
 STRIDE_BITS, APART = 20, 3
 CPU_WORDS = 1 << 16  # worked on at a time, so that they stay in the cache
 DEVICE_WORDS = 1 << 26
