@@ -109,9 +109,9 @@ class CheckpointKeeper:
         if self._beside is None:
             self._decide_where(why_not_beside(tensors, world))
         tiers = self.tiers.ready(progress.step, tensors, world)
-        if not self._beside and any(tier.to.saver for tier in tiers):
-            self.tiers.without_peers()
-            tiers = [tier for tier in tiers if not tier.to.saver]
+        if any(tier.to.saver for tier in tiers):
+            self.tiers.with_peers() if self._beside else self.tiers.without_peers()
+            tiers = [tier for tier in tiers if self._beside or not tier.to.saver]
         began = time.perf_counter()
         self._pace.saved_at(progress.step, [tier.name for tier in tiers])
         if not tiers or not self._settled(world, progress.step):
