@@ -11,19 +11,22 @@ import pytest
 import torch
 import torch.distributed as dist
 from distributed import run_ranks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import paceline
 from paceline.foreign_errors import (
     is_of_gloo,
     is_of_memory_let_go,
     is_of_no_gradient,
+    is_of_shards,
     is_of_two_devices,
     says_no_memory,
     tells_of_lost_peer,
 )
 from paceline.run.record.recorder import is_echo
 
-ANSWERS = (says_no_memory, is_of_gloo, is_of_two_devices, is_of_memory_let_go, is_of_no_gradient)
+ANSWERS = (says_no_memory, is_of_gloo, is_of_two_devices, is_of_memory_let_go, is_of_no_gradient, is_of_shards)
 ROOT = Path(paceline.__file__).parent
 
 
@@ -68,6 +71,26 @@ def test_each_error_of_torch_has_one_answer(how: object, answer: object) -> None
         how()  # type: ignore[operator]
     assert [each for each in ANSWERS if each(raised.value)] == [answer]
     assert not any(each(ValueError(str(raised.value))) for each in ANSWERS), "torch raises a RuntimeError"
+
+
+def met_shards() -> list[str]:
+    """Return what torch says of operators that are given shards: and a plain tensor, without a rule, with none that
+    fits."""
+    shard, told = distribute_tensor(torch.ones(2, 2), init_device_mesh("cpu", (1,)), [Shard(0)]), list[str]()
+    for wrong in (
+        lambda: shard + torch.ones(2, 2),
+        lambda: torch.nn.functional.unfold(shard[None, None], 1),
+        lambda: torch.bincount(shard.long().flatten()),
+    ):
+        with pytest.raises(RuntimeError) as raised:
+            wrong()
+        told.append(str(raised.value))
+    return told
+
+
+def test_what_operators_say_of_shards() -> None:
+    for words in run_ranks(met_shards, 1)[0]:
+        assert [each for each in ANSWERS if each(RuntimeError(words))] == [is_of_shards], words
 
 
 def test_what_kernels_say_of_two_devices() -> None:

@@ -24,7 +24,8 @@ _OF_GLOO = re.compile(r"\bgloo/[\w./-]+\.(?:cc|h|cpp):\d+")
 # Where tensors of two devices meet: of kernels, of torch's operators in Python, of tensors without values.
 _TWO_DEVICES = ("on the same device", "is not on the expected device", "found two different devices")
 _LET_GO = "storage of size 0"  # in what torch says of a tensor whose memory FSDP2 has given back
-_SHARDS = "DTensor"  # in what torch says of an operator that takes plain tensors with shards, or has no rule for these
+# In what torch says of an operator that takes plain tensors with shards, has no rule for shards, or none that fits.
+_SHARDS = ("DTensor", "does not have a sharding strategy", "Sharding propagation failed")
 _NO_GRADIENT = "does not require grad"  # "element 0 of tensors does not require grad and does not have a grad_fn"
 
 
@@ -65,8 +66,8 @@ def is_of_memory_let_go(error: BaseException) -> bool:
 
 
 def is_of_shards(error: BaseException) -> bool:
-    """Return whether torch says that an operator was given shards."""
-    return isinstance(error, RuntimeError) and _SHARDS in str(error)
+    """Return whether torch says that an operator was given shards, which it does not take."""
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _SHARDS)
 
 
 def is_of_no_gradient(error: BaseException) -> bool:

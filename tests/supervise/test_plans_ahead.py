@@ -240,6 +240,28 @@ def test_a_recovery_waits_for_no_plan_of_a_larger_world() -> None:
     wait_until(lambda: asked_again(elastic))
 
 
+def test_a_world_that_shrinks_is_no_larger_than_what_is_there_though_that_number_is_planned_still() -> None:
+    """Ten devices came, and then twelve, whose plan was made first; two are lost while that for ten is made."""
+    slow, there = threading.Event(), [10]
+
+    def replan(devices: int, now: Brief, gives_way: bool = False) -> Replanned:
+        if threading.current_thread().name == "paceline-ahead" and devices == 10:
+            assert slow.wait(60)
+        return larger(devices, now)
+
+    elastic = Elastic(ANY, BRIEF, replan, lambda: there[0])
+    try:
+        assert not asked_again(elastic)
+        there[0] = 12
+        wait_until(lambda: asked_again(elastic))
+        assert elastic.next_plan() and elastic.take(lambda text: None)[0].layout.devices == 12
+        there[0] = 10
+        assert elastic._growing.is_at_work(10)
+        assert elastic.next_plan() and elastic.take(lambda text: None)[0].layout.devices == 10
+    finally:
+        slow.set()
+
+
 def test_a_plan_that_takes_too_long_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     made, there = threading.Event(), [10]
     elastic = Elastic(ANY, BRIEF, lambda n, now, gives_way=False: made.wait(60) and larger(n, now), lambda: there[0])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -47,6 +47,7 @@ from paceline.spec.steps.turns import main_turn
 from paceline.spec.task import Task
 from paceline.task.adapt.noise import noises
 from paceline.task.coupling import gathers_rows
+from paceline.task.data.order.lengths import lengths_of, longest_of
 from paceline.task.data.protocol import Source
 from paceline.task.models.blocks import find_blocks
 from paceline.task.models.decoder import Decoder
@@ -151,11 +152,9 @@ def hold_few_logits(
         return
     if plan.layout.tp > 1 or not any(map(logits_of, objectives)):
         return
-    tokens = items_per_sample
+    tokens: float = items_per_sample
     if any(each is sequence_to_sequence for each in objectives):  # its samples are counted, and not their tokens
-        batch = source.read(np.arange(1))
-        labels = batch.get("labels") if isinstance(batch, Mapping) else None
-        tokens = max(tokens, labels.numel() if isinstance(labels, torch.Tensor) else 0)
+        tokens = longest_of(source) if lengths_of(source) is not None else math.inf
     seen = to_look_at()
     if limit_logits(seen, plan.logits_elements, plan.micro_batch * tokens) and seen is not model:
         setattr(model, LIMIT, plan.logits_elements)

@@ -21,6 +21,7 @@ from paceline.spec.task import GroupSpec, OptimizerSpec, ScheduleSpec, Task
 from paceline.task.data.order.permutation import sample_ids
 from paceline.task.optimizer.groups import freezing
 from paceline.task.optimizer.layer_rates import layer_scales
+from paceline.task.rules import Rules
 from paceline.units import Amount
 from paceline.verify.reference.plain_optimizer import _depths
 
@@ -128,3 +129,25 @@ def test_what_joins_two_stages_has_the_rate_of_the_stage_before_it() -> None:
         assert {scale for each, scale in scales.items() if each.startswith(f"{name}.")} == {0.5**power}, name
     depths = {name: _depths(model)[weight] for name, weight in model.named_parameters()}
     assert scales == {name: 0.5**depth for name, depth in depths.items()}
+
+
+class Chained(torch.nn.Module):
+    """A chain in which only some of the blocks have weights, and what is below, between and above them."""
+
+    paceline_rules = Rules(first=("stem",), blocks="blocks", last=("head",))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, WIDTH)
+        self.blocks = torch.nn.ModuleList([torch.nn.Tanh(), Block(), torch.nn.Tanh(), Block(), torch.nn.Tanh()])
+        self._modules["head"] = self._modules.pop("head")  # in the order in which they are called
+
+
+def test_blocks_without_weights_count_among_those_above_and_below() -> None:
+    """The rate of the head fell where the last block had none, and the proof ended with an error of Python's."""
+    model = Chained()
+    scales = layer_scales(model, 0.5)
+    expected = {"stem": 6, "blocks.1": 4, "blocks.3": 2, "head": 0}
+    for name, power in expected.items():
+        assert {scale for each, scale in scales.items() if each.startswith(f"{name}.")} == {0.5**power}, name
+    assert scales == {name: 0.5 ** _depths(model)[weight] for name, weight in model.named_parameters()}

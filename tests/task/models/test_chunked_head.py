@@ -22,6 +22,7 @@ from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof
 from paceline.spec.watch.evaluate import EvaluateSpec
+from paceline.task.data.sources.mapped import MapSource
 from paceline.task.metrics.resolve import metrics_of
 from paceline.task.models.huggingface.head import LIMIT, chunked_loss, limit_logits
 from paceline.task.models.layers import loss
@@ -149,6 +150,7 @@ class Pairs:
     """A source of pairs whose samples are counted, as a map-style data set is."""
 
     samples, items_per_sample, unit, vocab, fingerprint = 1000, 1, "samples", VOCAB, "pairs"
+    lengths = np.full(1000, 9 + SEQ)  # of both
 
     def read(self, ids: np.ndarray, positions: np.ndarray | None = None) -> dict[str, Tensor]:
         """Return rows that depend on their ids alone."""
@@ -168,6 +170,41 @@ def test_a_run_of_pairs_holds_few_logits_and_measures_metrics_on_whole_ones() ->
         result = evaluate(built.stepper, task.data, 4, 0, metrics)
         found.append((result.loss, result.weight, result.metrics["accuracy"]))
     assert found[0][1:] == found[1][1:] and found[1][0] == pytest.approx(found[0][0], rel=1e-12)
+
+
+class Uneven:
+    """A data set of targets of which the first is the shortest; rows are filled up to the longest beside them."""
+
+    vocab, unit, fingerprint = VOCAB, "samples", "uneven pairs"
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {name: rows[0] for name, rows in pairs(1, 4 + SEQ * bool(index)).items()}
+
+    def collate(self, rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Return the rows as a batch."""
+        fill = {"labels": -100}
+        return {name: nn.utils.rnn.pad_sequence([row[name] for row in rows], True, fill.get(name, 0))
+                for name in rows[0]}  # fmt: skip
+
+
+class Counted(Uneven):
+    """The same, whose lengths are known."""
+
+    fills_up, lengths = True, [13, 29, 29, 29, 29, 29]
+
+
+@pytest.mark.parametrize("kind", [Uneven, Counted])
+def test_targets_that_are_longer_than_the_first_one_have_few_logits_at_a_time_too(kind: type[Uneven]) -> None:
+    """The first sample was read, and stood for all: its logits were few, and those of the others whole."""
+    source = MapSource(kind(), 7)
+    plan = plan_of(Layout(), precision="fp64", logits_elements=10 * VOCAB)
+    task = decoder_task(model=t5, objective="seq2seq", data=source)
+    built = assemble(task, plan, join_world("cpu", threads=1), source, 1)
+    assert plan.micro_batch * 4 < 10 < plan.micro_batch * (4 + SEQ), "rows of the first length would be few"
+    assert getattr(built.model, LIMIT) == 10 * VOCAB
 
 
 def test_one_that_changes_them_later_is_named() -> None:

@@ -25,6 +25,7 @@ from paceline.run.record.tally import SCORING
 from paceline.run.survive.health.go_back import go_back
 from paceline.run.survive.health.guard import RollBack
 from paceline.run.survive.survivor import is_lost_peer, without_frames
+from paceline.run.survive.unrecorded import take_decided
 from paceline.run.trace.tracer import Tracer
 from paceline.spec.arguments import run_directory
 from paceline.spec.plan import Plan
@@ -297,8 +298,7 @@ class Training(BetweenSteps):
         """Record that the run ends with an error, after a save under way; a dead peer is not waited for."""
         if not is_echo(error):  # else the step is made again
             with contextlib.suppress(StorageError):  # what the end of the run says comes first
-                self._record.decided_in(self.progress.step + 1, self._under.decided)
-            self._under.decided = []
+                self._record.decided_in(self.progress.step + 1, take_decided(self._under))
         try:
             self._keeper.abandon() if is_echo(error) else self._keeper.finish()
         except KeyboardInterrupt:

@@ -81,7 +81,7 @@ class Elastic:
         """Find the plan of the next world; return False where there are too few devices for any."""
         devices, now = self._wanted(ANSWER_SECONDS), self._brief.plan.layout.devices
         self._next = None
-        if self._growing.is_at_work(devices):  # what is only better is not waited for: the run grows later
+        if devices > now and self._growing.is_at_work(devices):  # what is only better is not waited for
             devices = now
         if devices == now:
             return True

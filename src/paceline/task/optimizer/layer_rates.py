@@ -31,12 +31,13 @@ def layer_scales(model: nn.Module, decay: float) -> Mapping[str, float]:
     depths: dict[nn.Parameter, int] = {}
     above = len(blocks) + 1
     below = 0  # blocks that come before
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        block = next((at for at, prefix in enumerate(blocks) if name.startswith(f"{prefix}.")), None)
+    for place, module in model.named_modules(remove_duplicate=False):  # a block may have no parameter of its own
+        block = next((at for at, prefix in enumerate(blocks) if f"{place}.".startswith(f"{prefix}.")), None)
         if block is not None:
             below, depth = max(below, block + 1), above - (block + 1)
         else:
             depth = 0 if below == len(blocks) else above - below
-        by_parameter.setdefault(parameter, []).append(name)
-        depths[parameter] = max(depths.get(parameter, 0), depth)
+        for name, parameter in module.named_parameters(place, recurse=False, remove_duplicate=False):
+            by_parameter.setdefault(parameter, []).append(name)
+            depths[parameter] = max(depths.get(parameter, 0), depth)
     return {name: decay ** depths[parameter] for parameter, names in by_parameter.items() for name in names}

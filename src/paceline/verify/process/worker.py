@@ -191,12 +191,12 @@ def _naming_damage(source: Source) -> Iterator[None]:
     try:
         yield
     except NothingToLearn as error:
-        damaged: dict[int, str] = getattr(source, "damaged", None) or {}
-        if not damaged:
+        from paceline.verify.twin.fold import damage_met  # it imports torch
+
+        if not (damaged := damage_met(source)):
             raise
-        what = f"{error.what}: {len(damaged):,} of them are damaged and left out"
-        first = next(iter(damaged.values()))
-        raise DataError(what, f"the first: {first}", "mend what is damaged") from error
+        what = f"{error.what}: of all that it has read, {len(damaged):,} are damaged and left out"
+        raise DataError(what, f"the first: {damaged[0]}", "mend what is damaged") from error
 
 
 def _data_of(row: Row) -> tuple[Path, bool]:

@@ -74,11 +74,14 @@ def _depths(model: nn.Module) -> dict[nn.Parameter, int]:
     A weight between two blocks is where the lower one is.
     """
     blocks = [block for _, block in find_blocks(model)]
-    order = list(model.parameters())
-    place = {weight: at for at, weight in enumerate(order)}
-    begins = [min(place[weight] for weight in block.parameters()) for block in blocks]
-    above = [sum(begin > at for begin in begins) for at in range(len(order))]
-    depths = {weight: over + 1 if over else 0 for weight, over in zip(order, above, strict=True)}
+    order = list(model.modules())  # a block may have no weight, as one that normalises without any
+    place: dict[nn.Parameter, int] = {}
+    for at, module in enumerate(order):
+        for weight in module.parameters(recurse=False):
+            place.setdefault(weight, at)
+    begins = [order.index(block) for block in blocks]
+    above = {weight: sum(begin > at for begin in begins) for weight, at in place.items()}
+    depths = {weight: over + 1 if over else 0 for weight, over in above.items()}
     for number, block in enumerate(reversed(blocks), 1):
         depths |= dict.fromkeys(block.parameters(), number)
     return depths

@@ -40,7 +40,7 @@ class ChangedSource:
 
     def __init__(self, source: Source, changed: str) -> None:
         """`changed` says what is changed, for the fingerprint."""
-        self._source = source
+        self.changes = source
         self.samples, self.items_per_sample, self.unit = source.samples, source.items_per_sample, source.unit
         self.order = order_of(source)
         self.vocab: int | None = source.vocab
@@ -50,20 +50,28 @@ class ChangedSource:
 
     def read(self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64] | None = None) -> TwinBatch:
         """Return the batch of the other source, a dict, changed."""
-        return self.change(dict(self._source.read(ids, positions)), ids)
+        return self.change(dict(self.changes.read(ids, positions)), ids)
 
     def gather(self, ids: npt.NDArray[np.int64]) -> GatheredTwin:
         """Return what `batch` makes batches of these samples from, where the other source gathers rows."""
-        return ids, cast(GathersRows, self._source).gather(ids)
+        return ids, cast(GathersRows, self.changes).gather(ids)
 
     def batch(self, gathered: GatheredTwin, first: int, last: int) -> TwinBatch:
         """Return the batch of the gathered rows first..last, changed."""
         ids, rows = gathered
-        return self.change(dict(cast(GathersRows, self._source).batch(rows, first, last)), ids[first:last])
+        return self.change(dict(cast(GathersRows, self.changes).batch(rows, first, last)), ids[first:last])
 
     def change(self, batch: TwinBatch, ids: npt.NDArray[np.int64]) -> TwinBatch:
         """Return a batch of the samples of these ids as it is to be."""
         raise NotImplementedError
+
+
+def damage_met(source: object) -> list[str]:
+    """Return why samples were left out, of all that a twin's source, or one of a mixture's, has read so far."""
+    if isinstance(source, ChangedSource):
+        return damage_met(source.changes)
+    own: dict[int, str] = getattr(source, "damaged", None) or {}
+    return [*own.values(), *(because for each in getattr(source, "sources", ()) for because in damage_met(each))]
 
 
 class FoldedSource(ChangedSource):
@@ -142,14 +150,14 @@ class ShortSource:
     """
 
     def __init__(self, source: Source, samples: int) -> None:
-        self._source, self.samples = source, samples
+        self.changes, self.samples = source, samples
         self.order = dataclasses.replace(_plain_order(source), samples=samples)
         self.fingerprint = f"{source.fingerprint} up to {samples}"
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # what copies and pickles ask of an object that is not made yet
             raise AttributeError(name)
-        return getattr(self._source, name)
+        return getattr(self.changes, name)
 
 
 def shortened(source: Source, samples: int) -> Source:

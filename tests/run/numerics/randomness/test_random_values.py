@@ -221,6 +221,18 @@ def test_a_sample_that_is_filled_up_further_draws_the_same_where_it_was(
     assert len(more.unique()) == more.numel()
 
 
+def test_long_rows_of_a_sample_share_no_numbers() -> None:
+    """The end of a sound of 66 s, at 16 kHz, had the numbers that the second channel begins with."""
+    length = 2**20 + 2**16
+    first, second = words(5, [0], 2, length).view(2, length)
+    assert int((first[2**20 :] == second[: 2**16]).sum()) < 10, "words meet by chance"
+    rows, patterns = SampleRows(np.arange(1), 1, 7), (Pattern((2, 2, length), 2, 0, 7),)
+    held = [share_of((1, 2, length // 2), rows, patterns, RankPart(0, 1, rank, 2)) for rank in range(2)]
+    assert held[0] is not None and held[1] is not None and held[0].places is not None and held[1].places is not None
+    halves = torch.cat([held[0].places.view(2, -1), held[1].places.view(2, -1)], 1)
+    assert torch.equal(halves.flatten(), places_between(0, 2 * length, (2, length), CPU))
+
+
 def test_generators_of_ones_own_and_evaluation_are_left_alone() -> None:
     own = drawn(lambda rows: torch.rand(3, generator=torch.Generator().manual_seed(1)), [0, 1, 2])
     assert torch.equal(own, torch.rand(3, generator=torch.Generator().manual_seed(1)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from test_soak import RUN
 from paceline.run.process.generation import Generation, read_generation
 from paceline.run.survive.survivor import Brought
 from paceline.spec.journal.kinds import DecisionRecord
+from paceline.spec.survive.health import HealthSpec
 
 STEPS, STEP = 9, 6
 # No comparison is due after the step. An update is left out, among candidates that were chosen from, and one of two
@@ -122,6 +124,25 @@ def test_what_a_step_decided_that_fails_is_on_record(tmp_path: Path) -> None:
             run.step(batch)
     found = [each["because"] for each in records_of(tmp_path / "run", "decision") if each["what"] == "freezing"]
     assert len(found) == 2 and found[1].endswith("from step 6 on")
+
+
+def test_an_update_that_was_left_out_is_on_record_where_the_next_turn_of_its_step_fails(tmp_path: Path) -> None:
+    run = training(tmp_path / "run", 100, health=HealthSpec(on_nonfinite="skip"))
+    assert run._stepper.guard is not None
+    update = run._stepper._make
+
+    def made(turn: Any, batch: Any, *given: Any) -> Any:
+        if batch.step < 2:
+            return update(turn, batch, *given)
+        assert run._stepper.guard is not None and not run._stepper.guard.may_update(2, "step 2", "one", math.nan, 1.0)
+        raise LookupError("in the turn after")
+
+    run._stepper._make = made  # type: ignore[method-assign]
+    with pytest.raises(LookupError):
+        for batch in run:
+            run.step(batch)
+    (skipped,) = [each for each in records_of(tmp_path / "run", "decision") if each["what"] == "skip"]
+    assert "step 2" in skipped["because"]
 
 
 def _fails_in_step(run: Any, objective: Any, model: Any, batch: Any) -> Any:

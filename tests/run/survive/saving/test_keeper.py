@@ -6,7 +6,8 @@ import errno
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import pytest
 from distributed import run_ranks
@@ -287,6 +288,22 @@ def test_a_save_that_ended_while_it_was_given_up_is_on_record_and_known(tmp_path
     assert run._keeper.known.path == tmp_path / "checkpoints" / "step-00000002"
 
 
+@pytest.mark.skipif(not memory_tier.RAM_DISK.is_dir(), reason="no RAM disk")
+def test_training_stood_still_once_for_all_tiers_of_a_save_that_was_given_up(tmp_path: Path) -> None:
+    """The stall stood in the journal with each tier, and what a report adds up was twice what it had been."""
+    with pytest.MonkeyPatch.context() as patch:
+        gate, abandon = Gate(patch, range(1)), SaveInFlight.abandon
+        patch.setattr(SaveInFlight, "abandon", lambda *given: (gate.is_open.set(), given[0].wait(), abandon(*given)))
+        run = training(tmp_path, memory_every=2)
+        for batch in run:
+            if run.step(batch).step == 2:
+                run._keeper.abandon()
+                break
+        run._keeper.tiers.close()
+    found = [(each.get("tier"), each["stall_seconds"] > 0) for each in records(tmp_path, "checkpoint")]
+    assert found == [("memory", True), (None, False)]
+
+
 def _agreed(folder: str) -> list[KnownSave]:
     """Return what three ranks go by: one has heard of the newest save, one of the save before, and one is new."""
     older = KnownSave(Path(folder, "step-4"), 1.0, 2, pace=KnownPace({"disk": 4}))
@@ -320,6 +337,30 @@ def test_what_was_decided_on_saves_is_told_where_another_world_decides_otherwise
     waits, beside, both, disk = "while training waits", "beside training", "memory and disk", "disk alone"
     assert told[:4] == [(beside, waits), (both, disk), (waits, beside), (disk, both)]
     assert all("waits" not in before for before, _ in told[4:])
+
+
+def test_copies_in_the_memory_of_other_nodes_are_told_of_whenever_a_world_decides_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A world that had them again did not say so, and the one after it not that it did without them."""
+
+    def nowhere(*given: object) -> NoReturn:
+        raise StorageError("no copy", "there is no other node")
+
+    full = ["the host has no room"]
+    monkeypatch.setattr(keeper, "why_not_beside", lambda tensors, world: full[0])
+    monkeypatch.setattr(tiers, "meet_peers", lambda *given: "another node")
+    monkeypatch.setattr(tiers, "PeerCopies", lambda peers: SimpleNamespace(save=nowhere))
+    run = training(tmp_path, every=1, asynchronous="auto", memory_every=1)
+    for batch in run:
+        step = run.step(batch).step
+        if step in (2, 4, 6):
+            full[0] = {2: "", 4: "none again", 6: "none again"}[step]
+            lost(run)
+    told = [(each["from"], each["to"]) for each in records(tmp_path, "decision") if each["what"] == "checkpoint"]
+    waits, beside, disk = "while training waits", "beside training", "disk alone"
+    off, on = [(beside, waits), (tiers.IN_PEERS, disk)], [(waits, beside), (disk, tiers.IN_PEERS)]
+    assert [each for each in told if {*each} & {beside, disk}] == [*off, *on, *off]
 
 
 def test_a_notice_keeps_the_newest_checkpoint_though_no_save_has_come_since(tmp_path: Path) -> None:

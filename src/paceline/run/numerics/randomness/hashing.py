@@ -20,8 +20,9 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 # Odd factors of splitmix64 and MurmurHash3, as signed numbers: int32 arithmetic wraps around.
 _FIRST, _SECOND, _THIRD = 0x9E3779B1 - 2**32, 0x85EBCA6B - 2**32, 0xC2B2AE35 - 2**32
 # An element's place is made of its numbers along the dimensions of a slice, and not of their sizes: a sample that is
-# filled up to another length draws the same where it was before. The last dimensions count apart, those before as one.
-STRIDE, APART = 1 << 20, 3
+# filled up to another length, of no more than 2^20, draws the same where it was before. The last dimensions count
+# apart, those before as one.
+STRIDE_BITS, APART = 20, 3
 CPU_WORDS = 1 << 16  # worked on at a time, so that they stay in the cache
 DEVICE_WORDS = 1 << 26
 
@@ -80,9 +81,14 @@ def places_between(first: int, end: int, inner: Sequence[int], device: torch.dev
     factor = 1
     for size in reversed(inner[1:][1 - APART :]):
         left = left.div(size, rounding_mode="floor")
-        places.add_(left, alpha=factor * (STRIDE - size))
-        factor *= STRIDE
+        places.add_(left, alpha=factor * (stride_of(size) - size))
+        factor *= stride_of(size)
     return folded(places)
+
+
+def stride_of(size: int) -> int:
+    """Return how far apart the places of neighbours are, of which each has a dimension of this size below it."""
+    return 1 << max(STRIDE_BITS, (size - 1).bit_length())
 
 
 def folded(places: Tensor) -> Tensor:

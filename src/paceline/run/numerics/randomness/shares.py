@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.run.numerics.randomness.hashing import APART, NOBODY, STRIDE, folded, owners_of
+from paceline.run.numerics.randomness.hashing import APART, NOBODY, folded, owners_of, stride_of
 from paceline.run.parallel.context.zigzag import places_of
 
 
@@ -169,7 +169,7 @@ def _places(local: tuple[int, ...], whole: tuple[int, ...], tokens: int | None, 
         along = part.along(mine, length, tokens=at == tokens)
         if along is None:
             return None
-        step = STRIDE if at > len(whole) - APART else length
+        step = stride_of(length) if at > len(whole) - APART else length
         places = (places.unsqueeze(-1) * step + along).flatten()
     return places
 

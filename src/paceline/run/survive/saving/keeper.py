@@ -109,9 +109,9 @@ class CheckpointKeeper:
         if self._beside is None:
             self._decide_where(why_not_beside(tensors, world))
         tiers = self.tiers.ready(progress.step, tensors, world)
-        if not self._beside and any(tier.to.saver for tier in tiers):
-            self.tiers.without_peers()
-            tiers = [tier for tier in tiers if not tier.to.saver]
+        if any(tier.to.saver for tier in tiers):
+            self.tiers.with_peers() if self._beside else self.tiers.without_peers()
+            tiers = [tier for tier in tiers if self._beside or not tier.to.saver]
         began = time.perf_counter()
         self._pace.saved_at(progress.step, [tier.name for tier in tiers])
         if not tiers or not self._settled(world, progress.step):
@@ -228,14 +228,19 @@ class CheckpointKeeper:
         flight = self._flight
         if flight is None or flight.is_running or self._is_told:
             return
+        self._tell_all_made(flight, flight.outcomes)
+        for outcome in flight.outcomes:
+            if outcome.error is not None:
+                self._tell_failure(outcome.error)
+
+    def _tell_all_made(self, flight: SaveInFlight, outcomes: Sequence[SaveOutcome]) -> None:
+        """Record, once, what was published beside training; training stood still once for all tiers."""
         self._is_told = True
         stall = self._stall_seconds + flight.staged.device_seconds
-        for outcome in flight.outcomes:
+        for outcome in outcomes:
             if outcome.info is not None:
                 self._tell_made(flight, outcome, outcome.info, stall)
-                stall = 0.0  # it is one stall for all tiers
-            elif outcome.error is not None:
-                self._tell_failure(outcome.error)
+                stall = 0.0
 
     def _tell_made(self, flight: SaveInFlight, outcome: SaveOutcome, info: CheckpointInfo, stall: float) -> None:
         """Record a checkpoint that was published beside training, for which training stood still for so long."""
@@ -289,15 +294,14 @@ class CheckpointKeeper:
         flight, self._flight = self._flight, None
         if flight is None:
             return
-        was_over, made = not flight.is_running, dict[str, Path]()
+        was_over = not flight.is_running
         flight.abandon(ABANDON_SECONDS)
-        for outcome in tuple(flight.outcomes):
-            if outcome.info is not None:
-                made[self.tiers.of(outcome.to).name] = outcome.info.path
-                if not self._is_told:
-                    self._tell_made(flight, outcome, outcome.info, self._stall_seconds)
+        outcomes = tuple(flight.outcomes)  # what a thread that goes on comes to later counts no more
+        if not self._is_told:
+            self._tell_all_made(flight, outcomes)
+        made = {self.tiers.of(each.to).name: each.info.path for each in outcomes if each.info is not None}
         self._pace.given_up(made)
-        failed = [each for each in flight.outcomes if each.error is not None and not each.has_lost_a_peer]
+        failed = [each for each in outcomes if each.error is not None and not each.has_lost_a_peer]
         if DISK in made:
             self._heard(made[DISK])
         elif was_over and any(self.tiers.of(outcome.to).name == DISK for outcome in failed):

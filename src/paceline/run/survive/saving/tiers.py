@@ -28,6 +28,7 @@ from paceline.run.survive.saving.memory_tier import (
 from paceline.run.survive.saving.peers import PeerCopies, meet_peers
 
 DISK, MEMORY = "disk", "memory"
+IN_PEERS = "copies in the memory of two nodes"  # as decisions call it
 
 
 @dataclass(frozen=True)
@@ -93,12 +94,19 @@ class Tiers:
             self._open_memory(tensors, world)
         return self._memory
 
+    def with_peers(self) -> None:
+        """Note that copies go to the memory of other nodes, and tell that where the world before did without them."""
+        if self.has_memory is False:
+            because = "checkpoints are written beside training by now"
+            self._record.decided("checkpoint", "disk alone", IN_PEERS, because)
+        self.has_memory = True
+
     def without_peers(self) -> None:
         """Do without copies in the memory of other nodes: training would wait for them."""
         if self._memory is not None and self._memory.to.saver is not None:
             because = "they are sent beside training, and checkpoints are written while it waits"
             if self.has_memory is not False:
-                self._record.decided("checkpoint", "copies in the memory of two nodes", "disk alone", because)
+                self._record.decided("checkpoint", IN_PEERS, "disk alone", because)
             self.has_memory = False
             self.cadences[MEMORY].every_steps = self._memory = None
 

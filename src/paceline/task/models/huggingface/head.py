@@ -24,10 +24,11 @@ from paceline.task.profile.tracing import fake_copy, quiet
 LIMIT = "paceline_logits_elements"  # attribute of a model whose head may compute the loss: logits that exist at a time
 
 
-def limit_logits(model: nn.Module, elements: int, tokens: int) -> bool:
+def limit_logits(model: nn.Module, elements: int, tokens: float) -> bool:
     """Have objectives of tokens hold at most so many logits of a model at a time; return whether they will.
 
-    Not where those of all `tokens` of a micro-batch are as few, nor where the head cannot do so.
+    Not where those of all `tokens` of a micro-batch are as few, nor where the head cannot do so. Tokens without end
+    are those that nobody has counted.
     """
     head = _plain_head(model) if is_transformers(model) else None
     if head is None or tokens * head.out_features <= elements or not _returns_its_heads_output(model):
