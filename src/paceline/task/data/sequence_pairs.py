@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from paceline.errors import DataError
 from paceline.spec.import_paths import scheme_of
@@ -90,6 +91,13 @@ class SequencePairs:
             "target": self._together([torch.cat((start, target[:-1])) for _, target in samples], 1, self._pad),
             "labels": self._together([target for _, target in samples], 1, IGNORED),
         }
+
+    def filled_alike(self, batches: Sequence[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+        """Return batches of several data sets of pairs, filled up to the longest of all of them."""
+        padding = {"source": self._pad, "source_mask": 0, "target": self._pad, "labels": IGNORED}
+        widths = {name: max(batch[name].shape[1] for batch in batches) for name in padding}
+        return [{name: functional.pad(batch[name], (0, widths[name] - batch[name].shape[1]), value=with_what)
+                 for name, with_what in padding.items()} for batch in batches]  # fmt: skip
 
     def _together(self, rows: Sequence[Tensor], side: int, with_what: int) -> Tensor:
         longest = min(int(_filled(max(len(row) for row in rows))), self._most[side])
