@@ -7,6 +7,7 @@ computes longest for what stands inside forward and backward, of the heaviest st
   (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2); the loss sums a few numbers a token;
 - cp: keys and values are gathered in the forward pass and again in the backward pass, or sent around a ring, and their
   gradients summed up in fp32 (Dubey et al. 2024, arXiv:2407.21783, section 3.3.2; Liu et al. 2023, arXiv:2310.01889);
+  under a mask they are gathered once, and kept;
 - ep: routed tokens go to their experts and back by all-to-all (Lepikhin et al. 2020, arXiv:2006.16668, section 3.2);
 - pp: every stage sends the stream on, and its gradient back (Narayanan et al. 2021, arXiv:2104.04473, section 3.2);
 - fsdp: weights are gathered and gradients reduced and scattered, those of routed experts over `expert_shard`, among the
