@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from paceline.spec.layout import Layout
 from paceline.spec.proof.records import CheckProof
 from paceline.spec.task import DataSpec, ModelSpec
 from paceline.task.data.facts import data_facts
+from paceline.task.data.listed_once import listed_once
 from paceline.task.data.sequence_pairs import SequencePairs, sequence_pairs
 from paceline.task.data.source import open_sources
 from paceline.task.data.sources.mapped import MapSource
@@ -222,6 +224,26 @@ def test_languages_stand_where_transformers_writes_them(tmp_path: Path, family: 
     theirs = model(input_ids=given["input_ids"], attention_mask=given["attention_mask"], labels=labels).loss
     assert int(weight) == int((labels != -100).sum())
     torch.testing.assert_close(loss, theirs * weight, rtol=1e-5, atol=1e-5)
+
+
+def test_tokens_are_held_once_and_as_numbers_of_four_bytes(tmp_path: Path) -> None:
+    """While a run begins they are kept for whoever opens the table again: as lists of Python's they took ten times."""
+    write_folder(tmp_path, "T5")
+    path = tmp_path / "long.jsonl"
+    path.write_text("\n".join([json.dumps({"source": "two " * 200, "target": "nine " * 100})] * 300))
+    with listed_once():
+        tracemalloc.start()
+        try:
+            parts = sequence_pairs(str(path), str(tmp_path), held_out=100)
+            held, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert not isinstance(parts, SequencePairs) and [len(part) for part in parts] == [200, 100]
+    tokens = 300 * (200 + 1 + 100 + 1)  # with the end of each
+    assert 4 * tokens < held < 5.5 * tokens
+    assert all(
+        torch.equal(row, parts[0][0][side]) for part in parts for at in (0, 99) for side, row in enumerate(part[at])
+    )
 
 
 def test_a_mixture_of_tables_has_the_rows_that_one_table_of_both_has(tmp_path: Path) -> None:
