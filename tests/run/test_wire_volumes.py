@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from distributed import run_ranks
-from tests_shared import SEQ_LEN, decoder_task, plan_of
+from tests_shared import SEQ_LEN, PaddedText, decoder_task, plan_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -19,7 +20,7 @@ from paceline.plan.cost.collectives import collectives, expert_passes
 from paceline.plan.cost.sheet import PricedTask
 from paceline.run.assemble import assemble
 from paceline.run.loop.loader import BatchStream
-from paceline.run.parallel.context import exchange
+from paceline.run.parallel.context import exchange, sequence_attention
 from paceline.run.process.world import join_world
 from paceline.spec.adapt.adapter import AdapterSpec
 from paceline.spec.cluster import ClusterSpec
@@ -71,9 +72,19 @@ class WireCount(TorchDispatchMode):
         return counts
 
 
-def task_of(adapter: AdapterSpec, experts: int) -> Task:
+class PackedText(PaddedText):
+    """The same rows, each of two documents that do not see each other."""
+
+    def read(self, ids: np.ndarray, positions: np.ndarray | None = None) -> dict[str, torch.Tensor]:
+        """Return the rows, with the document of each token."""
+        documents = torch.ones(len(ids), SEQ_LEN, dtype=torch.int64)
+        documents[:, SEQ_LEN // 2 - 1 :] = 2
+        return {**super().read(ids, positions), "documents": documents}
+
+
+def task_of(adapter: AdapterSpec, experts: int, masked: bool = False) -> Task:
     """Return a decoder, with experts in every layer where there are to be any."""
-    task = decoder_task(adapter=adapter)
+    task = decoder_task(adapter=adapter, data=PackedText() if masked else PaddedText())
     if experts:
         sizes = {"hidden": 32, "layers": 2, "heads": 4, "kv_heads": 2, "vocab": task.data.vocab}
         model = ModelSpec("moe-2m", experts=experts, top_k=2, ffn=24, **sizes)
@@ -81,25 +92,27 @@ def task_of(adapter: AdapterSpec, experts: int) -> Task:
     return task
 
 
-def counted(plan: Plan, adapter: AdapterSpec = WHOLE, experts: int = 0) -> dict[str, int]:
+def counted(plan: Plan, adapter: AdapterSpec = WHOLE, experts: int = 0, masked: bool = False) -> dict[str, int]:
     """Return the bytes of this rank's collectives in its second step."""
-    task = task_of(adapter, experts)
+    task = task_of(adapter, experts, masked)
     world = join_world("cpu", threads=1)
     built = assemble(task, plan, world, task.data, SEQ_LEN)
     stream = BatchStream(task.data, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
     built.stepper.step(stream.at(0), 1e-3)
     with WireCount() as count:
         for kind in ("all_gather", "reduce_scatter"):  # this process ends with the test
-            setattr(exchange, kind, count.inside(kind, getattr(exchange, kind)))
+            for module in (exchange, sequence_attention):
+                setattr(module, kind, count.inside(kind, getattr(module, kind)))
         built.stepper.step(stream.at(BATCH), 1e-3)
     return dict(count.buffer_bytes)
 
 
-def told(plan: Plan, adapter: AdapterSpec = WHOLE) -> Counter[str]:
+def told(plan: Plan, adapter: AdapterSpec = WHOLE, masked: bool = False) -> Counter[str]:
     """Return what the one description of collectives says of the same step."""
     task = decoder_task(adapter=adapter)
     model = profile_decoder(resolve_decoder(task.model, task.data.vocab, SEQ_LEN), SEQ_LEN)
     model = adapted_profile(model, build_model(task.model, task.data.vocab, SEQ_LEN, 0, "meta", task.adaptation))
+    model = dataclasses.replace(model, masked=masked)
     where = resolve_cluster(ClusterSpec("a100-80", plan.layout.devices))[0]
     found: Counter[str] = Counter()
     for one in collectives(PricedTask(model, where, BATCH, 1).sheet(plan)):
@@ -123,6 +136,17 @@ def test_counted_bytes_are_those_told(layout: str, recompute: str) -> None:
         for seen in run_ranks(counted, 2, plan):
             for kind, value in expected.items():
                 assert seen[kind] == pytest.approx(value, rel=0.01), (zero, kind)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_keys_of_packed_documents_are_gathered_once_and_again_in_recompute(recompute: str) -> None:
+    """They are kept for the backward pass, which gathered them a second time by the price; around a ring too."""
+    for method in ("gather", "ring"):
+        plan = plan_of(Layout(cp=2), BATCH, precision="fp32", recompute=recompute, cp_method=method, zero=1)
+        expected = told(plan, masked=True)
+        for seen in run_ranks(counted, 2, plan, WHOLE, 0, True):
+            for kind, value in expected.items():
+                assert seen[kind] == pytest.approx(value, rel=0.01), (method, kind)
 
 
 def test_recompute_sends_tokens_to_their_experts_and_back_once_more() -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests_shared import PaddedText, decoder_task
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from paceline.run.memory.recompute import checkpoint_block
-from paceline.spec.task import ModelSpec
+from paceline.spec.task import DataSpec, ModelSpec
+from paceline.task.data.facts import data_facts
 from paceline.task.models.build import build_model
 from paceline.task.models.decoder import Decoder
 from paceline.task.models.init import initialise
@@ -20,6 +23,7 @@ from paceline.task.models.sizes import NAMED_SIZES, DecoderConfig, MoEConfig, no
 from paceline.task.objective import next_token
 from paceline.task.profile.decoder import profile_decoder
 from paceline.task.profile.moe import profile_moe
+from paceline.task.profile.of_task import profile_task
 from paceline.task.profile.traced import REST, profile_module
 
 ROWS, SEQ = 2, 48
@@ -111,6 +115,19 @@ def test_full_recompute_runs_all_of_a_block_again_but_its_last_product(config: D
     again = sum(block.matmul_flops - block.last_flops for block in layers)
     assert counted["full"] - counted["none"] == ROWS * again
     assert counted["selective"] == counted["none"], "products are kept"
+
+
+def test_keys_are_under_a_mask_where_documents_are_apart(tmp_path: Path) -> None:
+    """A data set given as an object says nothing of documents: its plans ended with an AttributeError."""
+    (tmp_path / "a.txt").write_text("some text of no meaning " * 50)
+    files = DataSpec(str(tmp_path), seq_len=16, cache_dir=str(tmp_path / "cache"))
+    apart = dataclasses.replace(files, cross_documents=False)
+    found = []
+    for data in (PaddedText(), files, apart):
+        task = decoder_task(data=data, model=ModelSpec("llama-1m"))
+        found.append(profile_task(task, data_facts(data)))
+    assert [each.source for each in found] == ["analytic"] * 3
+    assert [each.masked for each in found] == [False, False, True]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -7,6 +7,7 @@ computes longest for what stands inside forward and backward, of the heaviest st
   (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2); the loss sums a few numbers a token;
 - cp: keys and values are gathered in the forward pass and again in the backward pass, or sent around a ring, and their
   gradients summed up in fp32 (Dubey et al. 2024, arXiv:2407.21783, section 3.3.2; Liu et al. 2023, arXiv:2310.01889);
+  under a mask they are gathered once, and kept;
 - ep: routed tokens go to their experts and back by all-to-all (Lepikhin et al. 2020, arXiv:2006.16668, section 3.2);
 - pp: every stage sends the stream on, and its gradient back (Narayanan et al. 2021, arXiv:2104.04473, section 3.2);
 - fsdp: weights are gathered and gradients reduced and scattered, those of routed experts over `expert_shard`, among the
@@ -115,7 +116,7 @@ def context_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
     keys = part.number(exchanged_keys(sheet))
     moved = columns.device_samples * keys / columns.tp * element_bytes * sheet.fill("tokens")
     calls = sheet.passes_made * part.number(sheet.context.shapes["kv_elements"] > 0)
-    passes = 2 + again_exchanged(sheet)
+    passes = key_exchanges(sheet)
     return (
         Collective("cp", "all_gather", "keys and values", passes * moved, passes * calls),
         Collective("cp", "reduce_scatter", "their gradients", max(4, element_bytes) / element_bytes * moved, calls),
@@ -132,6 +133,19 @@ def again_exchanged(sheet: Sheet) -> Floats:
     keeps = software.selective_attention and "attention" in save and not software.selective_is_attention
     keeps = keeps and not sheet.context.profile.masked  # what is gathered under a mask is no part of that operator
     return repeated_share(sheet, "kv_elements", ("full",) if keeps else AGAIN)
+
+
+def key_exchanges(sheet: Sheet) -> Floats:
+    """Return how often keys and values are exchanged: in the forward pass, in the backward pass, and in recompute.
+
+    Under a mask all of them are kept for the backward pass, which exchanges none.
+    """
+    return (1 if sheet.context.profile.masked else 2) + again_exchanged(sheet)
+
+
+def goes_around(sheet: Sheet) -> bool:
+    """Return whether keys go from rank to rank: under a mask they are gathered, whatever the method."""
+    return sheet.columns.common.cp_method == "ring" and not sheet.context.profile.masked
 
 
 def exchanged_keys(sheet: Sheet) -> Floats:

@@ -28,7 +28,7 @@ class BesideFile:
         """The file is made with its first record, and is the user's alone, or its group's to read."""
         self._folder, self._name, self._mode = run_dir / "journal", name, 0o640 if group_read else 0o600
         self._waiting: deque[bytes] = deque(maxlen=MOST_WAITING)
-        self._file = -1
+        self._file, self._is_cut = -1, False  # whether a full disk took a part of the last line
 
     def write(self, record: Record) -> None:
         """Append a record. Where the disk takes none it waits for the next one."""
@@ -37,9 +37,9 @@ class BesideFile:
             if self._file < 0:
                 self._file = self._opened()
             while self._waiting:
-                line = self._waiting[0]
-                if os.write(self._file, line) < len(line):  # it goes again, below the part that a full disk took
-                    self._waiting[0] = b"\n" + line.removeprefix(b"\n")
+                line = b"\n" * self._is_cut + self._waiting[0]  # below the part, whichever record it is of
+                self._is_cut = os.write(self._file, line) < len(line)
+                if self._is_cut:
                     return
                 self._waiting.popleft()
         except OSError:  # a full disk is told by the journal's own writer, and by the rule of the disk

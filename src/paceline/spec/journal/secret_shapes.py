@@ -62,7 +62,11 @@ NUMBERED = re.compile(rf"(?i)\A-*[a-z0-9_.-]*?(?:{_PASSWORD}|secret)\Z")  # and 
 # blank, a quote, or where a URL's next part does; one in quotes that has blanks, at the quote that it began with.
 _QUOTE = r"\\?[\"']"
 _BEFORE = rf"(?<![a-z0-9_.-])(?:--?{NAME}(?:\s+|\s*=\s*)|(?:{_QUOTE})?{NAME}(?:{_QUOTE})?\s*(?:=|:(?=\s*{_QUOTE}))\s*)"
-QUOTED = re.compile(rf"(?i)(?P<head>{_BEFORE}(?P<quote>{_QUOTE}))(?P<secret>[^\n\"'\\]*\s[^\n\"'\\]*)(?=(?P=quote))")
+# The blank is looked for first: to split the value at each of its blanks would take the square of a long text's time.
+QUOTED = re.compile(
+    rf"(?i)(?P<head>{_BEFORE}(?P<quote>{_QUOTE}))"
+    r"(?P<secret>(?=[^\s\"'\\]*\s)[^\n\"'\\]*(?:\n[^\n\"'\\]*)?)(?=(?P=quote))"
+)
 BEFORE = re.compile(rf"(?i)(?P<head>{_BEFORE}(?:{_QUOTE})?)(?P<secret>(?![-\"'{{\[(<$\\])[^\s\"'&,;}})\]\\]+)")
 # X-Api-Key: VALUE, password: VALUE, without quotes: a value that no word is.
 HEADED = re.compile(

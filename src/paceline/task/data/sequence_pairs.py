@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from paceline.errors import DataError
 from paceline.spec.import_paths import scheme_of
@@ -41,11 +42,20 @@ MULTIPLE = 8  # lengths are filled up to: GPUs like even ones, and CPUs make few
 class Texts:
     """Tokens of many texts, one after the other."""
 
-    def __init__(self, parts: Sequence[list[int]]) -> None:
-        """Keep them as one array: a list of each would take ten times the memory."""
-        self.lengths = np.array([len(part) for part in parts], dtype=np.int64)
-        self._ends = np.cumsum(self.lengths)
-        self.tokens = np.fromiter((token for part in parts for token in part), np.int32, int(self.lengths.sum()))
+    def __init__(self, lengths: npt.NDArray[np.int64], tokens: npt.NDArray[np.int32]) -> None:
+        """`tokens` are those of the first text, then those of the second, and so on."""
+        self.lengths, self.tokens, self._ends = lengths, tokens, np.cumsum(lengths)
+
+    @classmethod
+    def of(cls, parts: Iterable[Sequence[int]]) -> Texts:
+        """Return them as one array: a list of each would take ten times the memory."""
+        arrays = [np.array(part, dtype=np.int32) for part in parts]
+        return cls(np.array([len(each) for each in arrays], dtype=np.int64), np.concatenate(arrays))
+
+    def between(self, first: int, end: int) -> Texts:
+        """Return the texts first..end, whose tokens are these."""
+        before, through = (int(self.lengths[:at].sum()) for at in (first, end))
+        return Texts(self.lengths[first:end], self.tokens[before:through])
 
     def __getitem__(self, index: int) -> Tensor:
         """Return the tokens of a text, int64."""
@@ -91,6 +101,13 @@ class SequencePairs:
             "labels": self._together([target for _, target in samples], 1, IGNORED),
         }
 
+    def filled_alike(self, batches: Sequence[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+        """Return batches of several data sets of pairs, filled up to the longest of all of them."""
+        padding = {"source": self._pad, "source_mask": 0, "target": self._pad, "labels": IGNORED}
+        widths = {name: max(batch[name].shape[1] for batch in batches) for name in padding}
+        return [{name: functional.pad(batch[name], (0, widths[name] - batch[name].shape[1]), value=with_what)
+                 for name, with_what in padding.items()} for batch in batches]  # fmt: skip
+
     def _together(self, rows: Sequence[Tensor], side: int, with_what: int) -> Tensor:
         longest = min(int(_filled(max(len(row) for row in rows))), self._most[side])
         found = torch.full((len(rows), longest), with_what)
@@ -125,12 +142,12 @@ def sequence_pairs(
     """
     asked = (path, model, source_len, target_len, source_field, target_field, prefix, source_language, target_language)
     vocab, pad, sides, texts = listed(("pairs", *asked), lambda: _tokenised(*asked))
-    rows = len(texts[0])
+    rows = len(texts[0].lengths)
     if not 0 <= held_out < rows:
         raise DataError(f"held_out = {held_out} of {rows} rows", "none would be left to train on", "fewer")
 
     def of(first: int, end: int) -> SequencePairs:
-        sources, targets = (Texts(side[first:end]) for side in texts)
+        sources, targets = (side.between(first, end) for side in texts)
         return SequencePairs(sources, targets, vocab, sides.start, pad, (source_len, target_len))
 
     return of(0, rows) if not held_out else (of(0, rows - held_out), of(rows - held_out, rows))
@@ -139,7 +156,7 @@ def sequence_pairs(
 def _tokenised(
     path: str, model: str, source_len: int, target_len: int, source_field: str, target_field: str, prefix: str,
     source_language: str, target_language: str,
-) -> tuple[int, int, Sides, tuple[list[list[int]], list[list[int]]]]:  # fmt: skip
+) -> tuple[int, int, Sides, tuple[Texts, Texts]]:  # fmt: skip
     """Return the vocabulary, the token of padding, what stands around texts, and the tokens of sources and targets."""
     folder = Path(scheme_of(model)[1] if scheme_of(model)[0] == "hf" else model).expanduser()
     tokenizer, config = load_tokenizer(str(folder)), _config(folder)
@@ -153,11 +170,11 @@ def _tokenised(
         )  # fmt: skip
     sources, targets = zip(*_read(path, (source_field, target_field), prefix), strict=True)
     sides = sides_of(folder, config, tokenizer, (source_language, target_language), end, sources)
-    written = list(_tokens(targets, tokenizer, sides.target, target_len, end))
+    written: Iterable[list[int]] = _tokens(targets, tokenizer, sides.target, target_len, end)
     if end not in sides.target.after:  # a model that ends a target by itself has to see its end
-        written = [each if each[-1] == end else [*each[: target_len - 1], end] for each in written]
-    read = list(_tokens(sources, tokenizer, sides.source, source_len, end))
-    return tokenizer.vocab, int(config.get("pad_token_id") or 0), sides, (read, written)
+        written = (each if each[-1] == end else [*each[: target_len - 1], end] for each in written)
+    texts = Texts.of(_tokens(sources, tokenizer, sides.source, source_len, end)), Texts.of(written)
+    return tokenizer.vocab, int(config.get("pad_token_id") or 0), sides, texts
 
 
 def _tokens(texts: Sequence[str], tokenizer: FileTokenizer, around: Around, most: int, end: int) -> Iterator[list[int]]:

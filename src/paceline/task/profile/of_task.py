@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from paceline.spec.profile import ModelProfile
-from paceline.spec.task import ModelSpec, Task
+from paceline.spec.task import DataSpec, ModelSpec, Task
 from paceline.task.data.facts import DataFacts
 from paceline.task.models.sizes import is_factory
 from paceline.task.profile.kept import trace_once
@@ -24,7 +24,8 @@ def profile_task(task: Task, facts: DataFacts) -> ModelProfile:
 
         given = facts.vocab or 0, facts.items_per_sample, task.seed, "meta", task.adaptation
         profile = adapted_profile(profile, build_model(task.model, *given))
-    masked = profile.source == "analytic" and not task.data.cross_documents
+    of_files = profile.source == "analytic" and isinstance(task.data, DataSpec)
+    masked = of_files and not task.data.cross_documents  # a data set of the user's own says nothing of documents
     return close_for_task(dataclasses.replace(profile, masked=masked), task, facts)
 
 

@@ -151,8 +151,10 @@ def test_context_communication_by_hand() -> None:
     assert inside(Layout(cp=4), **some)["context communication"] == pytest.approx(3 * once)
     products = inside(Layout(cp=4), recompute_save=("products",), **some)["context communication"]
     assert products == pytest.approx(4 * once)
-    masked = inside(Layout(cp=4), dataclasses.replace(model(), masked=True), **some)["context communication"]
-    assert masked == pytest.approx(4 * once)
+    under_mask = dataclasses.replace(model(), masked=True)  # keys are kept, so the backward pass exchanges none
+    for again, several in (({}, 2), (some, 3), ({"recompute": "full"}, 3)):
+        masked = inside(Layout(cp=4), under_mask, **again)["context communication"]
+        assert masked == pytest.approx(several * once)
     both = inside(Layout(cp=2, tp=2))["context communication"]
     assert both == pytest.approx(3 * (1 / 2 * moved / 2 / 1e9 + 8 * 4 * 1e-4))
 
@@ -168,6 +170,18 @@ def test_keys_of_other_ranks_come_while_attention_computes_on_an_accelerator() -
         found[method] = (whole - terms["context communication"]) / terms["attention"]
     assert found["gather"] == pytest.approx(1 / 4), "beside a rank's own part alone"
     assert found["ring"] == pytest.approx(1), "beside all of it"
+
+
+def test_under_a_mask_keys_are_gathered_whatever_the_method_and_attention_waits_for_them() -> None:
+    shape = dataclasses.replace(model(attention_flops=1e7), masked=True)
+    whole = inside(Layout(cp=4), shape)["context communication"]
+    buffers = set()
+    for method in ("gather", "ring"):
+        context, chosen = PricedTask(shape, cluster(4, "cuda"), 64, 1), plan(Layout(cp=4), 8, cp_method=method)
+        (term,) = (each for each in price(context, chosen).time if each.name == "context communication")
+        assert term.value == pytest.approx(whole) and "gathered once" in term.formula
+        buffers.add(held(chosen, shape)["communication buffers"])
+    assert len(buffers) == 1
 
 
 def test_gradients_of_gathered_keys_are_summed_when_nothing_is_computed_beside_them() -> None:

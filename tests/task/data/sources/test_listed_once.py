@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,36 @@ def test_folders_of_images_are_listed_once_each(
     done = in_process("train", spec)
     assert done.returncode == 0, done.stderr
     assert walked == {"shown": 1, "kept": 1}
+
+
+ROWS = """
+import torch
+from paceline.task.data.listed_once import listed
+
+READ, LOOKED = [], []
+
+class Rows:
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        READ.append(index)
+        listed("own", lambda: LOOKED.append(index))
+        return torch.randn(3, 8, 8, generator=torch.Generator().manual_seed(index)), index % 2
+"""
+
+
+def test_a_run_that_has_opened_its_data_lists_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one device it trains within the block of its start, perhaps for days."""
+    for name, content in (("pictures_read", PICTURES), ("rows_read", ROWS)):
+        (tmp_path / f"{name}.py").write_text(content)
+    monkeypatch.syspath_prepend(tmp_path)
+    spec = spec_of(tmp_path, '"pictures_read:net"', Path("rows_read:Rows"), 'objective = "classification"')
+    done = in_process("train", spec)
+    assert done.returncode == 0, done.stderr
+    own = sys.modules["rows_read"]
+    assert len(own.LOOKED) > 2 * 8, "each row of both steps"
+    assert len(own.LOOKED) < len(own.READ), "and what is read while it is planned once"
 
 
 def test_a_file_that_comes_between_two_plans_is_seen_by_the_second(tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tokenizers
 import torch
@@ -15,11 +17,14 @@ from tests_shared import decoder_task, plan_of
 
 from paceline.errors import DataError
 from paceline.run.process.world import join_world
+from paceline.spec.data.mix import MixSpec
 from paceline.spec.layout import Layout
 from paceline.spec.proof.records import CheckProof
-from paceline.spec.task import ModelSpec
+from paceline.spec.task import DataSpec, ModelSpec
 from paceline.task.data.facts import data_facts
+from paceline.task.data.listed_once import listed_once
 from paceline.task.data.sequence_pairs import SequencePairs, sequence_pairs
+from paceline.task.data.source import open_sources
 from paceline.task.data.sources.mapped import MapSource
 from paceline.task.objective import resolve_objective
 from paceline.units import Amount
@@ -219,6 +224,55 @@ def test_languages_stand_where_transformers_writes_them(tmp_path: Path, family: 
     theirs = model(input_ids=given["input_ids"], attention_mask=given["attention_mask"], labels=labels).loss
     assert int(weight) == int((labels != -100).sum())
     torch.testing.assert_close(loss, theirs * weight, rtol=1e-5, atol=1e-5)
+
+
+def test_tokens_are_held_once_and_as_numbers_of_four_bytes(tmp_path: Path) -> None:
+    """While a run begins they are kept for whoever opens the table again: as lists of Python's they took ten times."""
+    write_folder(tmp_path, "T5")
+    path = tmp_path / "long.jsonl"
+    path.write_text("\n".join([json.dumps({"source": "two " * 200, "target": "nine " * 100})] * 300))
+    with listed_once():
+        tracemalloc.start()
+        try:
+            parts = sequence_pairs(str(path), str(tmp_path), held_out=100)
+            held, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert not isinstance(parts, SequencePairs) and [len(part) for part in parts] == [200, 100]
+    tokens = 300 * (200 + 1 + 100 + 1)  # with the end of each
+    assert 4 * tokens < held < 5.5 * tokens
+    assert all(
+        torch.equal(row, parts[0][0][side]) for part in parts for at in (0, 99) for side, row in enumerate(part[at])
+    )
+
+
+def test_a_mixture_of_tables_has_the_rows_that_one_table_of_both_has(tmp_path: Path) -> None:
+    """Each part filled its own rows up, to lengths of which no batch could be made."""
+    write_folder(tmp_path, "T5")
+    longer = [(" ".join(["two"] * several), " ".join(["nine"] * (several // 2 + 1))) for several in (3, 30, 7, 19)]
+    tables, source = (
+        {"short": PAIRS, "long": longer, "both": PAIRS + longer},
+        f"{sequence_pairs.__module__}:sequence_pairs",
+    )
+    parts = {}
+    for name, rows in tables.items():
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("\n".join(json.dumps({"source": one, "target": other}) for one, other in rows))
+        parts[name] = MixSpec(source, name, arguments={"path": str(path), "model": str(tmp_path), "source_len": 28})
+    mixed, _ = open_sources(DataSpec(mix=(parts["short"], parts["long"])), 7)
+    one, _ = open_sources(DataSpec(source, arguments=parts["both"].arguments), 7)
+    for ids in ([6, 0, 4, 2], [1, 3], [5, 6], [2, 0]):
+        found, told = (each.read(np.array(ids)) for each in (mixed, one))
+        assert found.keys() == told.keys()
+        for name, rows in told.items():
+            assert torch.equal(found[name], rows), name
+    assert data_facts(DataSpec(mix=(parts["short"], parts["long"]))).longest == int(one.lengths.max())
+    with pytest.raises(DataError, match="do not make one batch"):  # what a function of the user's makes is as it is
+        open_sources(DataSpec(mix=(parts["short"], parts["long"]), collate=as_they_are), 7)[0].read(np.array([0, 4]))
+
+
+def as_they_are(samples: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {"source": torch.nn.utils.rnn.pad_sequence([source for source, _ in samples], batch_first=True)}
 
 
 def test_languages_that_a_model_does_not_know_are_told(tmp_path: Path) -> None:

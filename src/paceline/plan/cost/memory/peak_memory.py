@@ -15,7 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
-from paceline.plan.cost.collectives import exchanged_keys
+from paceline.plan.cost.collectives import exchanged_keys, goes_around
 from paceline.plan.cost.columns import Columns, Flags, Floats, Ints
 from paceline.plan.cost.components import Component, in_modes, total, without
 from paceline.plan.cost.memory.flat_gradients import flat_bytes, flat_gradients, keeps_narrow
@@ -448,7 +448,7 @@ class HeldAtPeak:
         keys, wide = plans.micro_batch * elements / plans.tp, max(4, self.compute)
         part = 2 * keys / plans.cp
         gathered = self.compute * keys
-        if software.hides_context or plans.common.cp_method == "ring":
+        if software.hides_context or goes_around(sheet):
             found = (self.compute + wide) * part
         elif software.rings_repeated:
             found = gathered + wide * part

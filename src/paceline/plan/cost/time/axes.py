@@ -17,6 +17,8 @@ from paceline.plan.cost.collectives import (
     context_collectives,
     expert_collective,
     expert_passes,
+    goes_around,
+    key_exchanges,
     loss_collective,
     micro_stream_bytes,
     second_gathers,
@@ -112,10 +114,11 @@ def _context(sheet: Sheet) -> Component:
     columns, part, group = sheet.columns, sheet.slowest, sheet.ring("cp")
     gather, scatter = context_collectives(sheet)
     seconds = seconds_of(group, gather) + seconds_of(group, scatter) + beyond_seconds(sheet, gather, scatter)
-    again = again_exchanged(sheet)
-    moved = gather.buffer_bytes / (2 + again)
-    software, around = sheet.context.software, columns.common.cp_method == "ring"
-    if software.hides_context or sheet.rates.device.kind != "cpu":
+    again, masked = again_exchanged(sheet), sheet.context.profile.masked
+    moved = gather.buffer_bytes / key_exchanges(sheet)
+    software, around = sheet.context.software, goes_around(sheet)
+    # Under a mask attention waits for all keys, its rank's own among them.
+    if (software.hides_context or sheet.rates.device.kind != "cpu") and not masked:
         attention = columns.device_samples / columns.cp * np.einsum("rs,rs->r", part.counts, sheet.attention_seconds)
         # A ring's next keys come while these are used; what is gathered comes while a rank attends to its own. The sum
         # of all gradients at the end has nothing to come beside.
@@ -129,8 +132,8 @@ def _context(sheet: Sheet) -> Component:
 
     def text(i: int) -> str:
         recompute = ", again in recompute" if again[i] > 0 else ""
-        how = "sent around" if around else "gathered"
-        return f"{moved[i]:.3g} B of keys and values {how} twice{recompute}, gradients summed, over {columns.cp[i]}"
+        how = f"{'sent around' if around else 'gathered'} {'once' if masked else 'twice'}"
+        return f"{moved[i]:.3g} B of keys and values {how}{recompute}, gradients summed, over {columns.cp[i]}"
 
     return Component(
         "context communication", "collectives", seconds, group.source, text, RING, columns.cp > 1, "reduce"

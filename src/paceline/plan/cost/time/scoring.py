@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from paceline.plan.cost.collectives import (
-    again_exchanged,
     context_collectives,
     expert_collective,
     expert_passes,
+    key_exchanges,
     loss_collective,
     micro_stream_bytes,
     stream_collectives,
@@ -68,7 +68,7 @@ def _sent_seconds(sheet: Sheet) -> Floats:
         found = found + np.where(columns.tp > 1, once, 0.0)
     if (columns.cp > 1).any():
         gathered = seconds_of(sheet.ring("cp"), context_collectives(sheet)[0])
-        found = found + np.where(columns.cp > 1, gathered / (2 + again_exchanged(sheet)), 0.0)
+        found = found + np.where(columns.cp > 1, gathered / key_exchanges(sheet), 0.0)
     if (columns.ep > 1).any():
         both_ways = seconds_of(sheet.ring("ep"), expert_collective(sheet)) * 2 / expert_passes(sheet)
         found = found + np.where((columns.ep > 1) & (sheet.slowest.routers > 0), both_ways, 0.0)

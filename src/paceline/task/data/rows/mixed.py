@@ -51,6 +51,8 @@ class MixedSource:
             self.lengths = np.concatenate(cast(list[npt.NDArray[np.int64]], lengths))
         if all(hasattr(source, "longest") for source in sources):
             self.longest = max(cast(FillsRows, source).longest for source in sources)
+        alike = [getattr(source, "filled_alike", None) for source in sources]
+        self._filled_alike = alike[0] if all(alike) else None
         ends = {getattr(source, "finishes_as", None) for source in sources}
         if len(ends) == 1 and None not in ends:  # any of them finishes what all have begun
             self.read_unfinished = partial(self._read, "read_unfinished")
@@ -113,6 +115,8 @@ class MixedSource:
             return parts[0]
         back = torch.from_numpy(np.argsort(np.concatenate(places)))
         try:
+            if self._filled_alike is not None:
+                parts = self._filled_alike(parts)
             return tree_map(lambda *leaves: torch.cat(leaves)[back], *parts)
         except (RuntimeError, ValueError, TypeError) as error:
             raise DataError(

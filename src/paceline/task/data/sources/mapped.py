@@ -65,6 +65,8 @@ class MapSource:
         self._in_lists = hasattr(dataset, "__getitems__") and _lacks_single_items(dataset)
         own = getattr(dataset, "collate", None)
         self.collate: Collate | None = collate or (own if callable(own) else None)
+        # Makes batches of its kind as wide as each other; not those that a function of the user's has made.
+        self.filled_alike = None if collate else getattr(dataset, "filled_alike", None)
         self.items_per_sample = _declared(dataset, "items_per_sample", int) or 1
         self.unit = _declared(dataset, "unit", str) or "samples"
         self.vocab: int | None = _declared(dataset, "vocab", int)
