@@ -17,6 +17,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 import paceline
 from paceline.foreign_errors import (
     is_of_gloo,
+    is_of_left_group,
     is_of_memory_let_go,
     is_of_no_gradient,
     is_of_shards,
@@ -24,6 +25,7 @@ from paceline.foreign_errors import (
     says_no_memory,
     tells_of_lost_peer,
 )
+from paceline.run.process.groups import abort_groups
 from paceline.run.record.recorder import is_echo
 
 ANSWERS = (says_no_memory, is_of_gloo, is_of_two_devices, is_of_memory_let_go, is_of_no_gradient, is_of_shards)
@@ -110,6 +112,23 @@ def test_a_peer_that_has_gone_is_an_echo_and_a_path_with_gloo_in_it_is_none() ->
     for own in ("cannot open /data/igloo/rows.bin", "gloo is not what this model wants", "Igloo/rows.h5:3 is damaged"):
         assert not is_of_gloo(RuntimeError(own)) and not is_echo(RuntimeError(own)), own
     assert not is_echo(None) and not is_echo(KeyboardInterrupt())
+
+
+def calls_group_that_was_left() -> str:
+    """Return what torch says where a thread that saves goes on in a group that its process has ended."""
+    group = dist.new_group()
+    abort_groups()
+    with pytest.raises(ValueError, match="group") as raised:
+        dist.get_backend(group)
+    assert is_echo(raised.value) and is_of_left_group(raised.value)
+    return str(raised.value)
+
+
+def test_a_world_that_was_left_is_no_failure_of_what_goes_on_beside_it() -> None:
+    """A save beside training that a growing world had given up was told as failed, and counted among the failures."""
+    for told in run_ranks(calls_group_that_was_left, 2):
+        assert not any(each(ValueError(told)) or each(RuntimeError(told)) for each in ANSWERS)
+    assert not is_echo(ValueError("2 is not a valid rank"))
 
 
 def test_no_other_file_reads_the_words_of_an_error() -> None:

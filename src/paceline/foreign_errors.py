@@ -21,6 +21,8 @@ _FACTORS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 # Connection closed by peer", or names it behind "Gloo connectFullMesh failed with". torch 2.13's own words of gloo, as
 # "ProcessGroupGloo::alltoall: ...", are of wrong calls.
 _OF_GLOO = re.compile(r"\bgloo/[\w./-]+\.(?:cc|h|cpp):\d+")
+# torch, of a group that this process has left while one of its threads was in it (distributed_c10d.py, get_backend).
+_LEFT_GROUP = "is not initialized in the world group map"
 # Where tensors of two devices meet: of kernels, of torch's operators in Python, of tensors without values.
 _TWO_DEVICES = ("on the same device", "is not on the expected device", "found two different devices")
 _LET_GO = "storage of size 0"  # in what torch says of a tensor whose memory FSDP2 has given back
@@ -48,6 +50,11 @@ def asked_bytes(error: BaseException) -> int | None:
 def is_of_gloo(error: BaseException) -> bool:
     """Return whether gloo has raised an error: a peer has gone, or did not answer in time."""
     return isinstance(error, RuntimeError) and _OF_GLOO.search(str(error)) is not None
+
+
+def is_of_left_group(error: BaseException) -> bool:
+    """Return whether torch says that this process has left the group that a call was for."""
+    return isinstance(error, ValueError) and _LEFT_GROUP in str(error)
 
 
 def tells_of_lost_peer(text: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import resource
+import signal
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +16,7 @@ from distributed import run_ranks
 
 from paceline.checkpoint.ranks import Ranks
 from paceline.errors import ConfigError
+from paceline.foreign_errors import is_of_gloo
 from paceline.run.process import groups, sockets
 from paceline.run.process.groups import own_part
 from paceline.run.process.place import KEPT_STORE, Place
@@ -102,6 +104,21 @@ def connections_of_saves(most: int) -> tuple[int, float, bool]:
     assert len(sockets._OPENED & sockets._connections()) >= made, "those that are shut with the world"
     world.wait()
     return made, found.item() + told, before == dict(os.environ)
+
+
+def asks_for_saves_alone() -> bool:
+    """Return whether the group of saves is refused as a collective is, where a peer has died before it came."""
+    world = join_world("cpu", threads=1)
+    if world.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(RuntimeError) as raised:
+        world.groups.beside(timedelta(seconds=60))
+    return is_of_gloo(raised.value)
+
+
+def test_a_rank_that_dies_before_the_first_save_is_seen_by_those_who_come_to_it() -> None:
+    """They waited for the address of the dead one until they were ended by force: 38 to 66 s of a recovery."""
+    assert run_ranks(asks_for_saves_alone, 3, may_die=[1]) == [True, None, True]
 
 
 def test_a_large_world_connects_for_saves_those_that_talk_to_each_other() -> None:

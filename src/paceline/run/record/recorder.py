@@ -14,7 +14,7 @@ from typing import Any
 import torch.distributed as dist
 
 from paceline.errors import DataError, PacelineError, Requeue, RunInUse, StorageError
-from paceline.foreign_errors import is_of_gloo
+from paceline.foreign_errors import is_of_gloo, is_of_left_group
 from paceline.run.loop.evaluate import EvaluationResult
 from paceline.run.loop.resume import Progress, Restored
 from paceline.run.loop.step import StepStats
@@ -402,10 +402,10 @@ def describe(error: BaseException | None) -> tuple[dict[str, Any], int]:
 
 
 def is_echo(error: BaseException | None) -> bool:
-    """Return whether the error only says that a peer has gone: the peer's own end is the cause."""
+    """Return whether the error only says that a peer has gone, or that this process has left its world."""
     if isinstance(error, Exception) and not isinstance(error, PacelineError) and was_aborted():
         return True
-    return error is not None and (isinstance(error, dist.DistError) or is_of_gloo(error))
+    return error is not None and (isinstance(error, dist.DistError) or is_of_gloo(error) or is_of_left_group(error))
 
 
 def _of_set(measured: EvaluationResult) -> dict[str, object]:

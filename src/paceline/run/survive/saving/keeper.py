@@ -301,7 +301,10 @@ class CheckpointKeeper:
             self._tell_all_made(flight, outcomes)
         made = {self.tiers.of(each.to).name: each.info.path for each in outcomes if each.info is not None}
         self._pace.given_up(made)
-        failed = [each for each in outcomes if each.error is not None and not each.has_lost_a_peer]
+        failed = [
+            each for each in outcomes
+            if each.error is not None and not each.has_lost_a_peer and not is_echo(each.error)
+        ]  # fmt: skip
         if DISK in made:
             self._heard(made[DISK])
         elif was_over and any(self.tiers.of(outcome.to).name == DISK for outcome in failed):
