@@ -59,7 +59,8 @@ class Groups:
         """
         if self._beside is None:
             assert dist.group.WORLD is not None
-            dist.barrier()  # whose peer has died is told so here, and would wait for its address in the group that is made
+            # Whose peer has died is told so here: in a group that is made it would wait for the dead one's address.
+            dist.barrier()
             on_demand = dist.group.WORLD.size() > MESHED
             with noted("gloo"), _connected_on_demand(on_demand):
                 made = dist.new_group(backend="gloo", timeout=max(timeout, COLLECTIVE_TIMEOUT))
