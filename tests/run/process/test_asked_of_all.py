@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import platform
 import sys
 import threading
 from collections import Counter
@@ -26,7 +25,7 @@ from paceline.run.process.brief import Brief
 from paceline.run.process.neighbours import Neighbours
 from paceline.run.process.world import World, join_world
 from paceline.run.record.samples_read import ids_read
-from paceline.run.survive.saving import host_room
+from paceline.run.survive.saving import host_room, memory_tier
 from paceline.run.survive.saving.host_room import why_not_beside
 from paceline.run.survive.saving.memory_tier import why_no_memory_tier
 from paceline.spec.cluster import ClusterSpec
@@ -109,7 +108,8 @@ def test_room_for_copies_is_asked_of_the_ranks_of_a_machine_alone(
 ) -> None:
     """Machines are as many as there are nodes: a list of all of them, and a turn for each, grows with the world."""
     of_thread = threading.local()
-    monkeypatch.setattr(platform, "node", lambda: of_thread.name)
+    for asks in (host_room, memory_tier):
+        monkeypatch.setattr(asks, "machine_here", lambda: of_thread.name)
     monkeypatch.setattr(InThreads, "union", lambda world, names: pytest.fail("a turn for each machine"))
     monkeypatch.setattr(host_room, "available_memory_bytes", lambda: 10 * 2**20)
     held = {"weight": torch.zeros(2**20)}
