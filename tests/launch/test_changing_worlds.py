@@ -20,7 +20,8 @@ def storm(run_dir: Path, devices: Path, number: int, seed: int) -> Counter[str]:
     """Kill ranks, take devices away and give them back, so many times in all; return how often each was done."""
     drawn, done = random.Random(seed), Counter[str]()
     changes = (f"run.recovery.devices_file={devices}", "run.recovery.worth=none", f"task.stop={LONG} steps",
-               f"run.recovery.min_devices={FEWEST}")  # fmt: skip
+               f"run.recovery.min_devices={FEWEST}", "run.log_every=1000 steps")  # fmt: skip
+    # Nobody reads what is printed until the end: a supervisor whose pipe is full waits for its reader.
     spec = write_spec(run_dir.parent, run_dir, MOST, precision="fp64")
     process = start("train", spec, *(word for change in changes for word in ("--set", change)))
     wait_for_step(run_dir, 3, process)
