@@ -146,11 +146,13 @@ def _load_named(task: Task) -> None:
 
 
 def _named_sources(data: object) -> dict[str, str]:
+    """Return the sources that are a module's objects, by what names them; `table:people` is a folder of tables."""
+    from paceline.spec.import_paths import names_object
     from paceline.spec.task import DataSpec
 
     parts = data.parts() if isinstance(data, DataSpec) else ()
     return {f"task.data.source ({number})" if number else "task.data.source": part.source
-            for number, part in enumerate(parts)}  # fmt: skip
+            for number, part in enumerate(parts) if names_object(part.source)}  # fmt: skip
 
 
 def _in_forks(rows: Mapping[int, Row], read: ReadOnce, result_path: Path) -> Outcome:
