@@ -6,6 +6,8 @@ import errno
 import os
 from pathlib import Path
 
+PARTIAL = ".partial-"  # what the name of a folder begins with that is not there in full yet
+
 
 def sync_file(path: Path) -> None:
     """Make a file's content durable. Raises OSError."""

@@ -14,7 +14,7 @@ from paceline.checkpoint.index import TensorEntry, read_index
 from paceline.checkpoint.manifest import FileEntry, read_manifest
 from paceline.checkpoint.shards import ShardReader, TensorToWrite, write_plain
 from paceline.checkpoint.state import MODEL
-from paceline.durable import publish
+from paceline.durable import PARTIAL, publish
 from paceline.errors import StorageError
 
 
@@ -59,7 +59,7 @@ def consolidate(path: Path, out: Path, prefix: str = MODEL, *, verify: bool = Tr
     ]
     if not entries:
         raise StorageError(f"{path} holds no '{prefix}' tensors", "nothing to write", "choose another checkpoint")
-    unfinished = out.with_name(f".partial-{out.name}-{os.getpid()}")
+    unfinished = out.with_name(f"{PARTIAL}{out.name}-{os.getpid()}")
     try:
         written = write_plain(unfinished, entries, {"format": "pt"})
         publish(unfinished, out)

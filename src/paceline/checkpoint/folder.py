@@ -26,12 +26,11 @@ from paceline.checkpoint.files.read_back import verify_files
 from paceline.checkpoint.index import read_index
 from paceline.checkpoint.manifest import FileEntry, Manifest, read_manifest
 from paceline.checkpoint.tiers.retention import Retention
-from paceline.durable import sync_folder
+from paceline.durable import PARTIAL, sync_folder
 from paceline.errors import StorageError
 from paceline.lock import try_lock
 
 _NAME = re.compile(r"step-([0-9]{8,})(?:\.([0-9]+))?")
-_PARTIAL = ".partial-"
 _LOCK = ".lock"
 
 
@@ -162,7 +161,7 @@ def create_partial(root: Path, step: int) -> Partial:
     """Create and lock a new partial folder for the step. Raises OSError."""
     root.mkdir(parents=True, exist_ok=True)
     while True:
-        folder = root / f"{_PARTIAL}step-{step:08d}-{secrets.token_hex(4)}"
+        folder = root / f"{PARTIAL}step-{step:08d}-{secrets.token_hex(4)}"
         lock = os.open(_lock_of(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             # Between the two calls another save may have taken the lock file for a dead one's and removed it.
@@ -179,7 +178,7 @@ def clear_partials(root: Path) -> list[str]:
     """Remove what killed saves left under `root`; return why something was left, for the caller to report."""
     kept = []
     try:
-        names = {path.name.removesuffix(_LOCK) for path in root.iterdir() if path.name.startswith(_PARTIAL)}
+        names = {path.name.removesuffix(_LOCK) for path in root.iterdir() if path.name.startswith(PARTIAL)}
     except OSError as error:
         return [f"what killed saves left in {root} stays: {error}"]
     for folder in (root / name for name in sorted(names)):
@@ -221,7 +220,7 @@ def set_aside(
     pairs = [(found.path, found.manifest) for found in complete]
     for path in retention.doomed(pairs, datetime.datetime.now(datetime.UTC)):
         if path != newest:
-            hidden = root / f"{_PARTIAL}{path.name}-{secrets.token_hex(4)}"
+            hidden = root / f"{PARTIAL}{path.name}-{secrets.token_hex(4)}"
             try:
                 aside[path.name] = path.rename(hidden)
             except OSError as error:
@@ -243,7 +242,7 @@ def remove_aside(aside: Mapping[str, Path]) -> tuple[list[str], list[str]]:
 
 def withdraw(path: Path) -> None:
     """Remove a checkpoint as far as its disk lets that be done: out of sight first, so that no half of it is left."""
-    doomed = path.with_name(f"{_PARTIAL}{path.name}-{secrets.token_hex(4)}")
+    doomed = path.with_name(f"{PARTIAL}{path.name}-{secrets.token_hex(4)}")
     with contextlib.suppress(OSError):  # nothing that is otherwise than it was written is ever loaded
         path.rename(doomed)
         _remove(doomed)

@@ -11,8 +11,9 @@ import contextlib
 import secrets
 from pathlib import Path
 
-SAVING = ".partial-"  # folders of saves under way, in a run's `checkpoints` (checkpoint/folder.py)
-OVER = f"{SAVING}over-"  # which the next save removes, since nobody has locked them
+from paceline.durable import PARTIAL
+
+OVER = f"{PARTIAL}over-"  # which the next save removes, since nobody has locked them
 
 
 def set_aside_unfinished(run_dir: Path) -> list[str]:
@@ -23,7 +24,7 @@ def set_aside_unfinished(run_dir: Path) -> list[str]:
     """
     aside = []
     with contextlib.suppress(OSError):  # there are none yet; who loads says what else is wrong with the storage
-        for folder in sorted((run_dir / "checkpoints").glob(f"{SAVING}*")):
+        for folder in sorted((run_dir / "checkpoints").glob(f"{PARTIAL}*")):
             if folder.is_dir() and not folder.name.startswith(OVER):
                 with contextlib.suppress(OSError):  # it was removed, or published, just now
                     folder.rename(folder.with_name(f"{OVER}{secrets.token_hex(4)}"))
