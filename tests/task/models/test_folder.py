@@ -237,7 +237,7 @@ def test_the_folders_tokenizer_is_the_datas(tmp_path: Path) -> None:
     assert Task(model=str(folder), data=DataSpec(source="stdlib", tokenizer="bytes")).data.tokenizer == "bytes"
     text = f'[task]\nmodel = "{folder}"\ndata = {{ seq_len = 32 }}\n'
     assert parse_spec(text).task.data.tokenizer == str(folder / "tokenizer.json")
-    assert parse_spec(text.replace("32", '32, tokenizer = "bytes"')).task.data.tokenizer == "bytes"
+    assert parse_spec(text.replace("seq_len = 32", 'seq_len = 32, tokenizer = "bytes"')).task.data.tokenizer == "bytes"
 
 
 def test_a_bare_name_is_never_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
