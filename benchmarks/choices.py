@@ -23,7 +23,8 @@ from paceline.backtest.backtest import run_backtest
 from paceline.backtest.score import SMALLEST_GROUP, Scored, grouped, timed
 from paceline.backtest.statistics import median
 from paceline.plan.cost.columns import Floats, Ints, columns_of
-from paceline.plan.risk.contest import cause_seconds, drawn_factors, judge, settings_of
+from paceline.plan.cost.components import cause_seconds
+from paceline.plan.risk.contest import drawn_factors, judge, settings_of
 from paceline.spec.forecast import Z80
 
 MEDIAN = 0.6745  # of the size of a standard normal variable

@@ -42,7 +42,7 @@ from paceline.plan.cost.time.axes import SENDING_UNITS
 from paceline.plan.cost.time.compute import optimizer_component
 from paceline.plan.cost.time.ring import ring
 from paceline.plan.cost.unknown import CHIP, PROGRAM, UNNAMED, time_widths
-from paceline.plan.search.search import TIE_RATIO
+from paceline.plan.search.values import TIE_RATIO
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.forecast import Z80, Z95
 from paceline.spec.layout import Layout

@@ -22,7 +22,7 @@ from paceline.plan.cost.constants import read_constants
 from paceline.plan.cost.time.axes import axis_components, seconds_of
 from paceline.plan.cost.time.compute import SELECTIVE_SECONDS_PER_OPERATOR
 from paceline.plan.cost.time.ring import ring
-from paceline.plan.search.search import TIE_RATIO
+from paceline.plan.search.values import TIE_RATIO
 from paceline.spec.cluster import ClusterSpec
 
 # Nemotron-4 340B (arXiv:2406.11704, section 2.3): 1,536 H100, batches of 768 sequences, 10.3 s a step.

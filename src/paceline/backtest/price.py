@@ -27,7 +27,7 @@ from paceline.plan.cost.software import Software
 from paceline.plan.cost.time import ring
 from paceline.plan.cost.time.ring import hop
 from paceline.plan.cost.unknown import Widths
-from paceline.plan.search.search import TIE_RATIO
+from paceline.plan.search.values import TIE_RATIO
 from paceline.spec.cluster import Cluster
 from paceline.spec.forecast import Kind
 from paceline.spec.layout import Layout

@@ -61,12 +61,12 @@ class Choice:
 
     @property
     def reason(self) -> str:
-        """Why this plan: the goal, how many others there were, and why this precision."""
+        """Why this plan: the goal, how many others there were, why not the first of them, and why this precision."""
         goal = str(self.spec.plan.goal)
         best = SUPERLATIVES.get(goal, f"best by {goal}")
         fit, refused = len(self.search.candidates), len(self.search.refused)
         kept = f"; {self.search.kept_because}" if self.search.kept_because else ""
-        return f"{best} of {fit} that fit, {refused} refused; {self.search.precision_because}{kept}"
+        return f"{best} of {fit} that fit, {refused} refused{kept}; {self.search.precision_because}"
 
     @property
     def prepared(self) -> Prepared:

@@ -14,7 +14,8 @@ from paceline.plan.explain.groups import grouped_lines
 from paceline.plan.placement.grouped import plan_groups
 from paceline.plan.placement.uneven import Work, plan_uneven
 from paceline.plan.planned import plan_task
-from paceline.plan.search.search import TIE_RATIO, search
+from paceline.plan.search.search import search
+from paceline.plan.search.values import TIE_RATIO
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.load import parse_spec
 from paceline.spec.plan import GoalSpec, PlanSpec

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from plan_examples import cluster, opened, profile
 
+from paceline.plan.cost.components import cause_seconds
 from paceline.plan.risk.contest import (
     SETTING_SPREAD,
     TRIED,
     WORTH_TRYING,
-    cause_seconds,
     contest,
     drawn_factors,
     judge,

@@ -14,7 +14,8 @@ from paceline.plan.cost.rates import Rates
 from paceline.plan.planned import Planned, plan_task
 from paceline.plan.risk.choice_switches import WIDEST, Switch
 from paceline.plan.risk.sensitivity import PRECISE, calibrated_as
-from paceline.plan.search.search import TIE_RATIO, SearchResult, search
+from paceline.plan.search.search import SearchResult, search
+from paceline.plan.search.values import TIE_RATIO
 from paceline.spec.cluster import CalibrationStep, Cluster, Link
 from paceline.spec.load import Spec, load_spec
 

@@ -16,8 +16,9 @@ from paceline.plan.cost.memory.usable import HEADROOM
 from paceline.plan.cost.pricing import forecast_plan, time_estimate
 from paceline.plan.cost.rates import Rates
 from paceline.plan.cost.unknown import PROGRAM, Widths, time_widths
-from paceline.plan.search.search import TIE_RATIO, search
+from paceline.plan.search.search import search
 from paceline.plan.search.space import micro_batches
+from paceline.plan.search.values import TIE_RATIO
 from paceline.spec.cluster import CalibrationStep, ClusterSpec, Figure
 from paceline.spec.forecast import Term
 from paceline.spec.layout import Layout
@@ -53,7 +54,7 @@ def test_every_candidate_is_sound(devices, batch, goal, memory):
     where = cluster(devices, memory_bytes=memory)
     result = found(PlanSpec(goal=goal), where, batch=batch)
     least = result.candidates.values.expected(goal)
-    assert least[0] <= np.min(least) * TIE_RATIO
+    assert least[0] <= np.min(least) * TIE_RATIO or "in one piece" in result.kept_because
     of = {"time": "step_seconds", "memory": "peak_bytes", "money": "usd", "energy": "kwh"}[goal]
     forecast = [getattr(candidate.forecast, of).value for candidate in result.candidates]
     assert getattr(result.candidates.values, goal) == pytest.approx(forecast)

@@ -16,8 +16,9 @@ from paceline.plan.cost.bill import busy_share
 from paceline.plan.cost.pricing import price, step_seconds
 from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.feasible import refusals
-from paceline.plan.search.search import TIE_RATIO, SearchResult, search
+from paceline.plan.search.search import SearchResult, search
 from paceline.plan.search.space import TRIED_RECOMPUTE, micro_batches
+from paceline.plan.search.values import TIE_RATIO
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.layout import MESH_ORDER, accumulation_for, layouts_over
 from paceline.spec.plan import Plan, PlanSpec

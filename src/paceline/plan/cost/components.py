@@ -12,6 +12,15 @@ from paceline.plan.cost.model_parts import MODES
 from paceline.spec.cluster import SOURCES
 from paceline.spec.forecast import Clock, Kind, Term
 
+# Kinds of term that err together, because one rate stands behind them; any other term is a cause of its own.
+CAUSES: dict[Kind, str] = {
+    "products": "products",
+    "elementwise": "memory",
+    "casts": "memory",
+    "update": "memory",
+    "host": "host",
+}
+
 
 @dataclass(frozen=True)
 class Component:
@@ -62,3 +71,12 @@ def only(columns: Iterable[Component], *kinds: Kind) -> list[Component]:
 def in_modes(values: Floats, *modes: str) -> Floats:
     """Return the values in the modes named and 0 in others (mode x plan x shape); of one row (mode x 1 x shape)."""
     return np.stack([np.atleast_2d(values) * (mode in modes) for mode in MODES])
+
+
+def cause_seconds(terms: Iterable[tuple[str, Kind, Floats]]) -> Floats:
+    """Return every plan's seconds by cause of error (plan x cause), from its terms: name, kind and seconds."""
+    found: dict[str, Floats] = {}
+    for name, kind, seconds in terms:
+        cause = CAUSES.get(kind, name)
+        found[cause] = found.get(cause, 0.0) + seconds
+    return np.stack(list(found.values()), axis=1)

@@ -10,26 +10,19 @@ times, and each time one plan is best. `benchmarks/choices.py` holds this agains
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from paceline.plan.cost.columns import Columns, Floats, Ints
+from paceline.plan.cost.components import cause_seconds
 from paceline.plan.cost.pricing import time_components
 from paceline.plan.cost.sheet import PricedTask, Sheet
 from paceline.plan.search.search import Candidates
-from paceline.spec.forecast import Z80, Estimate, Kind
+from paceline.spec.forecast import Z80, Estimate
 from paceline.spec.plan import Plan
 
-# Kinds of term that err together, because one rate stands behind them; any other term is a cause of its own.
-CAUSES: dict[Kind, str] = {
-    "products": "products",
-    "elementwise": "memory",
-    "casts": "memory",
-    "update": "memory",
-    "host": "host",
-}
 # Standard deviation of a setting's logarithm: the median over the three calibration tables that are grids, as
 # `benchmarks/choices.py` measures it (4 to 42 %). A cause is as uncertain as a plan's whole time.
 SETTING_SPREAD = 0.10
@@ -105,15 +98,6 @@ def settings_of(columns: Columns) -> Ints:
     fields = [columns.tp, columns.pp, columns.cp, columns.ep, columns.state_degree > 1, columns.micro_batch]
     fields += [columns.recompute, columns.schedule * 1000 + columns.virtual_stages]
     return np.stack(fields, axis=1).astype(np.int64)
-
-
-def cause_seconds(terms: Iterable[tuple[str, Kind, Floats]]) -> Floats:
-    """Return every plan's seconds by cause of error (plan x cause), from its terms: name, kind and seconds."""
-    found: dict[str, Floats] = {}
-    for name, kind, seconds in terms:
-        cause = CAUSES.get(kind, name)
-        found[cause] = found.get(cause, 0.0) + seconds
-    return np.stack(list(found.values()), axis=1)
 
 
 def _cause_seconds(context: PricedTask, plans: Columns) -> Floats:

@@ -17,8 +17,9 @@ from paceline.errors import ConfigError, DoesNotFit
 from paceline.plan.choice import Choice, Prepared
 from paceline.plan.prepare import prepare_task
 from paceline.plan.risk.choice_switches import WIDEST, Switch
-from paceline.plan.search.search import TIE_RATIO, search
+from paceline.plan.search.search import search
 from paceline.plan.search.space import MODEL_AXES
+from paceline.plan.search.values import TIE_RATIO
 from paceline.spec.cluster import Cluster
 from paceline.spec.optimizers import optimizer_key
 from paceline.spec.plan import Plan

@@ -32,14 +32,14 @@ from paceline.plan.search.space import (
     base_plan,
     recompute_modes,
 )
-from paceline.plan.search.values import Values, goal_values, values_of
+from paceline.plan.search.uncut import in_one_piece
+from paceline.plan.search.values import TIE_RATIO, Values, goal_values, values_of
 from paceline.spec.cluster import Cluster
 from paceline.spec.forecast import Forecast
 from paceline.spec.plan import FROZEN, OFFLOAD, Plan, PlanSpec
 from paceline.spec.profile import ModelProfile
 from paceline.units import format_bytes, format_durations, format_rate, format_sizes
 
-TIE_RATIO = 1.02  # values this close to the best are a tie: forecasts cannot tell them apart
 LOW_GAIN = 1.05  # of a step: three digits of rounding are to buy more than a forecast can err in telling two apart
 BUDGETED = 64  # of the best plans that recompute, on which memory budgets are tried
 WORDED = 512  # plans whose terms are put in words at once, where many are listed
@@ -135,7 +135,7 @@ class SearchResult:
     candidates: Candidates
     refused: Refusals
     precision_because: str
-    kept_because: str = ""  # why the plan that formulas choose stays the best where runs put another one before it
+    kept_because: str = ""  # why the best is not the first by the forecast: the simpler one, or what runs cannot tell
 
 
 def search(
@@ -256,8 +256,9 @@ def _search(
     fits, values = fits.take(within), values.take(within)
     scores = goal_values(values, weights)
     order = _order(fits, scores, values.memory)
-    kept_because = ""
-    if learnt is not None:
+    if learnt is None:
+        order, kept_because = in_one_piece(context, fits, values, weights, order)
+    else:
         order, kept_because = _kept(context, fits, values, weights, order)
     candidates = Candidates(context, fits.take(order), values.take(order), scores[order])
     return SearchResult(candidates[0], candidates, refused, precision_because, kept_because)
@@ -274,9 +275,12 @@ def _kept(
     change nothing; with both measured 4 % are left open, and they do.
     """
     assert context.learnt is not None
-    plain = values_of(dataclasses.replace(context, learnt=None), fits, values.memory, usable_bytes(context.cluster))
+    unlearnt = dataclasses.replace(context, learnt=None)
+    plain = values_of(unlearnt, fits, values.memory, usable_bytes(context.cluster))
     plain = dataclasses.replace(plain, risk=values.risk)
-    first, best = _order(fits, goal_values(plain, weights), values.memory)[0], order[0]
+    by_formulas = _order(fits, goal_values(plain, weights), values.memory)
+    by_formulas, _ = in_one_piece(unlearnt, fits, plain, weights, by_formulas)
+    first, best = by_formulas[0], order[0]
     if first == best:
         return order, ""
     scores = goal_values(values, weights)

@@ -25,6 +25,7 @@ from paceline.plan.cost.pricing import memory_widths_of, step_seconds
 from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.risk.chance import chance_above
 
+TIE_RATIO = 1.02  # values this close to the best are a tie: forecasts cannot tell them apart
 SAFE = 0.01  # largest chance of running out of memory of a plan that surely fits
 # Of plans of one cluster money is proportional to time, and carbon to energy, which nearly is: what stands in for a
 # quantity that is unknown.

@@ -21,8 +21,9 @@ from paceline.plan.cost.pricing import price
 from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.explain.difference import difference, plan_options
 from paceline.plan.placement.traffic import axis_traffic
-from paceline.plan.search.search import TIE_RATIO, search
+from paceline.plan.search.search import search
 from paceline.plan.search.space import BUDGETS
+from paceline.plan.search.values import TIE_RATIO
 from paceline.run.process.brief import plan_from_dict
 from paceline.spec.arguments import plan_spec
 from paceline.spec.layout import Layout

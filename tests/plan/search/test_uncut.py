@@ -1,0 +1,130 @@
+"""One device: a batch is cut where that gains more than a forecast can tell, and more than its proof takes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from plan_examples import cluster, measured, profile
+
+from paceline.plan.search.search import SearchResult, search
+from paceline.plan.search.uncut import PROOF_SECONDS
+from paceline.plan.search.values import SAFE
+from paceline.spec.cluster import Cluster, Figure
+from paceline.spec.plan import GoalSpec, PlanSpec
+from paceline.spec.profile import Fill, ModelProfile
+
+BATCH = 16
+LONG = 10_000_000  # steps in which nothing that is done once counts
+
+
+def padded(whole: float, source: str = "traced", quarter: float = 0.5) -> ModelProfile:
+    """Return a model whose rows are filled up to `whole` of a sample in one piece, to `quarter` of it cut in four."""
+    fills = tuple(
+        Fill(size, share, share, 1.0)
+        for size, share in ((1, quarter), (2, quarter), (4, quarter), (8, (whole + quarter) / 2), (BATCH, whole))
+    )
+    return dataclasses.replace(profile(), fills=fills, source=source)
+
+
+def known(source: str, launch_seconds: float = 1e-3) -> Cluster:
+    """Return one device whose every figure is known in this way; launches of 1 ms take a tenth of a whole batch."""
+    base = cluster(1)
+    base = dataclasses.replace(base, device=dataclasses.replace(base.device, launch_seconds=measured(launch_seconds)))
+    of_device = {
+        field.name: dataclasses.replace(value, source=source)
+        for field in dataclasses.fields(base.device)
+        if isinstance(value := getattr(base.device, field.name), Figure)
+    }
+    device = dataclasses.replace(base.device, matmul_source=source, **of_device)
+    return dataclasses.replace(base, device=device)
+
+
+def found(model: ModelProfile, where: Cluster, steps: int = LONG, **changes: object) -> SearchResult:
+    constraints = PlanSpec(precision="fp32", **changes)  # type: ignore[arg-type]
+    return search(model, where, constraints, batch_samples=BATCH, steps=steps, coarse=True)
+
+
+def seconds(result: SearchResult, micro_batch: int) -> float:
+    """Return the forecast of a plan without recompute."""
+    (value,) = (
+        each.forecast.step_seconds.value
+        for each in result.candidates
+        if (each.plan.micro_batch, each.plan.recompute) == (micro_batch, "none")
+    )
+    return value
+
+
+def test_a_gain_that_assumed_figures_cannot_tell_leaves_the_batch_in_one_piece() -> None:
+    """A third less that is filled up, and four times the launches: a small difference of two large terms."""
+    result = found(padded(0.8), known("assumed"))
+    best = result.best.plan
+    assert seconds(result, 8) * 1.02 < seconds(result, BATCH), "by the forecast it is cut in two"
+    assert (best.micro_batch, best.accumulation) == (BATCH, 1)
+    assert "in one piece" in result.kept_because and "cannot tell" in result.kept_because
+    plans = [each.plan for each in result.candidates]
+    assert plans[0] == best and len(set(plans)) == len(plans)
+
+
+def test_the_same_gain_counts_where_figures_were_measured() -> None:
+    result = found(padded(0.8), known("measured"))
+    assert result.best.plan.accumulation > 1 and not result.kept_because
+
+
+def test_a_large_gain_counts_on_assumed_figures_too() -> None:
+    result = found(padded(1.0), known("assumed"))
+    assert result.best.plan.accumulation > 1 and not result.kept_because
+
+
+def test_a_proof_that_takes_longer_than_it_saves_is_not_made() -> None:
+    """A plan that cuts a batch of somebody's own model is proven first: in a short run that is the larger part."""
+    model, where = padded(0.8), known("measured")
+    long = found(model, where)
+    saved = seconds(long, BATCH) - long.best.forecast.step_seconds.value
+    assert long.best.plan.accumulation > 1 and saved > 0
+    enough = int(PROOF_SECONDS / saved)
+    assert found(model, where, steps=enough + 2).best.plan == long.best.plan
+    short = found(model, where, steps=enough - 2)
+    assert short.best.plan.accumulation == 1 and "proof" in short.kept_because
+    ours = found(padded(0.8, source="analytic"), where, steps=1)
+    assert ours.best.plan.accumulation > 1, "a model of ours on its own objective is known to be a sum, and not proven"
+
+
+def test_in_a_tie_the_batch_stays_whole_where_memory_is_no_risk() -> None:
+    result = found(padded(0.5), known("measured"))
+    gain = seconds(result, BATCH) / min(seconds(result, size) for size in (4, 8))
+    assert gain < 1.02 and result.best.plan.accumulation == 1
+
+
+def test_a_batch_that_may_not_fit_in_one_piece_is_cut() -> None:
+    model, where = padded(0.8), known("assumed")
+    whole, quarter = (
+        next(each.forecast.peak_bytes for each in found(model, where, micro_batch=size).candidates)
+        for size in (BATCH, 4)
+    )
+    assert quarter.high < whole.value
+    memory = Figure(whole.value * 1.1, "measured")
+    tight = dataclasses.replace(where, device=dataclasses.replace(where.device, memory_bytes=memory))
+    result = found(model, tight, memory_risk=0.5, recompute="none")
+    places = [place for place, each in enumerate(result.candidates) if each.plan.accumulation == 1]
+    assert places and result.candidates.values.risk[places[0]] > SAFE
+    assert result.best.plan.accumulation > 1
+
+
+def test_memory_is_counted_and_a_goal_of_it_cuts_the_batch() -> None:
+    result = found(padded(0.8), known("assumed"), goal=GoalSpec("memory"))
+    assert result.best.plan.micro_batch == 1
+
+
+def test_several_devices_are_proven_anyway_and_cut_as_before() -> None:
+    model = padded(0.8)
+    fills = tuple(dataclasses.replace(fill, ranks=ranks) for ranks in (1, 2) for fill in model.fills)
+    where = dataclasses.replace(known("assumed"), devices=2, devices_per_node=2)
+    result = found(dataclasses.replace(model, fills=fills), where)
+    assert result.kept_because == ""
+
+
+@pytest.mark.parametrize("asked", [2, 4])
+def test_a_micro_batch_that_was_asked_for_is_taken(asked: int) -> None:
+    result = found(padded(0.8), known("assumed"), micro_batch=asked)
+    assert result.best.plan.micro_batch == asked and not result.kept_because
