@@ -116,6 +116,8 @@ class ModelProfile:
     grouped: tuple[str, ...] = ()  # the blocks with convolutions in groups, by name
     # Whether tokens see a part of their row alone, by a mask: ranks that share the row then keep all of its keys.
     masked: bool = False
+    # Whether its loss is known to be a sum over rows. Of any other that is proven first, where a batch is to be cut.
+    summed: bool = False
     # By rising ranks, and of each by rising micro-batch; none where every row is as long as a sample.
     fills: tuple[Fill, ...] = ()
 

@@ -18,13 +18,13 @@ BATCH = 16
 LONG = 10_000_000  # steps in which nothing that is done once counts
 
 
-def padded(whole: float, source: str = "traced", quarter: float = 0.5) -> ModelProfile:
+def padded(whole: float, summed: bool = False, quarter: float = 0.5) -> ModelProfile:
     """Return a model whose rows are filled up to `whole` of a sample in one piece, to `quarter` of it cut in four."""
     fills = tuple(
         Fill(size, share, share, 1.0)
         for size, share in ((1, quarter), (2, quarter), (4, quarter), (8, (whole + quarter) / 2), (BATCH, whole))
     )
-    return dataclasses.replace(profile(), fills=fills, source=source)
+    return dataclasses.replace(profile(), fills=fills, summed=summed)
 
 
 def known(source: str, launch_seconds: float = 1e-3) -> Cluster:
@@ -86,7 +86,7 @@ def test_a_proof_that_takes_longer_than_it_saves_is_not_made() -> None:
     assert found(model, where, steps=enough + 2).best.plan == long.best.plan
     short = found(model, where, steps=enough - 2)
     assert short.best.plan.accumulation == 1 and "proof" in short.kept_because
-    ours = found(padded(0.8, source="analytic"), where, steps=1)
+    ours = found(padded(0.8, summed=True), where, steps=1)
     assert ours.best.plan.accumulation > 1, "a model of ours on its own objective is known to be a sum, and not proven"
 
 
@@ -114,6 +114,13 @@ def test_a_batch_that_may_not_fit_in_one_piece_is_cut() -> None:
 def test_memory_is_counted_and_a_goal_of_it_cuts_the_batch() -> None:
     result = found(padded(0.8), known("assumed"), goal=GoalSpec("memory"))
     assert result.best.plan.micro_batch == 1
+
+
+def test_where_the_time_of_a_step_is_unknown_the_batch_stays_whole() -> None:
+    where = known("assumed")
+    unknown = dataclasses.replace(where.device, matmul_flops={}, matmul_source="unknown", attention_flops={})
+    result = found(padded(0.8), dataclasses.replace(where, device=unknown))
+    assert result.best.plan.accumulation == 1 and "unknown" in result.kept_because
 
 
 def test_several_devices_are_proven_anyway_and_cut_as_before() -> None:

@@ -40,7 +40,8 @@ def in_one_piece(
     of a batch that in one piece has a chance of running out of memory.
     """
     best = int(order[0])
-    if context.cluster.devices > 1 or fits.accumulation[best] == 1:
+    timed = 1.0 - weights.get("memory", 0.0)  # memory is counted, not timed
+    if context.cluster.devices > 1 or fits.accumulation[best] == 1 or not timed > 0:
         return order, ""
     scores = goal_values(values, weights)
     alike = (fits.recompute == fits.recompute[best]) & (fits.budget == fits.budget[best])
@@ -48,26 +49,21 @@ def in_one_piece(
     if not len(whole):
         return order, ""
     simple = int(whole[np.argmin(scores[whole])])
-    gain = math.log(scores[simple] / scores[best])
-    timed = 1.0 - weights.get("memory", 0.0)  # memory is counted, not timed
-    open_gain = timed * _left_open(context, fits.take([best, simple]))
     seconds = values.time[[best, simple]]
-    proof = timed * PROOF_SECONDS / (context.steps * float(seconds[1])) if _is_proven(context) else 0.0
-    if not gain <= max(math.log(TIE_RATIO), open_gain, proof):
+    found = np.array([simple, *order[order != simple]])
+    if not np.isfinite(seconds).all():
+        return found, "the batch in one piece, as the time of a step is unknown"
+    gain = math.log(scores[simple] / scores[best])
+    told_apart = max(math.log(TIE_RATIO), timed * _left_open(context, fits.take([best, simple])))
+    proof = 0.0 if context.profile.summed else timed * PROOF_SECONDS / (context.steps * float(seconds[1]))
+    if gain > max(told_apart, proof):
         return order, ""
     cut, kept = format_durations(*seconds)
     pieces = f"{fits.micro_batch[best]} x {fits.accumulation[best]}"
     because = f"the batch in one piece: {pieces} would take {cut} against {kept}"
-    if gain <= max(math.log(TIE_RATIO), open_gain):
-        because += ", which forecasts cannot tell apart"
-    else:
-        because += f", less in {context.steps:,} steps than the {format_seconds(PROOF_SECONDS)} of its proof"
-    return np.array([simple, *order[order != simple]]), because
-
-
-def _is_proven(context: PricedTask) -> bool:
-    """Return whether a batch that is cut is proven first: not of a model of ours, whose loss is known to be a sum."""
-    return context.profile.source != "analytic"
+    if gain <= told_apart:
+        return found, f"{because}, which forecasts cannot tell apart"
+    return found, f"{because}, less in {context.steps:,} steps than the {format_seconds(PROOF_SECONDS)} of its proof"
 
 
 def _left_open(context: PricedTask, pair: Columns) -> float:

@@ -7,6 +7,7 @@ import dataclasses
 from paceline.spec.profile import ModelProfile
 from paceline.spec.task import DataSpec, ModelSpec, Task
 from paceline.task.data.facts import DataFacts
+from paceline.task.known_sum import is_known_sum
 from paceline.task.models.sizes import is_factory
 from paceline.task.profile.kept import trace_once
 from paceline.task.profile.limits import close_for_task
@@ -26,7 +27,7 @@ def profile_task(task: Task, facts: DataFacts) -> ModelProfile:
         profile = adapted_profile(profile, build_model(task.model, *given))
     of_files = profile.source == "analytic" and isinstance(task.data, DataSpec)
     masked = of_files and not task.data.cross_documents  # a data set of the user's own says nothing of documents
-    return close_for_task(dataclasses.replace(profile, masked=masked), task, facts)
+    return close_for_task(dataclasses.replace(profile, masked=masked, summed=is_known_sum(task)), task, facts)
 
 
 def _profile_model(task: Task, facts: DataFacts) -> ModelProfile:

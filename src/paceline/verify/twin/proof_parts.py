@@ -15,6 +15,7 @@ from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckName
 from paceline.spec.task import DataSpec, ModelSpec
+from paceline.task.known_sum import is_known_sum
 from paceline.task.models.sizes import is_named
 from paceline.verify.compare.tolerance import DTYPES
 from paceline.verify.process.group import Job
@@ -113,10 +114,7 @@ def whole_batch(subject: Subject) -> list[Job]:
 
 def whole_batch_of_ones_own(subject: Subject) -> list[Job]:
     """Return the same for an objective or a model that is not ours: ours are known to be sums."""
-    task = subject.spec.task
-    named = isinstance(task.model, ModelSpec) and is_named(task.model.name)
-    built_in = task.objective in ("auto", "next_token", "classification") and not task.turns
-    return [] if named and built_in else whole_batch(subject)
+    return [] if is_known_sum(subject.spec.task) else whole_batch(subject)
 
 
 def cut_batch_of_ones_own(subject: Subject) -> list[Job]:
