@@ -45,7 +45,7 @@ from paceline.run.survive.health.passed_over import PassedOver
 from paceline.run.survive.health.pressure import MemoryPressure
 from paceline.run.survive.health.second_look import SecondLook
 from paceline.run.survive.health.stragglers import Stragglers
-from paceline.run.survive.listener import listen_for_abort
+from paceline.run.survive.listener import listen_for_abort, watch_updates
 from paceline.run.survive.notice import Notices
 from paceline.run.survive.points import points_of
 from paceline.run.survive.recovered import Recovered
@@ -320,6 +320,7 @@ class InWorld:
         if self.brief.read_steps is not None:
             under.read_until(self.brief.read_steps)
         self._points.bind(under.built.stepper)
+        watch_updates(under.built.stepper.last_update)
         run = self.spec.run
         looks_every = self._steps(run.health.recompute_every)
         if looks_every:

@@ -191,14 +191,14 @@ class Recorder:
         for sample in samples:
             self._write(sample)
 
-    def health(self, sample: HealthSample) -> None:
+    def health(self, samples: Sequence[HealthSample]) -> None:
         """Record how a step's blocks were, and say what stands out."""
-        self._write(sample)
-        for each in sample.told:
-            where = f" in {each['block']}" if each["block"] else ""
-            self.say(
-                f"health   {each['detector']}{where} in step {sample.step}: {each['evidence']}; try: {each['advice']}"
-            )
+        for sample in samples:
+            self._write(sample)
+            for each in sample.told:
+                where = f" in {each['block']}" if each["block"] else ""
+                seen = f"{each['detector']}{where} in step {sample.step}: {each['evidence']}"
+                self.say(f"health   {seen}; try: {each['advice']}")
 
     def evaluation(self, step: int, measured: EvaluationResult, sets: Mapping[str, EvaluationResult]) -> None:
         """Record an evaluation, and what it gave on further sets."""
