@@ -29,7 +29,7 @@ class RouterStats:
     balance: float  # mean balance loss per counted item and layer; top_k where the load is even
     dropped: int = 0  # tokens that found no place: there is no capacity, so none
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return what the journal keeps: loads are relative to an even load, of which 1 is the mean."""
         loads = [[count * len(row) / max(1, sum(row)) for count in row] for row in self.counts]
         fields: dict[str, object] = {

@@ -29,7 +29,7 @@ from paceline.run.loop.routing import RouterStats, RouterWatch
 from paceline.run.loop.turns import StepTurn
 from paceline.run.memory.offload_state import OffloadedUpdate
 from paceline.run.numerics.precision import LossScaler
-from paceline.run.parallel.apply import Gradients
+from paceline.run.parallel.gradients import Gradients
 from paceline.run.process.world import World
 from paceline.run.replicas.copy_sync import CopySync, StepTotals
 from paceline.run.survive.buffers import BuffersBefore

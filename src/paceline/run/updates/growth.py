@@ -126,7 +126,7 @@ class BatchGrowth:
         found, self.decisions = self.decisions, []
         return found
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """Return what a checkpoint holds of it, as plain data."""
         return {"grown": [list(each) for each in self._grown], "told": self._told,
                 "measured": [list(each) for each in self._measured]}  # fmt: skip

@@ -25,7 +25,7 @@ class HeldState:
     agreed_step: int = 0
     changed: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return it in plain data."""
         return asdict(self)
 

@@ -58,7 +58,7 @@ def boot_here() -> str:
         return ""
 
 
-def clock_here() -> dict[str, Any]:
+def clock_here() -> dict[str, object]:
     """Return how this machine's clock stands to the seconds that nobody sets: `boot`, and `apart` in seconds."""
     return {"boot": boot_here(), "apart": time.time() - passed_seconds()}
 
