@@ -75,7 +75,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Reproduce:
-    """What it takes to run the same thing again."""
+    """What it takes to make a run again: its command, its spec, and what it was made with."""
 
     command: tuple[str, ...]
     spec: dict[str, object]

@@ -151,7 +151,7 @@ class Learnt:
         return float(mean[0])
 
     def correct_memory(self, columns: Columns, spreads: Floats) -> tuple[Floats, Floats]:
-        """Return the same of every plan's memory."""
+        """Return mean and standard deviation of log(measured / forecast) of every plan's memory, as runs tell them."""
         if self.memory is None:
             return np.zeros(len(columns)), spreads
         kept = np.isfinite([run.memory_residual for run in self.runs])

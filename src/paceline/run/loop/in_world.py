@@ -315,7 +315,8 @@ class InWorld:
         self._points.starting("load", self.dir)
         plan = self._as_settled(plan, world)
         with self._telling(plan):
-            is_first = self._generation.number == 1  # later ones have made what is far away themselves
+            # What a later generation could find in remote storage, this call has copied there from the run's directory.
+            is_first = self._generation.number == 1
             under = UnderPlan(self._run, plan, world, self.source, self.brief.items_per_sample, root, is_first)
         if self.brief.read_steps is not None:
             under.read_until(self.brief.read_steps)

@@ -72,7 +72,7 @@ class BatchGrowth:
 
     @property
     def measures(self) -> bool:
-        """Whether it grows by what is measured."""
+        """Whether the batch grows by a measured noise scale, and not by a schedule."""
         return self._spec.by == "noise"
 
     def repeat(self, followed: Followed) -> None:

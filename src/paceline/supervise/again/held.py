@@ -26,7 +26,7 @@ class HeldState:
     changed: str = ""
 
     def as_dict(self) -> dict[str, object]:
-        """Return it in plain data."""
+        """Return the fields by name, as plain data."""
         return asdict(self)
 
     @classmethod

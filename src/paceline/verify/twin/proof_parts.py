@@ -70,7 +70,7 @@ def uneven_rows(subject: Subject) -> list[Job]:
 
 
 def light_uneven_rows(subject: Subject) -> list[Job]:
-    """Return the same of as few ranks as will do, for the proof before training."""
+    """Return the main twins on as few ranks as will do, for the proof before training."""
     return _uneven_rows(subject, light_layouts(subject.plan.layout))
 
 
@@ -112,7 +112,7 @@ def whole_batch(subject: Subject) -> list[Job]:
 
 
 def whole_batch_of_ones_own(subject: Subject) -> list[Job]:
-    """Return the same for an objective or a model that is not ours: ours are known to be sums."""
+    """Return `whole_batch` for an objective or a model that is not built in: those built in are known to be sums."""
     task = subject.spec.task
     named = isinstance(task.model, ModelSpec) and is_named(task.model.name)
     built_in = task.objective in ("auto", "next_token", "classification") and not task.turns
@@ -120,7 +120,7 @@ def whole_batch_of_ones_own(subject: Subject) -> list[Job]:
 
 
 def cut_batch_of_ones_own(subject: Subject) -> list[Job]:
-    """Return the same for one device, whose batch is cut by accumulation alone: there is no layout to prove."""
+    """Return `whole_batch_of_ones_own` for one device, whose batch is cut by accumulation alone: no layout to prove."""
     return whole_batch_of_ones_own(subject) if subject.plan.accumulation > 1 else []
 
 

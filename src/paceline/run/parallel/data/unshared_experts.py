@@ -24,7 +24,7 @@ class UnsharedExperts:
 
     @staticmethod
     def of(layout: Layout, casts: bool) -> UnsharedExperts | None:
-        """Return them where ranks are alone with their experts and FSDP2 need not cast those."""
+        """Return UnsharedExperts where each rank is alone with its experts and FSDP2 need not cast these; else None."""
         alone = layout.ep > 1 and layout.dp_shard * layout.cp == layout.ep and layout.dp_replicate == 1
         # A zero-bubble schedule computes gradients of weights apart, and finds them as a stage's parameters.
         return UnsharedExperts() if alone and layout.pp == 1 and not casts else None
