@@ -197,7 +197,7 @@ class Parts:
 
     @cached_property
     def forward_only_gathered(self) -> Floats:
-        """Parameters, of models that only go forward, that are whole at once: those outside of blocks and two blocks'"""
+        """Parameters, of models that only go forward, whole at once: those outside of blocks, and two blocks'."""
         inside = self.shapes["forward_only_parameters"] * self.shapes.repeated
         largest = np.max(np.where(self.counts > 0, inside, 0.0), axis=1)
         return np.minimum(self.forward_only, self.forward_only_root + 2 * largest)
