@@ -11,7 +11,6 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -91,7 +90,7 @@ class HealthMeter:
         mesh = build_mesh(self._stepper.plan.layout, self._world)
         if mesh is None or self._stepper.plan.layout.pp == 1:
             return own
-        of_stages: list[Any] = [None] * self._stepper.plan.layout.pp
+        of_stages: list[list[str]] = [[]] * self._stepper.plan.layout.pp
         dist.all_gather_object(of_stages, own, group=mesh.get_group("pp"))
         return list(dict.fromkeys(name for stage in of_stages for name in stage))
 

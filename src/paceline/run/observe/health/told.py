@@ -36,7 +36,7 @@ class TrainingHealth:
         self._coming = self._meter.take(stats.step)
         if not self._is_first:
             return []
-        load_min = stats.router.as_dict()["load_min"] if stats.router else None
+        load_min = stats.router.load_min if stats.router else None
         told = self._judge.step(stats.loss, stats.grad_norm, load_min)
         return [*found, *([HealthSample(stats.step, {}, {}, tuple(told), None)] if told else [])]
 
