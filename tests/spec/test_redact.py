@@ -94,6 +94,14 @@ IN_CONTEXT = {
     "words of an argument": "--set 'task.data.arguments.token=\"a pass of words\"'",
     "password of a database": "DB_PASS=s3same-open",
     "user that is a token": f"https://{HEX[:32]}@example.com/x",
+    "line of a traceback": f"    os.environ['HF_TOKEN'] = '{SECRET}'",
+    "call in a traceback": f'    os.environ.setdefault("WANDB_API_KEY", "{SECRET}")',
+    "call with words": '    monkeypatch.setenv("DB_PASSWORD", "a pass of words")',
+    "token of a firm": f"EXAMPLE_TOKEN={LONG[:24]} python train.py",
+    "cookie": f"Cookie: session={LONG[:24]}; theme=dark",
+    "user of curl": "curl -s -u me:p4ss-of-mine https://example.com",
+    "user of curl in words": "['curl', '--user', 'me:p4ss-of-mine']",
+    "variable of wandb": f"WANDB_KEY {HEX[:40]}",
 }
 # The part of IN_CONTEXT that must be gone.
 PARTS = {
@@ -105,7 +113,9 @@ PARTS = {
     "other key": LONG[:24], "bare key": LONG[:24], "wandb variable": HEX[:40], "wandb login": HEX[:40],
     "wandb relogin": HEX[:40], "words": "a pass of words", "words in single quotes": "a pass of words",
     "words of an argument": "a pass of words", "password of a database": "s3same-open",
-    "user that is a token": HEX[:32],
+    "user that is a token": HEX[:32], "call with words": "a pass of words", "token of a firm": LONG[:24],
+    "cookie": LONG[:24], "user of curl": "p4ss-of-mine", "user of curl in words": "p4ss-of-mine",
+    "variable of wandb": HEX[:40],
 }  # fmt: skip
 HARMLESS = [
     "paceline train examples/stdlib-code.toml --steps 30 --run-dir runs/short",
@@ -129,6 +139,8 @@ HARMLESS = [
     "the password: none given; secret: unknown; api_key: missing at 12:30; token: layers.0.attention",
     "https://a-user-of-a-long-name@example.com/x, forward_pass=12345678, BACKWARD_PASS=of_words, 'pad.token'='a b'",
     "it's a secret of the model's and 'b c', xai-models-of-1990, pplx-70b-online, hvs.conf, lsv2_pt_, pcsk_",
+    "config.get('pad_token', '<pad>'), names = ['api_key', 'steps'], os.environ['HF_HOME'] = '/data/hf'",
+    "docker run -u 1000:1000 image, curl -s -u, BOS_TOKEN=<s>, EOS_TOKEN=endoftext, a cookie: it is sweet",
     "eyJ is how base64 of JSON begins", "AKIA", "AIza", "local-rank 3", "runs/sk-12/journal",
 ]  # fmt: skip
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from paceline.spec.journal.watching import NodeSample
 
 RanksSpan = tuple[float, float, int, int]  # from when to when a run had so many ranks on a node, and which run
-LEAST_SECONDS = 1.0  # of sharing that is told: samples of runs that follow each other may touch
+LEAST_SECONDS = 1.0  # shorter sharing is not told: samples of runs that follow each other may overlap by a little
 
 
 class NodeUse:

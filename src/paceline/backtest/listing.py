@@ -6,7 +6,6 @@ import csv
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from paceline.backtest.backtest import Backtest, Breakdown, FileResult, FileScore
 from paceline.backtest.schema import StepRow
@@ -134,7 +133,7 @@ def write_rows(backtest: Backtest, path: Path) -> int:
     return count
 
 
-def _rows(result: FileResult) -> Iterator[dict[str, Any]]:
+def _rows(result: FileResult) -> Iterator[dict[str, object]]:
     with_time = timed(result.steps)
     nulls = {id(item): seconds for item, seconds in zip(with_time, null_seconds(with_time), strict=True)}
     for item in result.steps:

@@ -209,7 +209,7 @@ def encode_manifest(manifest: Manifest, in_pieces: bool = False) -> bytes:
     return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
 
 
-def _plain(files: Mapping[str, FileEntry]) -> dict[str, Any]:
+def _plain(files: Mapping[str, FileEntry]) -> dict[str, object]:
     return {
         name: {key: value for key, value in vars(entry).items() if key != "piece_bytes" or value}
         for name, entry in files.items()

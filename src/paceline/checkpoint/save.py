@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -78,7 +77,7 @@ class Written:
     root: Path
     step: int
     ranks: Ranks
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, object] = field(default_factory=dict)
     unchanged: Unchanged = field(default_factory=Unchanged)
     own: dict[str, Sequence[TensorToWrite]] = field(default_factory=dict)
     listed: KnownFiles = field(default_factory=KnownFiles)

@@ -26,7 +26,7 @@ class SavePlan:
     """What this rank does with each of its parts, in their order; `kinds` and `bytes` of all tensors are rank 0's."""
 
     size: int  # of the world
-    parts: tuple[Part, ...]  # without fingerprints: the plan holds as long as they are these
+    parts: tuple[Part, ...]  # without fingerprints: the next save has the same plan as long as it has these parts
     names: list[str]  # of all tensors
     writers: list[int]  # the rank that writes the part, -1 for one that is not written at all
     shares: list[int]  # of the copies' balance, see `fingerprints`

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -52,7 +51,7 @@ class Snapshot:
 
     step: int
     values: Mapping[Part, torch.Tensor]
-    extra: Mapping[str, Any]
+    extra: Mapping[str, object]
 
 
 def take_snapshot(

@@ -8,11 +8,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.cli.json.shapes import COMPARED, GROUPED, MODELS, PLAN, PROVENANCE
 from paceline.cli.output import print_json, say_to, table_lines
 from paceline.cli.parser import add_spec_arguments, positive, whole
+from paceline.config.build import Override
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -77,9 +78,8 @@ def _counts(text: str) -> tuple[int, ...]:
     return tuple(whole(name) for name in _names(text))
 
 
-def _short(options: argparse.Namespace) -> list[Any]:
+def _short(options: argparse.Namespace) -> list[Override]:
     """Return the options that are short for one of the spec."""
-    from paceline.config.build import Override
     from paceline.config.values import toml
 
     found = []

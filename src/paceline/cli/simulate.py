@@ -10,7 +10,7 @@ import argparse
 import dataclasses
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.cli.json.shapes import SIMULATE
 from paceline.cli.output import Say, print_json, say_to, table_lines
@@ -93,7 +93,7 @@ def execute(options: argparse.Namespace) -> int:
     return 0
 
 
-def _plain(result: PolicyResult) -> dict[str, Any]:
+def _plain(result: PolicyResult) -> dict[str, object]:
     return {"policy": dataclasses.asdict(result.policy), **dataclasses.asdict(result.summary)}
 
 

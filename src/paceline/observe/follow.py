@@ -12,7 +12,6 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from paceline.spec.journal.kinds import parse
 from paceline.spec.journal.reading import parsed_line, starts_of
@@ -59,7 +58,7 @@ class Follower:
                 raise
         return found
 
-    def lines(self) -> Iterator[dict[str, Any]]:
+    def lines(self) -> Iterator[dict[str, object]]:
         """Yield the same as plain data, unknown kinds too, each with `attempt` set to its start's number.
 
         It is read to its end: who leaves off early misses what was read with the last line. Raises as `new`.

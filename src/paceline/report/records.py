@@ -93,7 +93,7 @@ class Records:
 
     @cached_property
     def unsteady(self) -> dict[Step, str]:
-        """The steps, as (start, step), whose time is not a step's alone, and why."""
+        """The steps, as (start, step), whose time holds more than the step, such as a save; with the reason of each."""
         marks = [record for record in self.others if isinstance(record, EvaluationRecord | CheckpointRecord)]
         busy = [(mark.KIND, (mark.attempt or 1, mark.step)) for mark in marks]
         return unsteady(self.steps.numbers(), busy)

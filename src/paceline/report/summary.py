@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -76,7 +75,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Reproduce:
-    """What it takes to run the same thing again."""
+    """What it takes to make a run again: its command, its spec, and what it was made with."""
 
     command: tuple[str, ...]
     spec: dict[str, object]
@@ -156,7 +155,7 @@ class Summary:
         head = ("", "forecast", "measured", "off by", "of its 80 % interval")
         return inline_html(f"{self.name}: {self.plan_text}", lines, head, rows)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return the summary as plain data that JSON holds without loss; errors of forecasts are included."""
         plain = dataclasses.asdict(self)
         for key in ("promises", "time_groups", "memory_groups"):

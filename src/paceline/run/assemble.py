@@ -26,11 +26,12 @@ from paceline.run.numerics.precision import MASTER_DTYPES, cast_model, scaler_fo
 from paceline.run.numerics.randomness.again import draw_again, leave_outside, uncompiled_remark
 from paceline.run.numerics.randomness.build import is_of_library, sample_randomness
 from paceline.run.numerics.randomness.mode import SampleRandomness, Survey
-from paceline.run.parallel.apply import Gradients, apply_plan, split_by_rules
+from paceline.run.parallel.apply import apply_plan, split_by_rules
 from paceline.run.parallel.context.part import part_of
 from paceline.run.parallel.data.rows_of_all_ranks import GatheredRows
 from paceline.run.parallel.data.statistics import RankSums, share_statistics
 from paceline.run.parallel.entry import entry_of, told_by
+from paceline.run.parallel.gradients import Gradients
 from paceline.run.parallel.pipeline.passes import PipelinePasses
 from paceline.run.parallel.pipeline.split import Pipeline, split_model
 from paceline.run.parallel.split_check import SplitCheck

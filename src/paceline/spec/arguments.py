@@ -93,7 +93,7 @@ def _constraints_of(plan: Plan) -> PlanSpec:
     rest = {name: getattr(plan, name) for name in same}
     rest |= {"stages": counts_text(plan.stages), "rows": counts_text(plan.rows)}
     if plan.layout.state_degree == 1:
-        del rest["zero"]  # a plan that shards nothing has a class all the same, and asks for none
+        del rest["zero"]  # a ZeRO class, which is a field of every plan and means nothing where no state is sharded
     if plan.layout.pp == 1:
         rest = {name: value for name, value in rest.items() if name not in ("schedule", "virtual_stages", "stages")}
     return PlanSpec(**dataclasses.asdict(plan.layout), **rest)

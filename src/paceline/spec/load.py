@@ -164,7 +164,7 @@ def provenance_lines(spec: Spec) -> list[str]:
     return [f"{left:<{width}}  {origin}" for left, origin in rows]
 
 
-def spec_schema() -> dict[str, Any]:
+def spec_schema() -> dict[str, schema.Rule]:
     """Return the JSON schema of spec files."""
     return schema.json_schema(table(), "A Paceline spec")
 

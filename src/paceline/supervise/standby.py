@@ -49,7 +49,7 @@ class StartsApart(Protocol):
     """Starts processes that are no ranks of the run, as a standby does."""
 
     def is_ready(self) -> bool:
-        """Return whether it can."""
+        """Return whether a process can be started so by now."""
 
     def start_apart(self, work: Sequence[str], environ: Mapping[str, str]) -> Process:
         """Start one that does this work. Raises OSError where it cannot after all."""

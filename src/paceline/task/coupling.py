@@ -35,7 +35,7 @@ class GatherRows(Protocol):
         """Return `x` [rows, ...] of every rank in the order of the batch, [all rows, ...], and which rows are ours."""
 
     def without_own(self) -> GatherRows:
-        """Return the same for a rank whose rows only stand in for missing ones: nobody sees them."""
+        """Return what gathers rows on a rank whose own rows only stand in for missing ones: nobody sees these."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class OneDevice:
         return x, slice(0, len(x))
 
     def without_own(self) -> OneDevice:
-        """Return the same: a device alone has rows in every batch."""
+        """Return this gathering itself: a device alone has rows in every batch."""
         return self
 
 

@@ -16,6 +16,7 @@ import paceline.run.parallel.data.rows_of_all_ranks as rows_of_all_ranks
 from paceline.run.assemble import assemble
 from paceline.run.loop.loader import BatchStream
 from paceline.run.observe.health.meter import HealthMeter
+from paceline.run.observe.health.on_the_way import HealthOnTheWay
 from paceline.run.parallel.data.rows_of_all_ranks import GatheredRows
 from paceline.run.parallel.data.uncut_parameters import WholeGradients
 from paceline.run.process.world import World
@@ -71,22 +72,26 @@ def test_adafactor_asks_for_the_norms_of_each_parameter(without_values: Callable
 
 
 def test_a_step_whose_health_is_measured_waits_where_its_numbers_are_told(without_values: Callable[[], int]) -> None:
-    """Every second step is measured; what blocks a gradient is of, and its share, lies on the device from the start."""
+    """Every second step is measured; what blocks a gradient is of, and its share, lies on the device from the start.
+
+    The numbers are asked for once the next step has been made.
+    """
     world, task, plan = World(0, 1, 0, NO_VALUES), decoder_task(), plan_of(Layout())
     built = assemble(task, plan, world, task.data, SEQ_LEN)
     meter = built.stepper.health = HealthMeter(built.stepper, world, every=2)
     stream = BatchStream(task.data, task.seed, plan, 0, NO_VALUES)
+    coming: HealthOnTheWay | None = None
     for step in range(4):
         batch = stream.at(step * plan.batch_samples)
         with Crossings() as crossings:
             assert built.stepper.step(batch, 1e-3).updated
+            if coming is not None:
+                assert {"layers.0", "output"} <= coming.arrived().values.keys()
             assert meter.is_measuring == (batch.step % 2 == 0)
-            if meter.is_measuring:
-                with pytest.raises(RuntimeError, match="meta"):
-                    meter.take(batch.step)  # the numbers of all blocks, in one read
-            else:
-                assert meter.take(batch.step) is None
+            coming = meter.take(batch.step)
+            assert (coming is not None) == (batch.step % 2 == 0)
         assert crossings.seen == []
+    assert without_values() == 4 + 1, "the numbers of each step, and those of all blocks in one read"
 
 
 class Inner:

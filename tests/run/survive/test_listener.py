@@ -7,11 +7,24 @@ from pathlib import Path
 import pytest
 import torch
 from runs import wait_until
+from tests_shared import SEQ_LEN, decoder_task, plan_of
 
 from paceline.errors import ConfigError
+from paceline.run.assemble import assemble
+from paceline.run.loop.loader import BatchStream
+from paceline.run.process.world import join_world
 from paceline.run.record.recorder import is_echo
-from paceline.run.survive.listener import listen_for_abort, stop_listening, was_aborted
+from paceline.run.survive.last_update import LastUpdate
+from paceline.run.survive.listener import (
+    holds_update,
+    listen_for_abort,
+    refuse_ended_groups,
+    stop_listening,
+    was_aborted,
+    watch_updates,
+)
 from paceline.run.survive.survivor import is_lost_peer
+from paceline.spec.layout import Layout
 from paceline.supervise.control import ABORT_NAME, CONTROL_VARIABLE
 from paceline.supervise.parent import NODE_VARIABLE
 from paceline.supervise.supervisor import ERROR_FOLDER
@@ -39,3 +52,61 @@ def test_what_fails_after_the_groups_were_ended_is_an_echo(
     finally:
         stop_listening()
     assert not is_lost_peer(NO_GROUP), "the world is left"
+
+
+def listen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in ((ERROR_FOLDER, str(folder)), (CONTROL_VARIABLE, "control"), (NODE_VARIABLE, "1")):
+        monkeypatch.setenv(name, value)
+    listen_for_abort(torch.device("cpu"))
+
+
+def test_a_step_whose_sums_were_ended_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL's collectives that are aborted raise nothing: the host goes on with what they had come to."""
+    task, plan, world = decoder_task(), plan_of(Layout(), precision="fp64"), join_world("cpu", threads=1)
+    built = assemble(task, plan, world, task.data, SEQ_LEN)
+    batch = BatchStream(task.data, task.seed, plan, 0, world.device).at(0)
+    before = [weight.detach().clone() for weight in built.model.parameters()]
+    listen(tmp_path, monkeypatch)
+    try:
+        refuse_ended_groups()
+        (tmp_path / ABORT_NAME).touch()
+        wait_until(was_aborted)
+        with pytest.raises(RuntimeError, match="a peer has gone") as raised:
+            built.stepper.step(batch, 1e-3)
+        assert is_echo(raised.value) and built.stepper.is_whole
+    finally:
+        stop_listening()
+    assert all(torch.equal(now, then) for now, then in zip(built.model.parameters(), before, strict=True))
+    assert is_echo(raised.value), "of the world that was left, also by its own kind"
+    built.stepper.step(batch, 1e-3)
+
+
+class Passed:
+    """An event of a device that has passed it, or never does."""
+
+    def __init__(self, has: bool) -> None:
+        self.has = has
+
+    def query(self) -> bool:
+        return self.has
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_an_update_that_the_device_had_not_made_is_not_handed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: bool
+) -> None:
+    """Once groups are ended, a collective within an update ends too: what was so before is what counts."""
+    updates, end = LastUpdate(torch.device("cpu")), Passed(made)
+    assert holds_update(updates), "on a CPU an update is made when the host has made it"
+    monkeypatch.setattr(LastUpdate.is_made, "__defaults__", (0.0,))
+    updates._end = end
+    assert holds_update(updates) == made
+    listen(tmp_path, monkeypatch)
+    try:
+        watch_updates(updates)
+        (tmp_path / ABORT_NAME).touch()
+        wait_until(was_aborted)
+        end.has = True
+        assert holds_update(updates) == made
+    finally:
+        stop_listening()

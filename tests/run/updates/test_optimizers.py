@@ -23,7 +23,7 @@ from paceline.run.process.handover import hand_over, take_over
 from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec, parse_spec
-from paceline.spec.optimizers import check_options, use_of
+from paceline.spec.optimizers import RULES, check_options, use_of
 from paceline.spec.plan import Plan
 from paceline.spec.task import GroupSpec, OptimizerSpec, Task
 from paceline.task.data.order.permutation import sample_ids
@@ -32,6 +32,7 @@ from paceline.task.optimizer.groups import check_groups
 from paceline.task.optimizer.schedule import Course, learning_rate
 from paceline.task.optimizer.update_scope import scope_known
 from paceline.task.profile.limits import closed_by
+from paceline.verify.reference import plain_optimizer
 from paceline.verify.twin.task import twin_task
 
 STEPS, BATCH = 4, 13
@@ -188,6 +189,16 @@ def test_optimizers_equal_torch_whatever_the_layout(name: str) -> None:
     for layout, zero in dict.fromkeys([*layouts, *(LAYOUTS if name in ("muon", "adafactor") else [])]):
         for whole in run_kept(weights_under, layout.devices, task, layout, zero):
             assert_same(whole, expected)
+
+
+def test_every_rule_is_tried_and_told() -> None:
+    """What a row of the table asks for elsewhere: CONTRIBUTING.md names these places."""
+    elsewhere = {"adamw", "sgd", "adamw8bit"}  # of every other test of steps, and of test_8bit.py
+    assert set(RULES) == {*CASES, *elsewhere}
+    assert set(RULES) == {*plain_optimizer.CLASSES, *plain_optimizer.OTHERS, "lion"}
+    told = next(field for field in dataclasses.fields(OptimizerSpec) if field.name == "name").metadata["doc"]
+    guide = (Path(__file__).parents[3] / "docs" / "guide" / "training.md").read_text(encoding="utf-8")
+    assert [name for name in RULES if f"'{name}'" not in told or f"`{name}`" not in guide] == []
 
 
 # ---- optimizers of others ------------------------------------------------------------------------------------------

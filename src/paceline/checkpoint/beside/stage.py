@@ -81,7 +81,8 @@ class HostStage:
         return [self._copy_from(device, {part: live[part] for part in parts}) for device, parts in on_devices.items()]
 
     def _copy_from(self, device: torch.device, live: Mapping[Part, torch.Tensor]) -> tuple[Any, Any]:
-        stream = self._streams.setdefault(device, torch.cuda.Stream(device))
+        if (stream := self._streams.get(device)) is None:
+            stream = self._streams[device] = torch.cuda.Stream(device)
         training = torch.cuda.current_stream(device)
         stream.wait_stream(training)
         begun, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 from paceline.cli.json.shapes import DELIVER
 from paceline.cli.output import print_json
@@ -68,7 +67,7 @@ def execute(options: argparse.Namespace) -> int:
     return code
 
 
-def _given(text: str) -> tuple[str, Any]:
+def _given(text: str) -> tuple[str, object]:
     name, equals, value = text.partition("=")
     if not equals:
         raise ConfigError(f"--to {text}", "it is no option with a value", "--to openmetrics=file, or --to wandb=true")

@@ -30,7 +30,7 @@ class GridFigures(Protocol):
 
 
 class FixedFigure:
-    """The same at every hour."""
+    """A figure that is the same at every hour."""
 
     def __init__(self, value: float, source: str) -> None:
         self._value, self.source = value, source

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.account.advice.advise import advice_on
 from paceline.account.budget_left import SpentByTag, nobody
@@ -169,7 +169,7 @@ def cards(view: RunView) -> str:
     return f'<div class="cards">{"".join(found)}</div>'
 
 
-def _finite(view: RunView, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _finite(view: RunView, name: str) -> npt.NDArray[np.float64]:
     column = view.values.column(name)[-50:]
     return column[np.isfinite(column)]
 

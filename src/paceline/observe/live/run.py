@@ -68,7 +68,7 @@ class LiveRun:
         self.counts: Counter[str] = Counter()
         self.slowest: Counter[int] = Counter()  # rank -> in how many records of all ranks it was the slowest
         self.nodes: dict[str, NodeSample] = {}  # name -> newest sample
-        self.health: HealthSample | None = None  # the newest sample
+        self.health: HealthSample | None = None  # the newest sample that has figures of blocks, if any has
         self.told: deque[Mapping[str, object]] = deque(maxlen=MOST_TOLD)  # what samples found, with their `step`
         self.bound: VerdictRecord | None = None  # the newest verdict on record
         self.alerts: dict[str, AlertRecord] = {}  # rule -> newest record, which says whether it fires
@@ -122,8 +122,9 @@ class LiveRun:
             if len(self.nodes) < NODES or text(line.get("node")) in self.nodes:
                 self.nodes[text(line.get("node"))] = read(NodeSample, line)
         elif kind == HealthSample.KIND:
-            self.health = read(HealthSample, line)
-            self.told.extend({**each, "step": self.health.step} for each in self.health.told)
+            sample = read(HealthSample, line)
+            self.health = sample if sample.values or not self.health else self.health
+            self.told.extend({**each, "step": sample.step} for each in sample.told)
         elif kind == VerdictRecord.KIND:
             self.bound = read(VerdictRecord, line)
         elif kind == AlertRecord.KIND:

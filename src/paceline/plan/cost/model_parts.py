@@ -187,17 +187,17 @@ class Parts:
 
     @cached_property
     def forward_only_root(self) -> Floats:
-        """Those of them outside the repeated blocks: gathered at once."""
+        """Parameters outside the repeated blocks, of models that only go forward: they are gathered at once."""
         return self.forward_only - self.total("forward_only_parameters", repeated=True)
 
     @cached_property
     def forward_only_blocks(self) -> Floats:
-        """Repeated blocks of them."""
+        """Repeated blocks of models that only go forward."""
         return self.number(self.shapes.repeated * (self.shapes["forward_only_parameters"] > 0))
 
     @cached_property
     def forward_only_gathered(self) -> Floats:
-        """Parameters of them that are whole at once where they are spread: those outside of blocks, and two blocks."""
+        """Parameters, of models that only go forward, whole at once: those outside of blocks, and two blocks'."""
         inside = self.shapes["forward_only_parameters"] * self.shapes.repeated
         largest = np.max(np.where(self.counts > 0, inside, 0.0), axis=1)
         return np.minimum(self.forward_only, self.forward_only_root + 2 * largest)
@@ -231,7 +231,7 @@ class Parts:
         return largest
 
     def largest_block(self, ep: Ints) -> Floats:
-        """Return the same of the largest repeated block."""
+        """Return the parameters of the largest repeated block on a device that has one in `ep` of its experts."""
         largest = np.zeros(len(self.counts))
         for index, block in enumerate(self.shapes.blocks):
             if block.recomputable:

@@ -198,7 +198,7 @@ class Rates:
         return found
 
     def spread_of_step(self, seconds: float) -> float:
-        """Return the same of a single step."""
+        """Return how far one step of so many seconds may be off by chance: `spread_of` of a single number."""
         return float(self.spread_of(np.array(seconds)))
 
     def unfused_seconds_per_flop(self, head_width: float, sequence: int) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -35,7 +34,7 @@ class LearntRun:
     forecast_bytes: float
     memory_spread: float
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return for people and machines which run it was, and what it measured beside today's forecast."""
         found = self.observation
         return {
@@ -92,7 +91,7 @@ class Learnt:
         """What the term is called in a forecast."""
         return f"learnt from {len(self.runs)} run{'s' if len(self.runs) > 1 else ''} here"
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return the task's key and every run with its noise: a run that counts for little has much."""
         noise = self.time.noise.tolist()
         runs = [{**run.as_dict(), "noise": loud} for run, loud in zip(self.runs, noise, strict=True)]
@@ -152,7 +151,7 @@ class Learnt:
         return float(mean[0])
 
     def correct_memory(self, columns: Columns, spreads: Floats) -> tuple[Floats, Floats]:
-        """Return the same of every plan's memory."""
+        """Return mean and standard deviation of log(measured / forecast) of every plan's memory, as runs tell them."""
         if self.memory is None:
             return np.zeros(len(columns)), spreads
         kept = np.isfinite([run.memory_residual for run in self.runs])

@@ -54,7 +54,7 @@ class Observation:
         """The degrees of all axes and the class of sharding."""
         return self.plan.layout, self.plan.zero if self.plan.layout.state_degree > 1 else 0
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return the observation as plain data."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         plain = {"profile": pack_profile(self.profile), "plan": dataclasses.asdict(self.plan)}

@@ -11,7 +11,6 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from paceline.cluster.store import cache_dir, safe_name, write_json
 from paceline.plan.learn.observation import device_key, machine_key
@@ -47,7 +46,7 @@ class TaskMeasurement:
     tokens: float = 1.0
     pairs: float = 1.0
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return the measurement as plain data."""
         return {"schema": SCHEMA, **dataclasses.asdict(self)}
 

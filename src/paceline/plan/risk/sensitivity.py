@@ -32,7 +32,7 @@ from paceline.units import format_bytes
 PRECISE = 1.1  # how closely the factor at which the choice changes is found
 NEAR = 1.25  # times the best: a plan so near, now or at an end of a figure's range, may be best in between
 HALVINGS = math.ceil(math.log2(math.log(WIDEST) / math.log(PRECISE)))
-MEMORY_HALVINGS = 12  # whether plans fit is cheap to ask
+MEMORY_HALVINGS = 12  # more: to ask whether plans fit takes less time than to price them
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ class Callbacks:
         self._state.begin(moment.optimizer)
         return self._state
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """Return what the callbacks keep, by name. Raises ConfigError for what is no plain data."""
         found = {each.name: each.made.state() for each in self._all if hasattr(each.made, "state")}
         for name, state in found.items():

@@ -19,7 +19,7 @@ from paceline.spec.journal.record import number
 from paceline.spec.watch.evaluate import LOSS, EvaluateSpec
 
 EARLY = "early stopping"  # the `what` of the decision
-CALLED_OFF = "stop by a callback"  # likewise
+CALLED_OFF = "stop by a callback"  # the `what` of another one
 
 
 @dataclass

@@ -91,6 +91,8 @@ class BetweenSteps(InWorld):
         if isinstance(self.source, MixedSource) and (evaluates or last or stats.stop_requested):
             given = self.source.given(self.spec.task.seed, self.progress.position)
             self._record.sources(step, self.progress.position, given)
+        if last or stats.stop_requested:
+            self._tell_health()
         if not last:
             self._make_room(stats)
         self._called_away = stats.stop_requested and not last and self._is_called()
@@ -132,12 +134,17 @@ class BetweenSteps(InWorld):
         self._points.reached("check", step)
         self._stragglers.add(stats, batch)
         self._tally.add(stats)
-        if self._health is not None and (health := self._health.after(stats)) is not None:
-            self._record.health(health)
+        if self._health is not None:
+            self._record.health(self._health.after(stats))
         self._node.stepped(step)
         self._record.nodes(self._samples.taken())
         self._record.decided_now([*self._under.read_decisions(), *self._notices.take()])
         return (chosen and chosen.chosen) or ""
+
+    def _tell_health(self) -> None:
+        """Record the measurement of a step's health that has not arrived yet, where no step follows, or another one."""
+        if self._health is not None:
+            self._record.health(self._health.rest())
 
     def _evaluate_here(self, step: int, last: bool) -> bool:
         """Evaluate, and return whether the run ends here: it did already, or the evaluation or a hook says so."""

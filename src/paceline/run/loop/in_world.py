@@ -45,7 +45,7 @@ from paceline.run.survive.health.passed_over import PassedOver
 from paceline.run.survive.health.pressure import MemoryPressure
 from paceline.run.survive.health.second_look import SecondLook
 from paceline.run.survive.health.stragglers import Stragglers
-from paceline.run.survive.listener import listen_for_abort
+from paceline.run.survive.listener import listen_for_abort, watch_updates
 from paceline.run.survive.notice import Notices
 from paceline.run.survive.points import points_of
 from paceline.run.survive.recovered import Recovered
@@ -315,11 +315,13 @@ class InWorld:
         self._points.starting("load", self.dir)
         plan = self._as_settled(plan, world)
         with self._telling(plan):
-            is_first = self._generation.number == 1  # later ones have made what is far away themselves
+            # What a later generation could find in remote storage, this call has copied there from the run's directory.
+            is_first = self._generation.number == 1
             under = UnderPlan(self._run, plan, world, self.source, self.brief.items_per_sample, root, is_first)
         if self.brief.read_steps is not None:
             under.read_until(self.brief.read_steps)
         self._points.bind(under.built.stepper)
+        watch_updates(under.built.stepper.last_update)
         run = self.spec.run
         looks_every = self._steps(run.health.recompute_every)
         if looks_every:

@@ -18,9 +18,9 @@ from paceline.run.numerics.precision import cast_floats
 from paceline.run.numerics.randomness.mode import SampleRandomness
 from paceline.run.numerics.randomness.shares import SampleRows
 from paceline.run.numerics.randomness.survey import length_of
-from paceline.run.parallel.apply import Gradients
 from paceline.run.parallel.data.statistics import RankSums
 from paceline.run.parallel.entry import call
+from paceline.run.parallel.gradients import Gradients
 from paceline.spec.plan import Plan
 from paceline.task.coupling import without_own_rows
 from paceline.task.sums import as_sum

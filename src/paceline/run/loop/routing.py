@@ -29,11 +29,21 @@ class RouterStats:
     balance: float  # mean balance loss per counted item and layer; top_k where the load is even
     dropped: int = 0  # tokens that found no place: there is no capacity, so none
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return what the journal keeps: loads are relative to an even load, of which 1 is the mean."""
-        loads = [[count * len(row) / max(1, sum(row)) for count in row] for row in self.counts]
+    @property
+    def loads(self) -> list[list[float]]:
+        """The load of each expert, layer by layer, over an even load: the mean of a layer is 1."""
+        return [[count * len(row) / max(1, sum(row)) for count in row] for row in self.counts]
+
+    @property
+    def load_min(self) -> float:
+        """The load of the emptiest expert."""
+        return min(map(min, self.loads))
+
+    def as_dict(self) -> dict[str, object]:
+        """Return what the journal keeps."""
+        loads = self.loads
         fields: dict[str, object] = {
-            "load_max": max(map(max, loads)), "load_min": min(map(min, loads)),
+            "load_max": max(map(max, loads)), "load_min": self.load_min,
             "entropy": sum(self.entropy) / len(self.entropy), "balance": self.balance, "dropped": self.dropped,
         }  # fmt: skip
         if sum(map(len, loads)) <= LISTED_EXPERTS:

@@ -29,11 +29,13 @@ from paceline.run.loop.routing import RouterStats, RouterWatch
 from paceline.run.loop.turns import StepTurn
 from paceline.run.memory.offload_state import OffloadedUpdate
 from paceline.run.numerics.precision import LossScaler
-from paceline.run.parallel.apply import Gradients
+from paceline.run.parallel.gradients import Gradients
 from paceline.run.process.world import World
 from paceline.run.replicas.copy_sync import CopySync, StepTotals
 from paceline.run.survive.buffers import BuffersBefore
 from paceline.run.survive.health.guard import UpdateGuard
+from paceline.run.survive.last_update import LastUpdate
+from paceline.run.survive.listener import refuse_ended_groups
 from paceline.run.survive.points import nowhere
 from paceline.run.updates.growth import BatchGrowth
 from paceline.run.updates.optimizer import Names, named_parameters
@@ -146,6 +148,7 @@ class Stepper:
                            for name, weight in named_parameters(self.model)}  # fmt: skip
         self._awaited_seconds = self._held_seconds = 0.0
         self.is_whole = True  # False within an update: the state is of no step
+        self.last_update = LastUpdate(self.world.device)
         self.buffers = BuffersBefore(self.model)
         self._is_refused = False  # whether an update of the step was left out: by the guard, a callback, an overflow
 
@@ -185,6 +188,7 @@ class Stepper:
         if self._is_refused and not any(one.stats.updated for one in made.values()):
             self.buffers.put_back()  # running statistics that the passes have moved
         self.sync.after_update(batch.step)
+        self.last_update.launched()
         self.is_whole = True
         self.buffers.end()
         self._clock.mark("optimizer")
@@ -237,6 +241,7 @@ class Stepper:
             while_busy()
         began = time.perf_counter()
         loss_total, weight_total, square_total, stop, unreached, *routed = coming.arrived()
+        refuse_ended_groups()
         awaited = time.perf_counter() - began
         self._awaited_seconds += awaited
         if awaited < DONE_FIRST * (began - asked):  # the device has waited for the host meanwhile, for so long at most

@@ -62,6 +62,7 @@ class Training(BetweenSteps):
         if world is not None and has_left:
             self._change_world(world)
         else:
+            self._tell_health()
             self.save()
         self.take_down()
         self.brief = dataclasses.replace(self.brief, plan=plan)
@@ -139,6 +140,7 @@ class Training(BetweenSteps):
     def _end_idle(self, because: str) -> None:
         """Save and end a run of one process that stands still between two steps; called beside its main thread."""
         step = self.progress.step
+        self._tell_health()
         self._hook("on_save", step)
         path = self._keeper.save_or_keep(self._under.built, self.brief.plan, self.world, self.progress)
         self._record.stopped(step, because, path)
@@ -148,6 +150,7 @@ class Training(BetweenSteps):
         """Record that the loop was left before its end: at once, or as soon as it shows whether an error was why."""
         if self._idle is not None:
             self._idle.left()
+        self._tell_health()
         self._keeper.finish()
         self._leave_node()
         seconds = time.monotonic() - self._began
@@ -271,6 +274,7 @@ class Training(BetweenSteps):
 
     def _go_back(self, batch: StepBatch, spike: RollBack) -> StepStats:
         """Go on from the newest checkpoint and pass over the batch from now on; without one, leave out its update."""
+        self._tell_health()
         self._keeper.finish()
         begun = go_back(batch, spike, self._under, self._run, self._passed_over, self.progress)
         self._record.decided_now(begun.decisions)
@@ -299,6 +303,8 @@ class Training(BetweenSteps):
         if not is_echo(error):  # else the step is made again
             with contextlib.suppress(StorageError):  # what the end of the run says comes first
                 self._record.decided_in(self.progress.step + 1, take_decided(self._under))
+            with contextlib.suppress(StorageError, RuntimeError):  # the latter of a device that is broken
+                self._tell_health()
         try:
             self._keeper.abandon() if is_echo(error) else self._keeper.finish()
         except KeyboardInterrupt:

@@ -94,7 +94,10 @@ class OffloadedUpdate:
         with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
             for parameter, state in visited.items():
                 for name in self._offloaded(parameter):
-                    local_of(self.optimizer.state[parameter][name]).copy_(local_of(state[name]), non_blocking=True)
+                    updated = local_of(state[name])
+                    local_of(self.optimizer.state[parameter][name]).copy_(updated, non_blocking=True)
+                    if self._stream is not None:  # an optimizer that makes new tensors has made them on another stream
+                        updated.record_stream(self._stream)
 
     def _filled(self, parameters: list[nn.Parameter], limit: int) -> list[list[nn.Parameter]]:
         """Return the parameters in runs whose state is about `limit` bytes at most."""

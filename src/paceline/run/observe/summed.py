@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from paceline.run.observe.sensors.sensor_reading import SensorReading
 from paceline.spec.journal.watching import NodeSample
@@ -40,7 +39,7 @@ def node_sample(
     )
 
 
-def over_ranks(values: Mapping[int, float]) -> dict[str, Any]:
+def over_ranks(values: Mapping[int, float]) -> dict[str, object]:
     """Return the least, the median and the most of the ranks' values, and the rank of the most."""
     worst = max(values, key=lambda rank: values[rank])
     each = list(values.values())
@@ -68,6 +67,6 @@ def outstanding_host(host: Mapping[str, float]) -> list[str]:
     return found
 
 
-def _short(values: Mapping[str, float]) -> dict[str, Any]:
+def _short(values: Mapping[str, float]) -> dict[str, object]:
     """Return numbers with as many digits as sensors have: the journal is read by people too."""
     return {name: value if isinstance(value, int) else float(f"{value:.6g}") for name, value in values.items()}

@@ -6,7 +6,6 @@ Tensor, context, precision, recompute, compile, offload, shard, replicas.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import torch
 from torch import nn
@@ -37,6 +36,7 @@ from paceline.run.parallel.data.uncut_parameters import WholeGradients, stays_wh
 from paceline.run.parallel.data.unshared_experts import ExpertGradients, UnsharedExperts
 from paceline.run.parallel.expert.experts import balance_shared_sequences, spread_experts
 from paceline.run.parallel.given import keep_changes
+from paceline.run.parallel.gradients import Gradients
 from paceline.run.parallel.split_check import SplitCheck
 from paceline.run.parallel.tensor import SummedGradients, split_layers
 from paceline.run.process.groups import Mesh
@@ -46,25 +46,6 @@ from paceline.spec.plan import Plan
 from paceline.task.declared import declared_rules
 from paceline.task.models.decoder import Decoder
 from paceline.task.rules import Rules
-
-
-class Gradients(Protocol):
-    """How one step's gradients come together over ranks and micro-batches. After `finish` they are global sums."""
-
-    def zero(self) -> None:
-        """Forget the last step's gradients."""
-
-    def before_micro_batch(self, last: bool) -> None:
-        """Prepare the coming backward pass."""
-
-    def finish(self) -> None:
-        """Return once the sums are complete."""
-
-    def unreached(self) -> int:
-        """Return how many parameters this rank's passes did not reach, of those that `settle` looks at."""
-
-    def settle(self) -> None:
-        """Take the gradients from parameters that no rank reached. All ranks call it where any missed one."""
 
 
 def apply_plan(

@@ -47,6 +47,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from paceline.errors import ConfigError
 from paceline.run.parallel.adapted import ADAPTED, adapted_fused, spread_adapter
+from paceline.run.parallel.gradients import Gradients
 from paceline.run.parallel.region import Region, own_bias
 from paceline.task.adapt.linear import AdaptedLinear
 from paceline.task.models.held import local_of
@@ -273,7 +274,7 @@ def _check_complete(modules: dict[str, nn.Module], rules: Rules) -> None:
 class SummedGradients:
     """Gradients that come together as `inner` says, and then are summed over the tensor axis where they are parts."""
 
-    inner: Any  # Gradients
+    inner: Gradients
     model: nn.Module
     names: list[str]
     group: dist.ProcessGroup
@@ -307,7 +308,7 @@ class SummedGradients:
 
     def unreached(self) -> int:
         """Return how many parameters this rank's backward passes did not reach."""
-        return int(self.inner.unreached())
+        return self.inner.unreached()
 
     def settle(self) -> None:
         """Take the gradients from parameters that no rank reached."""

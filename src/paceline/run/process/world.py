@@ -23,6 +23,7 @@ from paceline.run.process.groups import COLLECTIVE_TIMEOUT, Groups, Mesh
 from paceline.run.process.neighbours import Neighbours, ToldByRanks, told_alone
 from paceline.run.process.place import KEPT_STORE, SERVED_STORE, Place
 from paceline.run.process.sockets import noted, quiet_connections
+from paceline.run.survive.listener import refuse_ended_groups
 from paceline.spec.layout import Layout
 from paceline.spec.run import RunSpec
 from paceline.system.descriptors import make_room
@@ -57,7 +58,7 @@ class World:
             return values
         vector = torch.tensor(values, dtype=torch.float64, device=self.device)
         dist.all_reduce(vector)
-        return vector.tolist()
+        return _told(vector)
 
     def maximum(self, values: list[float]) -> list[float]:
         """Return the largest values over all ranks; one collective."""
@@ -65,7 +66,7 @@ class World:
             return values
         vector = torch.tensor(values, dtype=torch.float64, device=self.device)
         dist.all_reduce(vector, op=dist.ReduceOp.MAX)
-        return vector.tolist()
+        return _told(vector)
 
     def share(self, item: object, root: int = 0) -> Any:
         """Return one rank's picklable item on every rank."""
@@ -162,6 +163,13 @@ class World:
         """Return once every rank has arrived."""
         if self.size > 1:
             dist.barrier(device_ids=[self.device.index] if self.device.type == "cuda" else None)
+
+
+def _told(vector: torch.Tensor) -> list[float]:
+    """Return what all ranks have made of a vector; raise where the collective may have been ended before its time."""
+    numbers: list[float] = vector.tolist()
+    refuse_ended_groups()
+    return numbers
 
 
 def join_world(device_kind: str, threads: int = 0, place: Place | None = None, run: RunSpec | None = None) -> World:

@@ -14,7 +14,7 @@ import errno
 import os
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from inspect import ismethod
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from paceline.run.record.waiting_lines import HeldLine, HeldLines
 from paceline.spec.journal.kinds import ClockRecord, FaultRecord, RunEnded, RunStarted, StepRecord
 from paceline.spec.journal.line import line_of
 from paceline.spec.journal.reading import numbered, read_records, records_of_kind, starts_of
-from paceline.spec.journal.record import Record
+from paceline.spec.journal.record import Record, now, read
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.journal.timing.clock import MovedClock, moved_since
 from paceline.units import format_seconds
@@ -194,7 +194,7 @@ class Journal:
         decided("journal", "held in memory", after, because, evidence)
 
 
-def mark_end(run_dir: Path, exit_code: int, error: dict[str, Any], redactor: Redactor | None = None) -> None:
+def mark_end(run_dir: Path, exit_code: int, error: dict[str, object], redactor: Redactor | None = None) -> None:
     """Append a fault and an end to the newest start if it has none: its writer was killed before it could.
 
     Only for a supervisor whose processes have all ended.
@@ -207,7 +207,7 @@ def mark_end(run_dir: Path, exit_code: int, error: dict[str, Any], redactor: Red
         _append(newest, [_fault(error), ended])
 
 
-def mark_fault(run_dir: Path, error: dict[str, Any], redactor: Redactor | None = None) -> None:
+def mark_fault(run_dir: Path, error: dict[str, object], redactor: Redactor | None = None) -> None:
     """Append a fault to the newest start, which the run survives. For whom `mark_end` is for."""
     newest = _unended(run_dir)
     if newest is not None:
@@ -221,11 +221,8 @@ def _unended(run_dir: Path) -> Path | None:
     return None if newest is None or b'"kind":"run_ended"' in newest.read_bytes()[-65536:] else newest
 
 
-def _fault(error: dict[str, Any]) -> FaultRecord:
-    what, because = str(error.get("what", "")), str(error.get("because", ""))
-    return FaultRecord(
-        what, because, error.get("rank"), names_ranks=error.get("names_ranks"), evidence=error.get("evidence")
-    )
+def _fault(error: Mapping[str, object]) -> FaultRecord:
+    return now(read(FaultRecord, error))
 
 
 def _append(path: Path, records: Sequence[Record]) -> None:

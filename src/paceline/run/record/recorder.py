@@ -191,14 +191,14 @@ class Recorder:
         for sample in samples:
             self._write(sample)
 
-    def health(self, sample: HealthSample) -> None:
+    def health(self, samples: Sequence[HealthSample]) -> None:
         """Record how a step's blocks were, and say what stands out."""
-        self._write(sample)
-        for each in sample.told:
-            where = f" in {each['block']}" if each["block"] else ""
-            self.say(
-                f"health   {each['detector']}{where} in step {sample.step}: {each['evidence']}; try: {each['advice']}"
-            )
+        for sample in samples:
+            self._write(sample)
+            for each in sample.told:
+                where = f" in {each['block']}" if each["block"] else ""
+                seen = f"{each['detector']}{where} in step {sample.step}: {each['evidence']}"
+                self.say(f"health   {seen}; try: {each['advice']}")
 
     def evaluation(self, step: int, measured: EvaluationResult, sets: Mapping[str, EvaluationResult]) -> None:
         """Record an evaluation, and what it gave on further sets."""
@@ -353,10 +353,10 @@ class Recorder:
                 if error is not None and status == "failed":
                     self._write(
                         FaultRecord(
-                            details["what"],
-                            details["because"],
+                            str(details["what"]),
+                            str(details["because"]),
                             self._world.rank,
-                            names_ranks=details.get("names_ranks"),
+                            names_ranks=True if details.get("names_ranks") else None,
                         )
                     )
                 self._write(RunEnded(status, code, details if status == "failed" else None, step, seconds, goes_on))
@@ -388,7 +388,7 @@ class SilentRecorder:
         return lambda *args, **kwargs: None
 
 
-def describe(error: BaseException | None) -> tuple[dict[str, Any], int]:
+def describe(error: BaseException | None) -> tuple[dict[str, object], int]:
     """Return an error as plain data and the exit code that goes with it."""
     if error is None:
         return {}, 0

@@ -16,13 +16,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from paceline.run.parallel.data.sharding import ShardedGradients
 from paceline.run.replicas.bucket_sums import BucketSum, PendingSum, PlainSums
 from paceline.run.updates.shards import wrapped
 from paceline.task.models.held import local_of
@@ -51,7 +51,7 @@ class ReducedGradients:
     group: dist.ProcessGroup
     bucket_bytes: int
     sums: BucketSum = field(default_factory=PlainSums)
-    inner: Any = None  # ShardedGradients
+    inner: ShardedGradients | None = None
     _buckets: list[_Bucket] = field(default_factory=list)
     _next: int = 0
     _last: bool = False
@@ -128,7 +128,7 @@ class ReducedGradients:
 
     def unreached(self) -> int:
         """Return how many sharded weights this rank did not reach; of whole ones the buckets count the ranks."""
-        return int(self.inner.unreached()) if self.inner else 0
+        return self.inner.unreached() if self.inner else 0
 
     def settle(self) -> None:
         """Take the gradients from sharded weights that no rank reached."""

@@ -5,6 +5,9 @@ NCCL's wait for the time-out. So under gloo the word is acted on only where coll
 connections that this process shuts while a send begins may leave gloo waiting for that send (torch 2.13; 4 of 165 times
 in a loop of collectives, and in none of 250 where the peer's end alone was seen). On one machine they nearly always do;
 of 300 faults two left ranks in a save that waited for each other, until they were ended by force.
+
+A collective of NCCL's that is ended so has no error, and gives whatever it had come to. Whoever decides by that asks
+`refuse_ended_groups` first; and whether the device had made the last update is asked before groups are ended.
 """
 
 from __future__ import annotations
@@ -14,9 +17,11 @@ import threading
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from paceline.patience import Patience
 from paceline.run.process.groups import abort_groups
+from paceline.run.survive.last_update import LastUpdate
 from paceline.supervise.control import ABORT_NAME, CONTROL_VARIABLE
 from paceline.supervise.parent import NODE_VARIABLE
 from paceline.supervise.supervisor import ERROR_FOLDER
@@ -32,6 +37,8 @@ class Listener:
     def __init__(self, word: Path, after_seconds: float) -> None:
         """The word is acted on so long after it came, if this process has not left its world by then."""
         self._after_seconds, self.has_acted = after_seconds, False
+        self.last_update: LastUpdate | None = None  # of this process's model
+        self.had_update = True  # whether the device had made it before the groups were ended
         self._word, self._ended, self._acting = word, threading.Event(), threading.Lock()
         threading.Thread(target=self._listen, name="paceline-abort", daemon=True).start()
 
@@ -48,6 +55,7 @@ class Listener:
                     pass
                 with self._acting:
                     if not self._ended.is_set():
+                        self.had_update = self.last_update is None or self.last_update.is_made()
                         self.has_acted = True
                         abort_groups()
                 return
@@ -64,6 +72,27 @@ def listen_for_abort(device: torch.device) -> None:
         by_itself = BY_ITSELF_SECONDS if NODE_VARIABLE in os.environ else ON_ONE_MACHINE_SECONDS
         after_seconds = 0.0 if device.type == "cuda" else by_itself
         _LISTENERS.append(Listener(Path(folder) / ABORT_NAME, after_seconds))
+
+
+def watch_updates(updates: LastUpdate) -> None:
+    """Have the updates of a model looked at before the groups of this process's world are ended."""
+    for each in _LISTENERS:
+        each.last_update = updates
+
+
+def holds_update(updates: LastUpdate) -> bool:
+    """Return whether the last update was made whole. It is asked before this process ends its groups by itself."""
+    ended = [each for each in _LISTENERS if each.has_acted]
+    return all(each.had_update for each in ended) if ended else updates.is_made()
+
+
+def refuse_ended_groups() -> None:
+    """Raise an error of torch.distributed's where the groups of this process's world have been ended.
+
+    What a collective has given by now is then of nobody.
+    """
+    if was_aborted():
+        raise dist.DistBackendError("the groups of this world were ended at the supervisor's word: a peer has gone")
 
 
 def was_aborted() -> bool:

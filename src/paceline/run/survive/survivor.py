@@ -31,7 +31,7 @@ from paceline.run.process.world import World, join_next
 from paceline.run.record.recorder import is_echo
 from paceline.run.survive.agreed import Agreed
 from paceline.run.survive.health.less_work import OwnPace
-from paceline.run.survive.listener import stop_listening
+from paceline.run.survive.listener import holds_update, stop_listening
 from paceline.run.survive.saving.peers import read_pieces
 from paceline.run.survive.unrecorded import Unrecorded, of_all
 from paceline.spec.plan import Plan
@@ -110,9 +110,10 @@ def hold(run: RunIdentity, built: Assembled, plan: Plan, progress: Progress, sta
 
     `agreed` knows the last state that the ranks have compared; `is_due` says whether this one is to be.
     """
+    is_whole = built.stepper.is_whole and holds_update(built.stepper.last_update)
     stop_listening()
     abort_groups()
-    if not built.stepper.is_whole:
+    if not is_whole:
         return Brought(None, None, False)
     for module in built.model.modules():
         if isinstance(module, FSDPModule):  # weights may lie gathered, in the middle of a pass

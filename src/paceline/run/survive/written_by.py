@@ -22,7 +22,7 @@ def versions_here() -> dict[str, str]:
     return {**found, "transformers": str(used.__version__)} if used is not None else found
 
 
-def written_by(task: object) -> dict[str, Any]:
+def written_by(task: object) -> dict[str, object]:
     """Return what a checkpoint says of its writer: versions, and a digest of each module that the task names."""
     return {"versions": versions_here(), "code": modules_named([task])}
 

@@ -40,7 +40,7 @@ def collective_of(name: str) -> str:
     return next((word for word, pattern in COLLECTIVES if pattern.search(name)), "collective")
 
 
-def named(event: Mapping[str, Any]) -> dict[str, Any]:
+def named(event: Mapping[str, Any]) -> dict[str, object]:
     """Return an event of a trace with its name in Paceline's words, where it is a collective."""
     word = collective_of(str(event.get("name", "")))
     if not word:

@@ -34,7 +34,7 @@ def _is_tensor(each: Any) -> bool:
     return issubclass(type(each), torch.Tensor) and each.layout == torch.strided
 
 
-def grown(before: HeldBytes, after: HeldBytes) -> list[dict[str, Any]]:
+def grown(before: HeldBytes, after: HeldBytes) -> list[dict[str, object]]:
     """Return the kinds of tensor of which there is more than before, most bytes first."""
     more: Counter[str] = Counter()
     for kind, (_, size) in after.items():

@@ -174,12 +174,12 @@ class _Trace:
         self._leave(0)
         self._profiler.stop()
 
-    def end(self, model: nn.Module) -> dict[str, Any]:
+    def end(self, model: nn.Module) -> dict[str, object]:
         """Stop, and return what was counted."""
         self.stop()
         if self._before is None:
             return {}
-        found: dict[str, Any] = {"grown": grown(self._before, tensors_held(model))}
+        found: dict[str, object] = {"grown": grown(self._before, tensors_held(model))}
         if torch.cuda.is_available():
             found["cuda_memory"] = torch.cuda.memory_stats()
         return found
@@ -203,7 +203,7 @@ class _Trace:
             self._ranges.pop().__exit__(None, None, None)
 
 
-def _write(trace: _Trace, folder: Path, rank: int, about: dict[str, Any]) -> None:
+def _write(trace: _Trace, folder: Path, rank: int, about: dict[str, object]) -> None:
     """Write a rank's file, whole or not at all. A disk that does not take it costs the trace, and a line says so."""
     path = trace_file(folder, rank)
     raw = path.with_name(f"{path.name}.raw")

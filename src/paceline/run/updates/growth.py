@@ -72,7 +72,7 @@ class BatchGrowth:
 
     @property
     def measures(self) -> bool:
-        """Whether it grows by what is measured."""
+        """Whether the batch grows by a measured noise scale, and not by a schedule."""
         return self._spec.by == "noise"
 
     def repeat(self, followed: Followed) -> None:
@@ -126,7 +126,7 @@ class BatchGrowth:
         found, self.decisions = self.decisions, []
         return found
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """Return what a checkpoint holds of it, as plain data."""
         return {"grown": [list(each) for each in self._grown], "told": self._told,
                 "measured": [list(each) for each in self._measured]}  # fmt: skip

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from paceline.cluster.machine import visible_gpus
 from paceline.errors import PacelineError, Requeue
@@ -53,7 +52,7 @@ class Attended:
     """How a run has ended for a node: with which exit code, and by which error where no rank has said it."""
 
     exit_code: int
-    error: Mapping[str, Any] | None = None
+    error: Mapping[str, object] | None = None
 
 
 def attend_run(spec: Spec, say: Say = say_line, seat: Seat | None = None, script: Sequence[str] = ()) -> Attended:

@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from paceline.account.bill import runs_in
+from paceline.config.build import Override
 from paceline.errors import ConfigError, PacelineError, suggestion
 from paceline.observe.alerts.message import FIRING, AlertMessage
 from paceline.observe.alerts.process import run_from_plain
@@ -57,7 +57,7 @@ class RunAlert:
     alert: AlertRecord
 
 
-def try_alerts(path: Path, overrides: Sequence[Any] = ()) -> TriedAlerts:
+def try_alerts(path: Path, overrides: Sequence[str | Override] = ()) -> TriedAlerts:
     """Send a message to every sink of a spec, or of a run's directory; each is sent whatever rules it wants.
 
     Of a run's directory the rules look at its journal too. Raises ConfigError for what is neither.

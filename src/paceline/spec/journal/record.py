@@ -82,13 +82,13 @@ def _is_told(hint: object) -> bool:
     return isinstance(next(iter(getattr(hint, "__metadata__", ())), None), Told)
 
 
-def plain(record: Record) -> dict[str, Any]:
+def plain(record: Record) -> dict[str, object]:
     """Return a record as a line of the journal says it: readable data, in the order of the declaration."""
     number_of_start = {} if record.attempt is None else {"attempt": record.attempt}
     return {"schema": SCHEMA, "kind": record.KIND, "time": record.time, **number_of_start, **own_fields(record)}
 
 
-def own_fields(record: Record) -> dict[str, Any]:
+def own_fields(record: Record) -> dict[str, object]:
     """Return what a record has beyond what all have in common, by its names in the journal."""
     values = {each.key: getattr(record, each.name) for each in fields_of(type(record))}
     left_out = {each.key for each in fields_of(type(record)) if each.told.if_any and values[each.key] is None}

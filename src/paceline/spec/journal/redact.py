@@ -16,6 +16,7 @@ from paceline.spec.journal.secret_shapes import (
     NAMED,
     NUMBERED,
     SIGNS_OF_KNOWN,
+    VARIABLE,
 )
 
 MARK = "[redacted]"
@@ -69,6 +70,8 @@ class Redactor:
 
     def _valued(self, key: str, value: object) -> Any:
         if isinstance(value, int | float) and not isinstance(value, bool) and NUMBERED.match(key):
+            return MARK
+        if isinstance(value, str) and VARIABLE.fullmatch(f"{key}={value}"):
             return MARK
         return _all_secret(value) if NAMED.match(key) else self.data(value)
 

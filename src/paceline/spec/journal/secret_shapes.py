@@ -61,7 +61,12 @@ NUMBERED = re.compile(rf"(?i)\A-*[a-z0-9_.-]*?(?:{_PASSWORD}|secret)\Z")  # and 
 # --api-key VALUE, api_key=VALUE, "api_key": "VALUE", also where that JSON stands in other JSON (\\"). A value ends at a
 # blank, a quote, or where a URL's next part does; one in quotes that has blanks, at the quote that it began with.
 _QUOTE = r"\\?[\"']"
-_BEFORE = rf"(?<![a-z0-9_.-])(?:--?{NAME}(?:\s+|\s*=\s*)|(?:{_QUOTE})?{NAME}(?:{_QUOTE})?\s*(?:=|:(?=\s*{_QUOTE}))\s*)"
+# os.environ["HF_TOKEN"] = "VALUE", environ.setdefault("HF_TOKEN", "VALUE"): lines of code, as tracebacks quote them.
+_BEFORE = (
+    rf"(?:(?<![a-z0-9_.-])(?:--?{NAME}(?:\s+|\s*=\s*)|"
+    rf"(?:{_QUOTE})?{NAME}(?:{_QUOTE}\]?)?\s*(?:=|:(?=\s*{_QUOTE}))\s*)|"
+    rf"\b(?:set|put|get)[a-z]{{0,12}}\({_QUOTE}{NAME}{_QUOTE}\s*,\s*(?={_QUOTE}))"
+)
 # The blank is looked for first: to split the value at each of its blanks would take the square of a long text's time.
 QUOTED = re.compile(
     rf"(?i)(?P<head>{_BEFORE}(?P<quote>{_QUOTE}))"
@@ -73,15 +78,20 @@ HEADED = re.compile(
     rf"(?i)(?P<head>(?<![a-z0-9_.-]){_LONG_NAME}:\s*)"
     r"(?P<secret>(?=[^\s\"',;]{0,99}?[0-9])[^\s\"'{\[(<$&,;})\]]{8,})"
 )
-# WANDB_KEY=..., MY_KEY=..., DB_PASS=...: a variable of the environment, with a value that no word is.
+# WANDB_KEY=..., MY_TOKEN=..., DB_PASS=...: a variable of the environment, with a value that no word is.
 VARIABLE = re.compile(
-    r"(?P<head>\b[A-Z0-9_]*(?:KEY|_PASS)=[\"']?)(?P<secret>(?=[A-Za-z0-9+/_=.-]{0,99}?[0-9])[A-Za-z0-9+/_=.-]{8,})"
+    r"(?P<head>\b[A-Z0-9_]*(?:KEY|_PASS|_TOKEN)=[\"']?)(?P<secret>(?=[A-Za-z0-9+/_=.-]{0,99}?[0-9])[A-Za-z0-9+/_=.-]{8,})"
 )
 # wandb login 0123...: forty hexadecimal digits alone may be a commit.
-WANDB = re.compile(r"(?i)(?P<head>\bwandb\b[^\n]{0,40}?[\s=:\"'])(?P<secret>[0-9a-f]{40})\b")
+WANDB = re.compile(r"(?i)(?P<head>\bwandb(?:_[a-z_]{1,20})?\b[^\n]{0,40}?[\s=:\"'])(?P<secret>[0-9a-f]{40})\b")
 HEADER = re.compile(
-    r"(?i)(?P<head>\bauthorization[\"']?\s*[:=]\s*[\"']?(?:[a-z]+\s+)?|\bbearer\s+(?=[^\s]{0,99}?[0-9]))"
+    r"(?i)(?P<head>\bauthorization[\"']?\s*[:=]\s*[\"']?(?:[a-z]+\s+)?|\bbearer\s+(?=[^\s]{0,99}?[0-9])|"
+    r"\bcookie[\"']?\s*:\s*[\"']?[^\s=;]{1,99}=)"
     r"(?P<secret>[A-Za-z0-9._~+/=-]{8,})"
+)
+# curl -u NAME:VALUE, and the same words as a list.
+CURL = re.compile(
+    r"(?P<head>\bcurl\b[^\n]{0,200}?\s[\"']?(?:-u|--user)[\"']?[\s=,]+[\"']?[^\s:\"']{1,99}:)(?P<secret>[^\s\"']+)"
 )
 # A user with a password, or a user who is a token: long, and no word.
 URL = re.compile(
@@ -105,8 +115,8 @@ SIGNS_OF_KNOWN = (
 )  # fmt: skip
 _NAMES = ("key", "token", "secret", "credential", "connection", "passw", "passphrase", "pwd")
 AFTER_A_NAME: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = (  # with signs in lower case
-    (URL, ("://",)), (HEADER, ("authorization", "bearer")), (QUOTED, _NAMES), (BEFORE, _NAMES), (HEADED, _NAMES),
-    (VARIABLE, ("key=", "_pass=")), (WANDB, ("wandb",)),
+    (URL, ("://",)), (HEADER, ("authorization", "bearer", "cookie")), (QUOTED, _NAMES), (BEFORE, _NAMES),
+    (HEADED, _NAMES), (VARIABLE, ("key=", "_pass=", "_token=")), (WANDB, ("wandb",)), (CURL, ("curl",)),
     (SIGNED, ("sig=", "signature=", "credential=", "token=", "key=", "code=")),
 )  # fmt: skip
 FOLDED_TO_ASCII = "\u0130\u0131\u017f\u212a"  # letters that (?i) takes for ASCII's, and lower() may not

@@ -17,7 +17,7 @@ from paceline.spec.journal.reading import read_tail_step
 FRESH_SECONDS = 30.0  # in which a request waits for the ranks to come to its steps, before another may take its place
 FOLDER = "traces"
 NAME = "request.json"
-STEPS = 3  # that are traced where nobody says how many
+STEPS = 3  # traced where nobody says how many
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class TraceRequest:
 
     @property
     def text(self) -> str:
-        """Which steps it is for, in words."""
+        """The request in words: which steps the trace is of."""
         return (
             f"a trace of steps {self.first} to {self.last}" if self.first is not None else "a trace of the next steps"
         )

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from paceline.errors import Requeue, RunInUse, StorageError, of_rank
 from paceline.lock import RunLock
@@ -63,7 +62,7 @@ class Fallen:
     out_of_memory: bool
     standing: Mapping[int, Stander] = field(default_factory=dict)
     called: str = ""  # why the ranks were called to another world, where nothing has failed
-    clock: Mapping[str, Any] = field(default_factory=clock_here)  # of the machine that noted the moments
+    clock: Mapping[str, object] = field(default_factory=clock_here)  # of the machine that noted the moments
 
 
 @dataclass(frozen=True)

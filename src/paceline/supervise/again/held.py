@@ -25,8 +25,8 @@ class HeldState:
     agreed_step: int = 0
     changed: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return it in plain data."""
+    def as_dict(self) -> dict[str, object]:
+        """Return the fields by name, as plain data."""
         return asdict(self)
 
     @classmethod

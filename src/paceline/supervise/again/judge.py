@@ -69,7 +69,7 @@ class Judge:
         self._last_failure: tuple[str, int] | None = None
 
     def judge(self, outcome: Outcome, reached: Reached, out_of_memory: bool = False) -> Ruling:
-        """Return whether the run goes on after this end of a world, which had come so far."""
+        """Return whether the run goes on after a world ended with `outcome`, having come as far as `reached`."""
         error = outcome.error
         if outcome.exit_code in FINAL or error is None:
             return Ruling(False, "")

@@ -9,7 +9,7 @@ class SpentSoFar:
     """Counts from here on, each world at its own price."""
 
     def __init__(self, seconds: float = 0.0, usd: float = 0.0) -> None:
-        """So much has been spent under a coordinator before, which was lost."""
+        """`seconds` and `usd` have been spent under a coordinator before this one, which was lost."""
         self._since = passed_seconds()
         self._began = self._since - seconds
         self._usd, self._usd_per_second = usd, 0.0

@@ -12,8 +12,8 @@ from paceline.run.survive.health.silences import Overview, WatchedRank, together
 from paceline.supervise.again.held import HeldState
 from paceline.supervise.nodes.lookout import Scrutiny
 
-LOAD_CHANGE = 0.1  # of the load that nodes were told last, from which on they are told another
-LOAD_SECONDS = 1.0  # between two of these
+LOAD_CHANGE = 0.1  # nodes are told the load again once it has changed by this share of what they were told last
+LOAD_SECONDS = 1.0  # at least, between two times that nodes are told the load
 Send = Callable[[Mapping[str, Any]], None]
 
 
@@ -81,7 +81,7 @@ class FarSight:
         self._seen: dict[int, WatchedRank] = {}
         self._stacks: dict[int, str] = {}
         self._loads: dict[int, float] = {}
-        self._most = 1.0  # of those
+        self._most = 1.0  # the highest of the loads
         self._scrutiny, self._load, self._load_told_at = Scrutiny.OVERVIEW, 1.0, -LOAD_SECONDS
 
     def told(self, node: int, message: Mapping[str, Any], now: float) -> None:

@@ -61,7 +61,7 @@ class Fleet:
         self._ranks: dict[int, FarRank] = {}  # of this world
         self._in_world: list[int] = []  # nodes that the world was formed of
         self._blocks: dict[int, range] = {}  # and the ranks of each of them
-        self._node_of: dict[int, int] = {}  # the same by rank
+        self._node_of: dict[int, int] = {}  # by rank
         self._promised: dict[int, range] = {}  # those of the next world, where files are meant for them
         self._given: set[int] = set()  # nodes that have the files of this world
         self._sight = FarSight(self._tell, self._ask)

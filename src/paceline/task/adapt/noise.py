@@ -35,7 +35,7 @@ class EmbeddingNoise:
         if handed_on or not (module.training and self.is_on):
             return out
         length = args[0].shape[-1]  # of what is embedded, of which `out` may be a part
-        if self.whole_length is not None:  # parts are filled up: their lengths say less
+        if self.whole_length is not None:  # this rank's part is filled up: its length is not the sequence's
             length = self.whole_length() or length
         wide = torch.promote_types(out.dtype, torch.float32)
         drawn = torch.rand_like(out, dtype=wide) * 2 - 1

@@ -27,7 +27,7 @@ class _Read(NamedTuple, Generic[Item]):
     waited: float
 
     def result(self) -> _Read[Item]:
-        """Return it."""
+        """Return this read itself: it has been made, and there is nothing to wait for."""
         return self
 
 

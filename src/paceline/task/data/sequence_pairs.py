@@ -48,7 +48,7 @@ class Texts:
 
     @classmethod
     def of(cls, parts: Iterable[Sequence[int]]) -> Texts:
-        """Return them as one array: a list of each would take ten times the memory."""
+        """Return texts, each given as its tokens, as one array: a list of each would take ten times the memory."""
         arrays = [np.array(part, dtype=np.int32) for part in parts]
         return cls(np.array([len(each) for each in arrays], dtype=np.int64), np.concatenate(arrays))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from paceline.config.plain import object_path
 from paceline.spec.task import ScheduleSpec
@@ -24,7 +23,7 @@ class Course:
     decay: int
     rates: tuple[tuple[int, float], ...] = ()  # of a function or scheduler of the user's: some steps and their rates
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return the course as plain data, which `Course(**data)` reads back."""
         plain = dataclasses.asdict(self)
         return plain if self.rates else {name: value for name, value in plain.items() if name != "rates"}

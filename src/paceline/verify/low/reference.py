@@ -110,7 +110,7 @@ class LowDevice:
         return LowReference(numbers, allowed, scale, loss_dtype, coupled, follows and len(turns) == 1 and not coupled)
 
     def following(self, known: LowReference, choices: Choices) -> LowReference:
-        """Return the same where every token goes to the experts that a layout has chosen for it."""
+        """Return the reference `known` computed again, each token sent to the experts that a layout has chosen."""
         return self._held_to(known, _Given(1, known.scale, choices))
 
     def going_on(

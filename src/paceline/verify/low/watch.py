@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import nn
@@ -120,7 +119,7 @@ class Watch:
     def decisions(self, stats: StepStats, step: int) -> list[Difference]:
         """Return the decisions that ranks have not taken alike."""
         scaler = self.built.stepper.scaler
-        mine: dict[str, Any] = {**numbers_of(stats, scaler.scale if scaler else None)}
+        mine: dict[str, object] = {**numbers_of(stats, scaler.scale if scaler else None)}
         mine["the clean steps of the loss scale"] = scaler.clean_steps if scaler else 0
         everyone = self.world.gather({name: repr(value) for name, value in mine.items()})
         wrong = [(name, r) for r, other in enumerate(everyone) for name in other if other[name] != everyone[0][name]]

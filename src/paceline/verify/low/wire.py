@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from paceline.run.parallel.context.sequence_attention import INSIDE
+from paceline.run.parallel.gradients import Gradients
 from paceline.task.models.held import local_of
 
 MANY_VALUES = 64  # of 2^16 values one is a bf16 value by chance
@@ -77,7 +78,7 @@ class CollectivesSeen(TorchDispatchMode):
 class Finishing:
     """Gradients that come together as `inner` says, and tell those who look at the wire that passes are over."""
 
-    inner: Any  # Gradients
+    inner: Gradients
     wire: CollectivesSeen
 
     def zero(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -201,7 +200,7 @@ def micro_batches(
     whole: bool,
     data_ranks: range | None = None,
     sizes: Sequence[int] = (),
-) -> Iterator[tuple[np.ndarray, Any]]:
+) -> Iterator[tuple[np.ndarray, object]]:
     """Yield (positions of the rows, data) of every micro-batch of a step, or of all, in the order of the rows.
 
     With `data_ranks` only those are read that these ranks read.

@@ -10,7 +10,6 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -184,7 +183,7 @@ class _Device:
 
     def read(
         self, step: int, cut: Plan, sizes: Sequence[int], positions: np.ndarray, chosen: Selected | None
-    ) -> Iterable[tuple[np.ndarray, Any]]:
+    ) -> Iterable[tuple[np.ndarray, object]]:
         """Return (positions, data) of each piece of a step: micro-batches, or the samples chosen, one by one."""
         if chosen is None:
             return micro_batches(self.task, cut, self.source, step, self.is_whole, sizes=sizes)

@@ -15,7 +15,10 @@ ADVICE = (
 
 
 def explained_by_rounding(parts: Sequence[PartProof]) -> Rounding | None:
-    """Return what rounding alone makes miss a tolerance, of the part that it hides most of; None where nothing does."""
+    """Return the quantity that misses a tolerance by rounding alone; None where none does.
+
+    Where several parts of a proof have one, it is that of a part whose numbers are too coarse, if any has such.
+    """
     found = [
         dataclasses.replace(part.ill_conditioned, part=part.part, ran_as=part.ran_as)
         for part in parts

@@ -71,7 +71,7 @@ def uneven_rows(subject: Subject) -> list[Job]:
 
 
 def light_uneven_rows(subject: Subject) -> list[Job]:
-    """Return the same of as few ranks as will do, for the proof before training."""
+    """Return the main twins on as few ranks as will do, for the proof before training."""
     return _uneven_rows(subject, light_layouts(subject.plan.layout))
 
 
@@ -113,12 +113,12 @@ def whole_batch(subject: Subject) -> list[Job]:
 
 
 def whole_batch_of_ones_own(subject: Subject) -> list[Job]:
-    """Return the same for an objective or a model that is not ours: ours are known to be sums."""
+    """Return `whole_batch` for an objective or a model that is not ours: ours are known to be sums."""
     return [] if is_known_sum(subject.spec.task) else whole_batch(subject)
 
 
 def cut_batch_of_ones_own(subject: Subject) -> list[Job]:
-    """Return the same for one device, whose batch is cut by accumulation alone: there is no layout to prove."""
+    """Return `whole_batch_of_ones_own` for one device, whose batch is cut by accumulation alone: no layout to prove."""
     return whole_batch_of_ones_own(subject) if subject.plan.accumulation > 1 else []
 
 

@@ -14,8 +14,11 @@ from torch import nn
 
 from paceline.run.assemble import assemble
 from paceline.run.loop.loader import BatchStream
-from paceline.run.observe.health.meter import HealthMeter, MeasuredHealth, block_of
-from paceline.run.process.world import join_world
+from paceline.run.observe.health.judge import HealthJudge
+from paceline.run.observe.health.meter import HealthMeter, block_of
+from paceline.run.observe.health.on_the_way import MeasuredHealth
+from paceline.run.observe.health.told import TrainingHealth
+from paceline.run.process.world import World, join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.task import Task
@@ -62,7 +65,8 @@ def measured(task: Task, plan: Plan, steps: int = 2) -> list[MeasuredHealth | No
     for step in range(1, steps + 1):
         lr = learning_rate(task.schedule, task.optimizer.lr, step, steps, 0, 1)
         stats = built.stepper.step(stream.at((step - 1) * plan.batch_samples), lr)
-        found.append(meter.take(stats.step))
+        coming = meter.take(stats.step)
+        found.append(coming.arrived() if coming else None)
     return found
 
 
@@ -122,8 +126,9 @@ def test_numbers_are_those_of_a_plain_computation() -> None:
 
     built.stepper.observe = look
     stats = built.stepper.step(stream.at(0), 1e-3)
-    found = meter.take(stats.step)
-    assert found is not None
+    coming = meter.take(stats.step)
+    assert coming is not None
+    found = coming.arrived()
     after = dict(built.model.named_parameters())
 
     def norm(of: dict[str, torch.Tensor], block: str) -> float:
@@ -161,8 +166,9 @@ def test_scores_and_logits_are_those_of_a_plain_computation() -> None:
     model.norm.register_forward_hook(lambda _m, _i, out: logits.append((out.detach()[:, -4:] @ head.t()).abs().amax()))
     names = [meter.blocks.index(f"layers.{at}") for at in range(len(model.layers))]
     stats = built.stepper.step(stream.at(0), 1e-3)
-    found = meter.take(stats.step)
-    assert found is not None
+    coming = meter.take(stats.step)
+    assert coming is not None
+    found = coming.arrived()
     for at in range(len(model.layers)):
         expected = max(float(each.detach().abs().amax()) for each in seen[at])
         assert found.values[f"layers.{at}"]["attention_max"] == pytest.approx(expected)
@@ -204,3 +210,69 @@ def test_a_module_of_two_names_is_measured() -> None:
     plan = plan_of(Layout(), precision="fp64")
     (health,) = (each for each in run_kept(measured, 1, task, plan)[0] if each is not None)
     assert {"block", "shortcut", "head"} <= set(health.values)
+
+
+class RunsLater(Relus):
+    """Its second block runs once somebody says so; nobody knows of its units before."""
+
+    runs = False
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.blocks[0](self.embed(tokens))
+        return self.head(self.blocks[1](hidden) if self.runs else hidden)
+
+
+def waits(task: Task, plan: Plan, steps: int) -> tuple[list[int], list[Any]]:
+    """Return how often ranks waited for each other's numbers in each measured step, and what was measured."""
+    world = join_world("cpu", threads=1)
+    built = assemble(task, plan, world, task.data, SEQ_LEN)
+    meter = built.stepper.health = HealthMeter(built.stepper, world, every=1)
+    stream = BatchStream(task.data, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
+    counts, found = list[int](), list[Any]()
+    asked = World.maximum
+    for step in range(1, steps + 1):
+        RunsLater.runs = step > 1
+        stats = built.stepper.step(stream.at((step - 1) * plan.batch_samples), 1e-3)
+        counts.append(0)
+
+        def counted(own: World, values: list[float]) -> list[float]:
+            counts[-1] += 1
+            return asked(own, values)
+
+        World.maximum = counted  # type: ignore[method-assign]
+        coming = meter.take(stats.step)
+        World.maximum = asked  # type: ignore[method-assign]
+        assert coming is not None
+        found.append(coming.arrived().values)
+    return counts, found
+
+
+def test_ranks_wait_for_each_others_numbers_in_the_first_measurement_alone() -> None:
+    task = decoder_task(model=Relus, objective="next_token")
+    for counts, _ in run_ranks(waits, 2, task, plan_of(Layout(dp_shard=2), precision="fp64"), 3):
+        assert counts == [1, 0, 0]
+
+
+def test_units_that_run_later_are_measured_from_the_measurement_after_on() -> None:
+    task = decoder_task(model=RunsLater, objective="next_token")
+    plan = plan_of(Layout(dp_replicate=2), precision="fp64")
+    for at, (counts, found) in enumerate(run_ranks(waits, 2, task, plan, 4)):
+        assert counts[1:] == [0, 0, 0]
+        dead = [{block: own["dead_share"] for block, own in each.items() if "dead_share" in own} for each in found]
+        first = dict.fromkeys(("blocks.0", "output"), 12 / 32)
+        both = {"blocks.0": 12 / 32, "blocks.1": 12 / 32, "output": 12 / 32}
+        assert dead == ([first, first, both, both] if at == 0 else [{}] * 4)
+
+
+def test_a_measurement_is_told_with_the_next_step_or_where_none_follows() -> None:
+    task, plan, world = decoder_task(), plan_of(Layout(), precision="fp64"), join_world("cpu", threads=1)
+    built = assemble(task, plan, world, task.data, SEQ_LEN)
+    health = TrainingHealth(2, HealthJudge())
+    health.of(built.stepper, world)
+    stream = BatchStream(task.data, task.seed, plan, 0, world.device)
+    told = []
+    for step in range(4):
+        stats = built.stepper.step(stream.at(step * plan.batch_samples), 1e-3)
+        told.append([each.step for each in health.after(stats)])
+    assert told == [[], [], [2], []]
+    assert [each.step for each in health.rest()] == [4] and health.rest() == []

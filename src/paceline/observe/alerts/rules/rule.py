@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from paceline.observe.alerts.rules.run_seen import AlertSeen
 from paceline.spec.journal.record import Record
@@ -16,7 +16,7 @@ class Trouble:
     """What is the matter: a line, its numbers, what to do, and how grave it is where that is not the rule's own."""
 
     title: str
-    evidence: Mapping[str, Any] = field(default_factory=dict)
+    evidence: Mapping[str, object] = field(default_factory=dict)
     advice: str = ""
     severity: str = ""
 

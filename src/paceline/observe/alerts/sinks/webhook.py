@@ -6,7 +6,6 @@ import http.client
 import json
 import urllib.error
 import urllib.request
-from typing import Any
 
 from paceline.direct import ask_directly, status_text
 from paceline.errors import PacelineError
@@ -34,7 +33,7 @@ def post(kind: str, url: str, token: str, message: AlertMessage, timeout_seconds
     raise PacelineError("a webhook takes no message", because)
 
 
-def body(kind: str, message: AlertMessage) -> dict[str, Any]:
+def body(kind: str, message: AlertMessage) -> dict[str, object]:
     """Return what a webhook of a kind takes: the whole message, or its text where people read it."""
     if kind == "slack":
         text = message.as_text().replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -27,13 +27,16 @@ def usable_bytes(cluster: Cluster) -> float:
 
 
 def needed(sheet: Sheet, columns: Sequence[Component]) -> Floats:
-    """Return the bytes of every plan's columns of memory that must be there."""
+    """Return the bytes that a device must have for every plan: all columns of memory, but a cache that is given back.
+
+    An allocator gives its cache back where memory runs out, except on a CPU (`gives_back`).
+    """
     found: Floats = total(columns)
     return found - total(only(columns, "cache")) if gives_back(sheet.context.cluster) else found
 
 
 def needed_terms(cluster: Cluster, memory: Sequence[Term]) -> list[Term]:
-    """Return a plan's terms of memory, each with what of it must be there."""
+    """Return a plan's terms of memory, each with the bytes of it that a device must have."""
     free = gives_back(cluster)
     return [replace(term, value=0.0) if free and term.kind == "cache" else term for term in memory]
 

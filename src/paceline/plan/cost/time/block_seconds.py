@@ -70,7 +70,7 @@ class BlockSeconds:
         return fullness(self.context.profile.fills, self.columns.data_degree, self.columns.micro_batch)
 
     def fill_of_batch(self, part: str) -> Floats:
-        """Return the same of a whole batch, where one rank has it."""
+        """Return how full a whole batch of rows of different lengths is where one rank has all of it."""
         ranks = np.ones_like(self.columns.data_degree)
         return fullness(self.context.profile.fills, ranks, self.columns.micro_batch)[part]
 

@@ -27,7 +27,7 @@ def learnt_time(sheet: Sheet, formulas: Sequence[Component]) -> list[Component]:
 
 
 def learnt_memory(sheet: Sheet, formulas: Sequence[Component]) -> list[Component]:
-    """Return the same of the bytes on every plan's fullest device."""
+    """Return what runs here add to the bytes that formulas give for every plan's fullest device; [] without."""
     learnt = sheet.context.learnt
     if learnt is None or learnt.memory is None:
         return []
@@ -45,7 +45,7 @@ def learnt_time_spread(sheet: Sheet, time: Sequence[Component]) -> Floats | None
 
 
 def learnt_memory_spread(sheet: Sheet) -> Floats | None:
-    """Return the same of every plan's memory."""
+    """Return the standard deviation of log(measured / forecast) of every plan's memory after learning; None without."""
     learnt = sheet.context.learnt
     if learnt is None or learnt.memory is None:
         return None

@@ -257,7 +257,7 @@ class SampleRandomness(TorchFunctionMode):
         """Generators of the program's own are left alone: they are looked at before training."""
 
     def drew_apart(self, out: object) -> None:
-        """What comes from them is left alone too."""
+        """What a generator of the program's own has drawn is left alone, as the generator is."""
 
     def _share(self, shape: tuple[int, ...], device: torch.device) -> Share:
         assert self._rows is not None

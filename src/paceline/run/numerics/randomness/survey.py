@@ -92,7 +92,7 @@ class _Program:
         return observer
 
     def first_look(self, objective: SurveyedObjective, count: int) -> tuple[_Observer, tuple[str, ...]]:
-        """Return the same, and the entries of the batch that the objective did not read."""
+        """Return what `look` sees, and the entries of the batch that the objective did not read."""
         return tried_reading(objective, lambda what: self.look(what, count))
 
     @contextlib.contextmanager

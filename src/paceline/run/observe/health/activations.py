@@ -5,7 +5,7 @@ Hooks are there for the steps that are measured alone, outside of what is compil
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -80,13 +80,20 @@ class ActivationWatch:
         return [float(len(self._reached[number])) if number in self._reached else 0.0
                 for number in range(len(self._silent))]  # fmt: skip
 
-    def reached(self, widths: list[int], part: int, parts: int) -> torch.Tensor:
-        """Return what each unit has given at most, one function after the other, in this rank's part of the units."""
-        found = torch.zeros(sum(widths) * parts, dtype=torch.float64, device=self._device)
+    def reached(self, widths: Sequence[int], part: int, parts: int) -> torch.Tensor:
+        """Return what each unit has given at most, one function after the other, in this rank's part of the units.
+
+        `widths` are those of a part. Behind all units stands how many each function has here: where that is more, it
+        ran for the first time since ranks agreed on `widths`, and its units are left out.
+        """
+        behind = sum(widths) * parts
+        found = torch.zeros(behind + len(widths), dtype=torch.float64, device=self._device)
         start = 0
         for number, width in enumerate(widths):
             if (own := self._reached.get(number)) is not None:
-                found[start + part * width : start + part * width + len(own)] = own
+                found[behind + number] = len(own)
+                if len(own) <= width:
+                    found[start + part * width : start + part * width + len(own)] = own
             start += width * parts
         return found
 

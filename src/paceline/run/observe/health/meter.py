@@ -1,25 +1,26 @@
 """The meter: gradients, updates and activations of each block, in some steps, the same on every layout.
 
-Everything is added up on the device, and read once: one sum and one maximum over the ranks for each step that is
-measured. A parameter that several ranks hold alike counts with its share on each, as in the global norm.
+Everything is added up on the device, over the ranks by one sum and one maximum for each step that is measured, and
+copied to the host behind the device's work: nobody waits for it. A parameter that several ranks hold alike counts with
+its share on each, as in the global norm.
 """
 
 from __future__ import annotations
 
-import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from paceline.run.loop.numbers import NumbersOnTheWay
 from paceline.run.loop.passes import SequentialPasses
 from paceline.run.loop.step import Stepper
 from paceline.run.observe.health.activations import OTHERS, ActivationWatch
+from paceline.run.observe.health.on_the_way import OUTPUT, HealthOnTheWay
 from paceline.run.observe.health.scores import ScoreWatch
 from paceline.run.process.world import World, build_mesh
 from paceline.run.updates.optimizer import named_parameters
@@ -27,19 +28,7 @@ from paceline.task.models.held import local_of
 
 MOST_COPIED = 1 << 26  # elements of weights that one step keeps a copy of; the others' turn comes in later steps
 _BLOCK = re.compile(r"^(.*?\.)?\d+(?=\.)")
-OUTPUT = "output"  # of the model: its logits, where the model gives them
 IN_STAGES = "not measured over pipeline stages"
-NO_LOGITS = "the model gives no logits: it adds up the loss itself, or part by part"
-
-
-@dataclass(frozen=True)
-class MeasuredHealth:
-    """What one step's blocks were like, on rank 0; elsewhere without values."""
-
-    step: int
-    values: Mapping[str, Mapping[str, float]]
-    absent: Mapping[str, str]
-    seconds: float  # of this rank's host
 
 
 @dataclass
@@ -93,13 +82,15 @@ class HealthMeter:
         self._turns_of_copies = self._in_turn()
         self._copied = 0  # how many of those turns there have been
         self._step: _Step | None = None
+        self._widths: list[int] = []  # of the activation functions that are watched, once the ranks have agreed on it
+        self._widths_seen: NumbersOnTheWay | None = None  # by any rank, in the last measurement
 
     def _all_blocks(self, own: list[str]) -> list[str]:
         """Return the blocks of the whole model: a stage of a pipeline has some."""
         mesh = build_mesh(self._stepper.plan.layout, self._world)
         if mesh is None or self._stepper.plan.layout.pp == 1:
             return own
-        of_stages: list[Any] = [None] * self._stepper.plan.layout.pp
+        of_stages: list[list[str]] = [[]] * self._stepper.plan.layout.pp
         dist.all_gather_object(of_stages, own, group=mesh.get_group("pp"))
         return list(dict.fromkeys(name for stage in of_stages for name in stage))
 
@@ -184,40 +175,69 @@ class HealthMeter:
     # ---- what a run calls ------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def take(self, step: int) -> MeasuredHealth | None:
-        """Return what a step's blocks were like, None where it was not measured. Every rank calls it, each step."""
+    def take(self, step: int) -> HealthOnTheWay | None:
+        """Return what a step's blocks were like, None where it was not measured. Every rank calls it, each step.
+
+        Nobody waits for the device, except in the first measurement ranks for each other.
+        """
         self._watch.end()
         self._scores.end()
         seen, self._step = self._step, None
         if seen is None or seen.number != step or seen.gradients is None or seen.updates is None:
             return None  # of a step whose update was left out nothing is known
         began = time.perf_counter()
+        turns = self._turns_of_copies
+        copied = turns[self._copied % len(turns)] if turns else set[int]()
         self._copied += 1
-        zeros = torch.zeros_like(seen.gradients)
-        has = len(self._watch.silent_blocks) > 0
-        watches = self._stepper.plan.layout.pp == 1
-        activations = self._watch.sums() if watches else torch.stack([zeros, zeros])
-        sums = torch.cat([seen.gradients, seen.weights if seen.weights is not None else zeros, seen.updates,
-                          activations.flatten()])  # fmt: skip
+        sums, most = self._sums(seen), self._largest()
         self._world.add_up(sums)
-        most = self._watch.most() if watches else zeros
-        scores = self._scores.most() if watches else torch.zeros(len(zeros) + 1, dtype=zeros.dtype, device=zeros.device)
-        dead, widths = self._dead(has)
-        most = torch.cat([most, scores, dead])
         self._maximum(most)
-        values: dict[str, dict[str, float]] = {}
-        if self._world.is_first:
-            values = self._told(torch.cat([sums, most]).tolist(), seen.correction, widths)
-        absent = self._absent if OUTPUT in values else {"logits": NO_LOGITS} | self._absent
-        return MeasuredHealth(step, values, absent, seen.seconds + time.perf_counter() - began)
+        if silent := len(self._widths):
+            self._widths_seen = NumbersOnTheWay(most[-silent:])
+        return HealthOnTheWay(
+            step=step,
+            numbers=NumbersOnTheWay(torch.cat([sums, most])) if self._world.is_first else None,
+            blocks=self.blocks,
+            copied=frozenset(copied),
+            copies=self._world.size // self._stepper.sync.ranks,
+            correction=seen.correction,
+            silent_blocks=self._watch.silent_blocks,
+            widths=tuple(self._widths),
+            parts=self._stepper.plan.layout.tp,
+            absent=self._absent,
+            seconds=seen.seconds + time.perf_counter() - began,
+        )
 
-    def _dead(self, has: bool) -> tuple[torch.Tensor, list[int]]:
-        """Return what this rank's units have given at most, laid out alike on all ranks, and how many there are."""
-        if not has:
-            return torch.zeros(0, dtype=torch.float64, device=self._world.device), []
-        widths = [int(each) for each in self._world.maximum(self._watch.widths())]
-        part, tp = self._part()
-        return self._watch.reached(widths, part, tp), [each * tp for each in widths]
+    @property
+    def _watches(self) -> bool:
+        """Whether activations are measured."""
+        return self._stepper.plan.layout.pp == 1
+
+    def _sums(self, seen: _Step) -> torch.Tensor:
+        """Return what ranks add up: squares of gradients, weights, updates and activations, and how many these are."""
+        assert seen.gradients is not None and seen.updates is not None
+        zeros = torch.zeros_like(seen.gradients)
+        activations = self._watch.sums() if self._watches else torch.stack([zeros, zeros])
+        weights = seen.weights if seen.weights is not None else zeros
+        return torch.cat([seen.gradients, weights, seen.updates, activations.flatten()])
+
+    def _largest(self) -> torch.Tensor:
+        """Return that of which the largest counts: activations, scores, logits, and what each unit has given."""
+        count, device = len(self.blocks), self._world.device
+        if not self._watches:
+            return torch.zeros(2 * count + 1, dtype=torch.float64, device=device)
+        return torch.cat([self._watch.most(), self._scores.most(), self._reached()])
+
+    def _reached(self) -> torch.Tensor:
+        """Return what this rank's units have given at most, laid out alike on all ranks."""
+        if not self._watch.silent_blocks:
+            return torch.zeros(0, dtype=torch.float64, device=self._world.device)
+        if self._widths_seen is not None:  # of an earlier step, so that it is here
+            seen = self._widths_seen.arrived()
+            self._widths = [max(int(new), old) for new, old in zip(seen, self._widths, strict=True)]
+        if not self._widths:  # nobody knows before the model has run
+            self._widths = [int(each) for each in self._world.maximum(self._watch.widths())]
+        return self._watch.reached(self._widths, *self._part())
 
     def _part(self) -> tuple[int, int]:
         """Return which part of heads and units this rank has, of how many."""
@@ -227,48 +247,6 @@ class HealthMeter:
     def _maximum(self, vector: torch.Tensor) -> None:
         if self._world.size > 1:
             dist.all_reduce(vector, op=dist.ReduceOp.MAX)
-
-    def _told(self, numbers: list[float], correction: float, widths: list[int]) -> dict[str, dict[str, float]]:
-        """Return the numbers of each block by name."""
-        count = len(self.blocks)
-        rows = [numbers[start : start + count] for start in range(0, 7 * count, count)]
-        copies = self._world.size // self._stepper.sync.ranks  # that make updates by themselves: their mean
-        logit, silent = numbers[7 * count], self._dead_shares(numbers[7 * count + 1 :], widths)
-        found: dict[str, dict[str, float]] = {}
-        for at, name in enumerate(self.blocks):
-            gradient, weight, update, squares, values, most, score = (row[at] for row in rows)
-            own: dict[str, float] = {}
-            if weight > 0 or gradient != 0:  # a head that shares its weights has none of its own
-                own["grad_norm"] = math.sqrt(gradient / copies) * correction
-                own["weight_norm"] = math.sqrt(weight / copies)
-            if self._was_copied(at) and weight > 0:
-                own["update_ratio"] = math.sqrt(update / weight)
-            if values:
-                own |= {"activation_rms": math.sqrt(squares / values), "activation_max": most}
-            if score:
-                own["attention_max"] = score
-            if logit and name == OUTPUT:
-                own["logit_max"] = logit
-            if at in silent:
-                own["dead_share"] = silent[at]
-            found |= {name: own} if own else {}
-        return found
-
-    def _was_copied(self, at: int) -> bool:
-        turns = self._turns_of_copies
-        return bool(turns) and at in turns[(self._copied - 1) % len(turns)]
-
-    def _dead_shares(self, reached: list[float], widths: list[int]) -> dict[int, float]:
-        """Return by block the share of the units behind its activation functions that gave nothing."""
-        dead, whole = dict[int, int](), dict[int, int]()
-        start = 0
-        for at, width in zip(self._watch.silent_blocks, widths, strict=False):
-            units = reached[start : start + width]
-            start += width
-            if width:
-                dead[at] = dead.get(at, 0) + sum(unit == 0 for unit in units)
-                whole[at] = whole.get(at, 0) + width
-        return {at: dead[at] / whole[at] for at in whole}
 
 
 def block_of(name: str) -> str:

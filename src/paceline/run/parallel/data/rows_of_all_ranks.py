@@ -33,7 +33,7 @@ class GatheredRows:
         return _GatherRows.apply(x, rows, self.group), slice(first, first + len(x))
 
     def without_own(self) -> GatheredRows:
-        """Return the same for a rank whose rows only stand in for missing ones."""
+        """Return what gathers rows on a rank whose own rows only stand in for missing ones, and are shown to nobody."""
         return dataclasses.replace(self, counts=False)
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+from paceline.run.parallel.gradients import Gradients
 
 
 def stays_whole(parameter: Tensor) -> bool:
@@ -29,7 +30,7 @@ class WholeGradients:
     steps alone in which a rank has missed one, and until then such a gradient is zero.
     """
 
-    inner: Any  # Gradients
+    inner: Gradients
     parameters: tuple[nn.Parameter, ...]
     groups: tuple[dist.ProcessGroup, ...]
     _missed: int = field(default=0, init=False)  # of `parameters`, by this rank
@@ -56,7 +57,7 @@ class WholeGradients:
 
     def unreached(self) -> int:
         """Return how many parameters this rank's backward passes did not reach, of those that `settle` looks at."""
-        return int(self.inner.unreached()) + self._missed
+        return self.inner.unreached() + self._missed
 
     def settle(self) -> None:
         """Take the gradients from parameters that no rank reached."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from paceline.run.parallel.gradients import Gradients
 from paceline.spec.layout import Layout
 
 
@@ -24,7 +24,7 @@ class UnsharedExperts:
 
     @staticmethod
     def of(layout: Layout, casts: bool) -> UnsharedExperts | None:
-        """Return them where ranks are alone with their experts and FSDP2 need not cast those."""
+        """Return UnsharedExperts where each rank is alone with its experts and FSDP2 need not cast these; else None."""
         alone = layout.ep > 1 and layout.dp_shard * layout.cp == layout.ep and layout.dp_replicate == 1
         # A zero-bubble schedule computes gradients of weights apart, and finds them as a stage's parameters.
         return UnsharedExperts() if alone and layout.pp == 1 and not casts else None
@@ -61,7 +61,7 @@ class UnsharedExperts:
 class ExpertGradients:
     """Gradients that come together as `inner` says, but for those of experts that a rank has alone."""
 
-    inner: Any  # Gradients
+    inner: Gradients
     alone: UnsharedExperts
 
     def zero(self) -> None:
@@ -80,7 +80,7 @@ class ExpertGradients:
 
     def unreached(self) -> int:
         """Return how many parameters this rank's backward passes did not reach."""
-        return int(self.inner.unreached())
+        return self.inner.unreached()
 
     def settle(self) -> None:
         """Take the gradients from parameters that no rank reached."""

@@ -17,7 +17,8 @@ from torch import nn
 from paceline.errors import ConfigError, DoesNotFit
 from paceline.plan.feasible.stages import blocks_per_stage, refusal, stages_of
 from paceline.run.numerics.randomness.again import DRAWS_BY
-from paceline.run.parallel.apply import Gradients, apply_plan
+from paceline.run.parallel.apply import apply_plan
+from paceline.run.parallel.gradients import Gradients
 from paceline.run.process.groups import Mesh
 from paceline.spec.plan import Plan
 from paceline.task.declared import declared_rules

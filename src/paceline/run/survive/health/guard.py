@@ -98,7 +98,7 @@ class UpdateGuard:
         window.append(value)
         return None
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """Return what a checkpoint keeps of the guard."""
         return {"windows": {name: list(window) for name, window in self._windows.items()}, "skipped": self._skipped}
 

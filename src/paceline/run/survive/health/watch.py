@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from paceline.errors import RankHung
 from paceline.patience import programs_per_core
@@ -35,7 +34,7 @@ class Suspect:
     what: str
     because: str
     since: float
-    evidence: Mapping[str, Any] = field(default_factory=dict)
+    evidence: Mapping[str, object] = field(default_factory=dict)
 
 
 class PulseWatch:

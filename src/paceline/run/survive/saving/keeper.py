@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -68,7 +67,7 @@ class CheckpointKeeper:
         self._remote = remote
         self._is_first = isinstance(record, Recorder)
         self._stage = HostStage()
-        self._held_out: dict[str, Any] = {}
+        self._held_out: dict[str, object] = {}
         self._flight: SaveInFlight | None = None
         self._is_told = False  # of what became of that
         self._stall_seconds = self._copy_seconds = 0.0  # of that, on the host; the second without waiting for another
@@ -215,7 +214,7 @@ class CheckpointKeeper:
 
     def _state(
         self, built: Assembled, plan: Plan, progress: Progress
-    ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    ) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
         tensors, extra = saved_state(self._run, built, plan, progress)
         known = self._held_out.get("step") == progress.step
         return tensors, {**extra, HELD_OUT: self._held_out} if known else extra

@@ -47,8 +47,8 @@ class Tier:
 class Tiers:
     """The tiers of a run: its directory, and the machine's memory where that is asked for and has the room.
 
-    Whether it has is found out when the first checkpoint is due there. It is saved before the disk: where both are due,
-    the memory is soon safe.
+    Whether the memory has the room is found out when the first checkpoint is due there. Where both tiers are due, the
+    memory is saved before the disk: it takes less time.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from paceline.spec.journal.kinds import ClockRecord, RunEnded, RunStarted, StepRecord
 from paceline.spec.journal.record import Some, number
@@ -58,8 +58,15 @@ def boot_here() -> str:
         return ""
 
 
-def clock_here() -> dict[str, Any]:
-    """Return how this machine's clock stands to the seconds that nobody sets: `boot`, and `apart` in seconds."""
+class Clock(TypedDict):
+    """How a machine's clock stands to the seconds that nobody sets: in which boot, and how many seconds apart."""
+
+    boot: str
+    apart: float
+
+
+def clock_here() -> Clock:
+    """Return how this machine's clock stands to the seconds that nobody sets."""
     return {"boot": boot_here(), "apart": time.time() - passed_seconds()}
 
 

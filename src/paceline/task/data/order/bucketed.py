@@ -38,7 +38,7 @@ class BucketedOrder:
         self._windows = max(1, -(-self.samples // self.window))
         self._plans: OrderedDict[tuple[int, int, int], Ints] = OrderedDict()
 
-    def ids(self, seed: int, positions: npt.NDArray[Any]) -> Ints:
+    def ids(self, seed: int, positions: npt.NDArray[np.int64]) -> Ints:
         """Return the sample at each position, in 0..samples-1; every epoch holds each once.
 
         The work is that of planning a window, however far in the training it is.

@@ -57,7 +57,7 @@ class TokenBudget(RowLengths):
         return self.passed_at_once(int(self.lengths_at(position, samples).max(initial=0)), micro_batch)
 
     def passed_at_once(self, longest: int, micro_batch: int) -> int:
-        """Return the same of a batch whose longest sample is given."""
+        """Return how many samples a rank passes at once of a batch whose longest one has `longest` tokens."""
         return max(1, micro_batch * self.longest // max(1, int(filled(longest, self._multiple, self.longest))))
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -66,7 +65,7 @@ class MixtureOrder:
         self.is_scattered = any(map(is_scattered, self._orders))
         self._firsts = np.array([segment.first_block for segment in self._segments], dtype=np.int64)
 
-    def ids(self, seed: int, positions: npt.NDArray[Any]) -> Ints:
+    def ids(self, seed: int, positions: npt.NDArray[np.int64]) -> Ints:
         """Return the sample at each position. Raises DataError past the end of all sources, where there is one."""
         which, own = self.places(seed, positions)
         found = np.empty(which.shape, dtype=np.int64)
@@ -77,7 +76,7 @@ class MixtureOrder:
             found[here] = self._offsets[source] + self._orders[source].ids(of_source, own[here])
         return found
 
-    def places(self, seed: int, positions: npt.NDArray[Any]) -> tuple[Ints, Ints]:
+    def places(self, seed: int, positions: npt.NDArray[np.int64]) -> tuple[Ints, Ints]:
         """Return (source, position of its own) of each position: nothing of it depends on how long sources are.
 
         Limits in epochs excepted, which follow the length of their source. Within a block a source's own positions come

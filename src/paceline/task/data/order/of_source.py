@@ -19,7 +19,7 @@ from paceline.task.data.order.windowed import WindowedOrder
 class Order(Protocol):
     """The samples of a source along the training: a pure function of the seed and the position."""
 
-    def ids(self, seed: int, positions: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    def ids(self, seed: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the sample at each position; positions count from 0 without an end."""
         ...
 
@@ -30,7 +30,7 @@ class FiledOrder:
 
     samples: int
 
-    def ids(self, seed: int, positions: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    def ids(self, seed: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return position modulo samples."""
         found: npt.NDArray[np.int64] = np.asarray(positions, dtype=np.int64) % self.samples
         return found
@@ -43,7 +43,7 @@ class GlobalOrder:
     samples: int
     is_scattered = True
 
-    def ids(self, seed: int, positions: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    def ids(self, seed: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return `sample_ids`."""
         return sample_ids(seed, positions, self.samples)
 
@@ -76,6 +76,6 @@ def is_scattered(order: object) -> bool:
     return bool(getattr(order, "is_scattered", False))
 
 
-def ids_at(source: Any, seed: int, positions: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+def ids_at(source: Any, seed: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return the ids of the source's samples at these positions of the training."""
     return order_of(source).ids(seed, positions)

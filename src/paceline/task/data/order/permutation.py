@@ -14,7 +14,6 @@ The result is fixed for ever: golden vectors in the tests hold it, since a chang
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +39,7 @@ def keyed(seed: int, words: Unsigned) -> Unsigned:
     return mix64(mix64(words + start) + np.uint64(GOLDEN))
 
 
-def sample_ids(seed: int, positions: npt.NDArray[Any], samples: int) -> npt.NDArray[np.int64]:
+def sample_ids(seed: int, positions: npt.NDArray[np.int64], samples: int) -> npt.NDArray[np.int64]:
     """Return the sample at each position, in 0..samples-1: the order of the whole training.
 
     `positions` is an integer array of any shape, values >= 0, in any order; it may straddle epochs. The work per

@@ -10,7 +10,6 @@ the global order.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +27,7 @@ class WindowedOrder:
     block: int
     window: int
 
-    def ids(self, seed: int, positions: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    def ids(self, seed: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the sample at each position, in 0..samples-1; every epoch holds each once."""
         flat = np.ascontiguousarray(positions, dtype=np.int64).reshape(-1)
         if flat.size and int(flat.min()) < 0:

@@ -22,7 +22,10 @@ SHARES = (0.05, 0.5, 0.95)
 def make_card(
     job: PrepareJob, receipts: Sequence[Receipt], tokenizer: Tokenizer, index: ShardIndex, key: str
 ) -> dict[str, object]:
-    """Return the card of the folder that the receipts complete; `index` has the card of the shards before, if any."""
+    """Return the data card of a folder of shards, to which the jobs of `receipts` have added.
+
+    `index` has the card of the shards that were there before, if any were: their counts are added to these.
+    """
     data, before = job.data, index.card
     counts = {"files": job.files, "documents": 0, "bytes": 0, "duplicates_removed": 0, "left_out": 0}
     for each in receipts:

@@ -58,7 +58,7 @@ class MixedSource:
             self.read_unfinished = partial(self._read, "read_unfinished")
             self.finish = cast(FinishesBatches, first).finish
 
-    def gather(self, ids: npt.NDArray[Any]) -> Any:
+    def gather(self, ids: npt.NDArray[np.int64]) -> Any:
         """Return the rows of these samples as they lie. Raises DataError where one cannot be read."""
         places, parts = [], []
         for source, here, own in self.apart(ids):
@@ -70,7 +70,7 @@ class MixedSource:
         """Return the batch of the gathered rows first..last, as `read` does."""
         return cast(SourceOfSplit, self.sources[0]).batch(gathered, first, last)
 
-    def apart(self, ids: npt.NDArray[Any]) -> Iterator[tuple[Source, npt.NDArray[np.int64], npt.NDArray[Any]]]:
+    def apart(self, ids: npt.NDArray[np.int64]) -> Iterator[tuple[Source, npt.NDArray[np.int64], npt.NDArray[Any]]]:
         """Yield, for each source that these samples are of: it, their places among them, and its own ids."""
         which = np.searchsorted(self._ends, ids, side="right")
         for number in np.unique(which).tolist():
@@ -87,18 +87,18 @@ class MixedSource:
         """Read from now on at scattered places."""
         read_scattered(self.sources)
 
-    def expect(self, ids: npt.NDArray[Any]) -> None:
+    def expect(self, ids: npt.NDArray[np.int64]) -> None:
         """Say which samples will be read next, to those sources that fetch what they read."""
         which = np.searchsorted(self._ends, ids, side="right")
         for number, source in enumerate(self.sources):
             if (ahead := reading_ahead(source)) is not None:
                 ahead.expect(ids[which == number] - (self._ends[number] - source.samples))
 
-    def read(self, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> Any:
+    def read(self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64] | None = None) -> Any:
         """Return one batch of these rows, in their order. Raises DataError where the sources' batches do not fit."""
         return self._read("read", ids, positions)
 
-    def _read(self, how: str, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> Any:
+    def _read(self, how: str, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64] | None = None) -> Any:
         """Return what the sources' method of a name returns of these rows, in their order."""
         import torch
         from torch.utils._pytree import tree_map

@@ -33,14 +33,14 @@ class SourceOfSplit:
         """Read from now on at scattered places, as the orders of a training but for those of neighbours do."""
         self._scattered = ScatteredRows.of(self._tokens)
 
-    def read(self, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> Any:
+    def read(self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64] | None = None) -> Any:
         """Return {"tokens", "labels"}: int64 tensors [rows, seq_len]; and "documents" where they do not mix.
 
         Positions do not matter.
         """
         return self.batch(self.gather(ids), 0, len(ids))
 
-    def gather(self, ids: npt.NDArray[Any]) -> Any:
+    def gather(self, ids: npt.NDArray[np.int64]) -> Any:
         """Return the rows of these samples as they lie. Raises DataError where one cannot be read."""
         raise NotImplementedError
 

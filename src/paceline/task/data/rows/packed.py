@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import numpy as np
 import numpy.typing as npt
 
 from paceline.spec.task import ModelSpec
@@ -19,7 +20,7 @@ class SaysStarts:
     def __init__(self, source: Source) -> None:
         self._source = source
 
-    def read(self, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> Any:
+    def read(self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64] | None = None) -> Any:
         """Return the source's batch, and where its documents begin in the flattened rows."""
         return _with_starts(self._source.read(ids, positions))
 

@@ -113,7 +113,7 @@ class PackedSource(SourceOfSplit):
         """The part of all rows that no token fills."""
         return 1 - (self.split.tokens - 1) / (self.samples * self.items_per_sample)
 
-    def gather(self, ids: npt.NDArray[Any]) -> RowsAsTheyLie:
+    def gather(self, ids: npt.NDArray[np.int64]) -> RowsAsTheyLie:
         """Return the rows as they lie."""
         assert min(ids.tolist(), default=0) >= 0, "a sample id is negative"
         self._watch()
@@ -171,7 +171,7 @@ class PackedSource(SourceOfSplit):
             rows_at(counts, places) if counts else None,
         )
 
-    def _laid_whole(self, ids: npt.NDArray[Any]) -> RowsAsTheyLie:
+    def _laid_whole(self, ids: npt.NDArray[np.int64]) -> RowsAsTheyLie:
         """Return the rows, each copied from its first piece on, and those of several pieces laid anew.
 
         Where pieces are long most rows are a single one, and one call copies nearly all. A row is read with the token
@@ -230,7 +230,7 @@ class PackedSource(SourceOfSplit):
             runs.lengths.extend(lengths[others].tolist())
             runs.numbers.extend((others - np.repeat(ends - counts, counts - 1) + 1).tolist())
 
-    def _laid_by_place(self, ids: npt.NDArray[Any]) -> RowsAsTheyLie:
+    def _laid_by_place(self, ids: npt.NDArray[np.int64]) -> RowsAsTheyLie:
         """Return the rows, all their places at once: where pieces are short that is quicker than one by one."""
         seq_len = self.items_per_sample
         first, last = self.rows.firsts[ids], self.rows.firsts[np.asarray(ids) + 1]

@@ -60,7 +60,7 @@ class TokenSource(SourceOfSplit):
             writeable=False,
         )
 
-    def _rows(self, ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def _rows(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """Return each sample's tokens and the label of the last of them: [rows, seq_len + 1]."""
         self._watch()
         if (scattered := self._scattered) is None:
@@ -71,7 +71,7 @@ class TokenSource(SourceOfSplit):
         with scattered.copying(len(ids)):
             return self._windows[ids]
 
-    def gather(self, ids: npt.NDArray[Any]) -> WindowsAsTheyLie:
+    def gather(self, ids: npt.NDArray[np.int64]) -> WindowsAsTheyLie:
         """Return the samples' rows."""
         assert min(ids.tolist(), default=0) >= 0, "a sample id is negative"
         if self._begins is None:

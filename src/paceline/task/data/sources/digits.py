@@ -32,7 +32,7 @@ class DigitsSource:
         digest = hashlib.blake2b(images.tobytes() + labels.tobytes(), digest_size=16)
         self.fingerprint = digest.hexdigest()
 
-    def read(self, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> Any:
+    def read(self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64] | None = None) -> Any:
         """Return {"images": float32 [rows, 1, 8, 8], "labels": int64 [rows]}. Positions do not matter."""
         import torch
 

@@ -82,7 +82,7 @@ class MapSource:
         self.longest = int(self.lengths.max()) if fills and self.lengths is not None else 0
         self.fingerprint = _declared(dataset, "fingerprint", str) or self._probe()
 
-    def read(self, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> Any:
+    def read(self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64] | None = None) -> Any:
         """Return the rows, collated. Without positions, a row's random numbers follow from its id."""
         places = np.asarray(ids if positions is None else positions)
         assert len(places) == len(ids), "as many positions as ids"

@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from typing import Any, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 
 LEFT_OUT = "a sample was left out"
@@ -53,7 +54,7 @@ class DataNotices:
         return DataNotices, ()  # another process counts its own
 
 
-def left_out_of(source: Any, ids: npt.NDArray[Any]) -> Counter[str]:
+def left_out_of(source: Any, ids: npt.NDArray[np.int64]) -> Counter[str]:
     """Return why samples of a source, or of the sources of a mixture, were left out as they were read, and how many.
 
     To be asked of samples that are trained on: others are read too, ahead of a stop or in the place of none.

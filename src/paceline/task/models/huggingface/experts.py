@@ -194,7 +194,7 @@ class StackedExperts(Mapping[str, "Tensor"]):
 
 
 class JoinedExperts(StackedExperts):
-    """The same as transformers holds them: gates and ups are joined, [experts, 2 x width, hidden]."""
+    """Stacked experts as transformers holds them: gates and ups are joined, [experts, 2 x width, hidden]."""
 
     def __getitem__(self, name: str) -> Tensor:
         return joined(name, super().__getitem__(name))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -20,7 +18,7 @@ _ONE = 1 << FACTOR_BITS
 _GOLDEN, _MIX_1, _MIX_2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
-def choices_of(spec: AugmentSpec, seed: int, positions: npt.NDArray[Any], side: int) -> Ints:
+def choices_of(spec: AugmentSpec, seed: int, positions: npt.NDArray[np.int64], side: int) -> Ints:
     """Return what is drawn for the images at these positions, [rows, 8]: the COLUMNS, for squares of `side` pixels.
 
     Places and sides of crops are in 1/2,048 of a pixel, factors in 1/4,096. They are computed from 53 random bits by
@@ -49,7 +47,7 @@ def unchanged(rows: int, side: int) -> Ints:
     return np.tile(np.array([0, 0, whole, whole, 0, _ONE, _ONE, _ONE], dtype=np.int64), (rows, 1))
 
 
-def _uniform(seed: int, positions: npt.NDArray[Any], number: int) -> Floats:
+def _uniform(seed: int, positions: npt.NDArray[np.int64], number: int) -> Floats:
     """Return a number in [0, 1) for each position: the `number`-th that is drawn there."""
     with np.errstate(over="ignore"):
         state = _mixed(np.uint64(seed % 2**64) * _GOLDEN + _GOLDEN + np.zeros(len(positions), dtype=np.uint64))

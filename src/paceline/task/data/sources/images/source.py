@@ -101,11 +101,13 @@ class ImageSource:
         """What all that `finish` does follows from."""
         return self.look.size, self.look.normalise
 
-    def read(self, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> Any:
+    def read(self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64] | None = None) -> Any:
         """Return the batch; without positions nothing is drawn. Raises DataError for an image that is damaged."""
         return self.finish(self.read_unfinished(ids, positions))
 
-    def read_unfinished(self, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> dict[str, Any]:
+    def read_unfinished(
+        self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64] | None = None
+    ) -> dict[str, Any]:
         """Return the squares of the images as they were decoded, uint8, and what is drawn for them: for `finish`."""
         import torch
 
@@ -150,7 +152,7 @@ class ImageSource:
         images = finish_images(pixels, batch.get("choices"), table, self.look.size)
         return {"images": images, "labels": batch["labels"]}
 
-    def expect(self, ids: npt.NDArray[Any]) -> None:
+    def expect(self, ids: npt.NDArray[np.int64]) -> None:
         """Say which samples will be read next, in their order: remote ones are fetched meanwhile."""
         for number in self.chosen[ids].tolist():
             if self.squares.holds(number, self.look.side):

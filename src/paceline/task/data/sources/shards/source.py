@@ -48,7 +48,7 @@ class _OverFiles(SourceOfSplit):
     def _made_of(self) -> tuple[Any, ...]:
         return *super()._made_of(), self.skip_bad, self.notices
 
-    def _or_blank(self, read: Any, ids: npt.NDArray[Any]) -> Any:
+    def _or_blank(self, read: Any, ids: npt.NDArray[np.int64]) -> Any:
         """Return `read(ids)`; where bytes are damaged and may be, the batch with their rows left blank.
 
         A storage that fails, and a token that the vocabulary lacks, are raised always.
@@ -104,22 +104,22 @@ class _OverFiles(SourceOfSplit):
 class ShardSource(_OverFiles, TokenSource):
     """A TokenSource over token shards and their like."""
 
-    def expect(self, ids: npt.NDArray[Any]) -> None:
+    def expect(self, ids: npt.NDArray[np.int64]) -> None:
         """Say which samples will be read next, in their order: remote ones are fetched meanwhile."""
         starts = self._starts(ids)
         self._tokens.expect(starts, starts + self.items_per_sample + 1)
 
-    def read(self, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> Any:
+    def read(self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64] | None = None) -> Any:
         """Return the batch of a TokenSource; damaged samples count nothing where they may be left out."""
         return self._or_blank(super().read, ids)
 
     def _open(self) -> None:
         self._tokens = self.split.open()
 
-    def _rows(self, ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def _rows(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         return self._tokens.windows(self._starts(ids), self.items_per_sample + 1)
 
-    def _starts(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    def _starts(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         if (highest := int(ids.max(initial=0))) >= self.samples:
             raise IndexError(f"sample {highest:,} of {self.samples:,}")
         return np.asarray(ids, dtype=np.int64) * self.items_per_sample
@@ -128,13 +128,13 @@ class ShardSource(_OverFiles, TokenSource):
 class PackedShards(_OverFiles, PackedSource):
     """A PackedSource over token shards and their like."""
 
-    def expect(self, ids: npt.NDArray[Any]) -> None:
+    def expect(self, ids: npt.NDArray[np.int64]) -> None:
         """Say which samples will be read next, in their order: remote ones are fetched meanwhile."""
         for sample in np.asarray(ids).tolist():
             pieces = slice(int(self.rows.firsts[sample]), int(self.rows.firsts[sample + 1]))
             starts = self.rows.starts[pieces]
             self._tokens.expect(starts, starts + self.rows.lengths[pieces] + 1)
 
-    def read(self, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> Any:
+    def read(self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64] | None = None) -> Any:
         """Return the batch of a PackedSource; damaged samples count nothing where they may be left out."""
         return self._or_blank(super().read, ids)

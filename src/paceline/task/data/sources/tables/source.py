@@ -51,7 +51,7 @@ class TableSource:
         """How many rows are longer than `seq_len` tokens, and lose their ends."""
         return int((self._sizes > self.seq_len).sum())
 
-    def _filled(self, ids: npt.NDArray[Any]) -> tuple[Ints, npt.NDArray[np.bool_], Ints]:
+    def _filled(self, ids: npt.NDArray[np.int64]) -> tuple[Ints, npt.NDArray[np.bool_], Ints]:
         """Return the rows' tokens, filled up with the table's pad; which are real; and where each stands on disk."""
         assert ids.size == 0 or ids.min() >= 0, "a sample id is negative"
         self._watch()
@@ -101,7 +101,7 @@ class LabelledSource(TableSource):
     def _beyond(self) -> int:
         return 0 if self.table.keeps_end else 1
 
-    def read(self, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> Any:
+    def read(self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64] | None = None) -> Any:
         """Return the batch. Positions do not matter."""
         import torch
 
@@ -134,7 +134,7 @@ class PaddedDialogue(TableSource):
         self.samples, self.longest = int(learnt.sum()), int(self.lengths.max())
         self.fingerprint = _counted_print(split, self._counted, f"padded {seq_len} {table.pad}")
 
-    def read(self, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> Any:
+    def read(self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64] | None = None) -> Any:
         """Return the batch. Positions do not matter."""
         import torch
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from paceline.errors import DamagedData, DataError
 from paceline.spec.task import DataSpec
@@ -28,7 +28,7 @@ class TableRow(NamedTuple):
 
     origin: str
     segments: list[TextPart]
-    label: Any
+    label: object
     held_out: bool | None  # as its file's name says; None where none does
 
     def content(self) -> bytes:
