@@ -19,6 +19,7 @@ from paceline.spec.load import Spec
 from paceline.supervise.again.generations import Generations
 from paceline.supervise.again.machines import OneMachine
 from paceline.supervise.blame import Outcome
+from paceline.supervise.logs.aside import printed_aside
 from paceline.supervise.logs.pump import pump_of
 from paceline.supervise.parent import end_with_step
 from paceline.supervise.standby import Standby
@@ -29,6 +30,7 @@ Say = Callable[[str], None]
 WORKER = "paceline.launch.worker"
 
 
+@printed_aside()
 def survive(
     words: Sequence[str],
     spec: Spec,

@@ -32,6 +32,7 @@ from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec
 from paceline.supervise.again.generations import Generations, TakenOver
 from paceline.supervise.blame import Outcome
+from paceline.supervise.logs.aside import printed_aside
 from paceline.supervise.nodes.fleet import Fleet
 from paceline.supervise.nodes.meeting import NOT_ELECTED, STEPPED_DOWN, announce
 from paceline.supervise.parent import end_with_parent, name_process
@@ -44,6 +45,7 @@ BACKLOG = 128
 BACK_SECONDS = 2.0  # that the nodes of a world have to come to the coordinator that takes over; later ones join a world
 
 
+@printed_aside()
 def main() -> int:
     """Coordinate the run that the command line names, and return its exit code."""
     end_with_parent(number=signal.SIGKILL)
