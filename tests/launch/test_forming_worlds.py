@@ -1,4 +1,4 @@
-"""A rank that dies while its world forms costs those that are left nothing: they form the next one, with their state."""
+"""A rank that dies while its world forms costs those that are left nothing: they form the next, with their state."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -52,7 +53,10 @@ def survive(
         )
     end_with_step(os.environ)
     policy = spec.run.recovery
-    with alerts_beside(spec, say, supervises=True) as alerts:
+    with (
+        alerts_beside(spec, say, supervises=True) as alerts,
+        contextlib.closing(Replanner(spec, say)) as replanner,
+    ):
         generations = Generations(
             OneMachine(starter_of(words, environ, spec, say, lock, standby), environ),
             brief,
@@ -60,7 +64,7 @@ def survive(
             policy,
             say,
             Redactor(spec.run.redact),
-            Replanner(spec, say),
+            replanner,
             spec.run.health,
             alerts.tell,
         )

@@ -6,6 +6,7 @@ ranks after the other, and reports. Where it ends by a signal another one takes 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -116,8 +117,11 @@ def _run(spec: Spec, fleet: Fleet, lock: RunLock, say: Say, per_machine: int) ->
     planned, decisions = confirm_and_price(planned, say)
     brief = proven_brief(planned, decisions, say)
     policy = dataclasses.replace(spec.run.recovery, max_devices=spec.run.recovery.max_devices or most)
-    replanner = Replanner(spec, say, per_node)
-    with exports_beside(spec, say), alerts_beside(spec, say, supervises=True, goes_on=taken is not None) as alerts:
+    with (
+        exports_beside(spec, say),
+        alerts_beside(spec, say, supervises=True, goes_on=taken is not None) as alerts,
+        contextlib.closing(Replanner(spec, say, per_node)) as replanner,
+    ):
         generations = Generations(
             fleet, brief, lock, policy, say, Redactor(spec.run.redact), replanner, spec.run.health, alerts.tell
         )
