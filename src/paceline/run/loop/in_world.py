@@ -194,7 +194,8 @@ class InWorld:
             bar = unigram_bar(self.source, self.held_out, self.spec.run.evaluate_samples)
             # Who takes over the records in a world that is formed anew began with an earlier one.
             began = None if held else time.time() - (time.monotonic() - self._began)
-            self._record.started(self.progress, restored, bar, began, self._run.fingerprint)
+            goes_on = self._generation.number > 1
+            self._record.started(self.progress, restored, bar, began, self._run.fingerprint, goes_on)
         elif held and not self._generation.is_called:
             self._record.fault(*self._recovered.fault)
         self._notices.enter(self.brief.usd_per_second, self.world.is_first, self._open_budget())

@@ -22,6 +22,7 @@ from paceline.patience import Patience
 from paceline.run.process.brief import Brief
 from paceline.run.process.generation import FIRST, REFORMED, Generation
 from paceline.run.record.journal import mark_fault
+from paceline.run.record.told_before import is_told, told_before
 from paceline.run.survive.health.watch import PulseWatch
 from paceline.said import say_line
 from paceline.scratch import Scratch
@@ -318,6 +319,7 @@ class Generations:
         left = state_of_worlds(self._plans, before.number, holders, on_disk > 0)
         held = left.step
         self._plan, decisions = self._elastic.take(self._say)
+        decisions = (*self._untold(before), *decisions)
         kept = None if held is not None else self._held_in_memory(on_disk)
         if left.because:
             used = f"the state of step {held} that ranks are left with" if held is not None else "an older state"
@@ -343,6 +345,12 @@ class Generations:
             rescue_step=kept.step if kept is not None else held or 0,
             pieces={str(rank): tuple(files) for rank, files in kept.files.items()} if kept is not None else {},
         )
+
+    def _untold(self, before: Generation) -> tuple[DecisionRecord, ...]:
+        """Return what was decided for a world that fell before its first rank could record it."""
+        told = told_before(self._lock.run_dir) if before.decisions else set[str]()
+        redactor = self._redactor or Redactor()
+        return tuple(each for each in before.decisions if not is_told(redactor.record(each), told))
 
     def _newest_on_disk(self) -> int:
         """Return the step of the newest checkpoint in the run's directory, 0 where there is none."""
