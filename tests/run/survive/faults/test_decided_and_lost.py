@@ -117,14 +117,14 @@ def test_what_holds_for_all_worlds_is_recorded_once(tmp_path: Path) -> None:
 
 
 def test_a_first_rank_that_is_new_tells_again_nothing_that_stands_on_record(tmp_path: Path) -> None:
-    """Each new first rank told the plan, its settings and its proof once more: a run of 20 losses had 20 of each."""
+    """Each new first rank told what is set in its process, the plan and its proof once more."""
     faults = [{"kind": "kill", "step": step, "rank": 0, "phase": "backward"} for step in (4, 6)]
     story = Story("met", {"dp_replicate": 2}, faults, RUN, STEPS, how=SURVIVES)
     assert told(tmp_path, [story], timeout=180)["met"][-1].code == 0
     assert len(records_of(tmp_path / "met", "run_started")) == 3
     found = [(each["what"], each["from"], each["to"], each["because"], each["evidence"]) for each in
              records_of(tmp_path / "met", "decision")]  # fmt: skip
-    assert "plan" in {what for what, *_ in found} and not [each for each in found if found.count(each) > 1]
+    assert found and not [each for each in found if found.count(each) > 1]
 
 
 def test_what_a_new_first_rank_has_to_tell_for_the_first_time_is_told(tmp_path: Path) -> None:
