@@ -81,15 +81,22 @@ def starter_of(
     standby: Standby | None = None,
 ) -> Starter:
     """Return what starts `python WORDS` as a rank: forked from a standby where the policy wants one and one can be."""
-    because, policy = "", spec.run.recovery
+    because, policy, again = "", spec.run.recovery, None
     if policy.standby:
         work, because = forkable(words)
         unbuffered = {"PYTHONUNBUFFERED": "1"} if words[:1] == ["-u"] else {}
         if work:
-            standby = standby or Standby(STANDBY, work[0], {**environ, **unbuffered}, lock)
+
+            def another() -> Standby:
+                made = Standby(STANDBY, work[0], {**environ, **unbuffered}, lock)
+                made.forks(work, environ)
+                return made
+
+            again = another
+            standby = standby or another()
             standby.forks(work, environ)
     logs = pump_of(run_directory(spec), spec.run)
-    return Starter(starter([sys.executable, *words], environ, lock), standby, say, because, logs)
+    return Starter(starter([sys.executable, *words], environ, lock), standby, say, because, logs, again)
 
 
 def forkable(words: Sequence[str]) -> tuple[list[str], str]:
