@@ -38,11 +38,11 @@ Schedulers and scripts can act on how a command ended. With `--json` the same nu
 """
 
 EXIT_TAIL = """
-**75 is the one to act on.** `paceline train` ends with it after SIGTERM, SIGINT or SIGUSR1, and at `run.time_limit`:
-the ranks have agreed on the step, a checkpoint is saved, and the same command goes on from there. 74 and 75 are
-EX_IOERR and EX_TEMPFAIL of `sysexits.h`.
+**75 is the one to act on.** `paceline train` ends with it after SIGTERM, SIGINT, SIGUSR1 or SIGHUP, and at
+`run.time_limit`: the ranks have agreed on the step, a checkpoint is saved, and the same command goes on from there.
+Under `nohup` SIGHUP, a terminal that is closed, stops nothing. 74 and 75 are EX_IOERR and EX_TEMPFAIL of `sysexits.h`.
 
-Once it has read its spec, SIGTERM and SIGUSR1 end it with 75 at every moment: before the ranks begin nothing is
+Once it has read its spec, SIGTERM, SIGUSR1 and SIGHUP end it with 75 at every moment: before the ranks begin nothing is
 saved, and it says so; after the last step the report is written and the command ends with 0. Ctrl-C before the ranks
 begin ends with 130, as in any program. Other commands end with 143 after SIGTERM. The temporary folders of all of
 them are removed; those of a command that was killed (SIGKILL) are removed by the next one that needs such a folder,

@@ -29,6 +29,7 @@ from paceline.errors import Requeue
 from paceline.scratch import LEAST_SECONDS, Scratch, clear_scratch
 from paceline.supervise.blame import Outcome
 from paceline.supervise.early import Terminated, requeued_early, terminated
+from paceline.supervise.signals import StopFlag
 
 ENDLESS = """
 import os
@@ -95,7 +96,26 @@ def test_a_signal_while_a_run_is_prepared_leaves_its_blocks_and_one_after_it_wai
     with pytest.raises(Terminated) as ended, terminated():
         signal.raise_signal(signal.SIGTERM)
     assert ended.value.code == 128 + signal.SIGTERM
+    with pytest.raises(Requeue) as hung_up, requeued_early():
+        signal.raise_signal(signal.SIGHUP)
+    assert "SIGHUP" in hung_up.value.because
     assert signal.getsignal(signal.SIGTERM) is before, "and handlers are as they were"
+
+
+def test_a_terminal_that_goes_stops_a_run_unless_the_signal_is_ignored_or_somebody_elses() -> None:
+    heard: list[int] = []
+    with requeued_early():
+        flag = StopFlag().watch()  # in the place of the one that prepares the run
+        signal.raise_signal(signal.SIGHUP)
+        flag.release()
+    assert flag.because == "received SIGHUP"
+    for handler in (signal.SIG_IGN, lambda number, frame: heard.append(number)):
+        before = signal.signal(signal.SIGHUP, handler)
+        flag = StopFlag().watch()
+        signal.raise_signal(signal.SIGHUP)
+        flag.release()
+        assert not flag.because and signal.signal(signal.SIGHUP, before) is handler
+    assert heard == [signal.SIGHUP] and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
 
 
 def test_a_handler_of_somebody_else_stays(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from started.command import Command, is_alike, read
 # Threads that hold no lock which a forked process would want, but those of imports (become.py). A supervisor has one
 # for its ranks' output and one for its alerts.
 HARMLESS = ("MainThread", "verify-results", "paceline-logs", "paceline-alerts", "paceline-exports",
-            "paceline-devices")  # fmt: skip
+            "paceline-devices", "paceline-printer")  # fmt: skip
 COLD = subprocess.Popen
 MOST_KEPT = 4  # descriptors beside the three of standard streams
 NURSERY_SECONDS = 10.0  # in which it ends once its input does

@@ -23,7 +23,7 @@ from paceline.run.process.brief import Brief
 from paceline.scratch import Scratch
 from paceline.session import replanner
 from paceline.session.ready.prove import Proven
-from paceline.session.replanner import GivesWay, Replanner
+from paceline.session.replanner import GivesWay, ProofsAtHand, Replanner
 from paceline.spec.arguments import make_spec
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.kinds import DecisionRecord
@@ -160,9 +160,9 @@ def test_the_process_of_a_proof_made_ahead_is_of_the_lowest_priority(monkeypatch
     for gives_way in (False, True):
         with pytest.raises(DoesNotFit):
             Replanner(make_spec(decoder_task()), lambda text: None)(2, BRIEF, gives_way)
-    assert given[0] is None and isinstance(given[1], GivesWay)
+    assert isinstance(given[0], ProofsAtHand) and isinstance(given[1], GivesWay)
     own = os.getpriority(os.PRIO_PROCESS, os.getpid())
-    process = GivesWay().start_apart(["proof", "no such request", "no such result"], dict(os.environ))
+    process = ProofsAtHand().lowest.start_apart(["proof", "no such request", "no such result"], dict(os.environ))
     assert os.getpriority(os.PRIO_PROCESS, process.pid) == replanner.LOWEST > own
     assert process.wait() != 0
 
@@ -176,7 +176,34 @@ def test_where_the_system_allows_no_other_priority_the_proof_is_made_all_the_sam
     process: Any = SimpleNamespace(pid=0)
     monkeypatch.setattr(replanner, "starter", lambda words, environ: lambda own: process)
     monkeypatch.setattr(os, "setpriority", refuses)
-    assert GivesWay().start_apart(["proof", "request.json", "result.json"], {}) is process
+    assert ProofsAtHand().lowest.start_apart(["proof", "request.json", "result.json"], {}) is process
+
+
+@pytest.mark.parametrize("gives_way", [False, True])
+def test_a_plan_in_the_making_ends_with_the_run_it_is_for(monkeypatch: pytest.MonkeyPatch, gives_way: bool) -> None:
+    """In a notebook it went on for as long as its proof took, beside whatever came next."""
+    started, tried = list[subprocess.Popen[bytes]](), list[int]()
+
+    def sleeps(words: Any, environ: Any) -> Any:
+        started.append(subprocess.Popen(["sleep", "600"], process_group=0))
+        return lambda place: started[-1]
+
+    def prove(planned: Any, say: Any, starts: Any) -> None:
+        tried.append(starts.start_apart(["proof"], {}).wait())
+        starts.start_apart(["proof"], {})  # as a proof does of what is left after an end
+
+    monkeypatch.setattr(replanner, "starter", sleeps)
+    monkeypatch.setattr(replanner, "prove", prove)
+    monkeypatch.setattr(Replanner, "planned", lambda self, devices, precision: (None, False))
+    replan = Replanner(make_spec(decoder_task()), lambda text: None)
+    ahead = plans_ahead.Ahead(lambda devices: replan(devices, BRIEF, gives_way))
+    ahead.begin([2, 1])
+    wait_until(lambda: bool(started))
+    replan.close()
+    wait_until(lambda: ahead.is_made(2) is not None and ahead.is_made(1) is not None)
+    assert tried == [-9] and len(started) == 1 and not ahead.wait_for(2) and not ahead.wait_for(1)
+    with pytest.raises(replanner.RunIsOver):
+        replan(3, BRIEF)
 
 
 # ---- plans of larger worlds -----------------------------------------------------------------------------------------

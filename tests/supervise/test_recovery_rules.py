@@ -27,7 +27,7 @@ from paceline.supervise.again.held import AGREED, DUE, OPEN, HeldState
 from paceline.supervise.again.judge import FRUITLESS, Judge, Reached
 from paceline.supervise.again.machines import OneMachine, seats_of
 from paceline.supervise.again.spent import SpentSoFar
-from paceline.supervise.again.survivors import state_left
+from paceline.supervise.again.survivors import state_left, state_of_worlds
 from paceline.supervise.blame import Outcome
 from paceline.supervise.control import CALL_NAME
 from paceline.supervise.crew import Crew
@@ -105,6 +105,20 @@ MIXED = Plan(Layout(dp_replicate=2, dp_shard=2))  # ranks 0 and 2 hold the same,
 )
 def test_survivors_hold_a_step_where_every_part_of_it_is_left(plan: Plan, steps: dict[int, int], held: int) -> None:
     assert state_left(plan, {rank: HeldState(step) for rank, step in steps.items()}, True).step == held
+
+
+def test_a_state_that_outlived_a_world_which_never_formed_is_judged_by_the_plan_it_was_made_under() -> None:
+    """A world of 2 grows to 3 and one dies as it forms: both survivors hold all; two of four shards are not two."""
+    two, three, four = (Plan(Layout(dp_shard=number)) for number in (2, 3, 4))
+    plans = {1: two, 2: three}
+    kept = {0: HeldState(7, generation=1, rank=0), 2: HeldState(7, generation=1, rank=1)}
+    assert state_of_worlds(plans, 2, kept, True).step == 7
+    lost = {0: HeldState(7, generation=1, rank=0), 1: HeldState(7, generation=1, rank=1)}
+    assert state_of_worlds({1: four, 2: two}, 2, lost, True).step is None
+    mixed = {0: HeldState(7, generation=1, rank=0), 1: HeldState(7, generation=2, rank=1)}
+    assert "different worlds: 1, 2" in state_of_worlds({1: two, 2: two}, 2, mixed, True).because
+    assert "world 1" in state_of_worlds({2: three}, 2, lost, True).because
+    assert state_of_worlds({2: two}, 2, {0: HeldState(7), 1: HeldState(7)}, True).step == 7
 
 
 SOUND, OTHER = HeldState(7, "a", AGREED, 7), HeldState(7, "b", AGREED, 7)

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import math
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from paceline.cluster.groups import group_specs
@@ -20,7 +21,7 @@ from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.plan import PlanSpec
 from paceline.supervise.again.elastic import Replanned
-from paceline.supervise.groups import Process
+from paceline.supervise.groups import Process, kill_group
 from paceline.supervise.supervisor import starter
 from paceline.units import format_durations
 from paceline.verify.process.group import cold_words
@@ -36,6 +37,7 @@ class Replanner:
     def __init__(self, spec: Spec, say: Say, devices_per_node: int = 0) -> None:
         """`devices_per_node` is 0 where all are on this machine."""
         self._spec, self._say, self._per_node = spec, say, devices_per_node
+        self._proofs = ProofsAtHand()
         self._planned: dict[int, tuple[Planned, bool]] = {}
         self._made: dict[int, tuple[Planned, bool, Proven]] = {}
         self._refused: dict[int, PacelineError] = {}
@@ -45,15 +47,16 @@ class Replanner:
 
         A proof that was made before is remembered; one that is made now delays the run by its seconds, since a run that
         recovers into wrong numbers would not have recovered. The processes of a proof that `gives_way` have the lowest
-        priority. Raises DoesNotFit and VerificationFailed.
+        priority. Raises DoesNotFit and VerificationFailed, and RunIsOver once this is closed.
         """
+        self._proofs.check()
         if devices in self._refused:
             raise self._refused[devices]
         if devices not in self._made:
             try:
                 planned, is_relaxed = self._planned.get(devices) or self.planned(devices, now.plan.precision)
                 self._planned[devices] = planned, is_relaxed  # also for who asks while it is being proven
-                proven = prove(planned, self._say, GivesWay() if gives_way else None)
+                proven = prove(planned, self._say, self._proofs.lowest if gives_way else self._proofs)
                 self._made[devices] = planned, is_relaxed, proven
             except (ConfigError, DoesNotFit, VerificationFailed) as error:
                 self._refused[devices] = error
@@ -74,6 +77,10 @@ class Replanner:
         # Of the world that follows, and no part of what its first rank says of its start.
         return Replanned(make_brief(planned, proven.record, proven.decisions), decision)
 
+    def close(self) -> None:
+        """End the proofs at hand, and make no more: the run is over, and whoever started it may go on."""
+        self._proofs.close()
+
     def planned(self, devices: int, precision: str) -> tuple[Planned, bool]:
         """Return a plan for so many devices, and whether the spec's constraints on the layout were given up for it."""
         asked = dataclasses.replace(self._spec.plan, precision=precision)
@@ -91,8 +98,22 @@ class Replanner:
             return plan_task(dataclasses.replace(spec, plan=dataclasses.replace(asked, **free))), True
 
 
-class GivesWay:
-    """Starts the process of a proof with the lowest priority, which those inherit that it forks."""
+class RunIsOver(PacelineError):
+    """A plan was asked for, or was in the making, when the run that it was for had ended."""
+
+
+class ProofsAtHand:
+    """Starts the processes of proofs, and ends those that run when nobody wants the proofs any more."""
+
+    def __init__(self) -> None:
+        self.lowest = GivesWay(self)
+        self._running: list[Process] = []
+        self._changing, self._is_over = threading.Lock(), False
+
+    def check(self) -> None:
+        """Raise RunIsOver where no proof is wanted any more."""
+        if self._is_over:
+            raise RunIsOver("no plan for another number of devices", "the run has ended", "nothing: none is needed")
 
     def is_ready(self) -> bool:
         """Return True: it needs nothing."""
@@ -100,7 +121,35 @@ class GivesWay:
 
     def start_apart(self, work: Sequence[str], environ: Mapping[str, str]) -> Process:
         """Start the process of a proof of these words, the first of which is the kind of work."""
-        process = starter(cold_words(work[1:]), environ)({})
+        with self._changing:
+            self.check()
+            process = starter(cold_words(work[1:]), environ)({})
+            self._running = [*(each for each in self._running if each.returncode is None), process]
+        return process
+
+    def close(self) -> None:
+        """End what runs by force; who waits for it collects it."""
+        with self._changing:
+            self._is_over = True
+        for process in self._running:
+            with contextlib.suppress(OSError):  # it was collected just now
+                if process.returncode is None:
+                    kill_group(process)
+
+
+class GivesWay:
+    """Starts the process of a proof with the lowest priority, which those inherit that it forks."""
+
+    def __init__(self, proofs: ProofsAtHand) -> None:
+        self._proofs = proofs
+
+    def is_ready(self) -> bool:
+        """Return True: it needs nothing."""
+        return True
+
+    def start_apart(self, work: Sequence[str], environ: Mapping[str, str]) -> Process:
+        """Start the process of a proof of these words, the first of which is the kind of work."""
+        process = self._proofs.start_apart(work, environ)
         with contextlib.suppress(OSError):  # it has ended already, or the system allows no other priority
             os.setpriority(os.PRIO_PROCESS, process.pid, LOWEST)
         return process

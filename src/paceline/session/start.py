@@ -36,6 +36,7 @@ from paceline.spec.task import ModelSpec
 from paceline.spec.watch.when import WhenSpec
 from paceline.supervise.blame import Outcome
 from paceline.supervise.early import requeued_early
+from paceline.supervise.logs.aside import printed_aside
 from paceline.supervise.logs.tee import kept_here
 from paceline.supervise.parent import end_with_step
 from paceline.supervise.standby import Standby
@@ -52,6 +53,7 @@ MOST_PROBE_SECONDS = 90.0  # that a run waits for a probe, by the clock
 Say = Callable[[str], None]
 
 
+@printed_aside()
 def train(spec: Spec, say: Say = say_line) -> int:
     """Train the spec on this machine's devices, or as a part of a run that others have started; return the exit code.
 

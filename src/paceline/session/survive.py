@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from paceline.spec.load import Spec
 from paceline.supervise.again.generations import Generations
 from paceline.supervise.again.machines import OneMachine
 from paceline.supervise.blame import Outcome
+from paceline.supervise.logs.aside import printed_aside
 from paceline.supervise.logs.pump import pump_of
 from paceline.supervise.parent import end_with_step
 from paceline.supervise.standby import Standby
@@ -29,6 +31,7 @@ Say = Callable[[str], None]
 WORKER = "paceline.launch.worker"
 
 
+@printed_aside()
 def survive(
     words: Sequence[str],
     spec: Spec,
@@ -50,7 +53,10 @@ def survive(
         )
     end_with_step(os.environ)
     policy = spec.run.recovery
-    with alerts_beside(spec, say, supervises=True) as alerts:
+    with (
+        alerts_beside(spec, say, supervises=True) as alerts,
+        contextlib.closing(Replanner(spec, say)) as replanner,
+    ):
         generations = Generations(
             OneMachine(starter_of(words, environ, spec, say, lock, standby), environ),
             brief,
@@ -58,7 +64,7 @@ def survive(
             policy,
             say,
             Redactor(spec.run.redact),
-            Replanner(spec, say),
+            replanner,
             spec.run.health,
             alerts.tell,
         )
@@ -75,15 +81,22 @@ def starter_of(
     standby: Standby | None = None,
 ) -> Starter:
     """Return what starts `python WORDS` as a rank: forked from a standby where the policy wants one and one can be."""
-    because, policy = "", spec.run.recovery
+    because, policy, again = "", spec.run.recovery, None
     if policy.standby:
         work, because = forkable(words)
         unbuffered = {"PYTHONUNBUFFERED": "1"} if words[:1] == ["-u"] else {}
         if work:
-            standby = standby or Standby(STANDBY, work[0], {**environ, **unbuffered}, lock)
+
+            def another() -> Standby:
+                made = Standby(STANDBY, work[0], {**environ, **unbuffered}, lock)
+                made.forks(work, environ)
+                return made
+
+            again = another
+            standby = standby or another()
             standby.forks(work, environ)
     logs = pump_of(run_directory(spec), spec.run)
-    return Starter(starter([sys.executable, *words], environ, lock), standby, say, because, logs)
+    return Starter(starter([sys.executable, *words], environ, lock), standby, say, because, logs, again)
 
 
 def forkable(words: Sequence[str]) -> tuple[list[str], str]:

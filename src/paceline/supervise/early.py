@@ -49,8 +49,8 @@ def ended_in_order(numbers: tuple[int, ...], raised: Raised) -> Iterator[Callabl
 
 
 def requeued_early() -> contextlib.AbstractContextManager[Callable[[], None]]:
-    """Have SIGTERM and SIGUSR1 end with Requeue what prepares a run. Ctrl-C interrupts it, as any program."""
-    return ended_in_order((signal.SIGTERM, signal.SIGUSR1), _requeue)
+    """Have SIGTERM, SIGUSR1 and SIGHUP end with Requeue what prepares a run. Ctrl-C interrupts it, as any program."""
+    return ended_in_order((signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP), _requeue)
 
 
 def terminated() -> contextlib.AbstractContextManager[Callable[[], None]]:

@@ -15,6 +15,16 @@ from paceline.supervise.logs.rank import let_go
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
+def hangup() -> tuple[signal.Signals, ...]:
+    """Return SIGHUP, which says that the terminal has gone, where it would end this process.
+
+    None under `nohup`, and where a handler of the user's own reacts to it.
+    """
+    handler = signal.getsignal(signal.SIGHUP)
+    is_ours = str(getattr(handler, "__module__", "")).startswith("paceline.")
+    return (signal.SIGHUP,) if handler is signal.SIG_DFL or is_ours else ()
+
+
 @contextlib.contextmanager
 def blocked_signals() -> Iterator[None]:
     """Put stop signals to this thread off for the block; a process that is started in it has them put off until it
@@ -42,7 +52,7 @@ class StopFlag:
     def watch(self) -> StopFlag:
         """Install the handlers. Outside of the main thread nothing is installed: Python allows it only there."""
         if threading.current_thread() is threading.main_thread():
-            for number in STOP_SIGNALS:
+            for number in (*STOP_SIGNALS, *hangup()):
                 self._previous[number] = signal.signal(number, self._received)
         return self
 

@@ -69,6 +69,7 @@ class Standby:
         self._lines, self._endings, self._lock = Lines(ours), dict[int, int](), lock
         self._work, self._environ = list[str](), dict[str, str]()
         self._is_ready, self._is_closed = False, False
+        self.has_forked = False  # whether it has served already: one that ends then was ended by somebody
         self.because = ""
         with theirs, blocked_signals():
             self._process = subprocess.Popen(
@@ -105,6 +106,7 @@ class Standby:
                 told = self._lines.take()
                 assert told is not None
                 if "forked" in told:
+                    self.has_forked = True
                     return Lent(self, int(told["forked"]))
                 self._endings[told["ended"]] = told["code"]
         except EOFError as error:
@@ -114,6 +116,8 @@ class Standby:
     def ending_of(self, pid: int) -> int | None:
         """Return how a rank ended (minus the signal that ended it), or None while it runs."""
         try:
+            if pid not in self._endings and self._is_closed:
+                raise EOFError
             while pid not in self._endings and (told := self._lines.take(0.0)) is not None:
                 self._endings[told["ended"]] = told["code"]
         except EOFError:

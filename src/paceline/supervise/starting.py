@@ -11,6 +11,8 @@ from paceline.supervise.logs.pump import LogPump
 from paceline.supervise.standby import Standby
 from paceline.supervise.supervisor import StartsRank
 
+MOST_AGAIN = 3  # standbys in the place of ones that were ended: what ends them as often ends the next one too
+
 
 class Starter:
     """Starts ranks in the quickest way that works, and says once why the quicker one does not."""
@@ -22,14 +24,24 @@ class Starter:
         say: Callable[[str], None],
         because: str = "",
         logs: LogPump | None = None,
+        again: Callable[[], Standby] | None = None,
     ) -> None:
-        """`because` says why there is no standby, where that is not as the spec asks; `logs` keeps what ranks print."""
-        self._logs = logs
+        """`because` says why there is no standby, where that is not as the spec asks; `logs` keeps what ranks print.
+
+        `again` makes another standby in the place of one that was ended: one import of torch, and not one a rank.
+        """
+        self._logs, self._again, self._left = logs, again, MOST_AGAIN
         self._cold, self._standby, self._say, self._because = cold, standby, say, because
         self._is_told = False
 
     def rung(self) -> str:
         """Return how the next ranks will be started. Waits until that is known."""
+        before = self._standby
+        if before is not None and before.has_forked and not before.is_ready() and self._again and self._left:
+            self._left -= 1
+            self._say(f"standby  {before.because}; another one imports torch")
+            before.close()
+            self._standby = self._again()
         if self._standby is not None and self._standby.is_ready():
             return FORKED
         self._because = self._standby.because if self._standby else self._because
@@ -52,7 +64,7 @@ class Starter:
             try:
                 return self._standby.start(place)
             except OSError:  # it has ended meanwhile, and says so
-                self.rung()
+                self.rung()  # which later ranks are forked by
         return self._cold(place)
 
     def close(self) -> None:

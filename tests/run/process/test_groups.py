@@ -6,7 +6,10 @@ import itertools
 import os
 import resource
 import signal
+import socket
+import threading
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,13 +20,16 @@ from distributed import run_ranks
 from paceline.checkpoint.ranks import Ranks
 from paceline.errors import ConfigError
 from paceline.foreign_errors import is_of_gloo
-from paceline.run.process import groups, sockets
-from paceline.run.process.groups import own_part
-from paceline.run.process.place import KEPT_STORE, Place
-from paceline.run.process.world import build_mesh, join_world
+from paceline.run.process import gathering, groups, sockets
+from paceline.run.process.groups import abort_groups, own_part
+from paceline.run.process.place import KEPT_STORE, SERVED_STORE, Place
+from paceline.run.process.world import build_mesh, join_next, join_world
+from paceline.run.survive.survivor import is_lost_peer
 from paceline.spec.layout import Layout
 from paceline.spec.run import RunSpec
 from paceline.spec.survive.checkpoints import CheckpointsSpec
+from paceline.supervise.control import ABORT_NAME, CONTROL_VARIABLE
+from paceline.supervise.supervisor import ERROR_FOLDER
 from paceline.system.descriptors import make_room
 
 AXES = {"pp": 2, "dp_replicate": 3, "fsdp": 4, "tp": 2}
@@ -119,6 +125,53 @@ def asks_for_saves_alone() -> bool:
 def test_a_rank_that_dies_before_the_first_save_is_seen_by_those_who_come_to_it() -> None:
     """They waited for the address of the dead one until they were ended by force: 38 to 66 s of a recovery."""
     assert run_ranks(asks_for_saves_alone, 3, may_die=[1]) == [True, None, True]
+
+
+def asks_for_a_further_group() -> bool:
+    """Return whether a group that a plan wants later is refused as a collective is, where a peer has died before."""
+    mesh = build_mesh(Layout(dp_shard=2, cp=2), world := join_world("cpu", threads=1))
+    assert mesh is not None
+    if world.rank == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(RuntimeError) as raised:
+        mesh.context  # noqa: B018
+    return is_of_gloo(raised.value)
+
+
+def test_a_rank_that_dies_before_a_further_group_of_the_plan_is_seen_by_all() -> None:
+    assert run_ranks(asks_for_a_further_group, 4, may_die=[3]) == [True, True, True, None]
+
+
+def joins_a_world_that_never_forms(folder: Path, rendezvous: str) -> bool:
+    """Return whether a survivor is told of a lost peer, where that one dies before it has come to the next world."""
+    world = join_world("cpu", threads=1)
+    if world.rank == 1:
+        return True
+    abort_groups()
+    os.environ.update({ERROR_FOLDER: str(folder), CONTROL_VARIABLE: "control"})
+    threading.Timer(0.3, (folder / ABORT_NAME).touch).start()
+    with pytest.raises(dist.DistError) as raised:
+        join_next(world, Place(0, 2, 0, 2, rendezvous))
+    return is_lost_peer(raised.value) and not dist.is_initialized()
+
+
+@pytest.mark.parametrize("where", ["file", "store"])
+def test_a_rank_that_dies_before_it_comes_to_the_next_world_holds_up_nobody(tmp_path: Path, where: str) -> None:
+    """Survivors waited for its address until they were ended by force after a grace of 15 s, and lost their state."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    rendezvous = f"file://{tmp_path}/next" if where == "file" else f"{SERVED_STORE}127.0.0.1:{port}/2"
+    assert all(run_ranks(joins_a_world_that_never_forms, 2, tmp_path, rendezvous))
+
+
+def test_who_comes_to_a_store_that_nobody_serves_hears_the_word(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    threading.Timer(0.3, (tmp_path / ABORT_NAME).touch).start()
+    with pytest.raises(dist.DistError):
+        gathering.until_served("127.0.0.1", port, tmp_path / ABORT_NAME)
 
 
 def test_a_large_world_connects_for_saves_those_that_talk_to_each_other() -> None:

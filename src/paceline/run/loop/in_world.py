@@ -32,8 +32,8 @@ from paceline.run.observe.node import SamplesOfFirst
 from paceline.run.observe.observing import NodeWatch
 from paceline.run.process.brief import Brief, take_brief
 from paceline.run.process.generation import REFORMED, Generation, take_generation
-from paceline.run.process.groups import abort_groups
-from paceline.run.process.world import World
+from paceline.run.process.groups import Groups, abort_groups
+from paceline.run.process.world import World, join_next
 from paceline.run.record.journal import Journal
 from paceline.run.record.recorder import Recorder, SilentRecorder
 from paceline.run.record.sink import OpenSink, Sink
@@ -194,7 +194,8 @@ class InWorld:
             bar = unigram_bar(self.source, self.held_out, self.spec.run.evaluate_samples)
             # Who takes over the records in a world that is formed anew began with an earlier one.
             began = None if held else time.time() - (time.monotonic() - self._began)
-            self._record.started(self.progress, restored, bar, began, self._run.fingerprint)
+            goes_on = self._generation.number > 1
+            self._record.started(self.progress, restored, bar, began, self._run.fingerprint, goes_on)
         elif held and not self._generation.is_called:
             self._record.fault(*self._recovered.fault)
         self._notices.enter(self.brief.usd_per_second, self.world.is_first, self._open_budget())
@@ -432,7 +433,10 @@ class InWorld:
         built, plan, step = self._under.built, self.brief.plan, self.progress.step
         is_due = bool(self._check_every) and step % (self._check_every or 1) == 0  # by the spec: more are made at first
         held = hold(self._run, built, plan, self.progress, self._made, is_done, self._agreed, is_due)
-        held = dataclasses.replace(held, learnt=self._stragglers.learnt(), unrecorded=unrecorded_under(self._under))
+        of_world = dataclasses.replace(held.state, generation=self._generation.number, rank=self.world.rank)
+        held = dataclasses.replace(
+            held, learnt=self._stragglers.learnt(), unrecorded=unrecorded_under(self._under), state=of_world
+        )
         self._keeper.abandon()
         self._node.close()
         self._saved = self._keeper.known
@@ -440,11 +444,14 @@ class InWorld:
         self.take_down()
         while True:
             try:
-                joined = next_place(self.world, self._generation.number, held)
-                if joined is None:
+                following = next_place(self.world, self._generation.number, held)
+                if following is None:
                     return False
-                self.world, self.brief = joined[0], take_brief() or self.brief
-                self._take_place(joined[1])
+                place, self._generation = following  # of which this rank is, whether or not its world comes about
+                self.brief = take_brief() or self.brief
+                self.world = dataclasses.replace(self.world, rank=place.rank, size=place.world_size, groups=Groups())
+                self.world = join_next(self.world, place)
+                self._take_place(self._generation)
                 self._open_data()
                 self._enter(held)
                 return True

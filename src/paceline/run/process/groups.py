@@ -51,6 +51,16 @@ class Groups:
             self._made[part] = group
         return self._made[part]
 
+    def meet(self, *parts: MemberRanks) -> None:
+        """Meet all ranks of the world, where one of these groups is yet to be made. Every rank calls it.
+
+        Whose peer has died is told so here, at once: in a group that is made it would wait for the dead one's address.
+        """
+        assert dist.group.WORLD is not None
+        size = dist.group.WORLD.size()
+        if any(len(part) != size and part not in self._made for part in parts):
+            dist.barrier()
+
     def beside(self, timeout: timedelta) -> dist.ProcessGroup:
         """Return a gloo group of all ranks for what goes on beside training. Every rank asks for it at one moment.
 
@@ -59,8 +69,7 @@ class Groups:
         """
         if self._beside is None:
             assert dist.group.WORLD is not None
-            # Whose peer has died is told so here: in a group that is made it would wait for the dead one's address.
-            dist.barrier()
+            dist.barrier()  # as in `meet`
             on_demand = dist.group.WORLD.size() > MESHED
             with noted("gloo"), _connected_on_demand(on_demand):
                 made = dist.new_group(backend="gloo", timeout=max(timeout, COLLECTIVE_TIMEOUT))
@@ -141,7 +150,7 @@ class Mesh:
             "fsdp": layout.dp_shard * layout.cp,
             "tp": layout.tp,
         }
-        self._mesh = self._over(self._axes)
+        self._mesh = self._over(self._axes)  # where all ranks have just met (world.py)
 
     def __getitem__(self, axes: str | tuple[str, ...]) -> DeviceMesh:
         """Return the part of the mesh along one or several axes."""
@@ -163,13 +172,13 @@ class Mesh:
     def context(self) -> dist.ProcessGroup:
         """The ranks that share this rank's sequences. Every rank asks for it, as for all that follow."""
         axes = {"outer": self.layout.pp * self.layout.dp_replicate * self.layout.dp_shard, "cp": self.layout.cp}
-        return self._groups.of(own_part({**axes, "tp": self.layout.tp}, ("cp",), dist.get_rank()))
+        return self._of({**axes, "tp": self.layout.tp}, ("cp",))
 
     @cached_property
     def data(self) -> dist.ProcessGroup:
         """The ranks that read different rows of one batch, in the order of the rows."""
         assert self.layout.cp == 1, "ranks that share sequences read the same rows"
-        return self._groups.of(own_part(self._axes, DATA_AXES, dist.get_rank()))
+        return self._of(self._axes, DATA_AXES)
 
     @cached_property
     def data_axis(self) -> DeviceMesh:
@@ -179,7 +188,7 @@ class Mesh:
     @cached_property
     def copy(self) -> dist.ProcessGroup:
         """The ranks that hold this rank's copy of the model."""
-        return self._groups.of(own_part(self._axes, ("pp", "fsdp", "tp"), dist.get_rank()))
+        return self._of(self._axes, ("pp", "fsdp", "tp"))
 
     @cached_property
     def experts(self) -> DeviceMesh:
@@ -189,7 +198,14 @@ class Mesh:
         """
         split = {"expert_shard": self._axes["fsdp"] // self.layout.ep, "ep": self.layout.ep}
         outer = {axis: self._axes[axis] for axis in ("pp", "dp_replicate")}
-        return self._over({**outer, **split, "tp": self._axes["tp"]})
+        axes = {**outer, **split, "tp": self._axes["tp"]}
+        self._groups.meet(*(own_part(axes, (axis,), dist.get_rank()) for axis in axes))
+        return self._over(axes)
+
+    def _of(self, axes: dict[str, int], along: Sequence[str]) -> dist.ProcessGroup:
+        part = own_part(axes, along, dist.get_rank())
+        self._groups.meet(part)
+        return self._groups.of(part)
 
     def _over(self, axes: dict[str, int]) -> DeviceMesh:
         ranks = torch.arange(math.prod(axes.values())).view(tuple(axes.values()))

@@ -19,9 +19,10 @@ import torch.distributed as dist
 from paceline.cluster.here.prepare import Switched, bind_rank, device_index, prepare_process, told_waiting
 from paceline.errors import ConfigError
 from paceline.run.memory.allocator import keep_freed_memory
+from paceline.run.process.gathering import come_together, until_served, word_of_supervisor
 from paceline.run.process.groups import COLLECTIVE_TIMEOUT, Groups, Mesh
 from paceline.run.process.neighbours import Neighbours, ToldByRanks, told_alone
-from paceline.run.process.place import KEPT_STORE, SERVED_STORE, Place
+from paceline.run.process.place import FILE, KEPT_STORE, SERVED_STORE, Place
 from paceline.run.process.sockets import noted, quiet_connections
 from paceline.run.survive.listener import refuse_ended_groups
 from paceline.spec.layout import Layout
@@ -225,7 +226,9 @@ def _meet(place: Place, device: torch.device) -> None:
     backend = "nccl" if device.type == "cuda" else "gloo"
     if backend == "gloo" or place.rank == 0:  # who has a connection to each rank
         make_room(2 * place.world_size)
-    store = _store(place)
+    store, word = _store(place), word_of_supervisor()
+    if store is not None and word is not None:
+        come_together(store, place.world_size, word)
     with noted(backend):
         dist.init_process_group(
             backend,
@@ -241,14 +244,19 @@ def _meet(place: Place, device: torch.device) -> None:
 def _store(place: Place) -> dist.Store | None:
     """Return the store of a rendezvous that names one; None for others.
 
-    Each generation of a run has a prefix of its own: who is left of an older one meets nobody of a newer one.
+    Each generation of a run has a prefix, or a file, of its own: who is left of an older one meets nobody of a newer
+    one.
     """
+    if place.rendezvous.startswith(FILE):
+        return dist.FileStore(place.rendezvous.removeprefix(FILE), place.world_size)
     kind = next((kind for kind in (SERVED_STORE, KEPT_STORE) if place.rendezvous.startswith(kind)), None)
     if kind is None:
         return None
     address, _, prefix = place.rendezvous.removeprefix(kind).partition("/")
     host, _, port = address.rpartition(":")
-    serves = kind == SERVED_STORE and place.rank == 0
+    serves, word = kind == SERVED_STORE and place.rank == 0, word_of_supervisor()
+    if not serves and word is not None:
+        until_served(host, int(port), word)
     store = dist.TCPStore(host, int(port), None, serves, timeout=COLLECTIVE_TIMEOUT, wait_for_workers=False)
     return dist.PrefixStore(prefix, store)
 

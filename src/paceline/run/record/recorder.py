@@ -22,6 +22,7 @@ from paceline.run.memory.spent import MemoryMeter
 from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
 from paceline.run.record.sink import Sink
+from paceline.run.record.told_before import is_told, told_before
 from paceline.run.survive.faults.ledger import StruckFault
 from paceline.run.survive.listener import was_aborted
 from paceline.run.survive.written_by import versions_here
@@ -73,6 +74,7 @@ class Recorder:
         self._ended = False
         self._told_rates: dict[str, float] = {}  # by callbacks
         self._told_once: set[tuple[str, str, str]] = set()
+        self._told_before = set[str]()  # by earlier starts of this call
         self._told_in: dict[int, set[tuple[str, str, str, str]]] = {}  # by step, which may be made again
 
     def _write(self, record: Record) -> None:
@@ -81,14 +83,23 @@ class Recorder:
         for sink in self._sinks:
             sink.write(record)
 
+    def _write_new(self, record: Record) -> None:
+        """Write a record that no earlier start of this call has told."""
+        if not is_told(self._redactor.record(record), self._told_before):
+            self._write(record)
+
     def _decided(self, what: str, before: object, after: object, because: str, evidence: object = None) -> None:
         self._write(DecisionRecord(what, before, after, because, evidence))
 
     def started(
         self, progress: Progress, restored: Restored | None, unigram_loss: float | None, began: float | None = None,
-        fingerprint: str = "",
+        fingerprint: str = "", goes_on: bool = False,
     ) -> None:  # fmt: skip
-        """Record what runs, on what, as planned, and from where it goes on; `fingerprint` is that of the data."""
+        """Record what runs, on what, as planned, and from where it goes on; `fingerprint` is that of the data.
+
+        Where it `goes_on` in a further world of one call, what an earlier start has told is not told again.
+        """
+        self._told_before = told_before(self._run_dir) if goes_on else set()
         known, clock = self._brief.record, clock_here()
         facts = {"unigram_loss": unigram_loss, **({"fingerprint": fingerprint} if fingerprint else {})}
         started = RunStarted(
@@ -119,11 +130,11 @@ class Recorder:
         )
         self._write(started)
         for decision in known.decisions:
-            self._write(now(decision))
+            self._write_new(now(decision))
         for switched in self._world.switched:
-            self._decided(**vars(switched))
+            self._write_new(now(DecisionRecord(**vars(switched), evidence=None)))
         if known.verify is not None:
-            self._write(now(known.verify))
+            self._write_new(now(known.verify))
         if restored is not None:
             for note in restored.notes:
                 self._decided("resume", None, str(restored.path), note)
@@ -286,7 +297,7 @@ class Recorder:
             told = decision.what, str(decision.after), decision.because
             if told not in self._told_once:
                 self._told_once.add(told)
-                self._write(decision)
+                self._write_new(decision)
 
     def recovered(self, record: RecoveryRecord | None) -> None:
         """Record that the run goes on after a fault, where it has just done so."""

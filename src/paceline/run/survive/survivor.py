@@ -27,7 +27,7 @@ from paceline.run.loop.under_plan import refuse_replan
 from paceline.run.process.generation import FROM_RANKS, Generation, take_generation
 from paceline.run.process.groups import abort_groups
 from paceline.run.process.place import Place
-from paceline.run.process.world import World, join_next
+from paceline.run.process.world import World
 from paceline.run.record.recorder import is_echo
 from paceline.run.survive.agreed import Agreed
 from paceline.run.survive.health.less_work import OwnPace
@@ -126,8 +126,11 @@ def hold(run: RunIdentity, built: Assembled, plan: Plan, progress: Progress, sta
     return Brought(None, None, False, state) if state.changed else Brought(taken, stats, is_done, state)
 
 
-def next_place(world: World, generation: int, held: Brought) -> tuple[World, Generation] | None:
-    """Stand by until the supervisor has a next world, join it and return it; None where this rank does not go on."""
+def next_place(world: World, generation: int, held: Brought) -> tuple[Place, Generation] | None:
+    """Stand by until the supervisor has a next world, and return this rank's place in it, which it is to join.
+
+    Returns None where this rank does not go on.
+    """
     answer = stand_by(world.rank, generation, held.state)
     if not answer:
         return None
@@ -138,8 +141,7 @@ def next_place(world: World, generation: int, held: Brought) -> tuple[World, Gen
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     name_process(f"rank-{rank}-paceline")
     on_node = int(os.environ.get("LOCAL_WORLD_SIZE", size))
-    place = Place(rank, size, world.local_rank, on_node, os.environ["PACELINE_RENDEZVOUS"])
-    return join_next(world, place), following
+    return Place(rank, size, world.local_rank, on_node, os.environ["PACELINE_RENDEZVOUS"]), following
 
 
 def bring_together(world: World, generation: Generation, held: Brought | None) -> Together | None:

@@ -26,6 +26,7 @@ from paceline.session.survive import WORKER, starter_of
 from paceline.spec.arguments import run_directory
 from paceline.spec.load import Spec
 from paceline.supervise.groups import collect
+from paceline.supervise.logs.aside import printed_aside
 from paceline.supervise.nodes.agent import Agent
 from paceline.supervise.nodes.link import NodeLink, NoPeer, knock
 from paceline.supervise.nodes.meeting import NOT_ELECTED, STEPPED_DOWN, Meeting, find_meeting
@@ -55,6 +56,7 @@ class Attended:
     error: Mapping[str, object] | None = None
 
 
+@printed_aside()
 def attend_run(spec: Spec, say: Say = say_line, seat: Seat | None = None, script: Sequence[str] = ()) -> Attended:
     """Supervise this node's ranks of a run on several nodes to its end.
 

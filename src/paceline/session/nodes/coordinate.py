@@ -6,6 +6,7 @@ ranks after the other, and reports. Where it ends by a signal another one takes 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -32,6 +33,7 @@ from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec
 from paceline.supervise.again.generations import Generations, TakenOver
 from paceline.supervise.blame import Outcome
+from paceline.supervise.logs.aside import printed_aside
 from paceline.supervise.nodes.fleet import Fleet
 from paceline.supervise.nodes.meeting import NOT_ELECTED, STEPPED_DOWN, announce
 from paceline.supervise.parent import end_with_parent, name_process
@@ -44,6 +46,7 @@ BACKLOG = 128
 BACK_SECONDS = 2.0  # that the nodes of a world have to come to the coordinator that takes over; later ones join a world
 
 
+@printed_aside()
 def main() -> int:
     """Coordinate the run that the command line names, and return its exit code."""
     end_with_parent(number=signal.SIGKILL)
@@ -114,8 +117,11 @@ def _run(spec: Spec, fleet: Fleet, lock: RunLock, say: Say, per_machine: int) ->
     planned, decisions = confirm_and_price(planned, say)
     brief = proven_brief(planned, decisions, say)
     policy = dataclasses.replace(spec.run.recovery, max_devices=spec.run.recovery.max_devices or most)
-    replanner = Replanner(spec, say, per_node)
-    with exports_beside(spec, say), alerts_beside(spec, say, supervises=True, goes_on=taken is not None) as alerts:
+    with (
+        exports_beside(spec, say),
+        alerts_beside(spec, say, supervises=True, goes_on=taken is not None) as alerts,
+        contextlib.closing(Replanner(spec, say, per_node)) as replanner,
+    ):
         generations = Generations(
             fleet, brief, lock, policy, say, Redactor(spec.run.redact), replanner, spec.run.health, alerts.tell
         )

@@ -21,6 +21,7 @@ from paceline.patience import Patience
 from paceline.run.process.brief import Brief
 from paceline.run.process.generation import FIRST, REFORMED, Generation
 from paceline.run.record.journal import mark_fault
+from paceline.run.record.told_before import is_told, told_before
 from paceline.run.survive.health.watch import PulseWatch
 from paceline.said import say_line
 from paceline.scratch import Scratch
@@ -36,7 +37,7 @@ from paceline.supervise.again.judge import Judge, reached_by
 from paceline.supervise.again.machines import OneMachine, RankHosts, Stander
 from paceline.supervise.again.rescue import clear_rescues
 from paceline.supervise.again.spent import SpentSoFar
-from paceline.supervise.again.survivors import state_left
+from paceline.supervise.again.survivors import state_of_worlds
 from paceline.supervise.again.unfinished import set_aside_unfinished
 from paceline.supervise.blame import Ending, Outcome, cause_is_known, outcome_of
 from paceline.supervise.control import ABORT_NAME, CALL_NAME
@@ -102,6 +103,7 @@ class Generations:
         self._elastic = Elastic(policy, brief, replan, machines.devices)
         self._health, self._tell, self._crew = health, tell, Crew()
         self._spent = SpentSoFar()
+        self._plans: dict[int, Plan] = {}  # of the worlds so far, by their numbers
         self._is_stopped = machines.is_stopped
 
     def run(self, taken: TakenOver | None = None) -> Outcome:
@@ -161,6 +163,7 @@ class Generations:
         processes = [taken.processes[rank] for rank in sorted(taken.processes)]
         assert list(range(len(processes))) == sorted(taken.processes), "a process for each rank, ended or not"
         self._crew, self._plan = Crew(processes), taken.plan
+        self._plans[taken.number] = taken.plan
         moments = {"fault": taken.since, "noticed": taken.since, "ended": passed_seconds()}
         fallen = Fallen(Outcome(0), moments, False, taken.standing, "the coordinator was lost")
         self._tell(_lost_with(taken, fallen.called))
@@ -182,6 +185,7 @@ class Generations:
         None of its processes runs afterwards but those that stand by again.
         """
         folder, decisions = self._folder_of(generation.number)
+        self._plans[generation.number] = self._plan
         kills = memory_kills()
         before, self._crew = self._crew, Crew((), self._tell, self._is_stopped, self._machines.changes)
         decisions, lasting = (*generation.decisions, *decisions), self._machines.decisions()
@@ -310,9 +314,11 @@ class Generations:
             return None
         set_aside_unfinished(self._lock.run_dir)
         on_disk = self._newest_on_disk()
-        left = state_left(self._plan, {rank: each.held for rank, each in fallen.standing.items()}, on_disk > 0)
+        holders = {rank: each.held for rank, each in fallen.standing.items()}
+        left = state_of_worlds(self._plans, before.number, holders, on_disk > 0)
         held = left.step
         self._plan, decisions = self._elastic.take(self._say)
+        decisions = (*self._untold(before), *decisions)
         kept = None if held is not None else self._held_in_memory(on_disk)
         if left.because:
             used = f"the state of step {held} that ranks are left with" if held is not None else "an older state"
@@ -338,6 +344,12 @@ class Generations:
             rescue_step=kept.step if kept is not None else held or 0,
             pieces={str(rank): tuple(files) for rank, files in kept.files.items()} if kept is not None else {},
         )
+
+    def _untold(self, before: Generation) -> tuple[DecisionRecord, ...]:
+        """Return what was decided for a world that fell before its first rank could record it."""
+        told = told_before(self._lock.run_dir) if before.decisions else set[str]()
+        redactor = self._redactor or Redactor()
+        return tuple(each for each in before.decisions if not is_told(redactor.record(each), told))
 
     def _newest_on_disk(self) -> int:
         """Return the step of the newest checkpoint in the run's directory, 0 where there is none."""

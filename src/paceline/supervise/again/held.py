@@ -16,7 +16,8 @@ class HeldState:
 
     Ranks that hold the same part have the same `digest`. `compared` is one of AGREED, DUE and OPEN, and `agreed_step`
     the last step whose state was compared, 0 where none was. `changed` names what no longer has the bits on which the
-    ranks had agreed: such a state is none.
+    ranks had agreed: such a state is none. `generation` and `rank` say in which world it was made, and where there: a
+    survivor keeps its state through worlds that come to nothing.
     """
 
     step: int = NONE_HELD
@@ -24,6 +25,8 @@ class HeldState:
     compared: str = OPEN
     agreed_step: int = 0
     changed: str = ""
+    generation: int = 0
+    rank: int = 0
 
     def as_dict(self) -> dict[str, object]:
         """Return the fields by name, as plain data."""

@@ -49,6 +49,23 @@ def state_left(plan: Plan, held: Mapping[int, HeldState], has_checkpoint: bool) 
     return LeftState(None, "; ".join(refused))
 
 
+def state_of_worlds(
+    plans: Mapping[int, Plan], newest: int, held: Mapping[int, HeldState], has_checkpoint: bool
+) -> LeftState:
+    """Return `state_left` of what ranks hold of one world, which need not be the `newest`, by the plan of that world.
+
+    `plans` are those of worlds by their numbers. What ranks hold of several worlds is not brought together.
+    """
+    made = {each.generation or newest for each in held.values() if each.step >= 0}
+    if len(made) > 1:
+        return LeftState(None, f"ranks hold states of different worlds: {', '.join(map(str, sorted(made)))}")
+    world = next(iter(made), newest)
+    if world not in plans:
+        return LeftState(None, f"ranks hold the state of world {world}, whose plan is not known here")
+    places = {each.rank if each.generation else rank: each for rank, each in held.items()}
+    return state_left(plans[world], places, has_checkpoint)
+
+
 StateHolders = Mapping[tuple[int, ...], Mapping[int, HeldState]]
 
 

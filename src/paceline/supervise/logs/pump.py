@@ -1,4 +1,4 @@
-"""The pump: a supervisor's thread that reads what ranks print, keeps the text in logs, and prints it as before.
+"""The pump: a supervisor's thread that reads what ranks print, keeps the text in logs, and has it printed as before.
 
 Of more ranks than `run.observe.log_ranks` only those of rank 0 are printed: a thousand ranks say a thing once.
 """
@@ -6,7 +6,6 @@ Of more ranks than `run.observe.log_ranks` only those of rank 0 are printed: a t
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import select
 import threading
@@ -17,6 +16,7 @@ from paceline.said import TERMINAL_VARIABLE
 from paceline.scratch import Scratch
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.run import RunSpec
+from paceline.supervise.logs.aside import Printer, printer_here
 from paceline.supervise.logs.files import RankLog
 from paceline.supervise.logs.rank import LOGS_VARIABLE, STREAMS, pipe_path
 
@@ -26,7 +26,10 @@ CHUNK_BYTES = 1 << 16
 class LogPump:
     """Keeps the logs of the ranks that a supervisor starts on this machine."""
 
-    def __init__(self, run_dir: Path, run: RunSpec) -> None:
+    def __init__(self, run_dir: Path, run: RunSpec, printer: Printer | None = None) -> None:
+        """Without a `printer` the pump has one of its own."""
+        self._printer = printer or Printer()
+        self._has_own_printer = printer is None
         self._run_dir, self._observe = run_dir, run.observe
         self._redactor, self._mode = Redactor(run.redact), 0o640 if run.group_read else 0o600
         self._folder = Scratch("logs")
@@ -67,6 +70,8 @@ class LogPump:
         self._is_over = True
         os.write(self._woken, b"w")
         self._thread.join()
+        if self._has_own_printer:
+            self._printer.close()
         for log in self._logs.values():
             log.close()
         for end in [*self._pipes, self._wake, self._woken]:
@@ -106,17 +111,16 @@ class LogPump:
 
     def _print(self, end: int, number: int, data: bytes) -> None:
         try:
-            while data:
-                data = data[os.write(number, data) :]
-        except OSError as error:
-            if error.errno == errno.EPIPE:  # who read it has left: the rank is told so when it writes again
-                self._poll.unregister(end)
-                with self._changing:
-                    rank, stream = self._pipes.pop(end)
-                pipe_path(Path(self._folder.name), rank, stream).unlink(missing_ok=True)  # so that it is told (rank.py)
-                os.close(end)
+            self._printer.put(number, data)
+        except BrokenPipeError:  # who read it has left: the rank is told so when it writes again
+            self._poll.unregister(end)
+            with self._changing:
+                rank, stream = self._pipes.pop(end)
+            pipe_path(Path(self._folder.name), rank, stream).unlink(missing_ok=True)  # so that it is told (rank.py)
+            os.close(end)
 
 
 def pump_of(run_dir: Path, run: RunSpec) -> LogPump | None:
     """Return what keeps the logs of a run's ranks, None where it is not to, or this system has no pipes with names."""
-    return LogPump(run_dir, run) if run.observe.logs and hasattr(os, "mkfifo") and hasattr(select, "poll") else None
+    can = run.observe.logs and hasattr(os, "mkfifo") and hasattr(select, "poll")
+    return LogPump(run_dir, run, printer_here()) if can else None

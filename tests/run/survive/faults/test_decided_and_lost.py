@@ -16,6 +16,7 @@ from tasks_of_storms import TASKS
 from test_soak import RUN
 
 from paceline.run.process.generation import Generation, read_generation
+from paceline.run.record.told_before import is_told, told_before
 from paceline.run.survive.survivor import Brought
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.survive.health import HealthSpec
@@ -113,6 +114,29 @@ def test_what_holds_for_all_worlds_is_recorded_once(tmp_path: Path) -> None:
         run._record.decided_once(run._recovered.lasting)
     found = [each["because"] for each in records_of(tmp_path / "run", "decision") if each["what"] == "standby"]
     assert found == ["why", "another reason"]
+
+
+def test_a_first_rank_that_is_new_tells_again_nothing_that_stands_on_record(tmp_path: Path) -> None:
+    """Each new first rank told what is set in its process, the plan and its proof once more."""
+    faults = [{"kind": "kill", "step": step, "rank": 0, "phase": "backward"} for step in (4, 6)]
+    story = Story("met", {"dp_replicate": 2}, faults, RUN, STEPS, how=SURVIVES)
+    assert told(tmp_path, [story], timeout=180)["met"][-1].code == 0
+    assert len(records_of(tmp_path / "met", "run_started")) == 3
+    found = [(each["what"], each["from"], each["to"], each["because"], each["evidence"]) for each in
+             records_of(tmp_path / "met", "decision")]  # fmt: skip
+    assert found and not [each for each in found if found.count(each) > 1]
+
+
+def test_what_a_new_first_rank_has_to_tell_for_the_first_time_is_told(tmp_path: Path) -> None:
+    run, known = training(tmp_path / "run"), DecisionRecord("plan", {"rows": (1, 2)}, "x", "why", {"seconds": math.nan})
+    run._record.decided_before([known])
+    told = told_before(tmp_path / "run")
+    assert is_told(known, told) and not is_told(replace(known, evidence=None), told)
+    for batch in run:
+        run.step(batch)
+    later = replace(known, because="in the end")
+    run._record.decided_before([later])
+    assert is_told(later, told_before(tmp_path / "run")), "what is decided for a world that was formed anew"
 
 
 def test_what_a_step_decided_that_fails_is_on_record(tmp_path: Path) -> None:

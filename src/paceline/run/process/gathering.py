@@ -1,0 +1,57 @@
+"""Ranks come together in the store of their world before they make its group, for which gloo waits by itself.
+
+A rank may die before it has come. In a store torch waits for its address until a time-out, and nothing ends that wait
+sooner; here the supervisor's word that a peer has gone does. So survivors stand by for the next world at once.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch.distributed as dist
+
+from paceline.supervise.control import ABORT_NAME, CONTROL_VARIABLE
+from paceline.supervise.supervisor import ERROR_FOLDER
+
+COME, ALL = "paceline/come", "paceline/all"  # how many ranks have come; that all have
+SHORTEST_SECONDS, LONGEST_SECONDS = 0.001, 0.05  # between two looks: the first ones are quick, a large world asks less
+KNOCK_SECONDS = 1.0  # for the machine of a store to answer
+
+
+def word_of_supervisor() -> Path | None:
+    """Return the file by which the supervisor says that a peer has gone; None where nobody may stand by."""
+    folder = os.environ.get(ERROR_FOLDER)
+    return Path(folder) / ABORT_NAME if folder and CONTROL_VARIABLE in os.environ else None
+
+
+def come_together(store: dist.Store, size: int, word: Path) -> None:
+    """Return once every rank of a world has come. Raises torch's DistError where the word comes before."""
+    if store.add(COME, 1) == size:
+        store.set(ALL, "yes")
+    _wait_for(lambda: store.check([ALL]), word)
+
+
+def until_served(host: str, port: int, word: Path) -> None:
+    """Return once somebody serves a store there. Raises torch's DistError where the word comes before."""
+
+    def is_served() -> bool:
+        try:
+            socket.create_connection((host, port), KNOCK_SECONDS).close()
+        except OSError:
+            return False
+        return True
+
+    _wait_for(is_served, word)
+
+
+def _wait_for(is_so: Callable[[], bool], word: Path) -> None:
+    seconds = SHORTEST_SECONDS
+    while not is_so():
+        if word.exists():
+            raise dist.DistError("a rank of the world has gone before all had come together")
+        time.sleep(seconds)
+        seconds = min(1.5 * seconds, LONGEST_SECONDS)
