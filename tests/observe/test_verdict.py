@@ -43,7 +43,7 @@ TIMES = 8.0  # as long as all the rest of a step: shares of a step hold on a mac
 
 
 class SlowText(PaddedText):
-    """Rows that one rank waits for, every time or every so many times, `TIMES` as long as for what it did since then."""
+    """Rows that one rank waits for, each time or now and then, `TIMES` as long as for what it did since the last."""
 
     def __init__(self, slow_rank: int, every: int = 1) -> None:
         self._slow_rank, self._every, self._reads = slow_rank, every, 0

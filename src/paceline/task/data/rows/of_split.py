@@ -34,7 +34,7 @@ class SourceOfSplit:
         self._scattered = ScatteredRows.of(self._tokens)
 
     def read(self, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> Any:
-        """Return {"tokens", "labels"}: int64 tensors [rows, seq_len]; and "documents" where they do not mix.
+        """Return {"tokens", "labels"}: int64 tensors [rows, seq_len]; and "documents", int32, where they do not mix.
 
         Positions do not matter.
         """

@@ -45,7 +45,7 @@ class DocumentRuns:
 @lru_cache(maxsize=2)
 def _first_documents(rows: int, tokens: int) -> Array:
     """Return the documents of rows of one document each, to be copied: numpy copies sooner than it writes ones."""
-    found = np.ones((rows, tokens), dtype=np.int64)
+    found = np.ones((rows, tokens), dtype=np.int32)
     found.flags.writeable = False
     return found
 
@@ -67,9 +67,9 @@ class RowsAsTheyLie:
     counts: Array | None  # which labels count, where not all of them do
 
     def documents_of(self, first: int, last: int) -> Array | None:
-        """Return the documents of the rows first..last, int64; of what fills a row any. None where they mix."""
+        """Return the documents of the rows first..last, int32; of what fills a row any. None where they mix."""
         if not isinstance(self.documents, DocumentRuns):
-            return None if self.documents is None else self.documents[first:last].astype(np.int64)
+            return None if self.documents is None else self.documents[first:last].copy()
         found = _first_documents(last - first, self.tokens.shape[1]).copy()
         self.documents.number(found, first)
         return found
