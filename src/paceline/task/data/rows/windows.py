@@ -10,16 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import DataError
-from paceline.task.data.rows.of_split import SourceOfSplit, rows_at, watch_of
+from paceline.task.data.rows.of_split import SourceOfSplit, rows_at, tokens_and_labels, watch_of
 from paceline.task.data.rows.packing import Ints
 from paceline.task.data.rows.rows_from import RowsAcross
 from paceline.task.data.sources.tokens import Split
 
 
 class WindowsAsTheyLie(NamedTuple):
-    """Windows as they lie in the files: tokens and the label of the last of them, [rows, seq_len + 1]."""
+    """Windows as they lie in the files: tokens and labels, [2, rows, seq_len]."""
 
-    rows: npt.NDArray[Any]
+    both: npt.NDArray[Any]
     documents: npt.NDArray[np.int32] | None  # of each token, [rows, seq_len]; None where documents mix
 
 
@@ -91,19 +91,17 @@ class TokenSource(SourceOfSplit):
     def gather(self, ids: npt.NDArray[Any]) -> WindowsAsTheyLie:
         """Return the samples' rows."""
         assert min(ids.tolist(), default=0) >= 0, "a sample id is negative"
+        both = tokens_and_labels(self._rows(ids))
         if self._begins is None:
-            return WindowsAsTheyLie(self._rows(ids), None)
-        return WindowsAsTheyLie(self._rows(ids), _documents(self._begins, ids.astype(np.int64), self.items_per_sample))
+            return WindowsAsTheyLie(both, None)
+        return WindowsAsTheyLie(both, _documents(self._begins, ids.astype(np.int64), self.items_per_sample))
 
     def batch(self, gathered: WindowsAsTheyLie, first: int, last: int) -> Any:
         """Return {"tokens", "labels"}, and "documents" where they do not mix."""
         import torch
 
-        rows = gathered.rows[first:last]
-        batch = {
-            "tokens": torch.from_numpy(rows[:, :-1].astype(np.int64)),
-            "labels": torch.from_numpy(rows[:, 1:].astype(np.int64)),
-        }
+        both = gathered.both[:, first:last].astype(np.int64, order="C")
+        batch = {"tokens": torch.from_numpy(both[0]), "labels": torch.from_numpy(both[1])}
         if gathered.documents is not None:
             batch["documents"] = torch.from_numpy(gathered.documents[first:last].copy())
         return batch
@@ -112,7 +110,7 @@ class TokenSource(SourceOfSplit):
         """Return the rows of several sources as one, each part's at its places."""
         documents = [part.documents for part in parts if part.documents is not None]
         return WindowsAsTheyLie(
-            rows_at([part.rows for part in parts], places), rows_at(documents, places) if documents else None
+            rows_at([part.both for part in parts], places), rows_at(documents, places) if documents else None
         )
 
 
@@ -138,7 +136,7 @@ class WindowsAcross:
             if source.is_paged:
                 return None
             source.hold()
-        return WindowsAsTheyLie(self._rows.rows(numbers, ids * self._size, self._size + 1), None)
+        return WindowsAsTheyLie(tokens_and_labels(self._rows.rows(numbers, ids * self._size, self._size + 1)), None)
 
 
 def windows_across(sources: Sequence[object]) -> WindowsAcross | None:
