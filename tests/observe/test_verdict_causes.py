@@ -97,6 +97,28 @@ def test_passes_that_score_candidates_are_computing_and_not_the_hosts() -> None:
     assert judge(StepsSeen(on_cuda, 7, 2, "cuda")).kind == "host", "what nothing explains is the host's"
 
 
+def test_a_callback_of_one_rank_alone_is_the_hosts_and_counts_once() -> None:
+    """Rank 0 logs for 30 ms of each 100; rank 1 waits for it inside of its own step, and nobody for the network."""
+    times = {"total": (70.0, 100.0), "between": (0.1, 30.0), "waiting": (0.0, 30.0), "reduce": (1.0, 31.0),
+             "forward_backward": (67.0, 67.5), "computing": (68.0, 68.5), "whole": (100.0, 100.1)}  # fmt: skip
+    spreads = {name: RankSpread(least / 1e3, least / 1e3, most / 1e3, 0)
+               for name, (least, most) in {**PLAIN, **times}.items()}  # fmt: skip
+    found = judge(StepsSeen(spreads, 7, 2, "cpu"))
+    assert found.kind == "host" and found.share == pytest.approx(0.3, abs=0.01), found
+    assert parts_of(found)["communication"] == 0.0
+
+
+def test_evaluations_that_take_longer_than_training_bound_it() -> None:
+    """Held-out samples that are slow to read: four fifths of the run are evaluations, and training itself is fine."""
+    times = {**PLAIN, "evaluating": (170.0, 172.0), "whole": (215.0, 216.0)}
+    spreads = {name: RankSpread(least / 1e3, least / 1e3, most / 1e3, 0) for name, (least, most) in times.items()}
+    found = judge(StepsSeen(spreads, 7, 2, "cpu"))
+    assert found.kind == "evaluation" and found.share == pytest.approx(172 / 216) and not found.healthy
+    assert "run.evaluate_every" in found.advice and "172 ms" in found.evidence[0]
+    assert "is decided by evaluations" in found.because
+    assert "evaluation" not in parts_of(judge(seen("plain"))), "a run that does not evaluate says nothing of it"
+
+
 def test_many_small_causes_are_not_healthy() -> None:
     half = {"data": (9.0, 9.0), "between": (9.0, 9.0), "waiting": (9.0, 9.0)}
     spreads = {

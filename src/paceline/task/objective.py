@@ -38,9 +38,9 @@ def next_token(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, T
     computes its loss without whole logits, and so does the head of a model of transformers where logits are many; any
     other model gets the tokens alone and returns logits [rows, seq, vocab], as a tensor or as an output with `.logits`.
 
-    It may hold "documents" too, int64 [rows, seq]: tokens then see only those of their own document, in which positions
-    restart. Where ranks share sequences it holds "positions" and perhaps "mask" instead, made from the whole rows, and
-    "real", for models with an argument of this name: which tokens are no padding.
+    It may hold "documents" too, integers [rows, seq]: tokens then see only those of their own document, in which
+    positions restart. Where ranks share sequences it holds "positions" and perhaps "mask" instead, made from the whole
+    rows, and "real", for models with an argument of this name: which tokens are no padding.
     """
     tokens, labels = _field(batch, "tokens"), _field(batch, "labels")  # or LabelsByRow
     options = _placement(model, batch)

@@ -221,6 +221,68 @@ def test_batches_that_grow_while_a_mixture_changes_are_the_undisturbed_ones(
     assert shares[0] > 0.7 and shares[1] < 0.6, "the weights have changed"
 
 
+@dataclass(frozen=True)
+class PerEpoch:
+    """Batches whose size is another one in each epoch, and divides it: an epoch's end is a batch's end."""
+
+    course: BatchCourse
+
+    @classmethod
+    def drawn(cls, drawn: st.DataObject, epoch: int) -> PerEpoch:
+        """Draw a size for each epoch, none smaller than the one before."""
+        fits = [size for size in range(1, epoch + 1) if epoch % size == 0 and epoch // size <= 64]
+        sizes = sorted(drawn.draw(st.sampled_from(fits)) for _ in range(EPOCHS))
+        return cls(BatchCourse(sizes[0], tuple(Piece(None, n * epoch, sizes[n]) for n in range(1, EPOCHS))))
+
+    def at(self, step: int, position: int) -> int:
+        """Return the samples of update `step`."""
+        return self.course.at(step, position)
+
+    def at_once(self, position: int, samples: int, micro_batch: int) -> int:
+        """Return how many rows a rank passes at once."""
+        return micro_batch
+
+
+@pytest.mark.parametrize("kind", ["plain", "packed", "bucketed", "mixed"])
+@settings(max_examples=5, deadline=None, phases=QUICKLY)
+@given(schedule=schedules, drawn=st.data())
+def test_a_resume_where_an_epoch_ends_reads_the_undisturbed_batches(
+    kind: str, schedule: list[Generation], drawn: st.DataObject, splits: list[TokenSplit]
+) -> None:
+    """Each epoch is begun twice, by other ranks: killed some steps into it, all that it read ahead is lost with it.
+
+    The global batch grows there too. An epoch of the mixture is a block, after the first of which its weights change.
+    """
+    source: Any = opened(kind, splits)
+    epoch = BLOCK if kind == "mixed" else source.samples
+    sizes, generation, ids = PerEpoch.drawn(drawn, epoch), iter(itertools.cycle(schedule)), dict[int, np.ndarray]()
+    for begins, is_killed in itertools.product(range(0, EPOCHS * epoch, epoch), (True, False)):
+        now, position, again = next(generation), begins, pickle.loads(pickle.dumps(source))
+        ends = min(begins + epoch, begins + now.steps * sizes.at(1, begins)) if is_killed else begins + epoch
+        streams = [BatchStream(again, SEED, now.plan(16), rank, CPU, sizes) for rank in range(now.ranks)]
+        ahead = [ReadAhead(each.on_host, (lambda: None) if now.ahead else None, rule_of(now)) for each in streams]
+        while position < ends:
+            samples, step = sizes.at(1, position), len([at for at in ids if at < position]) + 1
+            read = [each.take(position, step) for each in ahead]
+            for each, coming in itertools.product(ahead, range(1, now.ahead + 1)):
+                each.begin(position + coming * samples, step + coming)  # beyond an epoch others are asked for
+            assert {batch.samples for batch in read} == {samples}
+            assert len({len(batch.micro_batches) for batch in read}) == 1
+            counted = [part for batch in read for part in batch.micro_batches if part.counts]
+            ids[position] = ids_at(source, SEED, np.arange(position, position + samples))
+            assert np.array_equal(np.concatenate([part.ids for part in counted]), ids[position])
+            own = source.read(ids[position])
+            assert all(torch.equal(torch.cat([part.data[name] for part in counted]), own[name]) for name in own)
+            position += samples
+        for each in ahead:
+            each.close()
+        assert position == ends
+    if kind != "mixed":
+        for begins in range(0, EPOCHS * epoch, epoch):
+            within = np.concatenate([ids[at] for at in ids if begins <= at < begins + epoch])
+            assert np.array_equal(np.sort(within), np.arange(epoch))
+
+
 @settings(max_examples=6, deadline=None, phases=QUICKLY)
 @given(schedule=schedules, budget=st.integers(20, 400))
 def test_batches_of_a_number_of_tokens_are_the_undisturbed_ones(

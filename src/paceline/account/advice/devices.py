@@ -7,6 +7,7 @@ import math
 from paceline.account.advice.advice import AdviceEvidence, CostAdvice
 from paceline.cluster.catalog.devices import published_price, read_catalog
 from paceline.cluster.catalog.file import Accelerator
+from paceline.observe.verdict.evaluating import KIND as EVALUATION
 from paceline.observe.verdict.verdict import COMPUTE
 from paceline.units import format_sizes
 
@@ -15,11 +16,11 @@ SMALLER = 0.75  # of the own memory, that another device has at most to be calle
 
 
 def idle_devices(evidence: AdviceEvidence) -> CostAdvice | None:
-    """Return that devices wait for data, the host or each other, where that bounds their steps."""
+    """Return that devices wait for data, the host or each other, or evaluate, where that bounds their steps."""
     bound = evidence.bound
     if bound is None or bound.kind == COMPUTE:
         return None
-    text = f"devices wait: steps are {bound.kind}-bound"
+    text = f"devices {'evaluate' if bound.kind == EVALUATION else 'wait'}: steps are {bound.kind}-bound"
     useful = evidence.goodput.useful_seconds / evidence.goodput.wall_seconds if evidence.goodput.wall_seconds else 1.0
     return CostAdvice("idle", text, bound.advice, "cost", bound.share * useful, "likely", "; ".join(bound.evidence))
 

@@ -31,8 +31,13 @@ class StepsSeen:
 
     @property
     def whole_seconds(self) -> float:
-        """How long a step takes with what lies between two steps, but for evaluations."""
-        return self.step_seconds + self.most("saving") + self.most("between")
+        """How long a step takes with what lies between two steps.
+
+        Of an older journal the longest parts of all ranks are added up, which may be those of different ranks.
+        """
+        if self.knows("whole"):
+            return self.most("whole")
+        return self.step_seconds + self.most("saving") + self.most("evaluating") + self.most("between")
 
     def most(self, name: str) -> float:
         """Return the most that a rank spends in something; 0 where it is not known."""

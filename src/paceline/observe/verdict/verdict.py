@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from paceline.observe.verdict.communication import communication_part
 from paceline.observe.verdict.data import data_part
+from paceline.observe.verdict.evaluating import evaluating_part
 from paceline.observe.verdict.host import host_part
 from paceline.observe.verdict.memory import memory_part
 from paceline.observe.verdict.part import BoundPart
@@ -24,7 +25,7 @@ from paceline.observe.verdict.straggler import straggler_part
 from paceline.units import format_seconds
 
 CAUSES: tuple[Callable[[StepsSeen], BoundPart | None], ...] = (
-    data_part, host_part, straggler_part, saving_part,
+    data_part, host_part, straggler_part, saving_part, evaluating_part,
 )  # fmt: skip
 COMPUTE = "compute"
 HEALTHY_SHARE = 0.6  # of a step that is computing, where nothing else is worth a word
@@ -49,8 +50,8 @@ class RankSkew:
 
 @dataclass(frozen=True)
 class BoundVerdict:
-    """What bounds a run's steps: `data`, `communication`, `pipeline`, `host`, `straggler`, `checkpoint`, `memory` or
-    `compute`.
+    """What bounds a run's steps: `data`, `communication`, `pipeline`, `host`, `straggler`, `checkpoint`, `evaluation`,
+    `memory` or `compute`.
 
     `share` is the part of a step that it decides; without it steps would be `gain` times as fast at most. `promise` is
     what the planner says that the next thing to try would bring, where it knows. `parts` are all causes, the largest
@@ -107,6 +108,7 @@ def judge(seen: StepsSeen, outlook: Mapping[str, object] | None = None) -> Bound
 def _words(kind: str) -> str:
     return {
         "data": "waiting for data", "host": "the host", "straggler": "one slow rank", "checkpoint": "checkpoints",
+        "evaluation": "evaluations",
         "memory": "passes of few samples", "pipeline": "a pipeline that fills and drains",
     }.get(kind, kind)  # fmt: skip
 

@@ -14,6 +14,7 @@ from paceline.spec.journal.kinds import RanksRecord
 
 SAVING, EVALUATING, BETWEEN = "saving", "evaluating", "between"  # what lies between two steps
 SCORING = "scoring"  # passes of a step that its update is not made of
+WHOLE = "whole"  # a step with those three
 LEAST_STEPS = 4  # that a record is of, but for the last one of a run
 TASKS = Path("/proc/self/task")
 NANOSECONDS = 1e9
@@ -98,6 +99,8 @@ class RankTally:
 
     def _means(self) -> dict[str, float]:
         found = {name: total / self._steps for name, total in self._sums.items()}
+        # Of one rank: the longest parts of all ranks may be those of different ones, and add up to more than a step.
+        found[WHOLE] = sum(found.get(name, 0.0) for name in ("total", SAVING, EVALUATING, BETWEEN))
         now = queued_seconds()
         if now is not None and self._queued is not None:
             found["queued"], found["queued_here"] = (

@@ -18,8 +18,8 @@ class VerdictRecord(Record):
     bound: Annotated[
         str,
         Told(
-            "`data`, `communication`, `pipeline` (it fills and drains), `host`, `straggler`, `checkpoint`, `memory`"
-            " (passes of few samples) or `compute`"
+            "`data`, `communication`, `pipeline` (it fills and drains), `host`, `straggler`, `checkpoint`,"
+            " `evaluation`, `memory` (passes of few samples) or `compute`"
         ),
     ]
     healthy: Annotated[bool | None, Told("whether steps compute, and nothing beside that is worth a word")]

@@ -179,10 +179,11 @@ def edges_of(vocab: int, ids: int) -> list[int]:
     return sorted({edge for start in starts for edge in (start - 1, start) if 0 <= edge < ids})
 
 
-def _cut(documents: npt.NDArray[np.int64], generator: np.random.Generator) -> None:
+def _cut(documents: npt.NDArray[np.integer], generator: np.random.Generator) -> None:
     """Cut the documents of a row, a number for each token, at further places; 0 is what fills the row."""
-    further = np.cumsum(generator.random(len(documents)) < 1 / DOCUMENT_TOKENS)
-    documents[:] = np.where(documents > 0, documents * (len(documents) + 1) + further, 0)
+    begins = generator.random(len(documents)) < 1 / DOCUMENT_TOKENS
+    begins[1:] |= documents[1:] != documents[:-1]
+    documents[:] = np.where(documents > 0, np.cumsum(begins) + 1, 0)
 
 
 def for_twin(source: Source, task: Task, masked: bool = False) -> Source:

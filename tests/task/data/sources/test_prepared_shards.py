@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import multiprocessing
@@ -10,6 +11,7 @@ import random
 import signal
 from itertools import pairwise
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
@@ -210,3 +212,42 @@ def test_a_tokenizer_is_learned_once_and_travels_with_the_shards(tmp_path: Path)
     offsets = train.split.offsets()
     text = tokenizer.decode(train.split.open()[0 : int(offsets[1])])
     assert text == next(text for text in texts_of(spec) if not is_held_out(text))
+
+
+@pytest.mark.parametrize("other", ["same", "other options"])
+def test_a_preparation_that_ends_as_another_begins_is_not_written_over(
+    other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had no index when the second one looked, and held no lock any more when that took it."""
+    spec, out, alone = write_corpus(tmp_path / "text"), tmp_path / "out", module._alone
+    written: dict[str, tuple[int, bytes]] = {}
+
+    def state() -> dict[str, tuple[int, bytes]]:
+        return {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in out.iterdir() if path.is_file()}
+
+    def late(folder: Path) -> contextlib.AbstractContextManager[None]:
+        monkeypatch.setattr(module, "_alone", alone)
+        prepare(spec, out, part_bytes=PART)
+        written.update(state())
+        return alone(folder)
+
+    monkeypatch.setattr(module, "_alone", late)
+    if other == "same":
+        assert not prepare(spec, out, part_bytes=PART).made
+    else:
+        with pytest.raises(ConfigError, match="holds other shards"):
+            prepare(spec, out, part_bytes=PART, dedup=True)
+    assert state() == written and not (out / ".work").exists()
+
+
+def test_a_lock_that_its_last_holder_has_taken_away_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flock = module.fcntl.flock
+
+    def late(stream: IO[str], how: int) -> None:
+        flock(stream, how)
+        if how & module.fcntl.LOCK_EX:
+            Path(stream.name).unlink()  # as the end of the preparation does that had held it
+
+    monkeypatch.setattr(module.fcntl, "flock", late)
+    with pytest.raises(module.PreparationBusy):
+        prepare(write_corpus(tmp_path / "text"), tmp_path / "out", part_bytes=PART)

@@ -94,8 +94,9 @@ class RanksRecord(Record):
             " nothing to do between two steps), `awaited` (the host waited for the device) and `held` (the host read"
             " a batch for longer than the device computed), all of CUDA; between two steps `saving` (training waited"
             " for checkpoints), `evaluating` (evaluations and texts) and `between` (all else: callbacks, records, the"
-            " loop's body); `read` (reading a batch, by whichever thread), `depth` (batches asked for ahead) and"
-            " `ready` (the share of batches that were there when they were wanted)",
+            " loop's body), and `whole` (a step with these three); `read` (reading a batch, by whichever thread),"
+            " `depth` (batches asked for ahead) and `ready` (the share of batches that were there when they were"
+            " wanted)",
             "s",
         ),
     ]

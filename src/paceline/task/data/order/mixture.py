@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +52,21 @@ class _Segment:
     counts: tuple[int, ...]
     before: tuple[int, ...]
 
+    @property
+    def size(self) -> int:
+        """How many positions a block of it has."""
+        return sum(self.counts)
+
+    def places(self, begin: int, blocks: Ints, inside: Ints) -> tuple[Ints, Ints]:
+        """Return (source, position of its own) of places inside of blocks. `begin` is where drawing begins."""
+        source, own, counts = _whose(self.counts, self.before)
+        drawn = inside * _stride(self.size)
+        drawn += begin
+        drawn %= self.size
+        found = (blocks - self.first_block) * counts[drawn]
+        found += own[drawn]
+        return source[drawn], found
+
 
 class MixtureOrder:
     """The ids of a mixture's samples along the training. Ids count through the sources, one after the other."""
@@ -69,11 +85,11 @@ class MixtureOrder:
         """Return the sample at each position. Raises DataError past the end of all sources, where there is one."""
         which, own = self.places(seed, positions)
         found = np.empty(which.shape, dtype=np.int64)
-        for source in np.unique(which):
-            here = which == source
-            # Sources of one length have orders of their own.
-            of_source = int(keyed(seed, np.array([source + 1], dtype=np.uint64) ^ np.uint64(OF_MIXTURE))[0])
-            found[here] = self._offsets[source] + self._orders[source].ids(of_source, own[here])
+        for source, order in enumerate(self._orders):
+            if len(here := np.flatnonzero(which == source)):
+                # Sources of one length have orders of their own.
+                of_source = int(keyed(seed, np.array([source + 1], dtype=np.uint64) ^ np.uint64(OF_MIXTURE))[0])
+                found.reshape(-1)[here] = self._offsets[source] + order.ids(of_source, own.reshape(-1)[here])
         return found
 
     def places(self, seed: int, positions: npt.NDArray[np.int64]) -> tuple[Ints, Ints]:
@@ -90,18 +106,11 @@ class MixtureOrder:
         blocks, inside = np.divmod(flat, BLOCK)
         segments = np.searchsorted(self._firsts, blocks, side="right") - 1
         which, own = np.empty(flat.size, dtype=np.int64), np.empty(flat.size, dtype=np.int64)
-        for number in np.unique(segments):
+        for number in set(segments.tolist()) if len(self._segments) > 1 else {0}:
             here = np.flatnonzero(segments == number)
             segment = self._segments[number]
-            counts, before = np.array(segment.counts), np.array(segment.before)
-            ends = np.cumsum(counts)
-            size = int(ends[-1])
-            begins = (keyed(seed ^ OF_MIXTURE, segments[here].astype(np.uint64)) % np.uint64(size)).astype(np.int64)
-            drawn = (begins + inside[here] * _stride(size)) % size
-            source = np.searchsorted(ends, drawn, side="right")
-            passed = blocks[here] - segment.first_block
-            which[here] = source
-            own[here] = before[source] + passed * counts[source] + drawn - (ends - counts)[source]
+            begin = int(keyed(seed ^ OF_MIXTURE, np.array([number], dtype=np.uint64))[0]) % segment.size
+            which[here], own[here] = segment.places(begin, blocks[here], inside[here])
         return which.reshape(np.shape(positions)), own.reshape(np.shape(positions))
 
     def given(self, seed: int, position: int) -> list[int]:
@@ -115,6 +124,18 @@ class MixtureOrder:
             for source, count in enumerate(np.bincount(which, minlength=len(found)).tolist()):
                 found[source] += count
         return found
+
+
+@lru_cache(maxsize=8)
+def _whose(given: tuple[int, ...], before: tuple[int, ...]) -> tuple[Ints, Ints, Ints]:
+    """Return of each number that a position of a segment draws its source, its place in that, and the source's count.
+
+    Places are those of a segment's first block.
+    """
+    counts = np.array(given, dtype=np.int64)
+    source = np.repeat(np.arange(len(counts)), counts)
+    own = np.arange(len(source)) + (np.array(before, dtype=np.int64) - np.cumsum(counts) + counts)[source]
+    return source, own, counts[source]
 
 
 def past_end(end: int) -> DataError:

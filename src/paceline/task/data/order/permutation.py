@@ -24,13 +24,19 @@ ROUNDS = 8
 SMALL_SAMPLES, SMALL_ROUNDS = 1024, 16  # on a few cells 8 rounds leave some permutations likelier than others
 MAX_SAMPLES = 2**62  # sides of the rectangle stay below 2^32, so that products of a side and 32 bits fit 64
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio, made odd: SplitMix64's increment
+_SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)  # SplitMix64's
+_FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_HALF = np.uint64(32)
 
 
 def mix64(words: Unsigned) -> Unsigned:
     """Return SplitMix64's bijective scramble of each 64-bit word."""
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))
+    found = words ^ (words >> _SHIFTS[0])
+    found *= _FACTORS[0]  # in place from here on: new memory takes as long as what is computed in it
+    found ^= found >> _SHIFTS[1]
+    found *= _FACTORS[1]
+    found ^= found >> _SHIFTS[2]
+    return found
 
 
 def keyed(seed: int, words: Unsigned) -> Unsigned:
@@ -113,12 +119,15 @@ def _round_keys(keys: Unsigned, samples: int) -> Unsigned:
 
 def _shift(values: Unsigned, others: Unsigned, keys: Unsigned, modulus: np.uint64) -> Unsigned:
     """Return (values + pseudo-random function of others) modulo `modulus`, without a division."""
-    moved = values + _drawn(others, keys, modulus)
-    found: Unsigned = np.minimum(moved, moved - modulus)  # what lies below the modulus wraps round to a huge number
-    return found
+    moved = _drawn(others, keys, modulus)
+    moved += values
+    return np.minimum(moved, moved - modulus, out=moved)  # what lies below the modulus wraps round to a huge number
 
 
 def _drawn(others: Unsigned, keys: Unsigned, modulus: np.uint64) -> Unsigned:
     """Return the pseudo-random function of `others`, uniform in 0..modulus-1."""
-    drawn: Unsigned = ((mix64(others + keys) >> np.uint64(32)) * modulus) >> np.uint64(32)
+    drawn = mix64(others + keys)
+    drawn >>= _HALF
+    drawn *= modulus
+    drawn >>= _HALF
     return drawn

@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import json
 import multiprocessing
+import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -97,25 +98,36 @@ def prepare(
             "name another folder, or --append to add to these",
         )  # fmt: skip
     with _told(folder), _alone(folder):
-        work = folder / WORK
-        _begin(work, f"{job_key} {before.fingerprint if before else ''}")
-        first = int(before.card.get("parts", 0)) if before else 0
-        limit = int(data.validation_fraction * 2**64)
-        parts = parts_of(listing, part_bytes)
-        job = PrepareJob(data, replace(listing, files=()), len(listing.files), str(folder), limit, dedup, first)
-        tokenizer = _tokenizer(data, job, parts, folder if before else None, progress)
-        with _pool(workers) as pool:
-            if dedup:
-                _each(pool, survey, job, parts, "reading", progress)
-                _choose(work, parts)
-                if before is not None:
-                    write_earlier(work, folder, before, storage_of(data))
-            receipts = _each(pool, tokenise, job, parts, "tokenising", progress)
-        index = _index(job, tokenizer, receipts, before, job_key)
-        write_text(folder / TOKENIZER, tokenizer.to_json())
-        write_index(folder, index)
-        shutil.rmtree(work)
-    return PreparedShards(folder, index, True)
+        if _before(data, folder, append) == before:
+            parts = parts_of(listing, part_bytes)
+            first = int(before.card.get("parts", 0)) if before else 0
+            limit = int(data.validation_fraction * 2**64)
+            job = PrepareJob(data, replace(listing, files=()), len(listing.files), str(folder), limit, dedup, first)
+            return PreparedShards(folder, _written(job, parts, before, job_key, workers, progress), True)
+        shutil.rmtree(folder / WORK)  # another preparation has ended since the look, and left nothing in it
+    return prepare(data, folder, workers, dedup, append, part_bytes, progress)
+
+
+def _written(
+    job: PrepareJob, parts: Sequence[CorpusPart], before: ShardIndex | None, key: str, workers: int,
+    progress: SaysProgress,
+) -> ShardIndex:  # fmt: skip
+    """Write the shards of a job, or what of them is missing, and return the index. The folder's lock is held."""
+    data, folder, work = job.data, Path(job.folder), job.work
+    _begin(work, f"{key} {before.fingerprint if before else ''}")
+    tokenizer = _tokenizer(data, job, parts, folder if before else None, progress)
+    with _pool(workers) as pool:
+        if job.dedup:
+            _each(pool, survey, job, parts, "reading", progress)
+            _choose(work, parts)
+            if before is not None:
+                write_earlier(work, folder, before, storage_of(data))
+        receipts = _each(pool, tokenise, job, parts, "tokenising", progress)
+    index = _index(job, tokenizer, receipts, before, key)
+    write_text(folder / TOKENIZER, tokenizer.to_json())
+    write_index(folder, index)
+    shutil.rmtree(work)
+    return index
 
 
 def _clear(folder: Path) -> None:
@@ -281,18 +293,26 @@ def _index(
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Hold a folder against a second preparation at the same time."""
-    (folder / WORK).mkdir(parents=True, exist_ok=True)
-    with (folder / WORK / "lock").open("w") as stream:
+    path = folder / WORK / "lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise PreparationBusy(
-                f"another preparation writes to {folder}", "it holds the folder's lock", "wait for it, or end it"
-            ) from error
+            is_taken = not os.path.samestat(os.fstat(stream.fileno()), path.stat())
+        except (BlockingIOError, FileNotFoundError) as error:  # or who held it has ended since, and taken it away
+            raise _busy(folder) from error
+        if is_taken:
+            raise _busy(folder)
         try:
             yield
         finally:
             unlock(stream)
+
+
+def _busy(folder: Path) -> PreparationBusy:
+    return PreparationBusy(
+        f"another preparation writes to {folder}", "it holds the folder's lock", "wait for it, or end it"
+    )
 
 
 @contextlib.contextmanager

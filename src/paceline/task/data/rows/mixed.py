@@ -15,6 +15,7 @@ from paceline.task.data.order.mixture import MixtureOrder
 from paceline.task.data.order.of_source import Order
 from paceline.task.data.protocol import FillsRows, FinishesBatches, Source, read_scattered, reading_ahead, tightened
 from paceline.task.data.rows.of_split import SourceOfSplit
+from paceline.task.data.rows.windows import windows_across
 
 MOST_SHOWN = 8  # classes that an error lists
 
@@ -39,12 +40,14 @@ class MixedSource:
         known = [source.vocab for source in sources if source.vocab is not None]
         self.vocab: int | None = max(known) if len(known) == len(sources) else None
         self._ends = np.cumsum([source.samples for source in sources])
+        self._begins = self._ends - np.array([source.samples for source in sources])
         self.samples = int(self._ends[-1])
         self.fingerprint = _hash([source.fingerprint for source in sources])
         self.reads_in_threads = all(getattr(source, "reads_in_threads", False) for source in sources)
         self.steps_ahead = max(getattr(source, "steps_ahead", 0) for source in sources)
         self.order = order
         self.gathers_rows = _gather_alike(sources)
+        self._across = windows_across(sources) if self.gathers_rows else None
         self.is_ragged = all(getattr(source, "is_ragged", False) for source in sources)
         lengths = [getattr(source, "lengths", None) for source in sources]
         if all(each is not None for each in lengths):
@@ -60,6 +63,10 @@ class MixedSource:
 
     def gather(self, ids: npt.NDArray[np.int64]) -> Any:
         """Return the rows of these samples as they lie. Raises DataError where one cannot be read."""
+        if self._across is not None:
+            numbers = np.searchsorted(self._ends, ids, side="right")
+            if (found := self._across.gather(numbers, ids - self._begins[numbers])) is not None:
+                return found
         places, parts = [], []
         for source, here, own in self.apart(ids):
             places.append(here)
@@ -75,7 +82,7 @@ class MixedSource:
         which = np.searchsorted(self._ends, ids, side="right")
         for number in np.unique(which).tolist():
             here, source = np.flatnonzero(which == number), self.sources[number]
-            yield source, here, ids[here] - (self._ends[number] - source.samples)
+            yield source, here, ids[here] - self._begins[number]
 
     def tight(self) -> Source:
         """Return the same sources in the same order, whose rows are filled up no further than they must be."""
@@ -92,7 +99,7 @@ class MixedSource:
         which = np.searchsorted(self._ends, ids, side="right")
         for number, source in enumerate(self.sources):
             if (ahead := reading_ahead(source)) is not None:
-                ahead.expect(ids[which == number] - (self._ends[number] - source.samples))
+                ahead.expect(ids[which == number] - self._begins[number])
 
     def read(self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64] | None = None) -> Any:
         """Return one batch of these rows, in their order. Raises DataError where the sources' batches do not fit."""

@@ -34,7 +34,7 @@ class SourceOfSplit:
         self._scattered = ScatteredRows.of(self._tokens)
 
     def read(self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64] | None = None) -> Any:
-        """Return {"tokens", "labels"}: int64 tensors [rows, seq_len]; and "documents" where they do not mix.
+        """Return {"tokens", "labels"}: int64 tensors [rows, seq_len]; and "documents", int32, where they do not mix.
 
         Positions do not matter.
         """
@@ -61,12 +61,23 @@ class SourceOfSplit:
 
 
 def rows_at(parts: Sequence[npt.NDArray[Any]], places: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[Any]:
-    """Return rows of one length put together, each part's at its places."""
+    """Return rows of one length put together, each part's at its places: [rows, tokens], or [n, rows, tokens]."""
     dtype = max((part.dtype for part in parts), key=lambda each: each.itemsize)
-    found = np.empty((sum(map(len, places)), parts[0].shape[1]), dtype=dtype)
+    *more, _, tokens = parts[0].shape
+    found = np.empty((*more, sum(map(len, places)), tokens), dtype=dtype)
     for part, place in zip(parts, places, strict=True):
-        found[place] = part
+        found[..., place, :] = part
     return found
+
+
+def tokens_and_labels(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return a view of rows with the token after them, [rows, tokens + 1], as tokens and labels: [2, rows, tokens].
+
+    Both are turned into int64 by one call. The rows lie in a run.
+    """
+    count, size = rows.shape
+    across, along = rows.strides
+    return np.ndarray((2, count, size - 1), rows.dtype, rows, 0, (along, across, along))
 
 
 def watch_of(split: Split) -> Callable[[], None]:

@@ -7,71 +7,115 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import DataError
 from paceline.task.data.rows.kept_rows import FORMAT, rows_of_split
-from paceline.task.data.rows.of_split import SourceOfSplit, rows_at, watch_of
+from paceline.task.data.rows.of_split import SourceOfSplit, rows_at, tokens_and_labels, watch_of
 from paceline.task.data.rows.packing import WINDOW_PIECES, Ints, PackedRows
 from paceline.task.data.rows.rows_from import RowsFrom
 from paceline.task.data.sources.shards.tokens_in_files import TokenParts
 from paceline.task.data.sources.tokens import Split
 
 IGNORED = -100  # the label of what is no token
+LOW_NUMBERS = 8  # of documents in a row; hardly a row of long pieces has more
 LONG_TOKENS = 32  # of pieces that are as long on average, and mapped, each is copied by itself
 
 Array = npt.NDArray[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class DocumentRuns:
-    """Runs of tokens of other documents than the first of their row, in the flattened rows, in order."""
+class Seams(NamedTuple):
+    """Where in packed rows another run begins than the first document of its row, in the order of the flattened rows:
+    another document, or what fills the row. The label of the token before a seam is not the token that lies there."""
 
     begins: list[int]
     lengths: list[int]
-    numbers: list[int]  # of the document in its row, from 2 on
+    numbers: list[int]  # of the document in its row, from 2 on; 0 of what fills the row
+    labels: list[int]  # of the token before
 
-    def number(self, documents: Array, first: int) -> None:
-        """Write the numbers of the documents into those of rows, all of them 1, of which `first` is the first row."""
-        flat, begin = documents.reshape(-1), first * documents.shape[1]
-        for at in range(bisect_left(self.begins, begin), bisect_left(self.begins, begin + len(flat))):
-            start = self.begins[at] - begin
-            flat[start : start + self.lengths[at]] = self.numbers[at]
+    def add(self, begin: int, length: int, number: int, label: int) -> None:
+        """Add a seam, the next one."""
+        self.begins.append(begin)
+        self.lengths.append(length)
+        self.numbers.append(number)
+        self.labels.append(label)
+
+    def sew(self, labels: Array, documents: Array | None, first: int) -> None:
+        """Put right the labels int64 of rows, of which `first` is the first, and their documents int32, all of them 1.
+
+        Runs of one number are copied from memory: that takes a third of an assignment.
+        """
+        rows, tokens = labels.shape
+        begin = first * tokens
+        lowest, highest = bisect_left(self.begins, begin), bisect_left(self.begins, begin + rows * tokens)
+        if lowest == highest:
+            return
+        own, ignored, same = labels.reshape(-1).data, *_runs(tokens)
+        apart = None if documents is None else documents.reshape(-1).data
+        here = slice(lowest, highest)
+        seams = zip(self.begins[here], self.lengths[here], self.numbers[here], self.labels[here], strict=True)
+        for start, length, number, label in seams:
+            start -= begin
+            own[start - 1] = label
+            if not number:
+                own[start : start + length] = ignored[:length]
+            if apart is not None:
+                apart[start : start + length] = (same[number] if number < LOW_NUMBERS else _run(length, number))[
+                    :length
+                ]
+
+
+def _run(tokens: int, number: int) -> memoryview:
+    return np.full(tokens, number, dtype=np.int32).data
+
+
+@lru_cache(maxsize=2)
+def _runs(tokens: int) -> tuple[memoryview, list[memoryview]]:
+    """Return so many labels that are ignored, and as many tokens' documents of each low number."""
+    return np.full(tokens, IGNORED, dtype=np.int64).data, [_run(tokens, number) for number in range(LOW_NUMBERS)]
 
 
 @lru_cache(maxsize=2)
 def _first_documents(rows: int, tokens: int) -> Array:
     """Return the documents of rows of one document each, to be copied: numpy copies sooner than it writes ones."""
-    found = np.ones((rows, tokens), dtype=np.int64)
+    found = np.ones((rows, tokens), dtype=np.int32)
     found.flags.writeable = False
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class RowsAsTheyLie:
-    """Packed rows as they lie in the files: tokens and labels of the files' type, [rows, seq_len]."""
+    """Packed rows as they lie in the files: tokens and labels of the files' type, [2, rows, seq_len].
 
-    tokens: Array
-    labels: Array
-    # Labels that are another token than their row's next one, and their places in the flattened labels, in order.
-    patched: list[int]
-    places: list[int]
-    short: list[int]  # rows that are not full, in order
-    filled: list[int]  # and the tokens in each of them
-    # Of each token, from 1 on in each row; None where documents mix. Where most rows are of one document, that is not
-    # written before a batch is: its runs say which tokens are of another.
-    documents: Array | DocumentRuns | None
-    counts: Array | None  # which labels count, where not all of them do
+    `documents` are those of each token, from 1 on in each row and 0 of what fills it. Where most rows are of one
+    document they are not written before a batch is: the seams tell them.
+    """
 
-    def documents_of(self, first: int, last: int) -> Array | None:
-        """Return the documents of the rows first..last, int64; of what fills a row any. None where they mix."""
-        if not isinstance(self.documents, DocumentRuns):
-            return None if self.documents is None else self.documents[first:last].astype(np.int64)
-        found = _first_documents(last - first, self.tokens.shape[1]).copy()
-        self.documents.number(found, first)
+    both: Array
+    seams: Seams
+    is_apart: bool  # whether documents are told
+    documents: Array | None = None
+    counts: Array | None = None  # which labels count, where not all of them do
+
+    def batch(self, first: int, last: int) -> tuple[Array, Array, Array | None]:
+        """Return tokens and labels, int64, and documents, int32, of the rows first..last; None where they mix."""
+        both, documents = self.both[:, first:last].astype(np.int64, order="C"), None
+        tokens, labels = both[0], both[1]
+        if self.is_apart:
+            known = self.documents
+            documents = _first_documents(last - first, labels.shape[1]).copy() if known is None else known[first:last]
+        self.seams.sew(labels, documents if self.documents is None else None, first)
+        if self.counts is not None:
+            labels[~self.counts[first:last]] = IGNORED
+        return tokens, labels, documents
+
+    def told_documents(self) -> Array:
+        """Return the documents of all rows."""
+        _, _, found = self.batch(0, self.both.shape[1])
+        assert found is not None, "documents are told"
         return found
 
 
@@ -132,42 +176,26 @@ class PackedSource(SourceOfSplit):
         """Return {"tokens", "labels"}, and "documents" where they do not mix."""
         import torch
 
-        tokens, labels = gathered.tokens[first:last].astype(np.int64), gathered.labels[first:last].astype(np.int64)
-        if gathered.counts is not None:
-            labels[~gathered.counts[first:last]] = IGNORED
+        tokens, labels, documents = gathered.batch(first, last)
         batch = {"tokens": torch.from_numpy(tokens), "labels": torch.from_numpy(labels)}
-        if (documents := gathered.documents_of(first, last)) is not None:
-            batch["documents"] = torch.from_numpy(documents)
-        flat, begin, end = labels.reshape(-1), first * self.items_per_sample, last * self.items_per_sample
-        for at in range(bisect_left(gathered.places, begin), bisect_left(gathered.places, end)):
-            flat[gathered.places[at] - begin] = gathered.patched[at]
-        for at in range(bisect_left(gathered.short, first), bisect_left(gathered.short, last)):
-            labels[gathered.short[at] - first, gathered.filled[at] :] = IGNORED
-            if documents is not None:
-                documents[gathered.short[at] - first, gathered.filled[at] :] = 0
+        if documents is not None:
+            batch["documents"] = torch.from_numpy(documents if gathered.documents is None else documents.copy())
         return batch
 
     def joined(self, parts: Sequence[RowsAsTheyLie], places: Sequence[Ints]) -> RowsAsTheyLie:
         """Return the rows of several sources as one, each part's at its places."""
-        size = self.items_per_sample
-        at = [_moved(part.places, place, size) for part, place in zip(parts, places, strict=True)]
-        rows = [place[part.short] for part, place in zip(parts, places, strict=True)]
-        patches, patched = _in_order(at, [part.patched for part in parts])
-        short, filled = _in_order(rows, [part.filled for part in parts])
         counts: list[Array] | None = None
         if any(part.counts is not None for part in parts):
-            everywhere = [np.ones(part.tokens.shape, dtype=bool) for part in parts]
+            everywhere = [np.ones(part.both.shape[1:], dtype=bool) for part in parts]
             counts = [
                 every if part.counts is None else part.counts for part, every in zip(parts, everywhere, strict=True)
             ]
+        are_told = any(part.documents is not None for part in parts)
         return RowsAsTheyLie(
-            rows_at([part.tokens for part in parts], places),
-            rows_at([part.labels for part in parts], places),
-            patched,
-            patches,
-            short,
-            filled,
-            None if self.cross_documents else _joined_documents(parts, places, size),
+            rows_at([part.both for part in parts], places),
+            _joined_seams([part.seams for part in parts], places, self.items_per_sample),
+            parts[0].is_apart,
+            rows_at([part.told_documents() for part in parts], places) if are_told else None,
             rows_at(counts, places) if counts else None,
         )
 
@@ -182,53 +210,43 @@ class PackedSource(SourceOfSplit):
         starts, lengths = self.rows.starts[begins], self.rows.lengths[begins]
         # To leave out here what is laid anew takes longer than copying it in vain.
         rows, is_whole = self._in_rows.rows_from(starts, starts + lengths + 1, seq_len + 1)
-        documents = None if self.cross_documents else DocumentRuns([], [], [])
-        found = RowsAsTheyLie(rows[:, :-1], rows[:, 1:], [], [], [], [], documents, None)
+        seams = Seams([], [], [], [])
         rest = np.flatnonzero((lengths < seq_len) | ~is_whole)
         if len(rest):
-            self._lay_pieces(rows, rest, is_whole[rest], begins[rest], self.rows.firsts[ids[rest] + 1], found)
-        return found
+            self._lay_pieces(rows, rest, is_whole[rest], begins[rest], self.rows.firsts[ids[rest] + 1], seams)
+        return RowsAsTheyLie(tokens_and_labels(rows), seams, not self.cross_documents)
 
     def _lay_pieces(
-        self, rows: Array, places: Ints, has_first: npt.NDArray[np.bool_], firsts: Ints, lasts: Ints,
-        found: RowsAsTheyLie,
-    ) -> None:  # fmt: skip
-        """Lay the pieces firsts..lasts of each row at `places` of `rows`, and note what of the labels is not there.
+        self, rows: Array, places: Ints, has_first: npt.NDArray[np.bool_], firsts: Ints, lasts: Ints, seams: Seams
+    ) -> None:
+        """Lay the pieces firsts..lasts of each row at `places` of `rows`, and note where they meet.
 
         Each piece is laid with the token after it, its last label; the next one lies over that. Rows that `has_first`
-        names begin with the first one already.
+        names begin with the first one already. Of the few pieces of a batch, loops over numbers take no longer than
+        numpy's calls.
         """
-        size, seq_len = rows.shape[1], self.items_per_sample
         assert rows.flags.c_contiguous, "rows are laid as one run of tokens"
-        flat, counts = rows.reshape(-1), lasts - firsts
-        ends = np.cumsum(counts)
+        counts, ends = lasts - firsts, np.cumsum(lasts - firsts)
         pieces = np.repeat(lasts - ends, counts) + np.arange(ends[-1])
         starts, lengths = self.rows.starts[pieces], self.rows.lengths[pieces]
-        ahead, stops = np.cumsum(lengths), starts + lengths
-        ahead -= lengths
-        at = np.repeat(places * size - ahead[ends - counts], counts) + ahead  # where each begins
-        after = at + lengths
-        is_there = np.zeros(len(at), dtype=bool)
-        is_there[ends - counts] = has_first
-        labels, laid = flat[after], np.flatnonzero(~is_there)  # of those that are there, before others lie over them
-        labels[laid] = self._in_rows.lay(flat, at[laid], starts[laid], stops[laid] + 1)
-        filled = after[ends - 1] - places * size
-        is_short = filled < seq_len
-        for row, tokens in zip(places[is_short].tolist(), filled[is_short].tolist(), strict=True):
-            rows[row, tokens:] = 0
-            found.short.append(row)
-            found.filled.append(tokens)
-        other = np.flatnonzero(flat[after] != labels)
-        found.patched.extend(labels[other].tolist())
-        # Of the flattened labels: a row of them is one shorter than one of tokens with the token after its end.
-        found.places.extend((after[other] - 1 - np.repeat(places, counts)[other]).tolist())
-        if isinstance(runs := found.documents, DocumentRuns):
-            is_other = np.ones(len(at), dtype=bool)
-            is_other[ends - counts] = False
-            others = np.flatnonzero(is_other)
-            runs.begins.extend((at[others] - np.repeat(places, counts - 1)).tolist())  # flattened tokens, as above
-            runs.lengths.extend(lengths[others].tolist())
-            runs.numbers.extend((others - np.repeat(ends - counts, counts - 1) + 1).tolist())
+        spots = self._in_rows.spots(starts, starts + lengths + 1)
+        left = zip(starts.tolist(), lengths.tolist(), spots, strict=True)
+        there, here, size, seq_len = rows.reshape(-1).data, self._in_rows.memory, rows.shape[1], self.items_per_sample
+        for row, count, is_there in zip(places.tolist(), counts.tolist(), has_first.tolist(), strict=True):
+            at, end = row * size, row * size + seq_len
+            for number in range(1, count + 1):
+                start, length, spot = next(left)
+                if number > 1:
+                    seams.add(at - row, length, number, there[at])
+                if number > 1 or not is_there:
+                    if spot < 0:
+                        there[at : at + length + 1] = self._tokens[start : start + length + 1].astype(rows.dtype).data
+                    else:
+                        there[at : at + length + 1] = here[spot : spot + length + 1]
+                at += length
+            if at < end:
+                seams.add(at - row, end - at, 0, there[at])
+                rows[row, at - end + seq_len :] = 0
 
     def _laid_by_place(self, ids: npt.NDArray[np.int64]) -> RowsAsTheyLie:
         """Return the rows, all their places at once: where pieces are short that is quicker than one by one."""
@@ -246,22 +264,27 @@ class PackedSource(SourceOfSplit):
         at = row * seq_len + ahead - began[row]
         places = np.repeat(at - ahead, lengths) + np.arange(lengths.sum())
 
-        def laid(values: Array) -> Array:
-            found = np.zeros((len(ids), seq_len), dtype=values.dtype)
-            found.reshape(-1)[places] = values
+        def laid(*values: Array) -> Array:
+            found = np.zeros((len(values), len(ids), seq_len), dtype=values[0].dtype)
+            for own, value in zip(found, values, strict=True):
+                own.reshape(-1)[places] = value
             return found
 
-        tokens, labels = self._gathered(starts, lengths)
-        counted, filled = self._counted_labels(starts, lengths), np.bincount(row, lengths, len(ids))
+        both, counted = laid(*self._gathered(starts, lengths)), self._counted_labels(starts, lengths)
+        filled = np.bincount(row, lengths, len(ids)).astype(np.int64)
+        short = np.flatnonzero(filled < seq_len)
+        begins = short * seq_len + filled[short]
         return RowsAsTheyLie(
-            laid(tokens),
-            laid(labels),
-            [],
-            [],
-            np.flatnonzero(filled < seq_len).tolist(),
-            filled[filled < seq_len].astype(np.int64).tolist(),
-            None if self.cross_documents else laid(np.repeat(within + 1, lengths).astype(np.int32)),
-            None if counted is None else laid(counted),
+            both,
+            Seams(
+                begins.tolist(),
+                (seq_len - filled[short]).tolist(),
+                [0] * len(short),
+                both[1].reshape(-1)[begins - 1].tolist(),
+            ),
+            not self.cross_documents,
+            None if self.cross_documents else laid(np.repeat(within + 1, lengths).astype(np.int32))[0],
+            None if counted is None else laid(counted)[0],
         )
 
     def _counted_labels(self, starts: Ints, lengths: Ints) -> Array | None:
@@ -284,27 +307,11 @@ def packed_fingerprint(digest: str, seq_len: int, version: int) -> str:
     return hashlib.blake2b(named.encode(), digest_size=16).hexdigest()
 
 
-def _joined_documents(parts: Sequence[RowsAsTheyLie], places: Sequence[Ints], size: int) -> Array | DocumentRuns:
-    """Return the documents of several sources' rows as one's, each part's at its places."""
-    runs = [part.documents for part in parts if isinstance(part.documents, DocumentRuns)]
-    if len(runs) < len(parts):
-        numbered = [part.documents if isinstance(part.documents, np.ndarray) else part.documents_of(0, len(part.tokens))
-                    for part in parts]  # fmt: skip
-        return rows_at([each for each in numbered if each is not None], places)
-    at = [_moved(each.begins, place, size) for each, place in zip(runs, places, strict=True)]
-    begins, lengths = _in_order(at, [each.lengths for each in runs])
-    return DocumentRuns(begins, lengths, _in_order(at, [each.numbers for each in runs])[1])
-
-
-def _moved(flattened: list[int], place: Ints, size: int) -> Ints:
-    """Return places in flattened rows of a size where the rows are at other places."""
-    row, within = np.divmod(np.array(flattened, dtype=np.int64), size)
-    found: Ints = place[row] * size + within
-    return found
-
-
-def _in_order(places: Sequence[Ints], values: Sequence[list[int]]) -> tuple[list[int], list[int]]:
-    """Return the places of all parts in order, and their values."""
-    joined = np.concatenate([np.asarray(each, dtype=np.int64) for each in places])
-    order = np.argsort(joined)
-    return joined[order].tolist(), np.concatenate([np.asarray(each, dtype=np.int64) for each in values])[order].tolist()
+def _joined_seams(parts: Sequence[Seams], places: Sequence[Ints], size: int) -> Seams:
+    """Return the seams of several sources' rows as one's, each part's rows of a size at its places."""
+    moved = []
+    for part, place in zip(parts, places, strict=True):
+        row, within = np.divmod(np.array(part.begins, dtype=np.int64), size)
+        moved.append(np.stack([place[row] * size + within, part.lengths, part.numbers, part.labels]))
+    joined = np.concatenate(moved, axis=1).astype(np.int64)
+    return Seams(*joined[:, np.argsort(joined[0])].tolist())

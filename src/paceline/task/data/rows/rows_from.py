@@ -31,6 +31,12 @@ class RowsAcross:
         self._span = int((self._begins + self._lengths).max())
         self._flat = self._spanned((self._span,))
         self._view: Tokens | None = None  # every row of the length that was asked for last
+        self.memory = self._flat.data
+
+    def spots(self, numbers: Ints, starts: Ints) -> Ints:
+        """Return where in `memory` the tokens lie that begin there in each array."""
+        found: Ints = self._begins[numbers] + starts
+        return found
 
     def rows(self, numbers: Ints, starts: Ints, length: int) -> Tokens:
         """Return the `length` tokens of each array from each start on: [starts, length]. All of them are there."""
@@ -38,7 +44,7 @@ class RowsAcross:
         view = self._view
         if view is None or view.shape[1] != length:
             view = self._view = self._spanned((max(0, self._span - length + 1), length))
-        places = self._begins[numbers] + starts
+        places = self.spots(numbers, starts)
         self._flat[places]  # memory that is far away is waited for once, and not for each row
         found: Tokens = view[places]
         return found
@@ -77,14 +83,7 @@ class RowsFrom:
         """Return the tokens at these places: memory that is far away is waited for once, and not for each of them."""
         return self._tokens[places]
 
-    def lay(self, into: Tokens, places: Ints, starts: Ints, stops: Ints) -> Tokens:
-        """Copy the tokens starts..stops of each run to `into`, from its place on, and return the last token of each.
-
-        A run may lie over the end of the one before. Views of memory copy them: of a few short runs, slices of arrays
-        take twice as long.
-        """
-        lasts = self.touch(stops - 1)
-        there, here = into.data, self.memory
-        for place, start, stop in zip(places.tolist(), starts.tolist(), stops.tolist(), strict=True):
-            there[place : place + stop - start] = here[start:stop]
-        return lasts
+    def spots(self, starts: Ints, stops: Ints) -> list[int]:
+        """Return where in `memory` each run of tokens begins."""
+        found: list[int] = starts.tolist()
+        return found

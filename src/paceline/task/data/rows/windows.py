@@ -10,14 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import DataError
-from paceline.task.data.rows.of_split import SourceOfSplit, rows_at, watch_of
+from paceline.task.data.rows.of_split import SourceOfSplit, rows_at, tokens_and_labels, watch_of
+from paceline.task.data.rows.packing import Ints
+from paceline.task.data.rows.rows_from import RowsAcross
 from paceline.task.data.sources.tokens import Split
 
 
 class WindowsAsTheyLie(NamedTuple):
-    """Windows as they lie in the files: tokens and the label of the last of them, [rows, seq_len + 1]."""
+    """Windows as they lie in the files: tokens and labels, [2, rows, seq_len]."""
 
-    rows: npt.NDArray[Any]
+    both: npt.NDArray[Any]
     documents: npt.NDArray[np.int32] | None  # of each token, [rows, seq_len]; None where documents mix
 
 
@@ -60,6 +62,21 @@ class TokenSource(SourceOfSplit):
             writeable=False,
         )
 
+    @property
+    def tokens(self) -> npt.NDArray[Any]:
+        """The tokens of the split, mapped."""
+        found: npt.NDArray[Any] = self._tokens
+        return found
+
+    @property
+    def is_paged(self) -> bool:
+        """Whether rows are asked for before they are copied."""
+        return self._scattered is not None
+
+    def hold(self) -> None:
+        """Raise DataError where the file of the tokens is no longer as it was when it was opened."""
+        self._watch()
+
     def _rows(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """Return each sample's tokens and the label of the last of them: [rows, seq_len + 1]."""
         self._watch()
@@ -74,29 +91,64 @@ class TokenSource(SourceOfSplit):
     def gather(self, ids: npt.NDArray[np.int64]) -> WindowsAsTheyLie:
         """Return the samples' rows."""
         assert min(ids.tolist(), default=0) >= 0, "a sample id is negative"
+        both = tokens_and_labels(self._rows(ids))
         if self._begins is None:
-            return WindowsAsTheyLie(self._rows(ids), None)
-        return WindowsAsTheyLie(self._rows(ids), _documents(self._begins, ids.astype(np.int64), self.items_per_sample))
+            return WindowsAsTheyLie(both, None)
+        return WindowsAsTheyLie(both, _documents(self._begins, ids.astype(np.int64), self.items_per_sample))
 
     def batch(self, gathered: WindowsAsTheyLie, first: int, last: int) -> Any:
         """Return {"tokens", "labels"}, and "documents" where they do not mix."""
         import torch
 
-        rows = gathered.rows[first:last]
-        batch = {
-            "tokens": torch.from_numpy(rows[:, :-1].astype(np.int64)),
-            "labels": torch.from_numpy(rows[:, 1:].astype(np.int64)),
-        }
+        both = gathered.both[:, first:last].astype(np.int64, order="C")
+        batch = {"tokens": torch.from_numpy(both[0]), "labels": torch.from_numpy(both[1])}
         if gathered.documents is not None:
-            batch["documents"] = torch.from_numpy(gathered.documents[first:last].astype(np.int64))
+            batch["documents"] = torch.from_numpy(gathered.documents[first:last].copy())
         return batch
 
     def joined(self, parts: Sequence[WindowsAsTheyLie], places: Sequence[npt.NDArray[np.int64]]) -> WindowsAsTheyLie:
         """Return the rows of several sources as one, each part's at its places."""
         documents = [part.documents for part in parts if part.documents is not None]
         return WindowsAsTheyLie(
-            rows_at([part.rows for part in parts], places), rows_at(documents, places) if documents else None
+            rows_at([part.both for part in parts], places), rows_at(documents, places) if documents else None
         )
+
+
+class WindowsAcross:
+    """Windows of several corpora in near memory, gathered in any order by one call of numpy: no part of it is copied
+    twice, as rows are that sources gather one by one and that are then put into their places."""
+
+    def __init__(self, sources: Sequence[TokenSource]) -> None:
+        """Raises ValueError where their tokens have different types."""
+        self._sources, self._size = tuple(sources), sources[0].items_per_sample
+        self._rows = RowsAcross([source.tokens for source in sources])
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self._sources,)  # which map their files again; views of memory do not travel
+
+    def gather(self, numbers: Ints, ids: Ints) -> WindowsAsTheyLie | None:
+        """Return the samples `ids` of the sources of these numbers; None where one of them pages its file by itself.
+
+        Raises DataError where a file of theirs has changed.
+        """
+        for number in np.flatnonzero(np.bincount(numbers)).tolist():
+            source = self._sources[number]
+            if source.is_paged:
+                return None
+            source.hold()
+        return WindowsAsTheyLie(tokens_and_labels(self._rows.rows(numbers, ids * self._size, self._size + 1)), None)
+
+
+def windows_across(sources: Sequence[object]) -> WindowsAcross | None:
+    """Return what gathers the windows of all of these sources at once; None where they are no windows, or say their
+    documents, or have tokens of several types."""
+    windows = [each for each in sources if type(each) is TokenSource and each.cross_documents]
+    if len(windows) < max(2, len(sources)):
+        return None
+    try:
+        return WindowsAcross(windows)
+    except ValueError:
+        return None
 
 
 def _documents(begins: npt.NDArray[Any], ids: npt.NDArray[np.int64], seq_len: int) -> npt.NDArray[np.int32]:

@@ -18,7 +18,7 @@ def document_positions(documents: Tensor) -> Tensor:
 def document_mask(documents: Tensor, places: Tensor | None = None) -> Tensor:
     """Return which keys a query sees, bool [rows, 1, queries, seq]: keys of the query's document, up to the query.
 
-    `documents` is int64 [rows, seq]; `places` [queries] are the queries' places in the row, by default all of them.
+    `documents` are integers [rows, seq]; `places` [queries] are the queries' places in the row, by default all of them.
     """
     every = torch.arange(documents.shape[1], device=documents.device)
     places = every if places is None else places

@@ -34,7 +34,7 @@ PackedKernel = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, int], Tens
 class PackedDocuments(NamedTuple):
     """Which keys a query sees, in the place of a mask: those of its own document, up to the query."""
 
-    documents: Tensor  # int64 [rows, seq]
+    documents: Tensor  # integers [rows, seq]
     starts: Tensor  # int32 [documents + 1], their first tokens in the flattened rows, and the end of all
     longest: int  # tokens; no document has more
 
@@ -42,7 +42,7 @@ class PackedDocuments(NamedTuple):
 class PackedPart(NamedTuple):
     """`PackedDocuments` for a rank that has some places of each row, where ranks share the sequences."""
 
-    documents: Tensor  # int64 [rows, tokens], of the whole sequences, filled up to equal parts
+    documents: Tensor  # integers [rows, tokens], of the whole sequences, filled up to equal parts
     starts: Tensor  # `PackedDocuments.starts`, of the rows before they were filled up
     seq: int  # tokens of a row before
     places: Tensor  # int64 [queries], this rank's in a row

@@ -75,7 +75,7 @@ class _OverFiles(SourceOfSplit):
 
         tokens = torch.zeros(1, self.items_per_sample, dtype=torch.int64)
         blank = {"tokens": tokens, "labels": tokens + NO_LABEL}
-        return blank if self.cross_documents else {**blank, "documents": tokens.clone()}
+        return blank if self.cross_documents else {**blank, "documents": tokens.to(torch.int32)}
 
     def _held(self, batch: Any) -> Any:
         """Return the batch, whose tokens are of the vocabulary. Files with checksums hold what was written to them."""

@@ -113,11 +113,11 @@ class TokenPart:
         self.hold(starts[held], stops[held])
         return self._rows.rows_from(starts, stops, length)
 
-    def lay(self, into: Tokens, places: Indices, starts: Indices, stops: Indices) -> Tokens:
-        """Copy runs and return the last token of each, as `RowsFrom.lay` does. Raises DataError for damaged ones."""
-        assert self._rows is not None, "a file that is fetched is read run by run"
+    def spots(self, starts: Indices, stops: Indices) -> list[int]:
+        """Return where in `memory` each run of tokens begins. Raises DataError for damaged ones."""
         self.hold(starts, stops)
-        return self._rows.lay(into, places, starts, stops)
+        found: list[int] = starts.tolist()
+        return found
 
     @property
     def mapped(self) -> Tokens:
@@ -219,13 +219,15 @@ class TokenParts:
         found, is_whole = self.rows_from(starts, starts + length, length)
         if not is_whole.all():
             over = np.flatnonzero(~is_whole)
-            self.lay(found.reshape(-1), over * length, starts[over], starts[over] + length)
+            runs = self.runs(starts[over].tolist(), (starts[over] + length).tolist())
+            for row, run in zip(over.tolist(), runs, strict=True):
+                found[row] = run
         return found
 
     def rows_from(self, starts: Indices, stops: Indices, length: int) -> tuple[Tokens, Flags]:
         """Return `length` tokens from each start on, [starts, length], and of which rows they are there.
 
-        The others would go on in another file, or are to be laid. Raises DataError where what lies up to `stops` is
+        The others would go on in another file, or have another type. Raises DataError where what lies up to `stops` is
         damaged.
         """
         if len(self._parts) == 1:
@@ -251,25 +253,27 @@ class TokenParts:
             found[chosen] = self._parts[number].gather(places[chosen] - self._begins[number])
         return found
 
-    def lay(self, into: Tokens, places: Indices, starts: Indices, stops: Indices) -> Tokens:
-        """Copy runs and return the last token of each, as `RowsFrom.lay` does. Raises DataError for damaged ones."""
+    def spots(self, starts: Indices, stops: Indices) -> list[int]:
+        """Return where in `memory` each run of tokens begins, -1 of one that goes on in another file.
+
+        Raises DataError for damaged ones.
+        """
         if len(self._parts) == 1:
-            return self._parts[0].lay(into, places, starts, stops)
+            return self._parts[0].spots(starts, stops)
+        if self._across is None:
+            return [-1] * len(starts)
         numbers = np.searchsorted(self._begins, starts, side="right") - 1
         self._hold(numbers, starts, stops)
-        there, lasts = into.data, list[int]()
-        memories = [part.memory if part.dtype == into.dtype else None for part in self._parts]
-        runs = zip(places.tolist(), starts.tolist(), stops.tolist(), numbers.tolist(), strict=True)
-        for place, start, stop, number in runs:
-            begin, memory = self._bounds[number], memories[number]
-            if memory is None or stop > self._bounds[number + 1]:  # it goes on in another file, or has another type
-                run = self.runs([start], [stop])[0]
-                into[place : place + stop - start] = run
-                lasts.append(int(run[-1]))
-            else:
-                there[place : place + stop - start] = memory[start - begin : stop - begin]
-                lasts.append(memory[stop - begin - 1])
-        return np.array(lasts, dtype=self.dtype)
+        spots = self._across.spots(numbers, starts - self._begins[numbers])
+        found: list[int] = np.where(stops <= self._begins[numbers + 1], spots, -1).tolist()
+        return found
+
+    @property
+    def memory(self) -> memoryview:
+        """What `spots` count in; whoever reads there has asked for them first."""
+        if len(self._parts) == 1:
+            return self._parts[0].memory
+        return memoryview(b"") if self._across is None else self._across.memory
 
     def _hold(self, numbers: Indices, starts: Indices, stops: Indices) -> None:
         """Hold what runs read of the files in which they begin. Raises DataError for damaged ones."""
