@@ -251,7 +251,9 @@ def classes_of(zero: int, gradients: str) -> tuple[tuple[int, bool], ...]:
         other = 1 if gradients == "whole" else 2
         because = f"ZeRO-{zero} holds {'shards' if zero == 2 else 'whole ones'} between micro-batches"
         raise ConfigError(
-            f"plan.gradients = '{gradients}' with plan.zero = {zero}", because, f"zero = {other}, which does the rest alike"
+            f"plan.gradients = '{gradients}' with plan.zero = {zero}",
+            because,
+            f"zero = {other}, which does the rest alike",
         )
     return kept
 

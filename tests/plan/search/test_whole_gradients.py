@@ -27,7 +27,12 @@ def plans(result: SearchResult) -> list[Plan]:
 
 def test_every_class_of_shards_is_priced_and_one_plan_once() -> None:
     priced = plans(found(dp_shard=4, micro_batch=2, recompute="none"))
-    assert {(chosen.zero, chosen.whole_gradients) for chosen in priced} == {(1, False), (2, False), (3, False), (3, True)}
+    assert {(chosen.zero, chosen.whole_gradients) for chosen in priced} == {
+        (1, False),
+        (2, False),
+        (3, False),
+        (3, True),
+    }
     single = plans(found(dp_shard=4, micro_batch=16, recompute="none"))
     assert {(chosen.zero, chosen.whole_gradients) for chosen in single} == {(1, False), (2, False), (3, False)}
 
@@ -45,7 +50,9 @@ def test_what_is_asked_of_gradients_leaves_the_classes_that_hold_them_so(asked: 
 def test_a_class_that_holds_them_otherwise_is_refused_with_the_one_that_does(
     zero: int, gradients: str, other: int
 ) -> None:
-    with pytest.raises(ConfigError, match=re.escape(f"plan.gradients = '{gradients}' with plan.zero = {zero}")) as error:
+    with pytest.raises(
+        ConfigError, match=re.escape(f"plan.gradients = '{gradients}' with plan.zero = {zero}")
+    ) as error:
         found(zero=zero, gradients=gradients)
     assert f"zero = {other}" in error.value.try_
 
@@ -76,6 +83,8 @@ def test_it_is_chosen_where_whole_weights_do_not_fit_and_links_are_slow() -> Non
 def test_a_plan_given_whole_keeps_what_it_holds() -> None:
     chosen = plans(found(dp_shard=4, micro_batch=2, recompute="none", zero=3, gradients="whole"))[0]
     assert "ZeRO-3, whole gradients" in str(chosen)
-    again = make_spec({"model": "llama-3m", "data": "synthetic"}, plan=chosen, cluster={"device": "a100-80", "devices": 4})
+    again = make_spec(
+        {"model": "llama-3m", "data": "synthetic"}, plan=chosen, cluster={"device": "a100-80", "devices": 4}
+    )
     assert (again.plan.zero, again.plan.gradients) == (3, "whole")
     assert dataclasses.replace(chosen, whole_gradients=False).class_text == "ZeRO-3"

@@ -16,7 +16,17 @@ from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.feasible.refusals import layout_refusal, pipeline_stages, plan_refusal
 from paceline.plan.feasible.stages import INTERLEAVED
 from paceline.spec.layout import Layout, accumulation_for, largest_part, layouts_over
-from paceline.spec.plan import RECOMPUTE, SAVED_KINDS, SCHEDULES, Plan, PlanSpec, classes_of, parse_rows, parse_stages, rows_refusal
+from paceline.spec.plan import (
+    RECOMPUTE,
+    SAVED_KINDS,
+    SCHEDULES,
+    Plan,
+    PlanSpec,
+    classes_of,
+    parse_rows,
+    parse_stages,
+    rows_refusal,
+)
 
 DATA_AXES = ("dp_replicate", "dp_shard")
 MODEL_AXES = ("cp", "tp", "pp", "ep")

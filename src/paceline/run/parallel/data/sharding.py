@@ -152,7 +152,10 @@ class ShardedGradients:
         left: Collection[nn.Parameter] = (),
         also: Sequence[dist.ProcessGroup] = (),
     ) -> None:
-        """`once` is whether gradients are reduced once a step; `axes` are those of `shard`; over the groups in `also` gradients are summed by somebody else."""
+        """`once` is whether gradients are reduced once a step, and `axes` are those of `shard`.
+
+        Over the groups in `also` gradients are summed by somebody else.
+        """
         assert isinstance(model, FSDPModule)
         self._model = model
         self._zero, self._once = zero, once
