@@ -9,7 +9,10 @@ import pytest
 from backtest_examples import LLAMA, case_of, cells_of, reason_of, write_table
 
 from paceline.backtest.backtest import run_backtest
+from paceline.backtest.layout import spreads_experts
 from paceline.backtest.machine import Machines
+from paceline.backtest.price import software_of
+from paceline.backtest.shape import shape_of
 from paceline.backtest.words.settings import precision_of, recompute_of, sharding_of
 from paceline.plan.cost.programs.known import program_of
 
@@ -162,3 +165,49 @@ def test_a_table_of_the_fewest_columns_is_scored(tmp_path: Path) -> None:
     (file,) = run_backtest([write_table(tmp_path / "a.csv", [cells, {**cells, "accelerator": "Cerebras CS-2"}])]).files
     assert file.score.scored == 1 and list(file.score.not_scored) == ["accelerator Cerebras CS-2 is not in the catalog"]
     assert {"bf16 assumed", "heads of width 128 assumed"} <= set(file.score.marks)
+
+
+# Qwen3 235B of Pai-Megatron-Patch on 256 H800: experts over 8 devices, where a stage has 4 x 2.
+QWEN = replace(
+    LLAMA, program="megatron-core", model="qwen3-235b-a22b", arch="moe", layers=94, ffn_hidden=1536, heads=64,
+    kv_heads=4, head_dim=128, vocab=151936, experts=128, topk=8, accelerator="H800", n_devices=256, tp=2, pp=32, vpp=3, ep=8, dp=4,
+    pp_schedule="interleaved_1f1b", zero_stage="dist_opt", micro_batch=1, global_batch=2048, recompute="full",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "spread"),
+    [
+        ({}, True),
+        ({"ep": 4}, False),  # four data ranks are four parts of the experts
+        ({"tp": 1, "dp": 8}, False),
+        ({"tp": 8, "dp": 1, "ep": 4}, False),  # half of the tensor ranks: neither all of them nor none
+    ],
+)
+def test_experts_over_more_ranks_than_read_samples_are_spread_over_tensor_ranks(changes: dict, spread: bool) -> None:
+    row = replace(QWEN, **changes)
+    assert spreads_experts(row) is spread
+    if (row.ep and row.dp and row.dp % row.ep == 0) or spread:
+        case = case_of(row)
+        group = 4 if spread else row.ep
+        assert {plan.layout.ep for plan in case.plans} == {group}, "of 8 devices, of which tp has 2 each"
+        assert software_of(case).spreads_experts is spread
+        assert not any("split by tp" in mark for mark in case.marks)
+
+
+@pytest.mark.parametrize(
+    ("notes", "model", "flash"),
+    [
+        ("shapes from memory; 126M without flash attention; remat not printed", "gpt-126M", False),
+        ("shapes from memory; 126M without flash attention; remat not printed", "gpt-5B", True),
+        ("without flash attention", "gpt-5B", False),
+        ("no flash-attention", "gpt-5B", False),
+        ("with flash attention", "gpt-5B", True),
+    ],
+)
+def test_what_notes_say_of_flash_attention_holds_for_the_model_they_name(notes: str, model: str, flash: bool) -> None:
+    row = replace(
+        LLAMA, arch="gpt", model=model, program="paxml", precision="te-bf16", attention_kernel="", notes=notes
+    )
+    shape, _ = shape_of(row)
+    assert shape is not None and shape.flash is flash

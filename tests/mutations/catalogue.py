@@ -65,6 +65,7 @@ CASES = {
     "copies": Case("dp_replicate=2"),
     "zero 3": Case("dp_shard=2,zero=3"),
     "zero 1": Case("dp_shard=2,zero=1"),
+    "whole gradients": Case("dp_shard=2,zero=3,gradients=whole"),
     "hybrid": Case("dp_replicate=2,dp_shard=2"),
     "state on the host": Case("dp_replicate=2,offload=optimizer"),
     "tied": Case("dp_replicate=2", f"{DECODER}, tied = true"),

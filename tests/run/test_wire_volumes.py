@@ -130,12 +130,14 @@ def told(plan: Plan, adapter: AdapterSpec = WHOLE, masked: bool = False) -> Coun
      ("tp", "none"), ("tp", "selective"), ("tp", "full")],
 )  # fmt: skip
 def test_counted_bytes_are_those_told(layout: str, recompute: str) -> None:
-    for zero in (1, 3) if layout == "dp_shard" else (1,):
-        plan = plan_of(Layout(**{layout: 2}), BATCH, precision="fp32", zero=zero, recompute=recompute)
+    for zero, whole in ((1, False), (3, False), (3, True)) if layout == "dp_shard" else ((1, False),):
+        plan = plan_of(
+            Layout(**{layout: 2}), BATCH, precision="fp32", zero=zero, recompute=recompute, whole_gradients=whole
+        )
         expected = told(plan)
         for seen in run_ranks(counted, 2, plan):
             for kind, value in expected.items():
-                assert seen[kind] == pytest.approx(value, rel=0.01), (zero, kind)
+                assert seen[kind] == pytest.approx(value, rel=0.01), (zero, whole, kind)
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])

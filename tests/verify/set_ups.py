@@ -158,6 +158,7 @@ def _sizes_and_worlds() -> Iterator[SetUp]:
         yield SetUp(f"odd sizes, {ranks} copies", task(net), _plan(batch=11, dp_replicate=ranks), cheap=ranks == 3)
     for zero, ranks in ((1, 3), (2, 5), (3, 3)):
         yield SetUp(f"decoder, ZeRO {zero} over {ranks}", task(decoder()), _plan(batch=11, dp_shard=ranks, zero=zero))
+    yield SetUp("decoder, whole gradients over 3", task(decoder()), _plan(batch=11, dp_shard=3, whole_gradients=True))
     yield SetUp("decoder, three stages", task(decoder(layers=4)), _plan(pp=3))
     yield SetUp("decoder, five stages", task(decoder(layers=6)), _plan(pp=5, batch=10))
     yield SetUp("decoder, ring of three", task(decoder()), _plan(cp=3, cp_method="ring"), cheap=True)

@@ -48,15 +48,30 @@ def degrees_of(row: StepRow, marks: list[str]) -> tuple[dict[str, int] | None, s
         return None, "no layout is stated"
     degrees["dp"] = row.n_devices // split
     whole, tp, ranks = degrees["ep"], degrees["tp"], degrees["dp"] * degrees["cp"]
-    if program_of(row.program, row.zero_stage)[0].spreads_experts and whole % tp == 0:
+    if whole % tp == 0 and (program_of(row.program, row.zero_stage)[0].spreads_experts or spreads_experts(row)):
         degrees["ep"] = math.gcd(whole // tp, ranks)  # tp ranks have experts of their own: they are in the group
         return (degrees, "") if degrees["ep"] * tp == whole else (None, "ep does not divide dp x cp x tp")
     degrees["ep"] = math.gcd(whole, ranks)
-    if degrees["ep"] != whole:  # Megatron-LM also spreads experts over tp; here tp splits each of them instead
+    if degrees["ep"] != whole:  # spread over some of the tp ranks; here tp splits each of them instead
         if tp % (whole // degrees["ep"]):
             return None, "ep does not divide dp x cp x tp"
         marks.append("experts split by tp instead of spread over it")
     return degrees, ""
+
+
+def spreads_experts(row: StepRow) -> bool:
+    """Return whether a row's tensor ranks hold whole experts of their own, by its degrees alone.
+
+    A group of ranks that each hold a part of every expert lies within dp x cp. One that does not divide it reaches over
+    tp: `expert_tensor_parallel_size` of Megatron-LM is less than tp there.
+
+    Example: 256 devices with tp 2 and pp 32 have dp 4, and experts over 8 devices.
+    """
+    if not row.ep or not row.n_devices or (row.tp or 1) == 1:
+        return False
+    within = row.n_devices // ((row.tp or 1) * (row.pp or 1))  # dp x cp
+    whole = within * (row.tp or 1) % row.ep == 0 and row.ep % (row.tp or 1) == 0
+    return within % row.ep != 0 and whole
 
 
 def experts_of(row: StepRow, degrees: dict[str, int], marks: list[str]) -> list[dict[str, int]]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from paceline.backtest.layout import spreads_experts
 from paceline.backtest.rows import Case
 from paceline.cluster.catalog.devices import published_watts, read_catalog
 from paceline.cluster.catalog.power import power_model
@@ -95,6 +96,8 @@ def software_of(case: Case) -> Software:
         found = replace(found, gradient_bytes=2, reduce_bytes=2)
     if found.overlaps_with_te and TRANSFORMER_ENGINE.search(case.row.attention_kernel.lower()):
         found = replace(found, hides_tensor=True)
+    if spreads_experts(case.row):
+        found = replace(found, spreads_experts=True)
     if found.memory_rank == "last" and not OF_ITS_LOG.search(case.row.notes):
         found = replace(found, memory_rank="")
     if found.name == MEGATRON.name and COMPILED_LOSS.search(case.row.notes.lower()):

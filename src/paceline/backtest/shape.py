@@ -23,6 +23,8 @@ KV_HEADS = {"llama3": 8, "llama2-70b": 8, "mistral-7b": 8, "mixtral": 8, "gpt-os
 HEAD_NORMS = ("qwen3",)  # families whose queries and keys are normalised
 # Tokens back that layers attend to, and of so many layers one that attends to all (`sliding_window`, `layer_types`).
 WINDOWS = {"gpt-oss": (128, 2), "gemma2": (4096, 2), "gemma3": (1024, 6), "mistral-7b-v0.1": (4096, 0)}
+# A sentence of a row's notes, and the model it speaks of.
+WITHOUT_FLASH = re.compile(r"(?:(?:^|; )(\S+) |^|; )(?:without|no) flash[- ]?attention")
 LATENT = Latent(1536, 512, 128, 64, 128)
 DEEPSEEK = {
     "v2": (LATENT, ExpertSizes(160, 6, 1536, shared_ffn=3072, dense_layers=1, groups=(8, 3))),
@@ -143,8 +145,8 @@ def _with_kernels(shape: TransformerShape, row: StepRow, marks: list[str]) -> Tr
     FlashAttention (May 2022, arXiv:2205.14135), and came with programs that use it. Where scores are written, GPT's
     layers drop some of them, also those with experts: `--attention-dropout` of Megatron-LM is 0.1 unless it is given.
     """
-    unfused = is_unfused(row.attention_kernel)
-    if not row.attention_kernel:
+    unfused = is_unfused(row.attention_kernel) or _noted_unfused(row)
+    if not row.attention_kernel and not unfused:
         program, assumed = program_of(row.program, row.zero_stage)
         younger = (
             family_of(row.accelerator.upper().replace("_", "-")) in ("hopper", "blackwell")
@@ -158,6 +160,15 @@ def _with_kernels(shape: TransformerShape, row: StepRow, marks: list[str]) -> Tr
         shape = replace(shape, selective_products=program.selective_products)
     of_gpt = row.arch == "gpt" or (row.arch == "moe" and shape.positions == "learned" and not shape.gated)
     return replace(shape, flash=not unfused, dropout=unfused and of_gpt and program.drops_attention)
+
+
+def _noted_unfused(row: StepRow) -> bool:
+    """Return whether a row's notes say of its model, or of all, that it had no flash attention.
+
+    Example: "126M without flash attention" says so of gpt-126M, and nothing of gpt-5B in the same table.
+    """
+    said = WITHOUT_FLASH.search(row.notes.lower())
+    return bool(said) and (not said[1] or said[1] in row.model.lower())
 
 
 def _with_experts(shape: TransformerShape, row: StepRow, flags: dict[str, str], marks: list[str]) -> TransformerShape:

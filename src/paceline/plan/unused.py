@@ -11,6 +11,7 @@ def uses(plan: Plan) -> dict[str, tuple[bool, str]]:
     pipelined = (plan.layout.pp > 1, "there is one pipeline stage: plan.pp is 1")
     return {
         "zero": (plan.layout.state_degree > 1, "no state is sharded: plan.dp_shard and plan.cp are 1"),
+        "gradients": (plan.layout.state_degree > 1, "no state is sharded: plan.dp_shard and plan.cp are 1"),
         "schedule": pipelined,
         "virtual_stages": pipelined,
         "stages": pipelined,

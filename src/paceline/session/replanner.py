@@ -28,7 +28,14 @@ from paceline.verify.process.group import cold_words
 
 Say = Callable[[str], None]
 LOWEST = 19  # nice
-WITH_LAYOUT = ("zero", "micro_batch", "rows", "stages", "virtual_stages")  # constraints that a layout's own follow from
+WITH_LAYOUT = (
+    "zero",
+    "gradients",
+    "micro_batch",
+    "rows",
+    "stages",
+    "virtual_stages",
+)  # constraints that a layout's own follow from
 
 
 class Replanner:

@@ -91,9 +91,11 @@ def _constraints_of(plan: Plan) -> PlanSpec:
     same = ("zero", "micro_batch", "recompute", "recompute_save", "recompute_budget", "offload", "frozen", "precision",
             "compile", "schedule", "virtual_stages", "cp_method", "sync")  # fmt: skip
     rest = {name: getattr(plan, name) for name in same}
+    rest["gradients"] = "whole" if plan.reduces_once else "shards"
     rest |= {"stages": counts_text(plan.stages), "rows": counts_text(plan.rows)}
     if plan.layout.state_degree == 1:
-        del rest["zero"]  # a ZeRO class, which is a field of every plan and means nothing where no state is sharded
+        # fields of every plan, which mean nothing where no state is sharded
+        del rest["zero"], rest["gradients"]
     if plan.layout.pp == 1:
         rest = {name: value for name, value in rest.items() if name not in ("schedule", "virtual_stages", "stages")}
     return PlanSpec(**dataclasses.asdict(plan.layout), **rest)

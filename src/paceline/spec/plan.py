@@ -17,6 +17,7 @@ RECOMPUTE = ("none", "selective", "budget", "full")  # from what keeps most to w
 SAVED_KINDS = ("products", "attention")  # what selective recompute may keep
 OFFLOAD = ("none", "optimizer", "activations", "all")
 FROZEN = ("as-model", "spread")
+GRADIENTS = ("shards", "whole")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 CP_METHODS = ("gather", "ring")
 CONFIRMED = HeldWord(-1)  # what `micro_batch = "auto"` is held as
@@ -64,6 +65,12 @@ class PlanSpec(Declared, table="plan"):
         "that shards, where the devices and the other axes leave one (0: any)",
         minimum=0,
         maximum=3,
+    )
+    gradients: str = option(
+        "auto",
+        "what a device holds of gradients between the micro-batches of a step, of state that is sharded: its shards, "
+        "reduced in every one (ZeRO-2 and 3), or whole ones, reduced once a step (ZeRO-1 and 3)",
+        choices=("auto", *GRADIENTS),
     )
     micro_batch: int = option(
         0,
@@ -153,10 +160,17 @@ class Plan:
     state_bucket_bytes: int = 128 * 2**20  # of optimizer state in host memory that visits the device at a time
     logits_elements: int = 2**27  # of logits that the built-in loss holds at a time
     rows: tuple[int, ...] = ()  # samples of every batch that each data rank reads, in order; empty: as even as can be
+    # Of class 3: whether gradients stay whole between micro-batches, as they always do in class 1 and never in class 2.
+    whole_gradients: bool = False
 
     def rows_of(self, data_rank: int, samples: int = 0) -> range:
         """Return the rows of a global batch that a data rank reads; of a batch of `samples` in the same proportion."""
         return rows_of(samples or self.batch_samples, self.layout.data_degree, data_rank, self.rows)
+
+    @property
+    def reduces_once(self) -> bool:
+        """Whether shards get their gradients once a step, from whole ones, and not in every micro-batch."""
+        return self.zero == 1 or self.whole_gradients
 
     @property
     def offloads_optimizer(self) -> bool:
@@ -181,7 +195,7 @@ class Plan:
     def __str__(self) -> str:
         parts = [str(self.layout)]
         if self.layout.state_degree > 1:
-            parts.append(f"ZeRO-{self.zero}")
+            parts.append(self.class_text)
         if self.layout.pp > 1:
             split = f", blocks {counts_text(self.stages)}" if self.stages else ""
             parts.append(f"{self.schedule}, {self.layout.pp * self.virtual_stages} stages{split}")
@@ -201,6 +215,11 @@ class Plan:
             parts.append(str(self.sync))
         return " · ".join([*parts, *(["compiled"] if self.compile else [])])
 
+    @property
+    def class_text(self) -> str:
+        """Which class shards are of, and what of gradients is whole that the class does not say: "ZeRO-3"."""
+        return f"ZeRO-{self.zero}" + (", whole gradients" if self.whole_gradients else "")
+
     def _recompute_text(self) -> str:
         if self.recompute == "none":
             return "no recompute"
@@ -218,6 +237,25 @@ def plan_from_dict(data: dict[str, Any]) -> Plan:
     lists = {name: tuple(value) for name, value in data.items() if isinstance(value, list)}
     sync = sync_of(data.get("sync", {}))  # an earlier release knew none
     return Plan(**{**data, **lists, "layout": Layout(**data["layout"]), "sync": sync})
+
+
+def classes_of(zero: int, gradients: str) -> tuple[tuple[int, bool], ...]:
+    """Return the (ZeRO class, whether it has whole gradients on top) that `plan.zero` and `plan.gradients` leave.
+
+    Raises ConfigError for a class whose gradients cannot be held so.
+    """
+    every = ((1, False), (2, False), (3, False), (3, True))
+    of_class = [one for one in every if zero in (0, one[0])]
+    kept = tuple(one for one in of_class if gradients == "auto" or (one[0] == 1 or one[1]) == (gradients == "whole"))
+    if not kept:
+        other = 1 if gradients == "whole" else 2
+        because = f"ZeRO-{zero} holds {'shards' if zero == 2 else 'whole ones'} between micro-batches"
+        raise ConfigError(
+            f"plan.gradients = '{gradients}' with plan.zero = {zero}",
+            because,
+            f"zero = {other}, which does the rest alike",
+        )
+    return kept
 
 
 def counts_text(counts: Sequence[int]) -> str:

@@ -220,6 +220,20 @@ def last_micro_batch_not_synchronised(patch: Patch, world: World) -> None:
     patch.setattr(ShardedGradients, "before_micro_batch", before)
 
 
+def whole_gradients_dropped(patch: Patch, world: World) -> None:
+    """Whole gradients of earlier micro-batches go with the weights that are dropped after each."""
+    before = ShardedGradients.before_micro_batch
+
+    def drops(self: ShardedGradients, last: bool) -> None:
+        for unit in self.units if last else ():
+            for group in unit._get_fsdp_state()._fsdp_param_groups:
+                for held in group.fsdp_params:
+                    held.unsharded_accumulated_grad = held.unsharded_param.grad = None
+        before(self, last)
+
+    patch.setattr(ShardedGradients, "before_micro_batch", drops)
+
+
 def hybrid_without_all_reduce(patch: Patch, world: World) -> None:
     """The shards are made over `dp_shard` alone, as if there were one copy."""
     shard = data.shard
@@ -404,6 +418,8 @@ PROOFS = [
             bucket_left_out, "gradients", "gradients not summed", "down_proj", "norm.weight"),
     Planted("gradient synchronisation", "ZeRO-1 does not reduce the last micro-batch", "zero 1",
             last_micro_batch_not_synchronised, "gradients", "gradient normalisation", "embed_tokens", "left out"),
+    Planted("gradient synchronisation", "ZeRO-3 drops whole gradients with the weights", "whole gradients",
+            whole_gradients_dropped, "gradients", "gradient normalisation", "embed_tokens"),
     Planted("gradient synchronisation", "the all-reduce between copies of shards is skipped", "hybrid",
             hybrid_without_all_reduce, "gradients", "gradients not summed", "embed_tokens"),
     Planted("gradient synchronisation", "gradients are not set to zero between steps", "copies",

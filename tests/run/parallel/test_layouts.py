@@ -88,16 +88,27 @@ def test_more_ranks_than_rows() -> None:
         assert_curves_close(ranks[0], single)
 
 
-def held_between_micro_batches(zero: int) -> tuple[int, int, int]:
+def whole_gradients_of(unit: Any) -> int:
+    """Return elements of the gradients that FSDP2 holds whole of a unit's weights."""
+    held = [each for group in unit._get_fsdp_state()._fsdp_param_groups for each in group.fsdp_params]
+    found = [each.unsharded_accumulated_grad for each in held]
+    for each in held:
+        weight = getattr(each, "_unsharded_param", None)
+        found.append(None if weight is None else weight.grad)
+    return sum(grad.numel() for grad in found if grad is not None)
+
+
+def held_between_micro_batches(zero: int, whole_gradients: bool = False) -> tuple[int, int, int]:
     """Return elements of (whole weights, whole gradients, all weights) on a rank between two micro-batches."""
-    task, plan, world = decoder_task(), plan_of(Layout(dp_shard=2), batch=8, zero=zero), join_world("cpu", threads=1)
+    plan = plan_of(Layout(dp_shard=2), batch=8, zero=zero, whole_gradients=whole_gradients)
+    task, world = decoder_task(), join_world("cpu", threads=1)
     built = assemble(task, plan, world, task.data, SEQ_LEN)
     gradients = built.stepper.gradients
     before, seen = gradients.before_micro_batch, []
 
     def look(last: bool) -> None:
         whole = [p for p in built.model.parameters() if not isinstance(p, DTensor)]
-        seen.append((sum(p.numel() for p in whole), sum(p.grad.numel() for p in whole if p.grad is not None)))
+        seen.append((sum(p.numel() for p in whole), sum(whole_gradients_of(unit) for unit in gradients.units)))
         before(last)
 
     gradients.before_micro_batch = look
@@ -108,10 +119,23 @@ def held_between_micro_batches(zero: int) -> tuple[int, int, int]:
 
 def test_zero_classes_keep_what_they_say_between_micro_batches() -> None:
     held = {zero: run_kept(held_between_micro_batches, 2, zero)[0] for zero in (1, 2, 3)}
+    dropped = run_kept(held_between_micro_batches, 2, 3, True)[0]
     everything = held[1][2]
     assert held[1][:2] == (everything, everything), "ZeRO-1 keeps whole weights and whole gradients for the step"
     assert held[2][:2] == (everything, 0), "ZeRO-2 keeps whole weights, its gradients are shards"
     assert held[3][0] < everything and held[3][1] == 0, "ZeRO-3 has dropped the blocks' weights"
+    assert dropped[:2] == (held[3][0], everything), "and may keep their gradients whole all the same"
+
+
+WHOLE = [Layout(dp_shard=2), Layout(dp_replicate=2, dp_shard=2), Layout(cp=2), Layout(dp_shard=2, pp=2)]
+
+
+@pytest.mark.parametrize("layout", WHOLE, ids=str)
+def test_whole_gradients_reduced_once_are_those_of_one_device(layout: Layout, one_device: list[tuple]) -> None:
+    plan = fp64(layout, zero=3, whole_gradients=True)
+    assert plan.accumulation > 1
+    ranks = run_kept(curve, layout.devices, decoder_task(), plan, STEPS)
+    assert_curves_close(ranks[0], one_device)
 
 
 def curve_with_evaluations(task: Task, plan: Plan) -> list[tuple[float, float]]:

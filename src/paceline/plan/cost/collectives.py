@@ -287,12 +287,12 @@ def reduce_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
 def reductions(sheet: Sheet) -> Floats:
     """Return how often gradients are reduced over shards in a step: in every micro-batch of ZeRO-2 and 3, else once.
 
-    Programs that keep ZeRO-2's gradients whole until the last micro-batch, or those of ZeRO-3 too, reduce them once, as
-    ZeRO-1 does.
+    A plan of ZeRO-3 that holds whole gradients reduces them once, and so do programs that keep ZeRO-2's gradients whole
+    until the last micro-batch, or those of ZeRO-3 too.
     """
     columns = sheet.columns
     software = sheet.context.software
-    each = columns.zero >= (3 if software.reduces_once else 2)
+    each = (columns.zero >= (3 if software.reduces_once else 2)) & ~columns.reduces_once
     if software.sums_whole:
         each = np.zeros_like(each)
     found: Floats = np.where(each, sheet.passes_made, 1.0)

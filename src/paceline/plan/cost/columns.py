@@ -35,6 +35,7 @@ class Columns:
     pp: Ints
     ep: Ints
     zero: Ints
+    whole_gradients: Ints  # 1 or 0
     micro_batch: Ints
     accumulation: Ints
     recompute: Ints
@@ -79,6 +80,12 @@ class Columns:
         """Whether weights are held in shards: see `holds_shards`."""
         sharded: Flags = holds_shards(self._degrees)
         return sharded
+
+    @cached_property
+    def reduces_once(self) -> Flags:
+        """Whether shards get their gradients once a step: see `Plan.reduces_once`."""
+        once: Flags = (self.zero == 1) | (self.whole_gradients == 1)
+        return once
 
     @cached_property
     def device_samples(self) -> Ints | Floats:
@@ -142,6 +149,7 @@ class Columns:
             self.common,
             layout=Layout(**{axis: int(getattr(self, axis)[index]) for axis in AXES}),
             zero=int(self.zero[index]),
+            whole_gradients=bool(self.whole_gradients[index]),
             micro_batch=int(self.micro_batch[index]),
             accumulation=int(self.accumulation[index]),
             recompute=RECOMPUTE[self.recompute[index]],
@@ -172,7 +180,7 @@ def columns_of(plans: Sequence[Plan], paces: tuple[float, ...] = ()) -> Columns:
         **{axis: column([getattr(plan.layout, axis) for plan in plans]) for axis in AXES},
         **{
             name: column([getattr(plan, name) for plan in plans])
-            for name in ("zero", "micro_batch", "accumulation", "virtual_stages")
+            for name in ("zero", "whole_gradients", "micro_batch", "accumulation", "virtual_stages")
         },
         recompute=column([RECOMPUTE.index(plan.recompute) for plan in plans]),
         budget=np.array([plan.recompute_budget for plan in plans], dtype=np.float64),

@@ -14,8 +14,8 @@ def difference(chosen: Plan, other: Plan) -> str:
         for axis in AXES
         if getattr(mine, axis) != getattr(theirs, axis)
     ]
-    if theirs.state_degree > 1 and (other.zero != chosen.zero or mine.state_degree == 1):
-        parts.append(f"ZeRO-{other.zero}")
+    if theirs.state_degree > 1 and (other.class_text != chosen.class_text or mine.state_degree == 1):
+        parts.append(other.class_text)
     pipelines = [(plan.schedule, plan.virtual_stages) for plan in (chosen, other)]
     if theirs.pp > 1 and (pipelines[0] != pipelines[1] or mine.pp == 1):
         several = f" with {other.virtual_stages} stages a device" if other.virtual_stages > 1 else ""
@@ -36,7 +36,8 @@ def plan_options(plan: Plan, has_experts: bool) -> tuple[str, ...]:
     layout = plan.layout
     options = [f"plan.{axis}={getattr(layout, axis)}" for axis in AXES if getattr(layout, axis) > 1]
     options += ["plan.ep=1"] if has_experts and layout.ep == 1 else []
-    options += [f"plan.zero={plan.zero}"] if layout.state_degree > 1 else []
+    if layout.state_degree > 1:
+        options += [f"plan.zero={plan.zero}", f"plan.gradients={'whole' if plan.reduces_once else 'shards'}"]
     options += [f"plan.micro_batch={plan.micro_batch}", f"plan.recompute={plan.recompute}"]
     options += [f"plan.rows={counts_text(plan.rows)}"] if plan.rows else []
     options += [f"plan.recompute_budget={plan.recompute_budget:g}"] if plan.recompute == "budget" else []

@@ -214,7 +214,7 @@ def _candidates(candidates: Candidates) -> list[str]:
     lines += ["  running out of memory):", head]
     for candidate, risk in zip(candidates[:LISTED], candidates.values.risk, strict=False):
         forecast, plan = candidate.forecast, candidate.plan
-        shown = str(plan.layout) + (f" ZeRO-{plan.zero}" if plan.layout.state_degree > 1 else "")
+        shown = str(plan.layout) + (f" {plan.class_text}" if plan.layout.state_degree > 1 else "")
         if plan.layout.pp > 1:
             shown += f" {plan.schedule}" + (f" x {plan.virtual_stages}" if plan.virtual_stages > 1 else "")
         shown += f" · {text}" if (text := risk_text(float(risk))) else ""

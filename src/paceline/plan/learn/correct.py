@@ -208,7 +208,8 @@ def _compare(columns: Columns, plan: Plan) -> tuple[Flags, Flags]:
     layout = np.ones(len(columns), dtype=bool)
     for axis in AXES:
         layout &= getattr(columns, axis) == getattr(plan.layout, axis)
-    layout &= (columns.state_degree == 1) | (columns.zero == plan.zero)
+    of_class = (columns.zero == plan.zero) & (columns.whole_gradients == plan.whole_gradients)
+    layout &= (columns.state_degree == 1) | of_class
     alike = np.full(len(columns), (columns.precision, columns.common.offload) == (plan.precision, plan.offload))
     alike &= columns.recomputes(plan.recompute) & (columns.budget == plan.recompute_budget)
     alike &= columns.scheduled(plan.schedule)

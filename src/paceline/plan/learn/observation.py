@@ -50,9 +50,9 @@ class Observation:
         return task_key(self.profile, self.optimizer)
 
     @property
-    def layout(self) -> tuple[Layout, int]:
+    def layout(self) -> tuple[Layout, str]:
         """The degrees of all axes and the class of sharding."""
-        return self.plan.layout, self.plan.zero if self.plan.layout.state_degree > 1 else 0
+        return self.plan.layout, self.plan.class_text if self.plan.layout.state_degree > 1 else ""
 
     def as_dict(self) -> dict[str, object]:
         """Return the observation as plain data."""

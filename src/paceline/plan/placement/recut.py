@@ -48,11 +48,11 @@ def recut(
 def keeps_passes(plan: Plan) -> bool:
     """Return whether more passes would take memory that the plan was not priced with.
 
-    GPipe holds what all micro-batches keep, and ZeRO-1 whole gradients between two passes.
+    GPipe holds what all micro-batches keep, and a plan that reduces once whole gradients between two passes.
     """
     layout = plan.layout
     holds_all = layout.pp > 1 and plan.schedule == "gpipe"
-    return holds_all or (layout.state_degree > 1 and plan.zero == 1 and plan.accumulation == 1)
+    return holds_all or (layout.state_degree > 1 and plan.reduces_once and plan.accumulation == 1)
 
 
 def rows_of_ranks(plan: Plan) -> tuple[int, ...]:

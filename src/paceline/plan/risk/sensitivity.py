@@ -88,6 +88,7 @@ def _lineup(found: SearchResult, weights: dict[str, float], risk: float) -> Line
 def _first_of_kinds(columns: Columns) -> Ints:
     fields = [getattr(columns, axis) for axis in AXES]
     fields += [columns.schedule, columns.virtual_stages, columns.recompute, columns.budget, columns.zero]
+    fields.append(columns.whole_gradients)
     keys = np.zeros(len(columns), dtype=np.int64)
     for field in fields:  # numbers of a mixed base: unique over one column is fast
         different, which = np.unique(field, return_inverse=True)

@@ -16,7 +16,17 @@ from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.feasible.refusals import layout_refusal, pipeline_stages, plan_refusal
 from paceline.plan.feasible.stages import INTERLEAVED
 from paceline.spec.layout import Layout, accumulation_for, largest_part, layouts_over
-from paceline.spec.plan import RECOMPUTE, SAVED_KINDS, SCHEDULES, Plan, PlanSpec, parse_rows, parse_stages, rows_refusal
+from paceline.spec.plan import (
+    RECOMPUTE,
+    SAVED_KINDS,
+    SCHEDULES,
+    Plan,
+    PlanSpec,
+    classes_of,
+    parse_rows,
+    parse_stages,
+    rows_refusal,
+)
 
 DATA_AXES = ("dp_replicate", "dp_shard")
 MODEL_AXES = ("cp", "tp", "pp", "ep")
@@ -278,8 +288,10 @@ class Space:
     def _lay_out(self, layout: Layout, in_use: Layout) -> Ints:
         """Return rows of SETTINGS. What a whole plan cannot be is refused, once for each reason where none is left."""
         batch, shares = (self.base.batch_samples, layout.data_degree), self.base.rows
-        any_class = (self.constraints.zero,) if self.constraints.zero else (1, 2, 3)
-        classes = any_class if layout.state_degree > 1 else (3,)
+        classes = classes_of(self.constraints.zero, self.constraints.gradients)
+        classes = classes if layout.state_degree > 1 else ((3, False),)
+        # In a single micro-batch gradients are scattered as they come, so that these are one plan.
+        same = {(3, True)} if (3, False) in classes else set()
         sizes = [
             (size, accumulation_for(*batch, size, shares))
             for size in micro_batches(*batch, self.constraints.asked_micro_batch, shares=shares, coarse=self.coarse)
@@ -291,7 +303,7 @@ class Space:
         ):
             shown = dataclasses.replace(
                 self.base, layout=layout, recompute=way, schedule=schedule, virtual_stages=several, stages=stages,
-                zero=classes[0], recompute_budget=budget,
+                zero=classes[0][0], recompute_budget=budget,
             )  # fmt: skip
             reasons = [self._because(shown, *both, in_use) for both in sizes]
             fitting = [both for both, because in zip(sizes, reasons, strict=True) if because is None]
@@ -303,7 +315,7 @@ class Space:
                 self.refused.append(Refusal(plan, str(reasons[first])))
             split = self._place(stages) if layout.pp > 1 else -1
             places = (place, SCHEDULES.index(schedule), several, split)
-            rows += [(zero, *both, *places) for zero in classes for both in fitting]
+            rows += [(*one, *both, *places) for one in classes for both in fitting if both[1] > 1 or one not in same]
         return np.array(rows, dtype=np.int64).reshape(-1, len(SETTINGS))
 
     def _because(self, shown: Plan, size: int, accumulation: int, in_use: Layout) -> str | None:
@@ -327,4 +339,4 @@ class Space:
         return self.splits.index(stages)
 
 
-SETTINGS = ("zero", "micro_batch", "accumulation", "mode", "schedule", "virtual_stages", "split")
+SETTINGS = ("zero", "whole_gradients", "micro_batch", "accumulation", "mode", "schedule", "virtual_stages", "split")

@@ -196,7 +196,8 @@ def _shard(
     shard(model, sharding_units(model, blocks), axes, zero, compute, master, placed, whole)
     how = GatheredGradients if gathers_all else ShardedGradients
     copies = mesh.get_group("dp_replicate")
-    sharded = how(model, zero, axes, left, () if sums is None else (copies,))
+    once = gathers_all or plan.reduces_once
+    sharded = how(model, zero, once, axes, left, () if sums is None else (copies,))
     gradients: Gradients = sharded if alone is None else ExpertGradients(sharded, alone)
     if sums is not None:
         gradients = ReducedGradients(model, copies, plan.bucket_bytes, sums, sharded)

@@ -15,7 +15,7 @@ from paceline.spec.arguments import plan_spec
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.optimizers import rounds_inside
-from paceline.spec.plan import Plan, PlanSpec, parse_rows
+from paceline.spec.plan import Plan, PlanSpec, classes_of, parse_rows
 from paceline.spec.profile import ModelProfile
 from paceline.spec.proof.records import CheckProof, PartProof, Proof
 from paceline.spec.sync import PLAIN
@@ -95,11 +95,14 @@ def exact_plan(spec: Spec, asked: PlanSpec, profile: ModelProfile) -> Plan:
     precision = chosen("precision")  # "auto" asks the device, of which nothing is known here
     shares = parse_rows(chosen("rows"))
     shares = shares if len(shares) == layout.data_degree else ()  # those of another layout
+    classes = classes_of(chosen("zero"), chosen("gradients"))
+    zero, whole = max(classes, key=lambda one: (one[0], not one[1]))
     plan = Plan(
         layout=layout,
         rows=shares,
         batch_samples=sum(shares) or 1,
-        zero=chosen("zero") or 3,
+        zero=zero,
+        whole_gradients=whole,
         micro_batch=LARGEST_MICRO_BATCH if whole_batch else chosen("micro_batch") or 1,
         accumulation=1 if whole_batch else 2,
         recompute="none" if recompute == "auto" else recompute,

@@ -45,6 +45,10 @@ def test_sharding_divides_the_state_and_gathers_two_units():
     assert held["weight copies"] == 4 * 3e6  # the root and two blocks
     whole = bytes_of(plan(Layout(dp_shard=4), 2, zero=1))
     assert whole["gradients"] == 4 * 5e6 * 1.25 and whole["weight copies"] == 4 * 5e6
+    dropped = bytes_of(plan(Layout(dp_shard=4), 2, zero=3, whole_gradients=True))
+    assert dropped["gradients"] == 4 * 5e6 * 1.25 and dropped["weight copies"] == 4 * 3e6
+    at_once = bytes_of(plan(Layout(dp_shard=4), 16, zero=3, whole_gradients=True))
+    assert at_once["gradients"] == 5e6, "of a single micro-batch they are scattered as they come"
 
 
 def test_recompute_keeps_inputs_and_one_working_block():

@@ -67,6 +67,9 @@ def test_classes_of_sharding_by_hand():
     first = traffic(context, plan(layout, 4, zero=1))
     assert first.gather_seconds == pytest.approx(second.gather_seconds)
     assert first.reduce_seconds == pytest.approx(seconds(parameters, 5))
+    whole = traffic(context, plan(layout, 4, zero=3, whole_gradients=True))
+    assert whole.gather_seconds == pytest.approx(third.gather_seconds), "weights go as in ZeRO-3"
+    assert whole.reduce_seconds == pytest.approx(first.reduce_seconds), "gradients as in ZeRO-1"
 
 
 def test_copies_of_shards_reduce_the_shard_once_a_step():

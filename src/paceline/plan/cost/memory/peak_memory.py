@@ -294,9 +294,9 @@ class HeldAtPeak:
         plans, shards = self.plans, self.plans.held_degree
         software = self.sheet.context.software
         size = max(software.gradient_bytes, self.size if self.compute > 4 else 0)
-        # ZeRO-1 adds up whole gradients over micro-batches; with a single one they are scattered as they come, where
-        # there is no buffer beside 16-bit weights that holds all of them whatever comes.
-        once = (plans.zero == 1) | ((plans.zero == 2) & software.reduces_once) | software.sums_whole
+        # ZeRO-1, and ZeRO-3 where a plan says so, add up whole gradients over micro-batches; with a single one they are
+        # scattered as they come, where there is no buffer beside 16-bit weights that holds all of them whatever comes.
+        once = plans.reduces_once | ((plans.zero == 2) & software.reduces_once) | software.sums_whole
         whole = (shards == 1) | (once & ((plans.accumulation > 1) | software.master_weights))
         both = whole & (shards > 1) & (not software.master_weights)
         held = size * np.where(both, 1 + 1 / shards, np.where(whole, 1.0, 1 / shards))

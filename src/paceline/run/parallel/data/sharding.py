@@ -7,6 +7,9 @@ Gradients are summed over ranks, never averaged: the step divides once, by the g
 | ZeRO-1 | whole gradients            | once a step      | once a step                    |
 | ZeRO-2 | gradient shards            | once a step      | every micro-batch              |
 | ZeRO-3 | gradient shards            | every forward and backward | every micro-batch    |
+| ZeRO-3 | whole gradients            | every forward and backward | once a step          |
+
+A plan says which of the last two (`Plan.whole_gradients`).
 """
 
 from __future__ import annotations
@@ -144,14 +147,18 @@ class ShardedGradients:
         self,
         model: nn.Module,
         zero: int,
+        once: bool,
         axes: DeviceMesh,
         left: Collection[nn.Parameter] = (),
         also: Sequence[dist.ProcessGroup] = (),
     ) -> None:
-        """`axes` are those of `shard`; over the groups in `also` gradients are summed by somebody else."""
+        """`once` is whether gradients are reduced once a step, and `axes` are those of `shard`.
+
+        Over the groups in `also` gradients are summed by somebody else.
+        """
         assert isinstance(model, FSDPModule)
         self._model = model
-        self._zero = zero
+        self._zero, self._once = zero, once
         self._replicated = axes.ndim > 1
         self.groups = [*(axes.get_group(axis) for axis in range(axes.ndim)), *also]
         self._reached = ReachedWeights(model, self.groups, left)
@@ -175,7 +182,7 @@ class ShardedGradients:
     def gather(self) -> None:
         """Gather what must be whole before a pass begins: all weights that lie outside of the blocks."""
         units = self.units
-        if self._zero == 1 and not self._gathered:
+        if self._once and not self._gathered:
             for unit in units[1:]:  # torch 2.13 keeps whole gradients of units that were gathered before alone
                 unit.unshard()
                 unit.reshard()
@@ -217,7 +224,7 @@ class ShardedGradients:
 
     def before_micro_batch(self, last: bool) -> None:
         """Set what the coming backward pass communicates; `last` is the step's last micro-batch."""
-        if self._zero == 1:
+        if self._once:
             self._tell(requires_gradient_sync=last)
             if last and self._passes:
                 self._fill_accumulated()
