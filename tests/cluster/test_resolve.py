@@ -89,7 +89,8 @@ def test_heads_that_a_probe_timed_reach_the_device_and_come_back_from_a_journal(
     assert resolve_cluster(ClusterSpec(devices=3), tmp_path)[0].device.head_widths == ()
 
 
-def test_a_stored_probe_replaces_assumptions(no_gpu, tmp_path):
+def test_a_stored_probe_replaces_assumptions(no_gpu, tmp_path, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # which would be remarked on
     write_probe(RECORD, probe_path("box", "cpu", 2, 4, tmp_path))
     cluster, remarks = resolve_cluster(ClusterSpec(devices=2), tmp_path)
     device = cluster.device

@@ -176,7 +176,7 @@ def test_options_names_and_keys_of_nested_data() -> None:
     record: dict[str, Any] = {
         "command": ["train.py", "--api-key", SECRET, "--password", "--steps", "3", f"--token={SECRET}", "-v"],
         "spec": {"task": {"model": {"arguments": {"auth_token": SECRET, "layers": 2, "token": "", "secret": None}}}},
-        "environment": {"WANDB_API_KEY": SECRET, "HOME": "/root", "HF_TOKEN": SECRET},
+        "environment": {"WANDB_API_KEY": SECRET, "HOME": "/root", "HF_TOKEN": SECRET, "FIRM_KEY": f"{SECRET}-2"},
         "unit": "tokens", "tokens_per_sample": 64, "steps": (1, 2.5, True), "key": "step",
     }  # fmt: skip
     cleaned = Redactor().data(record)
@@ -184,7 +184,7 @@ def test_options_names_and_keys_of_nested_data() -> None:
     assert cleaned["command"] == ["train.py", "--api-key", MARK, "--password", "--steps", "3", f"--token={MARK}", "-v"]
     arguments = cleaned["spec"]["task"]["model"]["arguments"]
     assert arguments == {"auth_token": MARK, "layers": 2, "token": "", "secret": None}
-    assert cleaned["environment"] == {"WANDB_API_KEY": MARK, "HOME": "/root", "HF_TOKEN": MARK}
+    assert cleaned["environment"] == {"WANDB_API_KEY": MARK, "HOME": "/root", "HF_TOKEN": MARK, "FIRM_KEY": MARK}
     assert {name: cleaned[name] for name in ("unit", "tokens_per_sample", "steps", "key")} == {
         "unit": "tokens", "tokens_per_sample": 64, "steps": [1, 2.5, True], "key": "step",
     }  # fmt: skip

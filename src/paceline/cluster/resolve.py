@@ -210,28 +210,35 @@ def _with_probe(
 
 def apply_probe(cluster: Cluster, record: ProbeRecord) -> Cluster:
     """Return the cluster with a probe's figures, tagged as measured, in place of published and assumed ones."""
+    links = (_probed_link(cluster.links[0], record), *cluster.links[1:]) if "link" in record else cluster.links
+    return dataclasses.replace(cluster, device=_probed_device(cluster.device, record), links=links, date=record["date"])
 
-    def measured(value: float, note: str = "") -> Figure:
-        return Figure(float(value), "measured", note)
 
-    def points(rows: dict[str, list[list[float]]]) -> dict[str, tuple[tuple[int, float], ...]]:
-        return {precision: tuple((int(size), float(flops)) for size, flops in row) for precision, row in rows.items()}
+def _measured(value: float, note: str = "") -> Figure:
+    return Figure(float(value), "measured", note)
 
+
+def _points(rows: dict[str, list[list[float]]]) -> dict[str, tuple[tuple[int, float], ...]]:
+    return {precision: tuple((int(size), float(flops)) for size, flops in row) for precision, row in rows.items()}
+
+
+def _probed_device(device: Device, record: ProbeRecord) -> Device:
+    """Return a device with what a probe measured of computing and of memory."""
     least = 2 * BUSY_ERROR if reasons_of(record) else 0.0  # the spread that they are taken to have
-    device: Device = dataclasses.replace(
-        cluster.device,
-        memory_bytes_per_second=measured(record["memory"]["triad"], "triad, all devices at once"),
-        matmul_flops=points(record["matmul"]),
+    return dataclasses.replace(
+        device,
+        memory_bytes_per_second=_measured(record["memory"]["triad"], "triad, all devices at once"),
+        matmul_flops=_points(record["matmul"]),
         matmul_source="measured",
-        attention_flops=points(record["attention"]),
-        attention_narrow_flops=points(record.get("attention_narrow", {})),
+        attention_flops=_points(record["attention"]),
+        attention_narrow_flops=_points(record.get("attention_narrow", {})),
         head_widths=tuple(record.get("head_widths", ())),
-        launch_seconds=measured(record["launch_seconds"], "of one operator of a training step, whatever its size"),
-        runtime_bytes=measured(record["runtime_bytes"], "resident memory before any tensor of ours"),
-        picked_bytes_per_second=measured(record["memory"]["picked"], "rows picked by index, there and back")
+        launch_seconds=_measured(record["launch_seconds"], "of one operator of a training step, whatever its size"),
+        runtime_bytes=_measured(record["runtime_bytes"], "resident memory before any tensor of ours"),
+        picked_bytes_per_second=_measured(record["memory"]["picked"], "rows picked by index, there and back")
         if "picked" in record["memory"]
         else None,
-        optimizer_bytes_per_second=measured(
+        optimizer_bytes_per_second=_measured(
             record["optimizer_bytes_per_second"], f"fused AdamW, {FUSED_ADAMW_BYTES} B per parameter"
         ),
         calibration=tuple(
@@ -252,25 +259,24 @@ def apply_probe(cluster: Cluster, record: ProbeRecord) -> Cluster:
             for step in record["calibration"]
         ),
     )
-    links = cluster.links
-    if "link" in record:
-        rates = record["link"]["bytes_per_second"]
-        links = (
-            Link(
-                cluster.links[0].level,
-                measured(record["link"]["hop_seconds"], "per ring hop, from the all-reduce of one number"),
-                measured(rates["all_reduce"], "ring bandwidth of all-reduce, 4 and 16 MiB"),
-                {name: float(rate) for name, rate in rates.items()},
-                tuple(
-                    GroupRates(group["size"], float(group["hop_seconds"]), group["bytes_per_second"])
-                    for group in record["link"].get("groups", ())
-                ),
-                unit_seconds=record["link"].get("unit_seconds", 0.0),
-                least_unit_seconds=record["link"].get("least_unit_seconds", 0.0),
-                kept_unit_seconds=record["link"].get("kept_unit_seconds", 0.0),
-                move_seconds=record["link"].get("move_seconds", 0.0),
-                work_seconds=record["link"].get("work_seconds", 0.0),
-            ),
-            *cluster.links[1:],
-        )
-    return dataclasses.replace(cluster, device=device, links=links, date=record["date"])
+
+
+def _probed_link(link: Link, record: ProbeRecord) -> Link:
+    """Return the link of the lowest level with what a probe measured of exchanges between ranks."""
+    probed = record["link"]
+    rates = probed["bytes_per_second"]
+    return Link(
+        link.level,
+        _measured(probed["hop_seconds"], "per ring hop, from the all-reduce of one number"),
+        _measured(rates["all_reduce"], "ring bandwidth of all-reduce, 4 and 16 MiB"),
+        {name: float(rate) for name, rate in rates.items()},
+        tuple(
+            GroupRates(group["size"], float(group["hop_seconds"]), group["bytes_per_second"])
+            for group in probed.get("groups", ())
+        ),
+        unit_seconds=probed.get("unit_seconds", 0.0),
+        least_unit_seconds=probed.get("least_unit_seconds", 0.0),
+        kept_unit_seconds=probed.get("kept_unit_seconds", 0.0),
+        move_seconds=probed.get("move_seconds", 0.0),
+        work_seconds=probed.get("work_seconds", 0.0),
+    )

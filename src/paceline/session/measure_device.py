@@ -16,12 +16,21 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.launch.here import place_here
 from paceline.launch.worker import guarded
 from paceline.run.process.handover import take_over
 from paceline.supervise.parent import end_with_parent
+
+if TYPE_CHECKING:
+    import torch
+
+    from paceline.run.loop.loader import StepBatch
+    from paceline.run.process.world import World
+    from paceline.spec.plan import Plan
+    from paceline.spec.task import Task
+    from paceline.task.data.protocol import Source
 
 LEAST, MOST = 5, 40  # repeats of anything that is timed
 
@@ -63,7 +72,7 @@ def _measure(request_path: Path, result_path: Path) -> None:
         if peers.device.type == "cuda":
             torch.cuda.synchronize(peers.device)
 
-    calls_timed = [step, *(_passes(blocks[at], *calls[at]) for at in request["chosen"])]
+    calls_timed: list[Callable[[], object]] = [step, *(_passes(blocks[at], *calls[at]) for at in request["chosen"])]
     _, *blocks_timed = repeat(calls_timed, synchronise, request["seconds"], peers)
     passes = [one["forward_backward"] for one in steps[1:]]
     updates = [one["reduce"] + one["optimizer"] for one in steps[1:]]
@@ -87,7 +96,7 @@ def _measure(request_path: Path, result_path: Path) -> None:
     peers.wait()
 
 
-def one_pass(task: Any, plan: Any, source: Any, device: Any) -> tuple[Any, float, float]:
+def one_pass(task: Task, plan: Plan, source: Source, device: torch.device) -> tuple[StepBatch, float, float]:
     """Return rows that one device of a run passes at once, as most do, and how full they are.
 
     That is its positions, and the pairs of them in one row, over those of a micro-batch of the longest samples.
@@ -105,7 +114,7 @@ def one_pass(task: Any, plan: Any, source: Any, device: Any) -> tuple[Any, float
 
 
 def repeat(
-    calls: list[Callable[[], Any]], synchronise: Callable[[], None], seconds: float, peers: Any
+    calls: list[Callable[[], object]], synchronise: Callable[[], None], seconds: float, peers: World
 ) -> list[list[float]]:
     """Return the seconds of several rounds of these calls, as many on every rank, after a first one.
 
@@ -158,7 +167,7 @@ def _passes(block: Any, arguments: Any, keywords: Any) -> Callable[[], None]:
     return call
 
 
-def request_of(spec: Path, plan: Any, chosen: list[int], kind: str, threads: int, seconds: float) -> dict[str, object]:
+def request_of(spec: Path, plan: Plan, chosen: list[int], kind: str, threads: int, seconds: float) -> dict[str, object]:
     """Return the request; `chosen` are the places of the repeated blocks that are timed by themselves."""
     return {"spec": str(spec), "plan": dataclasses.asdict(plan), "chosen": chosen, "kind": kind, "threads": threads,
             "seconds": seconds}  # fmt: skip

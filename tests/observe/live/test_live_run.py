@@ -145,6 +145,19 @@ def test_records_of_watchers_are_kept_and_do_not_lengthen_the_run(tmp_path: Path
     assert [alert.state for alert in live.alerts.values()] == ["resolved"] and len(live.alerted) == 2
 
 
+def test_a_finding_of_the_curve_leaves_the_figures_of_blocks_in_place(tmp_path: Path) -> None:
+    append(tmp_path, journals.complete()[:20])
+    live, late = LiveRun(tmp_path), {"kind": "health", "attempt": 1, "time": journals.START + 1e3, "absent": {}}
+    told = {"detector": "loss spike", "block": "", "value": 9.0, "threshold": 3.0, "evidence": "", "advice": ""}
+    append(tmp_path, [
+        {**late, "step": 4, "values": {"block 1": {"grad_norm": 0.5}}, "told": []},
+        {**late, "step": 5, "values": {}, "told": [told]},
+    ])  # fmt: skip
+    live.refresh()
+    assert live.health is not None and (live.health.step, live.health.values) == (4, {"block 1": {"grad_norm": 0.5}})
+    assert [(each["detector"], each["step"]) for each in live.told] == [("loss spike", 5)]
+
+
 def test_a_glance_tells_what_the_whole_journal_tells(tmp_path: Path) -> None:
     glances = Glances()
     assert glances.at(tmp_path).step is None

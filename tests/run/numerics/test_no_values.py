@@ -20,6 +20,7 @@ from paceline.run.observe.health.on_the_way import HealthOnTheWay
 from paceline.run.parallel.data.rows_of_all_ranks import GatheredRows
 from paceline.run.parallel.data.uncut_parameters import WholeGradients
 from paceline.run.process.world import World
+from paceline.run.replicas.allreduce import ReducedGradients
 from paceline.run.survive.health.guard import guard_of
 from paceline.spec.adapt.adapter import AdapterSpec
 from paceline.spec.layout import Layout
@@ -121,6 +122,37 @@ def test_parameters_that_are_whole_on_all_ranks_are_asked_for_where_one_was_miss
         with pytest.raises(RuntimeError, match="meta"):
             whole.settle()
     assert crossings.seen == []
+
+
+class AtOnce:
+    """Sums that are there when they begin."""
+
+    def begin(self, buckets: object) -> None:
+        """Nothing is to be kept."""
+
+    def start(self, index: int, flat: torch.Tensor, group: object) -> AtOnce:
+        return self
+
+    def wait(self) -> None:
+        """Nothing is to be waited for."""
+
+
+def test_copies_are_asked_which_parameters_no_rank_reached_after_the_numbers_of_the_step() -> None:
+    model: Any = torch.nn.ParameterList([torch.ones(3, device=NO_VALUES), torch.ones(3, device=NO_VALUES)])
+    sums: Any = AtOnce()
+    group: Any = None
+    gradients = ReducedGradients(model, group, bucket_bytes=1 << 20, sums=sums)
+    for reached in (2, 1):
+        with Crossings() as crossings:
+            gradients.zero()
+            gradients.before_micro_batch(last=True)
+            for parameter in list(model)[:reached]:
+                gradients._hook(0)(parameter)
+            gradients.finish()
+            assert gradients.unreached() == 2 - reached
+        assert [seen for seen in crossings.seen if "non_blocking" not in seen] == []
+    with pytest.raises(RuntimeError, match="meta"):
+        gradients.settle()
 
 
 def test_rows_that_are_gathered_are_counted_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from dataclasses import dataclass
+from typing import Any
 
 from paceline.spec.journal.line import spelt
 from paceline.spec.journal.watching import AlertRecord
@@ -20,7 +21,7 @@ class AlertMessage:
     run_dir: str
     alerts: tuple[AlertRecord, ...]
 
-    def as_json(self) -> dict[str, object]:
+    def as_json(self) -> dict[str, Any]:
         """Return the message as plain data."""
         keys = ("rule", "severity", "state", "title", "evidence", "advice", "step", "time")
         alerts = [spelt({key: getattr(alert, key) for key in keys}) for alert in self.alerts]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from paceline.observe.traces.trace_spans import (
     COMMUNICATION,
@@ -58,7 +59,7 @@ class TraceSummary:
     communication_seconds: float  # during which bytes were on their way
     hidden_seconds: float  # of that, while the rank computed
     gaps: tuple[tuple[str, float], ...]  # by phase: nothing ran, since the host had not started anything
-    grown: tuple[Mapping[str, object], ...] = ()  # kinds of tensor of which there was more at the end
+    grown: tuple[Mapping[str, Any], ...] = ()  # kinds of tensor of which there was more at the end
 
     @property
     def hidden_share(self) -> float | None:

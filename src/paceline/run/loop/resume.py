@@ -50,6 +50,7 @@ from paceline.task.optimizer.schedule import Course
 
 RANKS_MEMORY = "the memory of the ranks"  # for the journal, where it names the checkpoint that a run goes on from
 LOOK_AHEAD = 10_000  # steps in which another course must show
+SavedBeside = Mapping[str, Any]  # what a checkpoint says beside its tensors, as `saved_state` has made it
 
 
 @dataclass(frozen=True)
@@ -222,7 +223,7 @@ def _make_state(built: Assembled, stored: Collection[str]) -> None:
 
 
 def _taken(
-    run: RunIdentity, built: Assembled, plan: Plan, path: Path, extra: Mapping[str, Any], notes: list[str]
+    run: RunIdentity, built: Assembled, plan: Plan, path: Path, extra: SavedBeside, notes: list[str]
 ) -> Restored:
     """Put what belongs to the loaded tensors in its place, and return what was restored."""
     if built.stepper.guard is not None:
@@ -254,7 +255,7 @@ def _state(built: Assembled) -> dict[str, torch.Tensor]:
     return built.stepper.sync.named(training_state(built.model, built.optimizer))
 
 
-def _changes(run: RunIdentity, extra: dict[str, Any], plan: Plan) -> list[str]:
+def _changes(run: RunIdentity, extra: SavedBeside, plan: Plan) -> list[str]:
     """Return what is to be told of a resume under `plan`; raise ConfigError or VerificationFailed where none may be."""
     changes, data = _check_same_experiment(run, extra), _check_same_data(run, extra)
     refuse_resync(extra["plan"], plan.sync, plan.layout.dp_replicate)
@@ -264,12 +265,12 @@ def _changes(run: RunIdentity, extra: dict[str, Any], plan: Plan) -> list[str]:
     return [*map(str, changes), *data, *_precision_changed(extra["plan"], plan), *course, *written]
 
 
-def _check_same_experiment(run: RunIdentity, extra: dict[str, Any]) -> list[Change]:
+def _check_same_experiment(run: RunIdentity, extra: SavedBeside) -> list[Change]:
     """Return the changes of the spec that a resume tells; raise ConfigError naming one that it does not allow."""
     return check_contract(extra["spec"], dict(run.stated), run.dir)
 
 
-def _check_same_data(run: RunIdentity, extra: dict[str, Any]) -> list[str]:
+def _check_same_data(run: RunIdentity, extra: SavedBeside) -> list[str]:
     """Return what is to be told of data that changed and were accepted; raise ConfigError where they were not."""
     before, now = extra["data_fingerprint"], run.fingerprint
     if before == now:
@@ -307,7 +308,7 @@ def _own_course_changed(before: Course, course: Course, next_step: int) -> list[
     return [f"the learning rate of step {step} is {new:.6g}, where it was to be {old:.6g}: its function gives another"]
 
 
-def _check_same_course(course: Course, extra: dict[str, Any], moves_rate: bool) -> list[str]:
+def _check_same_course(course: Course, extra: SavedBeside, moves_rate: bool) -> list[str]:
     """Return what a changed task does to the learning rate; raise VerificationFailed where no change explains it."""
     if "schedule" not in extra:  # an earlier release wrote it
         return []

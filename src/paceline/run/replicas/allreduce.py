@@ -110,7 +110,7 @@ class ReducedGradients:
         self._next += 1
 
     def finish(self) -> None:
-        """Reduce what the backward pass did not reach (parameters without a gradient) and wait for all sums."""
+        """Reduce what the backward pass did not reach, parameters whose gradient is zero, and wait for all sums."""
         if self.inner:
             self.inner.finish()
         while self._next < len(self._buckets):
@@ -119,21 +119,25 @@ class ReducedGradients:
             assert bucket.work is not None
             bucket.work.wait()
             bucket.work = None
-        partly = [bucket for bucket in self._buckets if len(bucket.reached) < len(bucket.parameters)]
-        if partly:  # one wait for the device, whatever their number
+
+    def _partly(self) -> list[_Bucket]:
+        """Return the buckets with parameters that this rank did not reach."""
+        return [bucket for bucket in self._buckets if len(bucket.reached) < len(bucket.parameters)]
+
+    def unreached(self) -> int:
+        """Return how many parameters this rank did not reach, sharded ones twice."""
+        missed = sum(len(bucket.parameters) - len(bucket.reached) for bucket in self._partly())
+        return missed + (self.inner.unreached() if self.inner else 0)
+
+    def settle(self) -> None:
+        """Take the gradients from parameters that no rank reached: the host asks the device how many reached each."""
+        if self.inner:
+            self.inner.settle()
+        if partly := self._partly():  # one wait for the device, whatever their number
             parameters = [parameter for bucket in partly for parameter in bucket.parameters]
             counts = torch.cat([bucket.ranks_reached.abs().float() for bucket in partly]).tolist()
             for parameter, ranks in zip(parameters, counts, strict=True):
                 parameter.grad = parameter.grad if ranks else None
-
-    def unreached(self) -> int:
-        """Return how many sharded weights this rank did not reach; of whole ones the buckets count the ranks."""
-        return self.inner.unreached() if self.inner else 0
-
-    def settle(self) -> None:
-        """Take the gradients from sharded weights that no rank reached."""
-        if self.inner:
-            self.inner.settle()
 
 
 @torch.no_grad()

@@ -7,10 +7,11 @@ other step counts, one that an interruption undid too: it took the time that it 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 FIRST = "first"
 BUSY = ("evaluation", "checkpoint")  # kinds of records; of a step with both the later one is named
-Step = tuple[float, object]  # the number of its start, and its own as the journal has it
+Step = tuple[float, Any]  # the number of its start, and its own as the journal has it
 
 
 def unsteady(steps: Iterable[Step], busy: Iterable[tuple[str, Step]]) -> dict[Step, str]:

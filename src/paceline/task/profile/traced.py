@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -94,10 +94,33 @@ def profile_module(
     model_closed = {
         axis: why for axis, why in (("tp", because), ("ep", unstacked), ("cp", unshared)) if why and axis not in opened
     }
+    return ModelProfile(
+        name=type(model).__name__,
+        blocks=tuple(_profiles([*blocks, (REST, model)], counts, experts, routed, rows, axes)),
+        tokens_per_sample=items,
+        source="estimated" if note else "traced",
+        note=note,
+        closed_axes={**closed_axes(*opened), **model_closed, **whole_batch},
+        tensor_limits=limits,
+        remarks=(*unread_remark(objective, () if note else unread), *balance_remark(model, objective)),
+        drawing=tuple(name for (name, _), count in zip(blocks, counts, strict=False) if count.draws or count.strays),
+        grouped=tuple(name for (name, _), count in zip([*blocks, (REST, model)], counts, strict=True) if count.grouped),
+    )
+
+
+def _profiles(
+    parts: Sequence[tuple[str, nn.Module]],
+    counts: Sequence[Counts],
+    experts: Mapping[str, nn.Module],
+    routed: Mapping[str, int],
+    rows: int,
+    axes: tuple[str, ...],
+) -> list[BlockProfile]:
+    """Return the profiles of a model's parts, the rest of it last; a parameter counts where it is met first."""
     profiles: list[BlockProfile] = []
     owners: dict[int, str] = {}
     seen: set[str] = set()
-    for (name, block), count in zip([*blocks, (REST, model)], counts, strict=True):
+    for (name, block), count in zip(parts, counts, strict=True):
         own = {id(parameter): parameter.numel() for parameter in block.parameters()}
         parameters = sum(size for key, size in own.items() if key not in owners)
         tied_to = next((owners[key] for key in own if key in owners and name != REST), "")
@@ -108,18 +131,7 @@ def profile_module(
         profiles.append(
             _with_experts(profile, [experts[key] for key in inside], sum(routed[key] for key in inside), rows)
         )
-    return ModelProfile(
-        name=type(model).__name__,
-        blocks=tuple(profiles),
-        tokens_per_sample=items,
-        source="estimated" if note else "traced",
-        note=note,
-        closed_axes={**closed_axes(*opened), **model_closed, **whole_batch},
-        tensor_limits=limits,
-        remarks=(*unread_remark(objective, () if note else unread), *balance_remark(model, objective)),
-        drawing=tuple(name for (name, _), count in zip(blocks, counts, strict=False) if count.draws or count.strays),
-        grouped=tuple(name for (name, _), count in zip([*blocks, (REST, model)], counts, strict=True) if count.grouped),
-    )
+    return profiles
 
 
 def _block(name: str, counts: Counts, parameters: int, rows: int, axes: tuple[str, ...], tied_to: str) -> BlockProfile:

@@ -275,4 +275,6 @@ def test_every_kind_is_tried_here() -> None:
     tried = {str(fault["kind"]) for fault, _, _ in KINDS_TRIED.values()}
     elsewhere = {"cut", "slow_network", "journal_full"}  # test_network_faults.py, test_storage_failures.py
     assert set(KINDS) - tried == {*OF_A_FILE, "corrupt", "truncate", *elsewhere}
+    guide = (Path(__file__).parents[4] / "docs" / "guide" / "run" / "health.md").read_text(encoding="utf-8")
+    assert [kind for kind in KINDS if f"`{kind}`" not in guide] == []
     assert errno.ENOSPC != errno.EROFS

@@ -214,9 +214,12 @@ class PipelineGradients:
         return sum(gradients.unreached() for gradients in self._each())
 
     def settle(self) -> None:
-        """Take the gradients from parameters that no rank reached."""
+        """Take the gradients from parameters that no rank reached; what two stages share has both stages' by now."""
+        shared = [(parameter, parameter.grad) for parameter in self.pipeline.shared_parameters()]
         for gradients in self._each():
             gradients.settle()
+        for parameter, gradient in shared:
+            parameter.grad = gradient
 
     def _each(self) -> list[Gradients]:
         return [stage.gradients for stage in self.pipeline.stages if stage.gradients is not None]

@@ -58,14 +58,14 @@ def boot_here() -> str:
         return ""
 
 
-class Clock(TypedDict):
+class MachineClock(TypedDict):
     """How a machine's clock stands to the seconds that nobody sets: in which boot, and how many seconds apart."""
 
     boot: str
     apart: float
 
 
-def clock_here() -> Clock:
+def clock_here() -> MachineClock:
     """Return how this machine's clock stands to the seconds that nobody sets."""
     return {"boot": boot_here(), "apart": time.time() - passed_seconds()}
 
