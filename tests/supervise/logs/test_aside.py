@@ -113,6 +113,17 @@ def test_a_forked_process_prints_by_itself_what_both_streams_have_keeps_its_orde
     assert found.returncode == 0
 
 
+def test_what_is_led_to_standard_error_is_printed_there_by_the_printer() -> None:
+    """As `paceline train --json` has it, whose standard output is the JSON alone."""
+    script = (
+        "\nsys.stdout = sys.stderr"
+        "\nwith printed_aside(): print('told', flush=True); print(type(sys.stdout).__name__)"
+        "\nsys.__stdout__.write('json')"
+    )
+    found = subprocess.run([sys.executable, "-c", SAYS + script], capture_output=True)
+    assert found.stdout == b"json" and found.stderr.split() == [b"told", b"AsideStream"]
+
+
 def test_streams_of_somebody_else_stay(capsys: pytest.CaptureFixture[str]) -> None:
     before = sys.stdout
     with printed_aside():

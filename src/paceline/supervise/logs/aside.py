@@ -268,7 +268,7 @@ def printed_aside(seconds: float = END_SECONDS) -> Iterator[Printer]:
     for stream in filter(None, before):
         with contextlib.suppress(OSError, ValueError):  # what waits there is printed first
             stream.flush()
-    now: Any = [_aside(stream, number, printer) for number, stream in enumerate(before, 1)]
+    now: Any = [_aside(stream, printer) for stream in before]
     sys.stdout, sys.stderr = now
     try:
         yield printer
@@ -288,10 +288,10 @@ def printer_here() -> Printer | None:
     return next((stream.printer for stream in known if stream.is_here), None)
 
 
-def _aside(stream: TextIO | None, number: int, printer: Printer) -> Any:
-    """Return the stream as a printer prints it, where it is this process's own."""
+def _aside(stream: TextIO | None, printer: Printer) -> Any:
+    """Return the stream as a printer prints it, where it leads to one of this process's own."""
     try:
-        is_own = stream is not None and stream.fileno() == number
+        number = stream.fileno() if stream is not None else -1
     except (OSError, ValueError, AttributeError):
-        is_own = False
-    return AsideStream(stream, number, printer) if is_own and stream is not None else stream
+        return stream
+    return AsideStream(stream, number, printer) if stream is not None and number in (1, 2) else stream
