@@ -81,3 +81,17 @@ def test_a_terminal_that_is_closed_stops_a_run_with_its_checkpoint(tmp_path: Pat
         assert (end["status"], end["exit_code"]) == ("requeue", 75), end
         assert any((run_dir / "checkpoints").glob("step-*"))
         assert not any(is_running(rank) for rank in ranks.values())
+
+
+def test_a_run_needs_no_standard_streams(tmp_path: Path) -> None:
+    """Closed ones ended it before its first step, without a word; the next files that it opened had their numbers."""
+    run_dir = tmp_path / "closed"
+    words = [sys.executable, "-m", "paceline", "train", str(write_spec(tmp_path, run_dir, 1, steps=LONG))]
+    process = subprocess.Popen(["bash", "-c", 'exec "$@" <&- >&- 2>&-', "bash", *words], env=environment(), text=True)
+    try:
+        wait_for_step(run_dir, 2, process)
+        assert [os.readlink(f"/proc/{process.pid}/fd/{number}") for number in range(3)] == [os.devnull] * 3
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(120) == 75
+    finally:
+        process.kill()
