@@ -90,7 +90,8 @@ def test_a_run_needs_no_standard_streams(tmp_path: Path) -> None:
     process = subprocess.Popen(["bash", "-c", 'exec "$@" <&- >&- 2>&-', "bash", *words], env=environment(), text=True)
     try:
         wait_for_step(run_dir, 2, process)
-        assert [os.readlink(f"/proc/{process.pid}/fd/{number}") for number in range(3)] == [os.devnull] * 3
+        opened = [str(Path(f"/proc/{process.pid}/fd/{number}").readlink()) for number in range(3)]
+        assert opened == [os.devnull] * 3
         process.send_signal(signal.SIGTERM)
         assert process.wait(120) == 75
     finally:
