@@ -192,7 +192,8 @@ class Printer:
         with self.changed:
             stream = self._streams[number]
             piece = stream.take()[:PIECE_BYTES]
-        error, count = None, 0
+        error: OSError | None = None
+        count = 0
         try:
             count = os.write(number, piece)
         except OSError as failed:
