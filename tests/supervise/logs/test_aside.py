@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,24 @@ def test_who_prints_is_not_held_up_by_who_does_not_read_and_hears_what_was_left_
     left_out = sum(int(re.findall(r"\d+", line)[0]) for line in notes)
     assert left_out + len(ranks) == 60_000 and left_out > 30_000
     assert len(b"\n".join(line.encode() for line in ranks)) < (1 << 20) + (2 << 16)
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_terminal_that_is_stopped_or_that_nobody_reads_holds_up_nobody(is_stopped: bool) -> None:
+    master, terminal = pty.openpty()
+    if is_stopped:
+        termios.tcflow(terminal, termios.TCOOFF)  # as Ctrl-S does
+    script = (
+        "\nwith printed_aside(seconds=0.5):"
+        "\n    for number in range(20_000): say_line(f'line {number:06d} of a terminal')"
+        "\n    print('printed', file=sys.stderr, flush=True)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", SAYS + script], stdout=terminal, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    assert process.stderr.read() == b"printed\n" and process.wait() == 0
+    termios.tcflush(terminal, termios.TCIOFLUSH)
+    os.close(master)
+    os.close(terminal)
 
 
 def test_the_end_waits_for_a_slow_reader_and_not_for_one_that_reads_nothing() -> None:

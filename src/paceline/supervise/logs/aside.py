@@ -229,6 +229,8 @@ class AsideStream:
             lines, end, rest = (self._rest + text).rpartition("\n")
             self._rest = rest
             self._put(lines + end)
+        if end and self._stream.line_buffering:  # as standard error is, and a terminal
+            self.printer.flush(self._number)
         return len(text)
 
     def writelines(self, lines: list[str]) -> None:
