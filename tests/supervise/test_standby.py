@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 from runs import is_running, wait_until
 
+from paceline.errors import PacelineError
 from paceline.supervise import standby as standby_module
+from paceline.supervise import starting
+from paceline.supervise.again.machines import OneMachine
+from paceline.supervise.control import Control
+from paceline.supervise.lines import Lines
 from paceline.supervise.standby import Standby
 from paceline.supervise.starting import Starter
 
@@ -79,3 +86,41 @@ def test_a_stopped_standby_that_forks_nothing_has_a_successor(stops: Any) -> Non
     assert rank.pid and starter.rung() == "standby"
     starter.close()
     wait_until(lambda: not is_running(rank.pid))
+
+
+def test_a_process_that_cannot_be_had_for_a_moment_is_tried_again_and_then_the_run_wants_to_be_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The error of the system ended a run as a defect, with code 1, when a rank was to be replaced."""
+    tried = list[int]()
+
+    def scarce(place: dict[str, str]) -> Any:
+        tried.append(1)
+        if len(tried) != 3:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return "a process"
+
+    starter = Starter(scarce, None, print)
+    assert starter({"RANK": "1"}) == "a process" and len(tried) == 3
+    monkeypatch.setattr(starting, "START_SECONDS", 0.0)
+    with pytest.raises(PacelineError, match="rank 1 of a run could not be started") as raised:
+        starter({"RANK": "1"})
+    assert raised.value.exit_code == 75
+
+
+def test_a_word_for_which_a_disk_has_no_room_and_a_survivor_without_a_descriptor_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = OneMachine(Starter(lambda place: pytest.fail("nobody is started"), None, print), {})
+    machine.word(tmp_path / "none", "abort")
+    control = Control(tmp_path)
+    with socket.socket(socket.AF_UNIX) as end:
+        end.connect(str(control.path))
+        Lines(end).send({"rank": 1, "generation": 2, "held": {}})
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                socket.socket, "accept", lambda self: (_ for _ in ()).throw(OSError(errno.EMFILE, "too many"))
+            )
+            assert not control.look(2)
+        assert list(control.look(2)) == [1]
+    control.close()
