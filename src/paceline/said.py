@@ -34,12 +34,15 @@ def one_line(text: str) -> str:
 def say_line(text: str, stream: TextIO | None = None) -> None:
     """Print a line at once. Where a disk does not take it, it is tried again with the next one."""
     stream = stream or sys.stdout
-    _print(f"\n{text}" if _OPEN.pop(stream, None) is not None else text, stream, "\n")
+    if stream is not None:  # as where it was closed before the process began
+        _print(f"\n{text}" if _OPEN.pop(stream, None) is not None else text, stream, "\n")
 
 
 def say_over(text: str, stream: TextIO | None = None) -> None:
     """Print a line that the next such one is printed over: where text is shown that may change, as in a notebook."""
     stream = stream or sys.stdout
+    if stream is None:
+        return
     before = _OPEN.get(stream)
     _OPEN[stream] = len(text)
     _print(text if before is None else f"\r{text:<{before}}", stream, "")
@@ -48,7 +51,7 @@ def say_over(text: str, stream: TextIO | None = None) -> None:
 def end_line(stream: TextIO | None = None) -> None:
     """End the line that might have been printed over, where there is one."""
     stream = stream or sys.stdout
-    if _OPEN.pop(stream, None) is not None:
+    if stream is not None and _OPEN.pop(stream, None) is not None:
         _print("", stream, "\n")
 
 
@@ -76,7 +79,7 @@ def _print(text: str, stream: TextIO, end: str) -> None:
 
 def flush_said() -> None:
     """Print what waits, for a process that ends; what a disk does not take is lost, and is no error."""
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()
         except OSError as error:

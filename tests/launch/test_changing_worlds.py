@@ -23,7 +23,7 @@ def storm(run_dir: Path, devices: Path, number: int, seed: int) -> Counter[str]:
     drawn, done = random.Random(seed), Counter[str]()
     changes = (f"run.recovery.devices_file={devices}", "run.recovery.worth=none", f"task.stop={LONG} steps",
                f"run.recovery.min_devices={FEWEST}", "run.log_every=1000 steps")  # fmt: skip
-    # Nobody reads what is printed until the end: a supervisor whose pipe is full waits for its reader.
+    # Nobody reads what is printed until the end; it waits in memory, and fewer lines leave the storm its cores.
     spec = write_spec(run_dir.parent, run_dir, MOST, precision="fp64")
     process = start("train", spec, *RATE, *(word for change in changes for word in ("--set", change)))
     wait_for_step(run_dir, 3, process)

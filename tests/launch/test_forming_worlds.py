@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
 
-from runs import STARTED, ending, environment, records_of, steps_of, wait_for_step, wait_until, write_spec
+import pytest
+from runs import STARTED, ending, environment, ranks_of, records_of, steps_of, wait_for_step, wait_until, write_spec
 from started.popen import Warm
 
 SCRIPT = """
@@ -14,42 +16,48 @@ import os, signal, sys
 from pathlib import Path
 
 dies = Path(sys.argv[2])
-if os.environ.get("RANK") == "2" and dies.exists():
+if os.environ.get("RANK") == sys.argv[3] and dies.exists():
     dies.unlink()
     os.kill(os.getpid(), signal.SIGKILL)
 
 import paceline
 
-run = paceline.Run(sys.argv[1], overrides=sys.argv[3:])
+run = paceline.Run(sys.argv[1], overrides=sys.argv[4:])
 for batch in run:
     run.step(batch)
 """
 
 
-def test_a_rank_that_dies_before_it_comes_costs_its_peers_neither_state_nor_process(tmp_path: Path) -> None:
-    """Two ranks of shards grow to three, of which the new one dies at its first start."""
+@pytest.mark.parametrize(("plan", "ranks", "dying"), [("dp_shard = 2", 3, 2), ("dp_replicate = 2", 2, 1)])
+def test_a_rank_that_dies_before_it_comes_costs_its_peers_neither_state_nor_process(
+    tmp_path: Path, plan: str, ranks: int, dying: int
+) -> None:
+    """Two ranks of shards grow to three, and one of two copies is replaced: the new rank dies at its first start."""
     run_dir, devices, dies = tmp_path / "forming", tmp_path / "devices", tmp_path / "dies"
-    spec = write_spec(tmp_path, run_dir, 2, steps=100_000)
+    spec = write_spec(tmp_path, run_dir, 2, plan, steps=100_000)
     devices.write_text("2")
-    dies.touch()
     (tmp_path / "script.py").write_text(SCRIPT)
     changes = (f"run.recovery.devices_file={devices}", "run.recovery.worth=none", "run.recovery.max_devices=3",
                "run.checkpoint_every=none")  # fmt: skip
-    words = [sys.executable, str(tmp_path / "script.py"), str(spec), str(dies), *changes]
+    words = [sys.executable, str(tmp_path / "script.py"), str(spec), str(dies), str(dying), *changes]
     process = Warm(words, stdout=-1, stderr=-1, text=True, env=environment(), cwd=tmp_path, process_group=0)
     STARTED.append(process)
     wait_for_step(run_dir, 3, process)
-    devices.write_text("3")
+    dies.touch()
+    if ranks == 2:
+        os.kill(ranks_of(process.pid)[dying], signal.SIGKILL)
+    devices.write_text(str(ranks))
     wait_until(lambda: len(records_of(run_dir, "recovery")) >= 1 or process.poll() is not None)
     wait_for_step(run_dir, steps_of(run_dir)[-1]["step"] + 3, process)
     process.send_signal(signal.SIGTERM)
     stdout, stderr = ending(process, 120)
     assert process.returncode == 75, stderr
-    assert not dies.exists() and "rank 2 of 3 was ended by SIGKILL" in stdout, stdout
+    assert not dies.exists() and f"rank {dying} of {ranks} was ended by SIGKILL" in stdout, stdout
     (recovery,) = records_of(run_dir, "recovery")
-    assert (recovery["rung"], recovery["to_world"], recovery["steps_lost"]) == ("reform", 3, 0), stdout
+    assert (recovery["rung"], recovery["to_world"], recovery["steps_lost"]) == ("reform", ranks, 0), stdout
     found = [step["step"] for step in steps_of(run_dir)]
     assert found == list(range(1, len(found) + 1))
     replanned = [each["because"] for each in records_of(run_dir, "decision") if each["what"] == "replan"]
-    assert len([because for because in replanned if because.startswith("3 device(s)")]) == 1, "of the world that fell"
+    told = [because for because in replanned if because.startswith("3 device(s)")]
+    assert len(told) == ranks - 2, "of the world that fell"
     assert len(records_of(run_dir, "run_started")) == 1, "by the rank that records, which stays"

@@ -62,22 +62,37 @@ def test_one_device_trains_on_though_nobody_reads_what_is_printed(tmp_path: Path
     assert "stop     received SIGTERM" in stdout
 
 
-def test_a_terminal_that_is_closed_stops_a_run_with_its_checkpoint(tmp_path: Path) -> None:
-    """SIGHUP ended a run on one device at once, with nothing saved; and what it prints on its way goes nowhere."""
-    for devices, plan in ((1, ""), (2, "dp_replicate = 2")):
-        run_dir = tmp_path / f"closed-{devices}"
-        words = [sys.executable, "-m", "paceline", "train", write_spec(tmp_path, run_dir, devices, plan, steps=LONG)]
-        master, terminal = pty.openpty()
-        process = subprocess.Popen(
-            list(map(str, words)), stdin=terminal, stdout=terminal, stderr=terminal, env=environment(), text=True,
-            start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        )  # fmt: skip
-        os.close(terminal)
-        wait_for_step(run_dir, 3, process)
-        ranks = ranks_of(process.pid)
-        os.close(master)
+@pytest.mark.parametrize(("devices", "plan"), [(1, ""), (2, "dp_replicate = 2")])
+def test_a_terminal_that_is_closed_stops_a_run_with_its_checkpoint(tmp_path: Path, devices: int, plan: str) -> None:
+    """SIGHUP ended a run on one device at once, with nothing saved; what is printed on its way goes nowhere."""
+    run_dir = tmp_path / "closed"
+    words = [sys.executable, "-m", "paceline", "train", str(write_spec(tmp_path, run_dir, devices, plan, steps=LONG))]
+    master, terminal = pty.openpty()
+    process = subprocess.Popen(
+        words, stdin=terminal, stdout=terminal, stderr=terminal, env=environment(), text=True,
+        start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )  # fmt: skip
+    os.close(terminal)
+    wait_for_step(run_dir, 3, process)
+    ranks = ranks_of(process.pid)
+    os.close(master)
+    assert process.wait(120) == 75
+    (end,) = records_of(run_dir, "run_ended")
+    assert (end["status"], end["exit_code"]) == ("requeue", 75), end
+    assert any((run_dir / "checkpoints").glob("step-*"))
+    assert not any(is_running(rank) for rank in ranks.values())
+
+
+def test_a_run_needs_no_standard_streams(tmp_path: Path) -> None:
+    """Closed ones ended it before its first step, without a word; the next files that it opened had their numbers."""
+    run_dir = tmp_path / "closed"
+    words = [sys.executable, "-m", "paceline", "train", str(write_spec(tmp_path, run_dir, 1, steps=LONG))]
+    process = subprocess.Popen(["bash", "-c", 'exec "$@" <&- >&- 2>&-', "bash", *words], env=environment(), text=True)
+    try:
+        wait_for_step(run_dir, 2, process)
+        opened = [str(Path(f"/proc/{process.pid}/fd/{number}").readlink()) for number in range(3)]
+        assert opened == [os.devnull] * 3
+        process.send_signal(signal.SIGTERM)
         assert process.wait(120) == 75
-        (end,) = records_of(run_dir, "run_ended")
-        assert (end["status"], end["exit_code"]) == ("requeue", 75), end
-        assert any((run_dir / "checkpoints").glob("step-*"))
-        assert not any(is_running(rank) for rank in ranks.values())
+    finally:
+        process.kill()

@@ -57,6 +57,7 @@ NEEDED = ("torch", "numpy", "safetensors")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Never raises, whatever the arguments are."""
     if arguments is None:  # the process is the command's own, and has not loaded torch
+        _open_streams()
         os.environ.update(waiting(os.environ))
     words = list(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in words
@@ -154,6 +155,20 @@ def _mute_stdout() -> None:
     """Send the rest of stdout nowhere: its reader left (`paceline plan | head`); the flush at exit must not fail."""
     with contextlib.suppress(OSError, ValueError):  # a stdout without a file behind it needs no muting
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _open_streams() -> None:
+    """Lead standard streams nowhere that were closed before this process began (`>&-`).
+
+    The next files to be opened would have their numbers, and what libraries print would be written there.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
 
 
 def _tolerate_any_character() -> None:

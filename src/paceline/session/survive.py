@@ -81,7 +81,8 @@ def starter_of(
     standby: Standby | None = None,
 ) -> Starter:
     """Return what starts `python WORDS` as a rank: forked from a standby where the policy wants one and one can be."""
-    because, policy, again = "", spec.run.recovery, None
+    because, policy = "", spec.run.recovery
+    again: Callable[[], Standby] | None = None
     if policy.standby:
         work, because = forkable(words)
         unbuffered = {"PYTHONUNBUFFERED": "1"} if words[:1] == ["-u"] else {}

@@ -58,8 +58,9 @@ class Control:
 
     def look(self, generation: int) -> Mapping[int, Standing]:
         """Return the ranks of a generation that stand by now."""
-        while self._server and is_ready(self._server, select.POLLIN, 0.0):
-            self._unnamed.append(Lines(self._server.accept()[0]))
+        with contextlib.suppress(OSError):  # no descriptor is to be had now: they are heard at a later look
+            while self._server and is_ready(self._server, select.POLLIN, 0.0):
+                self._unnamed.append(Lines(self._server.accept()[0]))
         for lines in [*self._unnamed]:
             with contextlib.suppress(EOFError):
                 told = lines.take(0.0)

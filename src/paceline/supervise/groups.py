@@ -55,6 +55,13 @@ def ending_of(process: Process) -> int | None:
     return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
 
+def has_ended(pid: int) -> bool:
+    """Return whether a process has ended and is not collected yet, where the system lists its processes."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    return False
+
+
 def signal_process(process: Process, number: int) -> None:
     """Send a signal to a process alone, unless it has ended: its own children go on until it has dealt with it."""
     if isinstance(process, Far):

@@ -18,7 +18,8 @@ from typing import Protocol
 
 from paceline.cluster.here.waiting import waiting
 from paceline.lock import RunLock
-from paceline.supervise.groups import Process, collect
+from paceline.patience import Patience
+from paceline.supervise.groups import Process, collect, has_ended
 from paceline.supervise.lines import Lines, is_ready
 from paceline.supervise.parent import PARENT_VARIABLE
 from paceline.supervise.signals import blocked_signals
@@ -56,6 +57,9 @@ class StartsApart(Protocol):
 
 
 WORKER, SCRIPT, PROOF = "worker", "script", "proof"  # kinds of work, which its first word is
+FORK_SECONDS = 30.0  # that a fork may take
+TELL_SECONDS = 5.0  # that a standby has to tell of a rank that has ended
+LOOK_SECONDS = 0.5
 # NumPy's matrix library starts a thread for each core when it is loaded, which a fork would lose; torch has its own.
 NO_THREADS = {"OPENBLAS_NUM_THREADS": "1"}
 
@@ -68,6 +72,7 @@ class Standby:
         ours, theirs = socket.socketpair()
         self._lines, self._endings, self._lock = Lines(ours), dict[int, int](), lock
         self._work, self._environ = list[str](), dict[str, str]()
+        self._untold = dict[int, Patience]()  # of ranks that have ended: how long that may go without a word of it
         self._is_ready, self._is_closed = False, False
         self.has_forked = False  # whether it has served already: one that ends then was ended by somebody
         self.because = ""
@@ -102,9 +107,13 @@ class Standby:
         """Fork a process that is no rank of the run. Raises OSError where the standby is gone."""
         try:
             self._lines.send({"fork": {**environ, PARENT_VARIABLE: str(self._process.pid)}, "work": list(work)})
+            patience = Patience(FORK_SECONDS)
             while True:
-                told = self._lines.take()
-                assert told is not None
+                told = self._lines.take(LOOK_SECONDS)
+                if told is None:
+                    if patience.is_over:
+                        self._end_silent()
+                    continue
                 if "forked" in told:
                     self.has_forked = True
                     return Lent(self, int(told["forked"]))
@@ -125,6 +134,9 @@ class Standby:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)  # its parent can no longer say how it ended
             return self._endings.setdefault(pid, -signal.SIGKILL)
+        is_untold = pid not in self._endings and has_ended(pid)
+        if is_untold and self._untold.setdefault(pid, Patience(TELL_SECONDS)).is_over:
+            self._end_silent()
         return self._endings.get(pid)
 
     def collect(self, pid: int) -> int:
@@ -141,6 +153,12 @@ class Standby:
             self._is_closed = True
             self._lines.end.close()
             collect([self._process])
+
+    def _end_silent(self) -> None:
+        """End a standby that is alive and tells nothing, as one that was stopped: its ranks go with it."""
+        self.because = self.because or "the process that forks ranks says nothing any more"
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._process.pid, signal.SIGKILL)
 
     def _is_gone(self) -> None:
         self._is_ready = False

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
+from paceline.errors import PacelineError, Requeue
+from paceline.patience import Patience
 from paceline.run.process.generation import FORKED, RESTARTED
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.supervise.groups import Process
@@ -11,6 +14,7 @@ from paceline.supervise.logs.pump import LogPump
 from paceline.supervise.standby import Standby
 from paceline.supervise.supervisor import StartsRank
 
+START_SECONDS, AGAIN_SECONDS = 10.0, 0.2  # that a process is tried to be had, and between two tries
 MOST_AGAIN = 3  # standbys in the place of ones that were ended: what ends them as often ends the next one too
 
 
@@ -65,7 +69,23 @@ class Starter:
                 return self._standby.start(place)
             except OSError:  # it has ended meanwhile, and says so
                 self.rung()  # which later ranks are forked by
-        return self._cold(place)
+        return self._alone(place)
+
+    def _alone(self, place: dict[str, str]) -> Process:
+        """Start a rank as a process of its own. Raises a PacelineError (75) where none can be had for some seconds."""
+        patience = Patience(START_SECONDS)
+        while True:
+            try:
+                return self._cold(place)
+            except OSError as error:  # the system has no process, memory or descriptor left for it
+                if patience.is_over:
+                    failed = PacelineError(
+                        f"rank {place.get('RANK', '')} of a run could not be started", str(error),
+                        "end what takes the processes, and start again: it goes on from the newest checkpoint",
+                    )  # fmt: skip
+                    failed.exit_code = Requeue.exit_code
+                    raise failed from error
+            time.sleep(AGAIN_SECONDS)
 
     def close(self) -> None:
         """End the standby, and print the last of what ranks have said. No rank runs any more."""

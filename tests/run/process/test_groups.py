@@ -142,6 +142,20 @@ def test_a_rank_that_dies_before_a_further_group_of_the_plan_is_seen_by_all() ->
     assert run_ranks(asks_for_a_further_group, 4, may_die=[3]) == [True, True, True, None]
 
 
+def asks_as_one_stage() -> int | None:
+    """Return how large the group of the ranks with other rows is, for which the first stage alone asks."""
+    mesh = build_mesh(Layout(dp_replicate=2, dp_shard=2, pp=2), join_world("cpu", threads=1))
+    assert mesh is not None
+    mine = mesh.data.size() if mesh.get_local_rank("pp") == 0 else None
+    join_world("cpu", threads=1).wait()
+    return mine
+
+
+def test_a_stage_may_ask_for_the_ranks_with_other_rows_alone() -> None:
+    """Of a model whose batch norms all lie in one stage; the others never ask."""
+    assert run_ranks(asks_as_one_stage, 8) == [4] * 4 + [None] * 4
+
+
 def joins_a_world_that_never_forms(folder: Path, rendezvous: str) -> bool:
     """Return whether a survivor is told of a lost peer, where that one dies before it has come to the next world."""
     world = join_world("cpu", threads=1)

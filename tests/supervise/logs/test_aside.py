@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,24 @@ def test_who_prints_is_not_held_up_by_who_does_not_read_and_hears_what_was_left_
     assert len(b"\n".join(line.encode() for line in ranks)) < (1 << 20) + (2 << 16)
 
 
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_terminal_that_is_stopped_or_that_nobody_reads_holds_up_nobody(is_stopped: bool) -> None:
+    master, terminal = pty.openpty()
+    if is_stopped:
+        termios.tcflow(terminal, termios.TCOOFF)  # as Ctrl-S does
+    script = (
+        "\nwith printed_aside(seconds=0.5):"
+        "\n    for number in range(20_000): say_line(f'line {number:06d} of a terminal')"
+        "\n    print('printed', file=sys.stderr, flush=True)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", SAYS + script], stdout=terminal, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    assert process.stderr.read() == b"printed\n" and process.wait() == 0
+    termios.tcflush(terminal, termios.TCIOFLUSH)
+    os.close(master)
+    os.close(terminal)
+
+
 def test_the_end_waits_for_a_slow_reader_and_not_for_one_that_reads_nothing() -> None:
     script = (
         "\nwith printed_aside(seconds=0.5):\n    for n in range(5000): say_line('x' * 60)\nsys.stderr.write('over')"
@@ -111,6 +131,17 @@ def test_a_forked_process_prints_by_itself_what_both_streams_have_keeps_its_orde
     found = subprocess.run([sys.executable, "-c", SAYS + script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert found.stdout.split() == [b"before", b"wrong", b"child", b"nested", b"halfafter"]
     assert found.returncode == 0
+
+
+def test_what_is_led_to_standard_error_is_printed_there_by_the_printer() -> None:
+    """As `paceline train --json` has it, whose standard output is the JSON alone."""
+    script = (
+        "\nsys.stdout = sys.stderr"
+        "\nwith printed_aside(): print('told', flush=True); print(type(sys.stdout).__name__)"
+        "\nsys.__stdout__.write('json')"
+    )
+    found = subprocess.run([sys.executable, "-c", SAYS + script], capture_output=True)
+    assert found.stdout == b"json" and found.stderr.split() == [b"told", b"AsideStream"]
 
 
 def test_streams_of_somebody_else_stay(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import re
 import signal
@@ -178,6 +179,27 @@ def test_a_process_that_takes_another_ranks_place_writes_there(tmp_path: Path) -
     assert process.wait() == 0
     pump.close()
     assert texts(tmp_path) == ["out as 0"] and texts(tmp_path, 1) == ["out as 1", "out still as 1"]
+
+
+def test_a_rank_for_which_no_pipe_can_be_had_prints_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A full folder of temporary files, or no descriptor, ended the run when a rank was replaced."""
+    real = os.mkfifo
+    calls = [0]
+
+    def full(path: Path, mode: int) -> None:
+        calls[0] += 1
+        if calls[0] == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(path, mode)
+
+    monkeypatch.setattr(os, "mkfifo", full)
+    ranks(tmp_path, KEPT, "print('said')")
+    assert capfd.readouterr().out == "said\n" and not (tmp_path / "logs").exists()
+    pump = LogPump(tmp_path, KEPT)
+    assert pump.place({"RANK": "0"}) and pump.place({"RANK": "0"}), "and again, once there is room"
+    pump.close()
 
 
 def test_a_process_that_nobody_listens_to_keeps_its_output(

@@ -176,9 +176,10 @@ class Mesh:
 
     @cached_property
     def data(self) -> dist.ProcessGroup:
-        """The ranks that read different rows of one batch, in the order of the rows."""
+        """The ranks that read different rows of one batch, in the order of the rows. Whole stages ask for it."""
         assert self.layout.cp == 1, "ranks that share sequences read the same rows"
-        return self._of(self._axes, DATA_AXES)
+        # A stage without batch norms has no use for it, and does not meet the others.
+        return self._of(self._axes, DATA_AXES, meets=self.layout.pp == 1)
 
     @cached_property
     def data_axis(self) -> DeviceMesh:
@@ -202,9 +203,10 @@ class Mesh:
         self._groups.meet(*(own_part(axes, (axis,), dist.get_rank()) for axis in axes))
         return self._over(axes)
 
-    def _of(self, axes: dict[str, int], along: Sequence[str]) -> dist.ProcessGroup:
+    def _of(self, axes: dict[str, int], along: Sequence[str], meets: bool = True) -> dist.ProcessGroup:
         part = own_part(axes, along, dist.get_rank())
-        self._groups.meet(part)
+        if meets:
+            self._groups.meet(part)
         return self._groups.of(part)
 
     def _over(self, axes: dict[str, int]) -> DeviceMesh:

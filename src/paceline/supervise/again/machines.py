@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -149,7 +150,8 @@ class OneMachine:
 
     def word(self, folder: Path, name: str) -> None:
         """Leave a word for the ranks of a generation, of which `folder` is the folder."""
-        (folder / name).touch()
+        with contextlib.suppress(OSError):  # a disk may have no room for a name: who leaves it tries again
+            (folder / name).touch()
 
     def watch(self, health: HealthSpec | None, folder: Path, ranks: int, run_dir: Path) -> PulseWatch | None:
         """Return the watch over a world's ranks, None where hangs are not looked for."""

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import select
+import stat
 import sys
 import threading
 import time
@@ -22,7 +23,7 @@ from typing import Any, TextIO
 LIMIT_BYTES = 1 << 20  # that wait, of each stream, of ranks and of this process each
 PIECE_BYTES = select.PIPE_BUF  # of one write: a pipe that has room at all takes so much at once (pipe(7))
 LOOK_SECONDS = 0.2  # between two looks at a stream that takes nothing
-AT_ONCE_SECONDS = 0.05  # that who prints waits for a reader: one that reads has it in order, and at once
+AT_ONCE_SECONDS = 0.002  # that who prints waits for the thread: a file, or a reader that reads, has it at once
 AGAIN_SECONDS = 1.0  # after which a disk that took nothing is tried again
 END_SECONDS = 60.0  # at the end, for a reader that has taken nothing meanwhile
 
@@ -100,6 +101,7 @@ class Printer:
     def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
         self._limit, self._number = limit_bytes, 0
         self._streams = {1: _Stream(), 2: _Stream()}
+        self._direct = {number: _reopened(number) for number in self._streams}
         self.changed = threading.Condition()
         self._is_closed = self._is_given_up = False
         self._thread = threading.Thread(target=self._run, name="paceline-printer", daemon=True)
@@ -114,9 +116,28 @@ class Printer:
             waiting = self._streams[stream]
             if waiting.broken is not None:
                 raise BrokenPipeError(*waiting.broken.args)
+            if waiting.next is None:
+                data = data[self._written_at_once(stream, data) :]
+            if not data:
+                return
             self._number += 1
             waiting.left_out += (waiting.own if is_own else waiting.of_ranks).add(self._number, data, self._limit)
             self.changed.notify_all()
+
+    def _written_at_once(self, stream: int, data: bytes) -> int:
+        """Write what a pipe or a terminal takes without waiting; return how much that was. Raises BrokenPipeError."""
+        direct, waiting = self._direct[stream], self._streams[stream]
+        if direct is None:
+            return 0
+        try:
+            count = os.write(direct, data)
+        except BrokenPipeError as error:
+            waiting.broken = error
+            raise
+        except OSError:  # it is full, or the terminal has gone, which the thread finds out
+            return 0
+        waiting.ends_line = data[count - 1 : count] == b"\n" if count else waiting.ends_line
+        return count
 
     def flush(self, stream: int) -> None:
         """Return once all is printed, or it is known that the reader is slow. Raises BrokenPipeError as `put` does."""
@@ -146,6 +167,9 @@ class Printer:
             self.changed.notify_all()
         if not self._is_given_up:
             self._thread.join()
+            for direct in filter(None, self._direct.values()):
+                os.close(direct)
+            self._direct = dict.fromkeys(self._direct)
 
     def _left(self) -> list[tuple[int, int | None, int]]:
         """Return what waits for a reader that may still take it: the stream, its next piece, and how long that is."""
@@ -192,7 +216,8 @@ class Printer:
         with self.changed:
             stream = self._streams[number]
             piece = stream.take()[:PIECE_BYTES]
-        error, count = None, 0
+        error: OSError | None = None
+        count = 0
         try:
             count = os.write(number, piece)
         except OSError as failed:
@@ -228,6 +253,8 @@ class AsideStream:
             lines, end, rest = (self._rest + text).rpartition("\n")
             self._rest = rest
             self._put(lines + end)
+        if end and self._stream.line_buffering:  # as standard error is, and a terminal
+            self.printer.flush(self._number)
         return len(text)
 
     def writelines(self, lines: list[str]) -> None:
@@ -254,6 +281,20 @@ class AsideStream:
         return getattr(self._stream, name)
 
 
+def _reopened(number: int) -> int | None:
+    """Return a descriptor of the same pipe or terminal that waits for nobody; None for others, and where none is given.
+
+    Whether a descriptor waits is a matter of who has opened it, and this process shares its own with others.
+    """
+    try:
+        kind = os.fstat(number).st_mode
+        if not (stat.S_ISFIFO(kind) or os.isatty(number)):
+            return None
+        return os.open(f"/proc/self/fd/{number}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return None
+
+
 @contextlib.contextmanager
 def printed_aside(seconds: float = END_SECONDS) -> Iterator[Printer]:
     """Have a printer print what this process prints in the block; at its end all is printed, or nobody reads.
@@ -268,7 +309,7 @@ def printed_aside(seconds: float = END_SECONDS) -> Iterator[Printer]:
     for stream in filter(None, before):
         with contextlib.suppress(OSError, ValueError):  # what waits there is printed first
             stream.flush()
-    now: Any = [_aside(stream, number, printer) for number, stream in enumerate(before, 1)]
+    now: Any = [_aside(stream, printer) for stream in before]
     sys.stdout, sys.stderr = now
     try:
         yield printer
@@ -288,10 +329,10 @@ def printer_here() -> Printer | None:
     return next((stream.printer for stream in known if stream.is_here), None)
 
 
-def _aside(stream: TextIO | None, number: int, printer: Printer) -> Any:
-    """Return the stream as a printer prints it, where it is this process's own."""
+def _aside(stream: TextIO | None, printer: Printer) -> Any:
+    """Return the stream as a printer prints it, where it leads to one of this process's own."""
     try:
-        is_own = stream is not None and stream.fileno() == number
+        number = stream.fileno() if stream is not None else -1
     except (OSError, ValueError, AttributeError):
-        is_own = False
-    return AsideStream(stream, number, printer) if is_own and stream is not None else stream
+        return stream
+    return AsideStream(stream, number, printer) if stream is not None and number in (1, 2) else stream

@@ -35,7 +35,7 @@ class LogPump:
         self._folder = Scratch("logs")
         self._logs: dict[int, RankLog] = {}
         self._pipes: dict[int, tuple[int, str]] = {}  # by descriptor: whose it is, and which stream
-        self._known: set[int] = set()
+        self._known: set[tuple[int, str]] = set()  # pipes that were opened
         self._printed: set[int] = set()
         self._changing = threading.Lock()
         self._poll = select.poll()
@@ -46,24 +46,37 @@ class LogPump:
         self._thread.start()
 
     def place(self, place: Mapping[str, str]) -> dict[str, str]:
-        """Return what the environment of a rank with this place has besides, and have its output read from now on."""
+        """Return what the environment of a rank with this place has besides, and have its output read from now on.
+
+        Where a pipe cannot be made the rank prints by itself, and has no log.
+        """
         rank, folder = int(place["RANK"]), Path(self._folder.name)
-        if rank not in self._known:
-            self._known.add(rank)
+        try:
             for stream in STREAMS:
-                path = pipe_path(folder, rank, stream)
-                os.mkfifo(path, 0o600)
-                # Open for writing too, so that it has no end when the last process of the rank has gone.
-                end = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-                with self._changing:
-                    self._pipes[end] = rank, stream
-                self._poll.register(end, select.POLLIN)
-            os.write(self._woken, b"w")
+                self._open(folder, rank, stream)
+        except OSError:
+            return {}
         if int(place.get("WORLD_SIZE", "1")) <= self._observe.log_ranks or rank == 0:
             self._printed.add(rank)
         else:
             self._printed.discard(rank)
         return {LOGS_VARIABLE: str(folder)} | ({TERMINAL_VARIABLE: "1"} if os.isatty(1) else {})
+
+    def _open(self, folder: Path, rank: int, stream: str) -> None:
+        """Open the pipe of one of a rank's streams, unless it is open. Raises OSError."""
+        if (rank, stream) in self._known:
+            return
+        path = pipe_path(folder, rank, stream)
+        if not path.exists():
+            os.mkfifo(path, 0o600)
+        # Open for writing too, so that it has no end when the last process of the rank has gone.
+        end = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._known.add((rank, stream))
+        with self._changing:
+            self._pipes[end] = rank, stream
+        self._poll.register(end, select.POLLIN)
+        with contextlib.suppress(BlockingIOError):  # it wakes anyway
+            os.write(self._woken, b"w")
 
     def close(self) -> None:
         """Read what is left, when no rank runs any more, and close the logs."""

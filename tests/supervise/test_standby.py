@@ -1,0 +1,126 @@
+"""A standby that is alive and says nothing, as one that was stopped, is ended: nobody waits for it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import is_running, wait_until
+
+from paceline.errors import PacelineError
+from paceline.supervise import standby as standby_module
+from paceline.supervise import starting
+from paceline.supervise.again.machines import OneMachine
+from paceline.supervise.control import Control
+from paceline.supervise.lines import Lines
+from paceline.supervise.standby import Standby
+from paceline.supervise.starting import Starter
+
+# Forks as a standby does, and then stops itself: before it answers, or before it tells of an end.
+STOPS = """
+import os, signal, socket, sys, time
+from paceline.supervise.lines import Lines
+
+lines = Lines(socket.socket(fileno=int(sys.argv[1])))
+lines.send({"because": ""})
+lines.take()
+if sys.argv[2] == "early":
+    os.kill(os.getpid(), signal.SIGSTOP)
+child = os.fork()
+if child == 0:
+    time.sleep(0.2)
+    os._exit(3)
+lines.send({"forked": child})
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+@pytest.fixture
+def stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What makes a standby that stops, early or late."""
+    (tmp_path / "standby_that_stops.py").write_text(STOPS)
+    monkeypatch.setattr(standby_module, "FORK_SECONDS", 0.5)
+    monkeypatch.setattr(standby_module, "TELL_SECONDS", 0.5)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+
+    def make(kind: str) -> Standby:
+        made = Standby("standby_that_stops", kind, {**os.environ, "PYTHONPATH": path})
+        made.forks([kind], os.environ)
+        assert made.is_ready()
+        return made
+
+    return make
+
+
+def test_an_end_that_a_stopped_standby_does_not_tell_is_seen(stops: Any) -> None:
+    """The supervisor waited for its word for ever, and the run stood still."""
+    standby = stops("late")
+    rank = standby.start({"RANK": "0"})
+    wait_until(lambda: rank.poll() is not None)
+    assert rank.poll() == -9 and "says nothing any more" in standby.because and not standby.is_ready()
+    rank.wait()
+    standby.close()
+    assert not is_running(rank.pid)
+
+
+def test_a_stopped_standby_that_forks_nothing_has_a_successor(stops: Any) -> None:
+    said, made = list[str](), list[Standby]()
+
+    def cold(place: dict[str, str]) -> Any:
+        return "a process of its own"
+
+    def again() -> Standby:
+        made.append(stops("late"))
+        return made[-1]
+
+    first = stops("early")
+    first.has_forked = True  # ranks of a world before
+    starter = Starter(cold, first, said.append, again=again)
+    assert starter({"RANK": "0"}) == "a process of its own", "the one that waited for it"
+    assert len(made) == 1 and "another one imports torch" in said[0]
+    rank: Any = starter({"RANK": "1"})
+    assert rank.pid and starter.rung() == "standby"
+    starter.close()
+    wait_until(lambda: not is_running(rank.pid))
+
+
+def test_a_process_that_cannot_be_had_for_a_moment_is_tried_again_and_then_the_run_wants_to_be_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The error of the system ended a run as a defect, with code 1, when a rank was to be replaced."""
+    tried = list[int]()
+
+    def scarce(place: dict[str, str]) -> Any:
+        tried.append(1)
+        if len(tried) != 3:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return "a process"
+
+    starter = Starter(scarce, None, print)
+    assert starter({"RANK": "1"}) == "a process" and len(tried) == 3
+    monkeypatch.setattr(starting, "START_SECONDS", 0.0)
+    with pytest.raises(PacelineError, match="rank 1 of a run could not be started") as raised:
+        starter({"RANK": "1"})
+    assert raised.value.exit_code == 75
+
+
+def test_a_word_for_which_a_disk_has_no_room_and_a_survivor_without_a_descriptor_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = OneMachine(Starter(lambda place: pytest.fail("nobody is started"), None, print), {})
+    machine.word(tmp_path / "none", "abort")
+    control = Control(tmp_path)
+    with socket.socket(socket.AF_UNIX) as end:
+        end.connect(str(control.path))
+        Lines(end).send({"rank": 1, "generation": 2, "held": {}})
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                socket.socket, "accept", lambda self: (_ for _ in ()).throw(OSError(errno.EMFILE, "too many"))
+            )
+            assert not control.look(2)
+        assert list(control.look(2)) == [1]
+    control.close()
