@@ -36,13 +36,6 @@ class Seams(NamedTuple):
     numbers: list[int]  # of the document in its row, from 2 on; 0 of what fills the row
     labels: list[int]  # of the token before
 
-    def add(self, begin: int, length: int, number: int, label: int) -> None:
-        """Add a seam, the next one."""
-        self.begins.append(begin)
-        self.lengths.append(length)
-        self.numbers.append(number)
-        self.labels.append(label)
-
     def sew(self, labels: Array, documents: Array | None, first: int) -> None:
         """Put right the labels int64 of rows, of which `first` is the first, and their documents int32, all of them 1.
 
@@ -50,22 +43,20 @@ class Seams(NamedTuple):
         """
         rows, tokens = labels.shape
         begin = first * tokens
-        lowest, highest = bisect_left(self.begins, begin), bisect_left(self.begins, begin + rows * tokens)
-        if lowest == highest:
-            return
-        own, ignored, same = labels.reshape(-1).data, *_runs(tokens)
-        apart = None if documents is None else documents.reshape(-1).data
-        here = slice(lowest, highest)
-        seams = zip(self.begins[here], self.lengths[here], self.numbers[here], self.labels[here], strict=True)
-        for start, length, number, label in seams:
-            start -= begin
-            own[start - 1] = label
+        lowest = bisect_left(self.begins, begin)
+        here = slice(lowest, bisect_left(self.begins, begin + rows * tokens, lowest))
+        own, begins = labels.reshape(-1), self.begins[here]
+        for start, length, number, label in zip(
+            begins, self.lengths[here], self.numbers[here], self.labels[here], strict=True
+        ):
+            own[start - begin - 1] = label
             if not number:
-                own[start : start + length] = ignored[:length]
-            if apart is not None:
-                apart[start : start + length] = (same[number] if number < LOW_NUMBERS else _run(length, number))[
-                    :length
-                ]
+                own[start - begin : start - begin + length] = IGNORED
+        if documents is not None and begins:
+            there, same = documents.reshape(-1).data, _runs_of_documents(tokens)
+            for start, length, number in zip(begins, self.lengths[here], self.numbers[here], strict=True):
+                run = same[number] if number < LOW_NUMBERS else _run(length, number)
+                there[start - begin : start - begin + length] = run[:length]
 
 
 def _run(tokens: int, number: int) -> memoryview:
@@ -73,9 +64,9 @@ def _run(tokens: int, number: int) -> memoryview:
 
 
 @lru_cache(maxsize=2)
-def _runs(tokens: int) -> tuple[memoryview, list[memoryview]]:
-    """Return so many labels that are ignored, and as many tokens' documents of each low number."""
-    return np.full(tokens, IGNORED, dtype=np.int64).data, [_run(tokens, number) for number in range(LOW_NUMBERS)]
+def _runs_of_documents(tokens: int) -> list[memoryview]:
+    """Return so many tokens' documents of each low number."""
+    return [_run(tokens, number) for number in range(LOW_NUMBERS)]
 
 
 @lru_cache(maxsize=2)
@@ -213,40 +204,63 @@ class PackedSource(SourceOfSplit):
         seams = Seams([], [], [], [])
         rest = np.flatnonzero((lengths < seq_len) | ~is_whole)
         if len(rest):
-            self._lay_pieces(rows, rest, is_whole[rest], begins[rest], self.rows.firsts[ids[rest] + 1], seams)
+            lasts = self.rows.firsts[ids[rest] + 1]
+            seams = self._lay_pieces(rows, rest, is_whole[rest], begins[rest], lasts)
         return RowsAsTheyLie(tokens_and_labels(rows), seams, not self.cross_documents)
 
     def _lay_pieces(
-        self, rows: Array, places: Ints, has_first: npt.NDArray[np.bool_], firsts: Ints, lasts: Ints, seams: Seams
-    ) -> None:
-        """Lay the pieces firsts..lasts of each row at `places` of `rows`, and note where they meet.
+        self, rows: Array, places: Ints, has_first: npt.NDArray[np.bool_], firsts: Ints, lasts: Ints
+    ) -> Seams:
+        """Lay the pieces firsts..lasts of each row at `places` of `rows`, and return where they meet.
 
         Each piece is laid with the token after it, its last label; the next one lies over that. Rows that `has_first`
-        names begin with the first one already. Of the few pieces of a batch, loops over numbers take no longer than
-        numpy's calls.
+        names begin with the first one already.
         """
         assert rows.flags.c_contiguous, "rows are laid as one run of tokens"
-        counts, ends = lasts - firsts, np.cumsum(lasts - firsts)
+        size, seq_len, counts = rows.shape[1], self.items_per_sample, lasts - firsts
+        ends = np.cumsum(counts)
+        begins = ends - counts
         pieces = np.repeat(lasts - ends, counts) + np.arange(ends[-1])
         starts, lengths = self.rows.starts[pieces], self.rows.lengths[pieces]
-        spots = self._in_rows.spots(starts, starts + lengths + 1)
-        left = zip(starts.tolist(), lengths.tolist(), spots, strict=True)
-        there, here, size, seq_len = rows.reshape(-1).data, self._in_rows.memory, rows.shape[1], self.items_per_sample
-        for row, count, is_there in zip(places.tolist(), counts.tolist(), has_first.tolist(), strict=True):
-            at, end = row * size, row * size + seq_len
-            for number in range(1, count + 1):
-                start, length, spot = next(left)
-                if number > 1:
-                    seams.add(at - row, length, number, there[at])
-                if number > 1 or not is_there:
-                    if spot < 0:
-                        there[at : at + length + 1] = self._tokens[start : start + length + 1].astype(rows.dtype).data
-                    else:
-                        there[at : at + length + 1] = here[spot : spot + length + 1]
-                at += length
-            if at < end:
-                seams.add(at - row, end - at, 0, there[at])
-                rows[row, at - end + seq_len :] = 0
+        stops = np.cumsum(lengths)
+        at = stops - lengths
+        at += np.repeat(places * size - at[begins], counts)  # where each begins
+        stops = starts + lengths
+        if not has_first.all():
+            self._lay(rows, at[begins[~has_first]], starts[begins[~has_first]], stops[begins[~has_first]] + 1)
+        is_seam = np.ones(len(at), dtype=bool)
+        is_seam[begins] = False
+        seam = np.flatnonzero(is_seam)
+        labels = self._lay(rows, at[seam], starts[seam], stops[seam] + 1)
+        row, number = np.repeat(places, counts)[seam], seam - np.repeat(begins, counts - 1) + 1
+        found = np.stack([at[seam] - row, lengths[seam], number, np.array(labels, dtype=np.int64)])
+        after = at[ends - 1] + lengths[ends - 1]
+        short = np.flatnonzero(after - places * size < seq_len)
+        if not len(short):
+            return Seams(*found.tolist())
+        after, row = after[short], places[short]
+        filling = np.stack([after - row, (row + 1) * size - 1 - after, np.zeros_like(row), rows.reshape(-1)[after]])
+        for where, tokens in zip(row.tolist(), (after - row * size).tolist(), strict=True):
+            rows[where, tokens:] = 0
+        found = np.concatenate([found, filling], axis=1)
+        return Seams(*found[:, np.argsort(found[0])].tolist())
+
+    def _lay(self, rows: Array, places: Ints, starts: Ints, stops: Ints) -> list[int]:
+        """Copy the tokens starts..stops of each run to its place of the flattened rows; return what lay there before.
+
+        A run may lie over the end of the one before. Views of memory copy them: of a few short runs, slices of arrays
+        take twice as long.
+        """
+        there, here, found = rows.reshape(-1).data, self._in_rows.memory, list[int]()
+        spots = self._in_rows.spots(starts, stops)
+        runs = zip(places.tolist(), spots, starts.tolist(), (stops - starts).tolist(), strict=True)
+        for place, spot, start, length in runs:
+            found.append(there[place])
+            if spot < 0:
+                there[place : place + length] = self._tokens[start : start + length].astype(rows.dtype).data
+            else:
+                there[place : place + length] = here[spot : spot + length]
+        return found
 
     def _laid_by_place(self, ids: npt.NDArray[Any]) -> RowsAsTheyLie:
         """Return the rows, all their places at once: where pieces are short that is quicker than one by one."""
