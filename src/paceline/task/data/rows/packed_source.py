@@ -28,35 +28,20 @@ Array = npt.NDArray[Any]
 
 
 class Seams(NamedTuple):
-    """Where in packed rows another run begins than the first document of its row, in the order of the flattened rows:
-    another document, or what fills the row. The label of the token before a seam is not the token that lies there."""
+    """Where runs begin in packed rows, in the order of the flattened rows. The label of the token before a run is not
+    the token that lies there."""
 
     begins: list[int]
     lengths: list[int]
-    numbers: list[int]  # of the document in its row, from 2 on; 0 of what fills the row
+    numbers: list[int]  # of the run's document in its row; 0 of what fills the row
     labels: list[int]  # of the token before
 
-    def sew(self, labels: Array, documents: Array | None, first: int) -> None:
-        """Put right the labels int64 of rows, of which `first` is the first, and their documents int32, all of them 1.
+    def among(self, first: int, last: int) -> range:
+        """Return the places in these lists of those among the flattened tokens first..last."""
+        return range(bisect_left(self.begins, first), bisect_left(self.begins, last))
 
-        Runs of one number are copied from memory: that takes a third of an assignment.
-        """
-        rows, tokens = labels.shape
-        begin = first * tokens
-        lowest = bisect_left(self.begins, begin)
-        here = slice(lowest, bisect_left(self.begins, begin + rows * tokens, lowest))
-        own, begins = labels.reshape(-1), self.begins[here]
-        for start, length, number, label in zip(
-            begins, self.lengths[here], self.numbers[here], self.labels[here], strict=True
-        ):
-            own[start - begin - 1] = label
-            if not number:
-                own[start - begin : start - begin + length] = IGNORED
-        if documents is not None and begins:
-            there, same = documents.reshape(-1).data, _runs_of_documents(tokens)
-            for start, length, number in zip(begins, self.lengths[here], self.numbers[here], strict=True):
-                run = same[number] if number < LOW_NUMBERS else _run(length, number)
-                there[start - begin : start - begin + length] = run[:length]
+
+NO_SEAMS = Seams([], [], [], [])
 
 
 def _run(tokens: int, number: int) -> memoryview:
@@ -86,22 +71,46 @@ class RowsAsTheyLie:
     """
 
     both: Array
-    seams: Seams
+    seams: Seams  # of other documents than the first of their row
+    fillings: Seams  # of what fills a row, at its end
     is_apart: bool  # whether documents are told
     documents: Array | None = None
     counts: Array | None = None  # which labels count, where not all of them do
 
     def batch(self, first: int, last: int) -> tuple[Array, Array, Array | None]:
         """Return tokens and labels, int64, and documents, int32, of the rows first..last; None where they mix."""
-        both, documents = self.both[:, first:last].astype(np.int64, order="C"), None
+        both = self.both[:, first:last].astype(np.int64, order="C")
         tokens, labels = both[0], both[1]
-        if self.is_apart:
-            known = self.documents
-            documents = _first_documents(last - first, labels.shape[1]).copy() if known is None else known[first:last]
-        self.seams.sew(labels, documents if self.documents is None else None, first)
+        size, flat = labels.shape[1], labels.reshape(-1)
+        begin, end = first * size, last * size
+        begins, before = self.seams.begins, self.seams.labels
+        for at in self.seams.among(begin, end):
+            flat[begins[at] - begin - 1] = before[at]
+        begins, lengths, _, before = self.fillings
+        for at in self.fillings.among(begin, end):
+            start = begins[at] - begin
+            flat[start - 1] = before[at]
+            flat[start : start + lengths[at]] = IGNORED
         if self.counts is not None:
             labels[~self.counts[first:last]] = IGNORED
-        return tokens, labels, documents
+        return tokens, labels, self._documents(first, last) if self.is_apart else None
+
+    def _documents(self, first: int, last: int) -> Array:
+        """Return the documents of the rows first..last, int32.
+
+        Runs of one number are copied from memory: that takes a third of an assignment.
+        """
+        if self.documents is not None:
+            return self.documents[first:last].copy()
+        tokens = self.both.shape[2]
+        found, begin, end = _first_documents(last - first, tokens).copy(), first * tokens, last * tokens
+        there, same = found.reshape(-1).data, _runs_of_documents(tokens)
+        for part in (self.seams, self.fillings):
+            for at in part.among(begin, end):
+                start, length, number = part.begins[at] - begin, part.lengths[at], part.numbers[at]
+                run = same[number] if number < LOW_NUMBERS else _run(length, number)
+                there[start : start + length] = run[:length]
+        return found
 
     def told_documents(self) -> Array:
         """Return the documents of all rows."""
@@ -170,7 +179,7 @@ class PackedSource(SourceOfSplit):
         tokens, labels, documents = gathered.batch(first, last)
         batch = {"tokens": torch.from_numpy(tokens), "labels": torch.from_numpy(labels)}
         if documents is not None:
-            batch["documents"] = torch.from_numpy(documents if gathered.documents is None else documents.copy())
+            batch["documents"] = torch.from_numpy(documents)
         return batch
 
     def joined(self, parts: Sequence[RowsAsTheyLie], places: Sequence[Ints]) -> RowsAsTheyLie:
@@ -185,6 +194,7 @@ class PackedSource(SourceOfSplit):
         return RowsAsTheyLie(
             rows_at([part.both for part in parts], places),
             _joined_seams([part.seams for part in parts], places, self.items_per_sample),
+            _joined_seams([part.fillings for part in parts], places, self.items_per_sample),
             parts[0].is_apart,
             rows_at([part.told_documents() for part in parts], places) if are_told else None,
             rows_at(counts, places) if counts else None,
@@ -201,17 +211,17 @@ class PackedSource(SourceOfSplit):
         starts, lengths = self.rows.starts[begins], self.rows.lengths[begins]
         # To leave out here what is laid anew takes longer than copying it in vain.
         rows, is_whole = self._in_rows.rows_from(starts, starts + lengths + 1, seq_len + 1)
-        seams = Seams([], [], [], [])
+        seams = fillings = NO_SEAMS
         rest = np.flatnonzero((lengths < seq_len) | ~is_whole)
         if len(rest):
             lasts = self.rows.firsts[ids[rest] + 1]
-            seams = self._lay_pieces(rows, rest, is_whole[rest], begins[rest], lasts)
-        return RowsAsTheyLie(tokens_and_labels(rows), seams, not self.cross_documents)
+            seams, fillings = self._lay_pieces(rows, rest, is_whole[rest], begins[rest], lasts)
+        return RowsAsTheyLie(tokens_and_labels(rows), seams, fillings, not self.cross_documents)
 
     def _lay_pieces(
         self, rows: Array, places: Ints, has_first: npt.NDArray[np.bool_], firsts: Ints, lasts: Ints
-    ) -> Seams:
-        """Lay the pieces firsts..lasts of each row at `places` of `rows`, and return where they meet.
+    ) -> tuple[Seams, Seams]:
+        """Lay the pieces firsts..lasts of each row at `places` of `rows`; return where they meet, and what fills rows.
 
         Each piece is laid with the token after it, its last label; the next one lies over that. Rows that `has_first`
         names begin with the first one already.
@@ -231,19 +241,18 @@ class PackedSource(SourceOfSplit):
         is_seam = np.ones(len(at), dtype=bool)
         is_seam[begins] = False
         seam = np.flatnonzero(is_seam)
+        begins_in_rows = at - np.repeat(places, counts)  # a row of labels is one shorter than what is laid here
+        number = seam - np.repeat(begins, counts - 1) + 1
         labels = self._lay(rows, at[seam], starts[seam], stops[seam] + 1)
-        row, number = np.repeat(places, counts)[seam], seam - np.repeat(begins, counts - 1) + 1
-        found = np.stack([at[seam] - row, lengths[seam], number, np.array(labels, dtype=np.int64)])
+        seams = Seams(begins_in_rows[seam].tolist(), lengths[seam].tolist(), number.tolist(), labels)
         after = at[ends - 1] + lengths[ends - 1]
         short = np.flatnonzero(after - places * size < seq_len)
-        if not len(short):
-            return Seams(*found.tolist())
         after, row = after[short], places[short]
-        filling = np.stack([after - row, (row + 1) * size - 1 - after, np.zeros_like(row), rows.reshape(-1)[after]])
-        for where, tokens in zip(row.tolist(), (after - row * size).tolist(), strict=True):
-            rows[where, tokens:] = 0
-        found = np.concatenate([found, filling], axis=1)
-        return Seams(*found[:, np.argsort(found[0])].tolist())
+        missing = (row + 1) * size - 1 - after
+        fillings = Seams((after - row).tolist(), missing.tolist(), [0] * len(short), rows.reshape(-1)[after].tolist())
+        for where, tokens in zip(row.tolist(), missing.tolist(), strict=True):
+            rows[where, seq_len - tokens :] = 0
+        return seams, fillings
 
     def _lay(self, rows: Array, places: Ints, starts: Ints, stops: Ints) -> list[int]:
         """Copy the tokens starts..stops of each run to its place of the flattened rows; return what lay there before.
@@ -252,12 +261,12 @@ class PackedSource(SourceOfSplit):
         take twice as long.
         """
         there, here, found = rows.reshape(-1).data, self._in_rows.memory, list[int]()
-        spots = self._in_rows.spots(starts, stops)
-        runs = zip(places.tolist(), spots, starts.tolist(), (stops - starts).tolist(), strict=True)
-        for place, spot, start, length in runs:
+        runs = zip(places.tolist(), self._in_rows.spots(starts, stops), (stops - starts).tolist(), strict=True)
+        for number, (place, spot, length) in enumerate(runs):
             found.append(there[place])
             if spot < 0:
-                there[place : place + length] = self._tokens[start : start + length].astype(rows.dtype).data
+                run = self._tokens[int(starts[number]) : int(stops[number])]
+                there[place : place + length] = run.astype(rows.dtype).data
             else:
                 there[place : place + length] = here[spot : spot + length]
         return found
@@ -290,6 +299,7 @@ class PackedSource(SourceOfSplit):
         begins = short * seq_len + filled[short]
         return RowsAsTheyLie(
             both,
+            NO_SEAMS,
             Seams(
                 begins.tolist(),
                 (seq_len - filled[short]).tolist(),
