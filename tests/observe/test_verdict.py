@@ -47,16 +47,16 @@ class SlowText(PaddedText):
 
     def __init__(self, slow_rank: int, every: int = 1) -> None:
         self._slow_rank, self._every, self._reads = slow_rank, every, 0
-        self._read_at = time.perf_counter()
+        self._read_at: float | None = None  # the first read has nothing to be slower than
 
     def read(self, ids: np.ndarray, positions: np.ndarray | None = None) -> dict[str, torch.Tensor]:
         """Return the rows, late."""
         self._reads += 1
         is_slow = dist.get_rank() == self._slow_rank and self._reads % self._every == 0
-        if is_slow:
+        if is_slow and self._read_at is not None:
             time.sleep(TIMES * (time.perf_counter() - self._read_at))  # what is slow, and no synchronisation
         found = super().read(ids, positions)
-        if is_slow:
+        if is_slow or self._read_at is None:
             self._read_at = time.perf_counter()
         return found
 
@@ -106,6 +106,7 @@ def _train(run_dir: str, kind: str) -> None:
     run = RunSpec(
         checkpoint_every=Amount(1, "steps") if kind == "checkpoint" else None,
         evaluate_every=Amount(1, "steps") if kind == "evaluation" else None,
+        evaluate_samples=BATCH,
         faults=faults if kind == "straggler" else FaultPlan(),
     )
     brief = Brief(plan, STEPS, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())

@@ -244,7 +244,7 @@ class PerEpoch:
 
 
 @pytest.mark.parametrize("kind", ["plain", "packed", "bucketed", "mixed"])
-@settings(max_examples=5, deadline=None, phases=QUICKLY)
+@settings(max_examples=3, deadline=None, phases=QUICKLY)
 @given(schedule=schedules, drawn=st.data())
 def test_a_resume_where_an_epoch_ends_reads_the_undisturbed_batches(
     kind: str, schedule: list[Generation], drawn: st.DataObject, splits: list[TokenSplit]

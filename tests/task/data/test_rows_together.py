@@ -188,7 +188,7 @@ def test_what_is_wrong_with_a_row_is_said_by_its_own_step(folder: Path, tmp_path
             found = rows.at(step, np.array([0]), 1)
             assert found.positions.tolist() == [step]
             assert np.array_equal(found.ids, ids_at(source, SEED, found.positions))
-            if found.held is None:
+            if found.gathered is None:
                 source.read(found.ids)
         except DamagedData:
             told.append(step)

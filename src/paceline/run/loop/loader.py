@@ -201,7 +201,7 @@ class BatchStream:
             return None
         with self._lock:
             rows = [self._together.at(position, offsets, samples) for position, _ in calls]
-        if any(each.held is None for each in rows):
+        if any(each.gathered is None for each in rows):
             return None
         return [partial(self._made, own, parts, *call, samples) for own, call in zip(rows, calls, strict=True)]
 
@@ -242,7 +242,7 @@ class BatchStream:
         positions = batch.position + (places[own.start : own.stop] if own else places[:1])
         ids = self.ids_of(positions)
         parts = split_rows(range(len(own)), plan.accumulation)
-        rows = StepRows(ids, positions, None)
+        rows = StepRows(ids, positions)
         micro_batches = tuple(self._read(rows, part, batch.step) for part in parts)
         return moved(dataclasses.replace(batch, micro_batches=micro_batches), self.on_device)
 
@@ -253,13 +253,15 @@ class BatchStream:
 
     def _read(self, rows: StepRows, part: range, step: int) -> MicroBatch:
         """Return a part of a rank's rows in a step, read now where they were not gathered already."""
-        ids, places, held = rows
-        counts = len(part) > 0
-        taken = slice(part.start, part.stop) if counts else slice(0, 1)
-        if len(part) < len(ids):
-            ids, places = ids[taken], places[taken]
-        if held is not None:
-            data = held.batch(taken)
+        ids, places, gathered, _ = rows
+        start, stop = part.start, part.stop
+        counts = stop > start
+        if not counts:
+            start, stop = 0, 1
+        if stop - start < len(ids):
+            ids, places = ids[start:stop], places[start:stop]
+        if gathered is not None:
+            data = self._together.batch(rows, start, stop)
         else:
             read = self.source.read if self.finishing is None else self.finishing.read_unfinished
             data = read(ids, places)

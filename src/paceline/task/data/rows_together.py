@@ -7,6 +7,7 @@ int64 of several steps would be more than a core's cache holds, and take longer 
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -22,27 +23,16 @@ MOST_ITEMS = 2**19  # tokens that are gathered at once: of half as many shards t
 Ints = npt.NDArray[np.int64]
 
 
-class HeldRows(NamedTuple):
-    """A step's rows among those that were gathered with them: from row `first` on."""
-
-    source: GathersRows
-    gathered: object
-    first: int
-
-    def batch(self, taken: slice) -> Any:
-        """Return a slice of the step's rows as a batch."""
-        return self.source.batch(self.gathered, self.first + taken.start, self.first + taken.stop)
-
-
 class StepRows(NamedTuple):
     """The rows of a step: their ids, their positions, and what was gathered of them with those of other steps.
 
-    `held` is None of rows that are to be read by themselves.
+    `gathered` is None of rows that are to be read by themselves; else they are its rows from `first` on.
     """
 
     ids: Ints
     positions: Ints
-    held: HeldRows | None
+    gathered: object = None
+    first: int = 0
 
 
 class RowsTogether:
@@ -69,7 +59,7 @@ class RowsTogether:
         positions, rows = offsets + position, len(offsets)
         ids = self._ids.at(positions, samples)
         if 2 * rows > self._most_rows or not self._gather(self._ids.known(self._most_rows // rows), positions, samples):
-            return StepRows(ids, positions, None)
+            return StepRows(ids, positions)
         self._first, self._offsets, self._samples = position, offsets, samples
         return self._known[0]
 
@@ -84,6 +74,9 @@ class RowsTogether:
         except DataError:
             return False
         places = positions + samples * np.arange(steps, dtype=np.int64)[:, None]
-        held = [HeldRows(self._source, gathered, step * rows) for step in range(steps)]
-        self._known = list(map(StepRows, ids, places, held))
+        self._known = list(map(StepRows, ids, places, repeat(gathered), range(0, steps * rows, rows)))
         return True
+
+    def batch(self, rows: StepRows, start: int, stop: int) -> Any:
+        """Return rows start..stop of a step whose rows are gathered as a batch."""
+        return self._source.batch(rows.gathered, rows.first + start, rows.first + stop)

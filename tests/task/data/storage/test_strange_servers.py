@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import functools
+import gzip
 import http.server
+import io
 import json
 import os
+import tarfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import torch
+from PIL import Image
 
 from paceline.errors import DataError
 from paceline.spec.task import DataSpec
 from paceline.task.data.prepare.prepare import prepare
-from paceline.task.data.source import open_sources
+from paceline.task.data.source import is_text, open_sources
 from paceline.task.data.sources.cache import open_corpus
 from paceline.task.data.sources.documents import read_documents
 from paceline.task.data.sources.files import list_files
@@ -170,3 +177,42 @@ def test_a_server_that_falls_silent_is_asked_again(monkeypatch: pytest.MonkeyPat
         files = RemoteFiles(f"{url}/silent", notices, QUICK)
         assert files.read(files.url, 100, 5000) == CONTENT[100:5000]
         assert notices.total(f"{url}/silent was read again") == 2
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet", "a.csv", "a.tar"])
+def test_a_link_that_is_signed_is_of_the_kind_that_its_path_says(tmp_path: Path, name: str) -> None:
+    """Lines of JSON behind such a link were taken for one text, in silence."""
+    served, lines = tmp_path / "served", [{"text": f"text {n}", "label": "ab"[n % 2]} for n in range(40)]
+    served.mkdir()
+    if name == "a.parquet":
+        pq.write_table(pa.Table.from_pylist(lines), served / name)
+    elif name == "a.csv":
+        (served / name).write_text("text,label\n" + "".join(f"{line['text']},{line['label']}\n" for line in lines))
+    elif name == "a.tar":
+        write_tar(served / name)
+    else:
+        content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+        (served / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    with serving(functools.partial(Plain, directory=str(served))) as url:
+        found = []
+        for source in (str(served / name), f"{url}/{name}?X-Signature=a/b.bin&expires=9#top"):
+            data = DataSpec(
+                source, seq_len=16, validation_fraction=0.0, cache_dir=str(tmp_path / "cache"), image_size=8
+            )
+            train, held_out = open_sources(data, 3)
+            found.append((train.samples, train.read(np.arange(4))))
+            assert held_out is None
+            assert not is_text(source) or "?" not in list_files(data).name
+        assert found[0][0] == found[1][0]
+        assert found[0][1].keys() == found[1][1].keys()
+        assert all(torch.equal(found[0][1][key], found[1][1][key]) for key in found[0][1])
+
+
+def write_tar(path: Path) -> None:
+    with tarfile.open(path, "w") as tar:
+        for number in range(6):
+            content = io.BytesIO()
+            Image.fromarray(np.full((9, 9, 3), number * 20, dtype=np.uint8)).save(content, "PNG")
+            entry = tarfile.TarInfo(f"{'ab'[number % 2]}/{number}.png")
+            entry.size = len(content.getvalue())
+            tar.addfile(entry, io.BytesIO(content.getvalue()))

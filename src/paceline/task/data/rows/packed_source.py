@@ -28,44 +28,20 @@ Array = npt.NDArray[Any]
 
 
 class Seams(NamedTuple):
-    """Where in packed rows another run begins than the first document of its row, in the order of the flattened rows:
-    another document, or what fills the row. The label of the token before a seam is not the token that lies there."""
+    """Where runs begin in packed rows, in the order of the flattened rows. The label of the token before a run is not
+    the token that lies there."""
 
     begins: list[int]
     lengths: list[int]
-    numbers: list[int]  # of the document in its row, from 2 on; 0 of what fills the row
+    numbers: list[int]  # of the run's document in its row; 0 of what fills the row
     labels: list[int]  # of the token before
 
-    def add(self, begin: int, length: int, number: int, label: int) -> None:
-        """Add a seam, the next one."""
-        self.begins.append(begin)
-        self.lengths.append(length)
-        self.numbers.append(number)
-        self.labels.append(label)
+    def among(self, first: int, last: int) -> range:
+        """Return the places in these lists of those among the flattened tokens first..last."""
+        return range(bisect_left(self.begins, first), bisect_left(self.begins, last))
 
-    def sew(self, labels: Array, documents: Array | None, first: int) -> None:
-        """Put right the labels int64 of rows, of which `first` is the first, and their documents int32, all of them 1.
 
-        Runs of one number are copied from memory: that takes a third of an assignment.
-        """
-        rows, tokens = labels.shape
-        begin = first * tokens
-        lowest, highest = bisect_left(self.begins, begin), bisect_left(self.begins, begin + rows * tokens)
-        if lowest == highest:
-            return
-        own, ignored, same = labels.reshape(-1).data, *_runs(tokens)
-        apart = None if documents is None else documents.reshape(-1).data
-        here = slice(lowest, highest)
-        seams = zip(self.begins[here], self.lengths[here], self.numbers[here], self.labels[here], strict=True)
-        for start, length, number, label in seams:
-            start -= begin
-            own[start - 1] = label
-            if not number:
-                own[start : start + length] = ignored[:length]
-            if apart is not None:
-                apart[start : start + length] = (same[number] if number < LOW_NUMBERS else _run(length, number))[
-                    :length
-                ]
+NO_SEAMS = Seams([], [], [], [])
 
 
 def _run(tokens: int, number: int) -> memoryview:
@@ -73,9 +49,9 @@ def _run(tokens: int, number: int) -> memoryview:
 
 
 @lru_cache(maxsize=2)
-def _runs(tokens: int) -> tuple[memoryview, list[memoryview]]:
-    """Return so many labels that are ignored, and as many tokens' documents of each low number."""
-    return np.full(tokens, IGNORED, dtype=np.int64).data, [_run(tokens, number) for number in range(LOW_NUMBERS)]
+def _runs_of_documents(tokens: int) -> list[memoryview]:
+    """Return so many tokens' documents of each low number."""
+    return [_run(tokens, number) for number in range(LOW_NUMBERS)]
 
 
 @lru_cache(maxsize=2)
@@ -95,22 +71,46 @@ class RowsAsTheyLie:
     """
 
     both: Array
-    seams: Seams
+    seams: Seams  # of other documents than the first of their row
+    fillings: Seams  # of what fills a row, at its end
     is_apart: bool  # whether documents are told
     documents: Array | None = None
     counts: Array | None = None  # which labels count, where not all of them do
 
     def batch(self, first: int, last: int) -> tuple[Array, Array, Array | None]:
         """Return tokens and labels, int64, and documents, int32, of the rows first..last; None where they mix."""
-        both, documents = self.both[:, first:last].astype(np.int64, order="C"), None
+        both = self.both[:, first:last].astype(np.int64, order="C")
         tokens, labels = both[0], both[1]
-        if self.is_apart:
-            known = self.documents
-            documents = _first_documents(last - first, labels.shape[1]).copy() if known is None else known[first:last]
-        self.seams.sew(labels, documents if self.documents is None else None, first)
+        size, flat = labels.shape[1], labels.reshape(-1)
+        begin, end = first * size, last * size
+        begins, before = self.seams.begins, self.seams.labels
+        for at in self.seams.among(begin, end):
+            flat[begins[at] - begin - 1] = before[at]
+        begins, lengths, _, before = self.fillings
+        for at in self.fillings.among(begin, end):
+            start = begins[at] - begin
+            flat[start - 1] = before[at]
+            flat[start : start + lengths[at]] = IGNORED
         if self.counts is not None:
             labels[~self.counts[first:last]] = IGNORED
-        return tokens, labels, documents
+        return tokens, labels, self._documents(first, last) if self.is_apart else None
+
+    def _documents(self, first: int, last: int) -> Array:
+        """Return the documents of the rows first..last, int32.
+
+        Runs of one number are copied from memory: that takes a third of an assignment.
+        """
+        if self.documents is not None:
+            return self.documents[first:last].copy()
+        tokens = self.both.shape[2]
+        found, begin, end = _first_documents(last - first, tokens).copy(), first * tokens, last * tokens
+        there, same = found.reshape(-1).data, _runs_of_documents(tokens)
+        for part in (self.seams, self.fillings):
+            for at in part.among(begin, end):
+                start, length, number = part.begins[at] - begin, part.lengths[at], part.numbers[at]
+                run = same[number] if number < LOW_NUMBERS else _run(length, number)
+                there[start : start + length] = run[:length]
+        return found
 
     def told_documents(self) -> Array:
         """Return the documents of all rows."""
@@ -179,7 +179,7 @@ class PackedSource(SourceOfSplit):
         tokens, labels, documents = gathered.batch(first, last)
         batch = {"tokens": torch.from_numpy(tokens), "labels": torch.from_numpy(labels)}
         if documents is not None:
-            batch["documents"] = torch.from_numpy(documents if gathered.documents is None else documents.copy())
+            batch["documents"] = torch.from_numpy(documents)
         return batch
 
     def joined(self, parts: Sequence[RowsAsTheyLie], places: Sequence[Ints]) -> RowsAsTheyLie:
@@ -194,6 +194,7 @@ class PackedSource(SourceOfSplit):
         return RowsAsTheyLie(
             rows_at([part.both for part in parts], places),
             _joined_seams([part.seams for part in parts], places, self.items_per_sample),
+            _joined_seams([part.fillings for part in parts], places, self.items_per_sample),
             parts[0].is_apart,
             rows_at([part.told_documents() for part in parts], places) if are_told else None,
             rows_at(counts, places) if counts else None,
@@ -210,43 +211,65 @@ class PackedSource(SourceOfSplit):
         starts, lengths = self.rows.starts[begins], self.rows.lengths[begins]
         # To leave out here what is laid anew takes longer than copying it in vain.
         rows, is_whole = self._in_rows.rows_from(starts, starts + lengths + 1, seq_len + 1)
-        seams = Seams([], [], [], [])
+        seams = fillings = NO_SEAMS
         rest = np.flatnonzero((lengths < seq_len) | ~is_whole)
         if len(rest):
-            self._lay_pieces(rows, rest, is_whole[rest], begins[rest], self.rows.firsts[ids[rest] + 1], seams)
-        return RowsAsTheyLie(tokens_and_labels(rows), seams, not self.cross_documents)
+            lasts = self.rows.firsts[ids[rest] + 1]
+            seams, fillings = self._lay_pieces(rows, rest, is_whole[rest], begins[rest], lasts)
+        return RowsAsTheyLie(tokens_and_labels(rows), seams, fillings, not self.cross_documents)
 
     def _lay_pieces(
-        self, rows: Array, places: Ints, has_first: npt.NDArray[np.bool_], firsts: Ints, lasts: Ints, seams: Seams
-    ) -> None:
-        """Lay the pieces firsts..lasts of each row at `places` of `rows`, and note where they meet.
+        self, rows: Array, places: Ints, has_first: npt.NDArray[np.bool_], firsts: Ints, lasts: Ints
+    ) -> tuple[Seams, Seams]:
+        """Lay the pieces firsts..lasts of each row at `places` of `rows`; return where they meet, and what fills rows.
 
         Each piece is laid with the token after it, its last label; the next one lies over that. Rows that `has_first`
-        names begin with the first one already. Of the few pieces of a batch, loops over numbers take no longer than
-        numpy's calls.
+        names begin with the first one already.
         """
         assert rows.flags.c_contiguous, "rows are laid as one run of tokens"
-        counts, ends = lasts - firsts, np.cumsum(lasts - firsts)
+        size, seq_len, counts = rows.shape[1], self.items_per_sample, lasts - firsts
+        ends = np.cumsum(counts)
+        begins = ends - counts
         pieces = np.repeat(lasts - ends, counts) + np.arange(ends[-1])
         starts, lengths = self.rows.starts[pieces], self.rows.lengths[pieces]
-        spots = self._in_rows.spots(starts, starts + lengths + 1)
-        left = zip(starts.tolist(), lengths.tolist(), spots, strict=True)
-        there, here, size, seq_len = rows.reshape(-1).data, self._in_rows.memory, rows.shape[1], self.items_per_sample
-        for row, count, is_there in zip(places.tolist(), counts.tolist(), has_first.tolist(), strict=True):
-            at, end = row * size, row * size + seq_len
-            for number in range(1, count + 1):
-                start, length, spot = next(left)
-                if number > 1:
-                    seams.add(at - row, length, number, there[at])
-                if number > 1 or not is_there:
-                    if spot < 0:
-                        there[at : at + length + 1] = self._tokens[start : start + length + 1].astype(rows.dtype).data
-                    else:
-                        there[at : at + length + 1] = here[spot : spot + length + 1]
-                at += length
-            if at < end:
-                seams.add(at - row, end - at, 0, there[at])
-                rows[row, at - end + seq_len :] = 0
+        stops = np.cumsum(lengths)
+        at = stops - lengths
+        at += np.repeat(places * size - at[begins], counts)  # where each begins
+        stops = starts + lengths
+        if not has_first.all():
+            self._lay(rows, at[begins[~has_first]], starts[begins[~has_first]], stops[begins[~has_first]] + 1)
+        is_seam = np.ones(len(at), dtype=bool)
+        is_seam[begins] = False
+        seam = np.flatnonzero(is_seam)
+        begins_in_rows = at - np.repeat(places, counts)  # a row of labels is one shorter than what is laid here
+        number = seam - np.repeat(begins, counts - 1) + 1
+        labels = self._lay(rows, at[seam], starts[seam], stops[seam] + 1)
+        seams = Seams(begins_in_rows[seam].tolist(), lengths[seam].tolist(), number.tolist(), labels)
+        after = at[ends - 1] + lengths[ends - 1]
+        short = np.flatnonzero(after - places * size < seq_len)
+        after, row = after[short], places[short]
+        missing = (row + 1) * size - 1 - after
+        fillings = Seams((after - row).tolist(), missing.tolist(), [0] * len(short), rows.reshape(-1)[after].tolist())
+        for where, tokens in zip(row.tolist(), missing.tolist(), strict=True):
+            rows[where, seq_len - tokens :] = 0
+        return seams, fillings
+
+    def _lay(self, rows: Array, places: Ints, starts: Ints, stops: Ints) -> list[int]:
+        """Copy the tokens starts..stops of each run to its place of the flattened rows; return what lay there before.
+
+        A run may lie over the end of the one before. Views of memory copy them: of a few short runs, slices of arrays
+        take twice as long.
+        """
+        there, here, found = rows.reshape(-1).data, self._in_rows.memory, list[int]()
+        runs = zip(places.tolist(), self._in_rows.spots(starts, stops), (stops - starts).tolist(), strict=True)
+        for number, (place, spot, length) in enumerate(runs):
+            found.append(there[place])
+            if spot < 0:
+                run = self._tokens[int(starts[number]) : int(stops[number])]
+                there[place : place + length] = run.astype(rows.dtype).data
+            else:
+                there[place : place + length] = here[spot : spot + length]
+        return found
 
     def _laid_by_place(self, ids: npt.NDArray[np.int64]) -> RowsAsTheyLie:
         """Return the rows, all their places at once: where pieces are short that is quicker than one by one."""
@@ -276,6 +299,7 @@ class PackedSource(SourceOfSplit):
         begins = short * seq_len + filled[short]
         return RowsAsTheyLie(
             both,
+            NO_SEAMS,
             Seams(
                 begins.tolist(),
                 (seq_len - filled[short]).tolist(),

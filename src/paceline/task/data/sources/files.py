@@ -23,7 +23,7 @@ from paceline.task.data.sources.listing import (
     is_cache,
     unpacked_name,
 )
-from paceline.task.data.storage.remote import RemoteFile, RemoteFiles, is_remote
+from paceline.task.data.storage.remote import RemoteFile, RemoteFiles, is_remote, name_of
 
 NAMED_SOURCES = ("stdlib", "digits")
 TEXT_SUFFIXES = frozenset(
@@ -149,7 +149,7 @@ def _list_folder(data: DataSpec, root: Path, kinds: Collection[str]) -> CorpusFi
 
 
 def _list_remote(data: DataSpec, url: str, kinds: Collection[str]) -> CorpusFiles:
-    files, name = RemoteFiles(url), url.rstrip("/").rpartition("/")[2]
+    files, name = RemoteFiles(url), name_of(url)
     if kind_of(name) or not files.is_folder():
         return CorpusFiles(f"text in {name}", (_remote(files.file()),), "file", name=name)
     return _chosen(data, [_remote(file) for file in files.below()], name, kinds, {})

@@ -9,7 +9,7 @@ from paceline.errors import DataError
 from paceline.spec.import_paths import names_object, scheme_of
 from paceline.task.data.listed_once import listed
 from paceline.task.data.sources.files import is_about_data, kind_of
-from paceline.task.data.storage.remote import RemoteFiles, is_remote
+from paceline.task.data.storage.remote import RemoteFiles, is_remote, name_of
 
 TOKEN_KINDS = ("shards", "megatron")  # of sources whose tokens are made already
 TABLE_KINDS = ("csv", "tsv", "json")  # of a file or a folder that is a table whatever is in it
@@ -38,13 +38,14 @@ def kind_of_source(source: str) -> tuple[str, str]:
 
 
 def _kind_of_remote(url: str) -> str:
-    if url.endswith((".idx", ".bin")):
+    name = name_of(url)
+    if name.endswith((".idx", ".bin")):
         return "megatron"
-    if url.endswith(".tar"):
+    if name.endswith(".tar"):
         return "images"
-    if kind_of(url) in TABLE_KINDS:
+    if kind_of(name) in TABLE_KINDS:
         return "table"
-    if Path(url).suffix:
+    if Path(name).suffix:
         return "text"
     from paceline.task.data.sources.shards.folder import INDEX  # with readers of tokens, which few sources are
     from paceline.task.data.storage.bytes import beside

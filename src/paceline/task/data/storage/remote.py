@@ -28,6 +28,14 @@ def is_remote(path: str) -> bool:
     return bool(found) and scheme.replace("+", "").replace("-", "").isalnum()
 
 
+def name_of(url: str) -> str:
+    """Return the last part of a URL's path: what a file is called. What a web server is asked with, such as the
+    signature of a link that was made for a while, is no part of it."""
+    if url.partition("://")[0] in ("http", "https"):
+        url = url.partition("#")[0].partition("?")[0]
+    return url.rstrip("/").rpartition("/")[2]
+
+
 def _options(url: str) -> dict[str, Any]:
     """Return what a storage is opened with: of a web server silence is an error, and a slow answer is none."""
     if url.partition("://")[0] not in ("http", "https"):
@@ -75,7 +83,7 @@ class RemoteFiles:
                 self._files.invalidate_cache(self._path(url))
             return dict(self._files.info(self._path(url)))
 
-        return self._file(url, name or url.rstrip("/").rpartition("/")[2], self.retries.run(url, once, self.notices))
+        return self._file(url, name or name_of(url), self.retries.run(url, once, self.notices))
 
     def exists(self, url: str) -> bool:
         """Return whether there is a file of this URL."""

@@ -14,7 +14,7 @@ from paceline.task.data.sources.files import NOT_READ, skipped_files, walk_files
 from paceline.task.data.sources.listing import SPLIT_NAMES, Skipped
 from paceline.task.data.sources.named import IMAGE_SUFFIXES
 from paceline.task.data.storage.bytes import ByteFile, Storage
-from paceline.task.data.storage.remote import is_remote
+from paceline.task.data.storage.remote import is_remote, name_of
 from paceline.task.data.storage.watch import State, state_of
 
 MOST_CLASSES = 2**20  # a number above it is an id or a time, and no class
@@ -53,7 +53,7 @@ def list_images(source: str, storage: Storage) -> ImageListing:
 
 def _list_images(source: str, storage: Storage) -> ImageListing:
     path = Path(source).expanduser()
-    if source.endswith(".tar"):
+    if (name_of(source) if is_remote(source) else source).endswith(".tar"):
         return _of_tars([source if is_remote(source) else str(path)], storage)
     if is_remote(source):
         raise DataError(
