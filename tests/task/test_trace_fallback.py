@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from tests_shared import SEQ_LEN, VOCAB, PaddedText
 from torch import Tensor, nn
 
+from paceline.errors import ConfigError
 from paceline.spec.profile import ModelProfile
 from paceline.spec.task import ModelSpec, Task
 from paceline.task.models.sizes import resolve_decoder
@@ -150,3 +151,25 @@ def test_a_model_too_large_to_run_here_is_estimated_and_says_so(monkeypatch: pyt
     assert "asks for values" in profile.note and "estimated from its weights" in profile.note
     assert profile.forward_flops == pytest.approx(PRODUCTS, rel=0.5)
     assert all(block.saved_elements > 0 for block in profile.blocks if block.parameters)
+
+
+def test_a_batch_that_an_objective_of_ours_cannot_read_is_told_in_our_words() -> None:
+    task = Task(model=Program, data=Rows(), objective="regression")
+    with pytest.raises(ConfigError) as raised:
+        trace_here(task)
+    assert raised.value.what == 'the batch has no "labels"' and "a list of 2" in raised.value.because
+    assert 'dicts with "labels"' in raised.value.try_ and "of your own" in raised.value.try_
+
+
+class Fails(Program):
+    """A program that asks for what is not there, whatever it is given."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.log(x)  # type: ignore[no-any-return,operator]
+
+
+def test_what_fails_alike_with_and_without_values_is_told_once() -> None:
+    task = Task(model=Fails, data=Rows())
+    with pytest.raises(ConfigError, match="cannot be traced") as raised:
+        trace_here(task)
+    assert raised.value.because.count("no attribute 'log'") == 1

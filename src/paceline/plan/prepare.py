@@ -14,7 +14,7 @@ from paceline.spec.model_folder import FRESH
 from paceline.spec.profile import ModelProfile
 from paceline.spec.steps.growth import course_of
 from paceline.spec.task import ModelSpec, Task
-from paceline.task.data.facts import DataFacts, data_facts
+from paceline.task.data.facts import DataFacts, data_facts, is_own
 from paceline.task.data.listed_once import listed_once
 from paceline.task.data.order.budget import TokenBudget, budget_of, rows_of_task
 from paceline.task.data.order.lengths import RowLengths
@@ -104,12 +104,21 @@ def refuse_unmeasured(spec: Spec, facts: DataFacts) -> None:
         "task.evaluate.metrics": ", ".join(str(getattr(each, "__name__", each)) for each in measured),
     }
     if found := [f"{name} = {str(value).lower()}" for name, value in wanted.items() if value]:
+        own = is_own(spec.task.data)
         raise ConfigError(
             f"no data are held out, and {' and '.join(found)} would have no effect",
-            "evaluations are made on held-out data",
-            "a pair of data sets (train, validation), task.evaluate.sets, or of text, tables and images more of them or"
-            " another task.data.validation_fraction",
+            "evaluations are made on held-out data"
+            + (", and validation_fraction holds out nothing of a data set of your own" if own else ""),
+            f"a pair of data sets: return train, validation{_from(spec.task)}, or task.evaluate.sets"
+            if own
+            else "more data, another task.data.validation_fraction, or task.evaluate.sets",
         )
+
+
+def _from(task: Task) -> str:
+    """Return where the task's data are made, after a blank; "" where they were given as an object."""
+    source = task.data if isinstance(task.data, str) else getattr(task.data, "source", "")
+    return f" from {source}" if isinstance(source, str) and source else ""
 
 
 def _without_weights(task: Task) -> Task:

@@ -273,6 +273,10 @@ def _of_own_rows(own: Any, model: nn.Module, batch: Any, weights: Tensor | None)
     return (losses, counted) if weights is None else ((losses * weights.to(losses)).sum(), counted.sum())
 
 
+def _kind(batch: object) -> str:
+    return f"{type(batch).__name__} of {len(batch)}" if isinstance(batch, list | tuple) else type(batch).__name__
+
+
 def _summed_cross_entropy(logits: Tensor, labels: LossLabels) -> tuple[Tensor, Tensor]:
     """Return cross-entropy [..., classes] against [...], summed in fp32 at least, and the count of labels."""
     if isinstance(labels, LabelsByRow) and isinstance(logits, DTensor):
@@ -300,8 +304,9 @@ def _logits(output: object) -> Tensor:
 
 def _field(batch: object, name: str) -> Tensor:
     if not isinstance(batch, Mapping) or name not in batch:
-        held = ", ".join(sorted(map(str, batch))) if isinstance(batch, Mapping) else type(batch).__name__
+        held = ", ".join(sorted(map(str, batch))) if isinstance(batch, Mapping) else f"no names: a {_kind(batch)}"
         raise ConfigError(
-            f'the batch has no "{name}"', f"it holds {held}", "another objective, or one of your own in task.objective"
-        )
+            f'the batch has no "{name}"', f"it holds {held}",
+            f'rows that are dicts with "{name}", another objective, or one of your own in task.objective',
+        )  # fmt: skip
     return batch[name]

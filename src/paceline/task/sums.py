@@ -24,7 +24,8 @@ class NoSum(ConfigError):
 def as_sum(found: object, objective: object) -> tuple[Any, Any]:
     """Return what an objective has returned as (loss sum, weight). Raises NoSum where it is no such pair."""
     if not isinstance(found, tuple | list) or len(found) != 2:
-        several = f"{len(found)} values" if isinstance(found, tuple | list) else f"a {type(found).__name__} alone"
+        kind = "Tensor" if isinstance(found, Tensor) else type(found).__name__  # of a trace it is a fake one
+        several = f"{len(found)} values" if isinstance(found, tuple | list) else f"a {kind} alone"
         raise NoSum(objective, several)
     loss, weight = found
     if isinstance(loss, Tensor) and loss.numel() != 1:

@@ -158,6 +158,23 @@ def test_what_cannot_be_measured_is_refused() -> None:
         accuracy.measure((1, 2), (None, torch.zeros(4, dtype=torch.int64)))
 
 
+def makes_one() -> object:
+    return object()
+
+
+def with_more(outputs: object, batch: object, share: float = 0.5) -> tuple[int, int]:
+    return 1, 2
+
+
+def test_what_makes_a_metric_is_no_metric_and_told_before_training() -> None:
+    """It ended in a TypeError at the first evaluation, as a defect of Paceline."""
+    source: Any = SimpleNamespace()
+    with pytest.raises(ConfigError, match=r"'makes_one' cannot be called with \(outputs, batch\)") as raised:
+        metrics_of(EvaluateSpec(metrics=(makes_one,)), source, classification)
+    assert "named as an object" in raised.value.try_
+    assert [each.name for each in metrics_of(EvaluateSpec(metrics=(with_more, max)), source, classification)]
+
+
 def test_a_token_stands_for_its_bytes(tmp_path: Path) -> None:
     """Bytes of byte-level tokens are those of the text that they spell; other tokenizers are refused."""
     tokenizers = pytest.importorskip("tokenizers")

@@ -81,7 +81,7 @@ def data_facts(data: object, say: Say | None = None) -> DataFacts:
     else:
         name = data.source if isinstance(data, DataSpec) else _name_of(train)
         description = f"{train.samples:,} samples of {name}"
-    shown = (NO_VALIDATION_PART,) if validation is None and _is_own(data) else ()
+    shown = (NO_VALIDATION_PART,) if validation is None and is_own(data) else ()
     skipped = getattr(getattr(train, "listing", None), "skipped", ())
     notes = (f"files: {', '.join(map(str, skipped))}",) if skipped else ()
     facts = _facts(train, validation, 0, documents, description, notes)
@@ -89,7 +89,7 @@ def data_facts(data: object, say: Say | None = None) -> DataFacts:
     return dataclasses.replace(facts, shown=shown, longest=longest)
 
 
-def _is_own(data: object) -> bool:
+def is_own(data: object) -> bool:
     """Return whether the data are a data set of the user's own, given as an object or named by its import path."""
     if not isinstance(data, DataSpec) or not isinstance(data.source, str):
         return True
@@ -164,14 +164,13 @@ def _text_facts(data: DataSpec, corpus: Corpus) -> DataFacts:
     notes += _packed_notes(train)
     if data.tokenizer == "bpe" and corpus.vocab < data.vocab:
         notes.append(f"the text offers merges for {corpus.vocab:,} tokens, fewer than vocab = {data.vocab:,}")
-    if corpus.left_out:
-        notes.append(f"{corpus.left_out:,} damaged documents are left out, the first: {corpus.left_out_first}")
     notes += _skipped_notes(corpus)
     description = f"{format_count(corpus.bytes)}B of {corpus.what}"
     facts = _facts(train, validation, corpus.bytes, corpus.documents, description, tuple(notes))
-    if validation is not None or not data.validation_fraction:
-        return facts
-    return dataclasses.replace(facts, shown=(_nothing_held_out(data, corpus.validation.tokens, corpus.documents),))
+    shown = _left_out(corpus, "documents")
+    if validation is None and data.validation_fraction:
+        shown.append(_nothing_held_out(data, corpus.validation.tokens, corpus.documents))
+    return dataclasses.replace(facts, shown=tuple(shown))
 
 
 def _table_facts(data: DataSpec, table: TextTable) -> DataFacts:
@@ -181,14 +180,18 @@ def _table_facts(data: DataSpec, table: TextTable) -> DataFacts:
     train, validation = sources_of_table(table, data)
     notes = [*_skipped_notes(corpus), *table_notes(table, data, train)]
     notes += _packed_notes(train)
-    if corpus.left_out:
-        notes.append(f"{corpus.left_out:,} damaged rows are left out, the first: {corpus.left_out_first}")
     described = table_description(table)
     facts = _facts(train, validation, corpus.bytes, corpus.documents, described, tuple(notes), table_card(table))
-    shown = list(shown_lines(table, data))
+    shown = [*shown_lines(table, data), *_left_out(corpus, "rows")]
     if validation is None and data.validation_fraction:
         shown.append("none of it is held out: the table has too few rows (raise validation_fraction)")
     return dataclasses.replace(facts, shown=tuple(shown), longest=getattr(train, "longest", 0))
+
+
+def _left_out(corpus: Corpus, what: str) -> list[str]:
+    """Return how many documents or rows are damaged and left out: told with the data at every start."""
+    left, first = corpus.left_out, corpus.left_out_first
+    return [f"{left:,} damaged {what} are left out, the first: {first}"] if left else []
 
 
 def _skipped_notes(corpus: Corpus) -> list[str]:

@@ -49,5 +49,5 @@ class OwnMetric:
         raise ConfigError(
             f"the metric '{self.name}' returned a {type(value).__name__} {kind}".rstrip() + f" for '{name}'",
             "a mean over a part of the samples does not add up to the mean over all of them",
-            TAKEN,
+            f"{TAKEN}; for what looks at all predictions, such as an AUC, a metric of torchmetrics with thresholds",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 
 from paceline.errors import ConfigError
@@ -63,4 +64,22 @@ def _metric(asked: object, source: Source, objective: Callable[..., object]) -> 
             f"task.evaluate.metrics: '{name}' is a {type(found).__name__}", "it cannot be called",
             f"a function of (outputs, batch) that returns {TAKEN}",
         )  # fmt: skip
+    if not _takes_both(found):
+        raise ConfigError(
+            f"task.evaluate.metrics: '{name}' cannot be called with (outputs, batch)",
+            f"its arguments are {inspect.signature(found)}",
+            f"a function of (outputs, batch) that returns {TAKEN}; a metric of torchmetrics is named as an object, "
+            f"{name} = BinaryAUROC(thresholds=200), and not as what makes it",
+        )
     return OwnMetric(found, name)
+
+
+def _takes_both(found: Callable[..., object]) -> bool:
+    """Return whether a function takes the outputs and the batch, as far as its signature tells."""
+    try:
+        inspect.signature(found).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:  # it has none, as some of C have not
+        return True
+    return True

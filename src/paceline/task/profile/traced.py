@@ -228,15 +228,14 @@ def _trace(
         return _estimated(model, blocks, experts, items, because)
     try:
         return traced(build() if build else copied(model).to("cpu"), fake=False)
-    except (LateWeights, NoSum):
+    except ConfigError:  # of ours: it says itself what to write
         raise
     except Exception as error:
         if torch.cuda.is_available():  # it may need a GPU's kernels; training there will tell
             return _estimated(model, blocks, experts, items, f"its forward pass failed on the CPU ({_said(error)})")
         raise ConfigError(
             f"the model {type(model).__name__} cannot be traced",
-            f"its forward pass failed on a batch of the data, {_said(error)}; and on tensors without values, "
-            f"{_said(errors[0])}",
+            f"its forward pass failed on a batch of the data, {_said(error)}{_and_without_values(error, errors[0])}",
             NEEDS_GRADIENTS if is_of_no_gradient(error) else CALL_IT,
         ) from error
 
@@ -254,6 +253,11 @@ def _note_strays(counts: list[Counts], one_more: Callable[[], list[Counts]], bat
 
 def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
+
+
+def _and_without_values(error: Exception, before: Exception) -> str:
+    """Return what was raised on tensors without values, to be told after the rest; "" where it is the same."""
+    return "" if _said(before) == _said(error) else f"; and on tensors without values, {_said(before)}"
 
 
 def _estimated(

@@ -12,13 +12,20 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from paceline.errors import DamagedData, DataError, MissingExtra, suggestion
+from paceline.errors import DamagedData, DataError, MissingExtra
 from paceline.spec.import_paths import scheme_of
 from paceline.spec.task import DataSpec
 from paceline.task.data.sources.files import kind_of
 from paceline.task.data.sources.held_out import document_hash, split_value
 from paceline.task.data.sources.listing import CorpusFiles, File
-from paceline.task.data.sources.reading.arrow import UnreadableValue, arrow_rows, check_column, parquet_rows, plain_rows
+from paceline.task.data.sources.reading.arrow import (
+    UnreadableValue,
+    arrow_rows,
+    check_column,
+    named_text,
+    parquet_rows,
+    plain_rows,
+)
 from paceline.task.data.sources.reading.nested import MISSING, fields_of, type_of, value_of
 from paceline.task.data.sources.reading.unpacked import opened
 from paceline.task.data.sources.scores import asks_scores, is_wanted, no_score, refuse_scores
@@ -252,7 +259,8 @@ def _text_of(record: object, field: str, where: str) -> bytes:
         )
     text = value_of(record, field)
     if text is MISSING:
-        near = suggestion(field, record) if record else "the record is empty"
+        texts = [name for name, value in record.items() if isinstance(value, str)] or list(record)
+        near = named_text(field, texts, record) if record else "the record is empty"
         if {"chosen", "rejected"} <= set(record):
             near = 'pairs of answers are read by source = "paceline.task.data.pairs:preference_pairs"'
         elif OF_TABLES & set(record):  # as a part of a mixture, which is not looked into before it is read

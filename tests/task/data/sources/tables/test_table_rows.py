@@ -93,7 +93,8 @@ def test_what_is_left_out_is_counted_and_named(spec_of: Write) -> None:
     assert table.corpus.left_out == 2 and "row 2 has an empty label" in table.corpus.left_out_first
     again = open_table(spec_of("hole.csv", rows, on_bad="skip"))  # from the cache
     assert again.corpus.left_out == 2
-    assert any("2 damaged rows" in note for note in data_facts(spec_of("hole.csv", rows, on_bad="skip")).notes)
+    facts = data_facts(spec_of("hole.csv", rows, on_bad="skip"))
+    assert any("2 damaged rows" in line for line in facts.shown), "said at every start, and not where one has to look"
 
 
 @pytest.mark.parametrize(("labels", "kind", "classes"), [

@@ -7,7 +7,7 @@ that a column nobody asked for stops nothing, and one that is asked for says wha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -109,16 +109,25 @@ def check_names(names: Sequence[str], path: str) -> None:
         )  # fmt: skip
 
 
+def named_text(field: str, texts: Sequence[str], columns: Iterable[str]) -> str:
+    """Return what to write where there is no `field`: which of the `texts`, and how labels beside it are named."""
+    near = suggestion(field, texts)
+    near = f'text_field = "{texts[0]}"' if len(texts) == 1 and not near.startswith("did you") else near
+    return f"{near}, and label_field for labels beside it" if set(columns) > set(texts[:1]) else near
+
+
 def check_column(schema: Any, field: str, path: str) -> None:
     """Raise DamagedData unless the schema has one column `field` (or `a.b`, a field of a column), of text."""
     check_names([column.name for column in schema if column.name == field], path)
     columns = leaves(schema)
     kind = type_of(schema, field)
     if kind is None:
+        texts = [name for name in columns if _is_text(type_of(schema, name))]
+        near = named_text(field, texts, columns) if texts else "write the text into a column of strings"
         raise DamagedData(
             f"{path} has no column '{field}'",
             f"text_field names the column that holds the text; the file has {', '.join(columns) or 'no columns'}",
-            suggestion(field, columns) if columns else "write the text into a column",
+            near if columns else "write the text into a column",
         )
     if not _is_text(kind):
         strings = [name for name in columns if _is_text(type_of(schema, name))]

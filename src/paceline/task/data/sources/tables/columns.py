@@ -153,7 +153,7 @@ def _unclear(columns: Sequence[str], data: DataSpec, label: str, name: str) -> D
     else:
         others = _meaningful(columns, label) or list(columns)
         more = "" if label else ", and label_field for the labels, where there are any"
-        hint = f'text_field = "{others[0]}"{more}'
+        hint = f'text_field = "{others[0]}"{more}; columns of numbers are read by a data set of your own'
     return DataError(f"{name} is a table, and which column holds its text is not clear", because, hint)
 
 
