@@ -102,8 +102,9 @@ whose power was limited took twice as long, by how much it was limited nobody sa
 XTuner took 1.5 to 2.6 times as long. Three meanings were mended. No device was taken to sustain more of its peak than
 the best generation's share, which whole steps of GeForce cards exceed: the bound is what a measured product reaches.
 Experts over more ranks than read samples must be spread over tensor ranks. And what a note says of flash attention
-holds for the model it names, which touches another table alone. Since then the rows are off by {now:.1%}, intervals
-hold {now_held:.0%}, and {now_refused} are called too large.
+holds for the model it names, which touches another table alone. Intervals of mixtures are wider, since those of all
+five rounds held 90 % of the dense rows and 68 % of theirs. Since then the rows are off by {now:.1%}, intervals hold
+{now_held:.0%}, and {now_refused} are called too large.
 """
 
 # Said of docs/scripts/accuracy/blind_rows_4.csv, written down, committed and forecast on 2026-11-27, then scored.
