@@ -92,14 +92,14 @@ Megatron-Kwai on A800 and H800, torchtitan in MXFP8 and NVFP4 on B200 and GB200,
 EasyContext, llm.c, ms-swift, Primus on MI325X and MI355X, and llmq, one program in CUDA, on RTX 4090, 5090, PRO 6000,
 L40S and H100. Results stand beside settings in their sources; the rows were committed on 2026-11-27 and scored once
 before anything was changed: off by {first:.1%} in the mean and {median:.1%} in the median row, the median source by
-{source:.1%}; 80 % intervals held {held:.0%}, {refused} rows that ran were called too large, and all four that ran out of
-memory were. The null, which knows the median MFU of these very rows, is off by {null:.1%}.
+{source:.1%}; 80 % intervals held {held:.0%}, {refused} rows that ran were called too large, and all four that ran out
+of memory were. The null, which knows the median MFU of these very rows, is off by {null:.1%}.
 
 Sources of programs and chips that are known come out close: XTuner's Llama 2 7B and Command R+ by 6 and 3 %, kwai's
 runs by 2 to 11, llm.c by 6. What misses: llmq took 22 to 31 % less than was forecast on RTX 4090, 5090 and H100, since
 no convention of it is known, and its optimizer's state in 16 bits makes all but one of its rows too large here; B200
-whose power was limited took twice as long, by how much it was limited nobody says; fine-tuning of mixtures by ms-swift and
-XTuner took 1.5 to 2.6 times as long. Three meanings were mended. No device was taken to sustain more of its peak than
+whose power was limited took twice as long, by how much it was limited nobody says; fine-tuning of mixtures by ms-swift
+and XTuner took 1.5 to 2.6 times as long. Three meanings were mended. No device was taken to sustain more of its peak than
 the best generation's share, which whole steps of GeForce cards exceed: the bound is what a measured product reaches.
 Experts over more ranks than read samples must be spread over tensor ranks. And what a note says of flash attention
 holds for the model it names, which touches another table alone. Intervals of mixtures are wider, since those of all
