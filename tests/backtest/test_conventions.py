@@ -41,7 +41,7 @@ from paceline.plan.cost.software import Software
 from paceline.plan.cost.time.axes import SENDING_UNITS
 from paceline.plan.cost.time.compute import optimizer_component
 from paceline.plan.cost.time.ring import ring
-from paceline.plan.cost.unknown import CHIP, PROGRAM, UNNAMED, time_widths
+from paceline.plan.cost.unknown import CHIP, EXPERTS, PROGRAM, UNNAMED, time_widths
 from paceline.plan.search.values import TIE_RATIO
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.forecast import Z80, Z95
@@ -407,6 +407,9 @@ def test_intervals_widen_with_what_no_table_had() -> None:
     unnamed = time_widths(constants, "NVIDIA A100", "bf16", "", 64)
     assert unnamed.narrow == pytest.approx(math.hypot(0.2, UNNAMED))
     assert unnamed.because == "this chip measured, this program never"
+    mixture = time_widths(constants, "NVIDIA A100", "bf16", "Megatron-LM", 64, experts=True)
+    assert mixture.narrow == pytest.approx(math.hypot(0.2, EXPERTS))
+    assert mixture.because == "this chip and this program measured, how tokens spread over experts unknown"
     lone = replace(constants, seen=replace(seen, once=("ampere",)))
     once = time_widths(lone, "NVIDIA A100", "bf16", "Megatron-LM", 64)
     assert once.narrow == pytest.approx(math.hypot(0.2, CHIP * math.sqrt(0.5))), "one source is half of what is to know"

@@ -95,7 +95,7 @@ def test_programs_in_other_words() -> None:
         assert (found.name, assumed) == (known, ""), name
     eager, assumed = program_of("axolotl", "fsdp")
     assert not eager.fused and eager.name == "PyTorch FSDP" and "Transformers" in assumed
-    assert program_of("axolotl", "3")[0].name == "DeepSpeed"
+    assert program_of("axolotl", "3")[0].name == program_of("XTuner 0.1", "3")[0].name == "DeepSpeed"
 
 
 def test_mfu_in_per_cent_is_the_same_as_a_fraction() -> None:
@@ -170,8 +170,9 @@ def test_a_table_of_the_fewest_columns_is_scored(tmp_path: Path) -> None:
 # Qwen3 235B of Pai-Megatron-Patch on 256 H800: experts over 8 devices, where a stage has 4 x 2.
 QWEN = replace(
     LLAMA, program="megatron-core", model="qwen3-235b-a22b", arch="moe", layers=94, ffn_hidden=1536, heads=64,
-    kv_heads=4, head_dim=128, vocab=151936, experts=128, topk=8, accelerator="H800", n_devices=256, tp=2, pp=32, vpp=3, ep=8, dp=4,
-    pp_schedule="interleaved_1f1b", zero_stage="dist_opt", micro_batch=1, global_batch=2048, recompute="full",
+    kv_heads=4, head_dim=128, vocab=151936, experts=128, topk=8, accelerator="H800", n_devices=256, tp=2, pp=32,
+    vpp=3, ep=8, dp=4, pp_schedule="interleaved_1f1b", zero_stage="dist_opt", micro_batch=1, global_batch=2048,
+    recompute="full",
 )  # fmt: skip
 
 

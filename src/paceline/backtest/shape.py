@@ -168,7 +168,7 @@ def _noted_unfused(row: StepRow) -> bool:
     Example: "126M without flash attention" says so of gpt-126M, and nothing of gpt-5B in the same table.
     """
     said = WITHOUT_FLASH.search(row.notes.lower())
-    return bool(said) and (not said[1] or said[1] in row.model.lower())
+    return said is not None and (not said[1] or said[1] in row.model.lower())
 
 
 def _with_experts(shape: TransformerShape, row: StepRow, flags: dict[str, str], marks: list[str]) -> TransformerShape:

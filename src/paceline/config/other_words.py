@@ -37,6 +37,7 @@ _OPTIONS: dict[str, str] = {
         ("gpus gpu numgpus ngpus nprocpernode numprocesses worldsize ndevices", "cluster.devices = 8"),
         ("accelerator", 'cluster.device = "h100-sxm"'),
         ("zerostage deepspeed fsdp shardingstrategy", "plan.dp_shard = 8 with plan.zero = 3"),
+        ("nosync syncgradients requiresgradientsync", 'plan.gradients = "whole"'),
         ("ddp", "plan.dp_replicate = 8"),
         ("tensorparallel tensorparallelsize tpsize tensormodelparallelsize", "plan.tp = 2"),
         ("pipelineparallel pipelineparallelsize ppsize pipelinemodelparallelsize", "plan.pp = 2"),

@@ -253,7 +253,7 @@ def classes_of(zero: int, gradients: str) -> tuple[tuple[int, bool], ...]:
         raise ConfigError(
             f"plan.gradients = '{gradients}' with plan.zero = {zero}",
             because,
-            f"zero = {other}, which does the rest alike",
+            f"plan.zero = {other}, which is the same otherwise",
         )
     return kept
 

@@ -26,14 +26,17 @@ def plans(result: SearchResult) -> list[Plan]:
 
 
 def test_every_class_of_shards_is_priced_and_one_plan_once() -> None:
-    priced = plans(found(dp_shard=4, micro_batch=2, recompute="none"))
+    bf16 = {"dp_shard": 4, "recompute": "none", "precision": "bf16"}
+    priced = plans(found(**bf16, micro_batch=2))
     assert {(chosen.zero, chosen.whole_gradients) for chosen in priced} == {
         (1, False),
         (2, False),
         (3, False),
         (3, True),
     }
-    single = plans(found(dp_shard=4, micro_batch=16, recompute="none"))
+    wide = plans(found(**{**bf16, "precision": "fp32"}, micro_batch=2))
+    assert {(chosen.zero, chosen.whole_gradients) for chosen in wide} == {(1, False), (2, False), (3, False)}
+    single = plans(found(**bf16, micro_batch=16))
     assert {(chosen.zero, chosen.whole_gradients) for chosen in single} == {(1, False), (2, False), (3, False)}
 
 

@@ -44,7 +44,10 @@ def published_widths(sheet: Sheet) -> Widths:
     context = sheet.context
     cluster, program = context.cluster, "" if context.software.guessed else context.software.name
     device, precision = cluster.device, sheet.columns.precision
-    return time_widths(context.constants, device.name, precision, program, cluster.devices, device.assumed_rates)
+    experts = bool((context.shapes["routed_elements"] > 0).any())
+    return time_widths(
+        context.constants, device.name, precision, program, cluster.devices, device.assumed_rates, experts=experts
+    )
 
 
 def time_estimate(

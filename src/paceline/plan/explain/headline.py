@@ -207,7 +207,10 @@ def sure_text(planned: Planned) -> str:
     if not rates.is_published or planned.learnt is not None:
         return ""
     device = cluster.device
-    widths = time_widths(rates.constants, device.name, precision, PACELINE.name, cluster.devices, device.assumed_rates)
+    experts = any(block.experts for block in planned.profile.shapes)
+    widths = time_widths(
+        rates.constants, device.name, precision, PACELINE.name, cluster.devices, device.assumed_rates, experts=experts
+    )
     because = widths.because
     return f" ({because})" if because else ""
 

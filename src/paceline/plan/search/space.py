@@ -288,8 +288,7 @@ class Space:
     def _lay_out(self, layout: Layout, in_use: Layout) -> Ints:
         """Return rows of SETTINGS. What a whole plan cannot be is refused, once for each reason where none is left."""
         batch, shares = (self.base.batch_samples, layout.data_degree), self.base.rows
-        classes = classes_of(self.constraints.zero, self.constraints.gradients)
-        classes = classes if layout.state_degree > 1 else ((3, False),)
+        classes = self._classes(layout)
         # In a single micro-batch gradients are scattered as they come, so that these are one plan.
         same = {(3, True)} if (3, False) in classes else set()
         sizes = [
@@ -317,6 +316,19 @@ class Space:
             places = (place, SCHEDULES.index(schedule), several, split)
             rows += [(*one, *both, *places) for one in classes for both in fitting if both[1] > 1 or one not in same]
         return np.array(rows, dtype=np.int64).reshape(-1, len(SETTINGS))
+
+    def _classes(self, layout: Layout) -> tuple[tuple[int, bool], ...]:
+        """Return the (ZeRO class, whether ZeRO-3 has whole gradients) to price for a layout.
+
+        Whole gradients of ZeRO-3 gain nothing in fp32, where ZeRO-2 needs no more memory and sends less; beside a
+        pipeline, whose stages are small, they are priced where they are asked for.
+        """
+        if layout.state_degree == 1:
+            return ((3, False),)
+        asked = self.constraints.gradients != "auto"
+        classes = classes_of(self.constraints.zero, self.constraints.gradients)
+        narrow = self.base.precision not in ("fp32", "fp64") and layout.pp == 1
+        return classes if asked or narrow else tuple(one for one in classes if one != (3, True))
 
     def _because(self, shown: Plan, size: int, accumulation: int, in_use: Layout) -> str | None:
         """Return why a plan cannot be had. Limits of whole plans see `pp`, and which others are in use."""

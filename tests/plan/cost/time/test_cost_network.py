@@ -186,6 +186,15 @@ def test_what_a_sharded_unit_costs_beyond_its_collectives_follows_the_reductions
     assert "upkeep of shards" not in {term.name for term in copies}
 
 
+def test_units_that_gather_anew_are_kept_up_in_every_micro_batch_whoever_reduces():
+    sheet = PricedTask(profile(4), cluster(4, links=(PROBED,)), 64, 1).sheet(
+        plan(Layout(dp_shard=4), 4, zero=3, whole_gradients=True)
+    )
+    found = network_components(sheet, np.array([1.0]))
+    (upkeep,) = [column.values[0] for column in found if column.name == "upkeep of shards"]
+    assert upkeep == pytest.approx(4 * 5 * 5e-3)
+
+
 @pytest.mark.parametrize(("zero", "milliseconds"), [(1, 5 * (4 + 3 * 0.5)), (2, 4 * 5 * 4), (3, 4 * 5 * 4)])
 def test_a_unit_costs_something_however_little_it_computes(zero, milliseconds):
     """Five units that compute for 2 of the probe's 4 ms lie between 3 ms and 5; where gradients are kept, 0.5 ms."""

@@ -245,7 +245,8 @@ VERSION = re.compile(r"-v?\d+(\.\d+)*$")
 ENGINES = ("torchtitan", "maxtext", "megatron-deepspeed", "megatron-bridge", "nemo-automodel", "llm-foundry",
            "nanotron", "deepspeed", "megatron", "nemo")  # fmt: skip
 # They train modules of Hugging Face's transformers, whose kernels are separate, by DeepSpeed or FSDP.
-AROUND_TRANSFORMERS = ("transformers", "trainer", "accelerate", "axolotl", "trl", "llama-factory", "unsloth", "optimum")
+AROUND_TRANSFORMERS = ("transformers", "trainer", "accelerate", "axolotl", "trl", "llama-factory", "unsloth", "optimum",
+                       "xtuner", "ms-swift")  # fmt: skip
 
 
 def program_of(name: str, sharding: str) -> tuple[Software, str]:

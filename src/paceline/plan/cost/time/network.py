@@ -137,11 +137,13 @@ def _unit_upkeep(sheet: Sheet, computing_seconds: Floats) -> list[Component]:
     Hooks, copies and waits of every unit, in every micro-batch whose gradients are reduced: some of it whatever is
     computed, the rest computing that is held up while the last unit's gradients travel, in proportion to it up to what
     was probed; starts of operators aside, since what was probed is products alone. In micro-batches that keep their
-    gradients it is hooks alone. Example: 7 units of 5 ms in 4 micro-batches of ZeRO-3 take 140 ms, of ZeRO-1, which
+    gradients it is hooks alone, but where weights are gathered anew in them: that is most of what a unit does, and is
+    taken for all of it. Example: 7 units of 5 ms in 4 micro-batches of ZeRO-3 take 140 ms, of ZeRO-1, which
     reduces once, 35 ms and 3 x 7 times a hook; where units compute for 2 ms, the probe's for 4, and one that computes
     nothing adds 3 ms, each is 4 ms.
     """
-    columns, part, times = sheet.columns, sheet.heaviest, reductions(sheet)
+    columns, part = sheet.columns, sheet.heaviest
+    times = np.where(columns.zero == 3, sheet.passes_made, reductions(sheet))
     link = sheet.context.cluster.links[0]
     each = np.full(len(columns), link.unit_seconds)
     if link.work_seconds:
