@@ -40,8 +40,8 @@ OPEN = {  # beside dp_replicate and dp_shard, which all have
     **dict.fromkeys(("Llama with dropout", "Phi with dropout", "GPTNeoX with dropout"), ("tp", "pp")),
     "Mixtral with noise": ("cp", "pp", "ep"),
 }
-# Its experts draw masks for as many tokens as chance sends them: no sample has these numbers.
-REFUSED = {"Switch": "random numbers that belong to no sample"}
+# Its experts draw masks for as many tokens as chance sends them: no sample has these numbers, and no axis is offered.
+CLOSED = ("Switch",)
 
 
 def params() -> list[object]:
@@ -52,10 +52,7 @@ def params() -> list[object]:
 @pytest.mark.parametrize("row", params())
 def test_every_axis_that_is_offered_is_proven_equal_or_refused_in_words(row: Foreign) -> None:
     opened, proofs = every_axis(row)
-    assert opened == ["dp_replicate", "dp_shard", *OPEN.get(row.name, ())]
+    assert opened == ([] if row.name in CLOSED else ["dp_replicate", "dp_shard", *OPEN.get(row.name, ())])
     assert len(proofs) == len(opened)
     for layout, proof in proofs.items():
-        if row.name in REFUSED:
-            assert REFUSED[row.name] in proof.get("failed", ""), (layout, proof)
-        else:
-            assert proof.get("equal"), (layout, proof)
+        assert proof.get("equal"), (layout, proof)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -196,10 +197,11 @@ def _trace(
     def traced(what: nn.Module, **how: Any) -> tuple[list[Counts], dict[str, int], str]:
         with _rows_to({name: what.get_submodule(name) for name in experts}) as routed:
             counts = trace(what, blocks, batch, objective, **how)
-        if how.get("fake", True) and any(count.draws for count in counts):  # for real, what is drawn decides itself
-            _note_strays(
-                counts, lambda: trace(what, blocks, with_one_more(batch), objective, memory=False, **how), batch
-            )
+        if any(count.draws for count in counts):
+            # For real, what is drawn may decide what is drawn next: by steady numbers it decides alike.
+            steady = not how.get("fake", True)
+            again = functools.partial(trace, what, blocks, objective=objective, memory=False, steady=steady, **how)
+            _note_strays(counts, lambda: again(batch) if steady else counts, lambda: again(with_one_more(batch)), batch)
         return counts, routed, ""
 
     errors = []
@@ -229,15 +231,17 @@ def _trace(
         ) from error
 
 
-def _note_strays(counts: list[Counts], one_more: Callable[[], list[Counts]], batch: object) -> None:
+def _note_strays(
+    counts: list[Counts], same: Callable[[], list[Counts]], one_more: Callable[[], list[Counts]], batch: object
+) -> None:
     """Add to the counts of each block what it draws for no sample, by those of a batch of one sample more."""
     rows = _rows(batch)
     try:
-        others = one_more()
+        few, more = same(), one_more()
     except Exception:  # it takes no such batch: training's own look says so
         return
-    for count, other in zip(counts, others, strict=True):
-        count.strays += of_no_sample(count.draws, other.draws, (rows, rows + 1))
+    for count, one, other in zip(counts, few, more, strict=True):
+        count.strays += of_no_sample(one.draws, other.draws, (rows, rows + 1))
 
 
 def _said(error: Exception) -> str:

@@ -36,6 +36,7 @@ from paceline.verify.reference.passes import reference_randomness
 from paceline.verify.rounding.conditioning import Move, beyond_rounding, computed_again, settled
 
 QUANTITY = "whole batch"
+MOST_IN_TWO = 8  # rows of a batch that is cut in two pieces of every size
 FAMILY = "loss not a sum over rows"
 LIKELY = (
     "this loss is not a sum over rows: {shown}. An objective returns the sum of its rows' losses and how many items"
@@ -159,14 +160,19 @@ def _does_not_take(randomness: SampleRandomness, error: Exception) -> str:
 
 
 def cuts(rows: int) -> tuple[tuple[int, ...], ...]:
-    """Return ways to cut so many rows into pieces: in one, in growing ones, all but one and that one, and one by one.
+    """Return ways to cut so many rows into pieces: in one, in two of every size, and one by one.
 
-    What a program does where *all* rows of a piece are alike, such as full, it does to every such row that is alone.
+    What a program does to a piece of one number of rows alone shows, whatever that number is. What it does where *all*
+    rows of a piece are alike, such as full, it does to every such row that is alone. Of many rows growing pieces, and
+    all but one, stand for all sizes.
     """
-    growing: list[int] = []
-    while sum(growing) < rows:
-        growing.append(min(len(growing) + 1, rows - sum(growing)))
-    return tuple(dict.fromkeys(((rows,), tuple(growing), (rows - 1, 1), (1,) * rows)))
+    pairs: list[tuple[int, ...]] = [(rows - fewer, fewer) for fewer in range(1, rows // 2 + 1)]
+    if rows > MOST_IN_TWO:
+        growing: list[int] = []
+        while sum(growing) < rows:
+            growing.append(min(len(growing) + 1, rows - sum(growing)))
+        pairs = [tuple(growing), (rows - 1, 1)]
+    return tuple(dict.fromkeys(((rows,), *pairs, (1,) * rows)))
 
 
 @dataclass(frozen=True)

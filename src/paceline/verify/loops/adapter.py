@@ -16,7 +16,6 @@ through `objective` on one device; gradients must be those of the sum over all i
 from __future__ import annotations
 
 import atexit
-import copy
 import dataclasses
 import math
 import os
@@ -30,7 +29,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from paceline.config.called import argument, checked_call
-from paceline.errors import ConfigError, VerificationFailed
+from paceline.errors import ConfigError, PacelineError, VerificationFailed
 from paceline.run.process.world import World, drain
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
@@ -42,13 +41,15 @@ from paceline.verify.compare.difference import Difference
 from paceline.verify.compare.layout import first_difference
 from paceline.verify.compare.measures import number_differences, tensor_differences
 from paceline.verify.compare.tolerance import larger
+from paceline.verify.compare.whole_batch import FAMILY
 from paceline.verify.loops.mistakes import FITS, MicroBatches, named_loss, named_mistake, sampled
-from paceline.verify.loops.reference import AnyObjective, Batches, LoopReference, Maker, weights_of
+from paceline.verify.loops.pieces import AnyObjective, require_different
+from paceline.verify.loops.reference import Batches, LoopReference, Maker, weights_of
+from paceline.verify.loops.unwrapped import inner_of, named
 from paceline.verify.rounding.conditioning import beyond_rounding
 from paceline.verify.rounding.verdict import ILL_CONDITIONED, loop_text, verdict_of
 
 LoopStep = Callable[[Any], Any]
-PREFIXES = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")  # what DDP, torch.compile and FSDP1 put before names
 DTYPES = {torch.float32: "fp32", torch.float64: "fp64"}
 
 
@@ -88,15 +89,16 @@ def verify_loop(
     - `split(batch)` returns the micro-batches of a batch, where the loop takes it in several.
     - `plain` is a module of the same parameter names for rank 0 to compute on; by default a copy of the model without
       wrappers, which a sharded model cannot give. It gets the model's weights.
-    - `optimizer` makes the reference's optimizer, or a pair of it and the schedule of its rate, which steps after each
-      update; how far weights have moved since the start is then compared too. Without it only losses and gradients
-      are, each step from the model's own weights. `clip_norm` clips the reference's gradients.
+    - `optimizer` makes the reference's optimizer, or a tuple of optimizers and of schedules of their rates, which step
+      in this order; how far weights have moved since the start is then compared too. Without it only losses and
+      gradients are, each step from the model's own weights. `clip_norm` clips the reference's gradients.
 
-    Parameters may be plain or DTensors, in fp32 or fp64. Dropout must be off: its masks differ by rank. Raises
-    ConfigError for what cannot be compared.
+    Where rows see each other, as in contrast with gathered negatives, `objective.coupled = "batch"` has one device take
+    the rows of all ranks in one piece. Parameters may be plain or DTensors, in fp32 or fp64. Dropout must be off: its
+    masks differ by rank. Raises ConfigError for what cannot be compared.
     """
     began = time.perf_counter()
-    world, weights = _world(model), _named(model)
+    world, weights = _world(model), named(model)
     dtype = _dtype(weights)
     plan = Plan(_layout(weights, world), precision=dtype)
     single = _single(model, plain)
@@ -109,12 +111,11 @@ def verify_loop(
     held = _Held(weights, world, plan, LoopReference(single, objective, optimizer, clip_norm), optimizer is not None)
     found: list[Difference] = []
     for number, batch in enumerate(batches, start=1):
-        together = _batches(batch, part, world)
-        told = step(batch)
-        cut = [split(each) if split else [each] for each in together] if world.is_first else []
-        found += held.against(number, told, cut)
+        together = _batches(batch, part, world, number)
+        held.before([split(each) if split else [each] for each in together] if world.is_first else [])
+        found += held.against(number, step(batch))
     wrong, rounding = beyond_rounding(found, dtype, held.reference.again() if world.is_first else None, world)
-    first = first_difference(wrong, found, plan, traits)
+    first = first_difference(wrong, found, plan, traits) or world.share(held.reference.not_a_sum)
     verdict = verdict_of(first, rounding)
     result = LoopProof(
         # No loop can be run in another precision from here: whether it is right where fp32 cannot tell stays open.
@@ -126,7 +127,7 @@ def verify_loop(
         differences=_largest(found),
         first_difference=first,
         ill_conditioned=rounding,
-        mistake=None if first is None else world.share(held.mistake),
+        mistake=None if first is None else world.share(None if first.family == FAMILY else held.mistake),
     )
     return dataclasses.replace(result, text=loop_text(result))
 
@@ -153,28 +154,77 @@ class _Held:
         self.mistake: str | None = None
         self._weights, self._world, self._plan, self._updates = weights, world, plan, updates
         self._start = weights_of(reference.module)
+        self._frozen = frozenset(name for name, weight in weights.items() if not weight.requires_grad)
+        self._parts: MicroBatches | None = None  # of the step that has begun, on rank 0
         self._last_seen: torch.Tensor | None = None
 
-    def against(self, number: int, told: Any, together: Batches) -> list[Difference]:
+    def before(self, together: Batches) -> None:
+        """Compute the gradients of one device, on rank 0, before the loop makes a step on these micro-batches.
+
+        Every rank calls it, and raises what rank 0 raises: none waits in the step for one that is gone.
+        """
+        failed: PacelineError | None = None
+        if self._world.is_first:
+            try:
+                self._parts = self.reference.begin(together, self._plan.precision)
+            except PacelineError as error:
+                failed = error
+        failed = self._world.share(failed)
+        if failed is not None:
+            raise failed
+
+    def against(self, number: int, told: Any) -> list[Difference]:
         """Return how far the step that was just made is from one device's, in order of cause. Every rank calls it."""
         world, layout = self._world, self._plan.layout
         gradients = _gradients(self._weights, number)
         whole = {name: whole_of(gradient) for name, gradient in gradients.items()}
-        seen = sampled(whole, dict(self.reference.module.named_parameters()))
-        made = self.reference.step(together) if world.is_first else None
-        expected = world.share(made and made[0])
-        if made and self.mistake is None:
-            self.mistake = _mistake(seen, self._last_seen, told, expected.loss, made[1], self._plan.precision)
+        seen = sampled(whole, named(self.reference.module))
+        frozen = self._frozen_now(number)
+        expected = world.share(self.reference.finish(frozen) if world.is_first else None)
+        reported = loss_told(told)
+        if self._parts is not None and self.mistake is None and not frozen:
+            self.mistake = _mistake(seen, self._last_seen, reported, expected.loss, self._parts, self._plan.precision)
         self._last_seen = seen
         found = []
-        if told is not None:
-            found += number_differences({"loss": float(told)}, {"loss": expected.loss}, number, world)
+        if any(each is not None for each in world.gather(reported)):  # a loop may tell it on rank 0 alone
+            ours = expected.loss if reported is None else reported
+            found += number_differences({"loss": ours}, {"loss": expected.loss}, number, world)
         found += tensor_differences("gradients", gradients, expected.gradients, number, world, layout)
         if not self._updates:
             _load(self.reference.module, self._weights)
             return found
         after = {name: weight for name, weight in self._weights.items() if name in self._start}
         return found + tensor_differences("weights", after, expected.weights, number, world, layout, self._start)
+
+    def _frozen_now(self, number: int) -> frozenset[str]:
+        """Return what the loop has frozen since the start, as loops do in turn.
+
+        Raises ConfigError for what was frozen then and is trained now: the reference's optimizer has no such weight.
+        """
+        frozen = frozenset(name for name, weight in self._weights.items() if not weight.requires_grad)
+        if thawed := sorted(self._frozen - frozen):
+            raise ConfigError(
+                f"parameter {thawed[0]} is trained in step {number}, and was frozen when the proof began",
+                "one device's optimizer is made of what is trained at the start",
+                "requires_grad = True for all that any step trains, before verify_loop; the step may freeze it again",
+            )
+        return frozen - self._frozen
+
+
+def loss_told(told: Any) -> float | None:
+    """Return the loss that a step returned: a number, a tensor of one, or either under "loss"; None where it has none.
+
+    Raises ConfigError for anything else.
+    """
+    found = told["loss"] if isinstance(told, Mapping) and "loss" in told else told
+    try:
+        return None if found is None else float(found.detach() if isinstance(found, torch.Tensor) else found)
+    except (TypeError, ValueError, RuntimeError):
+        raise ConfigError(
+            f"the step returned {type(told).__name__}, which is no loss",
+            "what it returns is compared with one device's loss per item",
+            "the loss per item over all ranks, or None to leave it out",
+        ) from None
 
 
 def _largest(found: Iterable[Difference]) -> dict[str, float | None]:
@@ -195,18 +245,9 @@ def _world(model: nn.Module) -> World:
     return World(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", "0")), device)
 
 
-def _named(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters by their names without what wrappers put before them."""
-    named = {}
-    for name, parameter in model.named_parameters():
-        for prefix in PREFIXES:
-            name = name.replace(prefix, "")
-        named[name] = parameter
-    return named
-
-
 def _dtype(weights: Mapping[str, nn.Parameter]) -> str:
-    dtypes = {parameter.dtype for parameter in weights.values()}
+    numbers = [p.dtype for p in weights.values() if p.is_floating_point() or p.is_complex()]
+    dtypes = {dtype.to_real() for dtype in numbers}
     if len(dtypes) == 1 and (dtype := dtypes.copy().pop()) in DTYPES:
         return DTYPES[dtype]
     raise ConfigError(
@@ -226,22 +267,20 @@ def _single(model: nn.Module, plain: nn.Module | None) -> nn.Module:
     """Return the module for the reference, on the CPU."""
     if plain is not None:
         return copied(plain).to("cpu", dtype=next(iter(model.parameters())).dtype).train(model.training)
-    inner: nn.Module = model
-    while wrapped := [child for name, child in inner.named_children() if f"{name}." in PREFIXES]:
-        (inner,) = wrapped
+    inner = inner_of(model)
     if any(isinstance(parameter, DTensor) for parameter in inner.parameters()):
         raise ConfigError(
             "a sharded model cannot be copied to one device",
             "its parameters are DTensors",
             "plain=module, built like the model and not sharded",
         )
-    return copy.deepcopy(inner).to("cpu")
+    return copied(inner).to("cpu")
 
 
 @torch.no_grad()
 def _load(single: nn.Module, weights: Mapping[str, nn.Parameter]) -> None:
     """Copy the model's weights into the reference's module. Every rank calls it."""
-    held = dict(single.named_parameters())
+    held = named(single)
     if set(held) != set(weights):
         odd = sorted(set(held) ^ set(weights))[0]
         raise ConfigError(
@@ -253,9 +292,12 @@ def _load(single: nn.Module, weights: Mapping[str, nn.Parameter]) -> None:
         held[name].copy_(whole_of(parameter))
 
 
-def _batches(batch: Any, part: int | None, world: World) -> list[object]:
+def _batches(batch: Any, part: int | None, world: World, number: int) -> list[object]:
     """Return the batches of all parts, each once, in the order of the parts."""
-    parts = world.gather((world.rank if part is None else part, batch))
+    parts = world.gather((part, batch))
+    if world.size > 1 and all(own is None for own, _ in parts):
+        require_different([held for _, held in parts], number)
+    parts = [(rank if own is None else own, held) for rank, (own, held) in enumerate(parts)]
     return [held for _, held in sorted(dict(parts).items())]
 
 
@@ -271,10 +313,10 @@ def _gradients(weights: Mapping[str, nn.Parameter], number: int) -> dict[str, to
 
 
 def _mistake(
-    seen: torch.Tensor, before: torch.Tensor | None, told: Any, loss: float, parts: MicroBatches, dtype: str
+    seen: torch.Tensor, before: torch.Tensor | None, told: float | None, loss: float, parts: MicroBatches, dtype: str
 ) -> str | None:
     """Return the mistake that this step shows, None where it is right or nothing known explains it."""
     named = named_mistake(seen, before, parts, dtype)
-    if named == "" and told is not None and not math.isclose(float(told), loss, rel_tol=FITS[dtype]):
-        return named_loss(float(told), parts, dtype)
+    if named == "" and told is not None and not math.isclose(told, loss, rel_tol=FITS[dtype]):
+        return named_loss(told, parts, dtype)
     return named or None
