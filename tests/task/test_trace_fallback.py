@@ -64,6 +64,25 @@ class Coin(Program):
         return x.relu() if torch.rand(()) < 0.5 else x
 
 
+class Dispatched(Program):
+    """Two experts that rows go to in turn, each with dropout: it draws for as many rows as it has."""
+
+    def look(self, x: Tensor) -> Tensor:
+        chosen = torch.arange(len(x)) % 2
+        out = torch.zeros_like(x)
+        for expert in chosen.unique():
+            rows = (chosen == expert).nonzero()[:, 0]
+            out = out.index_copy(0, rows, F.dropout(x[rows] * (1 + expert), 0.2, self.training))
+        return out
+
+
+class DroppedAsAsked(Program):
+    """Dropout for every row, beside a look at values, which has it run for real."""
+
+    def look(self, x: Tensor) -> Tensor:
+        return F.dropout(x if float(x.detach().sum()) > -1e9 else -x, 0.2, self.training)
+
+
 class Item(Program):
     def look(self, x: Tensor) -> Tensor:
         return x * float(x.detach().abs().max().item())
@@ -100,6 +119,15 @@ def test_a_factory_s_model_is_profiled_whatever_it_looks_at(kind: type[Program])
     assert profile.source == "traced" and not profile.note
     assert profile.forward_flops == PRODUCTS
     assert profiled(kind()).forward_flops == PRODUCTS
+
+
+def test_random_numbers_for_as_many_rows_as_chance_sends_belong_to_no_sample() -> None:
+    """The plan closes what training would refuse; what draws for each row, or decides by what is drawn, stays open."""
+    closed = profiled(Dispatched).closed_axes or {}
+    assert {"dp_replicate", "dp_shard", "accumulation"} <= set(closed)
+    assert "random numbers that belong to no sample" in closed["dp_shard"]
+    for kind in (DroppedAsAsked, Coin):
+        assert not {"dp_replicate", "dp_shard", "accumulation"} & set(profiled(kind).closed_axes or {}), kind
 
 
 def test_a_named_factory_too() -> None:

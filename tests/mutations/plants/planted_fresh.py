@@ -230,13 +230,20 @@ def balance_for_every_micro_batch(patch: Patch, world: World) -> None:
 
 
 def blocks_hook_twice(patch: Patch, world: World) -> None:
-    """Hooks on gradients of blocks that are computed again run in both passes."""
+    """Hooks on what blocks give, of those that are computed again, run in both passes."""
     original = apply.checkpoint_block
 
     def twice(block: Any, *rest: Any, **more: Any) -> None:
         original(block, *rest, **more)
-        for weight in block.parameters():
-            weight.register_hook(lambda grad: grad * 2)
+        forward = block.forward
+
+        def hooked(*given: Any, **named: Any) -> Any:
+            out = forward(*given, **named)
+            if out.requires_grad:
+                out.register_hook(lambda grad: grad * 2)
+            return out
+
+        block.forward = hooked
 
     patch.setattr(apply, "checkpoint_block", twice)
 
@@ -317,16 +324,16 @@ STRANGE_PROOFS = [
             line("run.loop.step:Stepper._make",
                  ("correction = expected / weight_total / scale",
                   "correction = expected / (float(weight) * self.world.size) / scale")),
-            "gradients", "gradient normalisation", "embed_tokens"),
+            "gradients", "gradient scale", "embed_tokens"),
     Planted("record", "the loss that is told is the first rank's", "copies",
-            told_loss_of_the_first_rank, "loss", "forward pass", "loss"),
+            told_loss_of_the_first_rank, "loss", "reported loss", "loss"),
     Planted("auxiliary loss", "the balance loss counts for every micro-batch", "experts, copies",
-            balance_for_every_micro_batch, "loss", "forward pass", "loss"),
+            balance_for_every_micro_batch, "loss", "labels", "loss"),
     Planted("recompute", "hooks of gradients run twice where blocks are computed again", "copies, recompute",
             blocks_hook_twice, "gradients", "gradient normalisation", "layers."),
     Planted("gradient scale", "weights without dimensions are left out of the scaling", "scalar, hybrid",
             line(STEP, ("if p.grad is not None], factor)", "if p.grad is not None and p.dim()], factor)")),
-            "weights", "optimizer", "temperature"),
+            "weights", "optimizer groups", "temperature"),
     # ---- norms and clipping
     Planted("clipping", "every tensor is clipped by its own norm", "copies",
             line(STEP, (SCALED, OWN_CLIP)), "weights", "optimizer", "", "clipping"),

@@ -81,7 +81,7 @@ def proven(step: Callable[[Any], Any], model: nn.Module, given: Any = None, **mo
 
 
 def gan(half: str) -> LoopProof:
-    """A GAN, of which one half is proven; the other follows in the same step."""
+    """A GAN, of which one half is proven; the other follows in the same step, and adds to the judge's gradients."""
     judge, maker = network(1), network(WIDTH)
     optimizers = {"judge": adam(judge.parameters()), "maker": adam(maker.parameters())}
 
@@ -96,8 +96,6 @@ def gan(half: str) -> LoopProof:
         if half == "judge":
             told = take(judge, judged, batch, optimizers["judge"])
             take(maker, passed_off, batch, optimizers["maker"])
-            judge.zero_grad()
-            take(judge, judged, batch)  # a look at it, as logs have: gradients of another moment
             return told
         told = take(maker, passed_off, batch, optimizers["maker"])
         take(judge, judged, batch, optimizers["judge"])
@@ -127,6 +125,23 @@ def two_optimizers() -> LoopProof:
         return told
 
     return proven(step, model, optimizer=made)
+
+
+def cleared_at_the_end(by_hand: bool) -> LoopProof:
+    """Gradients are cleared once they were used, by an optimizer or by hand."""
+    model = network()
+    optimizer = adam(model.parameters())
+
+    def step(batch: Any) -> Tensor:
+        told = take(model, classified, batch, None if by_hand else optimizer)
+        if by_hand:
+            with torch.no_grad():
+                for p in model.parameters():
+                    p -= 0.1 * p.grad
+        optimizer.zero_grad()
+        return told
+
+    return proven(step, model, **({"optimizer": lambda given: torch.optim.SGD(given, lr=0.1)} if by_hand else {}))
 
 
 def gradient_penalty() -> LoopProof:

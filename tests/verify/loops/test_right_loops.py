@@ -14,6 +14,7 @@ RIGHT: dict[str, tuple[Any, ...]] = {
     "a GAN's judge": (right_loops.gan, "judge"),
     "a GAN's maker": (right_loops.gan, "maker"),
     "two optimizers and a schedule": (right_loops.two_optimizers,),
+    "gradients cleared at the end": (right_loops.cleared_at_the_end, False),
     "a gradient penalty": (right_loops.gradient_penalty,),
     "contrast with gathered negatives": (right_loops.contrast, False),
     "a teacher that follows": (right_loops.teacher,),
@@ -60,6 +61,7 @@ def test_actions_that_are_drawn_are_told_as_not_reproducible() -> None:
     ("loop", "given", "what", "advice"),
     [
         (right_loops.same_batch, (False,), "ranks 0 and 1 have the same batch in step 1", "DistributedSampler"),
+        (right_loops.cleared_at_the_end, (True,), "no parameter has a gradient after step 1", "zero_grad"),
         (right_loops.thawed, (), "was frozen when the proof began", "requires_grad = True"),
         (right_loops.told_a_word, (), "the step returned str, which is no loss", "None to leave it out"),
         (right_loops.no_optimizer, (), "returned Parameter, which has no step", "optimizers"),

@@ -42,6 +42,7 @@ from paceline.verify.compare.layout import first_difference
 from paceline.verify.compare.measures import number_differences, tensor_differences
 from paceline.verify.compare.tolerance import larger
 from paceline.verify.compare.whole_batch import FAMILY
+from paceline.verify.loops.gradients import GradientsTaken
 from paceline.verify.loops.mistakes import FITS, MicroBatches, named_loss, named_mistake, sampled
 from paceline.verify.loops.pieces import AnyObjective, require_different
 from paceline.verify.loops.reference import Batches, LoopReference, Maker, weights_of
@@ -82,7 +83,8 @@ def verify_loop(
     where a known mistake explains its gradient or the loss that it reports; `text` says all of it in a line.
 
     - `step(batch)` makes one update of `model` and returns the loss per item over all ranks, or None to leave it out.
-      It must leave the gradients as it used them: `zero_grad` belongs at its beginning.
+      Gradients are those that an optimizer of torch's takes; where none updates the model's own parameters, the step
+      must leave them as it used them: `zero_grad` belongs at its beginning then.
     - `batches` are this rank's own, one per step. Ranks that read the same ones (of one tensor-parallel group) say so
       by an equal `part`; by default every rank is a part of its own.
     - `objective(model, batch)` returns the loss as a sum and the number of items it counts.
@@ -113,7 +115,9 @@ def verify_loop(
     for number, batch in enumerate(batches, start=1):
         together = _batches(batch, part, world, number)
         held.before([split(each) if split else [each] for each in together] if world.is_first else [])
-        found += held.against(number, step(batch))
+        with held.gradients.during():
+            told = step(batch)
+        found += held.against(number, told)
     wrong, rounding = beyond_rounding(found, dtype, held.reference.again() if world.is_first else None, world)
     first = first_difference(wrong, found, plan, traits) or world.share(held.reference.not_a_sum)
     verdict = verdict_of(first, rounding)
@@ -150,7 +154,7 @@ class _Held:
     def __init__(
         self, weights: dict[str, nn.Parameter], world: World, plan: Plan, reference: LoopReference, updates: bool
     ) -> None:
-        self.reference = reference
+        self.reference, self.gradients = reference, GradientsTaken(weights)
         self.mistake: str | None = None
         self._weights, self._world, self._plan, self._updates = weights, world, plan, updates
         self._start = weights_of(reference.module)
@@ -176,7 +180,7 @@ class _Held:
     def against(self, number: int, told: Any) -> list[Difference]:
         """Return how far the step that was just made is from one device's, in order of cause. Every rank calls it."""
         world, layout = self._world, self._plan.layout
-        gradients = _gradients(self._weights, number)
+        gradients = self.gradients.of_step(number)
         whole = {name: whole_of(gradient) for name, gradient in gradients.items()}
         seen = sampled(whole, named(self.reference.module))
         frozen = self._frozen_now(number)
@@ -299,17 +303,6 @@ def _batches(batch: Any, part: int | None, world: World, number: int) -> list[ob
         require_different([held for _, held in parts], number)
     parts = [(rank if own is None else own, held) for rank, (own, held) in enumerate(parts)]
     return [held for _, held in sorted(dict(parts).items())]
-
-
-def _gradients(weights: Mapping[str, nn.Parameter], number: int) -> dict[str, torch.Tensor]:
-    gradients = {name: parameter.grad for name, parameter in weights.items() if parameter.grad is not None}
-    if not gradients:
-        raise ConfigError(
-            f"no parameter has a gradient after step {number}",
-            "the step sets them to None at its end",
-            "optimizer.zero_grad() at the beginning of the step",
-        )
-    return gradients
 
 
 def _mistake(
