@@ -377,7 +377,7 @@ STRANGE_PROOFS = [
             line("run.parallel.expert.experts:AllToAll.combine",
                  ("exchange_rows(results[order]",
                   "exchange_rows((results * (torch.arange(len(results)) < 24).unsqueeze(1))[order]")),
-            "loss", "forward pass", "loss"),
+            "loss", "labels", "loss"),
     Planted("adapter", "adapters are scaled by alpha over the root of the rank", "LoRA, tensor",
             line("task.adapt.linear:adapted_product",
                  ("thin_out.T) * spec.scale", "thin_out.T) * spec.scale * spec.rank**0.5")),
@@ -395,7 +395,7 @@ STRANGE_PROOFS = [
             evaluated_by_micro_batches, "evaluation", "evaluation", part="story"),
     Planted("evaluation", "evaluations normalise by the statistics of their own batch", "statistics of all",
             line("run.loop.evaluate:evaluate", ("with evaluating(model), ", "with ")),
-            "evaluation", "evaluation", part="story"),
+            "buffers", "batch-norm statistics", "running_mean", part="story"),
     Planted("resume state", "running means start again after a restart", "statistics of all",
             statistics_not_restored, "buffers", "checkpoint", "running_mean", part="story"),
     # ---- what a stranger's model or objective does
