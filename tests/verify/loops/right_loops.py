@@ -406,3 +406,18 @@ def no_optimizer() -> LoopProof:
     model = network()
     optimizer = adam(model.parameters())
     return proven(lambda batch: take(model, classified, batch, optimizer), model, optimizer=lambda given: list(given))
+
+
+def objective_on_its_own() -> LoopProof:
+    """The objective calls the model of the loop, and not the one that it is given."""
+    model = DistributedDataParallel(network())
+    optimizer = adam(model.parameters())
+    own = lambda _, batch: classified(model, batch)  # noqa: E731
+    return proven(lambda batch: take(model, own, batch, optimizer), model, objective=own)
+
+
+def optimizer_of_its_own() -> LoopProof:
+    """The optimizer of the loop is given where one of the reference is asked for."""
+    model = network()
+    optimizer = adam(model.parameters())
+    return proven(lambda batch: take(model, classified, batch, optimizer), model, optimizer=lambda given: optimizer)

@@ -64,7 +64,9 @@ def test_actions_that_are_drawn_are_told_as_not_reproducible() -> None:
         (right_loops.cleared_at_the_end, (True,), "no parameter has a gradient after step 1", "zero_grad"),
         (right_loops.thawed, (), "was frozen when the proof began", "requires_grad = True"),
         (right_loops.told_a_word, (), "the step returned str, which is no loss", "None to leave it out"),
-        (right_loops.no_optimizer, (), "returned Parameter, which has no step", "optimizers"),
+        (right_loops.objective_on_its_own, (), "calls the loop's own model", "the model it is given"),
+        (right_loops.optimizer_of_its_own, (), "an optimizer of other parameters", "made of them"),
+        (right_loops.no_optimizer, (), "returned list, which has no step", "optimizers"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_in_words(loop: Any, given: Any, what: str, advice: str) -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
-import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,24 +28,21 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from paceline.config.called import argument, checked_call
-from paceline.errors import ConfigError, PacelineError, VerificationFailed
+from paceline.errors import ConfigError, VerificationFailed
 from paceline.run.process.world import World, drain
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import LoopProof
 from paceline.task.models.copied import copied
-from paceline.task.models.held import whole_of
 from paceline.verify.compare.diagnosis import traits_of
 from paceline.verify.compare.difference import Difference
 from paceline.verify.compare.layout import first_difference
-from paceline.verify.compare.measures import number_differences, tensor_differences
 from paceline.verify.compare.tolerance import larger
 from paceline.verify.compare.whole_batch import FAMILY
-from paceline.verify.loops.gradients import GradientsTaken
-from paceline.verify.loops.mistakes import FITS, MicroBatches, named_loss, named_mistake, sampled
+from paceline.verify.loops.held import HeldLoop, load_weights
 from paceline.verify.loops.pieces import AnyObjective, require_different
-from paceline.verify.loops.reference import Batches, LoopReference, Maker, weights_of
-from paceline.verify.loops.unwrapped import inner_of, named
+from paceline.verify.loops.reference import LoopReference, Maker
+from paceline.verify.loops.unwrapped import inner_of, named, not_called
 from paceline.verify.rounding.conditioning import beyond_rounding
 from paceline.verify.rounding.verdict import ILL_CONDITIONED, loop_text, verdict_of
 
@@ -104,17 +100,18 @@ def verify_loop(
     dtype = _dtype(weights)
     plan = Plan(_layout(weights, world), precision=dtype)
     single = _single(model, plain)
-    _load(single, weights)
+    load_weights(single, weights)
     if not len(batches):
         raise ConfigError(
             "there is no batch to prove the loop with", "of no step every loop is right", "one for each step"
         )
     traits = traits_of(single)
-    held = _Held(weights, world, plan, LoopReference(single, objective, optimizer, clip_norm), optimizer is not None)
+    held = HeldLoop(weights, world, plan, LoopReference(single, objective, optimizer, clip_norm), optimizer is not None)
     found: list[Difference] = []
     for number, batch in enumerate(batches, start=1):
         together = _batches(batch, part, world, number)
-        held.before([split(each) if split else [each] for each in together] if world.is_first else [])
+        with not_called(model):
+            held.before([split(each) if split else [each] for each in together] if world.is_first else [])
         with held.gradients.during():
             told = step(batch)
         found += held.against(number, told)
@@ -146,89 +143,6 @@ def failure_of(result: LoopProof) -> VerificationFailed:
         result.text,
         "look at what first_difference names" if wrong else "model.double() for the proof",
     )
-
-
-class _Held:
-    """A loop on one of its ranks, held against one device step by step; `mistake` is what it does wrong, on rank 0."""
-
-    def __init__(
-        self, weights: dict[str, nn.Parameter], world: World, plan: Plan, reference: LoopReference, updates: bool
-    ) -> None:
-        self.reference, self.gradients = reference, GradientsTaken(weights)
-        self.mistake: str | None = None
-        self._weights, self._world, self._plan, self._updates = weights, world, plan, updates
-        self._start = weights_of(reference.module)
-        self._frozen = frozenset(name for name, weight in weights.items() if not weight.requires_grad)
-        self._parts: MicroBatches | None = None  # of the step that has begun, on rank 0
-        self._last_seen: torch.Tensor | None = None
-
-    def before(self, together: Batches) -> None:
-        """Compute the gradients of one device, on rank 0, before the loop makes a step on these micro-batches.
-
-        Every rank calls it, and raises what rank 0 raises: none waits in the step for one that is gone.
-        """
-        failed: PacelineError | None = None
-        if self._world.is_first:
-            try:
-                self._parts = self.reference.begin(together, self._plan.precision)
-            except PacelineError as error:
-                failed = error
-        failed = self._world.share(failed)
-        if failed is not None:
-            raise failed
-
-    def against(self, number: int, told: Any) -> list[Difference]:
-        """Return how far the step that was just made is from one device's, in order of cause. Every rank calls it."""
-        world, layout = self._world, self._plan.layout
-        gradients = self.gradients.of_step(number)
-        whole = {name: whole_of(gradient) for name, gradient in gradients.items()}
-        seen = sampled(whole, named(self.reference.module))
-        frozen = self._frozen_now(number)
-        expected = world.share(self.reference.finish(frozen) if world.is_first else None)
-        reported = loss_told(told)
-        if self._parts is not None and self.mistake is None and not frozen:
-            self.mistake = _mistake(seen, self._last_seen, reported, expected.loss, self._parts, self._plan.precision)
-        self._last_seen = seen
-        found = []
-        if any(each is not None for each in world.gather(reported)):  # a loop may tell it on rank 0 alone
-            ours = expected.loss if reported is None else reported
-            found += number_differences({"loss": ours}, {"loss": expected.loss}, number, world)
-        found += tensor_differences("gradients", gradients, expected.gradients, number, world, layout)
-        if not self._updates:
-            _load(self.reference.module, self._weights)
-            return found
-        after = {name: weight for name, weight in self._weights.items() if name in self._start}
-        return found + tensor_differences("weights", after, expected.weights, number, world, layout, self._start)
-
-    def _frozen_now(self, number: int) -> frozenset[str]:
-        """Return what the loop has frozen since the start, as loops do in turn.
-
-        Raises ConfigError for what was frozen then and is trained now: the reference's optimizer has no such weight.
-        """
-        frozen = frozenset(name for name, weight in self._weights.items() if not weight.requires_grad)
-        if thawed := sorted(self._frozen - frozen):
-            raise ConfigError(
-                f"parameter {thawed[0]} is trained in step {number}, and was frozen when the proof began",
-                "one device's optimizer is made of what is trained at the start",
-                "requires_grad = True for all that any step trains, before verify_loop; the step may freeze it again",
-            )
-        return frozen - self._frozen
-
-
-def loss_told(told: Any) -> float | None:
-    """Return the loss that a step returned: a number, a tensor of one, or either under "loss"; None where it has none.
-
-    Raises ConfigError for anything else.
-    """
-    found = told["loss"] if isinstance(told, Mapping) and "loss" in told else told
-    try:
-        return None if found is None else float(found.detach() if isinstance(found, torch.Tensor) else found)
-    except (TypeError, ValueError, RuntimeError):
-        raise ConfigError(
-            f"the step returned {type(told).__name__}, which is no loss",
-            "what it returns is compared with one device's loss per item",
-            "the loss per item over all ranks, or None to leave it out",
-        ) from None
 
 
 def _largest(found: Iterable[Difference]) -> dict[str, float | None]:
@@ -281,21 +195,6 @@ def _single(model: nn.Module, plain: nn.Module | None) -> nn.Module:
     return copied(inner).to("cpu")
 
 
-@torch.no_grad()
-def _load(single: nn.Module, weights: Mapping[str, nn.Parameter]) -> None:
-    """Copy the model's weights into the reference's module. Every rank calls it."""
-    held = named(single)
-    if set(held) != set(weights):
-        odd = sorted(set(held) ^ set(weights))[0]
-        raise ConfigError(
-            f"parameter {odd} is only in one of the model and its plain copy",
-            "they are compared by name",
-            "plain=module with the parameter names of the model",
-        )
-    for name, parameter in weights.items():
-        held[name].copy_(whole_of(parameter))
-
-
 def _batches(batch: Any, part: int | None, world: World, number: int) -> list[object]:
     """Return the batches of all parts, each once, in the order of the parts."""
     parts = world.gather((part, batch))
@@ -303,13 +202,3 @@ def _batches(batch: Any, part: int | None, world: World, number: int) -> list[ob
         require_different([held for _, held in parts], number)
     parts = [(rank if own is None else own, held) for rank, (own, held) in enumerate(parts)]
     return [held for _, held in sorted(dict(parts).items())]
-
-
-def _mistake(
-    seen: torch.Tensor, before: torch.Tensor | None, told: float | None, loss: float, parts: MicroBatches, dtype: str
-) -> str | None:
-    """Return the mistake that this step shows, None where it is right or nothing known explains it."""
-    named = named_mistake(seen, before, parts, dtype)
-    if named == "" and told is not None and not math.isclose(told, loss, rel_tol=FITS[dtype]):
-        return named_loss(told, parts, dtype)
-    return named or None

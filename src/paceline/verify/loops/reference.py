@@ -117,7 +117,7 @@ class LoopReference:
         if self._optimizer is None:
             return None
         made = self._optimizer([p for p in module.parameters() if p.requires_grad])
-        steppers = [_stepper(each) for each in (made if isinstance(made, tuple | list) else (made,))]
+        steppers = [_stepper(each, set(module.parameters())) for each in (made if isinstance(made, tuple) else (made,))]
 
         def update(closure: Closure) -> None:
             for step in steppers:
@@ -188,14 +188,20 @@ class LoopReference:
         return parts
 
 
-def _stepper(made: Any) -> Callable[[Closure], None]:
-    """Return what makes a step of an optimizer, which may want a closure, or of a schedule."""
+def _stepper(made: Any, own: Collection[nn.Parameter]) -> Callable[[Closure], None]:
+    """Return what makes a step of an optimizer of `own` parameters, which may want a closure, or of a schedule."""
     step = getattr(made, "step", None)
     if not callable(step):
         raise ConfigError(
             f"optimizer= returned {type(made).__name__}, which has no step()",
             "what it makes updates the reference",
             "an optimizer, or a tuple of optimizers and of schedules of their rates",
+        )
+    if isinstance(made, torch.optim.Optimizer) and not any(p in own for g in made.param_groups for p in g["params"]):
+        raise ConfigError(
+            "optimizer= returned an optimizer of other parameters than it was given",
+            "the loop's own optimizer would make the reference's updates on the loop's model",
+            "optimizer=lambda parameters: an optimizer made of them, as the loop's is",
         )
     closure = inspect.signature(step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:

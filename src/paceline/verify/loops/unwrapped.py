@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
 from torch import nn
+
+from paceline.errors import ConfigError
 
 WRAPPED = ("module", "_orig_mod", "_fsdp_wrapped_module")  # what DDP, torch.compile and FSDP1 call what they wrap
 NESTED = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")  # within names: of blocks wrapped apart
@@ -27,6 +33,25 @@ def clean(name: str) -> str:
     for prefix in NESTED:
         name = name.replace(prefix, "")
     return name
+
+
+@contextlib.contextmanager
+def not_called(model: nn.Module) -> Iterator[None]:
+    """Raise ConfigError where the model, or what it wraps, is called inside the block: a copy of it should be."""
+
+    def refuse(module: nn.Module, given: Any) -> NoReturn:
+        raise ConfigError(
+            "the objective calls the loop's own model",
+            "one device computes on a copy, which the objective is given as its first argument",
+            "objective(model, batch) that calls the model it is given",
+        )
+
+    handles = [each.register_forward_pre_hook(refuse) for each in {model, inner_of(model)}]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _wrapped_by(model: nn.Module) -> nn.Module | None:
