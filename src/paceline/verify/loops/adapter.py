@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import functools
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,8 +42,8 @@ from paceline.verify.compare.tolerance import larger
 from paceline.verify.compare.whole_batch import FAMILY
 from paceline.verify.loops.held import HeldLoop, load_weights
 from paceline.verify.loops.pieces import AnyObjective, require_different
-from paceline.verify.loops.reference import LoopReference, Maker
-from paceline.verify.loops.unwrapped import inner_of, named, not_called
+from paceline.verify.loops.reference import Batches, LoopReference, Maker
+from paceline.verify.loops.unwrapped import inner_of, named
 from paceline.verify.rounding.conditioning import beyond_rounding
 from paceline.verify.rounding.verdict import ILL_CONDITIONED, loop_text, verdict_of
 
@@ -106,15 +107,13 @@ def verify_loop(
             "there is no batch to prove the loop with", "of no step every loop is right", "one for each step"
         )
     traits = traits_of(single)
-    held = HeldLoop(weights, world, plan, LoopReference(single, objective, optimizer, clip_norm), optimizer is not None)
+    held = HeldLoop(
+        model, weights, world, plan, LoopReference(single, objective, optimizer, clip_norm), optimizer is not None
+    )
     found: list[Difference] = []
     for number, batch in enumerate(batches, start=1):
         together = _batches(batch, part, world, number)
-        with not_called(model):
-            held.before([split(each) if split else [each] for each in together] if world.is_first else [])
-        with held.gradients.during():
-            told = step(batch)
-        found += held.against(number, told)
+        found += held.against(number, functools.partial(step, batch), _cut(together, split, world))
     wrong, rounding = beyond_rounding(found, dtype, held.reference.again() if world.is_first else None, world)
     first = first_difference(wrong, found, plan, traits) or world.share(held.reference.not_a_sum)
     verdict = verdict_of(first, rounding)
@@ -131,6 +130,11 @@ def verify_loop(
         mistake=None if first is None else world.share(None if first.family == FAMILY else held.mistake),
     )
     return dataclasses.replace(result, text=loop_text(result))
+
+
+def _cut(parts: list[object], split: Callable[[object], Sequence[object]] | None, world: World) -> Batches:
+    """Return the micro-batches of every part on rank 0, which alone computes them."""
+    return [split(each) if split else [each] for each in parts] if world.is_first else []
 
 
 def failure_of(result: LoopProof) -> VerificationFailed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,16 +18,23 @@ from paceline.verify.compare.measures import number_differences, tensor_differen
 from paceline.verify.loops.gradients import GradientsTaken
 from paceline.verify.loops.mistakes import FITS, MicroBatches, named_loss, named_mistake, sampled
 from paceline.verify.loops.reference import Batches, LoopReference, weights_of
-from paceline.verify.loops.unwrapped import named
+from paceline.verify.loops.unwrapped import named, not_called
 
 
 class HeldLoop:
     """A loop on one of its ranks, held against one device step by step; `mistake` is what it does wrong, on rank 0."""
 
     def __init__(
-        self, weights: dict[str, nn.Parameter], world: World, plan: Plan, reference: LoopReference, updates: bool
+        self,
+        model: nn.Module,
+        weights: dict[str, nn.Parameter],
+        world: World,
+        plan: Plan,
+        reference: LoopReference,
+        updates: bool,
     ) -> None:
-        self.reference, self.gradients = reference, GradientsTaken(weights)
+        self._model = model
+        self.reference, self._gradients = reference, GradientsTaken(weights)
         self.mistake: str | None = None
         self._weights, self._world, self._plan, self._updates = weights, world, plan, updates
         self._start = weights_of(reference.module)
@@ -35,25 +42,16 @@ class HeldLoop:
         self._parts: MicroBatches | None = None  # of the step that has begun, on rank 0
         self._last_seen: torch.Tensor | None = None
 
-    def before(self, together: Batches) -> None:
-        """Compute the gradients of one device, on rank 0, before the loop makes a step on these micro-batches.
+    def against(self, number: int, step: Callable[[], Any], together: Batches) -> list[Difference]:
+        """Make a step of the loop and return how far it is from one device's, in order of cause. Every rank calls it.
 
-        Every rank calls it, and raises what rank 0 raises: none waits in the step for one that is gone.
+        `together` are the step's micro-batches of all parts, on rank 0.
         """
-        failed, cause = None, None
-        if self._world.is_first:
-            try:
-                self._parts = self.reference.begin(together, self._plan.precision)
-            except Exception as error:  # whatever the user's objective raises
-                failed, cause = _as_told(error), error
-        failed = self._world.share(failed)
-        if failed is not None:
-            raise failed from cause
-
-    def against(self, number: int, told: Any) -> list[Difference]:
-        """Return how far the step that was just made is from one device's, in order of cause. Every rank calls it."""
+        self._begin(together)
+        with self._gradients.during():
+            told = step()
         world, layout = self._world, self._plan.layout
-        gradients = self.gradients.of_step(number)
+        gradients = self._gradients.of_step(number)
         whole = {name: whole_of(gradient) for name, gradient in gradients.items()}
         seen = sampled(whole, named(self.reference.module))
         frozen = self._frozen_now(number)
@@ -72,6 +70,22 @@ class HeldLoop:
             return found
         after = {name: weight for name, weight in self._weights.items() if name in self._start}
         return found + tensor_differences("weights", after, expected.weights, number, world, layout, self._start)
+
+    def _begin(self, together: Batches) -> None:
+        """Compute the gradients of one device, on rank 0, before the loop makes its step.
+
+        Every rank raises what rank 0 raises: none waits in the step for one that is gone.
+        """
+        failed, cause = None, None
+        if self._world.is_first:
+            try:
+                with not_called(self._model):
+                    self._parts = self.reference.begin(together, self._plan.precision)
+            except Exception as error:  # whatever the user's objective raises
+                failed, cause = _as_told(error), error
+        failed = self._world.share(failed)
+        if failed is not None:
+            raise failed from cause
 
     def _frozen_now(self, number: int) -> frozenset[str]:
         """Return what the loop has frozen since the start, as loops do in turn.
