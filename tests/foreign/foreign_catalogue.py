@@ -10,13 +10,12 @@ import models_newest
 import models_odd
 import models_own
 import models_peculiar
-import models_rare
 import models_strange
 import models_stranger
 import models_unusual
 
 UNUSUAL, HF, DATA = "models_unusual:", "models_huggingface:", "foreign_data:"
-MODULES = (models_own, models_unusual, models_strange, models_stranger, models_odd, models_rare, models_peculiar,
+MODULES = (models_own, models_unusual, models_strange, models_stranger, models_odd, models_peculiar,
            models_newest)  # fmt: skip
 
 

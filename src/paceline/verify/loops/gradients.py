@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import nn
@@ -46,7 +45,7 @@ class GradientsTaken:
             )
         return gradients
 
-    def _look(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _look(self, optimizer: Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         if any(given is not None for given in (*args[1:], kwargs.get("closure"))):
             return  # a closure computes the gradients that are taken, after this
         for group in optimizer.param_groups:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import nn
@@ -42,7 +41,7 @@ class HeldLoop:
         self._parts: MicroBatches | None = None  # of the step that has begun, on rank 0
         self._last_seen: torch.Tensor | None = None
 
-    def against(self, number: int, step: Callable[[], Any], together: Batches) -> list[Difference]:
+    def against(self, number: int, step: Callable[[], object], together: Batches) -> list[Difference]:
         """Make a step of the loop and return how far it is from one device's, in order of cause. Every rank calls it.
 
         `together` are the step's micro-batches of all parts, on rank 0.
@@ -112,14 +111,15 @@ def _as_told(error: Exception) -> PacelineError:
     )
 
 
-def loss_told(told: Any) -> float | None:
+def loss_told(told: object) -> float | None:
     """Return the loss that a step returned: a number, a tensor of one, or either under "loss"; None where it has none.
 
     Raises ConfigError for anything else.
     """
     found = told["loss"] if isinstance(told, Mapping) and "loss" in told else told
     try:
-        return None if found is None else float(found.detach() if isinstance(found, torch.Tensor) else found)
+        found = found.detach() if isinstance(found, torch.Tensor) else found
+        return None if found is None else float(found)  # type: ignore[arg-type]  # what it is shows here
     except (TypeError, ValueError, RuntimeError):
         raise ConfigError(
             f"the step returned {type(told).__name__}, which is no loss",

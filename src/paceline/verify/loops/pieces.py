@@ -31,7 +31,7 @@ LIKELY = (
 )
 
 
-def joined(pieces: Sequence[Any]) -> Any:
+def joined(pieces: Sequence[object]) -> object:
     """Return one batch of the rows of all pieces, None where they are not alike but for their number of rows.
 
     The first dimension of every tensor of a piece must be its rows; what is no tensor must be the same in all.
@@ -49,7 +49,7 @@ def joined(pieces: Sequence[Any]) -> Any:
     return tree_unflatten([torch.cat(c) if isinstance(c[0], Tensor) else c[0] for c in columns], spec)
 
 
-def together(batches: Sequence[Sequence[Any]]) -> list[list[Any]]:
+def together(batches: Sequence[Sequence[object]]) -> list[list[object]]:
     """Return all rows of a step as one micro-batch of one part, as a coupled objective wants them.
 
     Raises ConfigError where they cannot be put together.
@@ -66,7 +66,7 @@ def together(batches: Sequence[Sequence[Any]]) -> list[list[Any]]:
 
 
 def not_a_sum(
-    module: nn.Module, objective: AnyObjective, pieces: Sequence[Any], losses: Sequence[float], dtype: str
+    module: nn.Module, objective: AnyObjective, pieces: Sequence[object], losses: Sequence[float], dtype: str
 ) -> FirstDifference | None:
     """Return what says that a loss is no sum over rows, given those of the pieces; None where it is, or none can tell.
 
@@ -91,7 +91,7 @@ def not_a_sum(
     )  # fmt: skip
 
 
-def require_different(batches: Sequence[Any], number: int) -> None:
+def require_different(batches: Sequence[object], number: int) -> None:
     """Raise ConfigError where two ranks have the same batch: one device takes every row of a step once."""
     for (rank, one), (other, theirs) in combinations(enumerate(batches), 2):
         if _is_same(one, theirs):
@@ -103,14 +103,14 @@ def require_different(batches: Sequence[Any], number: int) -> None:
             )
 
 
-def _are_alike(column: Sequence[Any]) -> bool:
+def _are_alike(column: Sequence[object]) -> bool:
     first = column[0]
     if isinstance(first, Tensor):
         return all(isinstance(x, Tensor) and (x.shape[1:], x.dtype) == (first.shape[1:], first.dtype) for x in column)
     return all(type(x) is type(first) and bool(x == first) for x in column)
 
 
-def _is_same(one: Any, other: Any) -> bool:
+def _is_same(one: object, other: object) -> bool:
     (ours, spec), (theirs, their_spec) = tree_flatten(one), tree_flatten(other)
     pairs = list(zip(ours, theirs, strict=False))
     tensors = [pair for pair in pairs if isinstance(pair[0], Tensor) and isinstance(pair[1], Tensor)]

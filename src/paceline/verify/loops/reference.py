@@ -188,7 +188,7 @@ class LoopReference:
         return parts
 
 
-def _stepper(made: Any, own: Collection[nn.Parameter]) -> Callable[[Closure], None]:
+def _stepper(made: object, own: Collection[nn.Parameter]) -> Callable[[Closure], None]:
     """Return what makes a step of an optimizer of `own` parameters, which may want a closure, or of a schedule."""
     step = getattr(made, "step", None)
     if not callable(step):

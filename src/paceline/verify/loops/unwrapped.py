@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from torch import nn
 
@@ -39,7 +39,7 @@ def clean(name: str) -> str:
 def not_called(model: nn.Module) -> Iterator[None]:
     """Raise ConfigError where the model, or what it wraps, is called inside the block: a copy of it should be."""
 
-    def refuse(module: nn.Module, given: Any) -> NoReturn:
+    def refuse(module: nn.Module, given: object) -> NoReturn:
         raise ConfigError(
             "the objective calls the loop's own model",
             "one device computes on a copy, which the objective is given as its first argument",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +60,7 @@ class Steady:
     def __init__(self) -> None:
         self._calls = 0
 
-    def run(self, name: str, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run(self, name: str, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, object]) -> object:
         """Return the result of a random operator of that name."""
         self._calls += 1
         torch.manual_seed(self._calls)  # whoever traces puts the state back
