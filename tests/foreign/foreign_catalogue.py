@@ -188,6 +188,10 @@ ODD_PROGRAMS = (
     _own("expert choice", "experts choose among the rows that are there", "ChosenTokens", "vectors"),
     _own("unique tokens", "each token of a batch is computed once", "UniqueTokens", "next_tokens", "next_token"),
     _own("nn.Transformer", "torch's encoder and decoder in one", "Translator", "next_tokens", "next_token"),
+)  # fmt: skip
+
+# The same, of kinds that nobody had brought: other ways to build a module, to hand it rows, to sum up a loss.
+NEWEST_PROGRAMS = (
     _own("scripted blocks", "`torch.jit.script`", "scripted", "vectors"),
     _own("traced graph", "`torch.fx.symbolic_trace`", "of_a_graph", "vectors"),
     _own("lazy layers", "made by a first row in the factory", "lazy", "vectors"),

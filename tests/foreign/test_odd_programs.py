@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from distributed import run_ranks
-from foreign_catalogue import HF_MODELS, MORE_FAMILIES, ODD_PROGRAMS, OWN_MODELS, Foreign
+from foreign_catalogue import HF_MODELS, MORE_FAMILIES, NEWEST_PROGRAMS, ODD_PROGRAMS, OWN_MODELS, Foreign
 from foreign_held import BATCH, every_axis, look, spec_of, task_of
 from plain_loop import trained
 from runs import steps_of
@@ -49,7 +49,7 @@ VERDICTS = {
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("row", ODD_PROGRAMS, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [*ODD_PROGRAMS, *NEWEST_PROGRAMS], ids=lambda row: row.name)
 def test_an_odd_program_trains_as_in_a_plain_loop_or_is_told(row: Foreign) -> None:
     record = look(row, whole=False)
     assert verdict(record) == VERDICTS.get(row.name, "same"), record
@@ -82,7 +82,7 @@ def test_every_axis_that_is_offered_is_proven_equal_or_refused_in_words(row: For
 
 # ---- compiled blocks -------------------------------------------------------------------------------------------------
 
-ROWS = {row.name: row for row in (*HF_MODELS, *MORE_FAMILIES, *OWN_MODELS, *ODD_PROGRAMS)}
+ROWS = {row.name: row for row in (*HF_MODELS, *MORE_FAMILIES, *OWN_MODELS, *ODD_PROGRAMS, *NEWEST_PROGRAMS)}
 # Of each kind of block one: what the compiler makes of others is alike.
 FAMILIES = (
     "Llama", "Qwen2", "Gemma2", "Phi", "GPTNeoX", "Falcon", "GPT2", "Bloom", "Mixtral", "Qwen3Moe", "DeepseekV3",
