@@ -148,18 +148,6 @@ class Segments(nn.Module):
 # ---- what it computes ------------------------------------------------------------------------------------------------
 
 
-class SparseGradients(nn.Module):
-    """An embedding whose gradient is sparse."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.head = nn.Embedding(VOCAB, WIDTH, sparse=True), nn.Linear(WIDTH, VOCAB)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return logits [rows, seq, vocab]."""
-        return self.head(self.embed(tokens).tanh())
-
-
 class Diagonal(nn.Module):
     """A diagonal state space in complex numbers, as a convolution by FFT."""
 
@@ -232,7 +220,7 @@ class Windows(nn.Module):
         return self.head(x.flatten(1))
 
 
-class Turned(nn.Module):
+class Straightened(nn.Module):
     """A spatial transformer: each image is sampled at places that a network finds."""
 
     def __init__(self) -> None:

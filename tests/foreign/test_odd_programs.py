@@ -44,6 +44,9 @@ VERDICTS = {
     **dict.fromkeys(("numpy's choice", "Python's order", "random weights", "RReLU"), "random"),
     **dict.fromkeys(("compiled part", "penalty for each row", "one penalty"), "failed"),
     **dict.fromkeys(("first batch", "adaptive softmax", "sparse codes"), "failed"),
+    **dict.fromkeys(("dropout in evaluations", "Gumbel choice"), "random"),
+    **dict.fromkeys(("survival", "Dice", "a mean of z-losses"), "told"),
+    **dict.fromkeys(("scripted blocks", "jacobian in forward"), "refused"),
     **dict.fromkeys(("sparse buffer", "inner steps", "late head", "extra state"), "refused"),
 }
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from tests_shared import SEQ_LEN, VOCAB, PaddedText
 from torch import Tensor, nn
 
+from paceline.errors import ConfigError
 from paceline.spec.profile import ModelProfile
 from paceline.spec.task import ModelSpec, Task
 from paceline.task.models.sizes import resolve_decoder
@@ -83,6 +84,22 @@ class DroppedAsAsked(Program):
         return F.dropout(x if float(x.detach().sum()) > -1e9 else -x, 0.2, self.training)
 
 
+class Scripted(Program):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(torch.jit.script(nn.Linear(WIDTH, WIDTH)) for _ in range(3))
+
+    def look(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Transformed(Program):
+    def look(self, x: Tensor) -> Tensor:
+        return torch.func.vmap(torch.func.grad(lambda row: row.tanh().sum()))(x)
+
+
 class Item(Program):
     def look(self, x: Tensor) -> Tensor:
         return x * float(x.detach().abs().max().item())
@@ -128,6 +145,13 @@ def test_random_numbers_for_as_many_rows_as_chance_sends_belong_to_no_sample() -
     assert "random numbers that belong to no sample" in closed["dp_shard"]
     for kind in (DroppedAsAsked, Coin):
         assert not {"dp_replicate", "dp_shard", "accumulation"} & set(profiled(kind).closed_axes or {}), kind
+
+
+@pytest.mark.parametrize(("kind", "way_out"), [(Scripted, "without torch.jit.script"), (Transformed, "create_graph")])
+def test_what_nobody_can_watch_is_refused_with_the_way_out(kind: type[Program], way_out: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be traced") as error:
+        profiled(kind)
+    assert way_out in error.value.try_
 
 
 def test_a_named_factory_too() -> None:

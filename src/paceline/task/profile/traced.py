@@ -47,6 +47,14 @@ NEEDS_GRADIENTS = (
     "`with torch.enable_grad():` around what asks for gradients inside of the objective: where a program is only looked"
     " at, and in evaluations, none are followed"
 )
+NEEDS_PLAIN_MODULES = (
+    "the same modules without torch.jit.script: scripted ones take no hooks, by which blocks are told apart;"
+    " plan.compile = true compiles blocks"
+)
+NEEDS_PLAIN_GRADIENTS = (
+    "torch.autograd.grad(..., create_graph=True) inside of the forward pass, in place of torch.func's transforms, which"
+    " nobody can watch: what a backward pass keeps is counted by watching"
+)
 REST = "rest"  # all that lies outside the repeated blocks, loss included
 REAL_COPIES = 4  # a pass for real needs the weights, perhaps a second copy of them, and activations nobody knows of yet
 
@@ -227,8 +235,17 @@ def _trace(
             f"the model {type(model).__name__} cannot be traced",
             f"its forward pass failed on a batch of the data, {_said(error)}; and on tensors without values, "
             f"{_said(errors[0])}",
-            NEEDS_GRADIENTS if is_of_no_gradient(error) else CALL_IT,
+            _way_out(model, error),
         ) from error
+
+
+def _way_out(model: nn.Module, error: Exception) -> str:
+    """Return what to try where a model's forward pass fails while it is watched."""
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        return NEEDS_PLAIN_MODULES
+    if "torch.func" in str(error) and "saved tensor hooks" in str(error):  # torch's error has no kind of its own
+        return NEEDS_PLAIN_GRADIENTS
+    return NEEDS_GRADIENTS if is_of_no_gradient(error) else CALL_IT
 
 
 def _note_strays(
