@@ -87,7 +87,9 @@ class DroppedAsAsked(Program):
 class Scripted(Program):
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(torch.jit.script(nn.Linear(WIDTH, WIDTH)) for _ in range(3))
+        self.blocks = nn.ModuleList(
+            torch.jit.script(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU())) for _ in range(3)
+        )
 
     def look(self, x: Tensor) -> Tensor:
         for block in self.blocks:
