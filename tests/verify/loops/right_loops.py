@@ -374,6 +374,34 @@ def statistics(kind: str) -> LoopProof:
     return proven(lambda batch: take(model, classified, batch, optimizer), model)
 
 
+def pieces_by_hand(kind: str) -> LoopProof:
+    """Micro-batches of two rows on one device: plain, under autocast, or with their own batch statistics."""
+    torch.manual_seed(5)
+    norm: nn.Module = nn.BatchNorm1d(8) if kind == "statistics" else nn.Identity()
+    model = nn.Sequential(nn.Linear(WIDTH, 8), norm, nn.Tanh(), nn.Linear(8, CLASSES))
+
+    def narrow(model: nn.Module, batch: Any) -> Told:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=kind == "autocast"):
+            logits = model(batch[0])
+        return F.cross_entropy(logits.float(), batch[1], reduction="sum"), len(batch[0])
+
+    def pieces(batch: Any) -> list[Pair]:
+        return list(zip(batch[0].split(2), batch[1].split(2), strict=True))
+
+    optimizer = adam(model.parameters())
+
+    def step(batch: Any) -> Tensor:
+        optimizer.zero_grad()
+        losses = [narrow(model, piece)[0] / len(batch[0]) for piece in pieces(batch)]
+        for loss in losses:
+            loss.backward()
+        optimizer.step()
+        return torch.stack(losses).sum()
+
+    given = [(x.float(), y) for x, y in batches(rows=8)]
+    return proven(step, model, given, objective=narrow, split=pieces)
+
+
 def same_batch(said: bool) -> LoopProof:
     """Both ranks have the same rows; where it is said that they share them, that is right."""
     torch.manual_seed(7)

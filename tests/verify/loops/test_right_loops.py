@@ -43,6 +43,14 @@ def test_a_right_loop_is_equal(what: str) -> None:
     assert all(result.equal for result in results), results[0].text
 
 
+@pytest.mark.parametrize("kind", ["plain", "autocast", "statistics"])
+def test_micro_batches_of_one_device_are_held_too(kind: str) -> None:
+    """Parts in bf16 round otherwise by the number of rows, and are not called rows that see each other."""
+    found = right_loops.pieces_by_hand(kind)
+    assert (found.verdict == "unequal") is (kind == "statistics"), found.text
+    assert ("not a sum over rows" in found.text) is (kind == "statistics")
+
+
 def test_rows_that_see_each_other_within_a_rank_are_told() -> None:
     """One device that takes the same pieces computes the same numbers, and is not what is meant."""
     for given in ((right_loops.contrast, True), (right_loops.statistics, "own")):

@@ -71,10 +71,13 @@ class LoopReference:
         with torch.random.fork_rng(devices=[]):  # the loop draws what it would without a proof
             torch.manual_seed(ASIDE)
             parts = self._backward(self.module, batches)
+            self._made.append(_Begun(batches, parts))
             if is_first:
                 pieces = [_on_cpu(piece) for part in batches for piece in part]
-                self.not_a_sum = not_a_sum(self._starts[0], self._objective, pieces, parts.losses, dtype)
-        self._made.append(_Begun(batches, parts))
+                self.not_a_sum = not_a_sum(
+                    self._starts[0], self._objective, pieces, parts.losses, dtype,
+                    lambda: torch.finfo(self._narrowest().dtype).eps,
+                )  # fmt: skip
         return parts
 
     def finish(self, frozen: Collection[str] = ()) -> ReferenceStep:
