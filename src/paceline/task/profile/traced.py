@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -208,7 +207,10 @@ def _trace(
         if any(count.draws for count in counts):
             # For real, what is drawn may decide what is drawn next: by steady numbers it decides alike.
             steady = not how.get("fake", True)
-            again = functools.partial(trace, what, blocks, objective=objective, memory=False, steady=steady, **how)
+
+            def again(rows: object) -> list[Counts]:
+                return trace(what, blocks, rows, objective, memory=False, steady=steady, **how)
+
             _note_strays(counts, lambda: again(batch) if steady else counts, lambda: again(with_one_more(batch)), batch)
         return counts, routed, ""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -20,14 +21,15 @@ BYTE = 0x80  # its complement, 0x7f in every byte, is a number near the largest 
 @contextlib.contextmanager
 def other_contents() -> Iterator[None]:
     """Have memory that nobody wrote hold other values for a while: torch fills none, and the C library does."""
-    fills = torch.utils.deterministic.fill_uninitialized_memory
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    settings: Any = torch.utils.deterministic  # its class has the switch, and torch's types do not know it
+    fills = settings.fill_uninitialized_memory
+    settings.fill_uninitialized_memory = False
     _perturb(BYTE)
     try:
         yield
     finally:
         _perturb(0)
-        torch.utils.deterministic.fill_uninitialized_memory = fills
+        settings.fill_uninitialized_memory = fills
 
 
 def _perturb(byte: int) -> None:
