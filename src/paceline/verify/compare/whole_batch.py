@@ -27,6 +27,7 @@ from paceline.spec.task import Task
 from paceline.task.coupling import is_coupled
 from paceline.task.data.order.of_source import ids_at
 from paceline.task.data.protocol import Source
+from paceline.task.models.held import buffers_kept
 from paceline.task.turns import Turn, turns_of
 from paceline.verify.compare.asked import Asked
 from paceline.verify.compare.diagnosis import LISTED, NOT_REPRODUCIBLE, told
@@ -187,22 +188,19 @@ class _Difference:
 def _numbers(asked: Asked, program: _Program, turn: Turn, sizes: tuple[int, ...]) -> _Numbers:
     """Return loss and gradients per item of the first batch in pieces of these sizes, on the weights of the start."""
     task, source, model = asked.task, asked.source, program.model
-    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     model.zero_grad(set_to_none=True)
     loss = weight = magnitude = 0.0
     start = 0
-    for size in sizes:
-        positions = np.arange(start, start + size, dtype=np.int64)
-        data = source.read(ids_at(source, task.seed, positions), positions)
-        with program.randomness.during(SampleRows(positions, turn.draws_as(1), length_of(data))):
-            loss_sum, count = turn.objective(model, cast_floats(data, torch.float64))
-        loss_sum.backward()
-        piece = float(loss_sum.detach())
-        loss, magnitude, weight, start = loss + piece, magnitude + abs(piece), weight + float(count), start + size
+    with buffers_kept(model):
+        for size in sizes:
+            positions = np.arange(start, start + size, dtype=np.int64)
+            data = source.read(ids_at(source, task.seed, positions), positions)
+            with program.randomness.during(SampleRows(positions, turn.draws_as(1), length_of(data))):
+                loss_sum, count = turn.objective(model, cast_floats(data, torch.float64))
+            loss_sum.backward()
+            piece = float(loss_sum.detach())
+            loss, magnitude, weight, start = loss + piece, magnitude + abs(piece), weight + float(count), start + size
     gradients = {n: p.grad.detach().clone() for n, p in model.named_parameters() if p.grad is not None}
-    with torch.no_grad():
-        for name, buffer in model.named_buffers():
-            buffer.copy_(buffers[name])
     by = weight or 1.0
     return _Numbers(sizes, loss / by, magnitude / abs(by), {name: grad / by for name, grad in gradients.items()})
 
