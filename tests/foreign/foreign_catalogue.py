@@ -6,16 +6,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import models_huggingface
+import models_newest
 import models_odd
 import models_own
 import models_peculiar
-import models_rare
 import models_strange
 import models_stranger
 import models_unusual
 
 UNUSUAL, HF, DATA = "models_unusual:", "models_huggingface:", "foreign_data:"
-MODULES = (models_own, models_unusual, models_strange, models_stranger, models_odd, models_rare, models_peculiar)
+MODULES = (models_own, models_unusual, models_strange, models_stranger, models_odd, models_peculiar,
+           models_newest)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -187,6 +188,41 @@ ODD_PROGRAMS = (
     _own("expert choice", "experts choose among the rows that are there", "ChosenTokens", "vectors"),
     _own("unique tokens", "each token of a batch is computed once", "UniqueTokens", "next_tokens", "next_token"),
     _own("nn.Transformer", "torch's encoder and decoder in one", "Translator", "next_tokens", "next_token"),
+)  # fmt: skip
+
+# The same, of kinds that nobody had brought: other ways to build a module, to hand it rows, to sum up a loss.
+NEWEST_PROGRAMS = (
+    _own("scripted blocks", "`torch.jit.script`", "scripted", "vectors"),
+    _own("traced graph", "`torch.fx.symbolic_trace`", "of_a_graph", "vectors"),
+    _own("lazy layers", "made by a first row in the factory", "lazy", "vectors"),
+    _own("two parametrisations", "one after the other, of a layer in two places", "parametrised_twice", "vectors"),
+    _own("shared by three", "embedding, head and a list hold one weight", "SharedByThree", "next_tokens", "next_token"),
+    _own("hooks on values", "before and after blocks", "PreHooked", "vectors"),
+    _own("weight as a property", "the product of two, and a parameter that is none", "Computed", "vectors"),
+    _own("growing table", "a buffer that is not saved grows in forward", "Cached", "next_tokens", "next_token"),
+    _own("functional call", "`torch.func.functional_call` with moved weights", "Functional", "vectors"),
+    _own("checkpoint_sequential", "and `save_on_cpu`", "Segments", "vectors"),
+    _own("diagonal states", "complex poles, a convolution by FFT", "Diagonal", "next_tokens", "next_token"),
+    _own("slot attention", "learnt queries compete, by a GRU cell", "Slots", "vectors"),
+    _own("mixture of depths", "top tokens of each row", "Depths", "next_tokens", "next_token"),
+    _own("patches", "unfold, depth-wise, pixel shuffle, resize", "Windows", "images"),
+    _own("spatial transformer", "affine_grid, grid_sample", "Straightened", "images"),
+    _own("linear algebra", "Cholesky and eigenvalues for each row", "Solved", "vectors"),
+    _own("grouped attention", "`enable_gqa`, RMSNorm, a gate", "Grouped", "next_tokens", "next_token"),
+    _own("splines", "hat functions on a grid", "Splines", "vectors"),
+    _own("scatter_reduce", "largest of groups, logcumsumexp", "Reduced", "vectors"),
+    _own("Function with a context", "setup_context, vmap, an output without gradient", "Bounded", "vectors"),
+    _own("dropout in evaluations", "of whole channels too", "AlwaysDrops", "vectors", random=True),
+    _own("Gumbel choice", "and a distribution's rsample", "Gumbel", "vectors", random=True),
+    _own("jacobian in forward", "`vmap` of `jacrev`", "CheckedFunction", "vectors"),
+    _own("inputs by name", "a nested dictionary, keyword-only", "NamedInputs", "named_rows", "by_names"),
+    _own("outcome", "a class with a dictionary of tuples", "Outcomes", "vectors", "of_outcomes"),
+    _own("CRF", "the sum over all paths, a loop over places", "SharedByThree", "next_tokens", "chained"),
+    _own("focal loss", "weights that follow from the model", "Classifier", "vectors", "focal"),
+    _own("survival", "each row against those that live longer", "Classifier", "vectors", "survival"),
+    _own("Dice", "the overlap of all rows together", "Classifier", "vectors", "dice"),
+    _own("a mean of z-losses", "in a sum", "Classifier", "vectors", "with_z_loss"),
+    _own("views in place", "logits are changed through views", "Classifier", "vectors", "moved_views"),
 )  # fmt: skip
 
 HF_MODELS = (

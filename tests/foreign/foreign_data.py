@@ -144,3 +144,13 @@ def graphs(nodes: int = 6) -> Rows:
         return {"nodes": torch.randn(nodes, 8, generator=generator), "edges": edges, "labels": label}
 
     return Rows(row)
+
+
+def named_rows(width: int = 16) -> Rows:
+    """Return rows with names, one of which has a dictionary of its own."""
+
+    def row(generator: torch.Generator) -> dict[str, Any]:
+        x, label = vectors(width)._make(generator)
+        return {"x": x, "more": {"scale": torch.rand((), generator=generator) + 0.5}, "label": label}
+
+    return Rows(row)

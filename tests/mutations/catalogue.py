@@ -27,6 +27,7 @@ PACKED = 'rows = "packed", cross_documents = false'
 GROUPS = 'groups = [{ match = ["*down_proj*"], lr_scale = 0.25 }]'
 QUERY_NORMS = f"{DECODER.replace('llama-1m', 'qwen3-30b-a3b')}, experts = 4, top_k = 2, vocab = 257"
 LORA = '[task.adapter]\nkind = "lora"\nrank = 4\nalpha = 8\n'
+OWN = 'name = "planted_models:Transposed"'
 TIED_CHAIN = 'name = "planted_models:TiedChain"'
 SHARED_EXPERTS = f"{BALANCED.replace('moe-2m', 'deepseek-moe-16b')}, top_k = 2, vocab = 257"
 HEAD_GROUP = GROUPS.replace("*down_proj*", "head.*")
@@ -165,6 +166,7 @@ CASES = {
     "biases, tensor": Case("tp=2", 'name = "planted_models:Biased"'),
     "branches, hybrid": Case("dp_replicate=2,dp_shard=2", 'name = "planted_models:Branches"'),
     "zero 2": Case("dp_shard=2,zero=2"),
+    "copies, recompute": Case("dp_replicate=2,recompute=full"),
     "experts, stages, copies": Case("dp_replicate=2,pp=2", BALANCED),
     # Losses that are no sums over rows.
     "contrast": Case("dp_replicate=2", 'name = "planted_models:Halves"', "info_nce"),
@@ -173,6 +175,15 @@ CASES = {
     "statistics of all": Case("dp_replicate=2", 'name = "planted_models:Synced"'),
     "mean and one": Case("dp_shard=2", 'name = "planted_models:Chain"', "mean_and_one"),
     "mean and rows": Case("dp_shard=2", 'name = "planted_models:Chain"', "mean_and_rows"),
+    "capacity by the tokens of a micro-batch": Case("dp_replicate=2", 'name = "planted_models:Capacity"'),
+    "attention takes rows for tokens": Case("dp_replicate=2", 'name = "planted_models:Crossed"'),
+    "positions go on from row to row": Case("dp_shard=2", 'name = "planted_models:Counting"'),
+    "rows are mixed with others of their micro-batch": Case("dp_replicate=2", OWN, "mixed_rows"),
+    "a z-loss is a mean": Case("dp_shard=2", OWN, "z_mean"),
+    "classes weigh by a micro-batch's own counts": Case("dp_replicate=2", OWN, "balanced"),
+    "the harder half of a micro-batch": Case("dp_shard=2", OWN, "hardest"),
+    "noise by a seed of the rank": Case("dp_replicate=2", OWN, "noise_by_rank"),
+    "a rank scales by its own number": Case("dp_shard=2", 'name = "planted_models:ByPlace"'),
     # Precisions of less than fp32.
     "copies, bf16": Case("dp_replicate=2,precision=bf16"),
     "copies, fp16": Case("dp_replicate=2,precision=fp16"),

@@ -40,7 +40,9 @@ with evaluations, a checkpoint and resumes), or only `low precision`, no update 
 ends with an error, the command does so too. `make test` plants one of each kind again, `make test-deep` all.
 
 Unplanted controls, {controls} of them, are never flagged. The reference that a proof compares with is
-[written plainly](guide/plan/verifying.md), so a mistake in the run is not in it too.
+[written plainly](guide/plan/verifying.md), so a mistake in the run is not in it too. Mistakes in loops of other people,
+which [`verify_loop`](guide/plan/verifying.md#a-loop-of-your-own-or-another-frameworks) must tell, are changes of one
+right loop in `tests/verify/loops/wrong_loops.py`; right ones that it must not flag are in `right_loops.py` beside it.
 
 | family | planted | caught by | names | likely cause that is given |
 |---|---|---|---|---|

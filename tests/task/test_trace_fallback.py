@@ -65,6 +65,43 @@ class Coin(Program):
         return x.relu() if torch.rand(()) < 0.5 else x
 
 
+class Dispatched(Program):
+    """Two experts that rows go to in turn, each with dropout: it draws for as many rows as it has."""
+
+    def look(self, x: Tensor) -> Tensor:
+        chosen = torch.arange(len(x)) % 2
+        out = torch.zeros_like(x)
+        for expert in chosen.unique():
+            rows = (chosen == expert).nonzero()[:, 0]
+            out = out.index_copy(0, rows, F.dropout(x[rows] * (1 + expert), 0.2, self.training))
+        return out
+
+
+class DroppedAsAsked(Program):
+    """Dropout for every row, beside a look at values, which has it run for real."""
+
+    def look(self, x: Tensor) -> Tensor:
+        return F.dropout(x if float(x.detach().sum()) > -1e9 else -x, 0.2, self.training)
+
+
+class Scripted(Program):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            torch.jit.script(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU())) for _ in range(3)
+        )
+
+    def look(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Transformed(Program):
+    def look(self, x: Tensor) -> Tensor:
+        return torch.func.vmap(torch.func.grad(lambda row: row.tanh().sum()))(x)
+
+
 class Item(Program):
     def look(self, x: Tensor) -> Tensor:
         return x * float(x.detach().abs().max().item())
@@ -101,6 +138,22 @@ def test_a_factory_s_model_is_profiled_whatever_it_looks_at(kind: type[Program])
     assert profile.source == "traced" and not profile.note
     assert profile.forward_flops == PRODUCTS
     assert profiled(kind()).forward_flops == PRODUCTS
+
+
+def test_random_numbers_for_as_many_rows_as_chance_sends_belong_to_no_sample() -> None:
+    """The plan closes what training would refuse; what draws for each row, or decides by what is drawn, stays open."""
+    closed = profiled(Dispatched).closed_axes or {}
+    assert {"dp_replicate", "dp_shard", "accumulation"} <= set(closed)
+    assert "random numbers that belong to no sample" in closed["dp_shard"]
+    for kind in (DroppedAsAsked, Coin):
+        assert not {"dp_replicate", "dp_shard", "accumulation"} & set(profiled(kind).closed_axes or {}), kind
+
+
+@pytest.mark.parametrize(("kind", "way_out"), [(Scripted, "without torch.jit.script"), (Transformed, "create_graph")])
+def test_what_nobody_can_watch_is_refused_with_the_way_out(kind: type[Program], way_out: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be traced") as error:
+        profiled(kind)
+    assert way_out in error.value.try_
 
 
 def test_a_named_factory_too() -> None:

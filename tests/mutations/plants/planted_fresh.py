@@ -5,12 +5,24 @@ And small ones in ways that no other file has: biases, doubled blocks, stale rat
 
 from __future__ import annotations
 
-from planted import Patch, Planted
-from planted_lines import line
-from planted_story import on_local, saved_changed_by
-from planted_three import clipped_at_twice_the_norm, running_statistics_of_one_rank
+import dataclasses
+from typing import Any
 
+import torch
+from planted import Objective, Patch, Planted, backward_scaled_by, counted, nothing, objective_changed_by
+from planted_lines import VOCABULARY, line
+from planted_story import after_restoring, on_local, saved_changed_by
+from planted_three import clipped_at_twice_the_norm, running_statistics_of_one_rank
+from torch.distributed.tensor import DTensor
+
+from paceline.run.assemble import Assembled
+from paceline.run.loop import training
+from paceline.run.loop.loader import MicroBatch
+from paceline.run.loop.passes import SequentialPasses
+from paceline.run.loop.step import Stepper
+from paceline.run.parallel import apply
 from paceline.run.process.world import World
+from paceline.run.updates import one_rule
 
 STEP, SPLIT = "run.loop.step:Stepper._update", "run.parallel.pipeline.split"
 CLIPPED = "min(1.0, clip_norm / (norm + CLIP_EPS))"
@@ -157,3 +169,242 @@ FRESH_PROOFS = [
     Planted("checkpoint", "moments are rounded to fp32 in a checkpoint", "zero 3", moments_saved_in_fp32,
             "moments", "checkpoint", "exp_avg", part="story", step=3),
 ]  # fmt: skip
+
+
+# ---- what frameworks and users have done, planted for the first time -------------------------------------------------
+
+SCALED = "torch._foreach_mul_([local_of(p.grad) for p in turn.parameters if p.grad is not None], factor)"
+OWN_CLIP = (
+    "[own.mul_(correction * min(1.0, clip_norm / (float(own.norm()) * correction + CLIP_EPS)))"
+    "\n         for own in (local_of(p.grad) for p in turn.parameters if p.grad is not None)]"
+)
+ROUNDED = (
+    f"{UPDATED}    for state in self.optimizer.state.values():\n"
+    "        state['exp_avg'].copy_(state['exp_avg'].bfloat16())\n"
+)
+COUNTED = f"{UPDATED}    for state in self.optimizer.state.values():\n        state['step'].add_(self.world.size - 1)\n"
+COUPLED_DECAY = (
+    "    for group in self.optimizer.param_groups:\n        decay, group['weight_decay'] = group['weight_decay'], 0.0\n"
+    "        for p in group['params']:\n            local_of(p.grad).add_(local_of(p), alpha=decay)\n"
+    f"{UPDATED}"
+)
+IDS = "self._seed, coming.reshape(-1))"
+EPOCH_END = "(int(positions[-1]) // self._source.samples + 1) * self._source.samples"
+
+
+def last_micro_batch_by_its_own_items(patch: Patch, world: World) -> None:
+    """The last micro-batch divides by its own items times their number, those before it rightly."""
+
+    def factor(micro: MicroBatch, all_of_rank: list[MicroBatch]) -> float:
+        is_last = micro is all_of_rank[-1] and len(all_of_rank) > 1
+        return sum(map(counted, all_of_rank)) / len(all_of_rank) / counted(micro) if is_last else 1.0
+
+    backward_scaled_by(patch, factor)
+
+
+def clipped_by_the_step_before(patch: Patch, world: World) -> None:
+    update, before = Stepper._update, [float("inf")]
+
+    def stale(self: Stepper, turn: Any, norm: float, correction: float, lr: float) -> None:
+        used, before[0] = before[0], norm
+        update(self, turn, used if used != float("inf") else 0.0, correction, lr)
+
+    patch.setattr(Stepper, "_update", stale)
+
+
+def balance_for_every_micro_batch(patch: Patch, world: World) -> None:
+    """The balance loss counts as often as there are micro-batches."""
+
+    def change(objective: Objective, micros: list[MicroBatch]) -> Objective:
+        def weighed(model: Any, batch: Any) -> Any:
+            config = model.config
+            model.config = dataclasses.replace(config, balance_weight=config.balance_weight * len(micros))
+            try:
+                return objective(model, batch)
+            finally:
+                model.config = config
+
+        return weighed
+
+    objective_changed_by(patch, change)
+
+
+def blocks_hook_twice(patch: Patch, world: World) -> None:
+    """Hooks on what blocks give, of those that are computed again, run in both passes."""
+    original = apply.checkpoint_block
+
+    def twice(block: Any, *rest: Any, **more: Any) -> None:
+        original(block, *rest, **more)
+        forward = block.forward
+
+        def hooked(*given: Any, **named: Any) -> Any:
+            out = forward(*given, **named)
+            if out.requires_grad:
+                out.register_hook(lambda grad: grad * 2)
+            return out
+
+        block.forward = hooked
+
+    patch.setattr(apply, "checkpoint_block", twice)
+
+
+def told_loss_of_the_first_rank(patch: Patch, world: World) -> None:
+    add_up = World.add_up
+
+    def own_loss(self: World, vector: Any) -> None:
+        own = vector[0].clone()
+        add_up(self, vector)
+        if len(vector) > 3:
+            vector[0] = own * self.size
+
+    patch.setattr(World, "add_up", own_loss)
+
+
+def rules_see_shards(patch: Patch, world: World) -> None:
+    """A rule for whole weights gets the gradient of a rank's own rows, and zeros for the others."""
+    whole = one_rule.whole_of
+
+    def own_rows(tensor: Any) -> Any:
+        found = whole(tensor)
+        if not isinstance(tensor, DTensor) or tensor.dim() < 2:
+            return found
+        local, kept = tensor.to_local(), torch.zeros_like(found)
+        first = world.rank * -(-found.shape[0] // world.size)
+        kept[first : first + len(local)] = local
+        return kept
+
+    patch.setattr(one_rule, "whole_of", own_rows)
+
+
+def statistics_not_restored(patch: Patch, world: World) -> None:
+    def forget(found: Any, arguments: tuple[Any, ...]) -> None:
+        built = next(given for given in arguments if isinstance(given, Assembled))
+        for name, buffer in built.model.named_buffers():
+            if name.endswith("running_mean") and found is not None:
+                buffer.zero_()
+
+    after_restoring(patch, forget)
+
+
+def rate_for_every_micro_batch(patch: Patch, world: World) -> None:
+    rate = training.learning_rate
+    patch.setattr(training, "learning_rate", lambda s, peak, step, total, *r: rate(s, peak, step * 3, total, *r))
+
+
+def moments_of_a_shard_alone(patch: Patch, world: World) -> None:
+    """Rank 1 begins its moments anew in every step."""
+
+    update = Stepper._update
+
+    def forgetting(self: Stepper, *given: Any) -> None:
+        if self.world.rank:
+            for state in self.optimizer.state.values():
+                state["exp_avg"].zero_()
+        update(self, *given)
+
+    patch.setattr(Stepper, "_update", forgetting)
+
+
+def evaluated_by_micro_batches(patch: Patch, world: World) -> None:
+    """The held-out loss is a mean over micro-batches, however many items each has."""
+    original = SequentialPasses.evaluate
+
+    def means(self: SequentialPasses, micro_batches: Any, seen: Any = None) -> tuple[float, float]:
+        parts = [original(self, [micro], seen) for micro in micro_batches if micro.counts]
+        return sum(loss / weight for loss, weight in parts), float(len(parts))
+
+    patch.setattr(SequentialPasses, "evaluate", means)
+
+
+STRANGE_PROOFS = [
+    # ---- sums and means
+    Planted("accumulation normalisation", "the last micro-batch alone divides by its own items", "copies",
+            last_micro_batch_by_its_own_items, "gradients", "gradient normalisation", "embed_tokens"),
+    Planted("data-parallel normalisation", "each rank divides the summed gradients by its own items", "copies",
+            line("run.loop.step:Stepper._make",
+                 ("correction = expected / weight_total / scale",
+                  "correction = expected / (float(weight) * self.world.size) / scale")),
+            "gradients", "gradient scale", "embed_tokens"),
+    Planted("record", "the loss that is told is the first rank's", "copies",
+            told_loss_of_the_first_rank, "loss", "reported loss", "loss"),
+    Planted("auxiliary loss", "the balance loss counts for every micro-batch", "experts, copies",
+            balance_for_every_micro_batch, "loss", "labels", "loss"),
+    Planted("recompute", "hooks of gradients run twice where blocks are computed again", "copies, recompute",
+            blocks_hook_twice, "gradients", "gradient normalisation", "layers."),
+    Planted("gradient scale", "weights without dimensions are left out of the scaling", "scalar, hybrid",
+            line(STEP, ("if p.grad is not None], factor)", "if p.grad is not None and p.dim()], factor)")),
+            "weights", "optimizer groups", "temperature"),
+    # ---- norms and clipping
+    Planted("clipping", "every tensor is clipped by its own norm", "copies",
+            line(STEP, (SCALED, OWN_CLIP)), "weights", "optimizer", "", "clipping"),
+    Planted("clipping", "every shard of a tensor is clipped by its own norm", "zero 3",
+            line(STEP, (SCALED, OWN_CLIP)), "weights", "optimizer", "", "clipping"),
+    Planted("clipping", "gradients are clipped by value", "zero 3",
+            line(STEP, (SCALED, f"{SCALED}; [local_of(p.grad).clamp_(-1e-3, 1e-3) for p in turn.parameters"
+                                " if p.grad is not None]")),
+            "weights", "optimizer", "", "clipping"),
+    Planted("clipping", "the norm that clips is that of the step before", "copies",
+            clipped_by_the_step_before, "weights", "optimizer", "", "clipping"),
+    Planted("clipping", "the norm that clips is that of sums, before they are divided by the items", "zero 3",
+            line(STEP, ("(norm + CLIP_EPS)", "(norm / correction + CLIP_EPS)")),
+            "weights", "optimizer", "", "clipping"),
+    Planted("gradient norm", "the norm is the largest tensor's", "copies",
+            line("run.loop.step:Stepper._local_squares",
+                 ("total += norm.double().square()", "total = max(total, norm.double().square())"),
+                 ("get_total_norm(gradients, error", "get_total_norm(gradients, math.inf, error")),
+            "grad_norm", "gradient norm", "grad_norm"),
+    # ---- updates
+    Planted("optimizer", "Adam counts an update for every rank", "copies",
+            line(STEP, (UPDATED, COUNTED)), "weights", "optimizer", "", step=2),
+    Planted("optimizer", "Adam counts an update for every rank of shards", "zero 3",
+            line(STEP, (UPDATED, COUNTED)), "weights", "optimizer", "", step=2),
+    Planted("optimizer", "weights decay through their gradients, as in Adam of old", "copies",
+            line(STEP, (UPDATED, COUPLED_DECAY)), "weights", "optimizer", ""),
+    Planted("half-reduced precision", "first moments of an fp32 run are kept in bf16", "zero 3",
+            line(STEP, (UPDATED, ROUNDED)), "weights", "optimizer", "", step=2),
+    Planted("optimizer", "one shard begins its moments anew in every step", "zero 3",
+            moments_of_a_shard_alone, "weights", "optimizer", "", step=2),
+    Planted("optimizer", "a rule for whole weights sees a rank's own rows alone", "muon, zero 3",
+            rules_see_shards, "weights", "optimizer", ""),
+    Planted("router statistics", "selection biases move once for every rank", "experts",
+            line("run.loop.routing:RouterWatch.finish",
+                 ("config.bias_rate)", "config.bias_rate * self.plan.layout.devices)")),
+            "buffers", "router statistics", "correction_bias"),
+    Planted("learning rate", "the schedule is stepped for every micro-batch", "copies",
+            rate_for_every_micro_batch, "lr", "learning rate", "lr", part="story", step=1),
+    # ---- experts, adapters, vocabularies
+    Planted("token dispatch", "experts have a capacity, by the tokens of their own rank", "experts",
+            line("run.parallel.expert.experts:AllToAll.combine",
+                 ("exchange_rows(results[order]",
+                  "exchange_rows((results * (torch.arange(len(results)) < 24).unsqueeze(1))[order]")),
+            "loss", "labels", "loss"),
+    Planted("adapter", "adapters are scaled by alpha over the root of the rank", "LoRA, tensor",
+            line("task.adapt.linear:adapted_product",
+                 ("thin_out.T) * spec.scale", "thin_out.T) * spec.scale * spec.rank**0.5")),
+            "loss", "forward pass", "loss"),
+    Planted("vocabulary", "rows that fill up a vocabulary count in the softmax", "tensor",
+            line(f"{VOCABULARY}:_norm_and_target",
+                 ("largest + sums[:, :1].log()", "largest + (sums[:, :1] + (-largest).exp()).log()")),
+            "loss", "forward pass", "loss"),
+    # ---- samples, evaluations, restarts
+    Planted("sample order", "an epoch is filled up with its last sample", "copies",
+            line("task.data.order.many_steps:StepIds.at",
+                 (IDS, f"self._seed, np.minimum(coming, {EPOCH_END} - 2).reshape(-1))")),
+            "samples", "sample order", "", part="story"),
+    Planted("evaluation", "the held-out loss is a mean of the micro-batches' means", "copies",
+            evaluated_by_micro_batches, "evaluation", "evaluation", part="story"),
+    Planted("evaluation", "evaluations normalise by the statistics of their own batch", "statistics of all",
+            line("run.loop.evaluate:evaluate", ("with evaluating(model), ", "with ")),
+            "buffers", "batch-norm statistics", "running_mean", part="story"),
+    Planted("resume state", "running means start again after a restart", "statistics of all",
+            statistics_not_restored, "buffers", "checkpoint", "running_mean", part="story"),
+    # ---- what a stranger's model or objective does
+    *(Planted("loss not a sum over rows", what, what, nothing, "whole batch", "loss not a sum over rows", "loss",
+              "pieces of", part="whole batch") for what in (
+        "capacity by the tokens of a micro-batch", "attention takes rows for tokens", "positions go on from row to row",
+        "rows are mixed with others of their micro-batch", "a z-loss is a mean",
+        "classes weigh by a micro-batch's own counts", "the harder half of a micro-batch")),
+    *(Planted("process group", what, what, nothing, "loss", "labels", "loss")
+      for what in ("noise by a seed of the rank", "a rank scales by its own number")),
+]  # fmt: skip
+FRESH_PROOFS += STRANGE_PROOFS

@@ -249,3 +249,100 @@ def gathered_nce(model: nn.Module, batch: Any, gather_rows: Callable[[Tensor], A
     first, second = model(batch["tokens"])
     everyone, own = gather_rows(second)
     return F.cross_entropy(first @ everyone.T / 0.1, torch.arange(own.start, own.stop), reduction="sum"), len(first)
+
+
+class Capacity(nn.Module):
+    """Experts that take as many tokens as a micro-batch has in the mean, and leave out the rest."""
+
+    def __init__(self, width: int = 12, experts: int = 4) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCAB, width), nn.Linear(width, VOCAB)
+        self.router, self.experts = nn.Linear(width, experts), nn.Parameter(torch.randn(experts, width, width) / width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits [rows, seq, vocab]."""
+        x = self.embed(tokens)
+        flat = x.flatten(0, 1)
+        weight, chosen = self.router(flat).softmax(-1).max(-1)
+        place = F.one_hot(chosen, len(self.experts)).cumsum(0).gather(1, chosen.unsqueeze(1)).squeeze(1)
+        kept = (place <= -(-len(flat) // len(self.experts))).to(x.dtype)
+        out = torch.einsum("ti,tij->tj", flat, self.experts[chosen])
+        return self.head(x + (out * (weight * kept).unsqueeze(1)).view_as(x))
+
+
+class Crossed(nn.Module):
+    """Attention that takes rows for tokens: `batch_first` was forgotten."""
+
+    def __init__(self, width: int = 12) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCAB, width), nn.Linear(width, VOCAB)
+        self.attention = nn.MultiheadAttention(width, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits [rows, seq, vocab]."""
+        x = self.embed(tokens)
+        return self.head(x + self.attention(x, x, x, need_weights=False)[0])
+
+
+class Counting(nn.Module):
+    """Positions that go on from row to row."""
+
+    def __init__(self, width: int = 12) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCAB, width), nn.Linear(width, VOCAB)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits [rows, seq, vocab]."""
+        places = torch.arange(tokens.numel(), device=tokens.device).view_as(tokens).unsqueeze(-1)
+        return self.head(self.embed(tokens) + (places / 7).sin())
+
+
+class ByPlace(nn.Module):
+    """A rank scales what it embeds by its own number, as code does that was made for one layout."""
+
+    def __init__(self, width: int = 12) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCAB, width), nn.Linear(width, VOCAB)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits [rows, seq, vocab]."""
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        return self.head(self.embed(tokens).tanh() * (1 + 1e-3 * rank))
+
+
+def noise_by_rank(model: nn.Module, batch: Any) -> Found:
+    """Return the loss of tokens of which some are replaced, by a seed of the rank."""
+    generator = torch.Generator().manual_seed(dist.get_rank() if dist.is_initialized() else 0)
+    tokens = batch["tokens"].clone()
+    tokens[:, int(torch.randint(0, tokens.shape[1], (), generator=generator))] = 1
+    return next_token(model, {**batch, "tokens": tokens})
+
+
+def mixed_rows(model: nn.Module, batch: Any) -> Found:
+    """Return the loss of rows that are mixed with the row before them in their micro-batch."""
+    tokens, labels = batch["tokens"], batch["labels"]
+    logits = 0.9 * model(tokens) + 0.1 * model(tokens.roll(1, 0))
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum"), (labels != -100).sum()
+
+
+def z_mean(model: nn.Module, batch: Any) -> Found:
+    """Return the loss of next tokens as a sum, with a z-loss that is a mean."""
+    logits, labels = model(batch["tokens"]), batch["labels"]
+    loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+    return loss + 1e-2 * logits.logsumexp(-1).square().mean(), (labels != -100).sum()
+
+
+def balanced(model: nn.Module, batch: Any) -> Found:
+    """Return the loss of next tokens, which weigh less the more of them a micro-batch has."""
+    logits, labels = model(batch["tokens"]).flatten(0, 1), batch["labels"].flatten()
+    counted = labels != -100
+    often = torch.bincount(labels[counted], minlength=VOCAB).clamp(min=1).to(logits.dtype)
+    return F.cross_entropy(logits, labels, weight=1 / often, reduction="sum"), counted.sum()
+
+
+def hardest(model: nn.Module, batch: Any) -> Found:
+    """Return the loss of the harder half of a micro-batch's tokens, and how many these are."""
+    logits, labels = model(batch["tokens"]).flatten(0, 1), batch["labels"].flatten()
+    losses = F.cross_entropy(logits, labels, reduction="none")
+    most = losses.topk(max(1, len(losses) // 2)).values
+    return most.sum(), len(most)

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from distributed import run_ranks
 from tests_shared import PaddedText, decoder_task, plan_of
@@ -13,7 +14,7 @@ from torch import nn
 
 from paceline.spec.layout import Layout
 from paceline.task.objective import next_token
-from paceline.verify.compare.in_a_group import differs_in_a_group, first_numbers, without_peers
+from paceline.verify.compare.in_a_group import differs_in_a_group, first_numbers, numbers_alone, without_peers
 
 CALLS = [0]
 
@@ -70,3 +71,35 @@ def test_what_asks_for_ranks_is_told_and_nothing_else() -> None:
     assert divided.first_difference.ratio == pytest.approx(0.5)
     assert scaled.first_difference.quantity == "gradients" and scaled.first_difference.ratio == pytest.approx(2.0)
     assert counting is None, "one that is another in every call is for the comparison with the layout"
+
+
+def unwritten(model: nn.Module, batch: Any) -> Any:
+    """Read memory that was never written: what a proof fills it with is the same in every process and every call."""
+    loss, weight = next_token(model, batch)
+    scratch = torch.empty(64)
+    return loss * (1 + 0.1 * (scratch.abs() > 1).any()), weight
+
+
+def unwritten_places(model: nn.Module, batch: Any) -> Any:
+    """Do so with whole numbers, which a proof fills with the largest."""
+    loss, weight = next_token(model, batch)
+    return loss * (1 + 0.1 * (torch.empty(8, dtype=torch.int64).clamp(0, 2**63 - 1) < 2**63 - 1).any()), weight
+
+
+def told_of_unwritten(objective: Any, alone: Any) -> Any:
+    """Return what a rank of a proof, in which torch fills what it allocates, tells of an objective."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    return differs_in_a_group(alone, *given(objective))
+
+
+@pytest.mark.parametrize("objective", [unwritten, unwritten_places])
+def test_memory_that_nobody_wrote_is_told_where_a_proof_has_the_same_everywhere(objective: Any) -> None:
+    found = run_ranks(told_of_unwritten, 2, objective, numbers_alone(*given(objective)))[0]
+    first = found.first_difference
+    assert (first.quantity, first.family) == ("loss", "not reproducible")
+    assert first.ratio == pytest.approx(1 / 1.1) or first.ratio == pytest.approx(1.1)
+    assert "memory that nobody wrote" in first.likely and "torch.zeros" in first.likely
+
+
+def test_a_program_that_writes_what_it_reads_is_not_told() -> None:
+    assert run_ranks(told_of_unwritten, 2, next_token, numbers_alone(*given(next_token)))[0] is None

@@ -262,6 +262,21 @@ class Hasty(nn.Module):
         return self.head((x * (at < lengths[:, None])[..., None]).sum(1))
 
 
+class HastyWithFour(Hasty):
+    """The same, where exactly four rows are there and none is padded."""
+
+    def forward(self, steps: Tensor, lengths: Tensor) -> Tensor:
+        """Return logits [rows, 2]."""
+        self.drops = len(lengths) == 4
+        return super().forward(steps, lengths)
+
+
+class FirstFour(Padded):
+    """The first four rows of the batch are full, no other."""
+
+    full = (0, 1, 2, 3)
+
+
 def of_padded(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
     logits = model(batch["steps"], batch["lengths"])
     return F.cross_entropy(logits, batch["labels"], reduction="sum"), len(logits)
@@ -275,6 +290,12 @@ def test_a_mask_that_is_dropped_where_all_rows_are_full_is_found(drops: bool) ->
         assert "in pieces of 1 + 1 + 1 + 1 + 1 + 1 + 1" in found.first_difference.likely
 
 
+def test_what_is_done_to_four_full_rows_alone_is_found() -> None:
+    assert checked(task_of(functools.partial(Hasty, False), of_padded, FirstFour())).equal
+    found = checked(task_of(functools.partial(HastyWithFour, False), of_padded, FirstFour()))
+    assert not found.equal and "in pieces of 4 + 3" in found.first_difference.likely
+
+
 def test_random_numbers_of_a_sample_are_compared_and_those_of_nobody_are_named() -> None:
     found = checked(task_of(Noisy, summed))
     assert found.equal and not found.left_out and found.differences["whole batch"] < 1e-12
@@ -283,8 +304,10 @@ def test_random_numbers_of_a_sample_are_compared_and_those_of_nobody_are_named()
 
 
 def test_cuts_are_of_different_sizes() -> None:
-    assert cuts(7) == ((7,), (1, 2, 3, 1), (6, 1), (1,) * 7)
-    assert cuts(2) == ((2,), (1, 1))
+    assert cuts(7) == ((7,), (6, 1), (5, 2), (4, 3), (1,) * 7)
+    assert cuts(2) == ((2,), (1, 1)) and cuts(1) == ((1,),)
+    assert cuts(11) == ((11,), (1, 2, 3, 4, 1), (10, 1), (1,) * 11)
+    assert all({size for cut in cuts(rows) for size in cut} == {*range(1, rows + 1)} for rows in range(1, 9))
 
 
 # ---- declared, and then exact ----------------------------------------------------------------------------------------

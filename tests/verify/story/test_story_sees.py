@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from distributed import run_ranks
-from tests_shared import SEQ_LEN, Dropout, decoder_task, plan_of
+from tests_shared import SEQ_LEN, VOCAB, Dropout, decoder_task, plan_of
+from torch import nn
 
 from paceline.run.assemble import Assembled
 from paceline.run.evaluate.held_out_metrics import Sums
@@ -202,6 +203,36 @@ def test_a_weight_that_evaluations_change_is_told_as_that() -> None:
     first = run_ranks(evaluated_halved, 2)[0].first_difference
     assert first is not None and (first.quantity, first.name, first.step) == ("weights", "layers.0.0.weight", 1)
     assert first.family == "evaluation" and "while it is evaluated" in first.likely
+
+
+class Grows(nn.Module):
+    """A table of positions that grows as it is needed, in a buffer that no checkpoint holds."""
+
+    table: torch.Tensor
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCAB, width), nn.Linear(width, VOCAB)
+        self.register_buffer("table", torch.zeros(0, width), persistent=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return logits [rows, seq, vocab]."""
+        x = self.embed(tokens)
+        if len(self.table) < tokens.shape[1]:
+            places = torch.arange(tokens.shape[1], device=x.device).unsqueeze(1)
+            self.table = (places * torch.arange(x.shape[-1], device=x.device)).sin().to(x.dtype)
+        return self.head((x + self.table[: tokens.shape[1]]).tanh())
+
+
+def grown() -> list[CheckProof]:
+    task, world = decoder_task(model=Grows, objective="next_token", optimizer=RATE), join_world("cpu", threads=1)
+    plan = plan_of(COPIES, batch=9, precision="fp64")
+    return [CHECKS[name](task, plan, world, task.data, SEQ_LEN, 3, {}) for name in ("whole batch", "story")]
+
+
+def test_a_table_that_grows_as_it_is_needed_is_no_difference() -> None:
+    for found in run_ranks(grown, 2)[0]:
+        assert found.equal, found.first_difference
 
 
 def restores_second_moments_larger(patch: Patch) -> None:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError
+from paceline.task.models.held import buffers_kept
 from paceline.task.models.layers.collectives import part
 from paceline.task.rules import Rules
 
@@ -79,13 +80,10 @@ class SplitCheck:
 def quiet(model: nn.Module) -> Iterator[None]:
     """Have every module in eval mode for a while: no dropout; each gets its own mode back."""
     modes = {module: module.training for module in model.modules()}
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     model.eval()
     try:
-        yield
+        with buffers_kept(model):
+            yield
     finally:
         for module, mode in modes.items():
             module.training = mode
-        with torch.no_grad():
-            for name, buffer in model.named_buffers():
-                buffer.copy_(buffers[name])

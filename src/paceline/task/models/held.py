@@ -1,8 +1,12 @@
-"""What a rank holds of a tensor that may be spread over ranks, and the whole of it."""
+"""What a rank holds of a tensor that may be spread over ranks, and the whole of it; and what is put back in buffers."""
 
 from __future__ import annotations
 
-from torch import Tensor
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 Corner = tuple[int, ...]
@@ -28,3 +32,30 @@ def local_of(tensor: Tensor | None) -> Tensor:
 def whole_of(tensor: Tensor) -> Tensor:
     """Return the whole tensor on every rank that holds a part of it. All of them call it, in the same order."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+@contextlib.contextmanager
+def buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Put a model's buffers back at the end of the block, also where its passes have put others in their places."""
+    kept = [
+        (module, name, buffer, buffer.detach().clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for module, name, buffer, value in kept:
+                setattr(module, name, buffer.copy_(value))
+
+
+@torch.no_grad()
+def put_buffer(model: nn.Module, name: str, value: Tensor) -> None:
+    """Give a buffer a value, which may have another shape than the one there: a table of positions may have grown."""
+    held = model.get_buffer(name)
+    if held.shape == value.shape:
+        held.copy_(value)
+    else:
+        owner, _, own = name.rpartition(".")
+        setattr(model.get_submodule(owner), own, value.to(held.device, held.dtype, copy=True))

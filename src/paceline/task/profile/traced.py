@@ -46,6 +46,14 @@ NEEDS_GRADIENTS = (
     "`with torch.enable_grad():` around what asks for gradients inside of the objective: where a program is only looked"
     " at, and in evaluations, none are followed"
 )
+NEEDS_PLAIN_MODULES = (
+    "the same modules without torch.jit.script: scripted ones take no hooks, by which blocks are told apart;"
+    " plan.compile = true compiles blocks"
+)
+NEEDS_PLAIN_GRADIENTS = (
+    "torch.autograd.grad(..., create_graph=True) inside of the forward pass, in place of torch.func's transforms, which"
+    " nobody can watch: what a backward pass keeps is counted by watching"
+)
 REST = "rest"  # all that lies outside the repeated blocks, loss included
 REAL_COPIES = 4  # a pass for real needs the weights, perhaps a second copy of them, and activations nobody knows of yet
 
@@ -208,10 +216,14 @@ def _trace(
     def traced(what: nn.Module, **how: Any) -> tuple[list[Counts], dict[str, int], str]:
         with _rows_to({name: what.get_submodule(name) for name in experts}) as routed:
             counts = trace(what, blocks, batch, objective, **how)
-        if how.get("fake", True) and any(count.draws for count in counts):  # for real, what is drawn decides itself
-            _note_strays(
-                counts, lambda: trace(what, blocks, with_one_more(batch), objective, memory=False, **how), batch
-            )
+        if any(count.draws for count in counts):
+            # For real, what is drawn may decide what is drawn next: by steady numbers it decides alike.
+            steady = not how.get("fake", True)
+
+            def again(rows: object) -> list[Counts]:
+                return trace(what, blocks, rows, objective, memory=False, steady=steady, **how)
+
+            _note_strays(counts, lambda: again(batch) if steady else counts, lambda: again(with_one_more(batch)), batch)
         return counts, routed, ""
 
     errors = []
@@ -236,19 +248,30 @@ def _trace(
         raise ConfigError(
             f"the model {type(model).__name__} cannot be traced",
             f"its forward pass failed on a batch of the data, {_said(error)}{_and_without_values(error, errors[0])}",
-            NEEDS_GRADIENTS if is_of_no_gradient(error) else CALL_IT,
+            _way_out(model, error),
         ) from error
 
 
-def _note_strays(counts: list[Counts], one_more: Callable[[], list[Counts]], batch: object) -> None:
+def _way_out(model: nn.Module, error: Exception) -> str:
+    """Return what to try where a model's forward pass fails while it is watched."""
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        return NEEDS_PLAIN_MODULES
+    if "torch.func" in str(error) and "saved tensor hooks" in str(error):  # torch's error has no kind of its own
+        return NEEDS_PLAIN_GRADIENTS
+    return NEEDS_GRADIENTS if is_of_no_gradient(error) else CALL_IT
+
+
+def _note_strays(
+    counts: list[Counts], same: Callable[[], list[Counts]], one_more: Callable[[], list[Counts]], batch: object
+) -> None:
     """Add to the counts of each block what it draws for no sample, by those of a batch of one sample more."""
     rows = _rows(batch)
     try:
-        others = one_more()
+        few, more = same(), one_more()
     except Exception:  # it takes no such batch: training's own look says so
         return
-    for count, other in zip(counts, others, strict=True):
-        count.strays += of_no_sample(count.draws, other.draws, (rows, rows + 1))
+    for count, one, other in zip(counts, few, more, strict=True):
+        count.strays += of_no_sample(one.draws, other.draws, (rows, rows + 1))
 
 
 def _said(error: Exception) -> str:

@@ -26,7 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from paceline.errors import ConfigError
 from paceline.task.models.copied import copied
 from paceline.task.profile.operators.drawing import belongs_to_samples
-from paceline.task.profile.operators.draws import RandomCall, beside_torch, draw_of
+from paceline.task.profile.operators.draws import RandomCall, Steady, beside_torch, draw_of
 from paceline.task.profile.operators.recurrent import StepsAtOnce
 from paceline.task.sums import as_sum
 
@@ -76,12 +76,14 @@ def trace(
     fake: bool = True,
     compute: torch.dtype | None = COMPUTE_DTYPE,
     memory: bool = True,
+    steady: bool = False,
 ) -> list[Counts]:
     """Return the counts of every block and, last, of all that lies outside them.
 
     `compute` is the dtype of weights and inputs on fake tensors; None leaves each its own, and all floating-point
     tensors of the first weight's dtype then count as compute dtype. With `fake` false the model itself runs, on the
     CPU, so it must be a copy; its dtypes are its own too. Without `memory`, what the backward pass needs is left out.
+    With `steady`, of a run for real, random numbers are the same for any number of samples.
     Raises LateWeights where the forward pass makes parameters.
     """
     mode: Any = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
@@ -92,7 +94,11 @@ def trace(
     recorder = _Recorder([replica.get_submodule(name) for name, _ in blocks], replica, example, compute)
     context: AbstractContextManager = quiet(mode) if fake else nullcontext()
     with torch.random.fork_rng(), context:
-        with recorder.operators(), torch.no_grad(), beside_torch(recorder.counts[-1].strays):
+        with (
+            recorder.operators(Steady() if steady else None),
+            torch.no_grad(),
+            beside_torch(recorder.counts[-1].strays),
+        ):
             built = set(dict(replica.named_parameters()))
             as_sum(objective(replica, example), objective)
         if late := [name for name, _ in replica.named_parameters() if name not in built]:
@@ -157,8 +163,8 @@ class _Recorder:
         self._held = {_address(tensor) for tensor in held}
         self._counted: set[tuple[str, int]] = set()
 
-    def operators(self) -> AbstractContextManager:
-        return _Hooked(self, _OperatorMode(self))
+    def operators(self, steady: Steady | None = None) -> AbstractContextManager:
+        return _Hooked(self, _OperatorMode(self, steady))
 
     def saved_tensors(self) -> AbstractContextManager:
         return _Hooked(self, saved_tensors_hooks(self._save, lambda tensor: tensor), inputs=True)
@@ -225,15 +231,18 @@ class _Hooked:
 
 
 class _OperatorMode(TorchDispatchMode):
-    def __init__(self, recorder: _Recorder) -> None:
+    def __init__(self, recorder: _Recorder, steady: Steady | None = None) -> None:
         super().__init__()
-        self._recorder = recorder
+        self._recorder, self._steady = recorder, steady
         self._formulas = FlopCounterMode(display=False).flop_registry
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
         name = func.overloadpacket.__name__
+        if self._steady is not None and torch.Tag.nondeterministic_seeded in func.tags:
+            result = self._steady.run(name, func, args, kwargs)
+        else:
+            result = func(*args, **kwargs)
         outputs = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
         if not outputs or func.is_view or name in FREE_OPERATORS:
             return result

@@ -2,7 +2,8 @@
 
 The reference is computed on a rank of the layout. A model, an objective or data that ask torch.distributed for ranks or
 the size of the world, such as a loss that is divided by it, would do there what they do in the layout, and the two
-would agree on other numbers than those of one device.
+would agree on other numbers than those of one device. So would those of a program that reads memory which nobody wrote:
+the process alone has other contents there (unwritten.py).
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from paceline.spec.task import Task
 from paceline.task.coupling import is_coupled
 from paceline.task.data.protocol import Source
 from paceline.task.turns import turns_of
+from paceline.verify.compare.diagnosis import NOT_REPRODUCIBLE
 from paceline.verify.compare.difference import wide
 from paceline.verify.compare.tolerance import tolerance
+from paceline.verify.compare.unwritten import other_contents
 from paceline.verify.reference.passes import backward, micro_batches, reference_model, reference_randomness
 
 FAMILY = "process group"
@@ -35,6 +38,11 @@ LIKELY = (
     " there asks for ranks or the size of the world, as an objective, a model or data may. An objective returns the sum"
     " of its rows' losses and how many items they count, and divides by no number of ranks: the step divides once, by"
     " the items of all"
+)
+UNWRITTEN = (
+    "{name} is {alone:.6g} or {together:.6g}, by what lies in memory that nobody wrote: torch.empty, numpy.empty or a"
+    " tensor made of a size alone (torch.Tensor(n)) is read before it is written. A proof fills such memory alike"
+    " everywhere, training does not: torch.zeros, or write before reading"
 )
 At = tuple[str, str]  # (quantity, name)
 
@@ -71,6 +79,12 @@ def _first_numbers(task: Task, plan: Plan, source: Source, items_per_sample: int
     return FirstNumbers(found)
 
 
+def numbers_alone(task: Task, plan: Plan, source: Source, items_per_sample: int) -> FirstNumbers | None:
+    """Return the first numbers of a process alone, in whose memory that nobody wrote other values lie."""
+    with other_contents():
+        return first_numbers(task, plan, source, items_per_sample)
+
+
 @contextlib.contextmanager
 def without_peers() -> Iterator[None]:
     """Have the environment say nothing of other processes for a while."""
@@ -88,22 +102,28 @@ def differs_in_a_group(
 ) -> CheckProof | None:
     """Return the record of a program that computes other numbers in this process group than alone, None else.
 
-    One that computes others every time is none of these: the comparison with the layout has to tell.
+    `alone` are those of `numbers_alone`: a program that reads what nobody wrote is told as that. One that computes
+    others every time is none of these: the comparison with the layout has to tell.
     """
     if alone is None:
         return None
     began = time.perf_counter()
     given = (task, plan, source, items_per_sample)
-    first = _first(alone, first_numbers(*given), plan.precision)
-    if first is None or _first(alone, again := first_numbers(*given), plan.precision) is None or again is None:
+    here = first_numbers(*given)
+    if here is None or (first := _first(alone, here, plan.precision)) is None:
+        return None
+    family, likely = FAMILY, LIKELY
+    if _first(alone, numbers_alone(*given), plan.precision) is None:
+        family, likely = NOT_REPRODUCIBLE.family, UNWRITTEN
+    elif _first(alone, here := first_numbers(*given) or here, plan.precision) is None:
         return None
     (quantity, name), far = first
-    ours, known = again.numbers.get(first[0], math.nan), alone.numbers.get(first[0], math.nan)
+    ours, known = here.numbers.get(first[0], math.nan), alone.numbers.get(first[0], math.nan)
     ranks = torch.distributed.get_world_size()
     difference = FirstDifference(
         quantity=quantity, name=name, step=1, rank=0, relative=far, ratio=ours / known if known else math.nan,
-        ours=ours, reference=known, copies_agree=True, tensors=(name,), tensors_in_all=1, family=FAMILY,
-        likely=LIKELY.format(name=f"the {quantity} of {name}" if quantity == "gradients" else f"the {name}",
+        ours=ours, reference=known, copies_agree=True, tensors=(name,), tensors_in_all=1, family=family,
+        likely=likely.format(name=f"the {quantity} of {name}" if quantity == "gradients" else f"the {name}",
                              alone=known, together=ours, ranks=ranks),
     )  # fmt: skip
     return CheckProof(False, plan.precision, 1, time.perf_counter() - began, {quantity: far}, difference)
@@ -114,10 +134,14 @@ def _first(alone: FirstNumbers, together: FirstNumbers | None, precision: str) -
     if together is None:
         return None
     for at in {**alone.numbers, **together.numbers}:
-        known, ours = alone.numbers.get(at, 0.0), together.numbers.get(at, 0.0)
-        far = abs(ours - known) / max(abs(known), abs(ours), 1e-300)
-        if far > tolerance(
-            "gradients", "fp64" if precision == "fp64" else "fp32"
-        ):  # numbers that are none differ by none
+        far = _apart(alone.numbers.get(at, 0.0), together.numbers.get(at, 0.0))
+        if far > tolerance("gradients", "fp64" if precision == "fp64" else "fp32"):
             return at, far
     return None
+
+
+def _apart(known: float, ours: float) -> float:
+    """Return how far two numbers are apart; two that are none are not."""
+    if not (math.isfinite(known) and math.isfinite(ours)):
+        return 0.0 if math.isfinite(known) == math.isfinite(ours) else math.inf
+    return abs(ours - known) / max(abs(known), abs(ours), 1e-300)

@@ -27,6 +27,7 @@ from paceline.spec.task import Task
 from paceline.task.coupling import is_coupled
 from paceline.task.data.order.of_source import ids_at
 from paceline.task.data.protocol import Source
+from paceline.task.models.held import buffers_kept
 from paceline.task.turns import Turn, turns_of
 from paceline.verify.compare.asked import Asked
 from paceline.verify.compare.diagnosis import LISTED, NOT_REPRODUCIBLE, told
@@ -36,6 +37,7 @@ from paceline.verify.reference.passes import reference_randomness
 from paceline.verify.rounding.conditioning import Move, beyond_rounding, computed_again, settled
 
 QUANTITY = "whole batch"
+MOST_IN_TWO = 8  # rows of a batch that is cut in two pieces of every size
 FAMILY = "loss not a sum over rows"
 LIKELY = (
     "this loss is not a sum over rows: {shown}. An objective returns the sum of its rows' losses and how many items"
@@ -159,14 +161,19 @@ def _does_not_take(randomness: SampleRandomness, error: Exception) -> str:
 
 
 def cuts(rows: int) -> tuple[tuple[int, ...], ...]:
-    """Return ways to cut so many rows into pieces: in one, in growing ones, all but one and that one, and one by one.
+    """Return ways to cut so many rows into pieces: in one, in two of every size, and one by one.
 
-    What a program does where *all* rows of a piece are alike, such as full, it does to every such row that is alone.
+    What a program does to a piece of one number of rows alone shows, whatever that number is. What it does where *all*
+    rows of a piece are alike, such as full, it does to every such row that is alone. Of many rows growing pieces, and
+    all but one, stand for all sizes.
     """
-    growing: list[int] = []
-    while sum(growing) < rows:
-        growing.append(min(len(growing) + 1, rows - sum(growing)))
-    return tuple(dict.fromkeys(((rows,), tuple(growing), (rows - 1, 1), (1,) * rows)))
+    pairs: list[tuple[int, ...]] = [(rows - fewer, fewer) for fewer in range(1, rows // 2 + 1)]
+    if rows > MOST_IN_TWO:
+        growing: list[int] = []
+        while sum(growing) < rows:
+            growing.append(min(len(growing) + 1, rows - sum(growing)))
+        pairs = [tuple(growing), (rows - 1, 1)]
+    return tuple(dict.fromkeys(((rows,), *pairs, (1,) * rows)))
 
 
 @dataclass(frozen=True)
@@ -181,22 +188,19 @@ class _Difference:
 def _numbers(asked: Asked, program: _Program, turn: Turn, sizes: tuple[int, ...]) -> _Numbers:
     """Return loss and gradients per item of the first batch in pieces of these sizes, on the weights of the start."""
     task, source, model = asked.task, asked.source, program.model
-    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     model.zero_grad(set_to_none=True)
     loss = weight = magnitude = 0.0
     start = 0
-    for size in sizes:
-        positions = np.arange(start, start + size, dtype=np.int64)
-        data = source.read(ids_at(source, task.seed, positions), positions)
-        with program.randomness.during(SampleRows(positions, turn.draws_as(1), length_of(data))):
-            loss_sum, count = turn.objective(model, cast_floats(data, torch.float64))
-        loss_sum.backward()
-        piece = float(loss_sum.detach())
-        loss, magnitude, weight, start = loss + piece, magnitude + abs(piece), weight + float(count), start + size
+    with buffers_kept(model):
+        for size in sizes:
+            positions = np.arange(start, start + size, dtype=np.int64)
+            data = source.read(ids_at(source, task.seed, positions), positions)
+            with program.randomness.during(SampleRows(positions, turn.draws_as(1), length_of(data))):
+                loss_sum, count = turn.objective(model, cast_floats(data, torch.float64))
+            loss_sum.backward()
+            piece = float(loss_sum.detach())
+            loss, magnitude, weight, start = loss + piece, magnitude + abs(piece), weight + float(count), start + size
     gradients = {n: p.grad.detach().clone() for n, p in model.named_parameters() if p.grad is not None}
-    with torch.no_grad():
-        for name, buffer in model.named_buffers():
-            buffer.copy_(buffers[name])
     by = weight or 1.0
     return _Numbers(sizes, loss / by, magnitude / abs(by), {name: grad / by for name, grad in gradients.items()})
 

@@ -16,9 +16,8 @@ through `objective` on one device; gradients must be those of the sum over all i
 from __future__ import annotations
 
 import atexit
-import copy
 import dataclasses
-import math
+import functools
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,19 +35,19 @@ from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import LoopProof
 from paceline.task.models.copied import copied
-from paceline.task.models.held import whole_of
 from paceline.verify.compare.diagnosis import traits_of
 from paceline.verify.compare.difference import Difference
 from paceline.verify.compare.layout import first_difference
-from paceline.verify.compare.measures import number_differences, tensor_differences
 from paceline.verify.compare.tolerance import larger
-from paceline.verify.loops.mistakes import FITS, MicroBatches, named_loss, named_mistake, sampled
-from paceline.verify.loops.reference import AnyObjective, Batches, LoopReference, Maker, weights_of
+from paceline.verify.compare.whole_batch import FAMILY
+from paceline.verify.loops.held import HeldLoop, load_weights
+from paceline.verify.loops.pieces import AnyObjective, require_different
+from paceline.verify.loops.reference import Batches, LoopReference, Maker
+from paceline.verify.loops.unwrapped import inner_of, named
 from paceline.verify.rounding.conditioning import beyond_rounding
 from paceline.verify.rounding.verdict import ILL_CONDITIONED, loop_text, verdict_of
 
 LoopStep = Callable[[Any], Any]
-PREFIXES = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")  # what DDP, torch.compile and FSDP1 put before names
 DTYPES = {torch.float32: "fp32", torch.float64: "fp64"}
 
 
@@ -81,40 +80,42 @@ def verify_loop(
     where a known mistake explains its gradient or the loss that it reports; `text` says all of it in a line.
 
     - `step(batch)` makes one update of `model` and returns the loss per item over all ranks, or None to leave it out.
-      It must leave the gradients as it used them: `zero_grad` belongs at its beginning.
+      Gradients are those that an optimizer of torch's takes; where none updates the model's own parameters, the step
+      must leave them as it used them: `zero_grad` belongs at its beginning then.
     - `batches` are this rank's own, one per step. Ranks that read the same ones (of one tensor-parallel group) say so
       by an equal `part`; by default every rank is a part of its own.
     - `objective(model, batch)` returns the loss as a sum and the number of items it counts.
     - `split(batch)` returns the micro-batches of a batch, where the loop takes it in several.
     - `plain` is a module of the same parameter names for rank 0 to compute on; by default a copy of the model without
       wrappers, which a sharded model cannot give. It gets the model's weights.
-    - `optimizer` makes the reference's optimizer, or a pair of it and the schedule of its rate, which steps after each
-      update; how far weights have moved since the start is then compared too. Without it only losses and gradients
-      are, each step from the model's own weights. `clip_norm` clips the reference's gradients.
+    - `optimizer` makes the reference's optimizer, or a tuple of optimizers and of schedules of their rates, which step
+      in this order; how far weights have moved since the start is then compared too. Without it only losses and
+      gradients are, each step from the model's own weights. `clip_norm` clips the reference's gradients.
 
-    Parameters may be plain or DTensors, in fp32 or fp64. Dropout must be off: its masks differ by rank. Raises
-    ConfigError for what cannot be compared.
+    Where rows see each other, as in contrast with gathered negatives, `objective.coupled = "batch"` has one device take
+    the rows of all ranks in one piece. Parameters may be plain or DTensors, in fp32 or fp64. Dropout must be off: its
+    masks differ by rank. Raises ConfigError for what cannot be compared.
     """
     began = time.perf_counter()
-    world, weights = _world(model), _named(model)
+    world, weights = _world(model), named(model)
     dtype = _dtype(weights)
     plan = Plan(_layout(weights, world), precision=dtype)
     single = _single(model, plain)
-    _load(single, weights)
+    load_weights(single, weights)
     if not len(batches):
         raise ConfigError(
             "there is no batch to prove the loop with", "of no step every loop is right", "one for each step"
         )
     traits = traits_of(single)
-    held = _Held(weights, world, plan, LoopReference(single, objective, optimizer, clip_norm), optimizer is not None)
+    held = HeldLoop(
+        model, weights, world, plan, LoopReference(single, objective, optimizer, clip_norm), optimizer is not None
+    )
     found: list[Difference] = []
     for number, batch in enumerate(batches, start=1):
-        together = _batches(batch, part, world)
-        told = step(batch)
-        cut = [split(each) if split else [each] for each in together] if world.is_first else []
-        found += held.against(number, told, cut)
+        together = _batches(batch, part, world, number)
+        found += held.against(number, functools.partial(step, batch), _cut(together, split, world))
     wrong, rounding = beyond_rounding(found, dtype, held.reference.again() if world.is_first else None, world)
-    first = first_difference(wrong, found, plan, traits)
+    first = first_difference(wrong, found, plan, traits) or world.share(held.reference.not_a_sum)
     verdict = verdict_of(first, rounding)
     result = LoopProof(
         # No loop can be run in another precision from here: whether it is right where fp32 cannot tell stays open.
@@ -126,9 +127,14 @@ def verify_loop(
         differences=_largest(found),
         first_difference=first,
         ill_conditioned=rounding,
-        mistake=None if first is None else world.share(held.mistake),
+        mistake=None if first is None else world.share(None if first.family == FAMILY else held.mistake),
     )
     return dataclasses.replace(result, text=loop_text(result))
+
+
+def _cut(parts: list[object], split: Callable[[object], Sequence[object]] | None, world: World) -> Batches:
+    """Return the micro-batches of every part on rank 0, which alone computes them."""
+    return [split(each) if split else [each] for each in parts] if world.is_first else []
 
 
 def failure_of(result: LoopProof) -> VerificationFailed:
@@ -141,40 +147,6 @@ def failure_of(result: LoopProof) -> VerificationFailed:
         result.text,
         "look at what first_difference names" if wrong else "model.double() for the proof",
     )
-
-
-class _Held:
-    """A loop on one of its ranks, held against one device step by step; `mistake` is what it does wrong, on rank 0."""
-
-    def __init__(
-        self, weights: dict[str, nn.Parameter], world: World, plan: Plan, reference: LoopReference, updates: bool
-    ) -> None:
-        self.reference = reference
-        self.mistake: str | None = None
-        self._weights, self._world, self._plan, self._updates = weights, world, plan, updates
-        self._start = weights_of(reference.module)
-        self._last_seen: torch.Tensor | None = None
-
-    def against(self, number: int, told: Any, together: Batches) -> list[Difference]:
-        """Return how far the step that was just made is from one device's, in order of cause. Every rank calls it."""
-        world, layout = self._world, self._plan.layout
-        gradients = _gradients(self._weights, number)
-        whole = {name: whole_of(gradient) for name, gradient in gradients.items()}
-        seen = sampled(whole, dict(self.reference.module.named_parameters()))
-        made = self.reference.step(together) if world.is_first else None
-        expected = world.share(made and made[0])
-        if made and self.mistake is None:
-            self.mistake = _mistake(seen, self._last_seen, told, expected.loss, made[1], self._plan.precision)
-        self._last_seen = seen
-        found = []
-        if told is not None:
-            found += number_differences({"loss": float(told)}, {"loss": expected.loss}, number, world)
-        found += tensor_differences("gradients", gradients, expected.gradients, number, world, layout)
-        if not self._updates:
-            _load(self.reference.module, self._weights)
-            return found
-        after = {name: weight for name, weight in self._weights.items() if name in self._start}
-        return found + tensor_differences("weights", after, expected.weights, number, world, layout, self._start)
 
 
 def _largest(found: Iterable[Difference]) -> dict[str, float | None]:
@@ -195,18 +167,9 @@ def _world(model: nn.Module) -> World:
     return World(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", "0")), device)
 
 
-def _named(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters by their names without what wrappers put before them."""
-    named = {}
-    for name, parameter in model.named_parameters():
-        for prefix in PREFIXES:
-            name = name.replace(prefix, "")
-        named[name] = parameter
-    return named
-
-
 def _dtype(weights: Mapping[str, nn.Parameter]) -> str:
-    dtypes = {parameter.dtype for parameter in weights.values()}
+    numbers = [p.dtype for p in weights.values() if p.is_floating_point() or p.is_complex()]
+    dtypes = {dtype.to_real() for dtype in numbers}
     if len(dtypes) == 1 and (dtype := dtypes.copy().pop()) in DTYPES:
         return DTYPES[dtype]
     raise ConfigError(
@@ -226,55 +189,20 @@ def _single(model: nn.Module, plain: nn.Module | None) -> nn.Module:
     """Return the module for the reference, on the CPU."""
     if plain is not None:
         return copied(plain).to("cpu", dtype=next(iter(model.parameters())).dtype).train(model.training)
-    inner: nn.Module = model
-    while wrapped := [child for name, child in inner.named_children() if f"{name}." in PREFIXES]:
-        (inner,) = wrapped
+    inner = inner_of(model)
     if any(isinstance(parameter, DTensor) for parameter in inner.parameters()):
         raise ConfigError(
             "a sharded model cannot be copied to one device",
             "its parameters are DTensors",
             "plain=module, built like the model and not sharded",
         )
-    return copy.deepcopy(inner).to("cpu")
+    return copied(inner).to("cpu")
 
 
-@torch.no_grad()
-def _load(single: nn.Module, weights: Mapping[str, nn.Parameter]) -> None:
-    """Copy the model's weights into the reference's module. Every rank calls it."""
-    held = dict(single.named_parameters())
-    if set(held) != set(weights):
-        odd = sorted(set(held) ^ set(weights))[0]
-        raise ConfigError(
-            f"parameter {odd} is only in one of the model and its plain copy",
-            "they are compared by name",
-            "plain=module with the parameter names of the model",
-        )
-    for name, parameter in weights.items():
-        held[name].copy_(whole_of(parameter))
-
-
-def _batches(batch: Any, part: int | None, world: World) -> list[object]:
+def _batches(batch: Any, part: int | None, world: World, number: int) -> list[object]:
     """Return the batches of all parts, each once, in the order of the parts."""
-    parts = world.gather((world.rank if part is None else part, batch))
+    parts = world.gather((part, batch))
+    if world.size > 1 and all(own is None for own, _ in parts):
+        require_different([held for _, held in parts], number)
+    parts = [(rank if own is None else own, held) for rank, (own, held) in enumerate(parts)]
     return [held for _, held in sorted(dict(parts).items())]
-
-
-def _gradients(weights: Mapping[str, nn.Parameter], number: int) -> dict[str, torch.Tensor]:
-    gradients = {name: parameter.grad for name, parameter in weights.items() if parameter.grad is not None}
-    if not gradients:
-        raise ConfigError(
-            f"no parameter has a gradient after step {number}",
-            "the step sets them to None at its end",
-            "optimizer.zero_grad() at the beginning of the step",
-        )
-    return gradients
-
-
-def _mistake(
-    seen: torch.Tensor, before: torch.Tensor | None, told: Any, loss: float, parts: MicroBatches, dtype: str
-) -> str | None:
-    """Return the mistake that this step shows, None where it is right or nothing known explains it."""
-    named = named_mistake(seen, before, parts, dtype)
-    if named == "" and told is not None and not math.isclose(float(told), loss, rel_tol=FITS[dtype]):
-        return named_loss(float(told), parts, dtype)
-    return named or None

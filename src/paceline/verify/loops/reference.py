@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import inspect
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,40 +12,79 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_map
 
+from paceline.errors import ConfigError
+from paceline.spec.proof.records import FirstDifference
+from paceline.task.coupling import is_coupled, with_gather
 from paceline.task.models.copied import copied
 from paceline.verify.compare.difference import Difference, wide
 from paceline.verify.loops.mistakes import MicroBatches, sampled
+from paceline.verify.loops.pieces import AnyObjective, not_a_sum, together
+from paceline.verify.loops.unwrapped import named
 from paceline.verify.reference.steps import ReferenceStep
 from paceline.verify.rounding.conditioning import Again, Move, Narrowest, computed_again, moved_by_one_ulp, steps_apart
 from paceline.verify.rounding.narrow import NarrowSeen
 
 SCALES = 16  # the loss of a draw is scaled by one and a part of this, the draw's number
-AnyObjective = Callable[[nn.Module, Any], tuple[torch.Tensor, Any]]
-MadeOptimizer = torch.optim.Optimizer | tuple[torch.optim.Optimizer, LRScheduler]
+ASIDE = 2971  # seeds what an objective draws beside the loop, which must not have its numbers
+MadeOptimizer = torch.optim.Optimizer | tuple[torch.optim.Optimizer | LRScheduler, ...]
 Maker = Callable[[Iterable[nn.Parameter]], MadeOptimizer]
 Batches = Sequence[Sequence[Any]]  # of one step: the micro-batches of every part
 Tensors = dict[str, torch.Tensor]
+Closure = Callable[[], torch.Tensor]
+
+
+@dataclass
+class _Begun:
+    """A step of which the gradients are there, summed over all items."""
+
+    batches: Batches
+    parts: MicroBatches
+    frozen: Collection[str] = ()  # parameters that the loop has frozen for this step
 
 
 class LoopReference:
     """The reference of a loop: a module on the CPU, what updates it, and the steps that it has made.
 
-    Without an optimizer whoever holds it sets the module's weights before every step.
+    Without an optimizer whoever holds it sets the module's weights before every step. An objective whose rows see each
+    other, as it or the module says, gets those of all ranks and micro-batches in one piece.
     """
 
     def __init__(self, module: nn.Module, objective: AnyObjective, optimizer: Maker | None, clip_norm: float) -> None:
         self.module = module
-        self._objective, self._optimizer, self._clip_norm = objective, optimizer, clip_norm
+        self.not_a_sum: FirstDifference | None = None  # once a step has begun
+        self._objective, self._optimizer, self._clip_norm = with_gather(objective), optimizer, clip_norm
+        self._is_coupled = is_coupled(module, self._objective)
         self._update = self._updates(module)
-        self._batches: list[Batches] = []
+        self._made: list[_Begun] = []
         self._starts: list[nn.Module] = []  # the module before the first step; before every one without an optimizer
 
-    def step(self, batches: Batches) -> tuple[ReferenceStep, MicroBatches]:
-        """Return the numbers of a step on all parts' micro-batches, and what each of these gave."""
+    def begin(self, batches: Batches, dtype: str) -> MicroBatches:
+        """Compute the gradients of a step on all parts' micro-batches, and return what each of these gave.
+
+        It comes before the loop's own step: what an objective reads beside its model (another network, a teacher that
+        follows) is as it was.
+        """
         if self._optimizer is None or not self._starts:
             self._starts.append(copied(self.module))
-        self._batches.append(batches)
-        return self._step(self.module, self._update, batches)
+        is_first = not self._made
+        batches = together(batches) if self._is_coupled else batches
+        with torch.random.fork_rng(devices=[]):  # the loop draws what it would without a proof
+            torch.manual_seed(ASIDE)
+            parts = self._backward(self.module, batches)
+            self._made.append(_Begun(batches, parts))
+            if is_first:
+                pieces = [_on_cpu(piece) for part in batches for piece in part]
+                self.not_a_sum = not_a_sum(
+                    self._starts[0], self._objective, pieces, parts.losses, dtype,
+                    lambda: torch.finfo(self._narrowest().dtype).eps,
+                )  # fmt: skip
+        return parts
+
+    def finish(self, frozen: Collection[str] = ()) -> ReferenceStep:
+        """Update the module, without the gradients of what the loop has frozen, and return the step's numbers."""
+        begun = self._made[-1]
+        begun.frozen = frozen
+        return self._finish(self.module, self._update, begun)
 
     def again(self) -> Again:
         """Return how the same is computed again."""
@@ -55,57 +96,58 @@ class LoopReference:
         # A loop divides its loss before the backward pass, which rounds otherwise where parts are in fewer bits.
         scale = 1.0 if move is None else 1.0 + move[1] / SCALES
         module = start = update = None
-        for batches in self._batches[:made]:
+        for made_before in self._made[:made]:
             if module is None or self._optimizer is None:
                 module = copied(next(starts))
                 if move is not None:
                     moved_by_one_ulp(module, *move)
                 start, update = weights_of(module), self._updates(module)
             assert start is not None
-            found.append((start, self._step(module, update, batches, scale)[0]))
+            parts = self._backward(module, made_before.batches, scale)
+            begun = _Begun(made_before.batches, parts, made_before.frozen)
+            found.append((start, self._finish(module, update, begun, scale)))
         return found
 
     def _narrowest(self) -> Narrowest:
         module = copied(self._starts[0])
         seen = NarrowSeen(module, next(module.parameters()).dtype)
         with seen.during():
-            self._objective(module, _on_cpu(self._batches[0][0][0]))
+            self._objective(module, _on_cpu(self._made[0].batches[0][0]))
         return seen.narrowest
 
-    def _updates(self, module: nn.Module) -> Callable[[], None] | None:
-        """Return what updates a module: its optimizer and then, where there is one, the schedule of the rate."""
+    def _updates(self, module: nn.Module) -> Callable[[Closure], None] | None:
+        """Return what updates a module: its optimizers and schedules of rates, in the order in which they are given."""
         if self._optimizer is None:
             return None
         made = self._optimizer([p for p in module.parameters() if p.requires_grad])
-        optimizer, *schedules = made if isinstance(made, tuple) else (made,)
+        steppers = [_stepper(each, set(module.parameters())) for each in (made if isinstance(made, tuple) else (made,))]
 
-        def update() -> None:
-            optimizer.step()
-            for schedule in schedules:
-                schedule.step()
+        def update(closure: Closure) -> None:
+            for step in steppers:
+                step(closure)
 
         return update
 
-    def _step(
-        self, module: nn.Module, update: Callable[[], None] | None, batches: Batches, scale: float = 1.0
-    ) -> tuple[ReferenceStep, MicroBatches]:
-        """Make a step; backward passes are those of the loss times `scale`, by which gradients are divided again."""
-        parts = self._backward(module, batches, scale)
+    def _finish(
+        self, module: nn.Module, update: Callable[[Closure], None] | None, begun: _Begun, scale: float = 1.0
+    ) -> ReferenceStep:
+        """Divide the summed gradients, clip them and update the module."""
+        parts = begun.parts
         total = sum(parts.weights)
-        trained = {name: p for name, p in module.named_parameters() if p.grad is not None}
-        for parameter in trained.values():
-            assert parameter.grad is not None
-            parameter.grad /= total * scale
-        norms = [wide(p.grad).norm() for p in trained.values() if p.grad is not None]
-        if self._clip_norm:
-            nn.utils.clip_grad_norm_(list(trained.values()), self._clip_norm)
-        gradients = {name: p.grad.clone() for name, p in trained.items() if p.grad is not None}
+        norm = self._ready(module, begun, total * scale)
+
+        def closure() -> torch.Tensor:  # of optimizers that look at a step's loss more than once
+            more = self._backward(module, begun.batches, scale)
+            self._ready(module, begun, total * scale)
+            return torch.tensor(sum(more.losses) / total, dtype=torch.float64)
+
         if update is not None:
-            update()
-        step = ReferenceStep(
+            update(closure)
+        gradients = {name: p.grad.clone() for name, p in named(module).items() if p.grad is not None}
+        return ReferenceStep(
             loss=sum(parts.losses) / total,
             weight=total,
-            grad_norm=float(torch.stack(norms).norm()),
+            grad_norm=norm,
             clip_norm=self._clip_norm,
             turns={},
             gradients=gradients,
@@ -115,29 +157,64 @@ class LoopReference:
             router={},
             moments={},
         )
-        return step, parts
+
+    def _ready(self, module: nn.Module, begun: _Begun, divisor: float) -> float:
+        """Make summed gradients those of an update, and return their norm before clipping."""
+        trained = []
+        for name, parameter in named(module).items():
+            if name in begun.frozen:
+                parameter.grad = None
+            if parameter.grad is not None:
+                parameter.grad /= divisor
+                trained.append(parameter)
+        norms = [wide(p.grad).norm() for p in trained if p.grad is not None]
+        if self._clip_norm:
+            nn.utils.clip_grad_norm_(trained, self._clip_norm)
+        return float(torch.stack(norms).norm()) if norms else 0.0
 
     def _backward(self, module: nn.Module, batches: Batches, scale: float = 1.0) -> MicroBatches:
-        """Sum the gradients of all micro-batches and return what each gave."""
+        """Sum the gradients of all micro-batches, of the loss times `scale`, and return what each gave."""
         module.zero_grad(set_to_none=True)
-        named, parts = dict(module.named_parameters()), MicroBatches()
-        last = sampled({}, named)
-        for rank, micro_batches in enumerate(batches):
-            for batch in micro_batches:
-                loss, weight = self._objective(module, _on_cpu(batch))
-                (loss * scale).backward()
-                now = sampled({name: p.grad for name, p in named.items() if p.grad is not None}, named)
-                parts.losses.append(float(loss.detach()))
-                parts.weights.append(float(weight))
-                parts.ranks.append(rank)
-                parts.gradients.append(now - last)
-                last = now
+        known, parts = named(module), MicroBatches()
+        last = sampled({}, known)
+        with torch.enable_grad():  # the loop may be one of evaluations too
+            for rank, micro_batches in enumerate(batches):
+                for batch in micro_batches:
+                    loss, weight = self._objective(module, _on_cpu(batch))
+                    (loss * scale).backward()
+                    now = sampled({name: p.grad for name, p in known.items() if p.grad is not None}, known)
+                    parts.losses.append(float(loss.detach()))
+                    parts.weights.append(float(weight))
+                    parts.ranks.append(rank)
+                    parts.gradients.append(now - last)
+                    last = now
         return parts
 
 
+def _stepper(made: object, own: Collection[nn.Parameter]) -> Callable[[Closure], None]:
+    """Return what makes a step of an optimizer of `own` parameters, which may want a closure, or of a schedule."""
+    step = getattr(made, "step", None)
+    if not callable(step):
+        raise ConfigError(
+            f"optimizer= returned {type(made).__name__}, which has no step()",
+            "what it makes updates the reference",
+            "an optimizer, or a tuple of optimizers and of schedules of their rates",
+        )
+    if isinstance(made, torch.optim.Optimizer) and not any(p in own for g in made.param_groups for p in g["params"]):
+        raise ConfigError(
+            "optimizer= returned an optimizer of other parameters than it was given",
+            "the loop's own optimizer would make the reference's updates on the loop's model",
+            "optimizer=lambda parameters: an optimizer made of them, as the loop's is",
+        )
+    closure = inspect.signature(step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        return lambda given: step(given)
+    return lambda given: step()
+
+
 def weights_of(module: nn.Module) -> Tensors:
-    """Return copies of a module's parameters by name."""
-    return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+    """Return copies of a module's parameters by name, without what wrappers of blocks put into it."""
+    return {name: parameter.detach().clone() for name, parameter in named(module).items()}
 
 
 def _apart(

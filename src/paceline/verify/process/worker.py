@@ -207,7 +207,7 @@ def _data_of(row: Row) -> tuple[Path, bool]:
 
 def _alone(rows: Sequence[Row], read: ReadOnce) -> dict[tuple[Path, bool], FirstNumbers | None]:
     """Return what the program of each job computes first before there is a process group, by spec and masks."""
-    from paceline.verify.compare.in_a_group import first_numbers, without_peers
+    from paceline.verify.compare.in_a_group import numbers_alone, without_peers
 
     found = {}
     with without_peers():
@@ -216,7 +216,7 @@ def _alone(rows: Sequence[Row], read: ReadOnce) -> dict[tuple[Path, bool], First
             _load_named(task)
             source = read.source(task, row.masked)
             with _naming_damage(source):
-                found[_data_of(row)] = first_numbers(task, row.plan, source, source.items_per_sample)
+                found[_data_of(row)] = numbers_alone(task, row.plan, source, source.items_per_sample)
     return found
 
 

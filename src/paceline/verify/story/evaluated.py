@@ -24,6 +24,7 @@ from paceline.task.data.protocol import Source
 from paceline.task.metrics.metric import LossTotal, Metric
 from paceline.task.metrics.resolve import metrics_of
 from paceline.task.metrics.rewards import RewardsOfPairs
+from paceline.task.models.held import put_buffer
 from paceline.task.objective import Objective, next_token, next_token_logits
 from paceline.task.turns import objective_of
 from paceline.verify.compare.tolerance import TOLERANCES
@@ -71,8 +72,10 @@ def evaluations(
     model.eval()
     found = []
     for state in states:
-        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            tensor.copy_(state[name])
+        for name, weight in model.named_parameters():
+            weight.copy_(state[name])
+        for name, _ in list(model.named_buffers()):
+            put_buffer(model, name, state[name])
         # Read anew each time: a program may change its inputs in place.
         one = _measured(model, objective, metrics, [read(ids[at : at + 1]) for at in range(count)])
         loss, weight = objective(model, read(ids))

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from paceline.run.loop.loader import StepBatch
@@ -19,6 +20,7 @@ from paceline.run.process.world import World
 from paceline.run.updates.growth import WHAT
 from paceline.spec.journal.kinds import SelectionRecord
 from paceline.spec.journal.reading import read_journal, read_kind
+from paceline.task.models.unfilled import not_kept
 from paceline.verify.compare.difference import Difference, together
 from paceline.verify.compare.measures import (
     number_differences,
@@ -142,11 +144,25 @@ def _state_differences(training: Training, passed: Passed, act: Act) -> list[Dif
         if isinstance(module, FSDPModule):
             module.reshard()  # an evaluation leaves weights gathered; the run goes on with the shards
     ours, expected = _alike(moments_of(model, training.optimizer), step.moments, act.world)
+    buffers, caches = dict(model.named_buffers()), _caches(model, step.buffers, act.world)
+    known = {name: value for name, value in step.buffers.items() if name not in caches}
     return [
         *tensor_differences("weights", dict(model.named_parameters()), step.weights, *where, passed.start),
-        *tensor_differences("buffers", dict(model.named_buffers()), step.buffers, *where, passed.start),
+        *tensor_differences(
+            "buffers", {n: b for n, b in buffers.items() if n not in caches}, known, *where, passed.start
+        ),
         *tensor_differences("moments", ours, expected, *where),
     ]
+
+
+def _caches(model: nn.Module, expected: Tensors, world: World) -> set[str]:
+    """Return the buffers that no checkpoint holds and that are of another size here: tables that grow as needed.
+
+    A start makes them anew, and what of them matters shows in the losses that follow.
+    """
+    held = dict(model.named_buffers())
+    own = not_kept(model) if held else []
+    return set(world.union(n for n in own if n in expected and held[n].shape != expected[n].shape))
 
 
 def _alike(ours: Tensors, expected: Tensors, world: World) -> tuple[Tensors, Tensors]:

@@ -24,6 +24,7 @@ from paceline.run.numerics.randomness.others import Others
 from paceline.run.numerics.randomness.shares import Pattern, SampleRows, Share
 from paceline.run.numerics.randomness.sites import Site, site_of_caller, where
 from paceline.task.entries_read import tried_reading
+from paceline.task.models.held import buffers_kept
 
 FEW, MORE = 2, 3  # samples of the two looks
 EVEN = 4  # the second number for a program that takes even ones alone
@@ -98,25 +99,18 @@ class _Program:
     @contextlib.contextmanager
     def left_as_it_is(self) -> Iterator[None]:
         """Put buffers, gradients and random states back at the end."""
-        buffers = [
-            (module, name, buffer, buffer.detach().clone())
-            for module in self.model.modules()
-            for name, buffer in module.named_buffers(recurse=False)
-        ]
         grads = [(parameter, parameter.grad) for parameter in self.model.parameters()]
         others = Others(self.model)
         try:
-            with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            devices = [self.device] if self.device.type == "cuda" else []
+            with buffers_kept(self.model), torch.random.fork_rng(devices=devices):
                 yield
         finally:
             others.restore()
             for generator, state in self.generators.items():
                 generator.set_state(state)
-            with torch.no_grad():
-                for module, name, buffer, kept in buffers:
-                    setattr(module, name, buffer.copy_(kept))
-                for parameter, grad in grads:  # an objective may go backward itself
-                    parameter.grad = grad
+            for parameter, grad in grads:  # an objective may go backward itself
+                parameter.grad = grad
 
 
 def survey(model: nn.Module, objective: SurveyedObjective, batch: object, device: torch.device) -> Survey:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
+
+from paceline.task.profile.operators.drawing import ATTENTION
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,31 @@ def _grows(few: tuple[int, ...], more: tuple[int, ...], rows: tuple[int, int]) -
     """Return whether a shape is one of all samples alike, or counts them in one dimension."""
     grown = [pair for pair in zip(few, more, strict=False) if pair[0] != pair[1]]
     return len(few) == len(more) and len(grown) <= 1 and all(one * rows[1] == other * rows[0] for one, other in grown)
+
+
+class Steady:
+    """Random operators of a program that runs for real, whose numbers depend on their place alone and on no shape.
+
+    What a program decides by its numbers it then decides alike for any number of samples, so that the shapes of what it
+    draws say for whom it draws. Dropout drops nothing: hidden states decide, too.
+    """
+
+    def __init__(self) -> None:
+        self._calls = 0
+
+    def run(self, name: str, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, object]) -> object:
+        """Return the result of a random operator of that name."""
+        self._calls += 1
+        torch.manual_seed(self._calls)  # whoever traces puts the state back
+        result = func(*args, **kwargs)
+        if name.startswith(ATTENTION):
+            return result
+        if name == "native_dropout":
+            return args[0].clone(), torch.ones_like(result[1])
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor) and leaf.numel():
+                leaf.fill_(1 if name.startswith("bernoulli") else leaf.flatten()[0].item())
+        return result
 
 
 def with_one_more(batch: object) -> object:

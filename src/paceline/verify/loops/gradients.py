@@ -1,0 +1,55 @@
+"""The gradients of a loop's step, as its optimizer took them: what comes after the update may change them or drop them.
+
+A GAN's generator goes back through its judge, and a loop may clear gradients at the end of its step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+
+from paceline.errors import ConfigError
+
+
+class GradientsTaken:
+    """Looks at what optimizers of torch's take of some parameters; of all others, at what the step leaves on them."""
+
+    def __init__(self, weights: Mapping[str, nn.Parameter]) -> None:
+        self._weights = weights
+        self._names = {parameter: name for name, parameter in weights.items()}
+        self._taken: dict[str, torch.Tensor | None] = {}
+
+    @contextlib.contextmanager
+    def during(self) -> Iterator[None]:
+        """Look at updates inside the block."""
+        self._taken = {}
+        handle = register_optimizer_step_pre_hook(self._look)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def of_step(self, number: int) -> dict[str, torch.Tensor]:
+        """Return the gradients of the last update inside the block. Raises ConfigError where there are none at all."""
+        found = {name: self._taken.get(name, p.grad) for name, p in self._weights.items()}
+        gradients = {name: gradient for name, gradient in found.items() if gradient is not None}
+        if not gradients:
+            raise ConfigError(
+                f"no parameter has a gradient after step {number}",
+                "no optimizer of torch's updates the model's own parameters, and the step sets gradients to None",
+                "optimizer.zero_grad() at the beginning of the step",
+            )
+        return gradients
+
+    def _look(self, optimizer: Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        if any(given is not None for given in (*args[1:], kwargs.get("closure"))):
+            return  # a closure computes the gradients that are taken, after this
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if (name := self._names.get(parameter)) is not None:
+                    gradient = parameter.grad
+                    self._taken[name] = None if gradient is None else gradient.detach().clone()

@@ -1,0 +1,153 @@
+"""A loop on one of its ranks, held against one device step by step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import nn
+
+from paceline.errors import ConfigError, PacelineError
+from paceline.run.process.world import World
+from paceline.spec.plan import Plan
+from paceline.task.models.held import whole_of
+from paceline.verify.compare.difference import Difference
+from paceline.verify.compare.measures import number_differences, tensor_differences
+from paceline.verify.loops.gradients import GradientsTaken
+from paceline.verify.loops.mistakes import FITS, MicroBatches, named_loss, named_mistake, sampled
+from paceline.verify.loops.reference import Batches, LoopReference, weights_of
+from paceline.verify.loops.unwrapped import named, not_called
+
+
+class HeldLoop:
+    """A loop on one of its ranks, held against one device step by step; `mistake` is what it does wrong, on rank 0."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        weights: dict[str, nn.Parameter],
+        world: World,
+        plan: Plan,
+        reference: LoopReference,
+        updates: bool,
+    ) -> None:
+        self._model = model
+        self.reference, self._gradients = reference, GradientsTaken(weights)
+        self.mistake: str | None = None
+        self._weights, self._world, self._plan, self._updates = weights, world, plan, updates
+        self._start = weights_of(reference.module)
+        self._frozen = frozenset(name for name, weight in weights.items() if not weight.requires_grad)
+        self._parts: MicroBatches | None = None  # of the step that has begun, on rank 0
+        self._last_seen: torch.Tensor | None = None
+
+    def against(self, number: int, step: Callable[[], object], together: Batches) -> list[Difference]:
+        """Make a step of the loop and return how far it is from one device's, in order of cause. Every rank calls it.
+
+        `together` are the step's micro-batches of all parts, on rank 0.
+        """
+        self._begin(together)
+        with self._gradients.during():
+            told = step()
+        world, layout = self._world, self._plan.layout
+        gradients = self._gradients.of_step(number)
+        whole = {name: whole_of(gradient) for name, gradient in gradients.items()}
+        seen = sampled(whole, named(self.reference.module))
+        frozen = self._frozen_now(number)
+        expected = world.share(self.reference.finish(frozen) if world.is_first else None)
+        reported = loss_told(told)
+        if self._parts is not None and self.mistake is None and not frozen:
+            self.mistake = _mistake(seen, self._last_seen, reported, expected.loss, self._parts, self._plan.precision)
+        self._last_seen = seen
+        found = []
+        if any(each is not None for each in world.gather(reported)):  # a loop may tell it on rank 0 alone
+            ours = expected.loss if reported is None else reported
+            found += number_differences({"loss": ours}, {"loss": expected.loss}, number, world)
+        found += tensor_differences("gradients", gradients, expected.gradients, number, world, layout)
+        if not self._updates:
+            load_weights(self.reference.module, self._weights)
+            return found
+        after = {name: weight for name, weight in self._weights.items() if name in self._start}
+        return found + tensor_differences("weights", after, expected.weights, number, world, layout, self._start)
+
+    def _begin(self, together: Batches) -> None:
+        """Compute the gradients of one device, on rank 0, before the loop makes its step.
+
+        Every rank raises what rank 0 raises: none waits in the step for one that is gone.
+        """
+        failed, cause = None, None
+        if self._world.is_first:
+            try:
+                with not_called(self._model):
+                    self._parts = self.reference.begin(together, self._plan.precision)
+            except Exception as error:  # whatever the user's objective raises
+                failed, cause = _as_told(error), error
+        failed = self._world.share(failed)
+        if failed is not None:
+            raise failed from cause
+
+    def _frozen_now(self, number: int) -> frozenset[str]:
+        """Return what the loop has frozen since the start, as loops do in turn.
+
+        Raises ConfigError for what was frozen then and is trained now: the reference's optimizer has no such weight.
+        """
+        frozen = frozenset(name for name, weight in self._weights.items() if not weight.requires_grad)
+        if thawed := sorted(self._frozen - frozen):
+            raise ConfigError(
+                f"parameter {thawed[0]} is trained in step {number}, and was frozen when the proof began",
+                "one device's optimizer is made of what is trained at the start",
+                "requires_grad = True for all that any step trains, before verify_loop; the step may freeze it again",
+            )
+        return frozen - self._frozen
+
+
+def _as_told(error: Exception) -> PacelineError:
+    if isinstance(error, PacelineError):
+        return error
+    return ConfigError(
+        "the objective fails on one device",
+        f"given the model's copy and a batch on the CPU, it raises {type(error).__name__}: {error}",
+        "objective(model, batch) that returns the loss as a sum, and how many items it counts",
+    )
+
+
+def loss_told(told: object) -> float | None:
+    """Return the loss that a step returned: a number, a tensor of one, or either under "loss"; None where it has none.
+
+    Raises ConfigError for anything else.
+    """
+    found = told["loss"] if isinstance(told, Mapping) and "loss" in told else told
+    try:
+        found = found.detach() if isinstance(found, torch.Tensor) else found
+        return None if found is None else float(found)  # type: ignore[arg-type]  # what it is shows here
+    except (TypeError, ValueError, RuntimeError):
+        raise ConfigError(
+            f"the step returned {type(told).__name__}, which is no loss",
+            "what it returns is compared with one device's loss per item",
+            "the loss per item over all ranks, or None to leave it out",
+        ) from None
+
+
+@torch.no_grad()
+def load_weights(single: nn.Module, weights: Mapping[str, nn.Parameter]) -> None:
+    """Copy the model's weights into the reference's module. Every rank calls it."""
+    held = named(single)
+    if set(held) != set(weights):
+        odd = sorted(set(held) ^ set(weights))[0]
+        raise ConfigError(
+            f"parameter {odd} is only in one of the model and its plain copy",
+            "they are compared by name",
+            "plain=module with the parameter names of the model",
+        )
+    for name, parameter in weights.items():
+        held[name].copy_(whole_of(parameter))
+
+
+def _mistake(
+    seen: torch.Tensor, before: torch.Tensor | None, told: float | None, loss: float, parts: MicroBatches, dtype: str
+) -> str | None:
+    """Return the mistake that this step shows, None where it is right or nothing known explains it."""
+    named = named_mistake(seen, before, parts, dtype)
+    if named == "" and told is not None and not math.isclose(told, loss, rel_tol=FITS[dtype]):
+        return named_loss(told, parts, dtype)
+    return named or None

@@ -1,0 +1,135 @@
+"""The batches of a loop's ranks and micro-batches as one: is the loss a sum over rows, and does each row come once?
+
+A loop takes a batch in pieces. One device that takes the same pieces computes the same numbers, whether rows see each
+other or not: contrast with the negatives of one rank, or statistics of one rank's rows, would be told "equal". So the
+loss of all rows in one piece is held against the sum of the pieces', once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import combinations
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from paceline.errors import ConfigError
+from paceline.spec.proof.records import FirstDifference
+from paceline.task.models.copied import copied
+from paceline.verify.compare.whole_batch import FAMILY
+from paceline.verify.loops.mistakes import FITS
+
+AnyObjective = Callable[[nn.Module, Any], tuple[Tensor, Any]]
+NARROW = 8.0  # units in the last place of the narrowest format: kernels round otherwise by the number of rows
+LIKELY = (
+    "this loss is not a sum over rows: of {rows} it is {whole:.6g} in one piece, as one device has them, and {cut:.6g}"
+    " in the {pieces} pieces that ranks and micro-batches take, where rows see those of their own piece alone, as in"
+    " batch statistics (nn.SyncBatchNorm sees all ranks') or in contrast with a rank's own negatives. Where the loop"
+    ' brings the rows of all ranks together, objective.coupled = "batch" has one device take them in one piece'
+)
+
+
+def joined(pieces: Sequence[object]) -> object:
+    """Return one batch of the rows of all pieces, None where they are not alike but for their number of rows.
+
+    The first dimension of every tensor of a piece must be its rows; what is no tensor must be the same in all.
+    """
+    found = [tree_flatten(piece) for piece in pieces]
+    spec, rows = found[0][1], []
+    for leaves, own in found:
+        sizes = {leaf.shape[0] if leaf.dim() else None for leaf in leaves if isinstance(leaf, Tensor)}
+        if own != spec or len(sizes) != 1 or None in sizes:
+            return None
+        rows.append(leaves)
+    columns = list(zip(*rows, strict=True))
+    if not all(_are_alike(column) for column in columns):
+        return None
+    return tree_unflatten([torch.cat(c) if isinstance(c[0], Tensor) else c[0] for c in columns], spec)
+
+
+def together(batches: Sequence[Sequence[object]]) -> list[list[object]]:
+    """Return all rows of a step as one micro-batch of one part, as a coupled objective wants them.
+
+    Raises ConfigError where they cannot be put together.
+    """
+    whole = joined([piece for part in batches for piece in part])
+    if whole is None:
+        raise ConfigError(
+            "the batches of the ranks cannot be put together into one",
+            'objective.coupled = "batch" has one device take all rows in one piece, and these differ in more than'
+            " their number of rows, or hold tensors whose first dimension is not the rows",
+            "batches whose tensors have the rows as their first dimension, padded to one length",
+        )
+    return [[whole]]
+
+
+def not_a_sum(
+    module: nn.Module,
+    objective: AnyObjective,
+    pieces: Sequence[object],
+    losses: Sequence[float],
+    dtype: str,
+    eps: Callable[[], float],
+) -> FirstDifference | None:
+    """Return what says that a loss is no sum over rows, given those of the pieces; None where it is, or none can tell.
+
+    `module` is what `losses` were computed with, and `eps()` a unit in the last place of the narrowest format in it. A
+    loss that is another one when it is computed again says nothing.
+    """
+    whole = joined(pieces) if len(pieces) > 1 else None
+    if whole is None:
+        return None
+    cut = sum(losses)
+    try:
+        found = _loss(module, objective, whole)
+        far = abs(found - cut) / max(abs(found), sum(map(abs, losses)), 1e-300)
+        if not far > FITS[dtype] or not far > NARROW * eps():
+            return None
+        if abs(_loss(module, objective, whole) - found) > FITS[dtype] * abs(found):
+            return None
+    except Exception:  # whatever an objective says to other numbers of rows than its own
+        return None
+    rows = next(len(leaf) for leaf in tree_flatten(whole)[0] if isinstance(leaf, Tensor))
+    return FirstDifference(
+        quantity="whole batch", name="loss", step=1, rank=0, relative=far, ratio=cut / found if found else math.nan,
+        ours=cut, reference=found, copies_agree=True, tensors=("loss",), tensors_in_all=1, family=FAMILY,
+        likely=LIKELY.format(rows=f"{rows} rows", whole=found, cut=cut, pieces=len(pieces)),
+    )  # fmt: skip
+
+
+def _loss(module: nn.Module, objective: AnyObjective, batch: object) -> float:
+    """Return the loss of a batch in one piece, without a graph where the objective wants none."""
+    try:
+        with torch.no_grad():
+            return float(objective(copied(module), batch)[0])
+    except RuntimeError:  # it goes back itself
+        return float(objective(copied(module), batch)[0].detach())
+
+
+def require_different(batches: Sequence[object], number: int) -> None:
+    """Raise ConfigError where two ranks have the same batch: one device takes every row of a step once."""
+    for (rank, one), (other, theirs) in combinations(enumerate(batches), 2):
+        if _is_same(one, theirs):
+            raise ConfigError(
+                f"ranks {rank} and {other} have the same batch in step {number}",
+                "every rank is a part of its own, and one device takes each row of a step once",
+                "rows of its own for every rank (a DistributedSampler), or an equal part=... on ranks that share"
+                " theirs, as a tensor-parallel group does; part=rank says that they are meant to be the same",
+            )
+
+
+def _are_alike(column: Sequence[object]) -> bool:
+    first = column[0]
+    if isinstance(first, Tensor):
+        return all(isinstance(x, Tensor) and (x.shape[1:], x.dtype) == (first.shape[1:], first.dtype) for x in column)
+    return all(type(x) is type(first) and bool(x == first) for x in column)
+
+
+def _is_same(one: object, other: object) -> bool:
+    (ours, spec), (theirs, their_spec) = tree_flatten(one), tree_flatten(other)
+    pairs = list(zip(ours, theirs, strict=False))
+    tensors = [pair for pair in pairs if isinstance(pair[0], Tensor) and isinstance(pair[1], Tensor)]
+    return spec == their_spec and bool(tensors) and all(torch.equal(a.cpu(), b.cpu()) for a, b in tensors)

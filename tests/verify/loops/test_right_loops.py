@@ -1,0 +1,83 @@
+"""`paceline.verify_loop` on strangers' right loops: told equal, or refused in words that say what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import right_loops
+from distributed import run_kept, run_ranks
+
+from paceline.errors import ConfigError
+
+RIGHT: dict[str, tuple[Any, ...]] = {
+    "a GAN's judge": (right_loops.gan, "judge"),
+    "a GAN's maker": (right_loops.gan, "maker"),
+    "two optimizers and a schedule": (right_loops.two_optimizers,),
+    "gradients cleared at the end": (right_loops.cleared_at_the_end, False),
+    "a gradient penalty": (right_loops.gradient_penalty,),
+    "contrast with gathered negatives": (right_loops.contrast, False),
+    "a teacher that follows": (right_loops.teacher,),
+    "layers frozen in turn": (right_loops.in_turn,),
+    "policy gradients of drawn actions": (right_loops.policy,),
+    "LBFGS": (right_loops.lbfgs,),
+    "a loss scale by hand": (right_loops.amp_by_hand, "fp64"),
+    "a loss scale by hand in fp32": (right_loops.amp_by_hand, "fp32"),
+    "accumulation by hand": (right_loops.accumulated,),
+    "a child called module": (right_loops.of_model, "own module"),
+    "blocks computed again": (right_loops.of_model, "recomputed"),
+    "compiled blocks": (right_loops.of_model, "compiled blocks"),
+    "a compiled model": (right_loops.of_model, "compiled"),
+    "weight norm by hooks": (right_loops.of_model, "weight norm by hooks"),
+    "spectral norm, evaluated": (right_loops.of_model, "spectral norm, evaluated"),
+    "whole numbers": (right_loops.of_model, "whole numbers"),
+    "a loss that rank 0 alone tells": (right_loops.of_model, "DDP"),
+    "statistics kept from before": (right_loops.statistics, "kept"),
+    "ranks that share their rows, and say so": (right_loops.same_batch, True),
+}
+
+
+@pytest.mark.parametrize("what", RIGHT)
+def test_a_right_loop_is_equal(what: str) -> None:
+    results = run_kept(*RIGHT[what][:1], 2, *RIGHT[what][1:])
+    assert all(result.equal for result in results), results[0].text
+
+
+@pytest.mark.parametrize("kind", ["plain", "autocast", "statistics"])
+def test_micro_batches_of_one_device_are_held_too(kind: str) -> None:
+    """Parts in bf16 round otherwise by the number of rows, and are not called rows that see each other."""
+    found = right_loops.pieces_by_hand(kind)
+    assert (found.verdict == "unequal") is (kind == "statistics"), found.text
+    assert ("not a sum over rows" in found.text) is (kind == "statistics")
+
+
+def test_rows_that_see_each_other_within_a_rank_are_told() -> None:
+    """One device that takes the same pieces computes the same numbers, and is not what is meant."""
+    for given in ((right_loops.contrast, True), (right_loops.statistics, "own")):
+        results = run_kept(given[0], 2, *given[1:])
+        for result in results:
+            assert result.equal is False and result.first_difference.quantity == "whole batch"
+            assert "not a sum over rows" in result.text and 'coupled = "batch"' in result.text
+
+
+def test_actions_that_are_drawn_are_told_as_not_reproducible() -> None:
+    result = run_kept(right_loops.drawn_actions, 2)[0]
+    assert result.equal is False and result.first_difference.family == "not reproducible"
+
+
+@pytest.mark.parametrize(
+    ("loop", "given", "what", "advice"),
+    [
+        (right_loops.same_batch, (False,), "ranks 0 and 1 have the same batch in step 1", "DistributedSampler"),
+        (right_loops.cleared_at_the_end, (True,), "no parameter has a gradient after step 1", "zero_grad"),
+        (right_loops.thawed, (), "was frozen when the proof began", "requires_grad = True"),
+        (right_loops.told_a_word, (), "the step returned str, which is no loss", "None to leave it out"),
+        (right_loops.objective_on_its_own, (), "calls the loop's own model", "the model it is given"),
+        (right_loops.optimizer_of_its_own, (), "an optimizer of other parameters", "made of them"),
+        (right_loops.no_optimizer, (), "returned list, which has no step", "optimizers"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_in_words(loop: Any, given: Any, what: str, advice: str) -> None:
+    with pytest.raises(ConfigError, match=what) as error:
+        run_ranks(loop, 2, *given)
+    assert advice in error.value.try_
