@@ -25,6 +25,8 @@ def test_any_steps_of_any_sizes(samples: int) -> None:
         first = drawn.randrange(batch)
         places = np.arange(position + first, position + drawn.randint(first + 1, batch))
         assert np.array_equal(found.at(places, batch), ids_at(source, SEED, places))
+        for steps, row in enumerate(found.known(5)):  # what is known of steps as large as this one
+            assert np.array_equal(row, ids_at(source, SEED, places + steps * batch))
         position = drawn.choice([position + batch, position + batch, drawn.randrange(5000)])
 
 
