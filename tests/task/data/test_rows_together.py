@@ -173,6 +173,34 @@ def test_few_rows_are_gathered_once_for_several_steps(folder: Path, monkeypatch:
     assert asked == [20] * 8
 
 
+class Sizes:
+    """Batches of 8 samples, and of 9 from a position on: of two ranks the first one has four rows of both."""
+
+    def at(self, step: int, position: int) -> int:
+        """Return the samples of the batch at a position."""
+        return 8 if position < 8 * 21 else 9
+
+    def at_once(self, position: int, samples: int, micro_batch: int) -> int:
+        """Return how many rows a rank passes at once."""
+        return micro_batch
+
+
+@pytest.mark.parametrize("kind", ["windows", "packed", "mixed windows"])
+def test_a_batch_that_grows_by_less_than_a_row_of_each_rank_has_its_own_rows(kind: str, folder: Path) -> None:
+    """What had been worked out for the smaller batches was taken for rows of the larger ones, as many of a rank's."""
+    source, sizes, position, plan = opened(kind, folder), Sizes(), 0, Plan(
+        Layout(dp_replicate=2), micro_batch=4, accumulation=1, batch_samples=8
+    )  # fmt: skip
+    streams = [BatchStream(source, SEED, plan, rank, torch.device("cpu"), sizes) for rank in range(2)]
+    for step in range(1, 60):
+        read = [stream.at(position, step) for stream in streams]
+        counted = [micro for batch in read for micro in batch.micro_batches if micro.counts]
+        wanted = ids_at(source, SEED, np.arange(position, position + sizes.at(step, position)))
+        assert np.array_equal(np.concatenate([micro.ids for micro in counted]), wanted), f"step {step}"
+        assert torch.equal(torch.cat([micro.data["tokens"] for micro in counted]), source.read(wanted)["tokens"])
+        position += len(wanted)
+
+
 def test_what_is_wrong_with_a_row_is_said_by_its_own_step(folder: Path, tmp_path: Path) -> None:
     """Steps before it are given, though their rows were asked for together with the damaged one."""
     shutil.copytree(folder / "shards", tmp_path / "shards")

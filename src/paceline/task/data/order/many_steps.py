@@ -33,7 +33,8 @@ class StepIds:
         """
         first, rows = positions.item(0), len(positions)
         step, within = divmod(first - self._first, self._samples)
-        if within or not 0 <= step < len(self._known) or rows != self._known.shape[1]:
+        # Of batches of another size the steps that are known lie elsewhere, though this one may be among them.
+        if within or not 0 <= step < len(self._known) or (samples, rows) != (self._samples, self._known.shape[1]):
             most = max(1, AT_ONCE // rows)
             self._steps = min(2 * self._steps, most) if (first, rows) == self._following else 1
             coming = self.coming(positions, samples, self._steps)
