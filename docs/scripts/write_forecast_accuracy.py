@@ -99,8 +99,9 @@ Sources of programs and chips that are known come out close: XTuner's Llama 2 7B
 runs by 2 to 11, llm.c by 6. What misses: llmq took 22 to 31 % less than was forecast on RTX 4090, 5090 and H100, since
 no convention of it is known, and its optimizer's state in 16 bits makes all but one of its rows too large here; B200
 whose power was limited took twice as long, by how much it was limited nobody says; fine-tuning of mixtures by ms-swift
-and XTuner took 1.5 to 2.6 times as long. Three meanings were mended. No device was taken to sustain more of its peak than
-the best generation's share, which whole steps of GeForce cards exceed: the bound is what a measured product reaches.
+and XTuner took 1.5 to 2.6 times as long. Three meanings were mended. No device was taken to sustain more of its peak
+than the best generation's share, which whole steps of GeForce cards exceed: now the bound is what a measured product
+reaches.
 Experts over more ranks than read samples must be spread over tensor ranks. And what a note says of flash attention
 holds for the model it names, which touches another table alone. Intervals of mixtures are wider, since those of all
 five rounds held 90 % of the dense rows and 68 % of theirs. Since then the rows are off by {now:.1%}, intervals hold

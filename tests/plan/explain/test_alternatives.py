@@ -43,7 +43,9 @@ def test_each_is_the_first_candidate_on_the_other_side() -> None:
 
 
 def test_a_plan_that_is_given_whole_has_no_other_side() -> None:
-    only = found(dp_replicate=1, dp_shard=8, tp=1, pp=1, cp=1, ep=1, zero=3, recompute="none", micro_batch=1)
+    only = found(
+        dp_replicate=1, dp_shard=8, tp=1, pp=1, cp=1, ep=1, zero=3, gradients="shards", recompute="none", micro_batch=1
+    )
     assert len(only.candidates) == 1 and not [each for each in alternatives(only) if each.plan]
 
 
