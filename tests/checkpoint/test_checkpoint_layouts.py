@@ -152,6 +152,14 @@ def test_a_difference_names_the_tensor(tmp_path: Path, change: dict, message: st
     assert not state["fp32"].any()  # nothing was touched
 
 
+def test_a_tensor_that_is_not_there_is_answered_for_a_user_and_not_for_a_speller(tmp_path: Path) -> None:
+    """A changed model in a notebook was answered by "did you mean" the name of the model before."""
+    path = save_sample(tmp_path, 1).path
+    with pytest.raises(ConfigError) as raised:
+        load_checkpoint(path, laid_out("plain", blank=True) | {"wholes": torch.zeros(1)})
+    assert "most like it is 'whole'" in raised.value.because and "another run.dir" in raised.value.try_
+
+
 def test_names_may_go_unread_on_request(tmp_path: Path) -> None:
     path = save_sample(tmp_path, 1).path
     state = {"fp32": torch.zeros(8, 6)}

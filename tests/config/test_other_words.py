@@ -30,6 +30,7 @@ from paceline.units import parse_amount
         ("plan.gradient-checkpointing=true", "plan.recompute"),
         ("task.adapter.r=8", "task.adapter.rank"),
         ("task.adapter.kind=qlora", 'base_dtype = "nf4"'),
+        ("task.class_weights=[1.0, 5.0]", "task.objective"),  # 'data'
         ("plan.precision=bfloat16", "'bf16'"),
         ("plan.goal=cheapest", "'money'"),
         ("task.schedule.kind=linear_with_warmup", 'kind = "linear", warmup ='),

@@ -21,7 +21,7 @@ from paceline.checkpoint.ranks import Ranks
 from paceline.checkpoint.readers.fill import Kinds, emptied_where_it_fails, fill
 from paceline.checkpoint.shards import dtype_name
 from paceline.checkpoint.tiers.newest import newest_first
-from paceline.errors import ConfigError, StorageError, suggestion
+from paceline.errors import ConfigError, StorageError, nearest
 
 
 class Loaded(NamedTuple):
@@ -182,10 +182,12 @@ def _check_tensor(path: Path, name: str, tensor: torch.Tensor, kinds: Kinds) -> 
     """Raise ConfigError where the checkpoint does not hold this tensor as it is."""
     stored = kinds.get(name)
     if stored is None:
+        near = nearest(name, kinds)
         raise ConfigError(
-            f"{path} holds no tensor '{name}'", "it was saved from another model or optimizer",
-            suggestion(name, kinds) if kinds else "load another checkpoint",
-        )  # fmt: skip
+            f"{path} holds no tensor '{name}'",
+            "it was saved from another model or optimizer" + (f"; most like it is '{near}'" if near else ""),
+            "the model and the optimizer that it was saved with, or another run.dir for a run that begins anew",
+        )
     has = (dtype_name(tensor.dtype), tuple(tensor.shape))
     if has != (stored.dtype, stored.shape):
         raise ConfigError(

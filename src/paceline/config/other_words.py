@@ -26,6 +26,7 @@ _OPTIONS: dict[str, str] = {
         ("lrscheduler lrschedulertype scheduler", 'task.schedule.kind = "cosine"'),
         ("warmup warmupsteps warmupratio", 'task.schedule.warmup = "100 steps"'),
         ("wd decay", "task.optimizer.weight_decay = 0.1"),
+        ("classweights classweight posweight", 'task.objective = "my_loss:weighted", a function of your own'),
         ("maxgradnorm gradclip gradientclipping gradientclipval clipgradnorm", "task.optimizer.clip_norm = 1.0"),
         ("optim", 'task.optimizer.name = "adamw"'),
         ("dataset datapath datasetname trainfile traindata", 'task.data.source = "my.csv"'),

@@ -122,3 +122,12 @@ def test_metrics_of_torchmetrics_are_those_of_all_samples() -> None:
     columns = (torch.randn(6, 3), torch.randint(0, 2, (6, 3)).float())
     (found,) = added(made(of.MultilabelAccuracy(3, average="micro"), multi_label), *columns, 2).values()
     assert found == pytest.approx(float(((columns[0] > 0) == columns[1].bool()).double().mean()))
+
+
+def test_a_metric_that_cannot_take_what_the_model_returns_says_what_it_was_given() -> None:
+    """A metric of yes or no with a head of two classes ended as a defect of Paceline, deep in torchmetrics."""
+    theirs = pytest.importorskip("torchmetrics", reason="the extra metrics is not installed")
+    metric = made(theirs.classification.BinaryAUROC(thresholds=20))
+    with pytest.raises(ConfigError, match=r"shape \[6, 2\] with labels of shape \[6\]") as raised:
+        metric.measure(torch.randn(6, 2), (None, torch.randint(0, 2, (6,))))
+    assert "BinaryAUROC raised" in raised.value.because and "num_classes=2" in raised.value.try_

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from paceline.checkpoint import consolidate, save_checkpoint
 from paceline.errors import StorageError
-from paceline.task.models.huggingface.files import INDEX, read_safetensors
+from paceline.task.models.huggingface.files import INDEX, header, read_safetensors
 from paceline.task.models.huggingface.weights import export_safetensors
 
 
@@ -117,3 +117,17 @@ def test_exports_are_flushed_before_they_have_their_names(
         export_safetensors(built(config).state_dict(), config, out, 20_000 if "several" in kind else 10**9)
     assert {path.suffix for path in out.iterdir()} <= {".safetensors", ".json"}
     assert {path.stat().st_ino for path in out.iterdir()} <= set(flushed) and not waiting
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_weights_of_torch_save_name_the_command_that_converts_them(tmp_path: Path, nested: bool) -> None:
+    """A state_dict's .pt was told to be a bad copy. What is said is typed, and what it writes is read."""
+    state = {"weight": torch.arange(6.0).reshape(2, 3).T, "bias": torch.ones(2)}
+    torch.save({"epoch": 3, "state_dict": state} if nested else state, tmp_path / "theirs.pt")
+    with pytest.raises(StorageError, match="safetensors") as raised:
+        header(tmp_path / "theirs.pt")
+    program, told, _ = raised.value.try_.removeprefix('python -c "').partition('", and then model.weights = ')
+    assert told
+    exec(program, {})
+    read = read_safetensors(tmp_path / "theirs.safetensors")
+    assert {name: value.tolist() for name, value in read.items()} == {n: v.tolist() for n, v in state.items()}

@@ -71,8 +71,23 @@ class StateMetric:
         self._metric.reset()
         before = {state: getattr(self._metric, state).double().clone() for state in self._states}
         if len(labels):
-            self._metric.update(predictions, labels)
+            self._update(predictions, labels)
         return {state: (getattr(self._metric, state).double() - before[state]).reshape(-1) for state in self._states}
+
+    def _update(self, predictions: Tensor, labels: Tensor) -> None:
+        """Give the metric a micro-batch. Raises ConfigError with what it was given where it cannot take that."""
+        try:
+            self._metric.update(predictions, labels)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            classes = predictions.shape[-1] if predictions.dim() > labels.dim() else 0
+            raise ConfigError(
+                f"the metric '{self.name}' takes no outputs of shape {list(predictions.shape)} with labels of shape "
+                f"{list(labels.shape)}",
+                f"{type(self._metric).__name__} raised {type(error).__name__}: {error}",
+                f"the metric of its kind for classes, Multiclass... with num_classes={classes}"
+                if classes
+                else "a metric of torchmetrics for such labels, or a function of (outputs, batch)",
+            ) from error
 
     def values(self, totals: Totals, loss: LossTotal) -> dict[str, float]:
         """Return what the metric computes of the states' totals: one number, one for each class, or by its names."""

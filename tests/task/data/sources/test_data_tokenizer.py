@@ -108,8 +108,9 @@ def test_refusals(bpe: FileTokenizer, tmp_path: Path) -> None:
         load_tokenizer(str(broken))
     endless = bpe.to_json().replace("<|endoftext|>", "<|start|>")
     broken.write_text(endless)
-    with pytest.raises(DataError, match="no end-of-document token"):
+    with pytest.raises(DataError, match="no end-of-document token") as raised:
         load_tokenizer(str(broken))
+    assert "(it has <|start|>" in raised.value.try_, "it names what may be the one"
 
 
 def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

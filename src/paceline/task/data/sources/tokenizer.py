@@ -64,6 +64,12 @@ class ByteTokenizer:
         return json.dumps({"paceline": self.name})
 
 
+def _special(tokenizer: Any) -> str:
+    """Return the special tokens of a tokenizer of the package, in brackets after a blank; "" where it has none."""
+    names = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
+    return f" (it has {' '.join(names[:8])})" if names else ""
+
+
 class FileTokenizer:
     """A tokenizer in the format of the `tokenizers` package (tokenizer.json). Needs the extra 'bpe'."""
 
@@ -88,7 +94,7 @@ class FileTokenizer:
             raise DataError(
                 f"{name} has no end-of-document token",
                 f"none of {' '.join(KNOWN_ENDS)} is in its vocabulary",
-                "add one to its added_tokens",
+                f"add one to its added_tokens, or call that so which ends a document{_special(self._tokenizer)}",
             )
         self.end_of_document: int = tokens[ends[0]]
         pads = [token for token in KNOWN_PADS if token in tokens]

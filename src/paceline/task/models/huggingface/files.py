@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 INDEX = "model.safetensors.index.json"
+PICKLED = (".pt", ".pth", ".bin", ".ckpt")  # as torch.save writes: reading them may run code
 
 
 class LazyTensors(Mapping[str, "Tensor"]):
@@ -129,8 +130,20 @@ def header(file: Path) -> dict[str, tuple[int, ...]]:
             return {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise StorageError(
-            f"{file} cannot be read as safetensors", f"{type(error).__name__}: {error}", "a fresh copy of the file"
+            f"{file} cannot be read as safetensors",
+            f"{type(error).__name__}: {error}",
+            converting(file) if file.suffix in PICKLED else "a fresh copy of the file",
         ) from error
+
+
+def converting(file: Path) -> str:
+    """Return the command that writes as safetensors what `torch.save` wrote: a state_dict, or a checkpoint with one."""
+    out = file.with_suffix(".safetensors")
+    program = (
+        f"import torch; from safetensors.torch import save_file; found = torch.load('{file}', weights_only=True); "
+        f"save_file({{n: v.clone().contiguous() for n, v in found.get('state_dict', found).items()}}, '{out}')"
+    )
+    return f'python -c "{program}", and then model.weights = "{out}"'
 
 
 def file_inside(folder: Path, name: str) -> Path:

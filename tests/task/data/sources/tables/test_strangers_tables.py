@@ -207,6 +207,15 @@ def test_a_column_that_is_not_read_is_told(settled: Settle) -> None:
     assert "not read: shop" in line
     (line, *_) = seen_lines(settled("other.csv", csv_of("text,shop")))
     assert 'label_field = "shop" takes it for the labels' in line
+    (line, *_) = seen_lines(settled("dated.csv", csv_of("text,date,shop", [(*row, "a") for row in ROWS])))
+    assert "not read: date, shop (label_field says which" in line, "and not the first of them, which is a date"
+
+
+def test_numbers_with_a_decimal_comma_are_told_how_to_be_written(settled: Settle) -> None:
+    prices = csv_of("text;price", [(text, "85,50") for text, _ in ROWS], ";")
+    with pytest.raises(PacelineError, match="no numbers") as raised:
+        settled("german.csv", prices, label_field="price", labels="regression")
+    assert raised.value.try_ == "numbers with a decimal point: 85.50"
 
 
 def test_a_table_is_called_by_its_own_name(tmp_path: Path) -> None:

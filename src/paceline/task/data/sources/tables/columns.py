@@ -79,7 +79,10 @@ def columns_meant(columns: Sequence[str], data: DataSpec, name: str) -> TableCol
     unread = _meaningful(columns, text, label)
     left = f"; not read: {', '.join(unread)}" if unread else ""
     if not label:
-        hint = f' (label_field = "{unread[0]}" takes it for the labels)' if unread and data.labels != "none" else ""
+        hint = ""
+        if unread and data.labels != "none":
+            one = f'label_field = "{unread[0]}" takes it for the labels'
+            hint = f" ({one})" if len(unread) == 1 else " (label_field says which of them holds labels, if one does)"
         return TableColumns("text", (text,), f"it has no column of labels ({', '.join(LABEL_NAMES)}){left}{hint}")
     return TableColumns("labelled", (text, label), f"it has columns '{text}' and '{label}'{left}")
 

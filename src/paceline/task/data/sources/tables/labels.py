@@ -114,9 +114,12 @@ class LabelSurvey:
         if kind == "regression":
             if numbers is None:
                 text = next(value for value in self.counts if _number(value) is None)
+                pointed = str(text).replace(",", ".")
+                comma = pointed != str(text) and _number(pointed) is not None
                 raise DataError(
                     "labels = 'regression' of a table whose labels are no numbers",
-                    f"'{self.column}' holds {text!r}", 'labels = "classification"',
+                    f"'{self.column}' holds {text!r}",
+                    f"numbers with a decimal point: {pointed}" if comma else 'labels = "classification"',
                 )  # fmt: skip
             return Labels(kind, (), because)
         return Labels(kind, self._classes(self.counts, names, name), because)
