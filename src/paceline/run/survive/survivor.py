@@ -158,11 +158,12 @@ def bring_together(world: World, generation: Generation, held: Brought | None) -
         what = f"the state after step {step} was not read from the nodes' memory"
         read = Ranks(alone=world.size == 1).attempt(what, lambda: read_pieces(files) if files else None)
         mine = Brought(read, None, True) if read else None
-    told = (mine.snapshot.extra, mine.stats, mine.is_done, mine.unrecorded) if mine and mine.snapshot else None
-    brought = world.gather(told)
-    extra, stats, *_ = next(item for item in brought if item)
-    undone = [left for _, _, done, left in filter(None, brought) if not done]
-    left = of_all(brought[0][3] if brought[0] else None, undone)
+    brings = mine if mine and mine.snapshot else None
+    # Alike on all that bring anything, but for what is unrecorded: one rank's is sent, whatever the number of ranks.
+    extra, stats = world.first_told((brings.snapshot.extra, brings.stats) if brings and brings.snapshot else None)
+    undone = world.first_told((brings.unrecorded,) if brings and not brings.is_done else None) or ()
+    of_first = world.share((brings.unrecorded,) if brings else None)
+    left = of_all(of_first[0] if of_first else None, undone)
     taken = mine.snapshot if mine and mine.snapshot else Snapshot(step, {}, extra)
     taken, alone = replace(taken, extra=extra), world.size == 1
     if generation.rescue == FROM_RANKS:
