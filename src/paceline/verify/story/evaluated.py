@@ -77,8 +77,8 @@ def evaluations(
     model.eval()
     found = []
     for state in states:
-        for name, weight in model.named_parameters():
-            weight.copy_(state[name])
+        for name, parameter in model.named_parameters():
+            parameter.copy_(state[name])
         for name, _ in list(model.named_buffers()):
             put_buffer(model, name, state[name])
         # Read anew each time: a program may change its inputs in place.
