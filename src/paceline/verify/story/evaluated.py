@@ -21,7 +21,7 @@ from paceline.run.numerics.precision import MASTER_DTYPES, cast_floats
 from paceline.run.numerics.randomness.again import DRAWS_BY
 from paceline.run.numerics.randomness.mode import SampleRandomness
 from paceline.run.numerics.randomness.shares import SampleRows
-from paceline.run.numerics.randomness.survey import length_of, rows_of_batch
+from paceline.run.numerics.randomness.survey import length_of
 from paceline.spec.plan import Plan
 from paceline.spec.task import Task
 from paceline.task.data.order.permutation import sample_ids
@@ -83,7 +83,7 @@ def evaluations(
             put_buffer(model, name, state[name])
         # Read anew each time: a program may change its inputs in place.
         one = _measured(model, objective, metrics, [read(ids[at : at + 1]) for at in range(count)])
-        with _drawing(model, 0, whole := read(ids)):
+        with _drawing(model, range(count), whole := read(ids)):
             loss, weight = objective(model, whole)
         apart = abs(float(loss) / float(weight) - one.loss)
         is_sum = apart <= TOLERANCES["evaluation"]["fp32"] * abs(one.loss)
@@ -92,16 +92,15 @@ def evaluations(
     return found
 
 
-def _drawing(model: nn.Module, first: int, rows: object) -> contextlib.AbstractContextManager[object]:
-    """Return a block in which a model that draws as it is evaluated does so for the samples from a place of theirs on.
+def _drawing(model: nn.Module, places: range, rows: object) -> contextlib.AbstractContextManager[object]:
+    """Return a block in which a model that draws as it is evaluated does so for the samples at these places of theirs.
 
     Every evaluation draws the same for a sample, whatever the step.
     """
     randomness: SampleRandomness | None = getattr(model, DRAWS_BY, None)
     if randomness is None:
         return contextlib.nullcontext()
-    places = np.arange(first, first + rows_of_batch(rows), dtype=np.int64)
-    return randomness.during(SampleRows(places, 0, length_of(rows)))
+    return randomness.during(SampleRows(np.array(places, dtype=np.int64), 0, length_of(rows)))
 
 
 def _measured(model: nn.Module, objective: Objective, metrics: Sequence[Metric], rows: Sequence[Any]) -> Evaluated:
@@ -110,7 +109,7 @@ def _measured(model: nn.Module, objective: Objective, metrics: Sequence[Metric],
     for at, row in enumerate(rows):
         returned: list[object] = []
         hook = model.register_forward_hook(lambda module, given, output, kept=returned: kept.append(output))
-        with _drawing(model, at, row):
+        with _drawing(model, range(at, at + 1), row):
             loss, weight = objective(model, row)
         hook.remove()
         loss_sum, weight_sum = loss_sum + float(loss), weight_sum + float(weight)
