@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from distributed import run_ranks
 from tests_shared import SEQ_LEN, VOCAB, Dropout, decoder_task, plan_of
 from torch import nn
 
 from paceline.run.assemble import Assembled
 from paceline.run.evaluate.held_out_metrics import Sums
+from paceline.run.loop import passes, under_plan
 from paceline.run.loop import step as step_module
-from paceline.run.loop import under_plan
 from paceline.run.loop.passes import SequentialPasses
+from paceline.run.numerics.randomness.shares import SampleRows
 from paceline.run.process.world import join_world
 from paceline.run.updates import selection as selecting
 from paceline.run.updates.growth import BatchGrowth
@@ -233,6 +235,40 @@ def grown() -> list[CheckProof]:
 def test_a_table_that_grows_as_it_is_needed_is_no_difference() -> None:
     for found in run_ranks(grown, 2)[0]:
         assert found.equal, found.first_difference
+
+
+class AlwaysDrops(nn.Module):
+    """Dropout that is on in evaluations too."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCAB, width), nn.Linear(width, VOCAB)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return logits [rows, seq, vocab]."""
+        return self.head(F.dropout(self.embed(tokens).tanh(), 0.3, training=True))
+
+
+def evaluated_with_noise(for_others: bool) -> CheckProof:
+    task, world = decoder_task(model=AlwaysDrops, objective="next_token", optimizer=RATE), join_world("cpu", threads=1)
+    rows = passes.sample_rows
+
+    def of_the_next(micro: Any, *draws_as: Any) -> SampleRows:
+        found = rows(micro, *draws_as)
+        return found if draws_as else dataclasses.replace(found, positions=found.positions + 1)
+
+    with Patch.context() as patch:
+        if for_others:
+            patch.setattr(passes, "sample_rows", of_the_next)
+        return CHECKS["story"](task, plan_of(COPIES, batch=9, precision="fp64"), world, task.data, SEQ_LEN, 3)
+
+
+@pytest.mark.parametrize("for_others", [False, True])
+def test_what_evaluations_draw_is_that_of_their_samples(for_others: bool) -> None:
+    found = run_ranks(evaluated_with_noise, 2, for_others)[0]
+    assert found.equal is not for_others, found.first_difference
+    if for_others:
+        assert found.first_difference is not None and found.first_difference.quantity == "evaluation"
 
 
 def restores_second_moments_larger(patch: Patch) -> None:

@@ -5,6 +5,7 @@ Written plainly: the samples one by one, what they give added up, one division a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +18,10 @@ import torch
 from torch import nn
 
 from paceline.run.numerics.precision import MASTER_DTYPES, cast_floats
+from paceline.run.numerics.randomness.again import DRAWS_BY
+from paceline.run.numerics.randomness.mode import SampleRandomness
+from paceline.run.numerics.randomness.shares import SampleRows
+from paceline.run.numerics.randomness.survey import length_of
 from paceline.spec.plan import Plan
 from paceline.spec.task import Task
 from paceline.task.data.order.permutation import sample_ids
@@ -72,13 +77,14 @@ def evaluations(
     model.eval()
     found = []
     for state in states:
-        for name, weight in model.named_parameters():
-            weight.copy_(state[name])
+        for name, parameter in model.named_parameters():
+            parameter.copy_(state[name])
         for name, _ in list(model.named_buffers()):
             put_buffer(model, name, state[name])
         # Read anew each time: a program may change its inputs in place.
         one = _measured(model, objective, metrics, [read(ids[at : at + 1]) for at in range(count)])
-        loss, weight = objective(model, read(ids))
+        with _drawing(model, range(count), whole := read(ids)):
+            loss, weight = objective(model, whole)
         apart = abs(float(loss) / float(weight) - one.loss)
         is_sum = apart <= TOLERANCES["evaluation"]["fp32"] * abs(one.loss)
         changed = tuple(name for name, weight in model.named_parameters() if not torch.equal(weight, state[name]))
@@ -86,13 +92,25 @@ def evaluations(
     return found
 
 
+def _drawing(model: nn.Module, places: range, rows: object) -> contextlib.AbstractContextManager[object]:
+    """Return a block in which a model that draws as it is evaluated does so for the samples at these places of theirs.
+
+    Every evaluation draws the same for a sample, whatever the step.
+    """
+    randomness: SampleRandomness | None = getattr(model, DRAWS_BY, None)
+    if randomness is None:
+        return contextlib.nullcontext()
+    return randomness.during(SampleRows(np.array(places, dtype=np.int64), 0, length_of(rows)))
+
+
 def _measured(model: nn.Module, objective: Objective, metrics: Sequence[Metric], rows: Sequence[Any]) -> Evaluated:
     loss_sum = weight_sum = 0.0
     totals: list[dict[str, npt.NDArray[np.float64]]] = [{} for _ in metrics]
-    for row in rows:
+    for at, row in enumerate(rows):
         returned: list[object] = []
         hook = model.register_forward_hook(lambda module, given, output, kept=returned: kept.append(output))
-        loss, weight = objective(model, row)
+        with _drawing(model, range(at, at + 1), row):
+            loss, weight = objective(model, row)
         hook.remove()
         loss_sum, weight_sum = loss_sum + float(loss), weight_sum + float(weight)
         logits = next_token_logits(model, row) if objective is next_token and _reads(metrics) else None
