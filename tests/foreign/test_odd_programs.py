@@ -47,6 +47,7 @@ VERDICTS = {
     **dict.fromkeys(("dropout in evaluations", "Gumbel choice"), "random"),
     **dict.fromkeys(("survival", "Dice", "a mean of z-losses"), "told"),
     **dict.fromkeys(("scripted blocks", "jacobian in forward"), "refused"),
+    "traced graph": "failed",  # under dp_shard, in words: a graph uses weights of blocks without calling these
     **dict.fromkeys(("sparse buffer", "inner steps", "late head", "extra state"), "refused"),
 }
 
