@@ -33,14 +33,14 @@ def word_of_supervisor() -> Path | None:
 
 
 def come_together(store: dist.Store, size: int, word: Path, within: timedelta) -> None:
-    """Return once every rank of a world has come. Raises torch's DistError where the word or the time-out comes before."""
+    """Return once every rank of a world has come. Raises torch's DistError after the word, or `within`."""
     if store.add(COME, 1) == size:
         store.set(ALL, "yes")
     _wait_for(lambda: store.check([ALL]), word, within, max(LONGEST_SECONDS, size / MOST_LOOKS))
 
 
 def until_served(host: str, port: int, word: Path, within: timedelta) -> None:
-    """Return once somebody serves a store there. Raises torch's DistError where the word or the time-out comes before."""
+    """Return once somebody serves a store there. Raises torch's DistError after the word, or `within`."""
 
     def is_served() -> bool:
         try:

@@ -22,13 +22,14 @@ OF_ITS_MOMENT = ("time", "attempt", "schema")
 def told_before(run_dir: Path) -> set[str]:
     """Return the decisions and proofs that stand in the journal.
 
-    Those are all of its newest start, in which worlds that were formed anew may stand anywhere, and of each other what
-    stands before its first step and in its end. Files that cannot be read have told nothing.
+    Those are all of its newest start and the one before, in which worlds that were formed anew may stand anywhere, and
+    of each other what stands before its first step and in its end. Files that cannot be read have told nothing.
     """
     found, starts = set[str](), starts_of(run_dir)
-    for number, path in starts:
+    newest = [path for _, path in starts[-2:]]  # a new first rank has opened its own by now
+    for _, path in starts:
         try:
-            lines = _lines(path, whole=number == starts[-1][0])
+            lines = _lines(path, whole=path in newest)
             found |= {_key(line) for line in lines if any(kind in line for kind in KINDS)}
         except OSError:
             continue
