@@ -185,7 +185,19 @@ def test_who_comes_to_a_store_that_nobody_serves_hears_the_word(tmp_path: Path) 
         port = free.getsockname()[1]
     threading.Timer(0.3, (tmp_path / ABORT_NAME).touch).start()
     with pytest.raises(dist.DistError):
-        gathering.until_served("127.0.0.1", port, tmp_path / ABORT_NAME)
+        gathering.until_served("127.0.0.1", port, tmp_path / ABORT_NAME, groups.COLLECTIVE_TIMEOUT)
+
+
+def test_a_rank_that_hangs_before_it_comes_is_waited_for_as_long_as_in_a_collective(tmp_path: Path) -> None:
+    """Its peers looked into the store for ever; no supervisor says a word as long as nobody has ended."""
+    store, soon = dist.FileStore(str(tmp_path / "store"), 2), timedelta(seconds=0.05)
+    with pytest.raises(dist.DistError, match="has not come within 50 ms") as raised:
+        gathering.come_together(store, 2, tmp_path / ABORT_NAME, soon)
+    assert is_lost_peer(raised.value)
+    gathering.come_together(store, 2, tmp_path / ABORT_NAME, soon)  # the second one comes
+    with socket.socket() as closed, pytest.raises(dist.DistError, match="50 ms"):
+        closed.bind(("127.0.0.1", 0))
+        gathering.until_served("127.0.0.1", closed.getsockname()[1], tmp_path / ABORT_NAME, soon)
 
 
 def test_a_large_world_connects_for_saves_those_that_talk_to_each_other() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from paceline.supervise.logs.aside import AsideStream, Printer, printed_aside
+from paceline.supervise.nodes.meeting import STEPPED_DOWN
 
 SAYS = (
     "import os, sys, threading; from paceline.said import say_line;"
@@ -131,6 +132,46 @@ def test_a_forked_process_prints_by_itself_what_both_streams_have_keeps_its_orde
     found = subprocess.run([sys.executable, "-c", SAYS + script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert found.stdout.split() == [b"before", b"wrong", b"child", b"nested", b"halfafter"]
     assert found.returncode == 0
+
+
+def test_who_keeps_the_stream_prints_by_itself_once_the_printer_is_closed(tmp_path: Path) -> None:
+    """What a handler of `logging` said that was made in a run, as torch's are where a run imports it, was lost."""
+    script = (
+        "\nimport logging"
+        "\nbefore = len(os.listdir('/proc/self/fd'))"
+        "\nwith printed_aside() as printer: handler, kept = logging.StreamHandler(), sys.stdout"
+        "\nhandler.emit(logging.makeLogRecord({'msg': 'later'}))"
+        "\nprinter.put(2, b'of a rank')"
+        "\nprint('own', file=kept)"
+        "\nassert len(os.listdir('/proc/self/fd')) == before"
+    )
+    found = subprocess.run([sys.executable, "-c", SAYS + script], capture_output=True)
+    assert (found.stdout, found.stderr, found.returncode) == (b"own\n", b"later\nof a rank", 0)
+
+
+def test_a_printer_that_gives_up_leaves_neither_thread_nor_descriptor() -> None:
+    script = (
+        "\nbefore = len(os.listdir('/proc/self/fd')), threading.active_count()"
+        "\nwith printed_aside(seconds=0.5):"
+        "\n    for n in range(5000): say_line('x' * 60)"
+        "\nassert (len(os.listdir('/proc/self/fd')), threading.active_count()) == before"
+        "\nos._exit(0)"
+    )
+    process = run(script)
+    assert process.wait(60) == 0, process.stderr and process.stderr.read()
+
+
+def test_a_coordinator_that_steps_down_has_said_so(tmp_path: Path) -> None:
+    """It ends at once, and the thread with it: of a slow disk its last line was lost."""
+    script = (
+        "\nimport time; from types import SimpleNamespace; from paceline.session.nodes.coordinate import _step_down"
+        "\nwrite = os.write"
+        "\nos.write = lambda number, data: (number == 1 and time.sleep(0.2), write(number, data))[1]"
+        "\nwith printed_aside(): _step_down(SimpleNamespace(release=int), say_line)"
+    )
+    with (tmp_path / "out").open("wb") as out:
+        assert subprocess.run([sys.executable, "-c", SAYS + script], stdout=out).returncode == STEPPED_DOWN
+    assert b"steps down" in (tmp_path / "out").read_bytes()
 
 
 def test_what_is_led_to_standard_error_is_printed_there_by_the_printer() -> None:

@@ -1,7 +1,8 @@
 """Ranks come together in the store of their world before they make its group, for which gloo waits by itself.
 
 A rank may die before it has come. In a store torch waits for its address until a time-out, and nothing ends that wait
-sooner; here the supervisor's word that a peer has gone does. So survivors stand by for the next world at once.
+sooner; here the supervisor's word that a peer has gone does. So survivors stand by for the next world at once. A rank
+that hangs before it has come is waited for as long as torch would.
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
 
 from paceline.supervise.control import ABORT_NAME, CONTROL_VARIABLE
 from paceline.supervise.supervisor import ERROR_FOLDER
+from paceline.units import format_seconds
 
 COME, ALL = "paceline/come", "paceline/all"  # how many ranks have come; that all have
-SHORTEST_SECONDS, LONGEST_SECONDS = 0.001, 0.05  # between two looks: the first ones are quick, a large world asks less
+SHORTEST_SECONDS, LONGEST_SECONDS = 0.001, 0.05  # between two looks, of which the first ones are quick
+MOST_LOOKS = 20_000  # a second, of all ranks: in a larger world each looks more rarely
 KNOCK_SECONDS = 1.0  # for the machine of a store to answer
 
 
@@ -28,15 +32,15 @@ def word_of_supervisor() -> Path | None:
     return Path(folder) / ABORT_NAME if folder and CONTROL_VARIABLE in os.environ else None
 
 
-def come_together(store: dist.Store, size: int, word: Path) -> None:
-    """Return once every rank of a world has come. Raises torch's DistError where the word comes before."""
+def come_together(store: dist.Store, size: int, word: Path, within: timedelta) -> None:
+    """Return once every rank of a world has come. Raises torch's DistError after the word, or `within`."""
     if store.add(COME, 1) == size:
         store.set(ALL, "yes")
-    _wait_for(lambda: store.check([ALL]), word)
+    _wait_for(lambda: store.check([ALL]), word, within, max(LONGEST_SECONDS, size / MOST_LOOKS))
 
 
-def until_served(host: str, port: int, word: Path) -> None:
-    """Return once somebody serves a store there. Raises torch's DistError where the word comes before."""
+def until_served(host: str, port: int, word: Path, within: timedelta) -> None:
+    """Return once somebody serves a store there. Raises torch's DistError after the word, or `within`."""
 
     def is_served() -> bool:
         try:
@@ -45,13 +49,15 @@ def until_served(host: str, port: int, word: Path) -> None:
             return False
         return True
 
-    _wait_for(is_served, word)
+    _wait_for(is_served, word, within, LONGEST_SECONDS)
 
 
-def _wait_for(is_so: Callable[[], bool], word: Path) -> None:
-    seconds = SHORTEST_SECONDS
+def _wait_for(is_so: Callable[[], bool], word: Path, within: timedelta, longest_seconds: float) -> None:
+    seconds, began = SHORTEST_SECONDS, time.monotonic()
     while not is_so():
         if word.exists():
             raise dist.DistError("a rank of the world has gone before all had come together")
+        if time.monotonic() - began > within.total_seconds():
+            raise dist.DistError(f"a rank of the world has not come within {format_seconds(within.total_seconds())}")
         time.sleep(seconds)
-        seconds = min(1.5 * seconds, LONGEST_SECONDS)
+        seconds = min(1.5 * seconds, longest_seconds)

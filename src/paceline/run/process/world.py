@@ -228,7 +228,7 @@ def _meet(place: Place, device: torch.device) -> None:
         make_room(2 * place.world_size)
     store, word = _store(place), word_of_supervisor()
     if store is not None and word is not None:
-        come_together(store, place.world_size, word)
+        come_together(store, place.world_size, word, COLLECTIVE_TIMEOUT)
     with noted(backend):
         dist.init_process_group(
             backend,
@@ -256,7 +256,7 @@ def _store(place: Place) -> dist.Store | None:
     host, _, port = address.rpartition(":")
     serves, word = kind == SERVED_STORE and place.rank == 0, word_of_supervisor()
     if not serves and word is not None:
-        until_served(host, int(port), word)
+        until_served(host, int(port), word, COLLECTIVE_TIMEOUT)
     store = dist.TCPStore(host, int(port), None, serves, timeout=COLLECTIVE_TIMEOUT, wait_for_workers=False)
     return dist.PrefixStore(prefix, store)
 

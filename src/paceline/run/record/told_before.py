@@ -20,14 +20,17 @@ OF_ITS_MOMENT = ("time", "attempt", "schema")
 
 
 def told_before(run_dir: Path) -> set[str]:
-    """Return the decisions and proofs that stand in the journal: from before a start's first step, and in its end.
+    """Return the decisions and proofs that stand in the journal.
 
-    Those are what is decided for a start or for a world. Files that cannot be read have told nothing.
+    Those are all of its newest start and the one before, in which worlds that were formed anew may stand anywhere, and
+    of each other what stands before its first step and in its end. Files that cannot be read have told nothing.
     """
-    found = set()
-    for _, path in starts_of(run_dir):
+    found, starts = set[str](), starts_of(run_dir)
+    newest = [path for _, path in starts[-2:]]  # a new first rank has opened its own by now
+    for _, path in starts:
         try:
-            found |= {_key(line) for line in _lines(path) if any(kind in line for kind in KINDS)}
+            lines = _lines(path, whole=path in newest)
+            found |= {_key(line) for line in lines if any(kind in line for kind in KINDS)}
         except OSError:
             continue
     return found
@@ -38,12 +41,12 @@ def is_told(record: Record, told: set[str]) -> bool:
     return _key(line_of(record)) in told
 
 
-def _lines(path: Path) -> Iterator[bytes]:
+def _lines(path: Path, whole: bool) -> Iterator[bytes]:
     with path.open("rb") as file:
         for line in file:
-            if STEP in line:
-                break
             yield line
+            if STEP in line and not whole:
+                break
         file.seek(max(file.tell(), path.stat().st_size - TAIL_BYTES))
         yield from file
 

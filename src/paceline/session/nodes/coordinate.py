@@ -33,7 +33,7 @@ from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec
 from paceline.supervise.again.generations import Generations, TakenOver
 from paceline.supervise.blame import Outcome
-from paceline.supervise.logs.aside import printed_aside
+from paceline.supervise.logs.aside import printed_aside, printer_here
 from paceline.supervise.nodes.fleet import Fleet
 from paceline.supervise.nodes.meeting import NOT_ELECTED, STEPPED_DOWN, announce
 from paceline.supervise.parent import end_with_parent, name_process
@@ -43,6 +43,7 @@ from paceline.system.descriptors import make_room
 Say = Callable[[str], None]
 LOOK_SECONDS = 0.05
 BACKLOG = 128
+PRINTED_SECONDS = 1.0  # for who reads what is printed, where this process ends at once
 BACK_SECONDS = 2.0  # that the nodes of a world have to come to the coordinator that takes over; later ones join a world
 
 
@@ -172,6 +173,8 @@ def _step_down(lock: RunLock, say: Say) -> None:
     """End this process at once: the greater part of the nodes is elsewhere, and may take the lock."""
     say("nodes    the greater part of the nodes is lost: this coordinator steps down, so that they may go on")
     lock.release()
+    if (printer := printer_here()) is not None:  # whose thread ends with this process
+        printer.close(PRINTED_SECONDS)
     sys.stdout.flush()
     os._exit(STEPPED_DOWN)
 

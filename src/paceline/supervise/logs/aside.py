@@ -104,22 +104,30 @@ class Printer:
         self._direct = {number: _reopened(number) for number in self._streams}
         self.changed = threading.Condition()
         self._is_closed = self._is_given_up = False
+        self.is_over = False  # nothing is printed by the thread any more
         self._thread = threading.Thread(target=self._run, name="paceline-printer", daemon=True)
         self._thread.start()
 
     def put(self, stream: int, data: bytes, is_own: bool = False) -> None:
         """Have bytes printed to a stream. Nobody is waited for. Raises BrokenPipeError where its reader has left.
 
-        `is_own` is what this process says itself, and no rank.
+        `is_own` is what this process says itself, and no rank. Of a printer that is closed the caller prints by itself.
         """
         with self.changed:
-            waiting = self._streams[stream]
-            if waiting.broken is not None:
-                raise BrokenPipeError(*waiting.broken.args)
-            if waiting.next is None:
-                data = data[self._written_at_once(stream, data) :]
-            if not data:
+            if not self.is_over:
+                self._hand_over(stream, data, is_own)
                 return
+        while data:
+            data = data[os.write(stream, data) :]
+
+    def _hand_over(self, stream: int, data: bytes, is_own: bool) -> None:
+        """Write what is taken at once, and leave the rest to the thread. Raises BrokenPipeError."""
+        waiting = self._streams[stream]
+        if waiting.broken is not None:
+            raise BrokenPipeError(*waiting.broken.args)
+        if waiting.next is None:
+            data = data[self._written_at_once(stream, data) :]
+        if data:
             self._number += 1
             waiting.left_out += (waiting.own if is_own else waiting.of_ranks).add(self._number, data, self._limit)
             self.changed.notify_all()
@@ -165,11 +173,10 @@ class Printer:
                     moved, before = time.monotonic(), left
             self._is_given_up = bool(before)
             self.changed.notify_all()
-        if not self._is_given_up:
-            self._thread.join()
             for direct in filter(None, self._direct.values()):
                 os.close(direct)
             self._direct = dict.fromkeys(self._direct)
+        self._thread.join(2 * LOOK_SECONDS if self._is_given_up else None)  # it may stand in a write for ever
 
     def _left(self) -> list[tuple[int, int | None, int]]:
         """Return what waits for a reader that may still take it: the stream, its next piece, and how long that is."""
@@ -209,6 +216,7 @@ class Printer:
                 if due and not self._is_given_up:
                     return due
                 if self._is_given_up or (self._is_closed and not waits):
+                    self.is_over = True
                     return None
                 self.changed.wait(min(waits, default=None))
 
@@ -234,7 +242,11 @@ class Printer:
 
 
 class AsideStream:
-    """A text stream whose text a printer prints. Everything else is the stream's, and so is all after a fork."""
+    """A text stream whose text a printer prints.
+
+    Everything else is the stream's, and so is all after a fork, and once the printer is closed: a handler of `logging`
+    that was made in the meantime keeps this stream for as long as the process lives.
+    """
 
     def __init__(self, stream: TextIO, number: int, printer: Printer) -> None:
         self._stream, self._number, self.printer = stream, number, printer
@@ -242,8 +254,8 @@ class AsideStream:
 
     @property
     def is_here(self) -> bool:
-        """Whether this is the process of the printer, and none that was forked from it."""
-        return os.getpid() == self._process
+        """Whether the printer prints here: it is not closed, and this process was not forked from its own."""
+        return os.getpid() == self._process and not self.printer.is_over
 
     def write(self, text: str) -> int:
         """Hand text on by whole lines; what a line begins with waits for its end, or for a flush."""

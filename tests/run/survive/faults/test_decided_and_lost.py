@@ -19,6 +19,7 @@ from paceline.run.process.generation import Generation, read_generation
 from paceline.run.record.told_before import is_told, told_before
 from paceline.run.survive.survivor import Brought
 from paceline.spec.journal.kinds import DecisionRecord
+from paceline.spec.journal.reading import TAIL_BYTES
 from paceline.spec.survive.health import HealthSpec
 
 STEPS, STEP = 9, 6
@@ -137,6 +138,10 @@ def test_what_a_new_first_rank_has_to_tell_for_the_first_time_is_told(tmp_path: 
     later = replace(known, because="in the end")
     run._record.decided_before([later])
     assert is_told(later, told_before(tmp_path / "run")), "what is decided for a world that was formed anew"
+    (journal,) = (tmp_path / "run" / "journal").glob("*.jsonl")
+    with journal.open("ab") as file:  # a world that lasts: the decision was told again where the next one fell
+        file.write(b'{"kind":"step","step":9,"loss":1.0}\n' * (TAIL_BYTES // 30))
+    assert is_told(later, told_before(tmp_path / "run"))
 
 
 def test_what_a_step_decided_that_fails_is_on_record(tmp_path: Path) -> None:
