@@ -261,7 +261,7 @@ def test_one_that_begins_while_another_takes_its_work_away_keeps_its_own(
 
     def late(path: str | Path, *, dir_fd: int | None = None) -> None:
         unlink(path, dir_fd=dir_fd)
-        if os.path.basename(path) == "lock":
+        if Path(path).name == "lock":
             for name in ("lock", "job", "receipt"):
                 (work / name).write_text("another's", encoding="utf-8")
 
