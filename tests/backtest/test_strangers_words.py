@@ -201,6 +201,9 @@ def test_experts_over_more_ranks_than_read_samples_are_spread_over_tensor_ranks(
     [
         ("shapes from memory; 126M without flash attention; remat not printed", "gpt-126M", False),
         ("shapes from memory; 126M without flash attention; remat not printed", "gpt-5B", True),
+        ("5B without flash attention", "gpt-5B", False),
+        ("5B without flash attention", "gpt-1.5B", True),
+        ("5B without flash attention", "gpt-175B", True),
         ("without flash attention", "gpt-5B", False),
         ("no flash-attention", "gpt-5B", False),
         ("with flash attention", "gpt-5B", True),

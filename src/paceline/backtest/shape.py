@@ -165,10 +165,13 @@ def _with_kernels(shape: TransformerShape, row: StepRow, marks: list[str]) -> Tr
 def _noted_unfused(row: StepRow) -> bool:
     """Return whether a row's notes say of its model, or of all, that it had no flash attention.
 
-    Example: "126M without flash attention" says so of gpt-126M, and nothing of gpt-5B in the same table.
+    Example: "126M without flash attention" says so of gpt-126M, and nothing of gpt-5B in the same table; "5B" is a word
+    of gpt-5B, and none of gpt-1.5B or gpt-175B.
     """
     said = WITHOUT_FLASH.search(row.notes.lower())
-    return said is not None and (not said[1] or said[1] in row.model.lower())
+    if said is None or not said[1]:
+        return said is not None
+    return re.search(rf"(?<![\d.]){re.escape(said[1])}(?![\w.])", row.model.lower()) is not None
 
 
 def _with_experts(shape: TransformerShape, row: StepRow, flags: dict[str, str], marks: list[str]) -> TransformerShape:

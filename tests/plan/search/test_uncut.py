@@ -7,12 +7,16 @@ import dataclasses
 import pytest
 from plan_examples import cluster, measured, profile
 
-from paceline.plan.search.search import SearchResult, search
+from paceline.plan.learn.correct import Learnt
+from paceline.plan.learn.observation import Observation, machine_key
+from paceline.plan.learn.recall import learn
+from paceline.plan.search.search import Candidate, SearchResult, search
 from paceline.plan.search.uncut import PROOF_SECONDS
 from paceline.plan.search.values import SAFE
 from paceline.spec.cluster import Cluster, Figure
 from paceline.spec.plan import GoalSpec, PlanSpec
 from paceline.spec.profile import Fill, ModelProfile
+from paceline.task.profile.plain import task_key
 
 BATCH = 16
 LONG = 10_000_000  # steps in which nothing that is done once counts
@@ -40,9 +44,11 @@ def known(source: str, launch_seconds: float = 1e-3) -> Cluster:
     return dataclasses.replace(base, device=device)
 
 
-def found(model: ModelProfile, where: Cluster, steps: int = LONG, **changes: object) -> SearchResult:
+def found(
+    model: ModelProfile, where: Cluster, steps: int = LONG, learnt: Learnt | None = None, **changes: object
+) -> SearchResult:
     constraints = PlanSpec(precision="fp32", **changes)  # type: ignore[arg-type]
-    return search(model, where, constraints, batch_samples=BATCH, steps=steps, coarse=True)
+    return search(model, where, constraints, batch_samples=BATCH, steps=steps, coarse=True, learnt=learnt)
 
 
 def seconds(result: SearchResult, micro_batch: int) -> float:
@@ -135,3 +141,37 @@ def test_several_devices_are_proven_anyway_and_cut_as_before() -> None:
 def test_a_micro_batch_that_was_asked_for_is_taken(asked: int) -> None:
     result = found(padded(0.8), known("assumed"), micro_batch=asked)
     assert result.best.plan.micro_batch == asked and not result.kept_because
+
+
+def learnt_from(model: ModelProfile, where: Cluster, ran: list[tuple[Candidate, float]]) -> Learnt | None:
+    """Return what runs of plans leave, each of which took so many times its forecast."""
+    runs = [
+        Observation(
+            date=f"2026-01-{number:02}T00:00:00+00:00", run=f"runs/{number}", machine=machine_key(where), name="a",
+            profile=model, optimizer="adamw", plan=one.plan, devices=1, devices_per_node=1, steps=50,
+            step_seconds=one.forecast.step_seconds.value * factor, spread=0.01,
+            peak_bytes=one.forecast.peak_bytes.value,
+        )
+        for number, (one, factor) in enumerate(ran, 1)
+    ]  # fmt: skip
+    return learn(runs, task_key(model, "adamw"), lambda one: where)
+
+
+def test_what_runs_tell_apart_is_cut_only_where_its_proof_takes_less() -> None:
+    model, where = padded(0.8), dataclasses.replace(known("measured"), host="node-1")
+    by_size = {one.plan.micro_batch: one for one in found(model, where).candidates if one.plan.recompute == "none"}
+    ran = [(by_size[BATCH], 1.2), (by_size[8], 1.0)] * 3
+    learnt = learnt_from(model, where, ran)
+    assert found(model, where, learnt=learnt).best.plan.micro_batch == 8
+    short = found(model, where, steps=2, learnt=learnt)
+    assert short.best.plan.accumulation == 1 and "proof" in short.kept_because
+    ours = padded(0.8, summed=True)
+    assert found(ours, where, steps=2, learnt=learnt_from(ours, where, ran)).best.plan.micro_batch == 8
+
+
+def test_a_batch_that_the_figures_leave_whole_is_not_said_to_be_cut_by_runs() -> None:
+    model, where = padded(0.8), dataclasses.replace(known("assumed"), host="node-1")
+    before = found(model, where).best
+    after = found(model, where, learnt=learnt_from(model, where, [(before, 1.0)]))
+    assert after.best.plan == before.plan and after.kept_because.startswith("forecasts put")
+    assert "that runs here leave open" in after.kept_because

@@ -18,15 +18,17 @@ from paceline.verify.reference.plain_documents import placed_plainly
 DOCUMENTS = torch.tensor([[3, 3, 4, 4, 4, 7, 7], [1, 2, 2, 2, 2, 2, 3], [5, 5, 5, 5, 5, 5, 5], [1, 1, 2, 2, 1, 1, 1]])
 
 
-def batch() -> dict[str, Tensor]:
+def batch(dtype: torch.dtype = torch.int64) -> dict[str, Tensor]:
     torch.manual_seed(0)
     tokens, labels = torch.randint(VOCAB, (2, *DOCUMENTS.shape))
-    return {"tokens": tokens, "labels": labels, "documents": DOCUMENTS}
+    return {"tokens": tokens, "labels": labels, "documents": DOCUMENTS.to(dtype)}
 
 
-def test_what_is_told_plainly_is_what_ours_says() -> None:
-    told = placed_plainly(objective.next_token, batch())
-    assert "documents" not in told
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.uint8])
+def test_what_is_told_plainly_is_what_ours_says(dtype: torch.dtype) -> None:
+    """A model gets positions of one type, whatever the numbers of documents are."""
+    told = placed_plainly(objective.next_token, batch(dtype))
+    assert "documents" not in told and told["positions"].dtype == torch.int64
     assert torch.equal(told["positions"], document_positions(DOCUMENTS))
     assert torch.equal(told["mask"], document_mask(DOCUMENTS))
 

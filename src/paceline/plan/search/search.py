@@ -279,8 +279,8 @@ def _kept(
     plain = values_of(unlearnt, fits, values.memory, usable_bytes(context.cluster))
     plain = dataclasses.replace(plain, risk=values.risk)
     by_formulas = _order(fits, goal_values(plain, weights), values.memory)
-    by_formulas, _ = in_one_piece(unlearnt, fits, plain, weights, by_formulas)
-    first, best = by_formulas[0], order[0]
+    simpler, _ = in_one_piece(unlearnt, fits, plain, weights, by_formulas)
+    first, best = simpler[0], order[0]
     if first == best:
         return order, ""
     scores = goal_values(values, weights)
@@ -288,10 +288,11 @@ def _kept(
     sheet = Sheet(context, fits.take([best, first]))
     noise = context.learnt.left_open(sheet.columns, time_spread(sheet, time_components(sheet)[:-1]))
     if gain > noise:
-        return order, ""
+        return in_one_piece(context, fits, values, weights, order)
+    who, they = ("forecasts put", "runs here") if best == by_formulas[0] else ("runs here put", "they")
     because = (
-        f"runs here put {context.plan_of(fits, int(best))} before it by {np.expm1(max(0.0, gain)):.1%}, within the "
-        f"{np.expm1(noise):.0%} that they leave open between the two"
+        f"{who} {context.plan_of(fits, int(best))} before it by {np.expm1(max(0.0, gain)):.1%}, within the "
+        f"{np.expm1(noise):.0%} that {they} leave open between the two"
     )
     return np.array([first, *order[order != first]]), because
 

@@ -12,6 +12,7 @@ taken unless cutting the batch gains more than
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 
@@ -71,9 +72,11 @@ def _left_open(context: PricedTask, pair: Columns) -> float:
 
     A cause of error moves the ratio of two times by the difference of its shares of them. Example: launches are 8 % of
     one plan and 16 % of the other, products 92 and 84 %, figures are 37 % off: 0.37 x sqrt(0.08^2 + 0.08^2) = 0.042.
+    Runs of this task may leave less open.
     """
-    sheet = Sheet(context, pair)
+    sheet = Sheet(dataclasses.replace(context, learnt=None), pair)
     terms = time_components(sheet)
     seconds = cause_seconds((term.name, term.kind, term.values) for term in terms)
-    shares = seconds / seconds.sum(axis=1, keepdims=True)
-    return float(np.max(time_spread(sheet, terms)) * np.linalg.norm(shares[0] - shares[1]))
+    shares, spreads = seconds / seconds.sum(axis=1, keepdims=True), time_spread(sheet, terms)
+    by_figures = float(np.max(spreads) * np.linalg.norm(shares[0] - shares[1]))
+    return by_figures if context.learnt is None else min(by_figures, context.learnt.left_open(sheet.columns, spreads))

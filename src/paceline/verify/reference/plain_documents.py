@@ -22,7 +22,7 @@ def placed_plainly(objective: Objective, data: object) -> object:
     if objective is not next_token or not isinstance(data, Mapping) or "documents" not in data:
         return data
     documents = data["documents"].tolist()
-    positions = torch.zeros_like(data["documents"])
+    positions = torch.zeros_like(data["documents"], dtype=torch.int64)
     mask = torch.zeros(len(documents), 1, *2 * positions.shape[1:], dtype=torch.bool)
     for row, numbers in enumerate(documents):
         begin = 0

@@ -251,3 +251,39 @@ def test_a_lock_that_its_last_holder_has_taken_away_is_no_lock(tmp_path: Path, m
     monkeypatch.setattr(module.fcntl, "flock", late)
     with pytest.raises(module.PreparationBusy):
         prepare(write_corpus(tmp_path / "text"), tmp_path / "out", part_bytes=PART)
+
+
+def test_one_that_begins_while_another_takes_its_work_away_keeps_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock is gone before the folder is: whoever makes both anew has nothing of theirs taken away."""
+    work, unlink = tmp_path / "out" / ".work", os.unlink
+
+    def late(path: str | Path, *, dir_fd: int | None = None) -> None:
+        unlink(path, dir_fd=dir_fd)
+        if Path(path).name == "lock":
+            for name in ("lock", "job", "receipt"):
+                (work / name).write_text("another's", encoding="utf-8")
+
+    with monkeypatch.context() as during:
+        during.setattr(os, "unlink", late)
+        assert prepare(write_corpus(tmp_path / "text"), tmp_path / "out", part_bytes=PART).made
+    assert {path.name: path.read_text(encoding="utf-8") for path in work.iterdir()} == dict.fromkeys(
+        ("lock", "job", "receipt"), "another's"
+    )
+
+
+def test_a_folder_of_work_that_goes_before_its_lock_is_made_is_anothers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, mkdir = write_corpus(tmp_path / "text"), Path.mkdir
+    (tmp_path / "out").mkdir()
+
+    def late(path: Path, *args: object, **options: object) -> None:
+        mkdir(path, *args, **options)  # type: ignore[arg-type]
+        if path.name == ".work":
+            path.rmdir()
+
+    monkeypatch.setattr(Path, "mkdir", late)
+    with pytest.raises(module.PreparationBusy):
+        prepare(spec, tmp_path / "out", part_bytes=PART)

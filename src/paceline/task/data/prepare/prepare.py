@@ -51,6 +51,7 @@ from paceline.task.data.sources.tokenizer import ByteTokenizer, Tokenizer, from_
 from paceline.task.data.sources.tokens import SPLITS
 from paceline.task.data.storage.locked import unlock
 
+LOCK = "lock"  # the file of a folder of work that a preparation holds while it writes there
 FORMAT = 1  # raise it when the same documents would give other shards
 Result = TypeVar("Result")
 SaysProgress = Callable[[str, float], None]  # what is done, and how much of it: 0..1
@@ -104,7 +105,7 @@ def prepare(
             limit = int(data.validation_fraction * 2**64)
             job = PrepareJob(data, replace(listing, files=()), len(listing.files), str(folder), limit, dedup, first)
             return PreparedShards(folder, _written(job, parts, before, job_key, workers, progress), True)
-        shutil.rmtree(folder / WORK)  # another preparation has ended since the look, and left nothing in it
+        _remove(folder / WORK)  # another preparation has ended since the look, and left nothing in it
     return prepare(data, folder, workers, dedup, append, part_bytes, progress)
 
 
@@ -126,7 +127,7 @@ def _written(
     index = _index(job, tokenizer, receipts, before, key)
     write_text(folder / TOKENIZER, tokenizer.to_json())
     write_index(folder, index)
-    shutil.rmtree(work)
+    _remove(work)
     return index
 
 
@@ -135,7 +136,21 @@ def _clear(folder: Path) -> None:
     with _told(folder), contextlib.suppress(PreparationBusy):
         if (folder / WORK).is_dir():
             with _alone(folder):
-                shutil.rmtree(folder / WORK)
+                _remove(folder / WORK)
+
+
+def _remove(work: Path) -> None:
+    """Remove a folder of work whose lock is held. The lock goes last: from then on the folder may be another one's."""
+    for path in work.iterdir():
+        if path.name == LOCK:
+            continue
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    (work / LOCK).unlink()
+    with contextlib.suppress(OSError):  # another preparation has begun in it
+        work.rmdir()
 
 
 def _before(data: DataSpec, folder: Path, append: bool) -> ShardIndex | None:
@@ -293,13 +308,17 @@ def _index(
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Hold a folder against a second preparation at the same time."""
-    path = folder / WORK / "lock"
+    path = folder / WORK / LOCK
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as stream:
+    try:
+        stream = path.open("w")
+    except FileNotFoundError as error:  # who held it has ended since, and taken the folder away
+        raise _busy(folder) from error
+    with stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             is_taken = not os.path.samestat(os.fstat(stream.fileno()), path.stat())
-        except (BlockingIOError, FileNotFoundError) as error:  # or who held it has ended since, and taken it away
+        except (BlockingIOError, FileNotFoundError) as error:  # or the lock
             raise _busy(folder) from error
         if is_taken:
             raise _busy(folder)
