@@ -98,7 +98,10 @@ IN_CONTEXT = {
     "call in a traceback": f'    os.environ.setdefault("WANDB_API_KEY", "{SECRET}")',
     "call with words": '    monkeypatch.setenv("DB_PASSWORD", "a pass of words")',
     "token of a firm": f"EXAMPLE_TOKEN={LONG[:24]} python train.py",
+    "call of one's own": f'    vault.set_secret("API_KEY", "{LONG[:24]}")',
     "cookie": f"Cookie: session={LONG[:24]}; theme=dark",
+    "second cookie": f"curl -H 'Cookie: lang=en; session={LONG[:24]}' https://example.com",
+    "cookies of a dict": f'{{"Cookie": "theme=dark-and-large; sid={LONG[:24]}"}}',
     "user of curl": "curl -s -u me:p4ss-of-mine https://example.com",
     "user of curl in words": "['curl', '--user', 'me:p4ss-of-mine']",
     "variable of wandb": f"WANDB_KEY {HEX[:40]}",
@@ -114,7 +117,9 @@ PARTS = {
     "wandb relogin": HEX[:40], "words": "a pass of words", "words in single quotes": "a pass of words",
     "words of an argument": "a pass of words", "password of a database": "s3same-open",
     "user that is a token": HEX[:32], "call with words": "a pass of words", "token of a firm": LONG[:24],
-    "cookie": LONG[:24], "user of curl": "p4ss-of-mine", "user of curl in words": "p4ss-of-mine",
+    "cookie": f"session={LONG[:24]}; theme=dark", "second cookie": f"lang=en; session={LONG[:24]}",
+    "cookies of a dict": f"theme=dark-and-large; sid={LONG[:24]}", "call of one's own": LONG[:24],
+    "user of curl": "p4ss-of-mine", "user of curl in words": "p4ss-of-mine",
     "variable of wandb": HEX[:40],
 }  # fmt: skip
 HARMLESS = [

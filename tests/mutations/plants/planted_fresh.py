@@ -330,7 +330,7 @@ STRANGE_PROOFS = [
     Planted("auxiliary loss", "the balance loss counts for every micro-batch", "experts, copies",
             balance_for_every_micro_batch, "loss", "labels", "loss"),
     Planted("recompute", "hooks of gradients run twice where blocks are computed again", "copies, recompute",
-            blocks_hook_twice, "gradients", "gradient normalisation", "layers."),
+            blocks_hook_twice, "gradients", "gradient normalisation", "embed_tokens"),
     Planted("gradient scale", "weights without dimensions are left out of the scaling", "scalar, hybrid",
             line(STEP, ("if p.grad is not None], factor)", "if p.grad is not None and p.dim()], factor)")),
             "weights", "optimizer groups", "temperature"),

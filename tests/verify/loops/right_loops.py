@@ -6,6 +6,7 @@ Each returns what `verify_loop` says of it, on every rank. Gradients are summed 
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -257,6 +258,65 @@ def lbfgs() -> LoopProof:
     return proven(lambda batch: optimizer.step(lambda: take(model, classified, batch)), model, optimizer=made)
 
 
+class DecaysInPlace(torch.optim.Optimizer):
+    """Adds weight decay to the gradients themselves, as many optimizers do that torch does not have."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Make an update."""
+        for p in self.param_groups[0]["params"]:
+            p -= 0.1 * p.grad.add_(p, alpha=0.1)
+
+
+def changes_gradients(kind: str) -> LoopProof:
+    """An optimizer that changes gradients in place, as torch's own does where it has them in lists."""
+    model = network()
+    in_lists = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, foreach=True)
+    made: Any = in_lists if kind == "in lists" else DecaysInPlace
+    optimizer = made(model.parameters())
+    return proven(lambda batch: take(model, classified, batch, optimizer), model, optimizer=made)
+
+
+def follows_the_loss() -> LoopProof:
+    """A rate that falls where the loss does not: a schedule whose step wants the loss."""
+
+    def made(parameters: Iterable[nn.Parameter]) -> tuple[Any, ...]:
+        optimizer = adam(parameters)
+        return optimizer, torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+
+    model = network()
+    optimizer, schedule = made(model.parameters())
+
+    def step(batch: Any) -> Tensor:
+        told = take(model, classified, batch, optimizer)
+        schedule.step(float(told))
+        return told
+
+    return proven(step, model, optimizer=made)
+
+
+class Stops(torch.optim.Adam):
+    """An optimizer that cannot make its second step."""
+
+    steps = 0
+
+    def step(self, closure: Any = None) -> Any:
+        """Make an update, or fail."""
+        self.steps += 1
+        if self.steps > 1:
+            raise KeyError("exp_avg")
+        return super().step(closure)
+
+
+def update_that_fails() -> LoopProof:
+    model = network()
+    optimizer = adam(model.parameters())
+    return proven(lambda batch: take(model, classified, batch, optimizer), model, optimizer=Stops)
+
+
 def amp_by_hand(dtype: str) -> LoopProof:
     """A loss scale by hand, which grows, and is taken out again before gradients are clipped."""
     model = network() if dtype == "fp64" else network().float()
@@ -316,6 +376,33 @@ class Scaled(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the child's outputs, doubled."""
         return 2 * self.module(x)
+
+
+class Recurrent(nn.Module):
+    """A recurrent model as torch has it by default: time comes first, and samples are columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.embed, self.body, self.head = nn.Embedding(CLASSES, 6), nn.LSTM(6, 6), nn.Linear(6, CLASSES)
+        self.double()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits [time, samples, classes]."""
+        return self.head(self.body(self.embed(tokens))[0])
+
+
+def time_first() -> LoopProof:
+    model = Recurrent()
+    optimizer = adam(model.parameters())
+
+    def texts(model: nn.Module, batch: Any) -> Told:
+        return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten(), reduction="sum"), batch[1].numel()
+
+    generator = torch.Generator().manual_seed(60 + dist.get_rank())
+    tokens = [torch.randint(0, CLASSES, (6, 3), generator=generator) for _ in range(STEPS)]
+    given = [(each[:-1], each[1:]) for each in tokens]
+    return proven(lambda batch: take(model, texts, batch, optimizer), model, given, objective=texts)
 
 
 class Recomputed(nn.Module):
@@ -410,6 +497,14 @@ def same_batch(said: bool) -> LoopProof:
     optimizer = adam(model.parameters())
     part = {"part": 0} if said else {}
     return proven(lambda batch: take(model, classified, batch, optimizer), model, given, **part)
+
+
+def no_rows() -> LoopProof:
+    """The data are at an end on all ranks but the first."""
+    given = [(x[: 4 if dist.get_rank() == 0 else 0], y[: 4 if dist.get_rank() == 0 else 0]) for x, y in batches()]
+    model = network()
+    optimizer = adam(model.parameters())
+    return proven(lambda batch: take(model, classified, batch, optimizer), model, given)
 
 
 def thawed() -> LoopProof:

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import right_loops
+import torch
 from distributed import run_kept, run_ranks
 
 from paceline.errors import ConfigError
+from paceline.verify.loops.reference import ASIDE
 
 RIGHT: dict[str, tuple[Any, ...]] = {
     "a GAN's judge": (right_loops.gan, "judge"),
@@ -21,6 +23,9 @@ RIGHT: dict[str, tuple[Any, ...]] = {
     "layers frozen in turn": (right_loops.in_turn,),
     "policy gradients of drawn actions": (right_loops.policy,),
     "LBFGS": (right_loops.lbfgs,),
+    "gradients changed in place, in lists": (right_loops.changes_gradients, "in lists"),
+    "gradients changed in place, one by one": (right_loops.changes_gradients, "one by one"),
+    "time comes first": (right_loops.time_first,),
     "a loss scale by hand": (right_loops.amp_by_hand, "fp64"),
     "a loss scale by hand in fp32": (right_loops.amp_by_hand, "fp32"),
     "accumulation by hand": (right_loops.accumulated,),
@@ -60,6 +65,19 @@ def test_rows_that_see_each_other_within_a_rank_are_told() -> None:
             assert "not a sum over rows" in result.text and 'coupled = "batch"' in result.text
 
 
+def test_of_no_rows_none_are_the_same() -> None:
+    """Three ranks: two of them have run out of data."""
+    results = run_kept(right_loops.no_rows, 3)
+    assert results[0].equal, results[0].text
+
+
+def test_the_reference_leaves_the_random_numbers_of_accelerators_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+    assert right_loops.of_model("own module").equal
+    assert ASIDE not in seeds
+
+
 def test_actions_that_are_drawn_are_told_as_not_reproducible() -> None:
     result = run_kept(right_loops.drawn_actions, 2)[0]
     assert result.equal is False and result.first_difference.family == "not reproducible"
@@ -75,6 +93,13 @@ def test_actions_that_are_drawn_are_told_as_not_reproducible() -> None:
         (right_loops.objective_on_its_own, (), "calls the loop's own model", "the model it is given"),
         (right_loops.optimizer_of_its_own, (), "an optimizer of other parameters", "made of them"),
         (right_loops.no_optimizer, (), "returned list, which has no step", "optimizers"),
+        (
+            right_loops.follows_the_loss,
+            (),
+            "ReduceLROnPlateau, whose step() wants metrics".replace("()", r"\(\)"),
+            "a fixed rate",
+        ),
+        (right_loops.update_that_fails, (), "the update fails on one device", "what the loop updates its own with"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_in_words(loop: Any, given: Any, what: str, advice: str) -> None:

@@ -250,8 +250,9 @@ class AlwaysDrops(nn.Module):
 
 
 def evaluated_with_noise(for_others: bool) -> CheckProof:
-    task, world = decoder_task(model=AlwaysDrops, objective="next_token", optimizer=RATE), join_world("cpu", threads=1)
-    rows = passes.sample_rows
+    metrics = EvaluateSpec(metrics=("accuracy",))  # of logits that a pass of their own gives
+    task = decoder_task(model=AlwaysDrops, objective="next_token", optimizer=RATE, evaluate=metrics)
+    rows, world = passes.sample_rows, join_world("cpu", threads=1)
 
     def of_the_next(micro: Any, *draws_as: Any) -> SampleRows:
         found = rows(micro, *draws_as)

@@ -65,7 +65,7 @@ _QUOTE = r"\\?[\"']"
 _BEFORE = (
     rf"(?:(?<![a-z0-9_.-])(?:--?{NAME}(?:\s+|\s*=\s*)|"
     rf"(?:{_QUOTE})?{NAME}(?:{_QUOTE}\]?)?\s*(?:=|:(?=\s*{_QUOTE}))\s*)|"
-    rf"\b(?:set|put|get)[a-z]{{0,12}}\({_QUOTE}{NAME}{_QUOTE}\s*,\s*(?={_QUOTE}))"
+    rf"\b(?:set|put|get)[a-z_]{{0,19}}\({_QUOTE}{NAME}{_QUOTE}\s*,\s*(?={_QUOTE}))"
 )
 # The blank is looked for first: to split the value at each of its blanks would take the square of a long text's time.
 QUOTED = re.compile(
@@ -85,10 +85,12 @@ VARIABLE = re.compile(
 # wandb login 0123...: forty hexadecimal digits alone may be a commit.
 WANDB = re.compile(r"(?i)(?P<head>\bwandb(?:_[a-z_]{1,20})?\b[^\n]{0,40}?[\s=:\"'])(?P<secret>[0-9a-f]{40})\b")
 HEADER = re.compile(
-    r"(?i)(?P<head>\bauthorization[\"']?\s*[:=]\s*[\"']?(?:[a-z]+\s+)?|\bbearer\s+(?=[^\s]{0,99}?[0-9])|"
-    r"\bcookie[\"']?\s*:\s*[\"']?[^\s=;]{1,99}=)"
+    r"(?i)(?P<head>\bauthorization[\"']?\s*[:=]\s*[\"']?(?:[a-z]+\s+)?|\bbearer\s+(?=[^\s]{0,99}?[0-9]))"
     r"(?P<secret>[A-Za-z0-9._~+/=-]{8,})"
 )
+# Cookie: NAME=VALUE; NAME=VALUE: all of them, since any may be that of a session.
+_PAIR = r"[^\s=;,\"']{1,99}=[^\s;,\"']*"
+COOKIE = re.compile(rf"(?i)(?P<head>\bcookie(?:{_QUOTE})?\s*:\s*(?:{_QUOTE})?)(?P<secret>{_PAIR}(?:;\s*{_PAIR})*)")
 # curl -u NAME:VALUE, and the same words as a list.
 CURL = re.compile(
     r"(?P<head>\bcurl\b[^\n]{0,200}?\s[\"']?(?:-u|--user)[\"']?[\s=,]+[\"']?[^\s:\"']{1,99}:)(?P<secret>[^\s\"']+)"
@@ -115,7 +117,7 @@ SIGNS_OF_KNOWN = (
 )  # fmt: skip
 _NAMES = ("key", "token", "secret", "credential", "connection", "passw", "passphrase", "pwd")
 AFTER_A_NAME: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = (  # with signs in lower case
-    (URL, ("://",)), (HEADER, ("authorization", "bearer", "cookie")), (QUOTED, _NAMES), (BEFORE, _NAMES),
+    (URL, ("://",)), (HEADER, ("authorization", "bearer")), (COOKIE, ("cookie",)), (QUOTED, _NAMES), (BEFORE, _NAMES),
     (HEADED, _NAMES), (VARIABLE, ("key=", "_pass=", "_token=")), (WANDB, ("wandb",)), (CURL, ("curl",)),
     (SIGNED, ("sig=", "signature=", "credential=", "token=", "key=", "code=")),
 )  # fmt: skip

@@ -33,10 +33,14 @@ class GradientsTaken:
         finally:
             handle.remove()
 
+    def found(self) -> dict[str, torch.Tensor]:
+        """Return the gradients of the last update inside the block, of those parameters that have one."""
+        found = {name: self._taken.get(name, p.grad) for name, p in self._weights.items()}
+        return {name: gradient for name, gradient in found.items() if gradient is not None}
+
     def of_step(self, number: int) -> dict[str, torch.Tensor]:
         """Return the gradients of the last update inside the block. Raises ConfigError where there are none at all."""
-        found = {name: self._taken.get(name, p.grad) for name, p in self._weights.items()}
-        gradients = {name: gradient for name, gradient in found.items() if gradient is not None}
+        gradients = self.found()
         if not gradients:
             raise ConfigError(
                 f"no parameter has a gradient after step {number}",

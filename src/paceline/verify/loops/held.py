@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -18,6 +19,18 @@ from paceline.verify.loops.gradients import GradientsTaken
 from paceline.verify.loops.mistakes import FITS, MicroBatches, named_loss, named_mistake, sampled
 from paceline.verify.loops.reference import Batches, LoopReference, weights_of
 from paceline.verify.loops.unwrapped import named, not_called
+
+Found = TypeVar("Found")
+OBJECTIVE = (
+    "the objective fails on one device",
+    "given the model's copy and a batch on the CPU, it",
+    "objective(model, batch) that returns the loss as a sum, and how many items it counts",
+)
+UPDATES = (
+    "the update fails on one device",
+    "what optimizer= has made of the parameters of the model's copy",
+    "optimizer=, which makes of the parameters that it is given what the loop updates its own with",
+)
 
 
 class HeldLoop:
@@ -54,7 +67,7 @@ class HeldLoop:
         whole = {name: whole_of(gradient) for name, gradient in gradients.items()}
         seen = sampled(whole, named(self.reference.module))
         frozen = self._frozen_now(number)
-        expected = world.share(self.reference.finish(frozen) if world.is_first else None)
+        expected = world.share(self._on_first(lambda: self.reference.finish(frozen), *UPDATES))
         reported = loss_told(told)
         if self._parts is not None and self.mistake is None and not frozen:
             self.mistake = _mistake(seen, self._last_seen, reported, expected.loss, self._parts, self._plan.precision)
@@ -71,20 +84,25 @@ class HeldLoop:
         return found + tensor_differences("weights", after, expected.weights, number, world, layout, self._start)
 
     def _begin(self, together: Batches) -> None:
-        """Compute the gradients of one device, on rank 0, before the loop makes its step.
+        """Compute the gradients of one device, on rank 0, before the loop makes its step."""
+        with not_called(self._model):
+            self._parts = self._on_first(lambda: self.reference.begin(together, self._plan.precision), *OBJECTIVE)
 
-        Every rank raises what rank 0 raises: none waits in the step for one that is gone.
+    def _on_first(self, compute: Callable[[], Found], *told: str) -> Found | None:
+        """Return what rank 0 computes, there, and None elsewhere. Every rank calls it.
+
+        Every rank raises what rank 0 raises: none waits for one that is gone.
         """
-        failed, cause = None, None
+        found, failed, cause = None, None, None
         if self._world.is_first:
             try:
-                with not_called(self._model):
-                    self._parts = self.reference.begin(together, self._plan.precision)
-            except Exception as error:  # whatever the user's objective raises
-                failed, cause = _as_told(error), error
+                found = compute()
+            except Exception as error:  # whatever the user's objective or optimizer raises
+                failed, cause = _as_told(error, *told), error
         failed = self._world.share(failed)
         if failed is not None:
             raise failed from cause
+        return found
 
     def _frozen_now(self, number: int) -> frozenset[str]:
         """Return what the loop has frozen since the start, as loops do in turn.
@@ -101,14 +119,10 @@ class HeldLoop:
         return frozen - self._frozen
 
 
-def _as_told(error: Exception) -> PacelineError:
+def _as_told(error: Exception, what: str, where: str, advice: str) -> PacelineError:
     if isinstance(error, PacelineError):
         return error
-    return ConfigError(
-        "the objective fails on one device",
-        f"given the model's copy and a batch on the CPU, it raises {type(error).__name__}: {error}",
-        "objective(model, batch) that returns the loss as a sum, and how many items it counts",
-    )
+    return ConfigError(what, f"{where} raises {type(error).__name__}: {error}", advice)
 
 
 def loss_told(told: object) -> float | None:

@@ -77,7 +77,8 @@ def not_a_sum(
     """Return what says that a loss is no sum over rows, given those of the pieces; None where it is, or none can tell.
 
     `module` is what `losses` were computed with, and `eps()` a unit in the last place of the narrowest format in it. A
-    loss that is another one when it is computed again says nothing.
+    loss that is another one when it is computed again says nothing, nor does one that is a sum over columns: where time
+    comes first, as in torch's recurrent layers, these are the samples.
     """
     whole = joined(pieces) if len(pieces) > 1 else None
     if whole is None:
@@ -90,6 +91,8 @@ def not_a_sum(
             return None
         if abs(_loss(module, objective, whole) - found) > FITS[dtype] * abs(found):
             return None
+        if _sums_columns(module, objective, pieces, dtype):
+            return None
     except Exception:  # whatever an objective says to other numbers of rows than its own
         return None
     rows = next(len(leaf) for leaf in tree_flatten(whole)[0] if isinstance(leaf, Tensor))
@@ -98,6 +101,32 @@ def not_a_sum(
         ours=cut, reference=found, copies_agree=True, tensors=("loss",), tensors_in_all=1, family=FAMILY,
         likely=LIKELY.format(rows=f"{rows} rows", whole=found, cut=cut, pieces=len(pieces)),
     )  # fmt: skip
+
+
+def _sums_columns(module: nn.Module, objective: AnyObjective, pieces: Sequence[object], dtype: str) -> bool:
+    """Return whether the loss of a piece is the sum of that of its first column and of all others."""
+    for piece, cut in ((piece, _by_columns(piece)) for piece in pieces):
+        if cut is None:
+            continue
+        try:
+            whole, parts = _loss(module, objective, piece), [_loss(module, objective, each) for each in cut]
+        except Exception:  # columns are features, of which a model wants all
+            return False
+        return abs(sum(parts) - whole) <= FITS[dtype] * max(abs(whole), sum(map(abs, parts)))
+    return False
+
+
+def _by_columns(piece: object) -> tuple[object, object] | None:
+    """Return a piece's first column and its others; None where its tensors do not all have the same number, over 1."""
+    leaves, spec = tree_flatten(piece)
+    sizes = {leaf.shape[1] if leaf.dim() > 1 else 0 for leaf in leaves if isinstance(leaf, Tensor)}
+    if len(sizes) != 1 or min(sizes) < 2:
+        return None
+
+    def of(columns: slice) -> object:
+        return tree_unflatten([x[:, columns].contiguous() if isinstance(x, Tensor) else x for x in leaves], spec)
+
+    return of(slice(0, 1)), of(slice(1, None))
 
 
 def _loss(module: nn.Module, objective: AnyObjective, batch: object) -> float:
@@ -132,4 +161,5 @@ def _is_same(one: object, other: object) -> bool:
     (ours, spec), (theirs, their_spec) = tree_flatten(one), tree_flatten(other)
     pairs = list(zip(ours, theirs, strict=False))
     tensors = [pair for pair in pairs if isinstance(pair[0], Tensor) and isinstance(pair[1], Tensor)]
-    return spec == their_spec and bool(tensors) and all(torch.equal(a.cpu(), b.cpu()) for a, b in tensors)
+    rows = any(a.numel() for a, _ in tensors)  # of no rows none is taken twice
+    return spec == their_spec and rows and all(torch.equal(a.cpu(), b.cpu()) for a, b in tensors)

@@ -17,6 +17,7 @@ from paceline.spec.proof.records import FirstDifference
 from paceline.task.coupling import is_coupled, with_gather
 from paceline.task.models.copied import copied
 from paceline.verify.compare.difference import Difference, wide
+from paceline.verify.loops.gradients import GradientsTaken
 from paceline.verify.loops.mistakes import MicroBatches, sampled
 from paceline.verify.loops.pieces import AnyObjective, not_a_sum, together
 from paceline.verify.loops.unwrapped import named
@@ -69,7 +70,7 @@ class LoopReference:
         is_first = not self._made
         batches = together(batches) if self._is_coupled else batches
         with torch.random.fork_rng(devices=[]):  # the loop draws what it would without a proof
-            torch.manual_seed(ASIDE)
+            torch.default_generator.manual_seed(ASIDE)  # torch.manual_seed would seed accelerators as well
             parts = self._backward(self.module, batches)
             self._made.append(_Begun(batches, parts))
             if is_first:
@@ -141,9 +142,11 @@ class LoopReference:
             self._ready(module, begun, total * scale)
             return torch.tensor(sum(more.losses) / total, dtype=torch.float64)
 
-        if update is not None:
-            update(closure)
-        gradients = {name: p.grad.clone() for name, p in named(module).items() if p.grad is not None}
+        taken = GradientsTaken(named(module))  # as of the loop: some optimizers change gradients in place
+        with taken.during():
+            if update is not None:
+                update(closure)
+        gradients = {name: gradient.clone() for name, gradient in taken.found().items()}
         return ReferenceStep(
             loss=sum(parts.losses) / total,
             weight=total,
@@ -206,10 +209,23 @@ def _stepper(made: object, own: Collection[nn.Parameter]) -> Callable[[Closure],
             "the loop's own optimizer would make the reference's updates on the loop's model",
             "optimizer=lambda parameters: an optimizer made of them, as the loop's is",
         )
-    closure = inspect.signature(step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
+    wanted = _wanted(step)
+    if wanted == ["closure"]:
         return lambda given: step(given)
+    if wanted:
+        raise ConfigError(
+            f"optimizer= returned {type(made).__name__}, whose step() wants {wanted[0]}",
+            "the reference's steps are made without: it knows no more than the number of them",
+            "a schedule whose step() wants nothing, or a fixed rate in the loop and in optimizer= for the proof",
+        )
     return lambda given: step()
+
+
+def _wanted(step: Callable[..., object]) -> list[str]:
+    """Return the arguments without which a function cannot be called."""
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    given = inspect.signature(step).parameters.values()
+    return [each.name for each in given if each.default is inspect.Parameter.empty and each.kind not in several]
 
 
 def weights_of(module: nn.Module) -> Tensors:

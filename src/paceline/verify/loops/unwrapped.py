@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from paceline.errors import ConfigError
 
 WRAPPED = ("module", "_orig_mod", "_fsdp_wrapped_module")  # what DDP, torch.compile and FSDP1 call what they wrap
 NESTED = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")  # within names: of blocks wrapped apart
+WRAPPERS = (DataParallel, DistributedDataParallel)  # their subclasses too
 LIBRARIES = ("torch", "accelerate", "deepspeed", "fairscale")
+LANGUAGE = ("builtins", "abc", "typing")
 LAYERS = "torch.nn.modules."  # torch's own containers wrap nothing, whatever their children are called
 
 
@@ -55,8 +58,13 @@ def not_called(model: nn.Module) -> Iterator[None]:
 
 
 def _wrapped_by(model: nn.Module) -> nn.Module | None:
-    where = type(model).__module__
-    if where.partition(".")[0] not in LIBRARIES or where.startswith(LAYERS):
+    if not isinstance(model, WRAPPERS) and not _is_of_libraries(type(model)):
         return None
     found = [child for name, child in model.named_children() if name in WRAPPED]
     return found[0] if len(found) == 1 else None
+
+
+def _is_of_libraries(kind: type) -> bool:
+    """Return whether nothing of a class is the user's own: FSDP2 has a class of its own made of each that it shards."""
+    bases = [base.__module__ for base in kind.__mro__ if base is not nn.Module]
+    return all(where.partition(".")[0] in (*LIBRARIES, *LANGUAGE) and not where.startswith(LAYERS) for where in bases)

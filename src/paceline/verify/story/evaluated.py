@@ -113,7 +113,8 @@ def _measured(model: nn.Module, objective: Objective, metrics: Sequence[Metric],
             loss, weight = objective(model, row)
         hook.remove()
         loss_sum, weight_sum = loss_sum + float(loss), weight_sum + float(weight)
-        logits = next_token_logits(model, row) if objective is next_token and _reads(metrics) else None
+        with _drawing(model, range(at, at + 1), row):  # a pass of its own, which draws the same as that of the loss
+            logits = next_token_logits(model, row) if objective is next_token and _reads(metrics) else None
         for metric, total in zip(metrics, totals, strict=True):
             outputs = logits if logits is not None else returned[-1] if returned else None
             if isinstance(metric, RewardsOfPairs):

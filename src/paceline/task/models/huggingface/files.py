@@ -6,6 +6,7 @@ What tensors there are is read from the files' headers, without torch.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
@@ -140,10 +141,12 @@ def converting(file: Path) -> str:
     """Return the command that writes as safetensors what `torch.save` wrote: a state_dict, or a checkpoint with one."""
     out = file.with_suffix(".safetensors")
     program = (
-        f"import torch; from safetensors.torch import save_file; found = torch.load('{file}', weights_only=True); "
-        f"save_file({{n: v.clone().contiguous() for n, v in found.get('state_dict', found).items()}}, '{out}')"
+        "import sys, torch; from safetensors.torch import save_file; "
+        "found = torch.load(sys.argv[1], weights_only=True); "
+        "found = next((found[k] for k in ('state_dict', 'model_state_dict', 'model') if k in found), found); "
+        "save_file({n: v.clone().contiguous() for n, v in found.items()}, sys.argv[2])"
     )
-    return f'python -c "{program}", and then model.weights = "{out}"'
+    return f'python -c "{program}" {shlex.quote(str(file))} {shlex.quote(str(out))}, and then model.weights = "{out}"'
 
 
 def file_inside(folder: Path, name: str) -> Path:
