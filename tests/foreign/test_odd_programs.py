@@ -95,7 +95,7 @@ FAMILIES = (
 )  # fmt: skip
 
 
-def compiled(row: Foreign, layout: Layout, **changes: Any) -> CheckProof:
+def compiled(row: Foreign, layout: Layout, changes: dict[str, Any]) -> CheckProof:
     """Return how the compiled blocks of a family stand to one device, whose blocks are not."""
     torch._dynamo.reset()
     task = task_of(row)
@@ -108,7 +108,7 @@ def compiled(row: Foreign, layout: Layout, **changes: Any) -> CheckProof:
 @pytest.mark.deep
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_compiled_family_equals_one_device(name: str) -> None:
-    found = compiled(ROWS[name], Layout())
+    found = compiled(ROWS[name], Layout(), {})
     assert found.equal, found.first_difference
 
 
@@ -124,7 +124,7 @@ def test_a_compiled_family_equals_one_device(name: str) -> None:
     ],
 )
 def test_a_compiled_layout_of_a_family_equals_one_device(name: str, layout: Layout, changes: dict[str, Any]) -> None:
-    found = run_ranks(compiled, layout.devices, ROWS[name], layout, timeout_seconds=200, **changes)[0]
+    found = run_ranks(compiled, layout.devices, ROWS[name], layout, changes, timeout_seconds=200)[0]
     assert found.equal, found.first_difference
 
 

@@ -18,7 +18,7 @@ RULES = "run.updates.several_rules:JoinedOptimizer"
 
 BEYOND_PROOFS = [
     Planted("sample order", "rows of later steps are those of the step they were gathered with", "copies",
-            line("task.data.rows_together:RowsTogether._gather", ("step * rows)", "0 * rows)")),
+            line("task.data.rows_together:RowsTogether._gather", ("range(0, steps * rows, rows)", "repeat(0)")),
             "weight", "loss normalisation", "weight", part="story", step=3),
     Planted("sample order", "rows that were read ahead are those of the step before", "copies",
             line("task.data.read_ahead:ReadAhead.take", ("    item = sent if", LATE)),

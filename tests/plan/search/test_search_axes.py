@@ -158,9 +158,9 @@ def test_no_plan_of_the_space_is_left_out_and_none_is_better() -> None:
     context = PricedTask(SHAPE, cluster(4), 8, 10)
     best, number = math.inf, 0
     for layout in layouts_over(4, dict.fromkeys(MESH_ORDER, (1, 2, 4))):
-        for (schedule, several), zero, mode, size in itertools.product(
+        for (schedule, several), (zero, whole), mode, size in itertools.product(
             (("1f1b", 1), ("interleaved", 2), ("interleaved", 4), ("interleaved", 8), ("zero-bubble", 1)),
-            (1, 2, 3) if layout.state_degree > 1 else (3,),
+            ((1, False), (2, False), (3, False), (3, True)) if layout.state_degree > 1 else ((3, False),),
             TRIED_RECOMPUTE,
             micro_batches(8, layout.data_degree),
         ):
@@ -168,8 +168,11 @@ def test_no_plan_of_the_space_is_left_out_and_none_is_better() -> None:
                 continue
             chosen = Plan(
                 layout, zero, size, accumulation_for(8, layout.data_degree, size), 8, mode, "bf16", False, schedule,
-                several, context.split(layout.pp * several) if layout.pp > 1 else (),
+                several, context.split(layout.pp * several) if layout.pp > 1 else (), whole_gradients=whole,
             )  # fmt: skip
+            # Whole gradients of one micro-batch are nothing new; beside a pipeline they are priced where asked for.
+            if whole and (layout.pp > 1 or chosen.accumulation == 1):
+                continue
             if refusals.refusal(chosen, SHAPE) is None:
                 number += 1
                 best = min(best, price(context, chosen).step_seconds.value)

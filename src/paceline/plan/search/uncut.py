@@ -1,4 +1,4 @@
-"""One device: its batch stays in one piece unless cutting it gains what a forecast can tell, and what a proof takes.
+"""A device by itself keeps its batch whole unless a cut gains what a forecast can tell, and what a proof takes.
 
 A plan of one device that accumulates is a layout of its own: what it computes is only the batch's gradient if the loss
 is a sum over rows, and of a model or an objective that is not ours this is proven before the first step. So between

@@ -1,4 +1,4 @@
-"""Ranks come together in the store of their world before they make its group, for which gloo waits by itself.
+"""Ranks come together in the store before the group of a world is made, for which gloo would wait.
 
 A rank may die before it has come. In a store torch waits for its address until a time-out, and nothing ends that wait
 sooner; here the supervisor's word that a peer has gone does. So survivors stand by for the next world at once. A rank

@@ -1,4 +1,4 @@
-"""What this process prints, printed by a thread: who reads it slowly, or not at all, holds up nobody who prints.
+"""A thread prints what this process prints: a reader that is slow, or takes nothing, holds nobody up.
 
 A supervisor that stands in a write to a full pipe, or to a terminal that is stopped, looks after no rank. So lines wait
 in memory, so many bytes of each stream. Of more the oldest go, those of ranks before the supervisor's own, and how many

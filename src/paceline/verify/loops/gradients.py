@@ -1,4 +1,4 @@
-"""The gradients of a loop's step, as its optimizer took them: what comes after the update may change them or drop them.
+"""The gradients of a loop's step as the optimizer took them: after the update a loop may change or drop gradients.
 
 A GAN's generator goes back through its judge, and a loop may clear gradients at the end of its step.
 """

@@ -1,4 +1,4 @@
-"""A loop's model without its wrappers: the module inside, and its parameters by the names that they have there."""
+"""The module inside a loop's model, without wrappers, and the parameters by that module's names."""
 
 from __future__ import annotations
 
