@@ -209,7 +209,7 @@ def _stepper(made: object, own: Collection[nn.Parameter]) -> Callable[[Closure],
             "the loop's own optimizer would make the reference's updates on the loop's model",
             "optimizer=lambda parameters: an optimizer made of them, as the loop's is",
         )
-    wanted = _wanted(step)
+    wanted = _wanted(made, step)
     if wanted == ["closure"]:
         return lambda given: step(given)
     if wanted:
@@ -221,10 +221,16 @@ def _stepper(made: object, own: Collection[nn.Parameter]) -> Callable[[Closure],
     return lambda given: step()
 
 
-def _wanted(step: Callable[..., object]) -> list[str]:
-    """Return the arguments without which a function cannot be called."""
+def _wanted(made: object, step: Callable[..., object]) -> list[str]:
+    """Return the arguments without which `step` of what was made cannot be called.
+
+    A schedule puts a function into its optimizer, whose signature is that of the class's function: with `self`.
+    """
     several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    given = inspect.signature(step).parameters.values()
+    if isinstance(made, torch.optim.Optimizer):
+        given = list(inspect.signature(type(made).step).parameters.values())[1:]
+    else:
+        given = list(inspect.signature(step).parameters.values())
     return [each.name for each in given if each.default is inspect.Parameter.empty and each.kind not in several]
 
 
