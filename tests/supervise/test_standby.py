@@ -108,6 +108,19 @@ def test_a_process_that_cannot_be_had_for_a_moment_is_tried_again_and_then_the_r
     assert raised.value.exit_code == 75
 
 
+def test_a_process_that_can_never_be_had_is_not_waited_for() -> None:
+    """A program that is missing is missing the next time too: to be started again for it (75) would go on for ever."""
+    tried = list[int]()
+
+    def missing(place: dict[str, str]) -> Any:
+        tried.append(1)
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", "python")
+
+    with pytest.raises(FileNotFoundError):
+        Starter(missing, None, print)({"RANK": "1"})
+    assert len(tried) == 1
+
+
 def test_a_word_for_which_a_disk_has_no_room_and_a_survivor_without_a_descriptor_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable
 
@@ -14,6 +15,8 @@ from paceline.supervise.logs.pump import LogPump
 from paceline.supervise.standby import Standby
 from paceline.supervise.supervisor import StartsRank
 
+# No process, memory or descriptor is left for a moment; what else a start fails by stays.
+PASSING = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 START_SECONDS, AGAIN_SECONDS = 10.0, 0.2  # that a process is tried to be had, and between two tries
 MOST_AGAIN = 3  # standbys in the place of ones that were ended: what ends them as often ends the next one too
 
@@ -77,7 +80,9 @@ class Starter:
         while True:
             try:
                 return self._cold(place)
-            except OSError as error:  # the system has no process, memory or descriptor left for it
+            except OSError as error:
+                if error.errno not in PASSING:
+                    raise
                 if patience.is_over:
                     failed = PacelineError(
                         f"rank {place.get('RANK', '')} of a run could not be started", str(error),

@@ -74,7 +74,7 @@ class Recorder:
         self._ended = False
         self._told_rates: dict[str, float] = {}  # by callbacks
         self._told_once: set[tuple[str, str, str]] = set()
-        self._told_before = set[str]()  # by earlier starts of this call
+        self._told_before = set[str]()  # by earlier starts, where this one goes on in a further world
         self._told_in: dict[int, set[tuple[str, str, str, str]]] = {}  # by step, which may be made again
 
     def _write(self, record: Record) -> None:
@@ -84,7 +84,7 @@ class Recorder:
             sink.write(record)
 
     def _write_new(self, record: Record) -> None:
-        """Write a record that no earlier start of this call has told."""
+        """Write a record that no earlier start has told, where this one goes on in a further world."""
         if not is_told(self._redactor.record(record), self._told_before):
             self._write(record)
 
