@@ -16,6 +16,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import paceline
 from paceline.foreign_errors import (
+    is_of_functional_transforms,
     is_of_gloo,
     is_of_left_group,
     is_of_memory_let_go,
@@ -28,7 +29,10 @@ from paceline.foreign_errors import (
 from paceline.run.process.groups import abort_groups
 from paceline.run.record.recorder import is_echo
 
-ANSWERS = (says_no_memory, is_of_gloo, is_of_two_devices, is_of_memory_let_go, is_of_no_gradient, is_of_shards)
+ANSWERS = (
+    says_no_memory, is_of_gloo, is_of_two_devices, is_of_memory_let_go, is_of_no_gradient, is_of_shards,
+    is_of_functional_transforms,
+)  # fmt: skip
 ROOT = Path(paceline.__file__).parent
 
 
@@ -44,6 +48,11 @@ def let_go() -> None:
 
 def without_gradient() -> None:
     torch.ones(()).backward()
+
+
+def watched_transform() -> None:
+    with torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, lambda kept: kept):
+        torch.func.grad(lambda x: x.tanh().sum())(torch.ones(2, requires_grad=True))
 
 
 def without_memory() -> None:
@@ -66,6 +75,7 @@ def peer_dies() -> str:
         (let_go, is_of_memory_let_go),
         (without_gradient, is_of_no_gradient),
         (without_memory, says_no_memory),
+        (watched_transform, is_of_functional_transforms),
     ],
 )
 def test_each_error_of_torch_has_one_answer(how: object, answer: object) -> None:

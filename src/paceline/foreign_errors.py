@@ -29,6 +29,7 @@ _LET_GO = "storage of size 0"  # in what torch says of a tensor whose memory FSD
 # In what torch says of an operator that takes plain tensors with shards, has no rule for shards, or none that fits.
 _SHARDS = ("DTensor", "does not have a sharding strategy", "Sharding propagation failed")
 _NO_GRADIENT = "does not require grad"  # "element 0 of tensors does not require grad and does not have a grad_fn"
+_FUNCTIONAL = ("torch.func", "saved tensor hooks")  # what torch.func transforms cannot be watched for what they keep
 
 
 def says_no_memory(error: BaseException) -> bool:
@@ -80,3 +81,8 @@ def is_of_shards(error: BaseException) -> bool:
 def is_of_no_gradient(error: BaseException) -> bool:
     """Return whether torch says that a backward pass began at a tensor which no graph leads to."""
     return isinstance(error, RuntimeError) and _NO_GRADIENT in str(error)
+
+
+def is_of_functional_transforms(error: BaseException) -> bool:
+    """Return whether torch says that what a transform of `torch.func` keeps for the backward pass cannot be watched."""
+    return isinstance(error, RuntimeError) and all(words in str(error) for words in _FUNCTIONAL)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from distributed import run_ranks
 from safetensors import safe_open
-from tests_shared import SEQ_LEN, decoder_task, plan_of
+from tests_shared import SEQ_LEN, decoder_task, plan_of, world_here
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -25,7 +25,6 @@ from paceline.checkpoint import (
 from paceline.checkpoint.export import WholeTensors
 from paceline.run.assemble import Assembled, assemble
 from paceline.run.loop.loader import BatchStream
-from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.task import Task
@@ -58,13 +57,13 @@ def task() -> Task:
 
 
 def steps(built: Assembled, plan: Plan, numbers: range) -> list[float]:
-    world, source = join_world("cpu", threads=1), task().data
+    world, source = world_here(), task().data
     stream = BatchStream(source, task().seed, plan, plan.layout.data_rank(world.rank), world.device)
     return [built.stepper.step(stream.at(step * plan.batch_samples), 1e-2).loss for step in numbers]
 
 
 def made(plan: Plan) -> Assembled:
-    return assemble(task(), plan, join_world("cpu", threads=1), task().data, SEQ_LEN)
+    return assemble(task(), plan, world_here(), task().data, SEQ_LEN)
 
 
 def whole_state(built: Assembled) -> dict[str, Tensor]:

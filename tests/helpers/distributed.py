@@ -1,9 +1,9 @@
 """Real gloo ranks for tests: run_ranks(function, world_size, *args) runs the function once per rank.
 
 The function must be importable (module level) and its arguments and results picklable; tensors travel by value.
-Inside it `torch.distributed` is initialised with gloo, and torch uses one thread. A hung rank is killed at the
-timeout, in seconds of an idle machine. An exception is raised again in the test with its rank and its traceback as
-notes.
+Inside it `torch.distributed` is initialised with gloo, or with NCCL where `ON_NCCL` is set, and torch uses one thread.
+A hung rank is killed at the timeout, in seconds of an idle machine. An exception is raised again in the test with its
+rank and its traceback as notes.
 
 Processes come from a fork server that has imported torch and Paceline once (warm.py) and nothing else, so each starts
 clean, as with "spawn", but in milliseconds. `run_kept` takes ranks that have run before.
@@ -32,6 +32,7 @@ PRELOADED = ["pytest", "tests_shared", "warm"]  # the last says that all is ther
 # After one rank has failed the others get this long to report: an error agreed on by all arrives everywhere.
 GRACE_SECONDS = 5.0
 FIRST_SEED = 67280421310721  # of torch's generator before anybody seeds it
+ON_NCCL = "PACELINE_TESTS_ON_NCCL"  # set: ranks are joined by NCCL and share the first GPU
 _KEPT: dict[int, _World] = {}  # by how many ranks there are
 
 
@@ -165,9 +166,12 @@ def _run_rank(pipe: Connection, rank: int, world_size: int, store: str) -> None:
             torch.set_num_threads(1)
             torch.manual_seed(FIRST_SEED)
             if not dist.is_initialized():
+                nccl = ON_NCCL in environment
+                os.environ.update(alone_on_its_host(rank) if nccl else {})
                 dist.init_process_group(
-                    "gloo", f"file://{store}", timeout=COLLECTIVE_LIMIT, rank=rank, world_size=world_size
-                )
+                    "nccl" if nccl else "gloo", f"file://{store}", timeout=COLLECTIVE_LIMIT, rank=rank,
+                    world_size=world_size, device_id=torch.device("cuda", 0) if nccl else None,
+                )  # fmt: skip
             function, args = pickle.loads(work)
             result = function(*args)
         except BaseException as raised:  # whatever it is, SystemExit included, the test must see it
@@ -179,6 +183,14 @@ def _run_rank(pipe: Connection, rank: int, world_size: int, store: str) -> None:
         pipe.send_bytes(report)
         if error is not None:
             os._exit(1)  # closes its sockets, which frees a peer that waits for it in a collective
+
+
+def alone_on_its_host(rank: int) -> dict[str, str]:
+    """Return an environment by which NCCL takes a rank for the only one of a host, so that ranks may share a GPU.
+
+    It refuses two ranks of one host with one GPU. Of two hosts it asks nothing, and sends through sockets.
+    """
+    return {"NCCL_HOSTID": f"rank-{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
 
 
 def _with_note(error: BaseException, rank: int, world_size: int) -> BaseException:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from paceline.run.assemble import Assembled, assemble
@@ -93,9 +94,14 @@ def coarse_plan(layout: Layout, batch: int = 13, micro_batch: int = 3, **changes
     return plan_of(layout, batch, micro_batch, **changes)
 
 
+def world_here() -> World:
+    """Join the processes of a test on the CPU, and on the GPU where NCCL joins them (distributed.py)."""
+    return join_world("cuda" if dist.is_initialized() and dist.get_backend() == "nccl" else "cpu", threads=1)
+
+
 def run_steps(task: Task, plan: Plan, steps: int, world: World | None = None) -> tuple[list[StepStats], Assembled]:
     """Assemble the task under the plan in this world and run steps; every rank calls it."""
-    world = world or join_world("cpu", threads=1)
+    world = world or world_here()
     built = assemble(task, plan, world, task.data, SEQ_LEN)
     stream = BatchStream(task.data, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
     stats = []

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from tests_shared import plan_of
+from tests_shared import plan_of, world_here
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from paceline.run.assemble import assemble
 from paceline.run.loop.loader import BatchStream
-from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.task import OptimizerSpec, ScheduleSpec, Task
 from paceline.task.data.order.permutation import sample_ids
@@ -141,7 +140,7 @@ def trained(
         optimizer=OptimizerSpec(name=optimizer, lr=LR, eps=1e-6, clip_norm=0.0),
         schedule=ScheduleSpec(kind="constant"), global_batch=Amount(ROWS, "samples"), stop=Amount(steps, "steps"),
     )  # fmt: skip
-    world = join_world("cpu", threads=1)
+    world = world_here()
     made = plan_of(layout, batch=ROWS, zero=zero, precision=precision, **plan)
     built = assemble(task, made, world, task.data, 1)
     stream = BatchStream(task.data, task.seed, made, layout.data_rank(world.rank), world.device)

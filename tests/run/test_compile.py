@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from rounding import MEAN_LOSS_BF16, assert_curves_close
-from tests_shared import SEQ_LEN, decoder_task, plan_of, run_steps
+from tests_shared import SEQ_LEN, decoder_task, plan_of, run_steps, world_here
 from vectors import needs_vectors
 
 from paceline.run.assemble import assemble
-from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 
 pytestmark = needs_vectors
@@ -35,7 +34,7 @@ def sizes_kept(recompute: str) -> tuple[set[int], set[int]]:
     torch._dynamo.reset()
     task = decoder_task()
     plan = plan_of(Layout(), precision="bf16", recompute=recompute, compile=True)
-    built = assemble(task, plan, join_world("cpu"), task.data, SEQ_LEN)
+    built = assemble(task, plan, world_here(), task.data, SEQ_LEN)
     kept = set()
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from distributed import run_ranks
 from safetensors.torch import save_file
 from tests_huggingface import Rows, causal
-from tests_shared import VOCAB, decoder_task, plan_of
+from tests_shared import VOCAB, decoder_task, plan_of, world_here
 from torch import Tensor, nn
 from torch.autograd.profiler import profile
 from torch.nn.utils.parametrizations import orthogonal, weight_norm
@@ -24,7 +24,6 @@ from paceline.checkpoint.fingerprint import local_part
 from paceline.errors import ConfigError
 from paceline.run.assemble import assemble
 from paceline.run.initial import _check_alike, start_model
-from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.task import ModelSpec, Task
 from paceline.task.models.beside import arrays_beside, refuse_other_values, values_beside
@@ -138,7 +137,7 @@ def peak_bytes(prof: Any, mapped: int) -> int:
 
 def assembled(cases: list[tuple[Task, Layout]]) -> list[tuple[list[str], float]]:
     """Return for each case the weights that are not as on one device, and the peak of memory over the whole model's."""
-    world = join_world("cpu", threads=1)
+    world = world_here()
     found = []
     for task, layout in cases:
         plan = plan_of(layout, micro_batch=1)
@@ -170,7 +169,7 @@ def test_every_rank_holds_its_part_alone_and_it_is_what_one_device_would_hold(tm
 
 def started(tasks: list[Task]) -> list[tuple[str, list[str], list[str]]]:
     """Return for each task how its model starts over two shards, what is said of that, and what is not as expected."""
-    world, plan = join_world("cpu", threads=1), plan_of(Layout(dp_shard=2))
+    world, plan = world_here(), plan_of(Layout(dp_shard=2))
     found = []
     for task in tasks:
         begun = start_model(task, plan, world, task.data, 8)
@@ -252,7 +251,7 @@ def test_values_beside_weights_that_differ_by_rank_are_named() -> None:
 
 def made_by_a_rank() -> str:
     """Return what is said of a module that each rank makes with its own seed, and of one of the same seed."""
-    world, said = join_world("cpu", threads=1), []
+    world, said = world_here(), []
     for seed in (world.rank, 0):
         torch.manual_seed(seed)
         task = dataclasses.replace(task_of(Offset), model=Beside("drawn"))
@@ -278,7 +277,7 @@ class Unordered(Offset):
 
 def made_in_the_order_of_a_rank() -> list[str]:
     """Return what is said where ranks make the same weights in other orders: copies, and shards."""
-    world, said = join_world("cpu", threads=1), []
+    world, said = world_here(), []
     for layout in (Layout(dp_replicate=2), Layout(dp_shard=2)):
         task = task_of(Unordered)
         with pytest.raises(ConfigError) as refused:

@@ -20,11 +20,11 @@ from programs import (
     plain_loop,
     trained,
 )
+from tests_shared import world_here
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError, VerificationFailed
 from paceline.run.numerics.invariants import check_agreement
-from paceline.run.process.world import join_world
 from paceline.run.record.remarks import remarks_on, remarks_on_batch
 from paceline.spec.layout import Layout
 from paceline.task.models.build import build_model, has_batch_statistics
@@ -196,7 +196,7 @@ def agreement(factory: Any, layout: Layout) -> str:
     """Return what the invariants say after a few steps."""
     _, model = trained(factory, cross_entropy, layout)
     try:
-        check_agreement(model, {}, 3, join_world("cpu", threads=1), layout)
+        check_agreement(model, {}, 3, world_here(), layout)
     except VerificationFailed as error:
         return str(error)
     return "agree"

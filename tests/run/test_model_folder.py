@@ -12,10 +12,9 @@ from distributed import run_kept, run_ranks
 from model_folders import SHAPE, loaded, write_model, write_tokenizer
 from runs import in_process, paceline, records_of, write_corpus
 from safetensors.torch import load_file, save_file
-from tests_shared import decoder_task, plan_of, run_steps
+from tests_shared import decoder_task, plan_of, run_steps, world_here
 
 from paceline.checkpoint import WholeTensors
-from paceline.run.process.world import join_world
 from paceline.run.updates.distance_moved import moved
 from paceline.session.verbs.weights import choose_checkpoint
 from paceline.spec.journal.kinds import MovedRecord
@@ -88,7 +87,7 @@ def test_each_rank_reads_its_own_slices(tmp_path: Path, family: str, layout: Lay
 def distances(name: str, layout: Layout) -> tuple[float, dict[str, float]]:
     """Return how far a few steps move a model, in all and by block."""
     task = decoder_task(model=ModelSpec(name=name))
-    world = join_world("cpu", threads=1)
+    world = world_here()
     _, built = run_steps(task, plan_of(layout), 3, world)
     found = moved(built.model, task, world, 3)
     assert isinstance(found, MovedRecord) and found.distance is not None
@@ -113,7 +112,7 @@ def distances_of_adapted(name: str, train: tuple[str, ...]) -> list[str] | None:
     """Return the blocks that are told to have moved, beside adapters on a base that rests in bf16."""
     adapter = {"kind": "lora", "rank": 2, "base_dtype": "bf16"}
     task = decoder_task(model=ModelSpec(name=name), adapter=adapter, train=train)
-    world = join_world("cpu", threads=1)
+    world = world_here()
     _, built = run_steps(task, plan_of(Layout()), 1, world)
     found = moved(built.model, task, world, 1)
     return list(found.blocks) if isinstance(found, MovedRecord) else None
@@ -129,7 +128,7 @@ def test_a_frozen_base_does_not_move(tmp_path: Path) -> None:
 def distances_of_a_part(name: str) -> dict[str, float] | None:
     """Return how far the blocks have moved of a model of which the last norm is trained alone, without adapters."""
     task = decoder_task(model=ModelSpec(name=name), train=("norm.*",))
-    world = join_world("cpu", threads=1)
+    world = world_here()
     _, built = run_steps(task, plan_of(Layout()), 1, world)
     found = moved(built.model, task, world, 1)
     return (

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from distributed import run_ranks
-from tests_shared import SEQ_LEN, PaddedText, decoder_task, plan_of
+from tests_shared import SEQ_LEN, PaddedText, decoder_task, plan_of, world_here
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -21,7 +21,6 @@ from paceline.plan.cost.sheet import PricedTask
 from paceline.run.assemble import assemble
 from paceline.run.loop.loader import BatchStream
 from paceline.run.parallel.context import exchange, sequence_attention
-from paceline.run.process.world import join_world
 from paceline.spec.adapt.adapter import AdapterSpec
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.layout import Layout
@@ -95,7 +94,7 @@ def task_of(adapter: AdapterSpec, experts: int, masked: bool = False) -> Task:
 def counted(plan: Plan, adapter: AdapterSpec = WHOLE, experts: int = 0, masked: bool = False) -> dict[str, int]:
     """Return the bytes of this rank's collectives in its second step."""
     task = task_of(adapter, experts, masked)
-    world = join_world("cpu", threads=1)
+    world = world_here()
     built = assemble(task, plan, world, task.data, SEQ_LEN)
     stream = BatchStream(task.data, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
     built.stepper.step(stream.at(0), 1e-3)

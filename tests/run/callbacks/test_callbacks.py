@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from distributed import run_ranks
+from tests_shared import world_here
 from torch import nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
@@ -18,7 +19,7 @@ from paceline.run.callbacks.callbacks import Callbacks, moment_of
 from paceline.run.callbacks.fence import FencedCollectives, collective_told
 from paceline.run.callbacks.moment import CallbackMoment
 from paceline.run.callbacks.written import WrittenState
-from paceline.run.process.world import World, join_world
+from paceline.run.process.world import World
 
 ALONE = World(0, 1, 0, torch.device("cpu"))
 
@@ -150,7 +151,7 @@ WRONG = (stops_alone, reduces_alone, reduces_otherwise, differs_in_the_last_bit,
 
 
 def on_ranks() -> tuple[Any, list[str]]:
-    world = join_world("cpu")
+    world = world_here()
     found = Callbacks((agrees, writes_alike)).at("after_step", moment(world)).logs
     told = []
     for function in WRONG:
@@ -240,7 +241,7 @@ def of_parts() -> list[str]:
     """Return what is told of writes to a model in shards, one weight with an empty part, and to one in stages."""
     from torch.distributed.fsdp import fully_shard
 
-    world = join_world("cpu")
+    world = world_here()
     sharded = fully_shard(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)))
     stages = nn.Sequential(nn.Linear(2, 2 + world.rank), *[nn.Linear(2, 2)] * world.rank)  # each rank has its own
     told = []

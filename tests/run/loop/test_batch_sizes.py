@@ -8,11 +8,10 @@ import pytest
 import torch
 from distributed import run_ranks
 from rounding import FP64_TRAINED, assert_curves_close
-from tests_shared import SEQ_LEN, Dropout, PaddedText, decoder_task, plan_of
+from tests_shared import SEQ_LEN, Dropout, PaddedText, decoder_task, plan_of, world_here
 
 from paceline.run.assemble import assemble
 from paceline.run.loop.loader import BatchStream
-from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.task import Task
 
@@ -26,7 +25,7 @@ def _task(model: str) -> Task:
 
 def _steps(layout: Layout, model: str) -> list[tuple[float, float, float]]:
     """Return (loss, weight, norm) of steps whose batches all differ; the plan is for another size than any of them."""
-    task, plan, world = _task(model), plan_of(layout, batch=7, precision="fp64"), join_world("cpu", threads=1)
+    task, plan, world = _task(model), plan_of(layout, batch=7, precision="fp64"), world_here()
     built = assemble(task, plan, world, task.data, SEQ_LEN)
     stream = BatchStream(task.data, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
     found, position = [], 0

@@ -8,7 +8,7 @@ import pytest
 import torch
 from distributed import run_ranks
 from host_waits import HostWaits
-from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of
+from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of, world_here
 from torch import nn
 
 from paceline.run.assemble import assemble
@@ -16,7 +16,6 @@ from paceline.run.loop.clock import PhaseClock
 from paceline.run.loop.loader import BatchStream
 from paceline.run.loop.numbers import NumbersOnTheWay, one_vector
 from paceline.run.numerics.invariants import held_by
-from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.task import ModelSpec, Task
@@ -53,7 +52,7 @@ def test_what_waits_is_seen() -> None:
 
 def waits_of(task: Task, plan: Plan) -> list[list[str]]:
     """Return where the host would wait in each of three steps, and in a comparison of the ranks."""
-    world = join_world("cpu", threads=1)
+    world = world_here()
     built = assemble(task, plan, world, task.data, SEQ_LEN)
     stream = BatchStream(task.data, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
     found = []

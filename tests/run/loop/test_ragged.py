@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from distributed import run_kept
-from tests_shared import plan_of
+from tests_shared import plan_of, world_here
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -17,7 +17,6 @@ from paceline.errors import ConfigError, DataError
 from paceline.plan.planned import plan_task
 from paceline.run.assemble import assemble
 from paceline.run.loop.loader import BatchStream
-from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.load import load_spec
 from paceline.spec.task import DataSpec
@@ -32,7 +31,7 @@ STEPS, BATCH = 3, 13
 def weights(layout: Layout, micro_batch: int) -> dict[str, torch.Tensor]:
     """Return the whole weights after the steps of the example under a layout, by name."""
     task = load_spec(EXAMPLE).task
-    source, world = open_sources(task.data, task.seed)[0], join_world("cpu", threads=1)
+    source, world = open_sources(task.data, task.seed)[0], world_here()
     plan = plan_of(layout, batch=BATCH, micro_batch=micro_batch, precision="fp64")
     built = assemble(task, plan, world, source, 1)
     stream = BatchStream(source, task.seed, plan, plan.layout.data_rank(world.rank), world.device)

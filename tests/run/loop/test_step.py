@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from rounding import FP64, MEAN_LOSS_BF16, adam_error, assert_curves_close
-from tests_shared import SEQ_LEN, Dropout, decoder_task, plan_of, run_steps
+from tests_shared import SEQ_LEN, Dropout, decoder_task, plan_of, run_steps, world_here
 from torch import nn
 
 from paceline.errors import NumericalStop
@@ -20,7 +20,6 @@ from paceline.run.loop.loader import BatchStream, split_rows
 from paceline.run.numerics.precision import LossScaler
 from paceline.run.numerics.randomness.seeds import seed_at
 from paceline.run.parallel.apply import apply_plan
-from paceline.run.process.world import join_world
 from paceline.run.replicas.allreduce import ReducedGradients
 from paceline.spec.layout import Layout
 from paceline.spec.task import OptimizerSpec
@@ -85,7 +84,7 @@ def test_a_family_has_no_storage_until_it_is_laid_out(precision: str, monkeypatc
 
     monkeypatch.setattr("paceline.run.assemble.apply_plan", recorded)
     for task in (decoder_task(), decoder_task(model=Dropout, objective="next_token")):
-        built = assemble(task, plan_of(Layout(), precision=precision), join_world("cpu"), task.data, SEQ_LEN)
+        built = assemble(task, plan_of(Layout(), precision=precision), world_here(), task.data, SEQ_LEN)
         assert not any(parameter.is_meta for parameter in built.model.parameters())
     assert laid_out == [True, False]  # a user's model is whole from the start: the first look runs it
 
@@ -106,7 +105,7 @@ def test_buckets_hold_the_parameters_that_a_model_has_once_it_is_filled() -> Non
 def saved_elements(recompute: str) -> int:
     """Return how many elements the forward pass keeps for the backward pass."""
     task = decoder_task()
-    built = assemble(task, plan_of(Layout(), recompute=recompute), join_world("cpu"), task.data, SEQ_LEN)
+    built = assemble(task, plan_of(Layout(), recompute=recompute), world_here(), task.data, SEQ_LEN)
     rows = task.data.read(torch.arange(8).numpy())
     kept: dict[int, int] = {}
 
@@ -187,7 +186,7 @@ def test_a_batch_without_items_is_refused() -> None:
 def test_fp16_overflow_skips_the_update_and_halves_the_scale() -> None:
     task = decoder_task()
     plan = plan_of(Layout(), precision="fp16")
-    built = assemble(task, plan, join_world("cpu"), task.data, SEQ_LEN)
+    built = assemble(task, plan, world_here(), task.data, SEQ_LEN)
     scaler = built.stepper.scaler
     assert scaler is not None
     scaler.scale = 2.0**40

@@ -11,12 +11,11 @@ import torch
 from distributed import run_kept, run_ranks
 from gans import Gan, fooled, gan_task, judged, plain_gan
 from programs import EVERY_LAYOUT, ROWS, Rows, whole
-from tests_shared import plan_of
+from tests_shared import plan_of, world_here
 
 from paceline.run.assemble import Assembled, assemble
 from paceline.run.loop.loader import BatchStream
 from paceline.run.loop.step import StepStats
-from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.task import OptimizerSpec, Task
@@ -27,7 +26,7 @@ STEPS = 20
 
 def trained(task: Task, plan: Plan, steps: int) -> tuple[list[StepStats], Assembled]:
     """Make steps under a plan, in the ranks that are running."""
-    world = join_world("cpu", threads=1)
+    world = world_here()
     built = assemble(task, plan, world, task.data, 1)
     stream = BatchStream(task.data, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
     return [built.stepper.step(stream.at(step * ROWS), task.optimizer.lr) for step in range(steps)], built
@@ -165,7 +164,7 @@ def noises(steps: int) -> list[torch.Tensor]:
 
     plan = dataclasses.replace(plan_of(Layout(), batch=ROWS, precision="fp64"), micro_batch=ROWS, accumulation=1)
     task = gan_task(noisy_gan)
-    world = join_world("cpu", threads=1)
+    world = world_here()
     built = assemble(task, plan, world, task.data, 1)
     stream = BatchStream(task.data, task.seed, plan, 0, world.device)
     drawn.clear()

@@ -17,7 +17,7 @@ import pytest
 import torch
 from distributed import run_ranks
 from runs import environment, paceline, records_of, steps_of, write_spec
-from tests_shared import SEQ_LEN, VOCAB, Dropout, PaddedText, decoder_task
+from tests_shared import SEQ_LEN, VOCAB, Dropout, PaddedText, decoder_task, world_here
 from torch import nn
 
 from paceline.checkpoint import find_latest, save, take_snapshot
@@ -46,7 +46,7 @@ from paceline.run.memory.exhausted import (
 from paceline.run.memory.live import largest_live
 from paceline.run.memory.spent import MemoryMeter
 from paceline.run.process.brief import Brief
-from paceline.run.process.world import World, join_world
+from paceline.run.process.world import World
 from paceline.run.record.recorder import describe
 from paceline.run.survive.saving import peers
 from paceline.spec.arguments import make_spec
@@ -179,7 +179,7 @@ class Unread(torch.utils.data.Dataset):  # type: ignore[type-arg]
 
 def _without_supervisor(folder: str, where: str) -> dict[str, object]:
     """Return the error that this rank's run ends with, as plain data; rank 1 finds no memory at some place."""
-    world = join_world("cpu", threads=1)
+    world = world_here()
     layout = Layout(dp_replicate=2)
     plan = Plan(layout, batch_samples=8, micro_batch=2, accumulation=2)
     model: Any = {"forward": Exhausted, "load": Unbuilt, "data": Dropout}[where]
@@ -233,7 +233,7 @@ def _no_memory(real: Any, rank: int) -> Any:
 
 def _in_an_agreed_call(folder: str, where: str) -> tuple[dict[str, object], str]:
     """Return the error that this rank's run ends with, and where its newest checkpoint is; rank 1 finds no memory."""
-    world = join_world("cpu", threads=1)
+    world = world_here()
     plan = Plan(Layout(dp_replicate=2), batch_samples=8, micro_batch=2, accumulation=2)
     text = Path(folder) / "text.txt"
     if world.rank == 0:

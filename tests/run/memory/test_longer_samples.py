@@ -11,12 +11,12 @@ import pytest
 import torch
 from distributed import run_ranks
 from runs import records_of, steps_of
-from tests_shared import SEQ_LEN, PaddedText, decoder_task, plan_of
+from tests_shared import SEQ_LEN, PaddedText, decoder_task, plan_of, world_here
 
 from paceline.run.loop.training import Training
 from paceline.run.memory.spent import MemoryMeter
 from paceline.run.process.brief import Brief
-from paceline.run.process.world import World, join_world
+from paceline.run.process.world import World
 from paceline.run.survive.health import pressure
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.planned import PlannedRecord
@@ -50,7 +50,7 @@ class GetsLonger(PaddedText):
 
 def _train(folder: str, memory: str) -> None:
     """Train on two ranks; the second one's memory is `memory`: "ample", "short" or "plain" (not looked at)."""
-    world = join_world("cpu", threads=1)
+    world = world_here()
     free = FREE if world.rank == 1 and memory == "short" else 10**6
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MemoryMeter, "recent_bytes", lambda self: USED)

@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 from distributed import run_ranks
-from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of
+from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of, world_here
 
 from paceline.checkpoint import load_latest, materialise_optimizer_state, save_checkpoint, training_state
 from paceline.run.assemble import assemble
-from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.task import ModelSpec
@@ -46,7 +45,7 @@ def start_save_load(plan: Plan, folder: str, weights: str) -> tuple[int, int, in
     Returns the bytes of weights and state that this rank holds, and by how much memory rose at most until the start
     and in all.
     """
-    world = join_world("cpu", threads=1)
+    world = world_here()
     task = decoder_task(model=dataclasses.replace(MODEL, weights=weights))
     small = dataclasses.replace(task, model=dataclasses.replace(MODEL, hidden=32, heads=4, kv_heads=4, ffn=48))
     assemble(small, plan, world, task.data, SEQ_LEN)  # what is imported at the first use is not the model's

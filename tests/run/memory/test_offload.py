@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from distributed import run_kept
-from tests_shared import decoder_task, plan_of, run_steps
+from tests_shared import decoder_task, plan_of, run_steps, world_here
 from torch import nn
 
 from paceline.checkpoint import materialise_optimizer_state, training_state
@@ -18,7 +18,6 @@ from paceline.run.loop.evaluate import evaluate
 from paceline.run.memory import offload
 from paceline.run.memory.offload import HostCopies, Visit, keep_on_host
 from paceline.run.memory.offload_state import OffloadedUpdate
-from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 
@@ -175,7 +174,7 @@ def plan_for(layout: Layout, **changes: Any) -> Plan:
 
 def numbers(plans: list[Plan]) -> list[tuple[list[tuple[float, float]], dict[str, torch.Tensor], int]]:
     """Return of each plan the (loss, norm) of three steps, this rank's state after them, and bytes sent to the host."""
-    world, found = join_world("cpu", threads=1), []
+    world, found = world_here(), []
     for plan in plans:
         with pytest.MonkeyPatch.context() as monkeypatch:
             made = links(monkeypatch)

@@ -10,14 +10,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from distributed import run_ranks
-from tests_shared import SEQ_LEN, VOCAB, decoder_task, run_steps
+from tests_shared import SEQ_LEN, VOCAB, decoder_task, run_steps, world_here
 from tests_shared import coarse_plan as plan_of
 
 from paceline.errors import VerificationFailed
 from paceline.run.assemble import assemble
 from paceline.run.loop.loader import BatchStream
 from paceline.run.numerics.invariants import bits_of, check_agreement, fingerprint, is_due, numbers_of
-from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.task import ModelSpec
 
@@ -27,7 +26,7 @@ TIED = "the tied weight"
 
 def trained(layout: Layout, name: str = "", rank: int = 1) -> None:
     """Train two steps, then move one weight of one rank by one unit in the last place and check."""
-    world = join_world("cpu", threads=1)
+    world = world_here()
     task = decoder_task(model=ModelSpec("moe-2m", **SMALL)) if layout.ep > 1 else decoder_task()
     stats, built = run_steps(task, plan_of(layout), 2, world)
     if name == TIED:
@@ -78,7 +77,7 @@ def test_one_unit_in_the_last_place_is_named(layout: Layout, name: str, ranks: s
 
 def sent(layout: Layout) -> tuple[int, int]:
     """Return how many numbers a rank reduces in a check, and how often the ranks tell each other objects in it."""
-    world = join_world("cpu", threads=1)
+    world = world_here()
     stats, built = run_steps(decoder_task(), plan_of(layout), 1, world)
     reduce, gather, numbers, objects = dist.all_reduce, dist.all_gather_object, [0], [0]
 
@@ -123,7 +122,7 @@ def test_fingerprints_tell_the_order_of_values(first: int, second: int) -> None:
 
 def skipped(odd: str = "") -> None:
     """Make a step that overflows in fp16 on two copies, on one of which something goes another way, and check."""
-    world, plan = join_world("cpu", threads=1), plan_of(Layout(dp_replicate=2), precision="fp16")
+    world, plan = world_here(), plan_of(Layout(dp_replicate=2), precision="fp16")
     task = decoder_task()
     built = assemble(task, plan, world, task.data, SEQ_LEN)
     scaler = built.stepper.scaler
@@ -152,7 +151,7 @@ def test_a_rank_that_skips_alone_is_named(odd: str) -> None:
 
 def chose(odd: bool) -> None:
     """Check a step of two copies, one of which says that it has chosen other candidates."""
-    world, layout = join_world("cpu", threads=1), Layout(dp_replicate=2)
+    world, layout = world_here(), Layout(dp_replicate=2)
     stats, built = run_steps(decoder_task(), plan_of(layout), 1, world)
     chosen = "a0" if odd and world.rank == 1 else "60"
     check_agreement(built.model, numbers_of(stats[-1], None, chosen), 1, world, layout)

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 from distributed import run_ranks
+from tests_shared import world_here
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from paceline.run.parallel.apply import apply_plan
-from paceline.run.process.world import build_mesh, join_world
+from paceline.run.process.world import build_mesh
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 
@@ -204,9 +205,7 @@ def _fail(*_: object) -> None:
 
 
 def _of_ranks(layout: Layout) -> tuple[set[torch.dtype], float, float]:
-    return mean_squares(
-        Plan(layout, precision="bf16", batch_samples=10), build_mesh(layout, join_world("cpu", threads=1))
-    )
+    return mean_squares(Plan(layout, precision="bf16", batch_samples=10), build_mesh(layout, world_here()))
 
 
 def test_shards_give_the_same_outputs() -> None:

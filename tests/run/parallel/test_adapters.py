@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import torch
 from distributed import run_kept, run_ranks
-from tests_shared import SEQ_LEN, VOCAB, decoder_task, run_steps
+from tests_shared import SEQ_LEN, VOCAB, decoder_task, run_steps, world_here
 from tests_shared import coarse_plan as plan_of
 from torch.distributed.tensor import DTensor
 
 from paceline.run.parallel import tensor
-from paceline.run.process.world import join_world
 from paceline.spec.adapt.adapter import AdapterSpec
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
@@ -42,7 +41,7 @@ def deep(plan: Plan) -> Any:
 
 def all_compared(tasks: list[Task], plans: list[Plan]) -> list[CheckProof]:
     """Return the comparisons of every task under every plan with one device."""
-    world = join_world("cpu", threads=1)
+    world = world_here()
     return [compare(task, plan, world, task.data, SEQ_LEN, 2) for plan in plans for task in tasks]
 
 

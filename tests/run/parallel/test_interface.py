@@ -10,11 +10,11 @@ import torch
 from distributed import run_kept, run_ranks
 from tests_huggingface import causal, hf_task
 from tests_shared import coarse_plan as plan_of
+from tests_shared import world_here
 from torch import nn
 
 from paceline.errors import ConfigError
 from paceline.run.assemble import assemble
-from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof
@@ -32,7 +32,7 @@ def fp64(layout: Layout, **changes: Any) -> Plan:
 
 
 def proofs(cases: list[Case]) -> list[CheckProof]:
-    world = join_world("cpu", threads=1)
+    world = world_here()
     return [compare(task, plan, world, task.data, task.data.items_per_sample, 2) for task, plan in cases]
 
 
@@ -140,7 +140,7 @@ def smeared() -> nn.Module:
 
 
 def share(task: Task, plan: Plan) -> None:
-    assemble(task, plan, join_world("cpu", threads=1), task.data, task.data.items_per_sample)
+    assemble(task, plan, world_here(), task.data, task.data.items_per_sample)
 
 
 def test_a_model_whose_tokens_meet_elsewhere_is_refused_before_it_trains() -> None:

@@ -9,14 +9,13 @@ import pytest
 import torch
 from distributed import run_kept
 from rounding import FP64, adam_error, assert_curves_close
-from tests_shared import SEQ_LEN, Dropout, decoder_task, run_steps
+from tests_shared import SEQ_LEN, Dropout, decoder_task, run_steps, world_here
 from tests_shared import coarse_plan as plan_of
 from torch.distributed.tensor import DTensor
 
 from paceline.run.assemble import assemble
 from paceline.run.loop.evaluate import evaluate
 from paceline.run.loop.loader import BatchStream
-from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.task import Task
@@ -101,7 +100,7 @@ def whole_gradients_of(unit: Any) -> int:
 def held_between_micro_batches(zero: int, whole_gradients: bool = False) -> tuple[int, int, int]:
     """Return elements of (whole weights, whole gradients, all weights) on a rank between two micro-batches."""
     plan = plan_of(Layout(dp_shard=2), batch=8, zero=zero, whole_gradients=whole_gradients)
-    task, world = decoder_task(), join_world("cpu", threads=1)
+    task, world = decoder_task(), world_here()
     built = assemble(task, plan, world, task.data, SEQ_LEN)
     gradients = built.stepper.gradients
     before, seen = gradients.before_micro_batch, []
@@ -140,7 +139,7 @@ def test_whole_gradients_reduced_once_are_those_of_one_device(layout: Layout, on
 
 def curve_with_evaluations(task: Task, plan: Plan) -> list[tuple[float, float]]:
     """Return (loss, gradient norm) of three steps with an evaluation after each."""
-    world = join_world("cpu", threads=1)
+    world = world_here()
     built = assemble(task, plan, world, task.data, SEQ_LEN)
     stream = BatchStream(task.data, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
     seen = []

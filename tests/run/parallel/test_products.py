@@ -6,11 +6,10 @@ import dataclasses
 
 import pytest
 from distributed import run_ranks
-from tests_shared import SEQ_LEN, decoder_task
+from tests_shared import SEQ_LEN, decoder_task, world_here
 from tests_shared import coarse_plan as plan_of
 
 from paceline.plan.feasible.stages import fill_pipeline
-from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof
@@ -30,7 +29,7 @@ def piped(layout: Layout) -> Plan:
 def prove(layouts: list[Layout]) -> list[CheckProof]:
     """Compare two steps of a decoder under each layout with one device."""
     task = decoder_task(optimizer=OptimizerSpec(lr=3e-3, eps=1e-4))  # see verify/twin/task.py for eps
-    world = join_world("cpu", threads=1)
+    world = world_here()
     return [compare(task, piped(layout), world, task.data, SEQ_LEN, 2) for layout in layouts]
 
 

@@ -13,7 +13,7 @@ import tensor_models
 import torch
 from distributed import run_kept, run_ranks
 from rounding import MEAN_LOSS_BF16, assert_curves_close
-from tests_shared import SEQ_LEN, decoder_task, run_steps
+from tests_shared import SEQ_LEN, decoder_task, run_steps, world_here
 from tests_shared import coarse_plan as plan_of
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -24,7 +24,6 @@ from paceline.checkpoint import load_latest, materialise_optimizer_state, save_c
 from paceline.errors import ConfigError
 from paceline.run.assemble import assemble
 from paceline.run.loop.loader import BatchStream
-from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof
@@ -39,7 +38,7 @@ TP2, TP2_SHARD2, TP2_COPIES2 = Layout(tp=2), Layout(tp=2, dp_shard=2), Layout(tp
 
 def compared(task: Task, plan: Plan, steps: int = 2) -> CheckProof:
     """Return the comparison with one device."""
-    return compare(task, plan, join_world("cpu", threads=1), task.data, SEQ_LEN, steps)
+    return compare(task, plan, world_here(), task.data, SEQ_LEN, steps)
 
 
 def assert_equal_to_one_device(task: Task, plan: Plan) -> None:
@@ -114,7 +113,7 @@ def test_low_precision_follows_one_device(layout: Layout, precision: str) -> Non
 
 def held(layout: Layout) -> dict[str, Any]:
     task, plan = small_decoder(), plan_of(layout)
-    built = assemble(task, plan, join_world("cpu", threads=1), task.data, SEQ_LEN)
+    built = assemble(task, plan, world_here(), task.data, SEQ_LEN)
     model, tokens = built.model, torch.zeros(2, SEQ_LEN, dtype=torch.int64)
     inputs: list[torch.Size] = []
     model.layers[1].register_forward_pre_hook(lambda _, args: inputs.append(args[0].shape))
@@ -144,7 +143,7 @@ def test_weights_logits_and_the_stream_are_parts() -> None:
 
 def activations_left(task: Task) -> list[int]:
     """Return how many activations are alive after each of three steps, without the help of the collector."""
-    plan, world = plan_of(TP2), join_world("cpu", threads=1)
+    plan, world = plan_of(TP2), world_here()
     built = assemble(task, plan, world, task.data, SEQ_LEN)
     alive: list[weakref.ref[Any]] = []
     for layer in built.model.modules():
@@ -170,7 +169,7 @@ def test_no_activation_outlives_its_step(task: Task) -> None:
 
 def save_or_load(root: str, layout: Layout, load: bool) -> dict[str, torch.Tensor]:
     """Train two steps and save, or load without a step; return the full state."""
-    task, plan, world = small_decoder(tied=False), plan_of(layout), join_world("cpu", threads=1)
+    task, plan, world = small_decoder(tied=False), plan_of(layout), world_here()
     built = assemble(dataclasses.replace(task, seed=1 if load else 0), plan, world, task.data, SEQ_LEN)
     if load:
         materialise_optimizer_state(built.optimizer)

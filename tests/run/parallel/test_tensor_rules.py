@@ -11,7 +11,7 @@ import torch
 from distributed import run_ranks
 from test_tensor_parallel import TP2, TP2_SHARD2, assert_equal_to_one_device, losses
 from tests_shared import coarse_plan as plan_of
-from tests_shared import decoder_task
+from tests_shared import decoder_task, world_here
 from torch import nn
 
 from paceline.errors import ConfigError
@@ -94,12 +94,11 @@ def test_fused_layers_say_their_parts() -> None:
 def weights_after_a_look() -> tuple[bool, bool]:
     """Return whether trying the rules leaves dropout's mode and the random numbers as they were."""
     from paceline.run.assemble import assemble
-    from paceline.run.process.world import join_world
 
     task, plan = task_of(tensor_models.Whole), plan_of(TP2, batch=6)
     torch.manual_seed(5)
     before = torch.random.get_rng_state()
-    built = assemble(task, plan, join_world("cpu", threads=1), task.data, 16)
+    built = assemble(task, plan, world_here(), task.data, 16)
     return built.model.training, torch.equal(before, torch.random.get_rng_state())
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from tests_shared import SEQ_LEN, PaddedText, decoder_task, plan_of
+from tests_shared import SEQ_LEN, PaddedText, decoder_task, plan_of, world_here
 from torch.distributed.tensor import DTensor
 
 from paceline.run.assemble import Assembled, assemble
 from paceline.run.loop.loader import BatchStream
-from paceline.run.process.world import World, join_world
+from paceline.run.process.world import World
 from paceline.spec.layout import Layout, rows_of
 from paceline.spec.plan import Plan
 from paceline.spec.sync import Sync
@@ -46,7 +46,7 @@ def copies_task(**changes: Any) -> Task:
 
 def began(task: Task, plan: Plan) -> tuple[World, Assembled]:
     """Return the assembled task under a plan, on this rank."""
-    world = join_world("cpu", threads=1)
+    world = world_here()
     return world, assemble(task, plan, world, task.data, SEQ_LEN)
 
 

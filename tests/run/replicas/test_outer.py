@@ -7,10 +7,10 @@ import torch
 from copies import SGD, EvenText, began, by_hand, copies_plan, copies_task, steps_of, whole_weights
 from distributed import run_kept
 from rounding import FP64, adam_error
+from tests_shared import world_here
 
 from paceline.errors import VerificationFailed
 from paceline.run.numerics.invariants import check_agreement, numbers_of
-from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.sync import Sync
@@ -75,7 +75,7 @@ def compared(cases: list[tuple[tuple[float, ...], tuple[float, ...], bool]]) -> 
 
     The third says whether it is known that copies may differ.
     """
-    world, found = join_world("cpu", threads=1), []
+    world, found = world_here(), []
     for weights, losses, is_known in cases:
         model = torch.nn.Linear(2, 2)
         torch.nn.init.constant_(model.weight, weights[world.rank])

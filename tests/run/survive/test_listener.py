@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from runs import wait_until
-from tests_shared import SEQ_LEN, decoder_task, plan_of
+from tests_shared import SEQ_LEN, decoder_task, plan_of, world_here
 
 from paceline.errors import ConfigError
 from paceline.run.assemble import assemble
 from paceline.run.loop.loader import BatchStream
-from paceline.run.process.world import join_world
 from paceline.run.record.recorder import is_echo
 from paceline.run.survive.last_update import LastUpdate
 from paceline.run.survive.listener import (
@@ -62,7 +61,7 @@ def listen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_step_whose_sums_were_ended_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL's collectives that are aborted raise nothing: the host goes on with what they had come to."""
-    task, plan, world = decoder_task(), plan_of(Layout(), precision="fp64"), join_world("cpu", threads=1)
+    task, plan, world = decoder_task(), plan_of(Layout(), precision="fp64"), world_here()
     built = assemble(task, plan, world, task.data, SEQ_LEN)
     batch = BatchStream(task.data, task.seed, plan, 0, world.device).at(0)
     before = [weight.detach().clone() for weight in built.model.parameters()]

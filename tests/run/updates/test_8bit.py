@@ -9,11 +9,10 @@ import pytest
 import torch
 from distributed import run_kept, run_ranks
 from test_optimizers import assert_same, halves, trained, weights_by_hand, weights_under
-from tests_shared import SEQ_LEN, decoder_task, plan_of
+from tests_shared import SEQ_LEN, decoder_task, plan_of, world_here
 from torch import nn
 
 from paceline.errors import ConfigError, MissingExtra
-from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.optimizers import check_options, state_values, use_of
 from paceline.spec.task import GroupSpec, OptimizerSpec
@@ -97,7 +96,7 @@ def test_states_of_parts_are_refused_whoever_asks_for_them() -> None:
 def proven() -> dict:
     task = decoder_task(optimizer=SPEC)
     plan = plan_of(Layout(dp_shard=2), batch=9, zero=3, precision="fp64")
-    return compare(task, plan, join_world("cpu", threads=1), task.data, SEQ_LEN, 3, {})
+    return compare(task, plan, world_here(), task.data, SEQ_LEN, 3, {})
 
 
 @installed

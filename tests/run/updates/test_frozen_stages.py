@@ -10,12 +10,11 @@ import pytest
 import torch
 from distributed import run_kept
 from programs import LR, ROWS, WIDTH, Block, Rows, Stack, cross_entropy, whole
-from tests_shared import plan_of
+from tests_shared import plan_of, world_here
 
 from paceline.errors import ConfigError
 from paceline.run.assemble import assemble
 from paceline.run.loop.loader import BatchStream
-from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.task import GroupSpec, OptimizerSpec, ScheduleSpec, Task
 from paceline.task.data.order.permutation import sample_ids
@@ -44,7 +43,7 @@ def stages_task() -> Task:
 
 
 def laid_out(layout: Layout, zero: int) -> tuple[list[float], dict[str, Any]]:
-    world, plan = join_world("cpu", threads=1), plan_of(layout, batch=ROWS, zero=zero, precision="fp64")
+    world, plan = world_here(), plan_of(layout, batch=ROWS, zero=zero, precision="fp64")
     built = assemble(stages_task(), plan, world, Rows(), 1)  # type: ignore[arg-type]
     built.stepper.freezes = True
     stream = BatchStream(Rows(), 7, plan, plan.layout.data_rank(world.rank), world.device)  # type: ignore[arg-type]
@@ -82,7 +81,7 @@ def plain() -> tuple[list[float], dict[str, Any]]:
 
 def first_weights() -> dict[str, torch.Tensor]:
     task = dataclasses.replace(stages_task(), optimizer=OptimizerSpec(lr=LR))
-    world, plan = join_world("cpu", threads=1), plan_of(Layout(), batch=ROWS, precision="fp64")
+    world, plan = world_here(), plan_of(Layout(), batch=ROWS, precision="fp64")
     return {name: weight.detach() for name, weight in assemble(task, plan, world, Rows(), 1).model.named_parameters()}  # type: ignore[arg-type]
 
 

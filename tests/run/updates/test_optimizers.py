@@ -9,7 +9,7 @@ import foreign_optimizers
 import pytest
 import torch
 from distributed import run_kept, run_ranks
-from tests_shared import SEQ_LEN, VOCAB, Dropout, PaddedText, decoder_task, run_steps
+from tests_shared import SEQ_LEN, VOCAB, Dropout, PaddedText, decoder_task, run_steps, world_here
 from tests_shared import coarse_plan as plan_of
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -20,7 +20,6 @@ from paceline.run.assemble import assemble
 from paceline.run.loop.loader import BatchStream
 from paceline.run.loop.resume import Progress, RunIdentity, restore, save
 from paceline.run.process.handover import hand_over, take_over
-from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec, parse_spec
 from paceline.spec.optimizers import RULES, check_options, use_of
@@ -319,7 +318,7 @@ def test_a_group_without_parameters_is_an_error(groups: tuple, says: str) -> Non
 
 def trained(task: Task, plan: Plan, folder: str, first: int, last: int) -> dict[str, torch.Tensor]:
     """Return whole weights and state after steps `first` to `last`; go on from what is saved, and save at the end."""
-    world = join_world("cpu", threads=1)
+    world = world_here()
     built = assemble(task, plan, world, task.data, SEQ_LEN)
     stream = BatchStream(task.data, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
     course = Course("constant", task.optimizer.lr, 1.0, last, 0, 1)

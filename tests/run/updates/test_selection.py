@@ -13,14 +13,13 @@ import torch
 from distributed import run_ranks
 from programs import Rows, Stack, cross_entropy
 from runs import as_json, in_process, paceline, records_of, steps_of, write_spec
-from tests_shared import SEQ_LEN, VOCAB, Dropout, decoder_task, plan_of
+from tests_shared import SEQ_LEN, VOCAB, Dropout, decoder_task, plan_of, world_here
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from paceline.errors import ConfigError
 from paceline.run.assemble import assemble
 from paceline.run.loop.loader import BatchStream
-from paceline.run.process.world import join_world
 from paceline.run.updates import selection as selecting
 from paceline.run.updates.selection import BatchSelection, CandidateBatches
 from paceline.spec.layout import Layout
@@ -74,7 +73,7 @@ def made(task: Task, folder: Path, samples: int, **selection: Any) -> tuple[Any,
     """Return a step of a task in fp64 on one device, what reads its batches, and what chooses among them."""
     torch.manual_seed(7)
     task = dataclasses.replace(task, optimizer=PLAIN_SGD, selection=SelectionSpec(**selection))
-    plan, world = plan_of(Layout(), batch=samples, micro_batch=2, precision="fp64"), join_world("cpu", threads=1)
+    plan, world = plan_of(Layout(), batch=samples, micro_batch=2, precision="fp64"), world_here()
     items = SEQ_LEN if task.data.unit == "tokens" else 1
     stepper = assemble(task, plan, world, task.data, items).stepper
     if not task.selection.selects:
@@ -167,7 +166,7 @@ def shared_step(layout: Layout, folder: Path, name: str = "decoder") -> tuple[To
         TASKS[name], optimizer=PLAIN_SGD, selection=SelectionSpec(by="loss", candidates=CANDIDATES)
     )
     rows = 1 if layout.devices > 2 else 2  # so that a pipeline has micro-batches enough
-    plan, world = plan_of(layout, batch=3, micro_batch=rows, precision="fp64"), join_world("cpu", threads=1)
+    plan, world = plan_of(layout, batch=3, micro_batch=rows, precision="fp64"), world_here()
     stepper = assemble(task, plan, world, task.data, SEQ_LEN).stepper
     samples = CandidateBatches(task.selection, 3)
     stream = BatchStream(task.data, task.seed, plan, layout.data_rank(world.rank), world.device, samples)

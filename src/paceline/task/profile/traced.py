@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from paceline.cluster.machine import usable_memory_bytes
 from paceline.errors import ConfigError
-from paceline.foreign_errors import is_of_no_gradient
+from paceline.foreign_errors import is_of_functional_transforms, is_of_no_gradient
 from paceline.spec.profile import BlockProfile, ModelProfile
 from paceline.task.coupling import declares_coupling, gathers_rows
 from paceline.task.declared import expert_axis, is_routed, tensor_axis
@@ -256,7 +256,7 @@ def _way_out(model: nn.Module, error: Exception) -> str:
     """Return what to try where a model's forward pass fails while it is watched."""
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         return NEEDS_PLAIN_MODULES
-    if "torch.func" in str(error) and "saved tensor hooks" in str(error):  # torch's error has no kind of its own
+    if is_of_functional_transforms(error):
         return NEEDS_PLAIN_GRADIENTS
     return NEEDS_GRADIENTS if is_of_no_gradient(error) else CALL_IT
 

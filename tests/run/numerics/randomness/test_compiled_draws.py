@@ -12,13 +12,12 @@ import torch
 import ways_to_draw
 from distributed import run_ranks
 from rounding import MEAN_LOSS_BF16, assert_curves_close
-from tests_shared import SEQ_LEN, decoder_task, plan_of, run_steps
+from tests_shared import SEQ_LEN, decoder_task, plan_of, run_steps, world_here
 from torch import nn
 from vectors import needs_vectors
 
 from paceline.errors import ConfigError
 from paceline.plan.planned import plan_task
-from paceline.run.process.world import join_world
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
@@ -100,7 +99,7 @@ def test_blocks_that_stay_out_are_cast_as_without_a_compiler(model: str, rounded
 
 
 def proof(task: Task, plan: Plan) -> CheckProof:
-    return compare(task, plan, join_world("cpu", threads=1), task.data, SEQ_LEN, 2)
+    return compare(task, plan, world_here(), task.data, SEQ_LEN, 2)
 
 
 LAYOUTS = (

@@ -9,12 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from distributed import run_kept, run_ranks
-from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of, run_steps
+from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of, run_steps, world_here
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError
 from paceline.run.loop.evaluate import evaluate
-from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof
@@ -101,7 +100,7 @@ def test_steps_and_seeds_draw_other_numbers() -> None:
 
 
 def proof(task: Task, plan: Plan) -> CheckProof:
-    return compare(task, plan, join_world("cpu", threads=1), task.data, SEQ_LEN, 2)
+    return compare(task, plan, world_here(), task.data, SEQ_LEN, 2)
 
 
 def assert_equal(task: Task, plan: Plan) -> None:

@@ -14,7 +14,7 @@ import torch
 import ways_to_draw as ways
 from distributed import run_ranks
 from tests_huggingface import hf_task
-from tests_shared import SEQ_LEN, decoder_task, plan_of, run_steps
+from tests_shared import SEQ_LEN, decoder_task, plan_of, run_steps, world_here
 from torch import nn
 
 from paceline.errors import ConfigError
@@ -23,7 +23,6 @@ from paceline.run.loop.loader import BatchStream
 from paceline.run.numerics.randomness.mode import SampleRandomness
 from paceline.run.numerics.randomness.shares import SampleRows
 from paceline.run.numerics.randomness.survey import Survey, survey
-from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.task import Task
@@ -95,7 +94,7 @@ CLOSED = {
 @pytest.mark.parametrize("name", CLOSED)
 def test_numbers_of_no_sample_are_named_before_the_first_step(name: str) -> None:
     build, reason = CLOSED[name]
-    world = join_world("cpu", threads=1)
+    world = world_here()
     with pytest.warns(UserWarning, match="random numbers follow the micro-batch"):
         assemble(task_of(build), fp64(micro_batch=4), world, decoder_task().data, SEQ_LEN)
     assert any(reason in stray for stray in looked(build).strays)
@@ -216,7 +215,7 @@ def test_a_program_that_takes_no_look_at_all_is_said_to_be_unseen() -> None:
 @pytest.mark.filterwarnings("error::UserWarning")
 def test_a_program_of_one_number_of_samples_that_draws_nothing_is_left_in_peace() -> None:
     task = task_of(lambda: ways.Only(ways.four, drops=0.0))
-    world = join_world("cpu", threads=1)
+    world = world_here()
     assert assemble(task, fp64(micro_batch=4), world, task.data, SEQ_LEN).remarks == ()
 
 
@@ -234,7 +233,7 @@ def test_draws_where_no_look_came_are_named() -> None:
 def test_a_model_of_transformers_is_watched_where_it_draws(family: str, changes: dict[str, Any], watched: bool) -> None:
     """Of a small classifier's step of 55 ms these calls took 2.5."""
     task, plan, seen = hf_task(family, **changes), plan_of(Layout()), list[bool]()
-    built = assemble(task, plan, join_world("cpu", threads=1), task.data, SEQ_LEN)
+    built = assemble(task, plan, world_here(), task.data, SEQ_LEN)
     built.model.get_submodule(f"{built.model.base_model_prefix}.layers.0").register_forward_hook(
         lambda *_: seen.append(built.randomness.is_entered)
     )
@@ -259,7 +258,7 @@ def test_a_model_that_begins_to_draw_is_watched_from_then_on() -> None:
 def test_what_is_ours_is_not_watched_and_yet_cannot_draw(changes: dict[str, Any], watched: bool) -> None:
     """Each call of torch's would go through Python: 828 calls of a small decoder's step, 3 % of its time."""
     task, plan, seen = decoder_task(**changes), plan_of(Layout()), list[bool]()
-    built = assemble(task, plan, join_world("cpu", threads=1), task.data, SEQ_LEN)
+    built = assemble(task, plan, world_here(), task.data, SEQ_LEN)
     built.model.layers[0].register_forward_hook(lambda *_: seen.append(built.randomness.is_entered))
     stream = BatchStream(task.data, task.seed, plan, 0, CPU)
     built.stepper.step(stream.at(0), 1e-3)
@@ -276,7 +275,7 @@ def test_what_is_ours_is_not_watched_and_yet_cannot_draw(changes: dict[str, Any]
 
 
 def test_a_proof_says_what_a_program_does_not_take_and_what_is_a_guess() -> None:
-    world, source = join_world("cpu", threads=1), decoder_task().data
+    world, source = world_here(), decoder_task().data
     odd = whole_batch(task_of(only_even), fp64(), world, source, SEQ_LEN, 1, {})
     assert "does not take every number of samples, RuntimeError: no batch of 3 rows, please" in odd.left_out
     with pytest.warns(UserWarning, match="owner is a guess"):

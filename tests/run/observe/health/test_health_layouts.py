@@ -9,7 +9,7 @@ import pytest
 import torch
 from distributed import run_kept, run_ranks
 from rounding import FP64_TRAINED
-from tests_shared import SEQ_LEN, decoder_task, plan_of
+from tests_shared import SEQ_LEN, decoder_task, plan_of, world_here
 from torch import nn
 
 from paceline.run.assemble import assemble
@@ -18,7 +18,7 @@ from paceline.run.observe.health.judge import HealthJudge
 from paceline.run.observe.health.meter import HealthMeter, block_of
 from paceline.run.observe.health.on_the_way import MeasuredHealth
 from paceline.run.observe.health.told import TrainingHealth
-from paceline.run.process.world import World, join_world
+from paceline.run.process.world import World
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.task import Task
@@ -57,7 +57,7 @@ class _Block(nn.Module):
 
 def measured(task: Task, plan: Plan, steps: int = 2) -> list[MeasuredHealth | None]:
     """Return what was measured in each step; every second one is."""
-    world = join_world("cpu", threads=1)
+    world = world_here()
     built = assemble(task, plan, world, task.data, SEQ_LEN)
     meter = built.stepper.health = HealthMeter(built.stepper, world, every=2)
     stream = BatchStream(task.data, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
@@ -114,7 +114,7 @@ def test_numbers_are_those_of_a_plain_computation() -> None:
     torch.manual_seed(0)
     task = decoder_task()
     plan = plan_of(Layout(), precision="fp64")
-    world = join_world("cpu", threads=1)
+    world = world_here()
     built = assemble(task, plan, world, task.data, SEQ_LEN)
     meter = built.stepper.health = HealthMeter(built.stepper, world, every=1)
     stream = BatchStream(task.data, task.seed, plan, 0, world.device)
@@ -151,7 +151,7 @@ def eager(q: torch.Tensor, k: torch.Tensor, head: int) -> torch.Tensor:
 
 def test_scores_and_logits_are_those_of_a_plain_computation() -> None:
     """The sequence has fewer tokens than the sample, so the largest score of the head is that of all its scores."""
-    task, plan, world = decoder_task(), plan_of(Layout(), precision="fp64"), join_world("cpu", threads=1)
+    task, plan, world = decoder_task(), plan_of(Layout(), precision="fp64"), world_here()
     built = assemble(task, plan, world, task.data, SEQ_LEN)
     meter = built.stepper.health = HealthMeter(built.stepper, world, every=1)
     stream = BatchStream(task.data, task.seed, plan, 0, world.device)
@@ -224,7 +224,7 @@ class RunsLater(Relus):
 
 def waits(task: Task, plan: Plan, steps: int) -> tuple[list[int], list[Any]]:
     """Return how often ranks waited for each other's numbers in each measured step, and what was measured."""
-    world = join_world("cpu", threads=1)
+    world = world_here()
     built = assemble(task, plan, world, task.data, SEQ_LEN)
     meter = built.stepper.health = HealthMeter(built.stepper, world, every=1)
     stream = BatchStream(task.data, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
@@ -265,7 +265,7 @@ def test_units_that_run_later_are_measured_from_the_measurement_after_on() -> No
 
 
 def test_a_measurement_is_told_with_the_next_step_or_where_none_follows() -> None:
-    task, plan, world = decoder_task(), plan_of(Layout(), precision="fp64"), join_world("cpu", threads=1)
+    task, plan, world = decoder_task(), plan_of(Layout(), precision="fp64"), world_here()
     built = assemble(task, plan, world, task.data, SEQ_LEN)
     health = TrainingHealth(2, HealthJudge())
     health.of(built.stepper, world)

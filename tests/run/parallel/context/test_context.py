@@ -13,7 +13,7 @@ import torch
 from distributed import run_kept, run_ranks
 from packed_kernel import let_a_cpu_have, one_by_one
 from rounding import MEAN_LOSS_BF16, assert_curves_close
-from tests_shared import VOCAB, PaddedText, decoder_task, run_steps
+from tests_shared import VOCAB, PaddedText, decoder_task, run_steps, world_here
 from tests_shared import coarse_plan as plan_of
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -24,7 +24,6 @@ from paceline.run.assemble import assemble
 from paceline.run.loop.evaluate import evaluate
 from paceline.run.loop.loader import BatchStream
 from paceline.run.parallel.context import exchange, sequence_attention, zigzag
-from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof
@@ -71,7 +70,7 @@ def numbers(task: Task, plan: Plan) -> tuple[list[tuple], dict[str, torch.Tensor
     for name, parameter in built.model.named_parameters():
         whole = parameter.detach()
         weights[name] = whole.full_tensor() if isinstance(whole, DTensor) else whole
-    loss = evaluate(built.stepper, task.data, 5, plan.layout.data_rank(join_world("cpu").rank)).loss
+    loss = evaluate(built.stepper, task.data, 5, plan.layout.data_rank(world_here().rank)).loss
     return [(s.loss, s.grad_norm, s.weight) for s in stats], weights, loss
 
 
@@ -198,7 +197,7 @@ def test_low_precision_follows_one_device_and_keeps_fp32_weights(precision: str,
 
 def one_step(task: Task, plan: Plan, folder: str, step: int) -> tuple[float, float]:
     """Load the checkpoint of the step before, if there is one, make a step, save; return loss and norm."""
-    world = join_world("cpu")
+    world = world_here()
     built = assemble(task, plan, world, task.data, task.data.items_per_sample)
     materialise_optimizer_state(built.optimizer)
     if step > 1:
@@ -312,7 +311,7 @@ def test_the_axis_is_closed_by_name_without_the_rule() -> None:
 
 def masks(dropout: float, step: int) -> list[bool]:
     """Return which of this rank's features of the first row's first tokens dropout leaves."""
-    task, world = text_task(model=OwnModel(dropout=dropout)), join_world("cpu")
+    task, world = text_task(model=OwnModel(dropout=dropout)), world_here()
     plan = fp64(Layout(cp=2))
     built = assemble(task, plan, world, task.data, 16)
     seen: list[torch.Tensor] = []
@@ -366,7 +365,7 @@ def planted(mistake: str) -> CheckProof:
     else:
         zigzag.SequencePart.__call__ = wrong  # type: ignore[method-assign]
     task = text_task()
-    return compare(task, fp64(Layout(cp=2)), join_world("cpu"), task.data, 16, 1)
+    return compare(task, fp64(Layout(cp=2)), world_here(), task.data, 16, 1)
 
 
 @pytest.mark.parametrize(

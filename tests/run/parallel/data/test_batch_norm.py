@@ -10,13 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from distributed import run_kept, run_ranks
-from tests_shared import decoder_task, plan_of, run_steps
+from tests_shared import decoder_task, plan_of, run_steps, world_here
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from paceline.run.loop.evaluate import evaluate
 from paceline.run.parallel.data import statistics
-from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof
@@ -184,7 +183,7 @@ def test_evaluations_read_the_running_statistics_row_by_row() -> None:
 
 
 def prove(checks: list[tuple[str, Plan]], own_rows: bool = False) -> list[CheckProof]:
-    world, task = join_world("cpu", threads=1), task_of(Tracked)
+    world, task = world_here(), task_of(Tracked)
     task = dataclasses.replace(task, optimizer=OptimizerSpec(lr=1e-2, eps=1e-4))
     with pytest.MonkeyPatch.context() as patch:
         if own_rows:

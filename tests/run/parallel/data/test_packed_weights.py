@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 from distributed import run_ranks
 from tests_huggingface import hf_task
-from tests_shared import SEQ_LEN, decoder_task
+from tests_shared import SEQ_LEN, decoder_task, world_here
 from tests_shared import coarse_plan as plan_of
 from torch.distributed.tensor import DTensor
 
 from paceline.run.assemble import assemble
 from paceline.run.loop.loader import BatchStream
 from paceline.run.loop.resume import Progress, RunIdentity, restore, save
-from paceline.run.process.world import join_world
 from paceline.spec.adapt.adapter import AdapterSpec
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
@@ -39,7 +38,7 @@ Told = tuple[list[tuple[float, float]], dict[str, str], list[bool]]
 def made(task: Task, plan: Plan, folder: str, stop: int, saves: bool) -> Told:
     """Go on with a run from its newest checkpoint; return loss and norm of its steps, what of the four bits ranks hold
     together, layer by layer, and whether a rank holds a part of each alone."""
-    world = join_world("cpu", threads=1)
+    world = world_here()
     built = assemble(task, plan, world, task.data, SEQ_LEN)
     run = RunIdentity(Path(folder), Spec(task=task), "", Course("constant", task.optimizer.lr, 1.0, STEPS, 0, 1))
     found = restore(run, built, plan, world)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from distributed import run_kept, run_ranks
 from rounding import FP64, MEAN_LOSS_BF16, assert_curves_close
 from test_layouts import curve, weights_after
-from tests_shared import SEQ_LEN, VOCAB, decoder_task, run_steps
+from tests_shared import SEQ_LEN, VOCAB, decoder_task, run_steps, world_here
 from tests_shared import coarse_plan as plan_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -23,7 +23,6 @@ from paceline.errors import ConfigError
 from paceline.run.assemble import assemble
 from paceline.run.parallel.data.unshared_experts import ExpertGradients
 from paceline.run.parallel.expert.experts import AllToAll, balance_shared_sequences
-from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof, FirstDifference
@@ -51,7 +50,7 @@ BIASED = moe_task(balance="bias")
 
 def proofs(cases: list[tuple[Task, Plan]], steps: int) -> list[CheckProof]:
     """Compare each task and plan with one device, in this world."""
-    world = join_world("cpu", threads=1)
+    world = world_here()
     return [compare(task, plan, world, task.data, SEQ_LEN, steps) for task, plan in cases]
 
 
@@ -120,7 +119,7 @@ def test_a_rank_holds_its_share_of_whole_experts() -> None:
 
 def saved_and_loaded(task: Task, first: Plan, then: Plan | None, folder: Path) -> dict[str, torch.Tensor]:
     """Save after two steps under `first`, or load it under `then`; return the whole model's state."""
-    world = join_world("cpu", threads=1)
+    world = world_here()
     if then is None:
         _, built = run_steps(task, first, 2, world)
         save_checkpoint(folder, 2, training_state(built.model, built.optimizer), {}, keep_last=1)
@@ -181,7 +180,7 @@ def test_experts_that_a_rank_has_alone_are_left_out_of_sharding(precision: str, 
 
 
 def spread(task: Task, plan: Plan) -> None:
-    assemble(task, plan, join_world("cpu", threads=1), task.data, SEQ_LEN)
+    assemble(task, plan, world_here(), task.data, SEQ_LEN)
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 from distributed import run_ranks
-from tests_shared import SEQ_LEN, VOCAB, decoder_task
+from tests_shared import SEQ_LEN, VOCAB, decoder_task, world_here
 from tests_shared import coarse_plan as plan_of
 
 from paceline.plan.feasible.stages import fill_pipeline
-from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof
@@ -41,7 +40,7 @@ def piped(layout: Layout, batch: int = 13, **changes: Any) -> Plan:
 
 
 def proofs(cases: list[tuple[Task, Plan]]) -> list[CheckProof]:
-    world = join_world("cpu", threads=1)
+    world = world_here()
     return [compare(task, plan, world, task.data, SEQ_LEN, 2) for task, plan in cases]
 
 

@@ -6,13 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from distributed import run_ranks
-from tests_shared import SEQ_LEN, VOCAB, decoder_task
+from tests_shared import SEQ_LEN, VOCAB, decoder_task, world_here
 from tests_shared import coarse_plan as plan_of
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError
 from paceline.run.assemble import assemble
-from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof
@@ -99,7 +98,7 @@ def task_of(model: type[Net]) -> Task:
 
 
 def proofs(cases: list[tuple[type[Net], Plan]]) -> list[CheckProof]:
-    world = join_world("cpu", threads=1)
+    world = world_here()
     return [compare(task_of(m), plan, world, decoder_task().data, SEQ_LEN, 2) for m, plan in cases]
 
 
@@ -132,7 +131,7 @@ def test_the_profile_knows_own_experts_or_says_why_not() -> None:
 
 
 def spread(model: type[Net], plan: Plan) -> None:
-    assemble(task_of(model), plan, join_world("cpu", threads=1), decoder_task().data, SEQ_LEN)
+    assemble(task_of(model), plan, world_here(), decoder_task().data, SEQ_LEN)
 
 
 @pytest.mark.parametrize(

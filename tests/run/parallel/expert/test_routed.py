@@ -9,12 +9,11 @@ import torch
 from distributed import run_ranks
 from tests_huggingface import FAMILIES as SETTINGS
 from tests_huggingface import SHAPE, causal, hf_task
-from tests_shared import SEQ_LEN, plan_of
+from tests_shared import SEQ_LEN, plan_of, world_here
 from torch import nn
 
 from paceline.run.assemble import assemble
 from paceline.run.loop.loader import BatchStream
-from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof
@@ -31,7 +30,7 @@ Case = tuple[Task, Plan]
 
 
 def proofs(cases: list[Case]) -> list[CheckProof]:
-    world = join_world("cpu", threads=1)
+    world = world_here()
     return [compare(task, plan, world, task.data, SEQ_LEN, 2) for task, plan in cases]
 
 
@@ -58,7 +57,7 @@ def test_several_ranks_share_experts_of_transformers(layout: Layout) -> None:
 
 def chosen(task: Task, plan: Plan, spread: bool) -> list[list[int]]:
     """Return how many tokens of one step each expert of each layer got, summed over ranks."""
-    world = join_world("cpu", threads=1)
+    world = world_here()
     built = assemble(task, plan, world, task.data, SEQ_LEN)
     counts: list[torch.Tensor] = []
     for name, module in built.model.named_modules():

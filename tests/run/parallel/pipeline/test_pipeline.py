@@ -10,7 +10,7 @@ import pytest
 import torch
 from distributed import run_kept, run_ranks
 from rounding import MEAN_LOSS_BF16, assert_curves_close
-from tests_shared import SEQ_LEN, VOCAB, decoder_task, run_steps
+from tests_shared import SEQ_LEN, VOCAB, decoder_task, run_steps, world_here
 from tests_shared import coarse_plan as plan_of
 from torch import nn
 from vectors import needs_vectors
@@ -22,7 +22,6 @@ from paceline.run.assemble import assemble
 from paceline.run.loop.evaluate import evaluate
 from paceline.run.loop.loader import BatchStream
 from paceline.run.parallel.pipeline.passes import beats
-from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof
@@ -47,7 +46,7 @@ def deep(layers: int = 5, tied: bool = True) -> Task:
 
 def prove(cases: list[tuple[Task, Plan]], steps: int = 2) -> list[CheckProof]:
     """Return the comparisons with one device, all in one world."""
-    world = join_world("cpu", threads=1)
+    world = world_here()
     return [compare(task, plan, world, task.data, SEQ_LEN, steps) for task, plan in cases]
 
 
@@ -186,7 +185,7 @@ def test_bf16_means_the_same_as_on_one_device(layout: Layout) -> None:
 
 def evaluated(task: Task, plan: Plan) -> tuple[float, float]:
     _, built = run_steps(task, plan, 1)
-    found = evaluate(built.stepper, task.data, 9, plan.layout.data_rank(join_world("cpu").rank))
+    found = evaluate(built.stepper, task.data, 9, plan.layout.data_rank(world_here().rank))
     return found.loss, found.weight
 
 
@@ -200,7 +199,7 @@ def test_evaluation_counts_every_sample_once(layout: Layout, changes: dict[str, 
 
 
 def weights_held(task: Task, plan: Plan) -> list[str]:
-    built = assemble(task, plan, join_world("cpu", threads=1), task.data, SEQ_LEN)
+    built = assemble(task, plan, world_here(), task.data, SEQ_LEN)
     return [name for name, _ in built.model.named_parameters()]
 
 
@@ -218,7 +217,7 @@ def test_a_rank_holds_its_stages_alone_under_their_full_names() -> None:
 def trained(task: Task, plan: Plan, root: Path, go_on: bool) -> dict[str, torch.Tensor]:
     """Train two steps and save, or load and train none; return this rank's whole state."""
     _, built = run_steps(task, plan, 0 if go_on else 2)
-    evaluate(built.stepper, task.data, 9, plan.layout.data_rank(join_world("cpu").rank))  # leaves weights gathered
+    evaluate(built.stepper, task.data, 9, plan.layout.data_rank(world_here().rank))  # leaves weights gathered
     materialise_optimizer_state(built.optimizer)
     state = training_state(built.model, built.optimizer)
     if go_on:
