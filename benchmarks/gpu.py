@@ -88,6 +88,7 @@ class Measured:
 
     step_seconds: float
     peak_bytes: int  # CUDA: most bytes allocated at a time; CPU: resident memory
+    reserved_bytes: int  # CUDA: most that the allocator held of the device; CPU: 0
     losses: list[float]  # of every step, warm-up included
 
 
@@ -150,7 +151,9 @@ class StopWatch:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         seconds = (time.perf_counter() - self._began) / self._job.steps
-        return Measured(seconds, MemoryMeter(self._device).peak_bytes(), [float(loss) for loss in self._losses])
+        reserved = torch.cuda.max_memory_reserved(self._device) if self._device.type == "cuda" else 0
+        losses = [float(loss) for loss in self._losses]
+        return Measured(seconds, MemoryMeter(self._device).peak_bytes(), reserved, losses)
 
 
 def with_paceline(job: Job, folder: str, switches: dict[str, Any] | None = None) -> Measured:
@@ -301,6 +304,7 @@ def measure(options: argparse.Namespace, model: str, matrix_flops: float) -> dic
             "mfu_published": _known(flops / published),
             "mfu_matrix": flops / matrix_flops,
             "peak_bytes": took.peak_bytes,
+            "reserved_bytes": took.reserved_bytes,
             "losses": took.losses,
         }
 

@@ -221,12 +221,13 @@ def _square(tensor: torch.Tensor) -> float:
 
 
 def _parts(ours: torch.Tensor, reference: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return this rank's part of a tensor and the same part of the reference."""
+    """Return this rank's part of a tensor and the same part of the reference, which a GPU is sent."""
+    reference = reference.to(ours.device)
     if not isinstance(ours, DTensor):
         return ours, reference
     if ours.shape != reference.shape:
         return ours.to_local(), reference
-    spread = distribute_tensor(reference.to(ours.device), ours.device_mesh, ours.placements, src_data_rank=None)
+    spread = distribute_tensor(reference, ours.device_mesh, ours.placements, src_data_rank=None)
     return ours.to_local(), spread.to_local()
 
 

@@ -92,7 +92,8 @@ def shard(
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo has neither AVG nor PREMUL_SUM
-            module.set_reduce_scatter_unused_params(True)  # ranks may reach other weights of a unit
+            if hasattr(module, "set_reduce_scatter_unused_params"):  # torch 2.13
+                module.set_reduce_scatter_unused_params(True)  # ranks may reach other weights of a unit
 
 
 def data_mesh(mesh: Mesh, plan: Plan) -> DeviceMesh:

@@ -177,8 +177,8 @@ class PipelinePasses:
                     self._device,
                     input_args=() if index == 0 else self._travels(borders[index - 1], rows, relays),
                     output_args=self._travels(borders[index], rows, relays)
-                    if index < len(borders)
-                    else torch.empty((), device="meta"),
+                    if index < len(borders) - 1
+                    else torch.empty((), dtype=borders[-1].dtype, device="meta"),
                     group=self._pipeline.group,
                 )
                 for index, module in zip(self._indices, self._stages, strict=True)
@@ -195,7 +195,7 @@ class PipelinePasses:
         return border.example(rows), *state
 
     def _borders_for(self, micro_batches: Sequence[MicroBatch]) -> list[_Border]:
-        """Return what every stage but the last hands on; found by one forward pass for every new shape of rows.
+        """Return what every stage hands on, the last one its loss; found by one forward pass for every new shape of rows.
 
         Each stage runs on hidden states of zeros and says what comes out of it; weights and buffers stay as they are.
         """
@@ -214,8 +214,8 @@ class PipelinePasses:
                     box = [self._look(self._stages[self._indices.index(index)], micro, hidden)]
                 dist.broadcast_object_list(box, src=self._rank_of(index), group=self._pipeline.group)
                 borders.append(box[0])
-            # The last stage hands nothing on; whether it draws matters to nobody but itself.
-            self._borders[key] = borders[:-1]
+            # Whether the last stage draws matters to nobody but itself.
+            self._borders[key] = [*borders[:-1], replace(borders[-1], draws=False)]
         return self._borders[key]
 
     def _look(self, stage: StageModule, micro: MicroBatch, hidden: Tensor | None) -> _Border:
@@ -232,7 +232,7 @@ class PipelinePasses:
         for module, training in modes.items():
             module.training = training
         if isinstance(found, tuple):  # the last stage's loss and weight
-            return _Border((), torch.float32, draws)
+            return _Border((), found[0].dtype, draws)
         if not isinstance(found, Tensor) or not found.dim() or found.shape[0] != rows_in(micro):
             raise ConfigError(
                 f"a pipeline stage hands on {_described(found)}",

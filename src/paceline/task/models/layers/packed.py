@@ -139,11 +139,22 @@ def _by_torch(
     return out
 
 
+def _by_torch_of_whole_heads(
+    attention: Any, q: Tensor, k: Tensor, v: Tensor, q_starts: Tensor, k_starts: Tensor, queries: int, keys: int
+) -> Tensor:
+    """Do what `_by_torch` does where torch (before 2.12) wants as many heads of keys as of queries."""
+    if k.shape[1] != q.shape[1]:
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    out: Tensor = attention(q, k, v, q_starts, k_starts, queries, keys, window_size=(-1, 0))
+    return out
+
+
 def _kernel() -> PackedKernel | None:
     attention = getattr(varlen, "varlen_attn", None)
-    if attention is None or not {"window_size", "enable_gqa"} <= set(inspect.signature(attention).parameters):
+    takes = () if attention is None else inspect.signature(attention).parameters
+    if "window_size" not in takes:
         return None
-    return partial(_by_torch, attention)
+    return partial(_by_torch if "enable_gqa" in takes else _by_torch_of_whole_heads, attention)
 
 
 KERNEL = _kernel()
