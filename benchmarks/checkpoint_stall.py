@@ -1,6 +1,6 @@
 """What checkpoints cost: the stall against the step, and the rate of saves and loads against the disk's own.
 
-    python benchmarks/checkpoint_stall.py [--quick] [--model llama-11m] [--devices 2] [--dir DIR] [--json OUT] [--save]
+    python benchmarks/checkpoint_stall.py [--quick] [--model llama-11m] [--device cpu] [--devices 2] [--json OUT]
 
 The same run is made with checkpoints beside training, with training waiting for them, and with saves as often as the
 run itself chooses (`interval = "auto"`) where each device fails once an hour: the stall over all steps of that one is
@@ -68,7 +68,7 @@ def train(options: argparse.Namespace, run_dir: Path, kind: str) -> dict[str, fl
         "task.model.name": options.model, "task.data.source": "stdlib", "task.data.max_bytes": "1 MB",
         "task.data.seq_len": 128, "task.global_batch": f"{options.samples} samples",
         "task.stop": f"{options.steps} steps",
-        "cluster.device": "cpu", "cluster.devices": options.devices, "cluster.probe": False,
+        "cluster.device": options.device, "cluster.devices": options.devices, "cluster.probe": False,
         "run.checkpoint_every": f"{options.steps if is_chosen else options.every} steps", "run.evaluate_every": "none",
         "run.verify": False, "run.checkpoints.asynchronous": "on" if is_chosen else kind, "run.dir": str(run_dir),
         "run.checkpoints.interval": "auto" if is_chosen else "fixed",
@@ -261,6 +261,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--model", default="llama-11m")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("--samples", type=int, default=16)
     parser.add_argument("--steps", type=int, default=24)

@@ -8,7 +8,7 @@ train the same model on the same data with AdamW at the same constant rate for a
 each: the lines that a user writes (without empty ones and comments), seconds from the start of the process to the
 first step, steps per second after it, the largest resident memory, and the metric on the same held-out data, which is
 not the same to the last digit: rows come in another order. They take turns; figures are medians over rounds. Each is
-one process on one core, the same for all. Paceline's modules are compiled before, as pip does when it installs: the
+one process on one core, the same for all, and with --device cuda on the GPU too, without the word that keeps it off. Paceline's modules are compiled before, as pip does when it installs: the
 others' are, and where PYTHONDONTWRITEBYTECODE is set a checkout would be compiled at every start.
 """
 
@@ -36,6 +36,11 @@ from paceline.spec.journal.reading import read_records
 
 TASKS = Path(__file__).parent / "first_hour_tasks"
 TIMED = TASKS / "timed.py"
+# What a script says to stay on the CPU, and what it says on a GPU.
+ON_GPU = {"use_cpu=True, ": "", "Accelerator(cpu=True)": "Accelerator()", 'accelerator="cpu"': 'accelerator="cuda"',
+          "model = Net()": 'model = Net().to("cuda")',
+          "in loader:\n": "in loader:\n        tokens, labels = tokens.cuda(), labels.cuda()\n"}  # fmt: skip
+ONLY_ALONE = ("model = ", "in loader:")  # what the libraries do by themselves
 WARM = 0.2  # of the steps, before which the rate is not counted
 LIMIT_SECONDS = 600
 
@@ -65,10 +70,21 @@ class Contender:
         """The packages that it needs and that are not installed."""
         return [name for name in self.needs if find_spec(name) is None]
 
-    @property
-    def words(self) -> list[str]:
-        """The command, as `timed.py` takes it."""
-        return ["-m", "paceline", "train", str(self.path)] if self.path.suffix == ".toml" else [str(self.path)]
+    def words(self, on_gpu: Path | None) -> list[str]:
+        """The command, as `timed.py` takes it; for a GPU with a copy of the task's files in that folder."""
+        path = self.path
+        if on_gpu is not None and path.suffix == ".py":
+            path = shutil.copytree(path.parent, on_gpu / self.task, dirs_exist_ok=True) / self.file
+            path.write_text(self.for_gpu())
+        return ["-m", "paceline", "train", str(path)] if path.suffix == ".toml" else [str(path)]
+
+    def for_gpu(self) -> str:
+        """Return the script as it is on a GPU."""
+        text = self.path.read_text("utf-8")
+        for word, other in ON_GPU.items():
+            if self.name == "torch alone" or not word.startswith(ONLY_ALONE):
+                text = text.replace(word, other)
+        return text
 
 
 CONTENDERS = (
@@ -101,12 +117,12 @@ class Told:
     steps: int
 
 
-def run(contender: Contender, folder: Path, out: Path) -> Told:
+def run(contender: Contender, folder: Path, out: Path, on_gpu: bool) -> Told:
     """Run a contender in a folder with the tasks' data. Raises RuntimeError with what it said where it fails."""
     shutil.rmtree(folder / "runs", ignore_errors=True)
     environ = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "OMP_NUM_THREADS": "1",
                "TOKENIZERS_PARALLELISM": "false"}  # fmt: skip
-    words = [sys.executable, str(TIMED), str(out), *contender.words]
+    words = [sys.executable, str(TIMED), str(out), *contender.words(folder / "on-gpu" if on_gpu else None)]
     done = subprocess.run(words, cwd=folder, env=environ, capture_output=True, text=True, timeout=LIMIT_SECONDS)
     if done.returncode:
         raise RuntimeError(f"{contender.task}, {contender.name}: {done.stderr[-2000:]}{done.stdout[-2000:]}")
@@ -138,11 +154,21 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def document(
-    rows: list[dict[str, Any]], left: list[str], rounds: int, facts: dict[str, Any], arguments: list[str]
-) -> list[str]:
+def document(result: dict[str, Any], arguments: list[str]) -> list[str]:
     """Return the Markdown page of a result, in lines."""
-    where = f"{facts['date']} · {facts['cpu']}, one of {facts['cores']} cores · torch {facts['torch']}"
+    rows, left, rounds, facts = (result[name] for name in ("rows", "left_out", "rounds", "machine"))
+    on_gpu = result.get("device", "cpu") == "cuda"
+    gpu = f"{facts['gpu']} · " if on_gpu else ""
+    where = f"{facts['date']} · {gpu}{facts['cpu']}, one of {facts['cores']} cores · torch {facts['torch']}"
+    precision = [
+        "All compute in fp32, as the others' guides write it and as Paceline plans on a machine that was not measured:",
+        "for runs of less than a minute `train` does not measure it.",
+    ]
+    if on_gpu:
+        precision = [
+            "The others compute in fp32, as their guides write it. Paceline's planner takes bf16 on a GPU where the spec",
+            "says nothing; on the loop of one's own too. Memory is the host's.",
+        ]
     return [
         "# The first hour, side by side",
         "",
@@ -156,15 +182,14 @@ def document(
         "accuracy (classify, images), or the loss of the last 20 steps (loop). All hold out the same documents, rows",
         "and images, and none warms its rate up; rows come in an order of each library's own, and the decay of weights",
         "and of second moments is each one's default, so metrics are equal within noise and not to the digit.",
-        "All compute in fp32, as the others' guides write it and as Paceline plans on a machine that was not measured:",
-        "for runs of less than a minute `train` does not measure it.",
+        *precision,
         *([""] if left else []),
         *left,
         "",
     ]
 
 
-def compete(names: list[str], rounds: int, folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
+def compete(names: list[str], rounds: int, folder: Path, on_gpu: bool) -> tuple[list[dict[str, Any]], list[str]]:
     """Return a row for every contender that could run, and why others could not."""
     subprocess.run([sys.executable, str(TASKS / "make_folders.py"), str(folder)], check=True)
     compileall.compile_dir(Path(paceline.__file__).parent, quiet=1)  # as pip does, which has installed the others
@@ -174,7 +199,7 @@ def compete(names: list[str], rounds: int, folder: Path) -> tuple[list[dict[str,
     for number in range(rounds):
         for contender in chosen if number % 2 == 0 else reversed(chosen):
             if not contender.missing:
-                found = run(contender, folder, folder / "noted.json")
+                found = run(contender, folder, folder / "noted.json", on_gpu)
                 told.setdefault(contender, []).append(found)
                 print(f"{contender.task:9} {contender.name:18} {found}", file=sys.stderr, flush=True)
     fields = ("first_step", "steps_per_second", "peak_bytes", "metric", "steps")
@@ -201,10 +226,11 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", default=",".join(NAMES), help=f"of {', '.join(NAMES)}")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--quick", action="store_true", help="one round")
     parser.add_argument("--json", metavar="OUT", help="also write the result as JSON")
     parser.add_argument(
-        "--save", action="store_true", help="write benchmarks/results/first_hour.md, and figures/first_hour.json"
+        "--save", action="store_true", help="write benchmarks/results/first_hour.md, or first_hour_gpu.md, and figures"
     )
     parser.add_argument("--join", nargs="+", metavar="JSON", help="measure nothing; put these results together")
     parser.add_argument("--note", default="", metavar="TEXT", help="with --join: how the machine was meanwhile")
@@ -219,14 +245,14 @@ def main(arguments: list[str]) -> int:
         arguments = ["--tasks", "TASK", "--rounds", str(result["rounds"]), "--json", "OUT"]
     else:
         with tempfile.TemporaryDirectory(prefix="first-hour-") as name:
-            rows, left = compete(names, rounds, Path(name))
-        result = {"machine": machine(), "rounds": rounds, "rows": rows, "left_out": left}
-    lines = document(result["rows"], result["left_out"], result["rounds"], result["machine"], arguments)
+            rows, left = compete(names, rounds, Path(name), options.device == "cuda")
+        result = {"machine": machine(), "device": options.device, "rounds": rounds, "rows": rows, "left_out": left}
+    lines = document(result, arguments)
     print("\n".join(lines[6:]))
     if options.json:
         Path(options.json).write_text(json.dumps(result, indent=2) + "\n")
     if options.save:
-        keep("first_hour", result, "\n".join(lines))
+        keep("first_hour" if result.get("device", "cpu") == "cpu" else "first_hour_gpu", result, "\n".join(lines))
     return 0
 
 

@@ -79,6 +79,17 @@ ROWS = (
 QUICK = (Row("llama-1m", 0, 32, 4), Row("llama-1m", 0, 32, 2, 2, "fp32", "full"))
 
 
+def forecasts_of(rows: list[Row], options: argparse.Namespace) -> list[dict[str, Any] | str]:
+    """Return the forecast of each row on this machine's device, as it is kept, or why there is none."""
+    found = list[dict[str, Any] | str]()
+    for row in rows:
+        try:
+            found.append(told(forecast_of(row, options), options.device))
+        except PacelineError as error:
+            found.append(f"not planned: {error}".splitlines()[0])
+    return found
+
+
 def forecast_of(row: Row, options: argparse.Namespace) -> Forecast:
     """Return the forecast of a row on this machine's device."""
     constraints = {"micro_batch": row.micro_batch, "precision": row.precision, "recompute": row.recompute,
@@ -221,11 +232,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _price(chosen: list[Row], rows: list[dict[str, Any]], which: str, options: argparse.Namespace) -> None:
-    for row, found in zip(chosen, rows, strict=True):
-        try:
-            found[which] = told(alone(forecast_of, row, options), options.device)
-        except PacelineError as error:
-            found["because"] = f"not planned: {error}".splitlines()[0]
+    for found, forecast in zip(rows, alone(forecasts_of, chosen, options), strict=True):
+        found["because" if isinstance(forecast, str) else which] = forecast
 
 
 def main(arguments: list[str]) -> int:
