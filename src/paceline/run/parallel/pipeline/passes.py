@@ -195,7 +195,7 @@ class PipelinePasses:
         return border.example(rows), *state
 
     def _borders_for(self, micro_batches: Sequence[MicroBatch]) -> list[_Border]:
-        """Return what every stage hands on, the last one its loss; found by one forward pass for every new shape of rows.
+        """Return what every stage hands on, the last one its loss: one forward pass for every new shape of rows.
 
         Each stage runs on hidden states of zeros and says what comes out of it; weights and buffers stay as they are.
         """
