@@ -23,6 +23,7 @@ from paceline.errors import NeedsWholeWeights
 from paceline.foreign_errors import is_of_memory_let_go, is_of_shards
 from paceline.run.parallel.calls import WHOLE, Calls, let_go
 from paceline.run.parallel.data.sharding import GatheredGradients, ShardedGradients
+from paceline.run.parallel.data.unused_weights import fill_before_reduction
 from paceline.task.objective import Objective
 
 
@@ -92,6 +93,7 @@ class _Entry:
         if isinstance(loss_sum, DTensor):
             raise _outside("model", ", and made the loss a sharded tensor")
         if torch.is_grad_enabled() and loss_sum.requires_grad:
+            fill_before_reduction(model, loss_sum)
             state._register_pre_backward_hook(loss_sum)
         return loss_sum, weight
 

@@ -24,11 +24,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, Shard
 
 from paceline.errors import ConfigError
 from paceline.run.parallel.data.reached_weights import ReachedWeights
+from paceline.run.parallel.data.unused_weights import fill_unused, param_groups, shard_unit
 from paceline.run.process.groups import Mesh
 from paceline.spec.plan import Plan
 
@@ -80,7 +81,7 @@ def shard(
     for unit in units:
         # The root's weights are used last in forward and first in backward: dropping them between gains nothing.
         drop = zero == 3 and unit is not model
-        fully_shard(
+        shard_unit(
             unit,
             mesh=mesh,
             mp_policy=policy,
@@ -92,8 +93,6 @@ def shard(
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo has neither AVG nor PREMUL_SUM
-            if hasattr(module, "set_reduce_scatter_unused_params"):  # torch 2.13
-                module.set_reduce_scatter_unused_params(True)  # ranks may reach other weights of a unit
 
 
 def data_mesh(mesh: Mesh, plan: Plan) -> DeviceMesh:
@@ -139,9 +138,10 @@ def _dimension(parameter: nn.Parameter) -> Shard | None:
 class ShardedGradients:
     """Tells FSDP2 when to communicate in a step of several micro-batches.
 
-    FSDP2 reduces zeros for a weight that a rank's backward pass did not reach, so that ranks which reach other weights
-    of a unit stay together. A weight that no rank reached must not have a gradient, as on one device, where an
-    optimizer would leave it alone: ranks therefore count, in steps in which any of them missed a weight.
+    FSDP2 reduces zeros for a weight that a rank's backward pass did not reach (unused_weights.py), so that ranks which
+    reach other weights of a unit stay together. A weight that no rank reached must not have a gradient, as on one
+    device, where an optimizer would leave it alone: ranks therefore count, in steps in which any of them missed a
+    weight.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class ShardedGradients:
         FSDP2 sums up whole gradients in the dtype in which it reduces them, and reduces gradients of one dtype alone.
         """
         for unit in self.units:
-            for group in unit._get_fsdp_state()._fsdp_param_groups:
+            for group in param_groups(unit):
                 for held in group.fsdp_params:
                     weight = held.unsharded_param
                     missing = held.unsharded_accumulated_grad is None and weight.grad is None
@@ -273,4 +273,5 @@ class GatheredGradients(ShardedGradients):
         """Reduce the gradients of all units, one after the other."""
         self._tell(requires_gradient_sync=True, reshard_after_backward=True)
         self._fill_accumulated()
+        fill_unused(self.units)
         self._model._get_fsdp_state()._root_post_backward_final_callback()
