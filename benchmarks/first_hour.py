@@ -8,8 +8,9 @@ train the same model on the same data with AdamW at the same constant rate for a
 each: the lines that a user writes (without empty ones and comments), seconds from the start of the process to the
 first step, steps per second after it, the largest resident memory, and the metric on the same held-out data, which is
 not the same to the last digit: rows come in another order. They take turns; figures are medians over rounds. Each is
-one process on one core, the same for all, and with --device cuda on the GPU too, without the word that keeps it off. Paceline's modules are compiled before, as pip does when it installs: the
-others' are, and where PYTHONDONTWRITEBYTECODE is set a checkout would be compiled at every start.
+one process on one core, the same for all, and with --device cuda on the GPU too, without the word that keeps it off.
+Paceline's modules are compiled before, as pip does when it installs: the others' are, and where PYTHONDONTWRITEBYTECODE
+is set a checkout would be compiled at every start.
 """
 
 from __future__ import annotations
@@ -166,8 +167,8 @@ def document(result: dict[str, Any], arguments: list[str]) -> list[str]:
     ]
     if on_gpu:
         precision = [
-            "The others compute in fp32, as their guides write it. Paceline's planner takes bf16 on a GPU where the spec",
-            "says nothing; on the loop of one's own too. Memory is the host's.",
+            "The others compute in fp32, as their guides write it. Paceline's planner takes bf16 on a GPU where the",
+            "spec says nothing; on the loop of one's own too. Memory is the host's.",
         ]
     return [
         "# The first hour, side by side",
