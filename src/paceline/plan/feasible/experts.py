@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from paceline.plan.feasible.torch_version import EXPERTS, older_refusal
 from paceline.spec.layout import Layout
 from paceline.spec.profile import ModelProfile
+
+OVER_DIFFERENT_RANKS = "whose FSDP2 shards the weights of one unit over different ranks"
 
 
 def refusal(layout: Layout, profile: ModelProfile) -> str | None:
@@ -13,6 +16,8 @@ def refusal(layout: Layout, profile: ModelProfile) -> str | None:
     count = profile.experts
     if not count:
         return "the model has no experts to spread"
+    if because := older_refusal(EXPERTS, "ep", OVER_DIFFERENT_RANKS):
+        return because
     if count % layout.ep:
         return f"{count} experts cannot be spread evenly over {layout.ep} devices: each holds whole ones"
     remaining = layout.dp_shard * layout.cp // layout.ep

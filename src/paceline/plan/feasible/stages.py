@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 from paceline.plan.feasible.split import split_by_cost
+from paceline.plan.feasible.torch_version import HALVED_BACKWARD, older_refusal
 from paceline.spec.plan import Plan, PlanSpec, parse_stages
 from paceline.spec.profile import ModelProfile
 
@@ -100,6 +101,8 @@ def split_backward_refusal(plan: Plan) -> str | None:
     """Return what rules out a schedule whose backward pass is split into one for inputs and one for weights."""
     if plan.schedule not in SPLIT_BACKWARD or plan.layout.pp == 1:
         return None
+    if because := older_refusal(HALVED_BACKWARD, plan.schedule, "whose split backward pass is right"):
+        return because
     layout = plan.layout
     if layout.dp_shard * layout.cp * layout.dp_replicate > 1:
         return f"{plan.schedule} takes weight gradients past the hooks with which FSDP2 sums them over ranks"

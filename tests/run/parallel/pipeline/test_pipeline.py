@@ -13,6 +13,7 @@ from rounding import MEAN_LOSS_BF16, assert_curves_close
 from tests_shared import SEQ_LEN, VOCAB, decoder_task, run_steps, world_here
 from tests_shared import coarse_plan as plan_of
 from torch import nn
+from torch_versions import runs_here
 from vectors import needs_vectors
 
 from paceline.checkpoint import load_latest, materialise_optimizer_state, save_checkpoint, training_state
@@ -51,6 +52,7 @@ def prove(cases: list[tuple[Task, Plan]], steps: int = 2) -> list[CheckProof]:
 
 
 def assert_equal(cases: list[tuple[Task, Plan]], ranks: int) -> None:
+    cases = [(task, plan) for task, plan in cases if runs_here(plan)]
     for (_, plan), result in zip(cases, run_kept(prove, ranks, cases, timeout_seconds=200)[0], strict=True):
         assert result.equal, (str(plan), result.first_difference)
 
