@@ -16,8 +16,6 @@ def refusal(layout: Layout, profile: ModelProfile) -> str | None:
     count = profile.experts
     if not count:
         return "the model has no experts to spread"
-    if because := older_refusal(EXPERTS, "ep", OVER_DIFFERENT_RANKS):
-        return because
     if count % layout.ep:
         return f"{count} experts cannot be spread evenly over {layout.ep} devices: each holds whole ones"
     remaining = layout.dp_shard * layout.cp // layout.ep
@@ -27,4 +25,4 @@ def refusal(layout: Layout, profile: ModelProfile) -> str | None:
             f"experts of width {' and '.join(map(str, widths))} cannot be sharded over dp_shard x cp / ep = {remaining}"
             " devices: FSDP2 shards a dimension other than the first evenly or not at all"
         )
-    return None
+    return older_refusal(EXPERTS, "ep", OVER_DIFFERENT_RANKS)

@@ -101,8 +101,6 @@ def split_backward_refusal(plan: Plan) -> str | None:
     """Return what rules out a schedule whose backward pass is split into one for inputs and one for weights."""
     if plan.schedule not in SPLIT_BACKWARD or plan.layout.pp == 1:
         return None
-    if because := older_refusal(HALVED_BACKWARD, plan.schedule, "whose split backward pass is right"):
-        return because
     layout = plan.layout
     if layout.dp_shard * layout.cp * layout.dp_replicate > 1:
         return f"{plan.schedule} takes weight gradients past the hooks with which FSDP2 sums them over ranks"
@@ -110,7 +108,7 @@ def split_backward_refusal(plan: Plan) -> str | None:
         return f"{plan.schedule} walks the graph twice, and selective recompute gives up what it kept after one walk"
     if plan.compile:
         return f"{plan.schedule} cannot split the backward pass of compiled blocks"
-    return None
+    return older_refusal(HALVED_BACKWARD, plan.schedule, "whose split backward pass is right")
 
 
 def pipeline_limits(plan: Plan, profile: ModelProfile) -> str | None:
