@@ -99,6 +99,19 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True, file=sys.__stderr__ or sys.stderr)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[object]:
+    """Skip a test that the installed torch is too old for, as the refusal says with which it ends."""
+    try:
+        return (yield)
+    except ValueError as error:
+        from torch_versions import is_refused_by_version
+
+        if is_refused_by_version(error):
+            pytest.skip(str(error))
+        raise
+
+
 @pytest.fixture(autouse=True)
 def nothing_runs_on() -> Iterator[None]:
     """End what a failed test has left running: a run of 100,000 steps would take the cores of all tests after it."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests_shared import device_here
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
@@ -48,10 +49,11 @@ def laid_out(layout: str, *, blank: bool = False) -> dict[str, torch.Tensor]:
     """
     world = dist.get_world_size() if dist.is_initialized() else 1
     shape = {"plain": (world,), "shard": (world,), "hsdp": (2, world // 2), "grid": (2, world // 2)}[layout]
-    mesh = init_device_mesh("cpu", shape) if layout != "plain" else None
+    device = device_here()
+    mesh = init_device_mesh(device.type, shape) if layout != "plain" else None
     state = {}
     for name, (_, _, dimension) in KINDS.items():
-        tensor = torch.zeros_like(full(name)) if blank else full(name)
+        tensor = (torch.zeros_like(full(name)) if blank else full(name)).to(device)
         if mesh is not None and dimension is not None:
             last = Shard(dimension)
             first = {"hsdp": Replicate(), "grid": Shard((dimension + 1) % tensor.dim())}.get(layout)

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from checkpoint_samples import laid_out, load_sample, save_sample
 from distributed import run_ranks
+from tests_shared import device_here
 
 from paceline.checkpoint import publish, save, save_checkpoint, take_snapshot, untrusted, write
 from paceline.checkpoint.manifest import MANIFEST_NAME, TABLE_NAME
@@ -41,7 +42,7 @@ def _beside_training(root: str) -> list[str]:
     for _ in range(20):
         for tensor in state.values():
             tensor.zero_()
-        dist.all_reduce(torch.ones(1))
+        dist.all_reduce(torch.ones(1, device=device_here()))
     saving.join()
     return found[0]
 

@@ -13,6 +13,7 @@ import torch
 from checkpoint_samples import KINDS, full, laid_out, load_sample, save_sample
 from distributed import run_ranks
 from runs import run_patiently
+from tests_shared import device_here
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -156,9 +157,9 @@ def _split_twice() -> dict[str, str]:
     """Return fingerprints of weights that tensor and data parallelism split on the same dimension, unevenly."""
     import torch.distributed as dist
 
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_shard", "tp"))
+    mesh = init_device_mesh(device_here().type, (2, 2), mesh_dim_names=("dp_shard", "tp"))
     torch.manual_seed(0)
-    layer = torch.nn.Linear(5, 6)
+    layer = torch.nn.Linear(5, 6).to(device_here())
     expected = {name: of(p.detach()) for name, p in layer.named_parameters()}
     parallelize_module(layer, mesh["tp"], ColwiseParallel())
     fully_shard(layer, mesh=mesh["dp_shard"])
@@ -217,8 +218,10 @@ def test_what_was_written_wrongly_is_refused_and_named(tmp_path: Path, monkeypat
 
 def _shards_swapped(root: str) -> str:
     """Save a tensor whose shards a broken writer exchanges between two ranks; return what loading says."""
-    mesh = init_device_mesh("cpu", (2,))
-    tensor = distribute_tensor(torch.arange(12.0).view(4, 3), mesh, [Shard(0)], src_data_rank=None)
+    mesh = init_device_mesh(device_here().type, (2,))
+    tensor = distribute_tensor(
+        torch.arange(12.0, device=device_here()).view(4, 3), mesh, [Shard(0)], src_data_rank=None
+    )
     entry = save._entry
 
     def swapped(part: Any, values: Any) -> Any:

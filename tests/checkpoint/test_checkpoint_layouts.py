@@ -9,6 +9,7 @@ import torch
 from checkpoint_samples import KINDS, laid_out, load_sample, save_sample
 from distributed import run_ranks
 from safetensors import safe_open
+from tests_shared import device_here
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -86,15 +87,15 @@ def test_copies_are_written_once_and_evenly(tmp_path: Path) -> None:
 
 
 def _save_replicas(root: str) -> None:
-    tensors = {f"layer{index}": torch.full((256,), float(index)) for index in range(8)}
+    tensors = {f"layer{index}": torch.full((256,), float(index), device=device_here()) for index in range(8)}
     save_checkpoint(Path(root), 1, tensors, {}, keep_last=1)
 
 
 def _save_mixed_model(root: str) -> dict[str, torch.Tensor]:
     """Save a model sharded by tensor and data parallelism on the same dimensions; return its whole weights."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_shard", "tp"))
+    mesh = init_device_mesh(device_here().type, (2, 2), mesh_dim_names=("dp_shard", "tp"))
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 6))
+    model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 6)).to(device_here())
     whole = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
     fully_shard(model, mesh=mesh["dp_shard"])
@@ -188,7 +189,7 @@ def test_what_cannot_be_saved_is_said_before_anything_is_written(
 def _save_disagreeing(root: str) -> str:
     shape = (2, 2) if torch.distributed.get_rank() == 0 else (3, 2)
     with pytest.raises(StorageError) as caught:
-        save_checkpoint(Path(root), 1, {"x": torch.zeros(shape)}, {}, keep_last=1)
+        save_checkpoint(Path(root), 1, {"x": torch.zeros(shape, device=device_here())}, {}, keep_last=1)
     return str(caught.value)
 
 

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from checkpoint_samples import KINDS, check_equal, full, laid_out, load_sample
 from distributed import run_ranks
+from tests_shared import device_here
 
 from paceline.checkpoint import KeptPlan, index, load_checkpoint, read_index, read_manifest, save_checkpoint
 from paceline.checkpoint.fingerprint import parts_held, whole_fingerprints
@@ -35,7 +36,7 @@ def saves(root: str) -> list[dict[str, int]]:
 
             patch.setattr(dist, name, counted)
         state = laid_out("shard")
-        for step, tensors in enumerate((state, state, {**state, "more": torch.ones(3)}), 1):
+        for step, tensors in enumerate((state, state, {**state, "more": torch.ones(3, device=device_here())}), 1):
             save_checkpoint(Path(root), step, tensors, {"step": step, "layout": "shard"}, keep_last=9, kept=kept)
             found.append(dict(counts))
             counts.clear()
@@ -56,7 +57,7 @@ def test_no_save_and_no_load_tells_a_rank_what_all_others_hold(tmp_path: Path) -
 def torn(root: str) -> None:
     """Save a weight of which two copies are off by as much, one up and one down, and one of which all are equal."""
     off = (0, 1, -1)[dist.get_rank()]
-    tensors = {"torn": torch.tensor([7 + off]), "whole": torch.tensor([7])}
+    tensors = {"torn": torch.tensor([7 + off], device=device_here()), "whole": torch.tensor([7], device=device_here())}
     kept = KeptPlan()
     for step in (1, 2):
         save_checkpoint(Path(root), step, tensors, {}, keep_last=9, kept=kept)

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from distributed import run_ranks
+from tests_shared import device_here
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -55,7 +56,7 @@ class Tied(nn.Module):
 
 def _train(model: nn.Module, optimizer: Optimizer, steps: range) -> None:
     for step in steps:
-        tokens = torch.randint(0, 11, (16,), generator=torch.Generator().manual_seed(step))
+        tokens = torch.randint(0, 11, (16,), generator=torch.Generator().manual_seed(step)).to(device_here())
         nn.functional.cross_entropy(model(tokens), tokens).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -151,8 +152,8 @@ class Plain(nn.Module):
 
 def _sharded(seed: int, shape: tuple[int, ...], fused: bool) -> tuple[nn.Module, Optimizer]:
     torch.manual_seed(seed)
-    model = Plain()
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp_replicate", "dp_shard")[-len(shape) :])
+    model = Plain().to(device_here())
+    mesh = init_device_mesh(device_here().type, shape, mesh_dim_names=("dp_replicate", "dp_shard")[-len(shape) :])
     for part in (model.first, model.second, model):
         fully_shard(part, mesh=mesh)
     optimizer = AdamW(model.parameters(), lr=0.1, fused=fused)
@@ -186,7 +187,7 @@ def test_sharded_training_goes_on_bit_for_bit(
 
 
 def _replicated(root: str) -> dict[str, torch.Tensor]:
-    model = nn.parallel.DistributedDataParallel(Plain())
+    model = nn.parallel.DistributedDataParallel(Plain().to(device_here()))
     optimizer = AdamW(model.parameters(), lr=0.1)
     _train(model, optimizer, range(1))
     save_checkpoint(Path(root), 1, training_state(model, optimizer), {}, keep_last=1)

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from distributed import run_ranks
 from rounding import FP64_TRAINED, assert_curves_close
-from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of
+from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of, world_here
 
 from paceline.checkpoint import (
     WholeTensors,
@@ -25,7 +24,6 @@ from paceline.checkpoint import (
 )
 from paceline.run.assemble import Assembled, assemble
 from paceline.run.loop.loader import BatchStream
-from paceline.run.process.world import World
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.task import ModelSpec
@@ -55,7 +53,7 @@ def _plan(name: str) -> Plan:
 
 
 def _built(name: str) -> tuple[Assembled, BatchStream]:
-    world = World(dist.get_rank(), dist.get_world_size(), dist.get_rank(), torch.device("cpu"))
+    world = world_here()
     task, plan = decoder_task(model=EXPERTS), _plan(name)
     built = assemble(task, plan, world, task.data, SEQ_LEN)
     materialise_optimizer_state(built.optimizer)

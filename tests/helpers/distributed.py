@@ -1,6 +1,7 @@
 """Real gloo ranks for tests: run_ranks(function, world_size, *args) runs the function once per rank.
 
-The function must be importable (module level) and its arguments and results picklable; tensors travel by value.
+The function must be importable (module level) and its arguments and results picklable; tensors travel by value, to the
+CPU.
 Inside it `torch.distributed` is initialised with gloo, or with NCCL where `ON_NCCL` is set, and torch uses one thread.
 A hung rank is killed at the timeout, in seconds of an idle machine. An exception is raised again in the test with its
 rank and its traceback as notes.
@@ -177,12 +178,20 @@ def _run_rank(pipe: Connection, rank: int, world_size: int, store: str) -> None:
         except BaseException as raised:  # whatever it is, SystemExit included, the test must see it
             error = _with_note(raised, rank, world_size)
         try:
-            report = pickle.dumps((error, result))
+            report = pickle.dumps((error, on_the_host(result)))
         except Exception as raised:
             report = pickle.dumps((TypeError(f"rank {rank} cannot send its result: {raised!r}"), None))
         pipe.send_bytes(report)
         if error is not None:
             os._exit(1)  # closes its sockets, which frees a peer that waits for it in a collective
+
+
+def on_the_host(result: Any) -> Any:
+    """Return what a function has found with its tensors on the CPU, where the test compares them."""
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), result)
 
 
 def alone_on_its_host(rank: int) -> dict[str, str]:

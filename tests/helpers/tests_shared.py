@@ -94,9 +94,15 @@ def coarse_plan(layout: Layout, batch: int = 13, micro_batch: int = 3, **changes
     return plan_of(layout, batch, micro_batch, **changes)
 
 
+def device_here() -> torch.device:
+    """Return where a test's processes compute: on the CPU, and on the GPU where NCCL joins them (distributed.py)."""
+    on_gpu = dist.is_initialized() and dist.get_backend() == "nccl"
+    return torch.device("cuda", 0) if on_gpu else torch.device("cpu")
+
+
 def world_here() -> World:
-    """Join the processes of a test on the CPU, and on the GPU where NCCL joins them (distributed.py)."""
-    return join_world("cuda" if dist.is_initialized() and dist.get_backend() == "nccl" else "cpu", threads=1)
+    """Join the processes of a test where they compute."""
+    return join_world(device_here().type, threads=1)
 
 
 def run_steps(task: Task, plan: Plan, steps: int, world: World | None = None) -> tuple[list[StepStats], Assembled]:

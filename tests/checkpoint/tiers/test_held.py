@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from distributed import run_ranks
+from tests_shared import device_here
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
@@ -30,9 +31,9 @@ def _whole() -> dict[str, torch.Tensor]:
 
 
 def _laid_out(tensors: dict[str, torch.Tensor], placement: Placement) -> dict[str, torch.Tensor]:
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = init_device_mesh(device_here().type, (dist.get_world_size(),))
     return {
-        name: distribute_tensor(tensor, mesh, [placement if tensor.dim() > 1 else Replicate()])
+        name: distribute_tensor(tensor.to(device_here()), mesh, [placement if tensor.dim() > 1 else Replicate()])
         for name, tensor in tensors.items()
     }
 
@@ -56,7 +57,7 @@ def _moved(lost: bool, damage: str) -> str:
             assert held.extra == {"progress": 4} and held.names == sorted(whole)
             held.fill(target)
             for name, tensor in target.items():
-                assert isinstance(tensor, DTensor) and torch.equal(tensor.full_tensor(), whole[name]), name
+                assert isinstance(tensor, DTensor) and torch.equal(tensor.full_tensor().cpu(), whole[name]), name
     except (StorageError, ConfigError) as error:
         return f"{error.what}: {error.because}"
     return ""

@@ -7,14 +7,16 @@ import re
 from pathlib import Path
 
 import pytest
-from plan_examples import profile
+from plan_examples import cluster, opened, profile
 
-from paceline.plan.feasible import experts, tensor
+from paceline.plan.feasible import experts, tensor, torch_version
 from paceline.plan.feasible.stages import split_backward_refusal
+from paceline.plan.search.search import search
 from paceline.spec.layout import Layout
-from paceline.spec.plan import Plan
+from paceline.spec.plan import Plan, PlanSpec
 from paceline.spec.profile import TensorLimits
 
+INSTALLED = torch_version.installed_torch
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/guide/plan/layouts.md").read_text(encoding="utf-8")
 ZERO_BUBBLE = Plan(layout=Layout(pp=2), schedule="zero-bubble")
@@ -68,6 +70,26 @@ def test_the_guide_quotes_the_refusal_under_its_heading(heading: str, because: s
     assert any(because.endswith(quote) for quote in quotes), because
     file, name = holds.split("::")
     assert f"def {name}(" in (ROOT / file).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("version", "ep", "zero_bubble_needs"),
+    [("2.11.0+cu130", "2.12", "2.13"), ("2.12.1", None, "2.13"), ("2.13.0+cpu", None, None), ("3.0.0a1", None, None)],
+)
+def test_what_an_older_torch_lacks(
+    monkeypatch: pytest.MonkeyPatch, version: str, ep: str | None, zero_bubble_needs: str | None
+) -> None:
+    """Neither is searched, and each is refused with what it needs and what is there."""
+    monkeypatch.setattr(torch_version.metadata, "version", lambda name: version)
+    monkeypatch.setattr(torch_version, "installed_torch", INSTALLED.__wrapped__)
+    mixture = opened(profile(8, heads=8, kv_heads=4, experts=8, expert_parameters=800_000, routed_elements=1e5))
+    because = experts.refusal(Layout(dp_shard=2, ep=2), mixture), zero_bubble()
+    for found, needed in zip(because, (ep, zero_bubble_needs), strict=True):
+        assert (found is None) == (needed is None)
+        assert found is None or (f"needs torch {needed}, " in found and "and torch 2.1" in found)
+    plans = [c.plan for c in search(mixture, cluster(8), PlanSpec(), batch_samples=64, steps=10).candidates]
+    assert {plan.layout.ep for plan in plans} == ({1} if ep else {1, 2, 4, 8})
+    assert ("zero-bubble" in {plan.schedule for plan in plans}) == (zero_bubble_needs is None)
 
 
 def test_every_heading_is_a_limit() -> None:

@@ -113,7 +113,7 @@ def test_numbers_in_a_dataclass_are_inputs_too() -> None:
     """FSDP2 casts them, so one device and copies do."""
     plain, _ = plain_loop(Handed, of_record)
     shards = run_kept(functools.partial(laid_out, precision="bf16"), 2, Handed, of_record, Layout(dp_shard=2))
-    one, _ = laid_out(Handed, of_record, Layout(), precision="bf16")
+    ((one, _),) = run_kept(functools.partial(laid_out, precision="bf16"), 1, Handed, of_record, Layout())
     assert one == pytest.approx(plain, rel=1e-2)
     assert shards[0][0][0] == pytest.approx(one[0], rel=1e-6)
 
@@ -266,7 +266,8 @@ class InManyClasses(Stack):
     def forward(self, x: Tensor) -> Tensor:
         """Return logits."""
         found: defaultdict[str, list[Tensor]] = defaultdict(list)
-        half = torch.full((WIDTH,), 0.5, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
+        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        half = torch.full((WIDTH,), 0.5, dtype=dtype, device=x.device)
         own, last, packed = Kinds(shift=half), deque([half, half], maxlen=2), _packed(x.new_ones(len(x), 2, WIDTH))
         packed = cast_floats(packed, half.dtype)
         x = self.stem(x)
@@ -309,7 +310,7 @@ class OnPacked(nn.Module):
 
 def of_packed(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Return the loss of rows as sequences of unequal lengths."""
-    lengths = 2 + batch["labels"]
+    lengths = 2 + batch["labels"].cpu()
     packed = pack_padded_sequence(batch["x"].unsqueeze(2), lengths, batch_first=True, enforce_sorted=False)
     return F.cross_entropy(model(packed), batch["labels"], reduction="sum"), torch.tensor(len(lengths))
 

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from paceline.run.assemble import assemble
 from paceline.run.loop.evaluate import evaluate
 from paceline.run.loop.loader import BatchStream
+from paceline.run.parallel.data.unused_weights import param_groups
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.task import Task
@@ -51,7 +52,7 @@ def fp64(layout: Layout, batch: int = 13, **changes: Any) -> Plan:
 
 @pytest.fixture(scope="module")
 def one_device() -> list[tuple]:
-    reference = curve(decoder_task(), fp64(Layout()), STEPS)
+    reference = run_kept(curve, 1, decoder_task(), fp64(Layout()), STEPS)[0]
     assert reference[-1][0] < 0.7 * reference[0][0], "the reference learns"
     return reference
 
@@ -71,7 +72,7 @@ def test_fifty_losses_lie_on_the_single_device_curve(layout: Layout, zero: int, 
 def test_dropout_masks_and_tied_weights_do_not_depend_on_the_layout(layout: Layout) -> None:
     task = decoder_task(model=Dropout, objective="next_token")
     # Two parts of 6 rows in micro-batches of 3: the same micro-batches as on one device.
-    single = weights_after(task, fp64(Layout(), batch=12), 3)
+    (single,) = run_kept(weights_after, 1, task, fp64(Layout(), batch=12), 3)
     largest = adam_error(task.optimizer.lr, task.optimizer.eps, 3, FP64)  # gradients are means, and below one
     for whole in run_kept(weights_after, 2, task, fp64(layout, batch=12), 3):
         assert whole.keys() == single.keys()
@@ -81,7 +82,7 @@ def test_dropout_masks_and_tied_weights_do_not_depend_on_the_layout(layout: Layo
 
 def test_more_ranks_than_rows() -> None:
     task = decoder_task(global_batch=dataclasses.replace(decoder_task().global_batch, value=3))
-    single = curve(task, fp64(Layout(), batch=3), 4)
+    (single,) = run_kept(curve, 1, task, fp64(Layout(), batch=3), 4)
     for layout in (Layout(dp_replicate=4), Layout(dp_shard=4)):
         ranks = run_kept(curve, 4, task, fp64(layout, batch=3), 4)
         assert_curves_close(ranks[0], single)
@@ -89,7 +90,7 @@ def test_more_ranks_than_rows() -> None:
 
 def whole_gradients_of(unit: Any) -> int:
     """Return elements of the gradients that FSDP2 holds whole of a unit's weights."""
-    held = [each for group in unit._get_fsdp_state()._fsdp_param_groups for each in group.fsdp_params]
+    held = [each for group in param_groups(unit) for each in group.fsdp_params]
     found = [each.unsharded_accumulated_grad for each in held]
     for each in held:
         weight = getattr(each, "_unsharded_param", None)
@@ -152,6 +153,6 @@ def curve_with_evaluations(task: Task, plan: Plan) -> list[tuple[float, float]]:
 
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_an_evaluation_leaves_no_trace_in_the_next_step(zero: int) -> None:
-    single = curve_with_evaluations(decoder_task(), fp64(Layout()))
+    (single,) = run_kept(curve_with_evaluations, 1, decoder_task(), fp64(Layout()))
     ranks = run_kept(curve_with_evaluations, 2, decoder_task(), fp64(Layout(dp_shard=2), zero=zero))
     assert_curves_close(ranks[0], single)

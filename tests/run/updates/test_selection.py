@@ -13,7 +13,7 @@ import torch
 from distributed import run_ranks
 from programs import Rows, Stack, cross_entropy
 from runs import as_json, in_process, paceline, records_of, steps_of, write_spec
-from tests_shared import SEQ_LEN, VOCAB, Dropout, decoder_task, plan_of, world_here
+from tests_shared import SEQ_LEN, VOCAB, Dropout, decoder_task, device_here, plan_of, world_here
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
@@ -181,12 +181,13 @@ def shared_step(layout: Layout, folder: Path, name: str = "decoder") -> tuple[To
 def spread_logits_apart() -> float:
     """Return how far losses by row and their weighted gradients are where the vocabulary is spread over two ranks."""
     generator = torch.Generator().manual_seed(3)
-    logits = torch.randn(4, 5, 6, generator=generator, dtype=torch.float64)
-    labels = torch.randint(0, 6, (4, 5), generator=generator)
-    labels[1, 2:], weights = -100, torch.tensor([0.5, 2.0, 1.0, 0.0], dtype=torch.float64)
+    device = device_here()
+    logits = torch.randn(4, 5, 6, generator=generator, dtype=torch.float64).to(device)
+    labels = torch.randint(0, 6, (4, 5), generator=generator).to(device)
+    labels[1, 2:], weights = -100, torch.tensor([0.5, 2.0, 1.0, 0.0], dtype=torch.float64, device=device)
     own = logits.chunk(2, dim=-1)[torch.distributed.get_rank()].clone().requires_grad_()
     whole = logits.clone().requires_grad_()
-    spread = DTensor.from_local(own, init_device_mesh("cpu", (2,)), [Shard(2)])
+    spread = DTensor.from_local(own, init_device_mesh(device.type, (2,)), [Shard(2)])
     apart = 0.0
     for given in (None, weights):
         losses = [_summed_cross_entropy(each, LabelsByRow(labels, given)) for each in (whole, spread)]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from paceline.plan.feasible.torch_version import EXPERTS, older_refusal
 from paceline.spec.layout import Layout
 from paceline.spec.profile import ModelProfile
+
+OVER_DIFFERENT_RANKS = "whose FSDP2 shards the weights of one unit over different ranks"
 
 
 def refusal(layout: Layout, profile: ModelProfile) -> str | None:
@@ -22,4 +25,4 @@ def refusal(layout: Layout, profile: ModelProfile) -> str | None:
             f"experts of width {' and '.join(map(str, widths))} cannot be sharded over dp_shard x cp / ep = {remaining}"
             " devices: FSDP2 shards a dimension other than the first evenly or not at all"
         )
-    return None
+    return older_refusal(EXPERTS, "ep", OVER_DIFFERENT_RANKS)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 from paceline.plan.feasible.split import split_by_cost
+from paceline.plan.feasible.torch_version import HALVED_BACKWARD, older_refusal
 from paceline.spec.plan import Plan, PlanSpec, parse_stages
 from paceline.spec.profile import ModelProfile
 
@@ -107,7 +108,7 @@ def split_backward_refusal(plan: Plan) -> str | None:
         return f"{plan.schedule} walks the graph twice, and selective recompute gives up what it kept after one walk"
     if plan.compile:
         return f"{plan.schedule} cannot split the backward pass of compiled blocks"
-    return None
+    return older_refusal(HALVED_BACKWARD, plan.schedule, "whose split backward pass is right")
 
 
 def pipeline_limits(plan: Plan, profile: ModelProfile) -> str | None:

@@ -23,6 +23,7 @@ from paceline.errors import ConfigError
 from paceline.run.assemble import assemble
 from paceline.run.loop.evaluate import evaluate
 from paceline.run.loop.loader import BatchStream
+from paceline.run.loop.step import StepStats
 from paceline.run.parallel.context import exchange, sequence_attention, zigzag
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
@@ -94,7 +95,7 @@ def assert_layouts_equal(cases: list[tuple[Task, Plan]]) -> None:
         alone = dataclasses.replace(
             plan_of(Layout(), batch=plan.batch_samples, micro_batch=plan.micro_batch), precision=plan.precision
         )
-        expected = numbers(task, alone)
+        (expected,) = run_kept(numbers, 1, task, alone)
         for rank in ranks:
             assert_equal(rank[index], expected)
 
@@ -176,7 +177,8 @@ def test_packed_documents_need_no_mask_where_there_is_a_kernel() -> None:
     told = [dataclasses.replace(task, data=cast(Any, SaysStarts(task.data))) for task in tasks]
     ranks = run_ranks(by_kernel, 2, list(zip(told, plans, strict=True)))
     for number, (task, plan) in enumerate(zip(tasks, plans, strict=True)):
-        expected = numbers(task, fp64(Layout(), batch=plan.batch_samples, micro_batch=plan.micro_batch))
+        alone = fp64(Layout(), batch=plan.batch_samples, micro_batch=plan.micro_batch)
+        (expected,) = run_kept(numbers, 1, task, alone)
         for found, calls in ranks:
             assert calls > 0
             assert_equal(found[number], expected)
@@ -187,7 +189,7 @@ def test_packed_documents_need_no_mask_where_there_is_a_kernel() -> None:
 def test_low_precision_follows_one_device_and_keeps_fp32_weights(precision: str, method: str) -> None:
     plan = plan_of(Layout(cp=2), precision=precision, cp_method=method)
     ranks = run_kept(numbers, 2, text_task(), plan)
-    one_device = numbers(text_task(), plan_of(Layout(), precision=precision))
+    (one_device,) = run_kept(numbers, 1, text_task(), plan_of(Layout(), precision=precision))
     assert all(weight.dtype == torch.float32 for weight in ranks[0][1].values())
     assert_curves_close(ranks[0][0], one_device[0], 2.5 * MEAN_LOSS_BF16)  # the norm of the gradient is no mean
 
@@ -208,9 +210,13 @@ def one_step(task: Task, plan: Plan, folder: str, step: int) -> tuple[float, flo
     return stats.loss, stats.grad_norm
 
 
+def stats_of(task: Task, plan: Plan, steps: int) -> list[StepStats]:
+    return run_steps(task, plan, steps)[0]
+
+
 def test_checkpoints_move_between_layouts(tmp_path: Path) -> None:
     chain = [Layout(cp=2), Layout(cp=2, dp_shard=2), Layout(), Layout(cp=4), Layout(dp_replicate=2, cp=2)]
-    stats, _ = run_steps(text_task(), fp64(Layout()), len(chain))
+    (stats,) = run_kept(stats_of, 1, text_task(), fp64(Layout()), len(chain))
     for step, layout in enumerate(chain, start=1):
         made = run_ranks(one_step, layout.devices, text_task(), fp64(layout), str(tmp_path), step)
         expected = stats[step - 1]
@@ -257,7 +263,7 @@ class OwnModel(nn.Module):
         self, tokens: torch.Tensor, positions: torch.Tensor | None = None, mask: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Return logits [rows, seq, vocab]."""
-        positions = torch.arange(tokens.shape[1]) if positions is None else positions
+        positions = torch.arange(tokens.shape[1], device=tokens.device) if positions is None else positions
         x = self.embed(tokens) + self.place(positions)
         for layer in self.layers:
             x = layer(x, mask)
@@ -341,7 +347,8 @@ def planted(mistake: str) -> CheckProof:
     def wrong(self: zigzag.SequencePart, batch: Any) -> Any:
         part = take(self, batch)
         if mistake == "positions restart in each part":
-            part["positions"] = torch.arange(part["tokens"].shape[1]).expand_as(part["tokens"])
+            places = torch.arange(part["tokens"].shape[1], device=part["tokens"].device)
+            part["positions"] = places.expand_as(part["tokens"])
         elif mistake == "labels of a part end at its own border":
             part["labels"] = torch.cat((part["labels"][:, :-1], torch.full_like(part["labels"][:, :1], -100)), dim=1)
         elif mistake == "parts in the order of ranks":

@@ -51,7 +51,7 @@ def made(task: Task, plan: Plan, folder: str, stop: int, saves: bool) -> Told:
     layers = {name: layer for name, layer in built.model.named_modules() if isinstance(layer, PackedLinear)}
     bits = {
         name.replace("_checkpoint_wrapped_module.", ""): hashlib.blake2b(
-            whole_of(layer.weight_nf4).numpy().tobytes() + layer.weight_scales.numpy().tobytes()
+            whole_of(layer.weight_nf4).cpu().numpy().tobytes() + layer.weight_scales.cpu().numpy().tobytes()
         ).hexdigest()
         for name, layer in layers.items()
     }

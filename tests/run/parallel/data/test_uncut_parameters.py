@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from distributed import run_kept
+from tests_shared import device_here
 from torch import nn
 
 from paceline.run.parallel.data.uncut_parameters import WholeGradients
@@ -33,7 +34,7 @@ class Inner:
 def summed(reached_by: dict[str, tuple[int, ...]]) -> dict[str, object]:
     """Return what a rank has of parameters by their names, which the ranks of `reached_by` reach."""
     rank = dist.get_rank()
-    held = {f"{name} {dtype}": nn.Parameter(torch.ones(shape, dtype=dtype))
+    held = {f"{name} {dtype}": nn.Parameter(torch.ones(shape, dtype=dtype, device=device_here()))
             for dtype in DTYPES for name, shape in (("scalar", ()), ("empty", (0, 3)), ("lone", ()))}  # fmt: skip
     group = dist.group.WORLD
     assert group is not None
@@ -46,7 +47,7 @@ def summed(reached_by: dict[str, tuple[int, ...]]) -> dict[str, object]:
             if rank in reached_by[name.split()[0]]:
                 parameter.grad = torch.full_like(parameter, step * (10.0**rank) * (at + 1))
         whole.finish()
-        missed = torch.tensor(whole.unreached())
+        missed = torch.tensor(whole.unreached(), device=device_here())
         dist.all_reduce(missed)
         if missed:
             whole.settle()

@@ -54,7 +54,7 @@ def weights(task: Task, plan: Plan) -> dict[str, torch.Tensor]:
     """Return the weights after a step that every way is taken in, and more."""
     _, built = run_steps(task, plan, 3)
     held = {name: weight.detach() for name, weight in built.model.named_parameters()}
-    return {n: (w.full_tensor() if hasattr(w, "full_tensor") else w).clone().cpu() for n, w in held.items()}
+    return {n: (w.full_tensor() if hasattr(w, "full_tensor") else w).clone() for n, w in held.items()}
 
 
 @pytest.mark.parametrize("model", [Forks, FrozenForks])

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from distributed import run_kept, run_ranks
 from rounding import FP64, MEAN_LOSS_BF16, assert_curves_close
 from test_layouts import curve, weights_after
-from tests_shared import SEQ_LEN, VOCAB, decoder_task, run_steps, world_here
+from tests_shared import SEQ_LEN, VOCAB, decoder_task, device_here, run_steps, world_here
 from tests_shared import coarse_plan as plan_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -97,7 +97,7 @@ def test_copies_of_the_whole_model_and_more_ranks_than_rows() -> None:
 
 @pytest.mark.parametrize("layout", [Layout(dp_shard=2, ep=2), Layout(dp_replicate=2)], ids=str)
 def test_bf16_lies_on_the_curve_of_one_device(layout: Layout) -> None:
-    single = curve(moe_task(), plan_of(Layout(), precision="bf16"), 5)
+    (single,) = run_kept(curve, 1, moe_task(), plan_of(Layout(), precision="bf16"), 5)
     ranks = run_kept(curve, layout.devices, moe_task(), plan_of(layout, precision="bf16", recompute="full"), 5)
     assert all(rank == ranks[0] for rank in ranks)
     assert_curves_close(ranks[0], single, 10 * MEAN_LOSS_BF16)  # the norm of the gradient is no mean
@@ -205,8 +205,9 @@ def halved_sequences(config: MoEConfig) -> tuple[torch.Tensor, torch.Tensor]:
     model = MoEDecoder(config)
     initialise(model, seed=1)
     balance_shared_sequences(model, dist.group.WORLD)
-    layer = model.double().layers[0].mlp
+    layer = model.double().to(device_here()).layers[0].mlp
     x = torch.randn(2, 10, config.hidden, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    x = x.to(device_here())
     _, routed = layer(x[:, 5 * rank : 5 * rank + 5])
     routed.balance.sum().backward()
     gradient = layer.gate.weight.grad
@@ -230,14 +231,15 @@ def test_ranks_that_balance_shared_sequences_balance_whole_ones() -> None:
 
 def travelled() -> list[tuple[bool, bool, bool]]:
     """Return for each unevenness whether rows reach the ranks of their experts, come back, and gradients likewise."""
-    rank, size = dist.get_rank(), dist.get_world_size()
+    rank, size, device = dist.get_rank(), dist.get_world_size(), device_here()
     exchange, found = AllToAll(dist.group.WORLD), []
     for counts in ([3, 0, 1, 2], [0, 0, 0, 7] if rank else [0, 0, 0, 0], [0, 0, 0, 0]):
-        total = torch.tensor(counts)
-        expert = torch.arange(2 * size).repeat_interleave(total)
-        rows = torch.stack([expert.double(), torch.arange(len(expert)).double() + 100 * rank], dim=1).requires_grad_()
+        total = torch.tensor(counts, device=device)
+        expert = torch.arange(2 * size, device=device).repeat_interleave(total)
+        places = torch.arange(len(expert), device=device).double() + 100 * rank
+        rows = torch.stack([expert.double(), places], dim=1).requires_grad_()
         there, held, ticket = exchange.dispatch(rows, total)
-        mine = torch.arange(2 * rank, 2 * rank + 2).repeat_interleave(held).double()
+        mine = torch.arange(2 * rank, 2 * rank + 2, device=device).repeat_interleave(held).double()
         back = exchange.combine(there * 3, ticket)
         (back * rows.detach()).sum().backward()
         graded = rows.grad is not None and torch.equal(rows.grad, 3 * rows.detach())
@@ -250,10 +252,10 @@ def test_rows_travel_to_their_experts_and_back_with_their_gradients() -> None:
 
 
 def sharded_unevenly() -> None:
-    layer = torch.nn.Linear(4, 3, bias=False)
-    mesh = init_device_mesh("cpu", (2,))
-    fully_shard(layer, mesh=mesh, shard_placement_fn=lambda parameter: Shard(1))
-    fully_shard(torch.nn.Linear(3, 4, bias=False), mesh=mesh, shard_placement_fn=lambda parameter: Shard(1))
+    even, uneven = (torch.nn.Linear(*sizes, bias=False, device=device_here()) for sizes in ((4, 3), (3, 4)))
+    mesh = init_device_mesh(device_here().type, (2,))
+    fully_shard(even, mesh=mesh, shard_placement_fn=lambda parameter: Shard(1))
+    fully_shard(uneven, mesh=mesh, shard_placement_fn=lambda parameter: Shard(1))
 
 
 def test_torch_still_cannot_shard_a_later_dimension_unevenly() -> None:

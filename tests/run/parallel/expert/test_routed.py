@@ -62,7 +62,7 @@ def chosen(task: Task, plan: Plan, spread: bool) -> list[list[int]]:
     counts: list[torch.Tensor] = []
     for name, module in built.model.named_modules():
         if name.endswith("mlp.gate"):
-            count = torch.zeros(EXPERTS, dtype=torch.long)
+            count = torch.zeros(EXPERTS, dtype=torch.long, device=world.device)
             counts.append(count)
             module.register_forward_hook(
                 lambda _, args, out, count=count: (

@@ -30,6 +30,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Shard
 
 from paceline.errors import ConfigError
+from paceline.plan.feasible.experts import OVER_DIFFERENT_RANKS
+from paceline.plan.feasible.torch_version import EXPERTS, older_refusal
 from paceline.run.parallel.data.unshared_experts import UnsharedExperts
 from paceline.run.parallel.expert.routed import RoutedForward
 from paceline.run.process.groups import Mesh
@@ -156,13 +158,10 @@ def _placements(axes: DeviceMesh, layout: Layout) -> Callable[[int], object]:
 
     torch documents this result of `shard_placement_fn`, for experts, but exports its name from a private module only.
     """
-    try:
-        from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo, ShardPlacementResult
-    except ImportError as error:
-        raise ConfigError(
-            f"layout ep = {layout.ep} with torch {torch.__version__}",
-            f"its FSDP2 cannot shard the weights of one unit over different ranks: {error}", "torch 2.13, or ep = 1",
-        ) from error  # fmt: skip
+    if because := older_refusal(EXPERTS, "ep", OVER_DIFFERENT_RANKS):
+        raise ConfigError(f"layout ep = {layout.ep} with torch {torch.__version__}", because, "torch 2.13, or ep = 1")
+    from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo, ShardPlacementResult
+
     info = (
         HSDPMeshInfo(axes["dp_replicate", "expert_shard"], shard_mesh_dim=1, replicate_mesh_dim=0)
         if layout.dp_replicate > 1

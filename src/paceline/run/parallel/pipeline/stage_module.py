@@ -23,7 +23,7 @@ from paceline.run.loop.passes import AnyObjective, in_model_precision, sample_ro
 from paceline.run.numerics.precision import COMPUTE_DTYPES, MASTER_DTYPES, widen_outputs
 from paceline.run.numerics.randomness.mode import SampleRandomness
 from paceline.run.numerics.randomness.shares import SampleRows
-from paceline.run.parallel.pipeline.rng_state import random_state, restore_random_state
+from paceline.run.parallel.pipeline.rng_state import beside_random_state, random_state, restore_random_state
 from paceline.run.parallel.pipeline.split import Stage
 from paceline.spec.plan import Plan
 from paceline.task.models.chain import HandedOn
@@ -95,6 +95,8 @@ class StageModule(nn.Module):
         micro = self._micro_batches[int(index)]
         rows = sample_rows(micro, lambda step: step)
         hidden = received[0][: rows_in(micro)] if received else None
+        if hidden is not None and len(received) > 1:
+            hidden = beside_random_state(hidden, received[1])
         with self._randomness.during(rows):
             found = self._run(micro, hidden, received[1] if len(received) > 1 else None)
         down = self._down if micro.counts else 0.0
