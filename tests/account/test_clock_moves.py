@@ -191,6 +191,23 @@ def test_when_a_rank_ended_is_told_by_the_clock_that_holds_then(monkeypatch: pyt
     assert 86_340.0 < lost[1].time - lost[0].time < 86_460.0 and abs(lost[1].time - time.time()) < 60.0
 
 
+@pytest.mark.parametrize("moved", [86_400.0, -86_400.0])
+def test_a_start_without_a_first_record_breaks_no_chain_of_clocks(tmp_path: Path, moved: float) -> None:
+    """Its ranks died before the record; a supervisor has told of that, by a clock that was set before or after."""
+    first: Record = {"kind": "run_started", "attempt": 1, "time": START, "boot": "one", "clock_apart": 100.0,
+                     "began": START - 1.0, "world_size": 2, "cluster": CLUSTER, "spec": {}}  # fmt: skip
+    step: Record = {"kind": "step", "attempt": 1, "step": 1, "time": START + 10.0, "seconds": {"total": 10.0}}
+    for set_before in (True, False):
+        by = moved if set_before else 0.0
+        fault = {"kind": "fault", "attempt": 2, "time": START + 12.0 + by, "what": "rank 0 was killed"}
+        third = {**first, "attempt": 3, "time": START + 20.0 + moved, "began": START + 19.0 + moved,
+                 "clock_apart": 100.0 + moved}  # fmt: skip
+        lines = [first, step, fault, third, {**step, "attempt": 3, "step": 2, "time": START + 30.0 + moved}]
+        assert summarise(lines).goodput.wall_seconds == pytest.approx(30.0, abs=3.0)
+        held = held_in(written(tmp_path / str(set_before), lines))
+        assert sum(each.seconds for each in held) == pytest.approx(22.0, abs=3.0)
+
+
 def written(folder: Path, lines: list[Record]) -> Path:
     (folder / "journal").mkdir(parents=True)
     for attempt in {line["attempt"] for line in lines}:

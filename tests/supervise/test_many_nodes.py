@@ -7,6 +7,7 @@ import fcntl
 import json
 import math
 import os
+import signal
 import socket
 import threading
 import time
@@ -134,6 +135,43 @@ def test_a_supervisor_that_stands_still_is_lost_though_its_process_lives(monkeyp
     assert "nothing was heard" in here.because and not there.because
     here.close()
     there.close()
+
+
+@pytest.mark.parametrize("interrupted", ["send", "beat"])
+def test_a_signal_handler_sends_in_the_midst_of_a_message_and_cuts_none(
+    monkeypatch: pytest.MonkeyPatch, interrupted: str
+) -> None:
+    """It waited for the lock that its own thread had, for ever: a coordinator that was asked to stop while it sent."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ends = socket.create_connection(server.getsockname()), server.accept()[0]
+    lines, there = Lines(ends[0]), Lines(ends[1])
+    here = link.NodeLink(lines, 20.0, beats=False)
+
+    def too_long(number: int, frame: object) -> None:
+        raise TimeoutError("the handler waits for its own thread")
+
+    before = [signal.signal(signal.SIGUSR1, lambda number, frame: here.send({"signal": number})),
+              signal.signal(signal.SIGALRM, too_long)]  # fmt: skip
+    real, raised = getattr(lines, interrupted), list[int]()
+
+    def send(*message: Any) -> None:
+        if not raised:
+            raised.append(1)
+            signal.raise_signal(signal.SIGUSR1)
+        real(*message)
+
+    monkeypatch.setattr(lines, interrupted, send)
+    signal.setitimer(signal.ITIMER_REAL, 20.0)
+    try:
+        here.beat() if interrupted == "beat" else here.send({"first": 1})
+        assert there.take(20.0) == ({} if interrupted == "beat" else {"first": 1})
+        assert there.take(20.0) == {"signal": signal.SIGUSR1} and not here.because
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGUSR1, before[0])
+        signal.signal(signal.SIGALRM, before[1])
+        here.close()
+        there.end.close()
 
 
 def test_a_supervisor_may_have_more_than_a_thousand_descriptors() -> None:

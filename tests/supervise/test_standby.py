@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import socket
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,14 @@ import pytest
 from runs import is_running, wait_until
 
 from paceline.errors import PacelineError
+from paceline.supervise import lines as lines_module
 from paceline.supervise import standby as standby_module
 from paceline.supervise import starting
 from paceline.supervise.again.machines import OneMachine
 from paceline.supervise.control import Control
+from paceline.supervise.crew import Crew
 from paceline.supervise.lines import Lines
+from paceline.supervise.signals import forward_signals
 from paceline.supervise.standby import Standby
 from paceline.supervise.starting import Starter
 
@@ -37,6 +41,64 @@ if child == 0:
 lines.send({"forked": child})
 os.kill(os.getpid(), signal.SIGSTOP)
 """
+
+
+# Forks and tells as a standby does, and is gone some seconds after it has told of an end: no test waits for ever.
+TELLS = """
+import os, signal, socket, sys, time
+from paceline.supervise.lines import Lines
+
+signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+lines = Lines(socket.socket(fileno=int(sys.argv[1])))
+lines.send({"because": ""})
+while (asked := lines.take(3.0)) is not None:
+    signal.signal(signal.SIGTERM, lambda number, frame: os._exit(7))
+    child = os.fork()
+    if child == 0:
+        if sys.argv[2] == "runs":
+            signal.pause()
+        os._exit(3)
+    lines.send({"forked": child})
+    if sys.argv[2] == "ends":
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        lines.send({"ended": child, "code": 3})
+"""
+
+
+@pytest.mark.parametrize("kind", ["ends", "runs"])
+def test_a_signal_that_is_passed_on_takes_no_word_from_who_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A handler asked how ranks stood, and read the end that its thread was about to read, or the number of a fork."""
+    (tmp_path / "standby_that_tells.py").write_text(TELLS)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    standby = Standby("standby_that_tells", kind, {**os.environ, "PYTHONPATH": path})
+    standby.forks([kind], os.environ)
+    assert standby.is_ready()
+    crew = Crew([standby.start({"RANK": "0"})])
+    flag = forward_signals(crew.send)
+    real, raised = lines_module.is_ready, list[int]()
+
+    def is_ready(end: Any, event: int, timeout_seconds: float | None) -> bool:
+        found = real(end, event, timeout_seconds)
+        if found and not raised:  # what has come is not read yet
+            raised.append(1)
+            signal.raise_signal(signal.SIGTERM)
+        return found
+
+    monkeypatch.setattr(lines_module, "is_ready", is_ready)
+    try:
+        if kind == "ends":
+            wait_until(lambda: crew.processes[0].poll() is not None)
+            assert crew.processes[0].poll() == 3 and not standby.because
+        else:
+            second = standby.start({"RANK": "1"})
+            assert is_running(second.pid)
+            wait_until(lambda: not is_running(crew.processes[0].pid))  # which was told to end
+        assert raised and flag.because == "received SIGTERM"
+    finally:
+        flag.release()
+        standby.close()
 
 
 @pytest.fixture

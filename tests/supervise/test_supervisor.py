@@ -389,3 +389,16 @@ def test_an_error_that_names_ranks_is_told_without_the_one_that_reports_it(tmp_p
         assert as_error(error.as_dict()).as_dict() == error.as_dict()
     fault = FaultRecord("ranks 0 and 1 no longer agree", "", 1, names_ranks=True)
     assert read(FaultRecord, plain(fault)) == fault and "names_ranks" not in plain(FaultRecord("a disk is full", "", 1))
+
+
+def test_a_signal_that_comes_when_all_have_ended_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it found was a handler that passed it on to nobody: a proof went on with its next ranks."""
+    collect = supervisor.collect
+
+    def asked_meanwhile(processes: list[Process]) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        collect(processes)
+
+    monkeypatch.setattr(supervisor, "collect", asked_meanwhile)
+    start = supervisor.starter([sys.executable, "-c", ""], environment())
+    assert supervise_started(start, 1, environment()) == Outcome(Requeue.exit_code)

@@ -59,10 +59,11 @@ class Crew:
         return -code in self.passed_on or (-code in STOP_SIGNALS and self._is_stopped())
 
     def send(self, number: int) -> None:
-        """Send a signal to every process that runs."""
+        """Send a signal to every process that runs, as far as is known. Signal handlers call this at any moment."""
         self.passed_on.add(number)
-        for process in self.processes:
-            signal_process(process, number)
+        for rank, process in enumerate(self.processes):
+            if rank not in self.endings:
+                signal_process(process, number)
 
     def kill(self, ranks: Sequence[int] | None = None) -> None:
         """End those that still run by force: all of them, or some ranks'."""

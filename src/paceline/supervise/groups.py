@@ -63,11 +63,16 @@ def has_ended(pid: int) -> bool:
 
 
 def signal_process(process: Process, number: int) -> None:
-    """Send a signal to a process alone, unless it has ended: its own children go on until it has dealt with it."""
+    """Send a signal to a process alone, unless it is collected: its own children go on until it has dealt with it.
+
+    Nobody is asked whether the process runs. Signal handlers call this, in the middle of anything: a standby's word
+    that was read here would be waited for, for ever, by who was about to read it.
+    """
     if isinstance(process, Far):
         process.signal(number, group=False)
-    elif ending_of(process) is None:
-        os.kill(process.pid, number)
+    elif process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, number)
 
 
 def kill_group(process: Process) -> None:

@@ -40,7 +40,9 @@ class Lines:
             if not is_ready(self.end, select.POLLIN, timeout_seconds):
                 return None
             try:
-                found = self.end.recv(CHUNK_BYTES)
+                found = self.end.recv(CHUNK_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:  # somebody else has read it meanwhile, as a signal handler
+                continue
             except ConnectionError as error:
                 raise EOFError from error
             if not found:

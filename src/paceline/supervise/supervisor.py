@@ -89,9 +89,11 @@ def supervise_started(
     """Start one process per rank, `start(what its environment has besides)`, and return how they ended.
 
     With `health`, ranks that hang are found and ended, and the stacks of all are kept in `run_dir`. A stop signal is
-    passed on as SIGTERM, the one that a process ends of without a word.
+    passed on as SIGTERM, the one that a process ends of without a word. One that comes when all have ended, while what
+    they leave is cleared, counts too: whoever was asked to stop starts nothing further.
     """
-    return _supervised(start, ranks, environ, limit_seconds, health, run_dir)[0]
+    outcome, flag = _supervised(start, ranks, environ, limit_seconds, health, run_dir)
+    return Outcome(Requeue.exit_code) if flag.because else outcome
 
 
 def _supervised(

@@ -26,7 +26,7 @@ from paceline.spec.journal.kinds import (
     RunStarted,
 )
 from paceline.spec.journal.record import Record
-from paceline.spec.journal.timing.clock import MovedClock
+from paceline.spec.journal.timing.clock import MovedClock, clock_here
 from paceline.spec.journal.watching import AlertRecord, NodeSample
 from paceline.spec.survive.budget import BUDGETS
 from paceline.spec.watch.alerts import RULES, AlertsSpec
@@ -377,3 +377,20 @@ def test_a_clock_that_is_set_is_neither_a_pause_nor_hides_one(
     assert fired.rule == "no_step" and fired.evidence["silent_seconds"] == pytest.approx(10.5)
     assert fired.time == BEGAN + 21.0 + moved
     writing.close()
+
+
+def test_a_clock_that_is_set_before_a_watch_reads_of_a_start_is_taken_out_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The start has told how its clock stood, and its journal notes the move: the watch has seen both already."""
+    real, moved = watches.time.time, [0.0]
+    monkeypatch.setattr(watches.time, "time", lambda: real() + moved[0])
+    watched = Watched(tmp_path, AlertsSpec(off=("checkpoint_old", "slow")))
+    here, began = clock_here(), real()
+    writing = Journal(tmp_path)
+    writing.write(dataclasses.replace(started(), time=began, boot=here["boot"], clock_apart=here["apart"]))
+    moved[0] = 86_400.0
+    for each in range(1, 21):
+        writing.write(dataclasses.replace(step(each, began + moved[0]), attempt=1))
+    writing.close()
+    assert watched.watch.look() == []

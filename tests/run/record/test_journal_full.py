@@ -208,6 +208,10 @@ def test_what_waits_is_bounded_and_its_outline_stays() -> None:
     for _ in range(1000):
         many.add(HeldLine("fault", b"x" * 10))
     assert len(many) <= 50 and many.left_out["fault"] == 1000 - len(many)
+    many.add(HeldLine("clock", b"moved"))
+    for _ in range(1000):
+        many.add(HeldLine("fault", b"x" * 10))
+    assert len(many) <= 50 and "clock" not in many.left_out, "without it all that follows is told by another clock"
 
 
 def test_output_on_a_full_disk_costs_the_lines_alone(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 import termios
@@ -45,6 +46,28 @@ def test_all_is_printed_in_order_to_who_reads(ends: tuple[int, int]) -> None:
     os.close(ends[1])
     with os.fdopen(ends[0], "rb") as read:
         assert read.read().split() == [b"%d" % number for number in range(2000)]
+
+
+def test_a_lock_that_a_signal_handler_has_left_taken_holds_up_no_end(ends: tuple[int, int]) -> None:
+    """One that raises just as a thread has the lock, and has not begun what gives it up: nobody can tell it was had."""
+
+    def too_long(number: int, frame: object) -> None:
+        raise TimeoutError("the thread of the printer waits for a lock that nobody gives up")
+
+    printer = Printer()
+    printer.put(1, b"one\n", is_own=True)
+    printer.flush(1)
+    printer.changed.acquire()  # nothing waits to be printed: the end waits for the thread alone
+    before = signal.signal(signal.SIGALRM, too_long)
+    signal.setitimer(signal.ITIMER_REAL, 20.0)
+    try:
+        printer.close()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+    os.close(ends[1])
+    with os.fdopen(ends[0], "rb") as read:
+        assert read.read() == b"one\n"
 
 
 def test_who_prints_is_not_held_up_by_who_does_not_read_and_hears_what_was_left_out(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from paceline.spec.journal.kinds import ClockRecord, RunEnded, RunStarted
 from paceline.spec.journal.reading import numbered, read_tail_step
 from paceline.spec.journal.record import Record
 from paceline.spec.journal.redact import Redactor
-from paceline.spec.journal.timing.clock import MovedClock, shifted
+from paceline.spec.journal.timing.clock import LEAST_SECONDS, MovedClock, boot_here, shifted
 from paceline.spec.journal.watching import AlertRecord
 from paceline.spec.watch.alerts import SEVERITIES, is_within, minutes_of
 from paceline.spec.watch.traced import TraceRequest, ask_for_trace, trace_under_way
@@ -66,6 +66,7 @@ class AlertWatch:
         self._run_dir, self._name, self._seen, self._rules = run_dir, name, seen, list(rules)
         self._outbox, self._say, self._redactor = outbox, say, redactor or Redactor()
         self._clock, self._moved = MovedClock(), 0.0  # since the watch began; rules know the clock of that moment
+        self._stood = self._clock.apart
         self._moved_of_run = 0.0  # the same, as far as records tell it
         newest = max((each for each, _ in numbered(run_dir / "journal")), default=0)
         self._follower, self._goes_on = Follower(run_dir, after=newest - goes_on), goes_on
@@ -141,10 +142,17 @@ class AlertWatch:
     def _by_own_clock(self, record: Record) -> Record:
         """Return a record with its moment as the clock would have told it if nobody had set it."""
         if isinstance(record, RunStarted):
-            self._moved_of_run = self._moved
+            self._moved_of_run = self._moved_at(record)
         elif isinstance(record, ClockRecord):
             self._moved_of_run += record.moved or 0.0
         return shifted(record, -self._moved_of_run)
+
+    def _moved_at(self, start: RunStarted) -> float:
+        """Return by how much the clock was set from when the watch began until a start, of this boot, told of it."""
+        if not start.boot or start.boot != boot_here() or start.clock_apart is None:
+            return self._moved
+        by = start.clock_apart - self._stood
+        return by if abs(by) >= LEAST_SECONDS else 0.0
 
     def _state_of(self, rule: AlertRule, now: float) -> AlertRecord | None:
         """Return what has changed about a rule: that it fires, more gravely than before, or no longer."""

@@ -68,6 +68,7 @@ from paceline.run.survive.survivor import (
 from paceline.run.survive.unrecorded import give_back, unrecorded_under
 from paceline.spec.amounts import in_steps
 from paceline.spec.journal.settled import settled_micro_batch
+from paceline.spec.journal.timing.clock import passed_seconds
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
 from paceline.spec.sync import refuse_between
@@ -193,7 +194,7 @@ class InWorld:
                 keep_folder(self.spec.task.model, self.dir)
             bar = unigram_bar(self.source, self.held_out, self.spec.run.evaluate_samples)
             # Who takes over the records in a world that is formed anew began with an earlier one.
-            began = None if held else time.time() - (time.monotonic() - self._began)
+            began = None if held else passed_seconds() - (time.monotonic() - self._began)
             goes_on = self._generation.number > 1
             self._record.started(self.progress, restored, bar, began, self._run.fingerprint, goes_on)
         elif held and not self._generation.is_called:

@@ -10,6 +10,7 @@ and are written in order when the disk takes them again.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import os
 import time
@@ -20,14 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import StorageError
+from paceline.run.record.clock_notes import ClockNotes
 from paceline.run.record.errand import Errand, is_remote
 from paceline.run.record.waiting_lines import HeldLine, HeldLines
 from paceline.spec.journal.kinds import ClockRecord, FaultRecord, RunEnded, RunStarted, StepRecord
 from paceline.spec.journal.line import line_of
 from paceline.spec.journal.reading import numbered, read_records, records_of_kind, starts_of
-from paceline.spec.journal.record import Record, now, read
+from paceline.spec.journal.record import Record, read
 from paceline.spec.journal.redact import Redactor
-from paceline.spec.journal.timing.clock import MovedClock, moved_since
+from paceline.spec.journal.timing.clock import MovedClock, clock_here, moved_since, on_clock, passed_seconds
 from paceline.units import format_seconds
 
 RETRY_SECONDS = 1.0  # between two tries to write what waits
@@ -55,7 +57,7 @@ class Journal:
         self._since: float | None = None  # since when nothing can be written
         self._tried = 0.0
         self._most_held = 0
-        self._clock = MovedClock()
+        self._clock = ClockNotes(MovedClock())
         self._fault: Callable[[], Fault | None] = lambda: None
         self._decided: Callable[[], Decided | None] = lambda: None
         self.folder = run_dir / "journal"
@@ -82,15 +84,11 @@ class Journal:
         """Append one record, or hold it until the disk takes it. Raises what the fence does."""
         if self._errand is None:
             self._look_for_others()
-        moved, line = self._clock.moved(), line_of(record)
-        if isinstance(record, RunStarted):
-            self._first = line
-        lines = [HeldLine(record.KIND, line, record.step if isinstance(record, StepRecord) else None)]
-        if moved:  # whatever stands before that line is told by the clock as it was
-            note = HeldLine(ClockRecord.KIND, line_of(ClockRecord(moved)), None)
-            lines.insert(1 if _is_made_before(record, moved) else 0, note)
-        for each in lines:
-            self._held.add(each)
+        for each in self._clock.with_note(record):
+            line = line_of(each)
+            if isinstance(each, RunStarted):
+                self._first = line
+            self._held.add(HeldLine(each.KIND, line, each.step if isinstance(each, StepRecord) else None))
         self._most_held = max(self._most_held, len(self._held))
         if self._since is not None and time.monotonic() - self._tried < RETRY_SECONDS:
             return
@@ -222,20 +220,17 @@ def _unended(run_dir: Path) -> Path | None:
 
 
 def _fault(error: Mapping[str, object]) -> FaultRecord:
-    return now(read(FaultRecord, error))
+    return read(FaultRecord, error)
 
 
 def _append(path: Path, records: Sequence[Record]) -> None:
     """Append records, after a note of how the clock was set since the last line: who would note it is gone."""
-    moved = moved_since(records_of_kind(path, RunStarted.KIND, ClockRecord.KIND))
-    records = [*([ClockRecord(moved)] if moved else []), *records]
+    lines = list(records_of_kind(path, RunStarted.KIND, ClockRecord.KIND))
+    clock = clock_here()  # one look for all: the clock may be set between two
+    moved, shown = moved_since(lines, clock), on_clock(passed_seconds(), clock)
+    noted = [*([ClockRecord(moved)] if moved else []), *records]
+    records = [dataclasses.replace(each, time=shown) for each in noted]
     with path.open("ab") as file:
         if path.read_bytes()[-1:] not in (b"\n", b""):
             file.write(b"\n")
         file.write(b"".join(map(line_of, records)))
-
-
-def _is_made_before(record: Record, moved: float) -> bool:
-    """Return whether a record has its moment from before the clock was set, as it is written just after that."""
-    made, shows = record.time, time.time()
-    return made is not None and abs(made + moved - shows) < abs(made - shows)

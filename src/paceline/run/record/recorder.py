@@ -49,7 +49,7 @@ from paceline.spec.journal.kinds import (
 )
 from paceline.spec.journal.record import Record, Table, now
 from paceline.spec.journal.redact import Redactor
-from paceline.spec.journal.timing.clock import clock_here
+from paceline.spec.journal.timing.clock import clock_here, on_clock, passed_seconds
 from paceline.spec.journal.watching import HealthSample, NodeSample
 from paceline.spec.load import Spec, spec_to_dict
 from paceline.spec.plan import Plan
@@ -97,10 +97,11 @@ class Recorder:
     ) -> None:  # fmt: skip
         """Record what runs, on what, as planned, and from where it goes on; `fingerprint` is that of the data.
 
-        Where it `goes_on` in a further world of one call, what an earlier start has told is not told again.
+        When it `began` is in `passed_seconds`. Where it `goes_on` in a further world of one call, what an earlier start
+        has told is not told again.
         """
         self._told_before = told_before(self._run_dir) if goes_on else set()
-        known, clock = self._brief.record, clock_here()
+        known = self._brief.record
         facts = {"unigram_loss": unigram_loss, **({"fingerprint": fingerprint} if fingerprint else {})}
         started = RunStarted(
             attempt=self._attempt,
@@ -124,11 +125,8 @@ class Recorder:
             headline=known.headline,
             provenance=known.provenance,
             outlook=known.outlook or None,
-            began=began,
-            boot=clock["boot"] or None,
-            clock_apart=clock["apart"] if clock["boot"] else None,
         )
-        self._write(started)
+        self._write(_by_clock_here(started, began))
         for decision in known.decisions:
             self._write_new(now(decision))
         for switched in self._world.switched:
@@ -390,6 +388,18 @@ class Recorder:
     def say(self, text: str) -> None:
         """Print a line."""
         say_line(text)
+
+
+def _by_clock_here(started: RunStarted, began: float | None) -> RunStarted:
+    """Return the record of a start as one of now, with how the clock stands; `began` is in `passed_seconds`.
+
+    All that the record tells by the clock is of one look at the clock, which may be set between two.
+    """
+    clock = clock_here()
+    boot, apart = (clock["boot"], clock["apart"]) if clock["boot"] else (None, None)
+    since = None if began is None else on_clock(began, clock)
+    made = on_clock(passed_seconds(), clock)
+    return dataclasses.replace(started, time=made, began=since, boot=boot, clock_apart=apart)
 
 
 class SilentRecorder:

@@ -26,7 +26,8 @@ class HeldLines:
     """Lines that are to be written, the oldest first.
 
     Where there are too many, every second step of those that wait is left out, again and again: of a long time without
-    a disk the outline stays. Where steps are not the most of them, every second line but the first of a start.
+    a disk the outline stays. Where steps are not the most of them, every second line but the first
+    of a start and notes of how the clock was set.
     """
 
     def __init__(self, most_lines: int = MOST_LINES, most_bytes: int = MOST_BYTES) -> None:
@@ -91,7 +92,7 @@ class HeldLines:
         between = list(self._lines)[1:-1]  # the oldest line may be half written
         may_go = [held for held in between if held.kind == "step"]
         if 2 * len(may_go) < len(self._lines):
-            may_go = [held for held in between if held.kind not in ("", "run_started")]
+            may_go = [held for held in between if held.kind not in ("", "run_started", "clock")]
         gone = set(map(id, may_go[1::2]))
         for held in may_go[1::2]:
             self._left_out[held.kind] += 1

@@ -173,10 +173,22 @@ class Printer:
                     moved, before = time.monotonic(), left
             self._is_given_up = bool(before)
             self.changed.notify_all()
+            self._wait_for_thread(2 * LOOK_SECONDS if self._is_given_up else None)  # it may stand in a write for ever
             for direct in filter(None, self._direct.values()):
                 os.close(direct)
             self._direct = dict.fromkeys(self._direct)
-        self._thread.join(2 * LOOK_SECONDS if self._is_given_up else None)  # it may stand in a write for ever
+
+    def _wait_for_thread(self, seconds: float | None) -> None:
+        """Return when the thread prints nothing any more, or after so long.
+
+        A join would wait without end for a thread that waits for the lock, where this thread has the lock once too
+        often: a signal handler that raises just as it is taken leaves it. A wait gives it up altogether.
+        """
+        began = time.monotonic()
+        while not self.is_over and self._thread.is_alive():
+            if seconds is not None and time.monotonic() - began >= seconds:
+                return
+            self.changed.wait(LOOK_SECONDS)
 
     def _left(self) -> list[tuple[int, int | None, int]]:
         """Return what waits for a reader that may still take it: the stream, its next piece, and how long that is."""
@@ -217,6 +229,7 @@ class Printer:
                     return due
                 if self._is_given_up or (self._is_closed and not waits):
                     self.is_over = True
+                    self.changed.notify_all()
                     return None
                 self.changed.wait(min(waits, default=None))
 

@@ -6,10 +6,12 @@ obeyed by, anybody else.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import secrets
 import socket
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -36,6 +38,7 @@ class NodeLink:
         """
         self._lines, self._lost_after = lines, lost_after
         self._heard, self._sending = Patience(lost_after), threading.Lock()
+        self._senders, self._waiting = set[int](), deque[Mapping[str, object]]()  # threads that send, and what
         self.heard_at = passed_seconds()
         self._closed, self._looked_at = threading.Event(), Patience(STUCK_SECONDS)
         self.because = ""  # why it is lost
@@ -62,10 +65,37 @@ class NodeLink:
         return bool(self.because)
 
     def send(self, message: Mapping[str, object]) -> None:
-        """Send a message; a link that has gone is found out at the next look."""
+        """Send a message; a link that has gone is found out at the next look.
+
+        A signal handler may do so in the midst of another message of its thread, which then sends that one too.
+        """
+        self._waiting.append(message)
+        self._send_all()
+
+    def _send_all(self) -> None:
+        here = threading.get_ident()
+        while self._waiting and here not in self._senders:
+            with self._as_sender(here), self._sending:
+                self._send_waiting()
+
+    @contextlib.contextmanager
+    def _as_sender(self, here: int) -> Iterator[None]:
+        """Have signal handlers of a thread leave what they send to the thread, while that has the lock or waits for it.
+
+        A lock alone would be waited for by the handler for ever, and one that lets the handler in would cut a message.
+        """
+        self._senders.add(here)
         try:
-            with self._sending:
-                self._lines.send(message)
+            yield
+        finally:
+            self._senders.discard(here)
+
+    def _send_waiting(self) -> None:
+        try:
+            while self._waiting:
+                self._lines.send(self._waiting.popleft())
+        except IndexError:  # another thread has it
+            return
         except OSError as error:
             self.because = self.because or f"it takes no message: {error.strerror or error}"
 
@@ -88,14 +118,17 @@ class NodeLink:
 
     def beat(self) -> None:
         """Tell the other end that this one lives, if it can be told at once: it reads nothing, or is told more now."""
-        if not self._sending.acquire(blocking=False):
-            return
-        try:
-            self._lines.beat()
-        except (OSError, ValueError) as error:  # the second of a socket that was closed just now
-            self.because = self.because or f"it takes no message: {error}"
-        finally:
-            self._sending.release()
+        with self._as_sender(threading.get_ident()):
+            if not self._sending.acquire(blocking=False):
+                return
+            try:
+                self._lines.beat()
+            except (OSError, ValueError) as error:  # the second of a socket that was closed just now
+                self.because = self.because or f"it takes no message: {error}"
+            finally:
+                self._sending.release()
+        if threading.current_thread() is threading.main_thread():  # whose signal handlers have left something
+            self._send_all()
 
     def _keep_beating(self) -> None:
         while not self._closed.wait(beat_seconds(self._lost_after)) and not self.because:

@@ -23,17 +23,14 @@ OVERLAP_SECONDS = 2.0  # of two starts: a run has one at a time, so that more of
 BOOT, TIMES = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/time")
 APART_SECONDS = 1e-3  # between two starts that are brought in order: more than a moment is rounded by
 BY_THE_CLOCK = ("goes_on", "began", "clock_apart")  # further fields of lines that are told by the clock of the line
+TRIES = 10  # to read two clocks while the process stands still nowhere between them
+AT_ONCE_SECONDS = 0.1  # that two readings, one after the other, take at most
 ReadsSeconds = Callable[[], float]
 
 
 def passed_seconds() -> float:
     """Return a count of seconds that nobody sets; those in which the machine was suspended count where it can tell."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
-
-
-def on_clock(passed: float) -> float:
-    """Return what this machine's clock, as it stands now, would have shown when so many seconds had passed."""
-    return time.time() - passed_seconds() + passed
 
 
 def passed_here(moments: Mapping[str, float], clock: Mapping[str, Any]) -> dict[str, float]:
@@ -58,6 +55,15 @@ def boot_here() -> str:
         return ""
 
 
+def _apart(clock: ReadsSeconds = lambda: time.time(), passed: ReadsSeconds = passed_seconds) -> float:
+    """Return the clock less the seconds that nobody sets; read again where the process stood still between the two."""
+    for _ in range(TRIES):
+        before, shown, after = passed(), clock(), passed()
+        if after - before < AT_ONCE_SECONDS:
+            break
+    return shown - (before + after) / 2
+
+
 class MachineClock(TypedDict):
     """How a machine's clock stands to the seconds that nobody sets: in which boot, and how many seconds apart."""
 
@@ -67,7 +73,12 @@ class MachineClock(TypedDict):
 
 def clock_here() -> MachineClock:
     """Return how this machine's clock stands to the seconds that nobody sets."""
-    return {"boot": boot_here(), "apart": time.time() - passed_seconds()}
+    return {"boot": boot_here(), "apart": _apart()}
+
+
+def on_clock(passed: float, clock: MachineClock | None = None) -> float:
+    """Return what this machine's clock would have shown when so many seconds had passed: as it stands now, or stood."""
+    return (_apart() if clock is None else clock["apart"]) + passed
 
 
 class MovedClock:
@@ -78,23 +89,23 @@ class MovedClock:
         clock: ReadsSeconds = lambda: time.time(),
         passed: ReadsSeconds = passed_seconds,
     ) -> None:
-        self._clock, self._passed = clock, passed
-        self._apart = clock() - passed()
+        self._clock, self.passed = clock, passed
+        self.apart = _apart(clock, passed)  # when it was last asked
 
     def moved(self) -> float:
         """Return by how many seconds the clock was set forward (back where negative); 0 where it was not."""
-        apart = self._clock() - self._passed()
-        by = apart - self._apart
+        apart = _apart(self._clock, self.passed)
+        by = apart - self.apart
         if abs(by) < LEAST_SECONDS:
             return 0.0
-        self._apart = apart
+        self.apart = apart
         return by
 
 
-def moved_since(lines: Iterable[Mapping[str, object]]) -> float:
+def moved_since(lines: Iterable[Mapping[str, object]], here: MachineClock) -> float:
     """Return by how much this machine's clock was set since the last line of a start, as far as no line notes it.
 
-    That is 0 where the start was of another machine or boot.
+    `here` is how the clock stands. It is 0 where the start was of another machine or boot.
     """
     before, boot = 0.0, ""
     for line in lines:
@@ -102,7 +113,6 @@ def moved_since(lines: Iterable[Mapping[str, object]]) -> float:
             before, boot = _finite(line.get("clock_apart")) or 0.0, str(line.get("boot") or "")
         elif line.get("kind") == ClockRecord.KIND:
             before += _finite(line.get("moved")) or 0.0
-    here = clock_here()
     by = here["apart"] - before if boot and boot == here["boot"] else 0.0
     return by if abs(by) >= LEAST_SECONDS else 0.0
 
@@ -156,29 +166,44 @@ def shifts_of(
     """
     known = {each.attempt or 1: each for each in starts}
     shifts: dict[int, float] = {}
-    next_began, later, after = math.inf, 0.0, 0
+    next_began, later = math.inf, 0.0
+    following: tuple[RunStarted | None, float] = None, 0.0
     for attempt in sorted(spans, reverse=True):
         first, last = spans[attempt]
         start, own = known.get(attempt), moved.get(attempt, 0.0)
-        shift = own + later + _set_between(start, known.get(after), own)
+        between = _set_between(start, following[0], own)
+        shift = own + (later if between is None else following[1] + between)
         if last + shift > next_began + OVERLAP_SECONDS:
             shift = next_began - APART_SECONDS - last
-        shifts[attempt], later, after = shift, shift, attempt
-        began = start.began if start is not None and start.began is not None else first
-        next_began = min(first, began) + shift
-    return shifts
+        shifts[attempt] = later = shift
+        if start is not None:
+            following = start, shift
+            next_began = min(first, first if start.began is None else start.began) + shift
+    return _with_unknown(shifts, known, spans)
 
 
-def _set_between(start: RunStarted | None, following: RunStarted | None, noted: float) -> float:
-    """Return by how much the clock was set between the last record of a start and the next one; 0 if that is unknown.
+def _with_unknown(
+    shifts: Mapping[int, float], known: Mapping[int, RunStarted], spans: Mapping[int, tuple[float, float]]
+) -> dict[int, float]:
+    """Return shifts where starts of which there is no first record, and so no clock, come after those before them."""
+    placed, ended = dict(shifts), -math.inf
+    for attempt, (first, last) in sorted(spans.items()):
+        if attempt not in known and first + placed[attempt] < ended - OVERLAP_SECONDS:
+            placed[attempt] = ended + APART_SECONDS - first
+        ended = last + placed[attempt]
+    return placed
+
+
+def _set_between(start: RunStarted | None, following: RunStarted | None, noted: float) -> float | None:
+    """Return by how much the clock was set between the last record of a start and a later one; None if unknown.
 
     `noted` is how much it was set in the first one's time, as its records tell.
     """
     if start is None or following is None or not start.boot or start.boot != following.boot:
-        return 0.0
+        return None
     before, now = _finite(start.clock_apart), _finite(following.clock_apart)
     if before is None or now is None:
-        return 0.0
+        return None
     by = now - before - noted
     return by if abs(by) >= LEAST_SECONDS else 0.0
 
@@ -200,6 +225,14 @@ def shifted(record: Some, seconds: float) -> Some:
         later = dataclasses.replace(later, began=later.began + seconds)
     if isinstance(later, RunEnded) and later.goes_on is not None:
         later = dataclasses.replace(later, goes_on=later.goes_on + seconds)
+    return later
+
+
+def told_by(record: Some, seconds: float) -> Some:
+    """Return a record as a clock tells it that is set forward by so many seconds."""
+    later = shifted(record, seconds)
+    if isinstance(later, RunStarted) and later.clock_apart is not None:
+        later = dataclasses.replace(later, clock_apart=later.clock_apart + seconds)
     return later
 
 
