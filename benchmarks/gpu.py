@@ -87,7 +87,8 @@ class Measured:
     """What one loop took."""
 
     step_seconds: float
-    peak_bytes: int  # CUDA: most bytes allocated at a time; CPU: resident memory
+    peak_bytes: int  # CUDA: most bytes of tensors at a time; CPU: resident memory
+    beside_bytes: int  # CUDA: what the process held of the device beside its allocator; CPU: 0
     reserved_bytes: int  # CUDA: most that the allocator held of the device; CPU: 0
     losses: list[float]  # of every step, warm-up included
 
@@ -153,7 +154,9 @@ class StopWatch:
         seconds = (time.perf_counter() - self._began) / self._job.steps
         reserved = torch.cuda.max_memory_reserved(self._device) if self._device.type == "cuda" else 0
         losses = [float(loss) for loss in self._losses]
-        return Measured(seconds, MemoryMeter(self._device).peak_bytes(), reserved, losses)
+        meter = MemoryMeter(self._device)
+        beside = meter.beside_bytes()
+        return Measured(seconds, meter.peak_bytes() - beside, beside, reserved, losses)
 
 
 def with_paceline(job: Job, folder: str, switches: dict[str, Any] | None = None) -> Measured:
@@ -304,6 +307,7 @@ def measure(options: argparse.Namespace, model: str, matrix_flops: float) -> dic
             "mfu_published": _known(flops / published),
             "mfu_matrix": flops / matrix_flops,
             "peak_bytes": took.peak_bytes,
+            "beside_bytes": took.beside_bytes,
             "reserved_bytes": took.reserved_bytes,
             "losses": took.losses,
         }
@@ -319,8 +323,9 @@ def measure(options: argparse.Namespace, model: str, matrix_flops: float) -> dic
         "model_flops_per_step": forecast.model_flops_per_step,
         "forecast": {
             "step_seconds": _known(forecast.step_seconds.value),
-            # CUDA's own figure does not count what the driver and the process hold.
+            # Of tensors, as it is measured; what the process holds besides, on CUDA, stands by itself.
             "peak_bytes": forecast.peak_bytes.value - (runtime if options.device == "cuda" else 0),
+            "beside_bytes": runtime if options.device == "cuda" else 0,
         },
         "paceline": row(ours, job.plan.micro_batch),
         "by_hand": row(theirs, micro_batch) if theirs else None,

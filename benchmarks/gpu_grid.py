@@ -111,12 +111,13 @@ def _job(row: Row, options: argparse.Namespace) -> Job:
 
 
 def told(forecast: Forecast, device: str) -> dict[str, Any]:
-    """Return a forecast as what is kept of it. CUDA's allocator knows nothing of what the driver holds."""
+    """Return a forecast as what is kept of it. On CUDA its bytes are of tensors; `beside` is all else of a process."""
     driver = sum(term.value for term in forecast.memory if term.kind == "runtime") if device == "cuda" else 0.0
     step, peak = forecast.step_seconds, forecast.peak_bytes
     return {
         "seconds": step.value, "low": step.low, "high": step.high,
         "bytes": peak.value - driver, "low_bytes": peak.low - driver, "high_bytes": peak.high - driver,
+        "beside": driver,
         "time": _terms(forecast.time), "memory": _terms(forecast.memory), "flops": forecast.model_flops_per_step,
     }  # fmt: skip
 
@@ -129,7 +130,8 @@ def measured(row: Row, options: argparse.Namespace) -> dict[str, Any]:
     """Return what a row's steps take, in a process of its own."""
     with tempfile.TemporaryDirectory(prefix="gpu-grid-") as folder:
         took = alone(with_paceline, _job(row, options), folder)
-    return {"seconds": took.step_seconds, "bytes": took.peak_bytes, "reserved": took.reserved_bytes}
+    found = {"seconds": took.step_seconds, "bytes": took.peak_bytes, "reserved": took.reserved_bytes}
+    return {**found, "beside": took.beside_bytes}
 
 
 def scored(rows: list[dict[str, Any]], which: str) -> dict[str, Any]:

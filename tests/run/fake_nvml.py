@@ -28,6 +28,7 @@ class FakeGpu:
     clock: int = 1500
     fastest: int = 2000
     reasons: int = 0
+    processes: dict[int, int | None] = field(default_factory=dict)  # bytes of each that computes, by its number
     refuses: dict[str, NVMLError] = field(default_factory=dict)
 
 
@@ -67,6 +68,9 @@ class FakeNvml:
             "nvmlDeviceGetClockInfo": lambda gpu: gpu.clock,
             "nvmlDeviceGetMaxClockInfo": lambda gpu: gpu.fastest,
             "nvmlDeviceGetCurrentClocksThrottleReasons": lambda gpu: gpu.reasons,
+            "nvmlDeviceGetComputeRunningProcesses": lambda gpu: [
+                SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in gpu.processes.items()
+            ],
         }
         if call not in answers:
             raise AttributeError(call)

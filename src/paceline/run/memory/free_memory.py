@@ -8,16 +8,18 @@ from pathlib import Path
 
 import torch
 
+from paceline.run.memory.on_gpu import allocator_bytes
 from paceline.run.memory.spent import process_bytes
 from paceline.supervise.memory_kills import own_group
+from paceline.units import format_bytes
 
 
 def free_bytes(device: torch.device) -> tuple[float, str]:
     """Return how many bytes more this process could have got, and what limits it; infinite where nothing is known."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return float(free + kept), f"the device's {total} bytes"
+        known = allocator_bytes(device)
+        return float(free + known.reserved - known.now), f"the device's {format_bytes(total)}"
     return min(_limits(), default=(math.inf, "nothing that is known"))
 
 
@@ -30,13 +32,13 @@ def _limits() -> list[tuple[float, str]]:
     ):
         limit, _ = resource.getrlimit(which)
         if limit != resource.RLIM_INFINITY and field in status:
-            found.append((float(max(0, limit - status[field])), f"the process's {name} of {limit} bytes"))
+            found.append((float(max(0, limit - status[field])), f"the process's {name} of {format_bytes(limit)}"))
     try:
         most, now = ((own_group() / name).read_text().strip() for name in ("memory.max", "memory.current"))
     except OSError:  # no control group, or none that counts memory
         most = now = ""
     if most.isdigit() and now.isdigit():
-        found.append((float(max(0, int(most) - int(now))), f"the control group's {most} bytes"))
+        found.append((float(max(0, int(most) - int(now))), f"the control group's {format_bytes(int(most))}"))
     for line in _read("/proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
             found.append((1024.0 * int(line.split()[1]), "the machine's memory"))

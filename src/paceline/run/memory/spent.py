@@ -8,13 +8,14 @@ import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
+from paceline.run.memory.on_gpu import READ_SECONDS, BesideAllocator, allocator_bytes
 from paceline.task.models.held import local_of
 
-READ_SECONDS = 1.0  # after which the peak is read anew, though it has not grown: fewer pages of files may be in it
 _STATUS = Path("/proc/self/status")
 _KILOBYTES = re.compile(rb"^(\w+):\s*(\d+) kB$", re.M)
 
@@ -35,41 +36,55 @@ def process_bytes() -> dict[str, int]:
 class MemoryMeter:
     """Measures the most memory this rank has used. Make it before the data are opened.
 
-    On CUDA that is the allocator's peak; on a CPU resident memory, without the pages of files that were mapped since:
-    those of a corpus belong to the system's cache, which takes them back when memory is short.
+    On CUDA that is what the device must hold for this process: the allocator's peak, and what the process holds beside
+    it (`on_gpu`). On a CPU it is resident memory, without the pages of files that were mapped since: those of a corpus
+    belong to the system's cache, which takes them back when memory is short.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, nvml: Any = None) -> None:
+        """`nvml` is NVIDIA's management library, as the module pynvml has it; None imports that."""
         self._device = device
+        self._beside = BesideAllocator(device, nvml) if device.type == "cuda" else None
         self._mapped = process_bytes().get("RssFile", 0)
         self._earlier = 0  # the peak before the last `begin_anew`
         self._known, self._read_at = (0, 0), 0.0  # the process's peak as it was read, what of it counts, and when
 
     def peak_bytes(self) -> int:
         """Return the peak so far."""
-        if self._device.type == "cuda":
-            return max(self._earlier, torch.cuda.max_memory_allocated(self._device))
+        if self._beside is not None:
+            return max(self._earlier, allocator_bytes(self._device).peak + self._beside.bytes())
         resident, now = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+        # Though it has not grown, it is read anew after a while: fewer pages of files may be in it.
         if resident != self._known[0] or now - self._read_at > READ_SECONDS:
             status = process_bytes()
             peak = status.get("VmHWM", resident)  # what was there before this program began is in the other
             self._known, self._read_at = (resident, peak - max(0, status.get("RssFile", 0) - self._mapped)), now
         return self._known[1]
 
+    def beside_bytes(self) -> int:
+        """Return what of all these figures is no tensor: what a CUDA process holds beside its allocator, as it is now.
+
+        0 on a CPU, where nothing tells the two apart.
+        """
+        return self._beside.bytes(at_once=True) if self._beside is not None else 0
+
     def begin_anew(self) -> None:
         """Measure the peak of what comes from here on by itself, where the device can: see `recent_bytes`."""
-        if self._device.type == "cuda":
+        if self._beside is not None:
             self._earlier = self.peak_bytes()
             torch.cuda.reset_peak_memory_stats(self._device)
+            self._beside.forget()
 
     def recent_bytes(self) -> int:
         """Return the peak since `begin_anew`; on a CPU what is used now, since nothing measures such a peak there."""
-        return torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else self.now_bytes()
+        if self._beside is None:
+            return self.now_bytes()
+        return allocator_bytes(self._device).peak + self.beside_bytes()
 
     def now_bytes(self) -> int:
         """Return what this rank uses at the moment, measured as the peak is."""
-        if self._device.type == "cuda":
-            return torch.cuda.memory_allocated(self._device)
+        if self._beside is not None:
+            return allocator_bytes(self._device).now + self.beside_bytes()
         status = process_bytes()
         return status.get("VmRSS", 0) - max(0, status.get("RssFile", 0) - self._mapped)
 
@@ -120,7 +135,14 @@ def spent_on(
     meter: MemoryMeter,
     maximum: Callable[[list[float]], list[float]],
 ) -> tuple[dict[str, float], float]:
-    """Return (bytes by what they are spent on, peak bytes) of the fullest rank; `maximum` is over all ranks."""
+    """Return (bytes by what they are spent on, peak bytes) of the fullest rank; `maximum` is over all ranks.
+
+    The parts add up to the peak. CUDA tells what is no tensor, the runtime, apart from activations and buffers.
+    """
     held = held_bytes(model, optimizer)
-    *parts, peak = maximum([*map(float, held.values()), float(meter.peak_bytes())])
-    return {**dict(zip(held, parts, strict=True)), "activations_and_runtime": peak - sum(parts)}, peak
+    beside = meter.beside_bytes()  # first: the peak counts as much
+    *parts, runtime, peak = maximum([*map(float, held.values()), float(beside), float(meter.peak_bytes())])
+    found = dict(zip(held, parts, strict=True))
+    if not runtime:
+        return {**found, "activations_and_runtime": peak - sum(parts)}, peak
+    return {**found, "activations_and_buffers": peak - sum(parts) - runtime, "runtime": runtime}, peak

@@ -90,10 +90,10 @@ def _steps(request: dict[str, Any], result_path: Path, world: Any) -> None:
     for size in request["sizes"]:
         tell(size)
         one(size)  # warms up
-        if on_cuda:
-            torch.cuda.reset_peak_memory_stats(world.device)
+        meter.begin_anew()
         first += one(size)
-        (peaks[size],) = world.maximum([float(meter.peak_bytes())])
+        peak = meter.recent_bytes() if on_cuda else meter.peak_bytes()
+        (peaks[size],) = world.maximum([float(peak)])
     tell(None)
     rounds = min(MOST, max(LEAST, math.floor(request["seconds"] / max(first, 1e-6))))
     for _ in range(rounds):

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 
-import torch
-
 from paceline.plan.feasible.micro_batch import with_micro_batch
 from paceline.plan.placement.recut import keeps_passes
 from paceline.run.loop.under_plan import UnderPlan
 from paceline.run.memory.free_memory import free_bytes
+from paceline.run.memory.on_gpu import allocator_bytes
 from paceline.run.memory.spent import MemoryMeter, held_bytes
 from paceline.run.process.world import World
 from paceline.spec.journal.kinds import DecisionRecord
@@ -92,4 +91,4 @@ class MemoryPressure:
     def _alloc_retries(self) -> int:
         """Return how often CUDA's allocator has had to empty its cache for want of memory."""
         device = self._world.device
-        return int(torch.cuda.memory_stats(device)["num_alloc_retries"]) if device.type == "cuda" else 0
+        return allocator_bytes(device).retries if device.type == "cuda" else 0

@@ -34,7 +34,9 @@ class StepRecord(Record):
     peak_bytes: Annotated[
         int | None,
         Told(
-            "most memory rank 0 has used so far: of the device's allocator on CUDA, resident memory on a CPU", "bytes"
+            "most memory rank 0 has used so far: on CUDA of tensors, as its allocator counts them, and what the process"
+            " holds of the device besides; on a CPU resident memory",
+            "bytes",
         ),
     ]
     loss_scale: Annotated[float | None, Told("with fp16: the loss scale of this step", if_any=True)] = None
