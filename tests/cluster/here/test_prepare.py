@@ -54,6 +54,18 @@ def test_the_environment_of_a_process(run: RunSpec, kind: str, environ: dict[str
     assert environment_for(run, kind, environ) == added
 
 
+def test_errors_of_nccl_are_left_to_a_supervisor_that_hears_of_hangs() -> None:
+    """What torch does of an error would end a survivor, or keep it from the next world for as long as a dump takes."""
+    own = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
+    run = RunSpec(expandable_segments=False)
+    assert environment_for(run, "cuda", {}, supervised=True) == {**RECORDER, **own}
+    chosen = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
+    assert environment_for(run, "cuda", {**RECORDER, **chosen}, supervised=True) == {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
+    unheard = RunSpec(expandable_segments=False, health=UNHEARD)
+    assert environment_for(unheard, "cuda", {}, supervised=True) == {}, "then torch's own time-outs are all there is"
+    assert environment_for(run, "cpu", {}, supervised=True) == {}
+
+
 def test_what_is_not_asked_for_is_not_touched(switches_kept: None) -> None:
     torch.set_float32_matmul_precision("medium")
     torch.backends.cudnn.benchmark = True

@@ -22,6 +22,10 @@ WORKSPACE = ":4096:8"  # one of the two that NVIDIA documents as deterministic, 
 RECORDER_VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")  # the second is the older name
 RECORDER_ENTRIES = "2000"  # collectives in the flight recorder's ring: torch's own default since 2.13
 
+# For an error of NCCL's torch ends the process, and waits for dumps before. A survivor whose supervisor gives the word
+# is to meet the others again: with torch's ways it stood for 15 s and was ended (torch 2.11 on an H200, 2026-11-27).
+LEFT_TO_SUPERVISOR = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
+
 TF32_PRICE = (
     "fp32 products of CUDA run at the TF32 rate of the catalog, 2 to 16 times that of fp32; of a factor's 23 bits 10 "
     "are read, so that fp32 proofs, which are made on a CPU, do not hold for them"
@@ -56,10 +60,10 @@ class Switched:
     because: str
 
 
-def environment_for(run: RunSpec, kind: str, environ: Mapping[str, str]) -> dict[str, str]:
+def environment_for(run: RunSpec, kind: str, environ: Mapping[str, str], supervised: bool = False) -> dict[str, str]:
     """Return what a process on devices of this kind needs in its environment and does not have; nothing on a CPU.
 
-    What the user has set stays.
+    What the user has set stays. A `supervised` process is told of lost peers, and watched for hangs where the run asks.
     """
     if kind != "cuda":
         return {}
@@ -70,6 +74,8 @@ def environment_for(run: RunSpec, kind: str, environ: Mapping[str, str]) -> dict
         found[WORKSPACE_VARIABLE] = WORKSPACE
     if run.health.hangs and not any(name in environ for name in RECORDER_VARIABLES):
         found[RECORDER_VARIABLES[0]] = RECORDER_ENTRIES
+    if run.health.hangs and supervised:
+        found |= {name: value for name, value in LEFT_TO_SUPERVISOR.items() if name not in environ}
     return found
 
 
@@ -90,9 +96,11 @@ def device_index(local_rank: int, visible: int) -> int:
     )
 
 
-def prepare_process(run: RunSpec, kind: str, environ: MutableMapping[str, str] = os.environ) -> list[Switched]:
+def prepare_process(
+    run: RunSpec, kind: str, environ: MutableMapping[str, str] = os.environ, supervised: bool = False
+) -> list[Switched]:
     """Set what a run asks of this process before CUDA starts, and return what was changed."""
-    added = environment_for(run, kind, environ)
+    added = environment_for(run, kind, environ, supervised)
     environ.update(added)
     found = [
         Switched("allocator", None, added[name], EXPANDABLE_PRICE) for name in ALLOCATOR_VARIABLES if name in added

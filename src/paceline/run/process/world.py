@@ -182,7 +182,7 @@ def join_world(device_kind: str, threads: int = 0, place: Place | None = None, r
     if place is None and dist.is_initialized():
         place = Place(dist.get_rank(), dist.get_world_size(), dist.get_rank(), dist.get_world_size())
     rank, size, local_rank = (place.rank, place.world_size, place.local_rank) if place else (0, 1, 0)
-    switched = prepare_process(run, device_kind) if run else []
+    switched = prepare_process(run, device_kind, supervised=word_of_supervisor() is not None) if run else []
     if threads:
         torch.set_num_threads(threads)
     if device_kind == "cuda":
