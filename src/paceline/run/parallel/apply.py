@@ -75,7 +75,9 @@ def apply_plan(
     gradients = _apply_whole(model, blocks, modes, plan, mesh, sums)
     for each in given:
         each.listen()
-    return SummedGradients(gradients, model, parts, mesh.get_group("tp")) if mesh is not None and parts else gradients
+    if mesh is None or plan.layout.tp == 1:
+        return gradients
+    return SummedGradients(gradients, model, parts, mesh.get_group("tp"))
 
 
 def split_by_rules(model: nn.Module, plan: Plan, mesh: Mesh | None, rules: Rules | None) -> list[str]:

@@ -291,6 +291,7 @@ class SummedGradients:
     def finish(self) -> None:
         """Return once the sums are complete: one all-reduce per dtype."""
         self.inner.finish()
+        self._place()
         if not self._parameters:  # not before: building without storage and sharding make others
             parameters = dict(self.model.named_parameters())
             self._parameters = [parameters[name] for name in self.names]
@@ -305,6 +306,13 @@ class SummedGradients:
             totals = flat.split([grad.numel() for grad in gradients])
             for grad, total in zip(gradients, totals, strict=True):
                 grad.copy_(total.view(grad.shape))
+
+    def _place(self) -> None:
+        """Give each gradient the shards of its parameter: torch 2.11 makes those of uneven shards whole."""
+        for parameter in self.model.parameters():
+            grad = parameter.grad
+            if isinstance(grad, DTensor) and isinstance(parameter, DTensor) and grad.placements != parameter.placements:
+                parameter.grad = grad.redistribute(placements=parameter.placements)
 
     def unreached(self) -> int:
         """Return how many parameters this rank's backward passes did not reach."""
