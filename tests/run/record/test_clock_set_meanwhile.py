@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import random
 import time
@@ -149,12 +148,14 @@ def test_a_clock_that_is_set_before_any_one_look_at_it(
         holds(tmp_path / str(at), spec, monkeypatch, {at: by})
 
 
+@pytest.mark.parametrize("tried", [40, pytest.param(1000, marks=pytest.mark.deep)])
 def test_a_clock_that_is_set_twice_or_more(
-    tmp_path: Path, spec: Any, monkeypatch: pytest.MonkeyPatch, looks: int
+    tmp_path: Path, spec: Any, monkeypatch: pytest.MonkeyPatch, looks: int, tried: int
 ) -> None:
     """Twice within a few looks, there and back too, so that one record is made by a clock that no other knew."""
     drawn = random.Random(7)
     near = [{at: 86_400.0, at + after: by} for at in range(1, looks) for after in (1, 2) for by in (3_600.0, -86_400.0)]
     often = [{at: drawn.choice(DAYS) for at in drawn.sample(range(1, looks), count)} for count in (2, 5, 12) * 25]
-    for number, moves in enumerate(itertools.chain(near, often)):
+    every = [*near, *often]
+    for number, moves in enumerate(drawn.sample(every, min(tried, len(every)))):
         holds(tmp_path / str(number), spec, monkeypatch, moves)
