@@ -14,6 +14,7 @@ from torch import nn
 
 from paceline.cluster.here.compiler import refuse_to_compile
 from paceline.errors import ConfigError
+from paceline.plan.feasible.torch_version import COMPILED_FP64, older_refusal
 from paceline.run.initial import DrawnModel, WholeModel, start_model
 from paceline.run.loop.first_look import FirstLook
 from paceline.run.loop.loader import BatchStream
@@ -81,6 +82,7 @@ def assemble(
     """
     if plan.compile:
         refuse_to_compile(world.device.type)
+        _refuse_compiled_fp64(plan, world)
     mesh = build_mesh(plan.layout, world)
     started = start_model(task, plan, world, source, items_per_sample, read)
     names = all_names(started.model)  # before stages know a part of them
@@ -125,6 +127,12 @@ def _turns(task: Task, plan: Plan, world: World, source: Source) -> tuple[Turn, 
     )
     refuse_axes(turns, plan)
     return turns
+
+
+def _refuse_compiled_fp64(plan: Plan, world: World) -> None:
+    because = older_refusal(COMPILED_FP64, "fp64 on a CPU", "whose compiler knows that attention computes in it there")
+    if because and plan.precision == "fp64" and world.device.type == "cpu":
+        raise ConfigError("plan.compile = true in fp64", because, "plan.compile = false")
 
 
 def _set_precision(started: WholeModel, plan: Plan, objective: AnyObjective) -> list[str]:

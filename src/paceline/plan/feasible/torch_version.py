@@ -13,6 +13,7 @@ EXPERTS = (2, 12)  # FSDP2 shards the weights of one unit over different ranks (
 # A backward pass by halves is right: 2.11 adds up the gradients of all outputs of a node and fails at an
 # autograd.Function, and before 2.13 a weight that is used in two places may be counted twice.
 HALVED_BACKWARD = (2, 13)
+COMPILED_FP64 = (2, 13)  # the compiler knows that attention on a CPU computes in fp64
 MIXED_STAGE_INPUTS = (2, 12)  # of what a pipeline stage is sent, some needs no gradient
 
 

@@ -40,7 +40,10 @@ class _RMSNorm(torch.autograd.Function):
         scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)  # one pass, no wide copy of x
         scale = scale.square_().div_(x.shape[-1]).add_(eps).rsqrt_()  # [..., 1]
         ctx.save_for_backward(x, weight, scale)
-        return (x * scale).mul_(weight.to(wide)).to(x.dtype)
+        # Neither changed in place nor through a `to` that changes nothing: of such a result torch 2.11's compiler
+        # follows the operators here and not the backward pass below, and gradients are wrong.
+        found = x * scale * weight.to(wide)
+        return found if wide == x.dtype else found.to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
