@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.account.node_counters import measured_rate, node_shares
+from paceline.account.node_counters import MeteredRate, measured_rate, node_shares
 from paceline.account.node_use import NodeUse
 from paceline.account.prices import PriceBook
 from paceline.account.timeline import SpentTime, stretches
@@ -80,8 +80,7 @@ def _entries(
 ) -> Iterable[LedgerEntry]:
     held, start = stretch.held, stretch.held.start
     device = text(table(start.cluster.get("device")).get("name"))
-    on_cpu = text(table(start.cluster.get("device")).get("kind")) == "cpu" or device == "cpu"
-    counted = measured_rate(samples, held.began, held.ended, held.devices, on_cpu, use)
+    counted = measured_rate(samples, held.began, held.ended, held.devices, start.cluster, use)
     rates, how = _rates(start, device, book, price_class, held.began, held.ended, counted)
     baseline = _baseline(start, book, rates["kwh"])
     nodes = node_shares(samples, start, held.began, held.ended)
@@ -113,14 +112,14 @@ def _rates(
     price_class: str,
     began: float,
     ended: float,
-    counted: tuple[float, str] | None,
+    counted: MeteredRate | None,
 ) -> tuple[dict[str, float | None], dict[str, str]]:
     """Return USD, kWh and grams per device-second of a stretch of time, and where each is from."""
     own = {name: rate_of(name, start.forecast, start.cluster, start.world_size) for name in AMOUNTS}
     (usd, of_usd), (kwh, of_kwh), (grams, of_grams) = (own[name] for name in AMOUNTS)
     building = number(table(start.cluster.get("pue")).get("value")) or 1.0
     if counted is not None:
-        kwh, of_kwh = counted[0] * building, counted[1]
+        kwh, of_kwh = counted.kwh * building, counted.how
     if book.power.pue is not None and kwh is not None:
         kwh *= book.power.pue / building
         of_kwh = f"{of_kwh}, building by the {OWN_BOOK}"

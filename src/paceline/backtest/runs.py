@@ -101,7 +101,8 @@ def _learnt(item: Scored, run: LearntRun, earlier: Sequence[LearntRun]) -> Score
     if not earlier:
         return item
     learnt = Learnt(run.observation.task, tuple(earlier))
-    mean, spread = learnt.correct_time(columns_of([run.observation.plan]), np.array([run.time_spread]))
+    known = (np.array([each]) for each in (run.time_spread, run.host_share))
+    mean, spread = learnt.correct_time(columns_of([run.observation.plan]), *known)
     seconds = run.forecast_seconds * math.exp(float(mean[0]))
     return replace(item, priced=replace(item.priced, step_seconds=_interval(seconds, float(spread[0]))))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import stat
 import tempfile
@@ -16,7 +15,6 @@ from paceline.report.format import signed_percent
 from paceline.report.goodput import goodput_text
 from paceline.report.html import render_html
 from paceline.report.summary import Summary, summarise
-from paceline.report.watched.lines import nodes_seen
 from paceline.spec.journal.reading import node_files, read_journal, read_nodes, starts_of
 
 FILE = "report.html"
@@ -33,14 +31,12 @@ def build_report(run_dir: Path) -> Summary:
         because = f"it has no folder '{folder.name}'" if run_dir.is_dir() else "there is no such folder"
         raise ConfigError(f"{run_dir} is not a run's directory", because, "name the folder that `paceline train` wrote")
     try:
-        summary = summarise(read_journal(run_dir), str(run_dir))
+        nodes = list(read_nodes(run_dir)) if node_files(run_dir) else ()
+        summary = summarise(read_journal(run_dir), str(run_dir), nodes)
     except OSError as error:
         raise StorageError(
             f"cannot read the journal in {folder}", str(error), "check the folder's permissions"
         ) from error
-    if node_files(run_dir):
-        seen = nodes_seen(read_nodes(run_dir))
-        summary = dataclasses.replace(summary, nodes=seen.text, nodes_sensed=seen.sensed)
     if not summary.attempts:
         raise StorageError(
             f"the journal in {folder} is empty", "no complete record was written before the run ended", "start it again"

@@ -5,7 +5,7 @@ A forecast has many terms and a running step only a few clocks, so terms are put
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 from paceline.report.format import plural
 from paceline.report.phases import Start
 from paceline.report.records import NO_START, Records, StepTable, number, table, text
+from paceline.report.watched.metered import metered_energy
 from paceline.spec.journal.kinds import MemoryRecord, RunStarted
 from paceline.spec.journal.older import kind_and_clock
-from paceline.spec.journal.rates import rate_of
+from paceline.spec.journal.rates import AMOUNTS, rate_of
 from paceline.spec.journal.steady import BUSY, FIRST
+from paceline.spec.journal.watching import NodeSample
 
 LEARNT = "learnt"  # the kind of term that earlier runs add: it corrects the sum, so every group has its share of it
 STEP_TIME, MEMORY, RUN_TIME = "step_time", "memory", "run_time"
@@ -276,13 +278,15 @@ def _promise(
 
 
 def promises_of(
-    records: Records, reference: RunStarted, basis: Basis, attempts: tuple[Start, ...], share: float | None
-) -> tuple[Promise, ...]:
+    records: Records, reference: RunStarted, basis: Basis, attempts: tuple[Start, ...], share: float | None,
+    nodes: Sequence[NodeSample] = (),
+) -> tuple[Promise, ...]:  # fmt: skip
     """Return what was promised and what was measured for a step, for memory and for the whole run.
 
     Steps and memory are held against the reference's forecast. Time, money, energy and carbon of the run are held
     against the first forecast, scaled to `share`, the part of the run's steps that was done. Money, energy and carbon
-    are estimates: device-seconds between the first and the last record of each start, times the forecast's own rate.
+    are estimates: device-seconds between the first and the last record of each start, times the forecast's own rate;
+    but energy, and carbon by it, are the nodes' counters where `nodes`, samples of all of them, cover every start.
     """
     forecast = reference.forecast
     recorded = [number(record.peak_bytes) for record in records.of(MemoryRecord)]
@@ -299,9 +303,15 @@ def promises_of(
         _promise(MEMORY, "B", forecast.get("peak_bytes"), peak, "the highest peak on record"),
         _promise(RUN_TIME, "s", whole.get("run_seconds"), seconds, f"all starts, gaps left out{partly}", share),
     ]
+    rates = {key: rate_of(key, whole, first.cluster, first.world_size) for key in AMOUNTS}
+    metered = metered_energy(records, nodes, attempts, world) if device_seconds else None
     for kind, unit, key in ((MONEY, "USD", "usd"), (ENERGY, "kWh", "kwh"), (CARBON, "g", "carbon_g")):
-        rate, origin = rate_of(key, whole, first.cluster, first.world_size)
+        rate, origin = rates[key]
         measured = None if rate is None or device_seconds is None else rate * device_seconds
-        how = f"estimate: {device_seconds or 0:,.0f} device-seconds {origin}{partly}"
-        promises.append(_promise(kind, unit, whole.get(key), measured, how, share, is_estimate=True))
+        how, is_estimate = f"estimate: {device_seconds or 0:,.0f} device-seconds {origin}", True
+        if metered is not None and key == "kwh":
+            measured, how, is_estimate = metered.kwh, metered.how, metered.is_estimate
+        elif metered is not None and key == "carbon_g" and rate is not None and (before := rates["kwh"][0]):
+            measured, how = metered.kwh * rate / before, f"estimate: the forecast's carbon of a kWh; {metered.how}"
+        promises.append(_promise(kind, unit, whole.get(key), measured, f"{how}{partly}", share, is_estimate))
     return tuple(promises)

@@ -244,13 +244,15 @@ def _remarks(records: Records, steps: StepTable) -> tuple[str, ...]:
     return tuple(remarks)
 
 
-def summarise(records: Iterable[Mapping[str, object]], run_dir: str = "") -> Summary:
+def summarise(records: Iterable[Mapping[str, object]], run_dir: str = "", nodes: Sequence[NodeSample] = ()) -> Summary:
     """Return what the records of a journal say about a run.
 
     Any prefix of a journal gives a summary: what is not on record is None, zero or empty. Raises nothing. What is left
-    of a budget that the run shares needs its directory: the runs beside it have spent of it too.
+    of a budget that the run shares needs its directory: the runs beside it have spent of it too. `nodes` are the
+    samples of all nodes, where the journal's own are those of the first alone.
     """
     found = gather(records)
+    nodes = nodes or found.of(NodeSample)
     reference, attempts, steps = reference_start(found), starts_of(found), surviving(found)
     first = (*found.starts, NO_START)[0]
     basis = basis_of(found, reference)
@@ -285,7 +287,7 @@ def summarise(records: Iterable[Mapping[str, object]], run_dir: str = "") -> Sum
         phases=phases,
         goodput=goodput,
         basis=basis.words,
-        promises=promises_of(found, reference, basis, attempts, share),
+        promises=promises_of(found, reference, basis, attempts, share, nodes),
         time_groups=time_groups(reference, basis.steps),
         memory_groups=memory_groups(found, reference),
         losses=losses_of(found, steps, reference.facts),
@@ -305,7 +307,7 @@ def summarise(records: Iterable[Mapping[str, object]], run_dir: str = "") -> Sum
         reproduce=_reproduce(reference),
         error=_told_error(error),
         remarks=_remarks(found, steps),
-        nodes=(seen := nodes_seen(found.of(NodeSample))).text,
+        nodes=(seen := nodes_seen(nodes)).text,
         nodes_sensed=seen.sensed,
         health=tuple(health_lines(found.of(HealthSample))),
         advice=advice_on(found, reference, bound, goodput),

@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 import torch
 from distributed import run_ranks
+from fake_cuda import GIB, FakeCuda
+from fake_nvml import FakeNvml
 from runs import environment, paceline, records_of, steps_of, write_spec
 from tests_shared import SEQ_LEN, VOCAB, Dropout, PaddedText, decoder_task, world_here
 from torch import nn
@@ -448,6 +450,35 @@ def test_a_run_that_has_gone_on_with_a_smaller_micro_batch_is_told_of_that_one(m
     assert told(3)["planned"]["activations_and_runtime"] == 300.0, "one that was not priced, by its part of the plan's"
     assert told(8)["micro_batch"] == 4 and told(8)["smallest_change"]["change"] == "plan.micro_batch = 4"
     assert told(1)["micro_batch"] == 1 and told(1)["smallest_change"] is None
+
+
+@pytest.mark.parametrize(("others", "asked_for"), [(130.0, 1.0), (0.0, 20.0), (1.0, 20.0), (120.0, 20.0)])
+def test_memory_that_other_programs_hold_is_told_and_they_are_to_be_ended(
+    monkeypatch: pytest.MonkeyPatch, others: float, asked_for: float
+) -> None:
+    """A run that was planned with 25 GiB of a device of 140, on which something else has taken 130."""
+    cuda = FakeCuda(total=140 * GIB, now=5 * GIB, peak=5 * GIB, reserved=6 * GIB, others=round(others * GIB))
+    cuda.installed(monkeypatch)
+    monkeypatch.setattr(exhausted, "largest_live", lambda *_, **__: [])
+    terms = [{"kind": "weights", "value": 5.0 * GIB}, {"kind": "activations", "value": 20.0 * GIB}]
+    plan, nan = Plan(Layout(), batch_samples=8, micro_batch=2, accumulation=4), math.nan
+    smaller_one = SmallerPlan("plan.micro_batch = 1", 1, 8, "none", "none", {"weights": 5.0 * GIB,
+                              "activations": 10.0 * GIB}, 1.0)  # fmt: skip
+    record = PlannedRecord(forecast={"memory": terms})
+    brief = Brief(plan, 5, 4, "tokens", "cuda", 1, 1.0, nan, 1.0, nan, record, smaller=(smaller_one,))
+    nvml = FakeNvml({})
+    nvml.driver = False
+    meter = MemoryMeter(cuda.device, nvml)
+    error = torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {asked_for:.2f} GiB.")
+    told = out_of_memory(error, ("forward", 3), brief, plan, World(0, 1, 0, cuda.device), meter)
+    assert "bytes" not in told.because and "of the device's 140 GiB" in told.because
+    known = others > 2  # a GiB more or less may be the process's own
+    assert told.evidence["others_bytes"] > 0 if known else told.evidence["others_bytes"] == 0
+    assert ("other programs hold" in told.because) == ("end the other programs" in told.try_) == known
+    if known:
+        # What is beside the allocator is assumed here: nobody tells whose it is.
+        assert f"other programs hold {others:.0f}" in told.because
+        assert "without them this plan fits by forecast" in told.try_ and "plan.micro_batch = 1" in told.try_
 
 
 def test_the_error_travels_whole() -> None:

@@ -48,6 +48,15 @@ def test_a_counter_that_begins_anew_says_nothing_of_that_time() -> None:
 # ---- GPUs ------------------------------------------------------------------------------------------------------------
 
 
+def test_a_gpu_that_ranks_share_takes_its_energy_once() -> None:
+    nvml = FakeNvml({"GPU-a": FakeGpu()})
+    sensor = GpuSensor([SeenRank(0, 11, "GPU-a"), SeenRank(1, 12, "GPU-a")], nvml)
+    read(sensor)
+    nvml.devices["GPU-a"].millijoules += 5000
+    found = read(sensor)
+    assert found.host["device_joules"] == 5.0 and {own["joules"] for own in found.ranks.values()} == {5.0}
+
+
 def test_a_healthy_gpu_is_read_whole() -> None:
     nvml = FakeNvml({"GPU-a": FakeGpu(), "GPU-b": FakeGpu(celsius=90, reasons=0x40 | 0x4)})
     sensor = GpuSensor(RANKS, nvml)

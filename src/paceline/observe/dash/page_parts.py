@@ -49,6 +49,7 @@ from paceline.report.phases import starts_of
 from paceline.report.records import Records, number, table, text
 from paceline.report.series import Series, thin, trend
 from paceline.spec.journal.kinds import DecisionRecord, EvaluationRecord, RunStarted, VerifyRecord
+from paceline.spec.journal.watching import NodeSample
 from paceline.units import format_count, format_loss, format_seconds
 
 POINTS = 500  # of a curve: the page is drawn again and again
@@ -94,7 +95,8 @@ class RunView:
         """What was promised, by kind, with what is measured of it now."""
         done, planned = self.run.steps_done, self.run.steps_planned
         share = done / planned if planned else None
-        found = promises_of(self.records, self.reference, self.basis, starts_of(self.records), share)
+        nodes = self.records.of(NodeSample)
+        found = promises_of(self.records, self.reference, self.basis, starts_of(self.records), share, nodes)
         return {promise.kind: promise for promise in found}
 
     def curve(self, name: str) -> Series:

@@ -22,6 +22,7 @@ ONE_DEVICE_CORE = 0.9  # a process that got less of its core was not alone
 MOMENT_NOISE, SETTLED_STEPS, STEADY = 0.05, 20, 0.05
 # Noise beyond which a run tells no plan from another: a choice that it would change is one of a few per cent.
 TRUSTED_NOISE = 0.12
+ALIKE = 0.5  # how alike two steps are in what decides them, below which that is said
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class LearntRun:
     time_spread: float  # standard deviation of the log that the forecast states of itself
     forecast_bytes: float
     memory_spread: float
+    host_share: float = 0.0  # of the forecast step, what the host decides
 
     def as_dict(self) -> dict[str, object]:
         """Return for people and machines which run it was, and what it measured beside today's forecast."""
@@ -47,6 +49,7 @@ class LearntRun:
             "peak_bytes": found.peak_bytes,
             "forecast_peak_bytes": self.forecast_bytes,
             "core_share": found.core_share,
+            "host_share": self.host_share,
         }
 
     @property
@@ -112,28 +115,31 @@ class Learnt:
     def _with_memory(self) -> tuple[LearntRun, ...]:
         return tuple(run for run in self.runs if np.isfinite(run.memory_residual))
 
-    def correct_time(self, columns: Columns, spreads: Floats) -> tuple[Floats, Floats]:
+    def correct_time(self, columns: Columns, spreads: Floats, hosts: Floats) -> tuple[Floats, Floats]:
         """Return mean and standard deviation of log(measured / forecast) of every plan's step time.
 
-        Runs that are too short or disturbed move all forecasts of the task alike, and only where there are no others:
-        they change no choice, and make no interval narrower.
+        `hosts` is which part of each plan's step the host decides: what a run of the other kind missed says little.
+        Runs that are too short or disturbed move all such forecasts of the task alike, and only where there are no
+        others: they change no choice between plans of one kind, and make no interval narrower.
         """
         kept = np.array([run.is_trusted for run in self.runs])
+        same_bound = _same_bound(hosts, self._hosts)
         if not kept.any():
-            return np.full(len(columns), self._level), spreads
-        return self._of_trusted.posterior(self.kinship(columns).value[:, kept], spreads)
+            return self._levels(same_bound), spreads
+        return self._of_trusted.posterior((self.kinship(columns).value * same_bound)[:, kept], spreads)
 
-    def left_open(self, pair: Columns, spreads: Floats) -> float:
+    def left_open(self, pair: Columns, spreads: Floats, hosts: Floats) -> float:
         """Return the standard deviation of the log of one plan's time over another's: what runs do not tell of a pair.
 
-        Infinite where no run tells one plan from another.
+        Infinite where no run tells one plan from another. `hosts` is as in `correct_time`.
         """
         kept = np.array([run.is_trusted for run in self.runs])
         if not kept.any():
             return math.inf
         layout, alike = _compare(pair.take([1]), pair.plan(0))
-        between = float(Kinship(np.ones(1), layout, layout & alike).value[0])
-        return self._of_trusted.apart(self.kinship(pair).value[:, kept], spreads, between)
+        between = float(Kinship(np.ones(1), layout, layout & alike).value[0] * _same_bound(hosts, hosts)[0, 1])
+        kinship = self.kinship(pair).value * _same_bound(hosts, self._hosts)
+        return self._of_trusted.apart(kinship[:, kept], spreads, between)
 
     @cached_property
     def _of_trusted(self) -> Fitted:
@@ -141,14 +147,15 @@ class Learnt:
         return self._fitted(runs, [run.time_residual for run in runs], "time")
 
     @cached_property
-    def _level(self) -> float:
-        """What all runs say of a plan of this task in a layout that none of them had."""
+    def _hosts(self) -> Floats:
+        return np.array([run.host_share for run in self.runs])
+
+    def _levels(self, same_bound: Floats) -> Floats:
+        """Return what all runs say of plans of this task in a layout that none of them had."""
         same = np.array([run.observation.task == self.task for run in self.runs])
         other = np.zeros_like(same)
-        mean, _ = self.time.posterior(
-            Kinship(same, other, other).value[None, :], np.array([np.median(self.time.spreads)])
-        )
-        return float(mean[0])
+        spreads = np.full(len(same_bound), np.median(self.time.spreads))
+        return self.time.posterior(Kinship(same, other, other).value * same_bound, spreads)[0]
 
     def correct_memory(self, columns: Columns, spreads: Floats) -> tuple[Floats, Floats]:
         """Return mean and standard deviation of log(measured / forecast) of every plan's memory, as runs tell them."""
@@ -166,8 +173,8 @@ class Learnt:
             layout[:, place], alike[:, place] = _compare(columns, one.plan)
         return Kinship(task, layout, task & layout & alike)
 
-    def words(self, columns: Columns, index: int) -> str:
-        """Return which runs a plan's correction rests on."""
+    def words(self, columns: Columns, index: int, hosts: Floats | None = None) -> str:
+        """Return which runs a plan's correction rests on; with `hosts` of step times, as in `correct_time`."""
         kin = self.kinship(columns)
         task, layout, plan = kin.task[index], kin.layout[index], kin.plan[index]
         counts = {
@@ -177,6 +184,9 @@ class Learnt:
             "of others on this machine": ~task & ~layout,
         }
         told = ", ".join(f"{int(flags.sum())} {what}" for what, flags in counts.items() if flags.any())
+        other = 0 if hosts is None else int((_same_bound(hosts, self._hosts)[index] < ALIKE).sum())
+        if other:
+            told += f"; {other} of them count for little, as not the same decides their steps: the host, or the device"
         weak = sum(not run.is_trusted for run in self.runs)
         if not weak:
             return told
@@ -185,12 +195,12 @@ class Learnt:
         return f"{told}; too short or disturbed to tell plans apart, so all alike"
 
     def _fitted(self, runs: tuple[LearntRun, ...], residuals: list[float], what: str) -> Fitted:
-        of_time = what == "time"
+        of_time, hosts = what == "time", np.array([run.host_share for run in runs])
         return fit(
             residuals,
             [run.time_spread if of_time else run.memory_spread for run in runs],
             [run.time_noise if of_time else RUN_NOISE for run in runs],
-            _between([run.observation for run in runs]),
+            _between([run.observation for run in runs]) * (_same_bound(hosts, hosts) if of_time else 1.0),
         )
 
 
@@ -201,6 +211,18 @@ def _between(ran: list[Observation]) -> Floats:
     rest = [(one.plan.precision, *(getattr(one.plan, name) for name in FIELDS)) for one in ran]
     alike = np.array([[one == other for other in rest] for one in rest])
     return Kinship(task, layout, task & layout & alike).value
+
+
+def _same_bound(hosts: Floats, others: Floats) -> Floats:
+    """Return how alike plans are to others in what decides their steps, 0 to 1: the host, or all else.
+
+    It is the cosine of their shares of the two, so that a product of kinships is a covariance still. Example: a step
+    that the host decides to 90 %, and one to 2 %: (0.9 x 0.02 + 0.1 x 0.98) / (0.906 x 0.980) = 0.13.
+    """
+    one, other = (np.stack([shares, 1 - shares], axis=1) for shares in (hosts, others))
+    lengths = np.linalg.norm(one, axis=1)[:, None] * np.linalg.norm(other, axis=1)
+    found: Floats = one @ other.T / lengths
+    return found
 
 
 def _compare(columns: Columns, plan: Plan) -> tuple[Flags, Flags]:

@@ -12,7 +12,7 @@ from paceline.plan.cost.columns import COMMON
 from paceline.plan.cost.components import total
 from paceline.plan.cost.pricing import held_components, time_components
 from paceline.plan.cost.sheet import PricedTask
-from paceline.plan.cost.time.learnt import memory_spread, time_spread
+from paceline.plan.cost.time.learnt import host_shares, memory_spread, time_spread
 from paceline.plan.learn.correct import Learnt, LearntRun
 from paceline.plan.learn.observation import Observation, machine_key
 from paceline.plan.learn.store import read_observations
@@ -71,7 +71,8 @@ def _forecast(group: Sequence[tuple[Observation, Cluster]]) -> list[LearntRun]:
     context = PricedTask(first.profile, cluster, first.plan.batch_samples, 1, first.optimizer, measured=measured)
     sheet = context.sheet(*(one.plan for one, _ in group))
     time, memory = time_components(sheet), held_components(sheet)
-    figures = (total(time), time_spread(sheet, time), total(memory), memory_spread(sheet))
+    hosts = host_shares(sheet, time)
+    figures = (total(time), time_spread(sheet, time), total(memory), memory_spread(sheet), hosts)
     return [LearntRun(one, *(float(values[place]) for values in figures)) for place, (one, _) in enumerate(group)]
 
 

@@ -17,6 +17,7 @@ from paceline.plan.cost.intervals import time_spread
 from paceline.plan.cost.memory.usable import HEADROOM, needed_terms, usable_bytes
 from paceline.plan.cost.pricing import memory_of, memory_widths_of, needed_bytes, price, price_all, time_components
 from paceline.plan.cost.sheet import PricedTask, Sheet
+from paceline.plan.cost.time.learnt import host_shares
 from paceline.plan.feasible.refusals import refusal
 from paceline.plan.learn.correct import Learnt
 from paceline.plan.learn.task_measurement import TaskMeasurement
@@ -286,7 +287,8 @@ def _kept(
     scores = goal_values(values, weights)
     gain = float(np.log(scores[first] / scores[best]))
     sheet = Sheet(context, fits.take([best, first]))
-    noise = context.learnt.left_open(sheet.columns, time_spread(sheet, time_components(sheet)[:-1]))
+    terms = time_components(sheet)[:-1]
+    noise = context.learnt.left_open(sheet.columns, time_spread(sheet, terms), host_shares(sheet, terms))
     if gain > noise:
         return in_one_piece(context, fits, values, weights, order)
     who, they = ("forecasts put", "runs here") if best == by_formulas[0] else ("runs here put", "they")

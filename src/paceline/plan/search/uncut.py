@@ -23,6 +23,7 @@ from paceline.plan.cost.components import cause_seconds
 from paceline.plan.cost.intervals import time_spread
 from paceline.plan.cost.pricing import time_components
 from paceline.plan.cost.sheet import PricedTask, Sheet
+from paceline.plan.cost.time.learnt import host_shares
 from paceline.plan.search.values import SAFE, TIE_RATIO, Values, goal_values
 from paceline.units import format_durations, format_seconds
 
@@ -79,4 +80,6 @@ def _left_open(context: PricedTask, pair: Columns) -> float:
     seconds = cause_seconds((term.name, term.kind, term.values) for term in terms)
     shares, spreads = seconds / seconds.sum(axis=1, keepdims=True), time_spread(sheet, terms)
     by_figures = float(np.max(spreads) * np.linalg.norm(shares[0] - shares[1]))
-    return by_figures if context.learnt is None else min(by_figures, context.learnt.left_open(sheet.columns, spreads))
+    if context.learnt is None:
+        return by_figures
+    return min(by_figures, context.learnt.left_open(sheet.columns, spreads, host_shares(sheet, terms)))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from paceline.account.node_counters import device_shares
+from paceline.spec.journal.rates import JOULES_PER_KWH
 from paceline.spec.journal.watching import HealthSample, NodeSample
 from paceline.units import format_bytes, format_count
-
-JOULES_PER_KWH = 3.6e6
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,11 @@ class NodesSeen:
     sensed: bool = False
 
 
-def nodes_seen(samples: Iterable[NodeSample]) -> NodesSeen:
+def nodes_seen(samples: Sequence[NodeSample]) -> NodesSeen:
     """Return what samples of nodes had at most; without samples there is no text."""
     hottest, watts, joules, throttled, count = 0.0, 0.0, 0.0, 0, 0
     measured, resident, nodes = False, 0.0, set()
+    shares = device_shares(samples)
     for sample in samples:
         count += 1
         nodes.add(sample.node)
@@ -31,7 +32,7 @@ def nodes_seen(samples: Iterable[NodeSample]) -> NodesSeen:
         resident = max(resident, _most(sample, "resident_bytes"))
         throttled += bool(_most(sample, "throttled") or sample.host.get("throttled"))
         spent = [sample.host[name] for name in ("cpu_joules", "device_joules") if name in sample.host]
-        measured, joules = measured or bool(spent), joules + sum(spent)
+        measured, joules = measured or bool(spent), joules + sum(spent) * shares.get((sample.attempt, sample.node), 1.0)
     if not count:
         return NodesSeen()
     parts = [f"{format_bytes(resident)} resident in the largest rank"]

@@ -12,7 +12,7 @@ from torch import nn
 
 from paceline.errors import ExhaustedTogether, OutOfMemory, first_line
 from paceline.foreign_errors import asked_bytes
-from paceline.run.memory.free_memory import free_bytes
+from paceline.run.memory.free_memory import format_gib, free_bytes
 from paceline.run.memory.live import LiveTensors, largest_live
 from paceline.run.memory.spent import MemoryMeter, held_bytes
 from paceline.run.process.brief import Brief
@@ -28,6 +28,7 @@ REST = "activations_and_runtime"
 WORD = "paceline/out_of_memory"  # key of the world's store
 OPENING = "opening the data"  # the phase of a batch's reading, before there is a step
 LARGEST = 5  # groups of tensors that are told
+LEAST_OTHERS = 2 << 30  # bytes of a device that others hold, which are told: what is one's own is not known to less
 
 
 def out_of_memory(
@@ -59,10 +60,12 @@ def out_of_memory(
     actual = {**held, REST: used - sum(held.values())}
     fits = smallest_that_fits(kinds, smaller, used + (asked or 0), used + free)
     nearest = fits or min(smaller, key=lambda each: each.bytes, default=None)
+    others = found if (found := meter.others_bytes()) >= LEAST_OTHERS else 0
     evidence: dict[str, object] = {
         "conditions": conditions_of(plan), "micro_batch": max(1, plan.micro_batch // 2),
         "rank": world.rank, "phase": phase, "step": step, "asked_bytes": asked,
         "free_bytes": free if math.isfinite(free) else None, "limit": limit, "used_bytes": used,
+        "others_bytes": others,
         "planned": planned, "actual": actual,
         "largest": [{"what": each.what, "dtype": each.dtype, "shape": list(each.shape), "count": each.count,
                      "bytes": each.bytes} for each in largest],
@@ -72,8 +75,8 @@ def out_of_memory(
     in_step = f" of step {step}" if step else ""
     return OutOfMemory(
         f"out of memory on rank {world.rank} of {world.size}, {where}{in_step}",
-        _because(first_line(error), planned, actual, used, asked, free, limit, largest),
-        _try(nearest, fits is not None),
+        _because(first_line(error), planned, actual, used, asked, free, limit, largest, others),
+        _try(nearest, fits is not None, others, sum(kinds.values()) <= used + free + others),
         evidence,
     ).naming_ranks()
 
@@ -178,10 +181,12 @@ def _because(
     free: float,
     limit: str,
     largest: Sequence[LiveTensors],
+    others: int,
 ) -> str:
     parts = [f"{format_bytes(asked)} were asked for" if asked is not None else says]
     if math.isfinite(free):
-        parts.append(f"{format_bytes(free)} were free of {limit}")
+        held = f", of which other programs hold {format_gib(others)}" if others else ""
+        parts.append(f"{format_bytes(free)} were free of {limit}{held}")
     each = ", ".join(
         f"{name.replace('_', ' ')} "
         + ("{} (planned {})".format(*format_sizes(value, planned[name])) if name in planned else format_bytes(value))
@@ -194,7 +199,12 @@ def _because(
     return "; ".join(parts)
 
 
-def _try(nearest: SmallerPlan | None, fits: bool) -> str:
+def _try(nearest: SmallerPlan | None, fits: bool, others: int, fits_alone: bool) -> str:
+    """Return what to try: `others` bytes are other programs', without which the plan fits by forecast, or does not."""
+    if others:
+        alone = "without them this plan fits by forecast" if fits_alone else "though by forecast that is not enough"
+        end = f"end the other programs on the device, which hold {format_gib(others)} of it (`nvidia-smi` lists them)"
+        return f"{end}: {alone}; or {_try(nearest, fits, 0, fits_alone)}"
     if nearest is None:
         return "more devices, a smaller model or shorter samples: the plan is the smallest of its layout"
     needs = f"{format_bytes(nearest.bytes)} a device by forecast"

@@ -19,8 +19,13 @@ def free_bytes(device: torch.device) -> tuple[float, str]:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         known = allocator_bytes(device)
-        return float(free + known.reserved - known.now), f"the device's {format_bytes(total)}"
+        return float(free + known.reserved - known.now), f"the device's {format_gib(total)}"
     return min(_limits(), default=(math.inf, "nothing that is known"))
+
+
+def format_gib(count: float) -> str:
+    """Return bytes of a device in GiB, however many: beside its total of 140 GiB, what is missing is no 0.02 TiB."""
+    return f"{count / 2**30:.3g} GiB"
 
 
 def _limits() -> list[tuple[float, str]]:

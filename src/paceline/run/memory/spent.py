@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.run.memory.on_gpu import READ_SECONDS, BesideAllocator, allocator_bytes
+from paceline.run.memory.on_gpu import READ_SECONDS, BesideAllocator, allocator_bytes, beside_allocator
 from paceline.task.models.held import local_of
 
 _STATUS = Path("/proc/self/status")
@@ -67,6 +67,16 @@ class MemoryMeter:
         0 on a CPU, where nothing tells the two apart.
         """
         return self._beside.bytes(at_once=True) if self._beside is not None else 0
+
+    def others_bytes(self) -> int:
+        """Return what other programs hold of the device, as far as that can be told from what is this process's.
+
+        0 on a CPU, whose memory is the machine's.
+        """
+        if self._beside is None:
+            return 0
+        beside, _ = beside_allocator(self._device)
+        return max(0, beside - self.beside_bytes())
 
     def begin_anew(self) -> None:
         """Measure the peak of what comes from here on by itself, where the device can: see `recent_bytes`."""

@@ -54,6 +54,7 @@ class NodeSampler:
     ) -> None:
         """`nodes` is how many nodes the run has. Set `step` to how many steps are done."""
         self._name, self._ranks, self._sensors, self._take = name, [each.rank for each in ranks], sensors, take
+        self._devices = tuple(dict.fromkeys(each.device for each in ranks if each.device))
         self._every, self._detail, self._clock = every_seconds, detail, clock
         self.step = 0
         self._writes_each = max(1, round(nodes / NODES_AT_EVERY))
@@ -94,7 +95,8 @@ class NodeSampler:
         reading = self._read(seconds)
         self._add_energy(reading)
         self._reads += 1
-        sample = node_sample(reading, self._name, self._ranks, self.step, now - self._written, self._detail)
+        covered = now - self._written
+        sample = node_sample(reading, self._name, self._ranks, self.step, covered, self._detail, self._devices)
         is_due = last or self._reads % self._writes_each == 0 or self._reads == 1
         if is_due or set(sample.flagged) - set(self._flagged):
             self._written, self._flagged, self._energy = now, sample.flagged, {}

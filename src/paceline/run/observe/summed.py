@@ -17,9 +17,15 @@ MOST_DETAILED = 8  # ranks that stand out whose numbers one record keeps
 
 
 def node_sample(
-    reading: SensorReading, node: str, ranks: Sequence[int], step: int, seconds: float, detail: bool
+    reading: SensorReading,
+    node: str,
+    ranks: Sequence[int],
+    step: int,
+    seconds: float,
+    detail: bool,
+    devices: Sequence[str] = (),
 ) -> NodeSample:
-    """Return the record of what was read of a node since the sample before."""
+    """Return the record of what was read of a node since the sample before; `devices` are the UUIDs of its GPUs."""
     names = dict.fromkeys(name for own in reading.ranks.values() for name in own)
     signals = {name: over_ranks({rank: own[name] for rank, own in reading.ranks.items() if name in own})
                for name in names}  # fmt: skip
@@ -36,6 +42,7 @@ def node_sample(
         absent=dict(reading.absent),
         flagged=(*host, *(f"rank {rank} {word}" for rank, words in said.items() for word in words)),
         detail={str(rank): _short(own) for rank, own in kept.items()} or None,
+        devices=tuple(devices) or None,
     )
 
 

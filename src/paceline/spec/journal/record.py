@@ -172,6 +172,7 @@ READERS: dict[Any, Callable[[Any], Any]] = {
     Table | None: lambda value: value if isinstance(value, dict) else None,
     Numbers: _numbers,
     Words: _words,
+    Words | None: lambda value: _words(value) or None,
     Tables: lambda value: tuple(each for each in value if isinstance(each, dict)) if isinstance(value, list) else (),
     Ids | None: _ids,
     Any: lambda value: value,

@@ -37,7 +37,7 @@ class NodeSample(Record):
             " `received_bytes_per_second`, `sent_bytes_per_second`, `read_bytes_per_second`,"
             " `written_bytes_per_second` (network without loopback, whole disks), `celsius` (the hottest zone),"
             " `throttled`, and the energy of these seconds: `cpu_joules` (packages and memory, by RAPL) and"
-            " `device_joules` (all GPUs of the node's ranks)"
+            " `device_joules` (all GPUs of the node's ranks, each once)"
         ),
     ]
     absent: Annotated[Table, Told("by name what could not be read, and why; nothing absent is a zero")]
@@ -45,6 +45,10 @@ class NodeSample(Record):
     detail: Annotated[
         Table | None,
         Told("by rank its own numbers: of those that stand out, of all with `run.observe.detail`", if_any=True),
+    ] = None
+    devices: Annotated[
+        Words | None,
+        Told("the UUIDs of the GPUs of its ranks, each once: nodes that name the same one share it", if_any=True),
     ] = None
 
 

@@ -43,11 +43,12 @@ class GpuSensor:
         if not self._opened(seconds):
             into.lacks("gpu", self._because)
             return
-        joules: list[float | None] = []
+        joules: dict[str, float | None] = {}  # by device: ranks may share one, which takes its energy once
         for each in self._ranks:
-            joules.append(self._read_one(each, into, seconds))
-        if joules and all(part is not None for part in joules):
-            into.of_host("device_joules", sum(part for part in joules if part is not None))
+            joules[each.device] = self._read_one(each, into, seconds)
+        known = [part for part in joules.values() if part is not None]
+        if len(known) == len(joules):
+            into.of_host("device_joules", sum(known))
 
     def close(self) -> None:
         """Leave the library."""
