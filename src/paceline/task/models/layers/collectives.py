@@ -96,7 +96,7 @@ def _of_the_first(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 def _sum(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     total = x.clone(memory_format=torch.contiguous_format)  # others may still read x
     dist.all_reduce(total, group=group)
-    return total
+    return total.detach()  # of a result changed in place torch 2.11's compiler takes another backward pass
 
 
 def _gathered(x: Tensor, group: dist.ProcessGroup) -> Tensor:
