@@ -14,6 +14,7 @@ EXPERTS = (2, 12)  # FSDP2 shards the weights of one unit over different ranks (
 # autograd.Function, and before 2.13 a weight that is used in two places may be counted twice.
 HALVED_BACKWARD = (2, 13)
 COMPILED_FP64 = (2, 13)  # the compiler knows that attention on a CPU computes in fp64
+UNEVEN_COLUMNS = (2, 13)  # the gradient of uneven parts of a later dimension is one of parts, not one of copies
 MIXED_STAGE_INPUTS = (2, 12)  # of what a pipeline stage is sent, some needs no gradient
 
 

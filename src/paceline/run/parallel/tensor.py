@@ -46,6 +46,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from paceline.errors import ConfigError
+from paceline.plan.feasible.torch_version import UNEVEN_COLUMNS, older_refusal
 from paceline.run.parallel.adapted import ADAPTED, adapted_fused, spread_adapter
 from paceline.run.parallel.gradients import Gradients
 from paceline.run.parallel.region import Region, own_bias
@@ -234,6 +235,10 @@ def _own_part(name: str, weight: nn.Parameter, dim: int, mesh: DeviceMesh) -> nn
             f"'{name}' over tp = {mesh.size()}", f"{weight.shape[dim]} features give some ranks none",
             f"tp = {len(parts)} at most, or no rule for it",
         )  # fmt: skip
+    whose = "which does not take a rank's part of a gradient for the whole"
+    because = older_refusal(UNEVEN_COLUMNS, f"a dimension of {weight.shape[dim]} over {mesh.size()} ranks", whose)
+    if because and dim % weight.dim() and weight.shape[dim] % mesh.size():
+        raise ConfigError(f"'{name}' over tp = {mesh.size()}", because, "a tp that divides it, or tp = 1")
     own = parts[mesh.get_local_rank()]
     if own.untyped_storage().nbytes() >= weight.nbytes:  # not a stand-in's, which takes no memory
         own = own.clone(memory_format=torch.contiguous_format)
