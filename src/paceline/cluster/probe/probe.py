@@ -55,7 +55,8 @@ def probe_machine(
     """Measure `devices` devices of one kind at once, store the record in the user's cache and return it.
 
     Takes about `seconds_budget` seconds, the import of torch included, on an idle machine, and a third of that on a
-    busy one, whose figures are marked. A GPU takes longer (`probe_seconds`). It is given up after `most_seconds` of the clock. `kind` is "cpu" or "cuda".
+    busy one, whose figures are marked. A GPU takes longer (`probe_seconds`). It is given up after
+    `most_seconds` of the clock. `kind` is "cpu" or "cuda".
     Raises ConfigError where the machine has no such devices, PacelineError where a measuring process fails.
     """
     host = read_machine()
@@ -70,9 +71,8 @@ def probe_machine(
     if busy:
         seconds_budget /= BUSY_SHARE
         say(f"busy     {', '.join(busy)}: figures will be marked, and count for an hour")
-    say(
-        f"probing  {devices} x {kind} on {host.name}, about {probe_seconds(kind, seconds_budget):.0f} s; all devices measure at once"
-    )
+    about = f"about {probe_seconds(kind, seconds_budget):.0f} s"
+    say(f"probing  {devices} x {kind} on {host.name}, {about}; all devices measure at once")
     begin = time.monotonic()
     fair_share = min(1.0, host.cores / devices) if kind == "cpu" else 1.0  # of a core for each thread
     request: ProbeRequest = {
