@@ -1,14 +1,17 @@
 """A real probe of two ranks in a tiny budget, and how its failures are told."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
 from paceline.cluster.machine import threads_per_device
-from paceline.cluster.probe import probe
+from paceline.cluster.probe import probe, worker
+from paceline.cluster.probe.duration import probe_seconds
 from paceline.cluster.probe.passes import fastest
 from paceline.cluster.probe.probe import _beyond, _start, combine, probe_lines, probe_machine
 from paceline.cluster.probe.rank import Rank
+from paceline.cluster.probe.records import RankProbe
 from paceline.cluster.resolve import resolve_cluster
 from paceline.errors import ConfigError, PacelineError
 from paceline.spec.cluster import ClusterSpec
@@ -262,3 +265,34 @@ def test_groups_of_two_among_four_ranks_are_measured_and_priced(monkeypatch, tmp
     assert any(line.startswith("  groups of 2") for line in probe_lines(record))
     link = resolve_cluster(ClusterSpec(device="cpu", devices=4))[0].links[0]
     assert link.groups[0].collective_bytes_per_second == group["bytes_per_second"]
+
+
+@pytest.mark.parametrize(("kind", "seconds"), [("cpu", 15), ("cuda", 30)])
+def test_a_probe_says_how_long_it_takes_wherever_it_is_named(
+    kind: str, seconds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a GPU its start comes on top: one took 33 s where 15 and 20 were told."""
+
+    def refused(request: object, **limits: object) -> list[RankProbe]:
+        raise PacelineError("enough was seen")
+
+    monkeypatch.setattr(probe, "_run_workers", refused)
+    monkeypatch.setattr(probe, "look_around", list)
+    monkeypatch.setattr(probe, "visible_gpus", lambda: ["a GPU"])
+    monkeypatch.setattr(probe, "torch_without_cuda", lambda: False)
+    said: list[str] = []
+    with pytest.raises(PacelineError, match="enough"):
+        probe_machine(1, kind, said.append)
+    assert f"about {seconds} s" in said[-1] and probe_seconds(kind) == seconds
+
+
+@pytest.mark.parametrize(("kind", "longest"), [("cpu", 1024), ("cuda", 2048)])
+def test_attention_in_fp64_is_timed_at_lengths_that_take_no_seconds(
+    kind: str, longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "HEAD_WIDTHS", {kind: (1, 1)})  # the shapes alone matter: nothing is computed
+    still = SimpleNamespace(kind=kind, trial=False, device="cpu", time=lambda call: {"seconds": 1.0})
+    rates = worker.attention_rates(still, {"fp32": "float32", "fp64": "float64"})  # type: ignore[arg-type]
+    every = worker.CPU_SEQUENCES if kind == "cpu" else worker.CUDA_SEQUENCES
+    assert [point["at"] for point in rates["fp32"]] == list(every)
+    assert [point["at"] for point in rates["fp64"]] == [each for each in every if each <= longest]

@@ -33,6 +33,7 @@ from paceline.cluster.here.cores import threads_not_heeded
 from paceline.cluster.machine import Machine, read_machine, threads_per_device, torch_without_cuda, visible_gpus
 from paceline.cluster.override import with_overrides
 from paceline.cluster.probe.busy import BUSY_ERROR, busy_text, has_expired, reasons_of
+from paceline.cluster.probe.duration import probe_seconds
 from paceline.cluster.store import probe_path, read_probe
 from paceline.errors import ConfigError
 from paceline.spec.cluster import (
@@ -195,7 +196,9 @@ def _with_probe(
     record, because = read_probe(probe_path(host.name, kind, cluster.devices, threads, probes), host.processor)
     if record is None:
         remarks.append(
-            because or f"not probed: `paceline probe` measures {cluster.devices} x {kind} in some 20 s and narrows this"
+            because
+            or f"not probed: `paceline probe` measures {cluster.devices} x {kind} in about {probe_seconds(kind):.0f} s"
+            " and narrows this"
         )
         return cluster
     if has_expired(record):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from paceline.cluster.grid.window import window_of
 from paceline.cluster.here.collector import collector_at_rest
+from paceline.cluster.probe.duration import probe_seconds
 from paceline.cluster.probe.probe import probe_machine
 from paceline.cluster.resolve import is_unprobed, resolve_cluster
 from paceline.errors import PacelineError, Requeue, StorageError
@@ -47,8 +48,7 @@ from paceline.task.models.sizes import is_named
 from paceline.units import format_seconds
 
 FULL = (errno.ENOSPC, errno.EDQUOT)  # the storage, or what of it is this user's
-PROBE_SECONDS = 15.0  # about what a probe takes on an idle machine
-SHORT_RUN = 4 * PROBE_SECONDS  # a run that is shorter by forecast would wait long for a better one
+SHORT_RUN = 4.0  # times what a probe takes: a run that is shorter by forecast would wait long for a better one
 MOST_PROBE_SECONDS = 90.0  # that a run waits for a probe, by the clock
 Say = Callable[[str], None]
 
@@ -126,15 +126,16 @@ def plan_here(spec: Spec, say: Say, standby: Standby | None = None) -> Planned:
     planned = plan_task(spec, say=say)
     if not (spec.cluster.probe and is_unprobed(planned.cluster)):
         return planned
-    if (about := planned.forecast.run_seconds.value) < SHORT_RUN:
+    kind = planned.cluster.device.kind
+    takes = f"{probe_seconds(kind):.0f} s"
+    if (about := planned.forecast.run_seconds.value) < SHORT_RUN * probe_seconds(kind):
         say(f"probe    not for a run of about {format_seconds(about)}: to measure this machine takes "
-            f"{PROBE_SECONDS:.0f} s, and `paceline probe` does")  # fmt: skip
+            f"{takes}, and `paceline probe` does")  # fmt: skip
         return planned
-    say("probe    measuring this machine once, about 15 s; `paceline probe` does it again")
+    say(f"probe    measuring this machine once, about {takes}; `paceline probe` does it again")
     if standby is not None:
         standby.is_ready()
     try:
-        kind = planned.cluster.device.kind
         probe_machine(planned.cluster.devices, kind, say=lambda line: None, most_seconds=MOST_PROBE_SECONDS)
     except PacelineError as error:  # whatever it is, it costs a better forecast, not the run
         say(f"probe    {error.what}: {error.because}; going on with assumed figures")

@@ -19,6 +19,7 @@ from typing import TypedDict
 from paceline.cluster.here.waiting import waiting
 from paceline.cluster.machine import read_machine, threads_per_device, torch_without_cuda, visible_gpus
 from paceline.cluster.probe.busy import busy_text, look_around, reasons_of
+from paceline.cluster.probe.duration import BUDGET_SECONDS, probe_seconds
 from paceline.cluster.probe.passes import PASSES
 from paceline.cluster.probe.records import (
     CollectiveRates,
@@ -48,13 +49,14 @@ def probe_machine(
     devices: int,
     kind: str = "cpu",
     say: Callable[[str], object] = print,
-    seconds_budget: float = 15.0,
+    seconds_budget: float = BUDGET_SECONDS,
     most_seconds: float | None = None,
 ) -> ProbeRecord:
     """Measure `devices` devices of one kind at once, store the record in the user's cache and return it.
 
     Takes about `seconds_budget` seconds, the import of torch included, on an idle machine, and a third of that on a
-    busy one, whose figures are marked. It is given up after `most_seconds` of the clock. `kind` is "cpu" or "cuda".
+    busy one, whose figures are marked. A GPU takes longer (`probe_seconds`). It is given up after
+    `most_seconds` of the clock. `kind` is "cpu" or "cuda".
     Raises ConfigError where the machine has no such devices, PacelineError where a measuring process fails.
     """
     host = read_machine()
@@ -69,7 +71,8 @@ def probe_machine(
     if busy:
         seconds_budget /= BUSY_SHARE
         say(f"busy     {', '.join(busy)}: figures will be marked, and count for an hour")
-    say(f"probing  {devices} x {kind} on {host.name}, about {seconds_budget:.0f} s; all devices measure at once")
+    about = f"about {probe_seconds(kind, seconds_budget):.0f} s"
+    say(f"probing  {devices} x {kind} on {host.name}, {about}; all devices measure at once")
     begin = time.monotonic()
     fair_share = min(1.0, host.cores / devices) if kind == "cpu" else 1.0  # of a core for each thread
     request: ProbeRequest = {

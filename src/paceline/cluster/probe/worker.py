@@ -38,6 +38,7 @@ CPU_ROWS, CUDA_ROWS = 1024, 8192
 CPU_SEQUENCES: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048)
 CUDA_SEQUENCES: tuple[int, ...] = (512, 2048, 8192)
 HEAD_WIDTHS = {"cpu": (64, 32), "cuda": (128, 64)}  # of attention, the second timed at fewer sequences
+LONGEST_FP64 = {"cpu": CPU_ROWS, "cuda": 2048}  # of attention: longer ones take seconds, and nobody trains on them
 NARROW_SEQUENCES = {"cpu": (128, 512, 1024, 2048), "cuda": (2048, 8192)}
 HOPELESS = 4  # a precision so many times slower than fp32 is measured at the smallest widths only
 # (hidden, ffn, heads, rows, sequence): a cache-resident block and one that is not.
@@ -122,7 +123,7 @@ def attention_rates(rank: Rank, dtypes: dict[str, str], narrow: bool = False) ->
     for precision, name in dtypes.items():
         rates[precision] = []
         for sequence in sequences[:1] if rank.trial else sequences:
-            if sequence > tokens and name == "float64":  # half a second each, and trained on by nobody
+            if name == "float64" and sequence > LONGEST_FP64[rank.kind]:
                 continue
             shape = (max(1, tokens // sequence), heads if sequence <= tokens else heads // 2, sequence, head_width)
             heads_of = [
