@@ -122,7 +122,7 @@ class BlockSeconds:
     @property
     def recipe(self) -> Recipe:
         """How operands of products are cast, of plans in fp8 or fp4."""
-        if self.columns.precision not in LOW or not self.rates.is_published:
+        if self.columns.precision not in LOW or not self.rates.by_shares:
             return PLAIN
         return NVFP4 if self.columns.precision == "fp4" else RECIPES.get(self.context.software.recipe, PLAIN)
 
@@ -157,7 +157,7 @@ class BlockSeconds:
         if not flops:
             return 0.0
         if block.fused_attention:
-            slower = FIRST_FLASH if self.context.software.first_flash and self.rates.is_published else 1.0
+            slower = FIRST_FLASH if self.context.software.first_flash and self.rates.by_shares else 1.0
             # Of a causal head of width d the scores' two products are 2 s^2 d FLOPs.
             width = flops / (2 * sequence**2 * block.heads) if block.heads and block.kind != "module" else 0.0
             return slower * ATTENTION_PASSES * flops / self.rates.attention_rate(sequence, width)
