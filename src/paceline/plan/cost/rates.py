@@ -28,6 +28,9 @@ CPU_ATTENTION_EFFICIENCY = 0.4
 # Rows of operands that do not begin at multiples of so many bytes keep products off the matrix units (NVIDIA, Matrix
 # Multiplication Background User's Guide, section 4.1). Fused attention pads its heads.
 ALIGNED_BYTES = 16
+# The part of printed fp32 FLOP/s that products off the matrix units reach: 51.8 of 67 TFLOP/s, as the probe of an H200
+# has it (torch 2.11, 2026-11-27).
+PLAIN_SHARE = 0.77
 LEAST_NARROWNESS = 0.5  # heads wider than those that were measured are taken to be at most twice as fast
 ATTENTION_PASSES = 3.5  # forward 1, backward 2.5: the backward pass computes the scores again (FlashAttention-2)
 
@@ -217,6 +220,19 @@ class Rates:
         if plain and round(head_width) * self.element_bytes % ALIGNED_BYTES:
             return 1 / (self.sustained_share * plain[-1][1]) + moving
         return 1 / self.large_product_rate + moving
+
+    @cached_property
+    def unaligned_seconds(self) -> float:
+        """Seconds that a FLOP takes longer in products whose operands' rows are not aligned: at plain fp32's rate.
+
+        Of GPUs in precisions of two bytes; fp32 has no matrix units to be kept off, but for TF32.
+        """
+        plain = self.device.matmul_flops.get("fp32")
+        if not plain or not self.by_shares or self.device.kind == "cpu" or self.element_bytes != 2:
+            return 0.0
+        rate = plain[-1][1] * (1.0 if self.device.measured_peaks else PLAIN_SHARE)
+        longer = 1 / rate - 1 / self.large_product_rate
+        return max(0.0, longer) if math.isfinite(longer) else 0.0
 
     @property
     def beyond_picking_seconds(self) -> float:
