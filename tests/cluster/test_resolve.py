@@ -13,7 +13,7 @@ from paceline.cluster import machine, resolve
 from paceline.cluster.machine import Gpu, Machine
 from paceline.cluster.plain import cluster_from_dict
 from paceline.cluster.resolve import resolve_cluster
-from paceline.cluster.store import SCHEMA, probe_path, read_probe, write_probe
+from paceline.cluster.store import SCHEMAS, probe_path, read_probe, write_probe
 from paceline.errors import ConfigError, StorageError
 from paceline.spec.cluster import ClusterSpec
 
@@ -32,7 +32,7 @@ STEP = {
     "operators": 40,
 }
 RECORD = {
-    "schema": SCHEMA,
+    "schema": SCHEMAS["cpu"],
     "processor": "A CPU",
     "kind": "cpu",
     "date": "2026-01-01T00:00:00+00:00",
@@ -139,6 +139,34 @@ def test_an_unknown_gpu_is_unknown(two_gpus, tmp_path):
     cluster, remarks = resolve_cluster(ClusterSpec(), tmp_path)
     assert cluster.device.matmul_flops == {} and cluster.device.matmul_source == "unknown"
     assert math.isnan(cluster.device.memory_bytes_per_second.value) and "not in the catalog" in remarks[0]
+
+
+def test_a_probe_leaves_what_a_gpu_sustains_of_its_published_peak_and_knows_the_rest_better(two_gpus, tmp_path):
+    two_gpus()
+    published = resolve_cluster(ClusterSpec(), tmp_path)[0].device
+    record = {**RECORD, "kind": "cuda", "schema": SCHEMAS["cuda"], "matmul": {"bf16": [[256, 2e13], [4096, 8.2e14]]}}
+    write_probe(record, probe_path("box", "cuda", 2, 0, tmp_path))
+    cluster, remarks = resolve_cluster(ClusterSpec(), tmp_path)
+    device = cluster.device
+    assert cluster.date and remarks == []
+    assert (device.matmul_flops, device.matmul_source) == (published.matmul_flops, "published")
+    assert device.calibration == () and not device.measured_peaks
+    assert device.memory_bytes_per_second.source == device.launch_seconds.source == "measured"
+    assert device.attention_flops == {"fp32": ((128, 5e10),)} and device.runtime_bytes.value == 3e8
+    assert cluster.links[0].collective_bytes_per_second["all_gather"] == 8e8
+    two_gpus("NVIDIA Quite New")
+    new = resolve_cluster(ClusterSpec(), tmp_path)[0].device
+    assert new.matmul_flops == {"bf16": ((0, 8.2e14),)} and new.measured_peaks and new.matmul_source == "measured"
+
+
+def test_a_gpus_older_probe_is_told_and_a_cpus_stays_valid(two_gpus, tmp_path):
+    two_gpus()
+    path = probe_path("box", "cuda", 2, 0, tmp_path)
+    write_probe({**RECORD, "kind": "cuda", "schema": 8}, path)
+    cluster, remarks = resolve_cluster(ClusterSpec(), tmp_path)
+    assert not cluster.date and "has another format: run `paceline probe` again" in remarks[0]
+    write_probe({**RECORD, "schema": 8}, tmp_path / "cpu.json")
+    assert read_probe(tmp_path / "cpu.json", "A CPU")[0] is not None
 
 
 def test_a_cpu_build_of_torch_cannot_use_a_gpu(two_gpus, monkeypatch, tmp_path):

@@ -48,7 +48,7 @@ from paceline.spec.cluster import (
 )
 
 if TYPE_CHECKING:
-    from paceline.cluster.probe.records import ProbeRecord
+    from paceline.cluster.probe.records import ProbeRecord, TimedBlock
 
 
 def resolve_cluster(spec: ClusterSpec, probes: Path | None = None) -> tuple[Cluster, list[str]]:
@@ -225,14 +225,47 @@ def _points(rows: dict[str, list[list[float]]]) -> dict[str, tuple[tuple[int, fl
     return {precision: tuple((int(size), float(flops)) for size, flops in row) for precision, row in rows.items()}
 
 
+def _probed_products(device: Device, record: ProbeRecord) -> Device:
+    """Return a device with what a probe measured of products, and the steps that calibrate the sum of its parts.
+
+    Of a CPU, all of it. An accelerator does in a burst what its power does not let it sustain: an H200 of 989 printed
+    TFLOP/s reached 820 in the probe, and some 550 in training (2026-11-27). So a published peak stays, whose fitted
+    share is what training sustains, and a GPU that the catalog does not hold has the best burst for a peak.
+    """
+    if device.kind == "cpu":
+        steps = tuple(_calibration_step(step, record) for step in record["calibration"])
+        return dataclasses.replace(
+            device, matmul_flops=_points(record["matmul"]), matmul_source="measured", calibration=steps
+        )
+    if device.matmul_source == "published":
+        return device
+    best = {precision: ((0, max(rate for _, rate in points)),) for precision, points in record["matmul"].items()}
+    return dataclasses.replace(device, matmul_flops=best, matmul_source="measured", measured_peaks=True)
+
+
+def _calibration_step(step: TimedBlock, record: ProbeRecord) -> CalibrationStep:
+    least = 2 * BUSY_ERROR if reasons_of(record) else 0.0  # the spread that they are taken to have
+    return CalibrationStep(
+        step["precision"],
+        step["width"],
+        step["sequence"],
+        step["seconds"],
+        max(step["spread"], least),
+        step["parameters"],
+        step["matmul_flops"],
+        step["attention_flops"],
+        step["moved_elements"],
+        step["operators"],
+        step.get("head_width", 0),
+        max(step.get("drift", 0.0), least),
+    )
+
+
 def _probed_device(device: Device, record: ProbeRecord) -> Device:
     """Return a device with what a probe measured of computing and of memory."""
-    least = 2 * BUSY_ERROR if reasons_of(record) else 0.0  # the spread that they are taken to have
     return dataclasses.replace(
-        device,
+        _probed_products(device, record),
         memory_bytes_per_second=_measured(record["memory"]["triad"], "triad, all devices at once"),
-        matmul_flops=_points(record["matmul"]),
-        matmul_source="measured",
         attention_flops=_points(record["attention"]),
         attention_narrow_flops=_points(record.get("attention_narrow", {})),
         head_widths=tuple(record.get("head_widths", ())),
@@ -243,23 +276,6 @@ def _probed_device(device: Device, record: ProbeRecord) -> Device:
         else None,
         optimizer_bytes_per_second=_measured(
             record["optimizer_bytes_per_second"], f"fused AdamW, {FUSED_ADAMW_BYTES} B per parameter"
-        ),
-        calibration=tuple(
-            CalibrationStep(
-                step["precision"],
-                step["width"],
-                step["sequence"],
-                step["seconds"],
-                max(step["spread"], least),
-                step["parameters"],
-                step["matmul_flops"],
-                step["attention_flops"],
-                step["moved_elements"],
-                step["operators"],
-                step.get("head_width", 0),
-                max(step.get("drift", 0.0), least),
-            )
-            for step in record["calibration"]
         ),
     )
 

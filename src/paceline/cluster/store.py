@@ -18,7 +18,8 @@ from paceline.errors import StorageError
 if TYPE_CHECKING:
     from paceline.cluster.probe.records import ProbeRecord
 
-SCHEMA = 8
+# Of a probe's file, by the kind of device. 9 of CUDA: operands are random, and the fused update is of larger tensors.
+SCHEMAS = {"cpu": 8, "cuda": 9}
 
 
 def cache_dir() -> Path:
@@ -64,7 +65,7 @@ def read_probe(path: Path, processor: str) -> tuple[ProbeRecord | None, str]:
         return None, ""
     except (OSError, ValueError) as error:
         return None, f"the stored probe {path.name} cannot be read ({error}): run `paceline probe` again"
-    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
+    if not isinstance(record, dict) or record.get("schema") != SCHEMAS.get(record.get("kind", "")):
         return None, f"the stored probe {path.name} has another format: run `paceline probe` again"
     if record.get("processor") != processor:
         return None, f"the stored probe is of another processor ({record.get('processor')}): run `paceline probe` again"

@@ -145,6 +145,7 @@ class Device:
     optimizer_bytes_per_second: Figure | None = None  # rate of the fused update; None: the memory's
     picked_bytes_per_second: Figure | None = None  # of rows picked by index, there and back; None: as what is moved
     calibration: tuple[CalibrationStep, ...] = ()  # measured training steps; empty: not probed
+    measured_peaks: bool = False  # products' rates are a probe's best bursts: training sustains a share of them
     # Of a published device, what no document was read for: "peak_flops.bf16" and the like, "sustained_share".
     assumed_rates: tuple[str, ...] = ()
 

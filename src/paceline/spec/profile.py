@@ -62,6 +62,10 @@ class BlockProfile:
     routed_groups: tuple[int, ...] = ()  # groups that experts stand in, and to how many of them a token goes at most
     largest_weight: int = 0  # parameters of the largest of its matrices that lie in no expert; 0: not told
     last_flops: float = 0.0  # those of `matmul_flops` of the block's last product, where nothing after it keeps a value
+    # Those of `matmul_flops` of products whose operands keep them off a GPU's matrix units in precisions of two bytes:
+    # in the forward pass, and in every product of the backward pass (task/profile/aligned.py).
+    unaligned_flops: float = 0.0
+    unaligned_backward_flops: float = 0.0
     backward_products: float = 2.0  # of the backward pass, for each product of the forward pass; frozen weights: 1
 
     @property

@@ -34,7 +34,7 @@ from paceline.cluster.probe.records import (
     SubgroupRates,
     TimedRate,
 )
-from paceline.cluster.store import SCHEMA, probe_path, write_probe
+from paceline.cluster.store import SCHEMAS, probe_path, write_probe
 from paceline.errors import ConfigError, PacelineError
 from paceline.foreign_errors import tells_of_lost_peer
 from paceline.patience import Patience
@@ -81,7 +81,7 @@ def probe_machine(
     }  # fmt: skip
     results = _run_workers(request, timeout_seconds=120 + 6 * seconds_budget, most_seconds=most_seconds)
     record: ProbeRecord = {
-        "schema": SCHEMA,
+        "schema": SCHEMAS[kind],
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "host": host.name,
         "processor": host.processor,

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.cluster.probe.block import block_times, passes_by_rows
 from paceline.cluster.probe.passes import fastest
@@ -31,6 +31,9 @@ from paceline.cluster.probe.records import (
 from paceline.cluster.probe.units import computing, step_times
 from paceline.spec.cluster import FUSED_ADAMW_BYTES
 
+if TYPE_CHECKING:
+    import torch
+
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
 CPU_WIDTHS = (64, 128, 256, 512, 1024)
 CUDA_WIDTHS = (256, 512, 1024, 2048, 4096, 8192)
@@ -46,6 +49,8 @@ CPU_BLOCKS = ((128, 384, 4, 8, 128), (384, 1024, 6, 2, 256))
 CUDA_BLOCKS = ((1024, 2816, 16, 4, 2048), (2048, 5632, 16, 4, 2048))
 BLOCK_LAYERS = 2
 PICKED_ROWS, PICKED_WIDTH = 2048, 256  # of a few thousand tokens of a small mixture
+# Elements of each of 8 updated tensors. An H200's update of 2**19 each takes 70 us, which its host needs to start it.
+UPDATED, CUDA_UPDATED = 2**19, 2**24
 
 
 def time_in_step(rank: Rank, call: Callable[[], object], repeats: int) -> float:
@@ -78,6 +83,19 @@ def time_in_step(rank: Rank, call: Callable[[], object], repeats: int) -> float:
     return max(1e-6, mean(work_and_call) - alone)
 
 
+def operand(rank: Rank, shape: tuple[int, ...], dtype: str = "float32") -> torch.Tensor:
+    """Return a tensor to compute with: of ones on a CPU, elsewhere of random numbers.
+
+    A chip's power goes with the bits that flip (Weste & Harris 2011, CMOS VLSI Design, section 5.2), and of a constant
+    hardly any do: an accelerator would keep a clock in products of ones that no training sees.
+    """
+    import torch
+
+    if rank.kind == "cpu":
+        return torch.ones(shape, dtype=getattr(torch, dtype), device=rank.device)
+    return torch.randn(shape, device=rank.device).to(getattr(torch, dtype))
+
+
 def matmul_rates(rank: Rank, dtypes: dict[str, str]) -> dict[str, list[TimedRate]]:
     """Return per precision the rate of [rows, width] x [width, width] products, forward and backward."""
     import torch
@@ -89,8 +107,7 @@ def matmul_rates(rank: Rank, dtypes: dict[str, str]) -> dict[str, list[TimedRate
     for precision, name in dtypes.items():
         points: list[TimedRate] = []
         for width in widths:
-            factory = {"dtype": getattr(torch, name), "device": rank.device}
-            inputs, weight, gradient = (torch.ones(size, width, **factory) for size in (rows, width, rows))
+            inputs, weight, gradient = (operand(rank, (size, width), name) for size in (rows, width, rows))
             inputs.requires_grad_(), weight.requires_grad_()
 
             def train(inputs: Any = inputs, weight: Any = weight, gradient: Any = gradient) -> None:
@@ -129,7 +146,7 @@ def attention_rates(rank: Rank, dtypes: dict[str, str], narrow: bool = False) ->
             heads_of = [
                 torch.randn(shape, device=rank.device).to(getattr(torch, name)).requires_grad_() for _ in range(3)
             ]
-            gradient = torch.ones_like(heads_of[0])
+            gradient = operand(rank, shape, name)
 
             def train(heads_of: Any = heads_of, gradient: Any = gradient) -> None:
                 query, key, value = heads_of
@@ -150,12 +167,12 @@ def memory_rates(rank: Rank) -> MemoryTimes:
     import torch
 
     elements = (16 if rank.kind == "cpu" else 256) * (2**14 if rank.trial else 2**20)
-    first, second = (torch.ones(elements, device=rank.device) for _ in range(2))
+    first, second = (operand(rank, (elements,)) for _ in range(2))
     out = torch.empty_like(first)
     triad = rank.time(lambda: torch.add(first, second, alpha=3.0, out=out))
     elementwise = rank.time(lambda: torch.mul(first[: elements // 8], 1.5))
     shape = (PICKED_ROWS, PICKED_WIDTH)
-    rows, gradient = torch.ones(shape, device=rank.device, requires_grad=True), torch.ones(shape, device=rank.device)
+    rows, gradient = operand(rank, shape).requires_grad_(), operand(rank, shape)
     order = torch.randperm(PICKED_ROWS, device=rank.device)
     picked = rank.time(lambda: torch.autograd.grad(rows[order], rows, gradient))
     return {
@@ -230,12 +247,13 @@ def optimizer_rate(rank: Rank) -> TimedBytes:
     """Return bytes per second of a fused AdamW step: FUSED_ADAMW_BYTES for each parameter."""
     import torch
 
-    tensors = [torch.zeros(2**19, device=rank.device, requires_grad=True) for _ in range(8)]
+    size = UPDATED if rank.kind == "cpu" or rank.trial else CUDA_UPDATED
+    tensors = [torch.zeros(size, device=rank.device, requires_grad=True) for _ in range(8)]
     for tensor in tensors:
-        tensor.grad = torch.ones_like(tensor)
+        tensor.grad = operand(rank, (size,))
     optimizer = torch.optim.AdamW(tensors, fused=True)
     measured = rank.time(optimizer.step)
-    return {"bytes_per_second": FUSED_ADAMW_BYTES * 8 * 2**19 / measured["seconds"], **measured}
+    return {"bytes_per_second": FUSED_ADAMW_BYTES * 8 * size / measured["seconds"], **measured}
 
 
 def warm_libraries(rank: Rank) -> None:

@@ -66,7 +66,7 @@ def time_estimate(
     source = source_of(terms, total)
     if learnt_spread is not None:
         return around(total, Z80 * learnt_spread, Z95 * learnt_spread, source)
-    if rates.is_published:
+    if rates.by_shares:
         of_step = widths.of_step(*waiting_parts([(term.kind, term.value) for term in terms]))
         return around(total, of_step.narrow, of_step.wide, source)
     errors = dict.fromkeys(PROBED_ERROR, 0.0)
@@ -113,7 +113,7 @@ def _what(kind: Kind) -> str:
 def time_spread(sheet: Sheet, formulas: Sequence[Component]) -> Floats:
     """Return the standard deviation of log(measured / forecast) that every plan's unlearnt step time states."""
     rates = sheet.rates
-    if rates.is_published:
+    if rates.by_shares:
         base, all_of_it = published_widths(sheet).narrow, total(formulas)
         links, launches = (total(only(formulas, *kinds)) / all_of_it for kinds in (COMMUNICATING, LAUNCHED))
         more = np.hypot(unknown.COMMUNICATING * links, unknown.LAUNCHING * launches)

@@ -150,7 +150,7 @@ def _forecast(
     constants, rates = context.constants, sheet.rates
     widths = published_widths(sheet)
     step = time_estimate(time, rates, widths, time_spread)
-    sure = with_intervals(time, widths.narrow, widths.wide) if rates.is_published else probed_intervals(time, rates)
+    sure = with_intervals(time, widths.narrow, widths.wide) if rates.by_shares else probed_intervals(time, rates)
     run = _scaled(step, context.steps)
     flops = _step_flops(sheet, index)
     peak, _ = matrix_peak(context, sheet.columns.precision)

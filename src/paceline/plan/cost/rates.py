@@ -1,8 +1,8 @@
-"""The device's rates as the cost formulas use them: measured where it was probed, else shares of published peaks.
+"""The device's rates as the cost formulas use them: measured of a CPU that was probed, else shares of peaks.
 
-Of a published device, a product takes its arithmetic at the share of the peak that large ones sustain, and the part of
-moving its operands that arithmetic does not hide: the fewer rows or columns a product has, the less work there is for
-each element moved (Williams et al. 2009, the roofline, doi:10.1145/1498765.1498785, with a soft corner).
+Of an accelerator, probed or not, a product takes its arithmetic at the share of the peak that large ones sustain, and
+the part of moving its operands that arithmetic does not hide: the fewer rows or columns a product has, the less work
+there is for each element moved (Williams et al. 2009, the roofline, doi:10.1145/1498765.1498785, with a soft corner).
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ CPU_ATTENTION_EFFICIENCY = 0.4
 # Rows of operands that do not begin at multiples of so many bytes keep products off the matrix units (NVIDIA, Matrix
 # Multiplication Background User's Guide, section 4.1). Fused attention pads its heads.
 ALIGNED_BYTES = 16
+# The part of printed fp32 FLOP/s that products off the matrix units reach: 51.8 of 67 TFLOP/s, as the probe of an H200
+# has it (torch 2.11, 2026-11-27).
+PLAIN_SHARE = 0.77
 LEAST_NARROWNESS = 0.5  # heads wider than those that were measured are taken to be at most twice as fast
 ATTENTION_PASSES = 3.5  # forward 1, backward 2.5: the backward pass computes the scores again (FlashAttention-2)
 
@@ -51,9 +54,9 @@ class Rates:
         return BYTES[self.precision]
 
     @property
-    def is_published(self) -> bool:
-        """Whether rates are shares of published peaks."""
-        return self.device.matmul_source == "published"
+    def by_shares(self) -> bool:
+        """Whether rates are shares of peaks, of published ones or of what a probed GPU reaches in bursts."""
+        return self.device.matmul_source == "published" or self.device.measured_peaks
 
     @cached_property
     def peak(self) -> float:
@@ -62,20 +65,24 @@ class Rates:
 
     @cached_property
     def large_product_rate(self) -> float:
-        """FLOP/s that large products sustain; NaN where unknown."""
-        return self.peak * (self.sustained_share if self.is_published else 1.0)
+        """FLOP/s that large products sustain in training; NaN where unknown."""
+        return self.peak * (self.sustained_share if self.by_shares else 1.0)
 
     @cached_property
     def sustained_share(self) -> float:
-        """The part of a published peak that large products sustain: as stated, else as its power allows."""
-        return power_limit.sustained_share(self.device, self.constants)
+        """The part of its peak that large products sustain: as stated, else as its power allows.
+
+        A measured peak is the best product's in a burst, which is LARGEST of what would be printed at most.
+        """
+        share = power_limit.sustained_share(self.device, self.constants)
+        return share / power_limit.LARGEST if self.device.measured_peaks else share
 
     def product_seconds_per_flop(self, width: Floats, rows: Floats, split: Floats) -> Floats:
         """Return the seconds of a FLOP in products of `rows` rows whose two widths' geometric mean is `width`.
 
         `split` devices share every product: each has one of its two widths divided.
         """
-        if not self.is_published:
+        if not self.by_shares:
             points = self.device.matmul_flops.get(self.precision, ())
             return 1 / interpolate(points, np.round(width / np.sqrt(split)))
         per_flop = self.element_bytes / 2 * ((1 + split) / np.maximum(width, 1) + 1 / rows)
@@ -129,7 +136,7 @@ class Rates:
     def memory_rate(self) -> float:
         """Bytes per second that memory-bound operators reach."""
         figure = self.device.memory_bytes_per_second
-        is_printed = figure.source == "published" or (figure.source == "assumed" and self.is_published)
+        is_printed = figure.source == "published" or (figure.source == "assumed" and self.by_shares)
         return figure.value * (self.constants.memory_share if is_printed else 1.0)
 
     @property
@@ -141,7 +148,7 @@ class Rates:
     def launch_seconds(self) -> Figure:
         """The host's time to start one operator."""
         figure = self.device.launch_seconds
-        if self.is_published and figure.source != "measured":
+        if self.by_shares and figure.source != "measured":
             return Figure(self.constants.launch_seconds, "assumed", "fitted")
         return figure
 
@@ -205,7 +212,7 @@ class Rates:
         """Return the seconds of a FLOP in attention's two products where scores are written: narrow ones."""
         if self.precision in LOW:
             return Rates(self.device, "bf16", self.constants).unfused_seconds_per_flop(head_width, sequence)
-        if not self.is_published:
+        if not self.by_shares:
             return 1 / self.attention_rate(sequence)
         per_flop = self.element_bytes / 2 * (1 / head_width + 2 / sequence)
         moving = self.constants.operand_traffic * per_flop / self.memory_rate
@@ -213,6 +220,19 @@ class Rates:
         if plain and round(head_width) * self.element_bytes % ALIGNED_BYTES:
             return 1 / (self.sustained_share * plain[-1][1]) + moving
         return 1 / self.large_product_rate + moving
+
+    @cached_property
+    def unaligned_seconds(self) -> float:
+        """Seconds that a FLOP takes longer in products whose operands' rows are not aligned: at plain fp32's rate.
+
+        Of GPUs in precisions of two bytes; fp32 has no matrix units to be kept off, but for TF32.
+        """
+        plain = self.device.matmul_flops.get("fp32")
+        if not plain or not self.by_shares or self.device.kind == "cpu" or self.element_bytes != 2:
+            return 0.0
+        rate = plain[-1][1] * (1.0 if self.device.measured_peaks else PLAIN_SHARE)
+        longer = 1 / rate - 1 / self.large_product_rate
+        return max(0.0, longer) if math.isfinite(longer) else 0.0
 
     @property
     def beyond_picking_seconds(self) -> float:

@@ -215,7 +215,7 @@ class Sheet(BlockSeconds):
     @cached_property
     def busy_seconds(self) -> Floats:
         """Seconds that one sample's arithmetic takes on a device of every part (row), recompute included."""
-        of_shape = self.pass_products * self.product_seconds + self.attention_seconds
+        of_shape = self.all_product_seconds + self.attention_seconds
         of_shape += self.passes * self.moving_seconds
         factors, rows = self.factors / self.columns.cp[:, None], self.rows
         once = np.einsum("rs,rs->r", rows.parts.counts, (of_shape * factors)[rows.plan])

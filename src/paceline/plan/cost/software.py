@@ -14,6 +14,7 @@ class Software:
 
     name: str
     guessed: bool = False  # whether these are taken for a program that nothing is known of
+    pads_vocabulary: bool = False  # whether the head's width is padded to what matrix units ask for
     sequence_parallel: bool = True  # whether tensor ranks share the sequence where they do not share matrices
     # 16-bit weights at rest, sharded in ZeRO-3 alone, beside fp32 masters that are part of the optimizer's state.
     # Otherwise fp32 weights are cast, and sharded in every class, as FSDP2 does.

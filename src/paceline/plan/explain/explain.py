@@ -138,7 +138,7 @@ def _intervals(planned: Planned) -> list[str]:
         f"the model's own error by what each term is and how it is known ({errors}), weighted by the terms, joined "
         f"with what a step's mean spreads by the probe's calibration steps (±{rates.spread_of_step(step.value):.0%})"
     )
-    if rates.is_published:
+    if rates.by_shares:
         how = (
             "what tables missed that were left out of the fit, wider for what none of them had"
             f"{sure_text(planned)}; constants {rates.constants.sha256[:12]} of {rates.constants.date}"

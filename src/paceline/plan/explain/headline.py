@@ -150,7 +150,10 @@ def cluster_text(planned: Planned) -> str:
         latency = format_seconds(link.latency_seconds.value)
         parts.append(f"{_rate(link.bytes_per_second.value, 'B')}, {latency} between {between}")
     known = {"measured": "probed", "published": "published figures", "assumed": "assumed: `paceline probe` measures it"}
-    return f"{' · '.join(parts)} ({known.get(device.rate_source(precision), 'unknown figures')})"
+    how = known.get(device.rate_source(precision), "unknown figures")
+    if cluster.date and device.matmul_source == "published":
+        how = "products by published figures, else probed"
+    return f"{' · '.join(parts)} ({how})"
 
 
 def price_text(planned: Planned) -> str:
@@ -204,7 +207,7 @@ def sure_text(planned: Planned) -> str:
     """Return what of a published device's forecast was measured, and what never; nothing of others."""
     cluster, precision = planned.cluster, planned.plan.precision
     rates = Rates(cluster.device, precision)
-    if not rates.is_published or planned.learnt is not None:
+    if not rates.by_shares or planned.learnt is not None:
         return ""
     device = cluster.device
     experts = any(block.experts for block in planned.profile.shapes)

@@ -18,6 +18,7 @@ from paceline.task.adapt.fill import adapted_layers
 from paceline.task.adapt.linear import DTYPES, AdaptedLinear, PackedLinear
 from paceline.task.adapt.teacher import teachers_of
 from paceline.task.models.chain import chain_of
+from paceline.task.profile.aligned import unaligned_flops
 
 IDLE = (
     "nothing of '{name}' is trained, and a stage of such blocks would have nothing to update; adapters in all blocks,"
@@ -144,6 +145,8 @@ def _with_adapters(block: BlockProfile, inside: list[AdaptedLinear], tokens: int
         into = sum(into for into, _ in shapes)
         kept, moved, operators = kept + 2 * into, moved + 5.0 * into, operators + 2 * len(shapes)
     held = sum(spec.rank * (into + out) for into, out in shapes)
+    thin_ones = [pair for into, out in shapes for pair in ((into, spec.rank), (spec.rank, out))]
+    unaligned = {name: getattr(block, name) + more for name, more in unaligned_flops(thin_ones, tokens).items()}
     transient = block.transient_elements
     if spec.kind == "dora":  # norms of merged weights, as if for every sample: a bound from above
         whole = sum(into * out for into, out in shapes)
@@ -158,6 +161,7 @@ def _with_adapters(block: BlockProfile, inside: list[AdaptedLinear], tokens: int
         saved_elements=block.saved_elements + tokens * kept,
         selective_elements=block.selective_elements + tokens * (spec.rank * len(shapes) + wide),
         transient_elements=transient,
+        **unaligned,
         last_flops=0.0,  # what an adapter adds to it comes after it
         operators=block.operators + operators,
         matmul_width=round(math.exp(sum(f * log for f, log in products) / sum(f for f, _ in products))),

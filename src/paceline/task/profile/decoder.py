@@ -17,6 +17,7 @@ from dataclasses import replace
 from paceline.spec.profile import BlockProfile, ModelProfile, TensorLimits
 from paceline.task.models.layers.chunks import loss_chunk_tokens
 from paceline.task.models.sizes import DecoderConfig
+from paceline.task.profile.aligned import unaligned_flops
 from paceline.task.profile.closed import closed_axes
 
 NORM_MOVES = 7  # per element: 1 for the mean square, 2 to scale it, 2 to weigh it, 2 to round it
@@ -98,6 +99,7 @@ def decoder_layer(config: DecoderConfig, seq: int) -> BlockProfile:
         heads=config.heads,
         kv_heads=config.kv_heads,
         attention_out_elements=float(seq * (queries + 2 * config.heads)),
+        **unaligned_flops(products, seq),
         last_flops=2.0 * seq * ffn * hidden,  # its result is added to the stream, and no gradient needs it
     )
 
@@ -141,6 +143,7 @@ def _head(config: DecoderConfig, seq: int) -> BlockProfile:
         transient_elements=2.0 * min(seq, chunk) * vocab,  # logits and, inside log-sum-exp, their exponentials
         operators=14 * -(-seq // chunk) + 6,
         matmul_width=width_of([(hidden, vocab)]),
+        **unaligned_flops([(hidden, vocab)], seq),
         tied_to="embed_tokens" if config.tied else "",
         transient_cap_elements=2.0 * chunk * vocab,
         fixed_elements=2.0 * vocab * hidden,  # the gradient of its weight summed over chunks, and one chunk's

@@ -40,7 +40,7 @@ def unpack_profile(record: dict[str, Any]) -> ModelProfile:
 
 
 # What follows from the others, and no key names.
-DERIVED = ("last_flops",)
+DERIVED = ("last_flops", "unaligned_flops", "unaligned_backward_flops")
 
 
 def task_key(profile: ModelProfile, optimizer: str) -> str:

@@ -159,6 +159,8 @@ def _block(name: str, counts: Counts, parameters: int, rows: int, axes: tuple[st
         attention_out_elements=counts.attention_elements / rows,
         transient_elements=counts.largest_elements / rows,
         operators=counts.operators,
+        unaligned_flops=counts.unaligned_flops / rows,
+        unaligned_backward_flops=counts.unaligned_backward_flops / rows,
         matmul_width=round(math.exp(counts.log_width / counts.matmul_flops)) if counts.matmul_flops else 1,
         recomputable=name != REST,
         open_axes=axes,

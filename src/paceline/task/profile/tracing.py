@@ -25,6 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from paceline.errors import ConfigError
 from paceline.task.models.copied import copied
+from paceline.task.profile.aligned import is_aligned
 from paceline.task.profile.operators.drawing import belongs_to_samples
 from paceline.task.profile.operators.draws import RandomCall, Steady, beside_torch, draw_of
 from paceline.task.profile.operators.recurrent import StepsAtOnce
@@ -50,6 +51,8 @@ class Counts:
     largest_elements: float = 0.0  # read and written by the block's largest operator, weights and the batch aside
     operators: int = 0
     grouped: int = 0  # convolutions whose channels are in groups
+    unaligned_flops: float = 0.0  # of products with such operands (aligned.py), in the forward pass
+    unaligned_backward_flops: float = 0.0  # and in the backward pass
     log_width: float = 0.0  # sum over products of FLOPs * log(width)
     strays: list[str] = field(default_factory=list)  # operators whose random numbers belong to no sample
     draws: list[RandomCall] = field(default_factory=list, repr=False)  # calls of those whose numbers can belong to some
@@ -267,6 +270,10 @@ class _OperatorMode(TorchDispatchMode):
             flops = self._formulas[func.overloadpacket](*args, **kwargs, out_val=result)
             counts.matmul_flops += flops
             counts.log_width += flops * math.log(_width(name, inputs))
+            if "conv" not in name:
+                inner, outer = inputs[-1].shape[-2:]
+                counts.unaligned_flops += flops * (not is_aligned(inner))
+                counts.unaligned_backward_flops += flops * (not is_aligned(inner, outer))
             counts.grouped += _given(func, args, kwargs).get("groups", 1) > 1
         else:
             counts.moved_elements += touched

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from paceline.spec.profile import BlockProfile, ModelProfile
+from paceline.task.profile.aligned import unaligned_flops
 
 MASK = 0.5  # a dropout mask of one byte, in elements of two
 # Elements that one fused kernel reads and writes for each element of its output, in the forward pass.
@@ -214,6 +215,7 @@ def _layer(shape: TransformerShape) -> BlockProfile:
         heads=heads,
         kv_heads=shape.kv_heads,
         attention_out_elements=0.0 if shape.selective_products is None else float(seq * kept_attention),
+        **unaligned_flops(products, seq),
         last_flops=0.0 if shape.dropout else 2.0 * seq * ffn * hidden,  # dropout keeps a mask of its result
     )
 
@@ -329,6 +331,7 @@ def _head(shape: TransformerShape) -> BlockProfile:
         matmul_flops=2.0 * seq * vocab * hidden,
         saved_fp32_elements=float(seq * vocab),
         matmul_width=_width([(hidden, vocab)]),
+        **unaligned_flops([(hidden, vocab)], seq),
         tied_to="embedding" if shape.tied else "",
     )
 

@@ -31,6 +31,7 @@ FUSED_LOGITS = 0.5
 
 MEGATRON = Software(
     "Megatron-LM",
+    pads_vocabulary=True,  # `--make-vocab-size-divisible-by`, 128 by default
     master_weights=True,
     stops_early=False,  # a function of its own runs the whole block again: core/tensor_parallel/random.py
     selective_is_attention=True,  # `--recompute-granularity selective` is core attention (Korthikanti et al. 2022)

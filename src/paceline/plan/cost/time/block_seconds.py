@@ -88,7 +88,38 @@ class BlockSeconds:
                 seconds[:, index] += flops / tp * per_flop
             if rates is self.rates:
                 seconds[:, index] /= self.recipe.rate
-        return seconds * self.fill("tokens")[:, None]
+        return seconds * self.fill("tokens")[:, None] + self._unaligned("unaligned_flops")
+
+    def _unaligned(self, flops: str) -> Floats:
+        """Return what one sample's products take longer for operands that are not aligned (plan x shape).
+
+        Compiled blocks pad them (`shape_padding` of torch's inductor is on by default).
+        """
+        shapes, software = self.context.shapes, self.context.software
+        counted = shapes[flops] * self.rates.unaligned_seconds
+        if software.pads_vocabulary:
+            counted = np.where(shapes.is_head, 0.0, counted)
+        if self.columns.common.compile:
+            counted = np.where(shapes.repeated > 0, 0.0, counted)
+        found: Floats = counted * (self.fill("tokens") / self.columns.tp)[:, None]
+        return found
+
+    @property
+    def _unaligned_backward(self) -> Floats:
+        """What the backward pass takes longer than the products of the forward pass, alignment alone regarded."""
+        slower = self._unaligned("unaligned_backward_flops") - self._unaligned("unaligned_flops")
+        found: Floats = self.context.shapes["backward_products"] * slower
+        return found
+
+    @property
+    def backward_product_seconds(self) -> Floats:
+        """Seconds of one sample's products in a backward pass through every different block (plan x shape)."""
+        return self.context.shapes["backward_products"] * self.product_seconds + self._unaligned_backward
+
+    @property
+    def all_product_seconds(self) -> Floats:
+        """Seconds of one sample's products in both passes (plan x shape)."""
+        return self.pass_products * self.product_seconds + self._unaligned_backward
 
     def _products(
         self, block: BlockProfile, tp: Floats, whole: Floats
@@ -122,7 +153,7 @@ class BlockSeconds:
     @property
     def recipe(self) -> Recipe:
         """How operands of products are cast, of plans in fp8 or fp4."""
-        if self.columns.precision not in LOW or not self.rates.is_published:
+        if self.columns.precision not in LOW or not self.rates.by_shares:
             return PLAIN
         return NVFP4 if self.columns.precision == "fp4" else RECIPES.get(self.context.software.recipe, PLAIN)
 
@@ -157,7 +188,7 @@ class BlockSeconds:
         if not flops:
             return 0.0
         if block.fused_attention:
-            slower = FIRST_FLASH if self.context.software.first_flash and self.rates.is_published else 1.0
+            slower = FIRST_FLASH if self.context.software.first_flash and self.rates.by_shares else 1.0
             # Of a causal head of width d the scores' two products are 2 s^2 d FLOPs.
             width = flops / (2 * sequence**2 * block.heads) if block.heads and block.kind != "module" else 0.0
             return slower * ATTENTION_PASSES * flops / self.rates.attention_rate(sequence, width)
@@ -191,7 +222,7 @@ class BlockSeconds:
 
         On a CPU the host that starts operators is the device that computes them; on others it works beside it.
         """
-        seconds = self.pass_products * self.product_seconds + self.attention_seconds + self.passes * self.moving_seconds
+        seconds = self.all_product_seconds + self.attention_seconds + self.passes * self.moving_seconds
         if self.rates.device.kind == "cpu":
             launches = self.passes * self.context.shapes["operators"] * self.rates.launch_seconds.value
             seconds = seconds + launches * (self.fill("passes") / self.columns.micro_batch)[:, None]

@@ -52,7 +52,7 @@ def compute_components(sheet: Sheet) -> list[Component]:
         return scale * np.einsum("rs,rs->r", part.counts, seconds * sheet.factors)
 
     forward = over(sheet.product_seconds)
-    backward = over(sheet.context.shapes["backward_products"] * sheet.product_seconds)
+    backward = over(sheet.backward_product_seconds)
     found = [
         Component(
             "products, forward",
