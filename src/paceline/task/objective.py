@@ -160,7 +160,7 @@ def of_texts(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
 
     Raises ConfigError for a model that cannot be told what fills rows up: it would count.
     """
-    known = inspect.signature(type(model).forward).parameters
+    known = _parameters_of(type(model).forward)
     options: dict[str, object] = {"use_cache": False} if "use_cache" in known else {}
     if "attention_mask" in batch:
         if "attention_mask" not in known:
@@ -223,7 +223,7 @@ def _placement(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, objec
     if "documents" in batch:
         documents = batch["documents"]
         found = {"positions": document_positions(documents), "mask": _sees(model, batch)}
-    known = inspect.signature(type(model).forward).parameters
+    known = _parameters_of(type(model).forward)
     if "position_ids" in known and "mask" not in found and "positions" in found:
         found["position_ids"] = found.pop("positions")
     if "attention_mask" in batch and "attention_mask" in known:
@@ -237,6 +237,12 @@ def _placement(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, objec
     if "real" in batch and "real" in known:  # routers count what is no padding
         found["real"] = batch["real"]
     return found
+
+
+@functools.lru_cache(maxsize=16)  # asked for every micro-batch, which is of one or two models
+def _parameters_of(function: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
+    """Return a function's parameters by name."""
+    return inspect.signature(function).parameters
 
 
 def _sees(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor | PackedDocuments:

@@ -351,7 +351,7 @@ STRANGE_PROOFS = [
     Planted("gradient norm", "the norm is the largest tensor's", "copies",
             line("run.loop.step:Stepper._local_squares",
                  ("total += norm.double().square()", "total = max(total, norm.double().square())"),
-                 ("get_total_norm(gradients, error", "get_total_norm(gradients, math.inf, error")),
+                 ("norm_of(gradients)", "torch.nn.utils.get_total_norm(gradients, math.inf)")),
             "grad_norm", "gradient norm", "grad_norm"),
     # ---- updates
     Planted("optimizer", "Adam counts an update for every rank", "copies",

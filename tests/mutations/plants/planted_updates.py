@@ -11,7 +11,7 @@ STALE, UNCAST = "stale casts", "casts of evaluations"
 DOWN = ("down = (self.scaler.scale if", "down = (vars(self).setdefault('_scale', self.scaler.scale) if")
 ONCE = (
     ("forward = unit.forward\n", "forward, kept = unit.forward, {}\n"),
-    ("casts: dict[nn.Parameter, torch.Tensor] = {}", "casts = kept if torch.is_grad_enabled() else {}"),
+    ("casts: dict[int, torch.Tensor] = {}", "casts = kept if torch.is_grad_enabled() else {}"),
 )
 CASTS = "        args, kwargs = _inputs_of_unit((args, kwargs), dtype)\n        originals"
 UNLESS = "        if not torch.is_grad_enabled():\n            return forward(*args, **kwargs)\n"

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
 
 from paceline.errors import ConfigError
+from paceline.run.numerics.nested import each_leaf, leaves_of
 from paceline.spec.layout import accumulation_for
 from paceline.spec.plan import Plan, rows_refusal
 from paceline.task.data.order.many_steps import StepIds
@@ -81,7 +81,7 @@ def to_device(data: object, device: torch.device) -> object:
     """Return the nested batch with its tensors on `device`, copied without waiting where the device allows it."""
     if device.type == "cpu":
         return data
-    return tree_map(
+    return each_leaf(
         lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf,
         pinned(data, device),
     )
@@ -91,12 +91,12 @@ def pinned(data: object, device: torch.device) -> object:
     """Return the nested batch with its tensors where `device` can fetch them by itself: in pinned host memory."""
     if device.type == "cpu":
         return data
-    return tree_map(lambda leaf: leaf.pin_memory() if isinstance(leaf, torch.Tensor) else leaf, data)
+    return each_leaf(lambda leaf: leaf.pin_memory() if isinstance(leaf, torch.Tensor) else leaf, data)
 
 
 def bytes_of(batch: StepBatch) -> int:
     """Return how many bytes the tensors of a batch take."""
-    leaves = tree_leaves([micro.data for micro in batch.micro_batches])
+    leaves = leaves_of([micro.data for micro in batch.micro_batches])
     return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -28,6 +28,7 @@ from paceline.run.loop.passes import AnyObjective, Passes
 from paceline.run.loop.routing import RouterStats, RouterWatch
 from paceline.run.loop.turns import StepTurn
 from paceline.run.memory.offload_state import OffloadedUpdate
+from paceline.run.numerics.norm import norm_of
 from paceline.run.numerics.precision import LossScaler
 from paceline.run.parallel.gradients import Gradients
 from paceline.run.process.world import World
@@ -143,6 +144,7 @@ class Stepper:
 
     def __post_init__(self) -> None:
         self._copies = {p: self.copies_of(p) for turn in self.turns for p in turn.parameters}
+        self._others = {turn.turn.name: _others(self._copies, turn.parameters) for turn in self.turns}
         self._clock = PhaseClock(self.world.device)
         self._groups_of = {weight: group_of(self.groups, self.names.get(name, (name,)))
                            for name, weight in named_parameters(self.model)}  # fmt: skip
@@ -299,12 +301,12 @@ class Stepper:
 
     def _keep_own(self, turn: StepTurn, step: int) -> None:
         """Drop the gradients of parameters that a turn does not train in a step."""
-        own = set(turn.parameters)
+        for parameter in self._others[turn.turn.name]:
+            parameter.grad = None
         if self.freezes and (frozen := frozen_groups(self.groups, step)):
-            own = {weight for weight in own if self._groups_of[weight] not in frozen}
-        for parameter in self._copies:
-            if parameter not in own:
-                parameter.grad = None
+            for parameter in turn.parameters:
+                if self._groups_of[parameter] in frozen:
+                    parameter.grad = None
 
     @torch.no_grad()  # the local part of a DTensor is then no step of a graph
     def _local_squares(self) -> torch.Tensor:
@@ -315,7 +317,7 @@ class Stepper:
                 by_copies.setdefault(copies, []).append(local)
         total = torch.zeros((), dtype=torch.float64, device=self.world.device)
         for copies, gradients in by_copies.items():
-            norm = torch.nn.utils.get_total_norm(gradients, error_if_nonfinite=False)
+            norm = norm_of(gradients)
             # Copies hold equal gradients, so each contributes its share of the sum over all ranks.
             total += norm.double().square() / copies
         return total
@@ -373,6 +375,12 @@ class Stepper:
             measured.after_update()
         if self.scaler:
             self.scaler.update(overflowed=False)
+
+
+def _others(every: Iterable[nn.Parameter], own: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+    """Return the parameters of all turns that are not one's own."""
+    trained = set(own)
+    return [parameter for parameter in every if parameter not in trained]
 
 
 def _place(step: int, turn: StepTurn) -> str:

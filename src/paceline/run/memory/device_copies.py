@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from paceline.run.loop.loader import BatchStream, StepBatch, moved
+from paceline.run.numerics.nested import leaves_of
 
 
 class DeviceCopies:
@@ -37,7 +37,7 @@ class DeviceCopies:
             if sent is batch:
                 current.wait_event(event)
                 break
-        for leaf in tree_leaves([micro.data for micro in batch.micro_batches]):
+        for leaf in leaves_of([micro.data for micro in batch.micro_batches]):
             if isinstance(leaf, torch.Tensor):
                 leaf.record_stream(current)  # else its memory could be copied into while it is still read
         return batch

@@ -20,8 +20,8 @@ import torch
 from torch import nn
 from torch.distributions import Distribution
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils._pytree import tree_map
 
+from paceline.run.numerics.nested import each_leaf
 from paceline.task.declared import is_routed
 from paceline.task.models.layers.batch_norm import is_recomputed
 
@@ -56,7 +56,7 @@ def _each_tensor(tree: object, made: Callable[[torch.Tensor], torch.Tensor]) -> 
             return refilled(leaf, {key: _each_tensor(value, made) for key, value in leaf.items()})
         return leaf
 
-    return tree_map(of_leaf, tree)
+    return each_leaf(of_leaf, tree)
 
 
 def refilled(container: dict[Any, Any], entries: Mapping[Any, object]) -> dict[Any, Any]:
@@ -91,6 +91,8 @@ def lost_in_cast(model: nn.Module, dtype: torch.dtype) -> list[str]:
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if tensor.dtype == dtype:
+        return tensor
     if tensor.is_complex():
         return tensor.to(COMPLEX_DTYPES.get(dtype, tensor.dtype))
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
@@ -124,17 +126,18 @@ def cast_unit(
     def forward_in_compute_dtype(*args: Any, **kwargs: Any) -> object:
         args, kwargs = _inputs_of_unit((args, kwargs), dtype)
         originals: list[tuple[dict[str, Any], str, nn.Parameter]] = []
-        casts: dict[nn.Parameter, torch.Tensor] = {}  # a tied weight is cast once
+        casts: dict[int, torch.Tensor] = {}  # a tied weight is cast once
         try:
             for owner in owners:
-                for name, parameter in owner._parameters.items():
-                    if parameter is None or not _is_cast(parameter, chosen):
-                        continue
-                    originals.append((owner._parameters, name, parameter))
+                table: dict[str, Any] = owner._parameters
+                for name, parameter in table.items():
+                    if parameter is not None and _is_cast(parameter, chosen):
+                        originals.append((table, name, parameter))
             for table, name, parameter in originals:
-                if parameter not in casts:
-                    casts[parameter] = parameter.to(dtype)
-                table[name] = casts[parameter]
+                cast = casts.get(id(parameter))
+                if cast is None:
+                    cast = casts[id(parameter)] = parameter.to(dtype)
+                table[name] = cast
             return forward(*args, **kwargs)
         finally:
             for table, name, parameter in originals:
@@ -154,15 +157,19 @@ def _inputs_of_unit(tree: object, dtype: torch.dtype) -> Any:
     records: dict[int, object] = {}
 
     def own(leaf: object) -> object:
+        if leaf is None:
+            return None
+        if type(leaf) is torch.Tensor:
+            return of_unit(leaf)
         if is_dataclass(leaf) and not isinstance(leaf, type):
-            return _each_field(leaf, functools.partial(tree_map, own), records)
+            return _each_field(leaf, functools.partial(each_leaf, own), records)
         return _each_tensor(leaf, of_unit)
 
     def of_unit(tensor: torch.Tensor) -> torch.Tensor:
         cast = _cast(tensor, dtype)
-        return torch.ops.aten.alias(cast) if cast is tensor and cast.requires_grad else cast
+        return torch.ops.aten.alias.default(cast) if cast is tensor and cast.requires_grad else cast
 
-    return tree_map(own, tree)
+    return each_leaf(own, tree)
 
 
 def widen_outputs(model: nn.Module, compute: torch.dtype, master: torch.dtype) -> None:
@@ -182,14 +189,19 @@ def _widened(tree: object, compute: torch.dtype, master: torch.dtype, met: dict[
     """
     records = {} if met is None else met
 
+    def of_caller(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(master) if tensor.dtype == compute else tensor
+
     def widen(leaf: object) -> object:
-        if isinstance(leaf, type):
+        if type(leaf) is torch.Tensor:
+            return of_caller(leaf)
+        if leaf is None or isinstance(leaf, type):
             return leaf
         if is_dataclass(leaf) or isinstance(leaf, SimpleNamespace | Distribution):
             return _each_field(leaf, lambda value: _widened(value, compute, master, records), records)
-        return _each_tensor(leaf, lambda tensor: tensor.to(master) if tensor.dtype == compute else tensor)
+        return _each_tensor(leaf, of_caller)
 
-    return tree_map(widen, tree)
+    return each_leaf(widen, tree)
 
 
 def _each_field(record: Any, made: Callable[[object], object], met: dict[int, object]) -> object:

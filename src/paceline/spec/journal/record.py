@@ -90,9 +90,8 @@ def plain(record: Record) -> dict[str, object]:
 
 def own_fields(record: Record) -> dict[str, object]:
     """Return what a record has beyond what all have in common, by its names in the journal."""
-    values = {each.key: getattr(record, each.name) for each in fields_of(type(record))}
-    left_out = {each.key for each in fields_of(type(record)) if each.told.if_any and values[each.key] is None}
-    return {key: value for key, value in values.items() if key not in left_out}
+    values = ((each, getattr(record, each.name)) for each in fields_of(type(record)))
+    return {each.key: value for each, value in values if value is not None or not each.told.if_any}
 
 
 def read(kind: type[Some], line: Mapping[str, object]) -> Some:

@@ -88,6 +88,8 @@ def frozen_groups(groups: Sequence[GroupSpec], step: int) -> frozenset[int]:
 
 def freezing(spec: OptimizerSpec, step: int) -> list[DecisionRecord]:
     """Return the decisions on groups of which this step is the first that trains them, or leaves them as they are."""
+    if not spec.groups:  # asked in every step
+        return []
     from paceline.spec.journal.kinds import DecisionRecord  # forty kinds of records, of which a plan needs none
 
     before, here = (frozen_groups(spec.groups, at) for at in (step - 1, step))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,8 @@ from paceline.run.survive.health import stragglers as stragglers_module
 from paceline.run.survive.health.computing import device_facts
 from paceline.run.survive.health.stragglers import Stragglers
 from paceline.spec.journal.kinds import DecisionRecord
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
 from paceline.spec.survive.health import HealthSpec
 
 
@@ -37,6 +40,30 @@ def test_a_rank_is_named_once_that_stays_slow_and_again_when_it_no_longer_is() -
     assert named([slow] * 9) == [(2, "slow")]
     assert named([slow] * 5 + [healthy] * 5 + [slow] * 3) == [(2, "slow"), (2, "as fast as the others"), (2, "slow")]
     assert named([[1.0, 1.5]] * 3) == [(1, "slow")]
+
+
+@pytest.mark.parametrize(("ranks", "looks"), [(1, 0), (2, 1)])
+def test_a_model_is_not_walked_through_in_every_step(ranks: int, looks: int) -> None:
+    """Where a GPU computes, all modules are asked whether they meet other ranks: in the first step of those compared."""
+    seen: list[str] = []
+
+    class Under(SimpleNamespace):
+        """What trains a whole copy of a model."""
+
+        @property
+        def sees_whole_batch(self) -> bool:
+            seen.append("walk")
+            return False
+
+    under: Any = Under(plan=Plan(layout=Layout(dp_replicate=ranks), batch_samples=4 * ranks))
+    stragglers = Stragglers(HealthSpec(), World(0, ranks, 0, torch.device("cpu")), under)
+    seen.clear()
+    stats: Any = SimpleNamespace(waiting_seconds=None, seconds={"forward_backward": 2.0})
+    batch: Any = SimpleNamespace(micro_batches=[SimpleNamespace(ids=[1, 2])])
+    for _ in range(8):
+        stragglers.add(stats, batch)
+    assert len(seen) == looks
+    assert (stragglers._seconds, stragglers._rows) == ((16.0, 16) if ranks > 1 else (0.0, 0))
 
 
 def facts_of(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:

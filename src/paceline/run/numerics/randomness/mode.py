@@ -101,8 +101,7 @@ class SampleRandomness(TorchFunctionMode):
                 yield
         finally:
             self._is_forward = False
-        self.check()
-        self._ended = _states(self._device)
+        self._ended = self.check()
 
     def __enter__(self) -> SampleRandomness:
         self._entered += 1
@@ -176,15 +175,21 @@ class SampleRandomness(TorchFunctionMode):
         """Whether anything was drawn since the micro-batch began."""
         return self._calls > 0
 
-    def check(self) -> None:
-        """Tell of random numbers that were drawn since the micro-batch began and were not calls' keys."""
-        size = torch.default_generator.get_state().numel()
-        generator = torch.Generator()
-        generator.set_state(self._began[:size])
+    def check(self) -> Tensor:
+        """Tell of random numbers that were drawn since the micro-batch began and were not calls' keys.
+
+        Returns torch's random states as they are now.
+        """
+        expected, now = self._began, _states(self._device)
         if self._calls:
+            generator = torch.Generator()
+            size = generator.get_state().numel()
+            generator.set_state(self._began[:size])
             torch.empty(self._calls, dtype=torch.int64, device="cpu").random_(generator=generator)
-        if not torch.equal(torch.cat([generator.get_state(), self._began[size:]]), _states(self._device)):
+            expected = torch.cat([generator.get_state(), self._began[size:]])
+        if not torch.equal(expected, now):
             self.stray("an operator that torch does not name", "it takes its random numbers past torch's functions")
+        return now
 
     def stray(self, name: str, because: str) -> None:
         """Make random numbers that belong to no sample an error, or a warning."""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from paceline.errors import ConfigError
+from paceline.run.numerics.nested import leaves_of
 from paceline.run.numerics.randomness.mode import SampleRandomness, Survey
 from paceline.run.numerics.randomness.others import Others
 from paceline.run.numerics.randomness.shares import Pattern, SampleRows, Share
@@ -197,7 +198,7 @@ def rows_of_batch(batch: object) -> int:
 
 def length_of(batch: object) -> int | None:
     """Return the second dimension of a batch's first tensor that has one."""
-    leaves = (leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim() > 1)
+    leaves = (leaf for leaf in leaves_of(batch) if isinstance(leaf, Tensor) and leaf.dim() > 1)
     return next((leaf.shape[1] for leaf in leaves), None)
 
 

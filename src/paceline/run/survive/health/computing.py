@@ -24,19 +24,24 @@ TOLD_OF_GPU = ("celsius", "watts", "clock_hz", "clock_share", "throttled", "powe
 SLOW_CLOCK = 0.7  # of the highest: below it a device that computes is held back
 
 
-def computed_seconds(stats: StepStats, under: UnderPlan | None) -> float | None:
+def computed_seconds(stats: StepStats, passes_alone: bool) -> float | None:
     """Return for how long this rank computed in a step, apart from waiting for others; None where that is not known.
 
     A CPU's thread says when it did not run. On CUDA kernels of collectives wait for peers: what is known there is the
-    time of passes without any: those of whole copies of the model, frozen weights too, whose gradients are summed on a
-    stream of its own.
+    time of passes without any, `passes_alone`.
     """
     if stats.waiting_seconds is not None:
         return sum(stats.seconds.get(phase, 0.0) for phase in PHASES) - stats.waiting_seconds
+    return stats.seconds.get("forward_backward") if passes_alone else None
+
+
+def passes_alone(under: UnderPlan | None) -> bool:
+    """Return whether no collective is in a rank's passes: those of whole copies of the model, frozen weights too.
+
+    Their gradients are summed on a stream of its own. All modules of the model are asked, which takes a while.
+    """
     alone = under is not None and under.plan.frozen != "spread" and not under.plan.layout.is_sharded
-    if alone and under is not None and not under.sees_whole_batch:
-        return stats.seconds.get("forward_backward")
-    return None
+    return alone and under is not None and not under.sees_whole_batch
 
 
 def rows_computed(batch: StepBatch) -> int:

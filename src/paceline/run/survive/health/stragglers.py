@@ -20,6 +20,7 @@ from paceline.run.process.world import World
 from paceline.run.survive.health.computing import (
     computed_seconds,
     device_facts,
+    passes_alone,
     planned_rows,
     rows_computed,
     standing_out,
@@ -46,6 +47,7 @@ class Stragglers:
         """`under` is what trains, whose rows a slow rank may lose; `run_dir` has the journal of what was done."""
         self._factor, self._checks, self._world = health.straggler_factor, health.straggler_checks, world
         self._seconds, self._rows, self._steps = 0.0, 0, 0
+        self._passes_alone = False
         self._slow: dict[int, int] = {}  # rank -> comparisons in a row in which it was slow
         self._under, self._run_dir, self._replaces = under, run_dir, health.on_straggler == "replace"
         self._planned = planned_rows(under.plan) if under is not None else [1.0] * world.size
@@ -53,8 +55,12 @@ class Stragglers:
         self._leaving: int | None = None  # the rank whose place another process is to take
 
     def add(self, stats: StepStats, batch: StepBatch) -> None:
-        """Add a step of this rank's, where it is known for how long it computed."""
-        seconds = computed_seconds(stats, self._under)
+        """Add a step of this rank's, where it is known for how long it computed, and there are ranks to compare."""
+        if self._world.size == 1:
+            return
+        if stats.waiting_seconds is None and self._steps == 0:  # for all steps until the next comparison
+            self._passes_alone = passes_alone(self._under)
+        seconds = computed_seconds(stats, self._passes_alone)
         if seconds is not None:
             self._seconds += seconds
             self._rows += rows_computed(batch)
