@@ -40,9 +40,10 @@ def strict_json(result: Any) -> str:
 
 def keep(name: str, figures: Any = None, page: str = "") -> None:
     """Write what a benchmark found: a page for readers; in the folder `figures` the same, and more, for programs."""
-    (RESULTS / "figures").mkdir(parents=True, exist_ok=True)
     if figures is not None:
-        (RESULTS / "figures" / f"{name}.json").write_text(strict_json(figures))
+        path = RESULTS / "figures" / f"{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(strict_json(figures))
     if page:
         (RESULTS / f"{name}.md").write_text(page)
 

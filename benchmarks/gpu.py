@@ -382,7 +382,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--quick", action="store_true", help="llama-1m and a few steps, to see that everything works")
     parser.add_argument("--json", metavar="OUT", help="also write the result as JSON")
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/figures/gpu-DEVICE.json")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/figures/gpu/DEVICE.json")
     options = parser.parse_args(arguments)
     if options.quick:
         options.models, options.seq_len, options.batch, options.steps, options.warm_up = "llama-1m", 32, 4, 3, 2
@@ -408,7 +408,7 @@ def main(arguments: list[str]) -> int:
     if options.json:
         Path(options.json).write_text(strict_json(content))
     if options.save:
-        keep(f"gpu-{device.lower().replace(' ', '-')}", content)
+        keep(f"gpu/{device.lower().replace(' ', '-')}", content)
     return 0
 
 

@@ -84,7 +84,7 @@ def test_the_page_on_scale_tells_what_many_real_ranks_did() -> None:
 
 def test_the_pages_of_the_gpu_say_what_was_measured() -> None:
     results = ROOT / "benchmarks" / "results"
-    (found,) = json.loads((results / "figures" / "gpu-nvidia-h200.json").read_text(encoding="utf-8"))["results"]
+    (found,) = json.loads((results / "figures" / "gpu" / "nvidia-h200.json").read_text(encoding="utf-8"))["results"]
     told = (results / "gpu.md").read_text(encoding="utf-8")
     ours, theirs = found["paceline"], found["by_hand"]
     for words in (
@@ -95,7 +95,7 @@ def test_the_pages_of_the_gpu_say_what_was_measured() -> None:
         f"{ours['peak_bytes'] / 2**30:.1f} GiB allocated, by hand {theirs['peak_bytes'] / 2**30:.1f}",
     ):
         assert words in told
-    rows = json.loads((results / "figures" / "gpu_grid.json").read_text(encoding="utf-8"))["rows"]
+    rows = json.loads((results / "figures" / "gpu" / "grid.json").read_text(encoding="utf-8"))["rows"]
     off = [row["published"]["seconds"] / row["measured"]["seconds"] - 1 for row in rows if row.get("measured")]
     assert [f"{error:+.0%}" for error in off] == ["+1%", "-1%", "+7%", "-46%", "+12%"]
     assert "within +1, -1, +7 and, compiled, +12 %" in told and "llama-124m -46 %" in told

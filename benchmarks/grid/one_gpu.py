@@ -1,7 +1,7 @@
 """How far the forecast of one GPU is from what its steps take, layout by layout: seconds and bytes.
 
-    python benchmarks/gpu_grid.py [--rows llama-1b,...] [--until SECONDS] [--probe] [--json OUT] [--save]
-    python benchmarks/gpu_grid.py --device cpu --quick
+    python benchmarks/grid/one_gpu.py [--rows llama-1b,...] [--until SECONDS] [--probe] [--json OUT] [--save]
+    python benchmarks/grid/one_gpu.py --device cpu --quick
 
 Each row is a model and one way to train it on one device. It is priced before it runs, from the catalog's published
 figures, and with --probe once more from what the probe measures; then it trains a few steps in a process of its own.
@@ -23,8 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import keep, machine, strict_json
-from gpu import Job, alone, with_paceline
 
 from paceline.errors import PacelineError
 from paceline.plan.planned import plan_task
@@ -32,6 +30,10 @@ from paceline.spec.arguments import make_spec
 from paceline.spec.forecast import Forecast, Term
 from paceline.spec.plan import Plan
 from paceline.task.models.sizes import NAMED_SIZES
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # what benchmarks share
+from common import keep, machine, strict_json
+from gpu import Job, alone, with_paceline
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,8 +162,8 @@ def page(result: dict[str, Any]) -> str:
     facts = result["machine"]
     lines = [
         "# The forecast of one GPU", "",
-        f"{facts['gpu'] or facts['cpu']}, torch {facts['torch']}, {facts['date']}; `benchmarks/gpu_grid.py`. Each row"
-        " was priced before it ran; no constant is fitted on it.", "",
+        f"{facts['gpu'] or facts['cpu']}, torch {facts['torch']}, {facts['date']}; `benchmarks/grid/one_gpu.py`. Each"
+        " row was priced before it ran; no constant is fitted on it.", "",
     ]  # fmt: skip
     for which, score in result["scores"].items():
         if score:
@@ -197,7 +199,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--probe", action="store_true", help="probe the device, and price the rows by that too")
     parser.add_argument("--quick", action="store_true", help="llama-1m, to see that everything works")
     parser.add_argument("--json", metavar="OUT", help="also write the result as JSON")
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/gpu_grid.md and its figures")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/gpu_forecast.md and its figures")
     parser.add_argument("--page", metavar="JSON", help="measure nothing: write the page of an earlier result")
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not options.page and not torch.cuda.is_available():
@@ -246,7 +248,8 @@ def main(arguments: list[str]) -> int:
     if options.json:
         Path(options.json).write_text(strict_json(result))
     if options.save:
-        keep("gpu_grid", result, page(result))
+        keep("gpu/grid", result)
+        keep("gpu_forecast", page=page(result))
     return 0
 
 
