@@ -44,7 +44,7 @@ def test_a_rank_is_named_once_that_stays_slow_and_again_when_it_no_longer_is() -
 
 @pytest.mark.parametrize(("ranks", "looks"), [(1, 0), (2, 1)])
 def test_a_model_is_not_walked_through_in_every_step(ranks: int, looks: int) -> None:
-    """Where a GPU computes, all modules are asked if they meet other ranks: in the first step of those compared."""
+    """Where a GPU computes, all modules are asked whether they meet other ranks: in the first step compared."""
     seen: list[str] = []
 
     class Under(SimpleNamespace):
