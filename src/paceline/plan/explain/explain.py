@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from paceline.plan.cost.intervals import TIME_ERROR, usual_errors
 from paceline.plan.cost.memory.usable import HEADROOM
 from paceline.plan.cost.rates import Rates
+from paceline.plan.explain.alignment import alignment_lines
 from paceline.plan.explain.choice import (
     alternative_lines,
     contest_lines,
@@ -62,6 +63,7 @@ def explain_lines(planned: Planned) -> list[str]:  # `plan --explain --all`; scr
         *contest_lines(planned),
         "",
         *alternative_lines(planned),
+        *alignment_lines(planned),
         "",
         *sensitivity_lines(planned),
         "",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from paceline.plan.explain.alignment import alignment_lines
 from paceline.plan.explain.choice import alternative_lines, sensitivity_lines, sure_lines, tried_gain
 from paceline.plan.explain.difference import difference
 from paceline.plan.explain.headline import energy_text, expected_text
@@ -31,6 +32,7 @@ def screen_lines(planned: Planned) -> list[str]:
         *_terms("time per step", forecast.time, format_seconds),
         *_terms("memory on the fullest device", forecast.memory, format_bytes),
         *_run(planned),
+        *(clipped(line) for line in alignment_lines(planned)),
         *sure_lines(planned),
         *_tried(planned),
         *_some(_joined(alternative_lines(planned)), PLANS + 1),

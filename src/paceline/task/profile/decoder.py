@@ -68,7 +68,14 @@ def _embedding(config: DecoderConfig, seq: int) -> BlockProfile:
 def decoder_layer(config: DecoderConfig, seq: int) -> BlockProfile:
     """Return the profile of one layer of attention and feed-forward."""
     hidden, ffn, queries, keys = config.hidden, config.ffn, config.q_width, config.kv_width
-    products = [(hidden, queries), (hidden, keys), (hidden, keys), (queries, hidden), *3 * [(hidden, ffn)]]
+    products = [
+        (hidden, queries),
+        (hidden, keys),
+        (hidden, keys),
+        (queries, hidden),
+        *2 * [(hidden, ffn)],
+        (ffn, hidden),
+    ]
     normed = (queries + keys) * config.qk_norm  # queries and keys that are normalised by head
     weights = sum(inner * outer for inner, outer in products)
     # Kept: the inputs of two norms, of four products that read them, of attention and its output, and in SwiGLU

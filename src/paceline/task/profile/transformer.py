@@ -166,7 +166,7 @@ def _layer(shape: TransformerShape) -> BlockProfile:
     hidden, ffn, seq, heads = shape.hidden, shape.ffn, shape.seq_len, shape.heads
     attention = _attention(shape)
     matrices = 3 if shape.gated else 2
-    products = [*attention.products, *matrices * [(hidden, ffn)]]
+    products = [*attention.products, *(matrices - 1) * [(hidden, ffn)], (ffn, hidden)]
     weights = sum(inner * outer for inner, outer in products)
     biases = (ffn * (matrices - 1) + hidden) if shape.biases else 0
     narrow = attention.keys + attention.values

@@ -112,6 +112,15 @@ class BlockSeconds:
         return found
 
     @property
+    def unaligned_head_seconds(self) -> Floats:
+        """What one sample's products of the head take longer for operands that are not aligned, of every plan."""
+        both = self._unaligned("unaligned_flops") + (
+            self.context.shapes["backward_products"] * self._unaligned("unaligned_backward_flops")
+        )
+        found: Floats = both[:, self.context.shapes.is_head].sum(axis=1)
+        return found
+
+    @property
     def backward_product_seconds(self) -> Floats:
         """Seconds of one sample's products in a backward pass through every different block (plan x shape)."""
         return self.context.shapes["backward_products"] * self.product_seconds + self._unaligned_backward
