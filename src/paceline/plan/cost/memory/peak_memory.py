@@ -19,6 +19,7 @@ from paceline.plan.cost.collectives import exchanged_keys, goes_around
 from paceline.plan.cost.columns import Columns, Flags, Floats, Ints
 from paceline.plan.cost.components import Component, in_modes, total, without
 from paceline.plan.cost.memory.flat_gradients import flat_bytes, flat_gradients, keeps_narrow
+from paceline.plan.cost.memory.moments import held_in_turn
 from paceline.plan.cost.memory.offload import MOVING_BLOCKS, optimizer_held, optimizer_text, rests_on_host
 from paceline.plan.cost.model_parts import Parts
 from paceline.plan.cost.sheet import Sheet
@@ -198,7 +199,9 @@ class HeldAtPeak:
             weights = self.compute * self.local_parameters / np.where(self.plans.zero == 3, self.plans.state_degree, 1)
             values, resting = values + 1, f"{self.compute} B"
         *short_lived, free = self._activations()
-        copies = self._weight_copies()
+        copies, gradients = self._weight_copies(), self._gradients()
+        passing = [copies, *short_lived, self._buffers(), self._loss_buffers()]
+        in_turn = held_in_turn(self.sheet, self.plans, self.parts, gradients.values, total(passing))
         held = [
             Component(
                 "weights",
@@ -209,7 +212,7 @@ class HeldAtPeak:
                 "ZeRO (Rajbhandari et al. 2020)",
             ),
             *self._packed(),
-            self._gradients(),
+            gradients,
             Component(
                 "optimizer state",
                 "optimizer",
@@ -222,17 +225,15 @@ class HeldAtPeak:
                 "ZeRO (Rajbhandari et al. 2020)",
             ),
             *self._sync(state),
-            copies,
-            *short_lived,
-            self._buffers(),
-            self._loss_buffers(),
+            *passing,
+            in_turn,
         ]
         if gathered_values(context.optimizer):
-            idle = total([*short_lived, copies])
+            idle = np.maximum(0.0, total([*short_lived, copies, in_turn]))
             held.append(gathered_memory(self.plans, self.parts, context.optimizer, idle))
         flat = flat_bytes(self.sheet, self.plans, self.local_parameters)
         if flat.any():
-            others = self._gradients().values - self.compute * self.local_parameters / self.plans.held_degree
+            others = gradients.values - self.compute * self.local_parameters / self.plans.held_degree
             held.append(flat_gradients(flat, total(short_lived) + others))
             flat = flat - held[-1].values
         return [*held, *self._beside_tensors(held, short_lived, flat + free)]
