@@ -49,7 +49,7 @@ SELECTIVE = Row("llama-1b", 16, 4096, 4, 2, "selective", 38026499584)
 PLAIN = Row("llama-1b", 16, 4096, 2, 1, "none", 32496791040)
 FULL = Row("llama-8b", 12, 4096, 2, 1, "full", 59806313984)
 SMALL = Row("llama-124m", 12, 1024, 32, 1, "none", 15278197760)
-NOT_WORSE = {SELECTIVE: 0.05, PLAIN: 0.01, FULL: 0.01, SMALL: 0.06}
+NOT_WORSE = {SELECTIVE: 0.02, PLAIN: 0.01, FULL: 0.01, SMALL: 0.01}
 
 
 def held(forecast: Forecast) -> dict[str, float]:
@@ -79,4 +79,4 @@ def test_where_the_backward_pass_ends_all_gradients_stand_and_the_last_one_twice
     assert rest == pytest.approx(own, rel=1e-3), "of the measured row"
     passes = sum(found[name] for name in ("weight copies", "activations", "transients", "loss buffers"))
     assert found["held in turn"] < 0
-    assert passes + found["held in turn"] + found["allocator buffers"] == pytest.approx(own, rel=0.1), "of the forecast"
+    assert passes + found["held in turn"] == pytest.approx(own, rel=0.15), "of the forecast, whose stream is in fp32"

@@ -21,14 +21,17 @@ from paceline.spec.cluster import SOURCES
 from paceline.spec.optimizers import UNWRAPPED, gathered_values
 
 
-def held_in_turn(sheet: Sheet, plans: Columns, parts: Parts, gradients: Floats, passing: Floats) -> Component:
+def held_in_turn(
+    sheet: Sheet, plans: Columns, parts: Parts, gradients: Floats, passing: Floats, of_head: Floats
+) -> Component:
     """Return, as bytes below zero, what gradients and the passes' own bytes never hold at one time.
 
     `gradients` are all of a device's, `passing` what stands in passes alone: activations, copies of weights and buffers
-    (one value a row each).
+    (one value a row each). `of_head` are those of `passing` that the head needs more than a block.
     """
-    spared = np.minimum(_before_they_come(sheet, plans, gradients), passing - _at_the_end(sheet, plans, parts))
-    spared = np.where(_stand_throughout(sheet, plans), 0.0, np.maximum(0.0, spared))
+    missing = np.minimum(gradients, _missing_behind_head(sheet, plans, gradients) + of_head)
+    spared = np.minimum(missing, passing - _at_the_end(sheet, plans, parts))
+    spared = np.where(late_gradients(sheet, plans), np.maximum(0.0, spared), 0.0)
 
     def text(i: int) -> str:
         return f"-{spared[i]:,.0f} B: gradients come in the backward pass, as what the forward pass kept goes"
@@ -37,15 +40,15 @@ def held_in_turn(sheet: Sheet, plans: Columns, parts: Parts, gradients: Floats, 
     return Component("held in turn", "activations", -spared, known, text, "largest moment of a step", spared > 0)
 
 
-def _stand_throughout(sheet: Sheet, plans: Columns) -> Flags:
-    """Return whether gradients are there when a forward pass ends.
+def late_gradients(sheet: Sheet, plans: Columns) -> Flags:
+    """Return whether none of the gradients is there when a forward pass ends.
 
     Those of earlier micro-batches are, and gradients that lie in buffers: of copies in buckets (run/replicas), and of
     programs with 16-bit weights. Stages of a pipeline are taken to have them too.
     """
     in_buckets = (plans.dp_replicate > 1) & (not plans.common.sync.has_outer_step)
     in_buffers = sheet.context.software.master_weights
-    found: Flags = (plans.accumulation > 1) | (plans.pp > 1) | in_buckets | in_buffers
+    found: Flags = ~((plans.accumulation > 1) | (plans.pp > 1) | in_buckets | in_buffers)
     return found
 
 
@@ -68,8 +71,8 @@ def _at_the_end(sheet: Sheet, plans: Columns, parts: Parts) -> Floats:
     return found
 
 
-def _before_they_come(sheet: Sheet, plans: Columns, gradients: Floats) -> Floats:
-    """Return the least that is missing of both at any place of the backward pass, of plans without a pipeline.
+def _missing_behind_head(sheet: Sheet, plans: Columns, gradients: Floats) -> Floats:
+    """Return the least that is missing of both where the backward pass is behind the head, of plans without a pipeline.
 
     Between two blocks, gradients are missing of those before, and what those behind kept. Blocks of one shape lose as
     much one after the other, so the least is where the shape changes.
@@ -95,7 +98,7 @@ def _places(shapes: Shapes) -> list[tuple[Floats, float]]:
     in_all, count = float(np.sum(sizes)), len(sizes)
     changes = np.flatnonzero(np.diff(shapes.of_block)) + 1
     found = []
-    for place in sorted({*changes, *(changes + 1), 1, count}):
+    for place in sorted({*changes, *(changes + 1), 1} & set(range(1, count + 1))):
         behind = np.bincount(shapes.of_block[place:], minlength=len(shapes.blocks)).astype(np.float64)
         left = float(np.sum(owned[: place if known else place - 1]))
         found.append((behind, left / in_all if in_all else 0.0))
@@ -133,11 +136,11 @@ def _copied(sheet: Sheet, plans: Columns) -> Floats:
 
 
 def _kept(sheet: Sheet) -> Floats:
-    """Return the bytes that every different block certainly keeps of a sample for backward (plan x shape)."""
+    """Return the bytes that every different block but the head certainly keeps of a sample (plan x shape)."""
     own, shapes = sheet.kept_bytes, sheet.context.shapes
     of_mode = own[sheet.mode, np.arange(len(sheet.columns))]
     in_blocks = np.where(sheet.columns.recomputes("budget")[:, None], own.min(axis=0), of_mode)
     if rests_on_host(sheet):
         in_blocks = np.zeros_like(in_blocks)
-    found: Floats = np.where(shapes.repeated > 0, in_blocks, own[MODES.index("none")])
+    found: Floats = np.where(shapes.repeated > 0, in_blocks, own[MODES.index("none")] * ~shapes.is_head)
     return found

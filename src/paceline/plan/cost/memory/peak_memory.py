@@ -19,7 +19,7 @@ from paceline.plan.cost.collectives import exchanged_keys, goes_around
 from paceline.plan.cost.columns import Columns, Flags, Floats, Ints
 from paceline.plan.cost.components import Component, in_modes, total, without
 from paceline.plan.cost.memory.flat_gradients import flat_bytes, flat_gradients, keeps_narrow
-from paceline.plan.cost.memory.moments import held_in_turn
+from paceline.plan.cost.memory.moments import held_in_turn, late_gradients
 from paceline.plan.cost.memory.offload import MOVING_BLOCKS, optimizer_held, optimizer_text, rests_on_host
 from paceline.plan.cost.model_parts import Parts
 from paceline.plan.cost.sheet import Sheet
@@ -198,10 +198,13 @@ class HeldAtPeak:
         if software.master_weights:
             weights = self.compute * self.local_parameters / np.where(self.plans.zero == 3, self.plans.state_degree, 1)
             values, resting = values + 1, f"{self.compute} B"
-        *short_lived, free = self._activations()
+        *short_lived, free, of_head = self._activations()
         copies, gradients = self._weight_copies(), self._gradients()
         passing = [copies, *short_lived, self._buffers(), self._loss_buffers()]
-        in_turn = held_in_turn(self.sheet, self.plans, self.parts, gradients.values, total(passing))
+        in_turn = held_in_turn(self.sheet, self.plans, self.parts, gradients.values, total(passing), of_head)
+        # Gradients that come later take what is free by then.
+        late = np.where(late_gradients(self.sheet, self.plans), gradients.values + in_turn.values, 0.0)
+        free = np.maximum(0.0, free - late)
         held = [
             Component(
                 "weights",
@@ -358,8 +361,10 @@ class HeldAtPeak:
         values = size * np.where(plans.is_sharded, sharded, cast + alone)
         return Component("weight copies", "buffers", values, MEASURED, text, "FSDP2's gathered and cast weights")
 
-    def _activations(self) -> tuple[Component, Component, Floats]:
+    def _activations(self) -> tuple[Component, Component, Floats, Floats]:
         """Return what stands from forward to backward, what is short-lived, and the bytes that are free by then.
+
+        And, of the first two, the bytes that the head needs more than a block does.
 
         The head's own is used before any block is computed again, so where one is, the larger of the two moments
         counts. Blocks have been passed before the head, though, and what they needed is free in other sizes than the
@@ -390,6 +395,7 @@ class HeldAtPeak:
         beside = others + np.where(apart & is_block, working, once + moving)
         short = np.where(apart, np.where(is_block, in_block, in_head), np.maximum(in_head, in_block))
         free = micro * (others + once + working - beside) + np.maximum(in_head, in_block) - short
+        of_head = micro * (beside - others - working) + short - in_block
 
         def text(i: int) -> str:
             plan = self.plans.plan(i)
@@ -414,6 +420,7 @@ class HeldAtPeak:
             Component("activations", "activations", values, MEASURED, text, law),
             Component("transients", "activations", short, MEASURED, lambda i: words, "counted"),
             free,
+            of_head,
         )
 
     def _short_lived(self, of: Flags) -> Floats:
