@@ -43,10 +43,10 @@ def held_in_turn(
 def late_gradients(sheet: Sheet, plans: Columns) -> Flags:
     """Return whether none of the gradients is there when a forward pass ends: of one micro-batch, on one device.
 
-    Those of earlier micro-batches are there, and gradients that lie in buffers: of copies in buckets (run/replicas), and
-    of programs with 16-bit weights. Where ranks share a model they are taken to be there too. The same would hold for
-    shards, but what an allocator keeps hides it: torchtitan's published rows of eight to 256 GPUs and two processes of
-    benchmarks/results/forecast_grid.md hold as much as the sum, and forecasts without it are 1 to 12 % too low.
+    Those of earlier micro-batches are there, and gradients that lie in buffers: of copies in buckets (run/replicas),
+    and of programs with 16-bit weights. Where ranks share a model they are taken to be there too. The same would hold
+    for shards, but torchtitan's published rows of 8 to 256 GPUs, which tell what the allocator reserved, and two
+    processes of benchmarks/results/forecast_grid.md held as much as the sum: less was 1 to 12 % too low.
     """
     in_buckets = (plans.dp_replicate > 1) & (not plans.common.sync.has_outer_step)
     ranks_share = plans.is_sharded | (plans.tp > 1) | (plans.pp > 1)
