@@ -126,8 +126,9 @@ def _head(config: DecoderConfig, seq: int) -> BlockProfile:
     What it moves is a third of what both passes move together, so that the usual factor of three is right.
 
     A chunk has logits in fp32 and, inside log-sum-exp, their exponentials; with them stand gradients of the former
-    chunk, in fp32 and in 16 bits: 14 B an element, as a profiler of the allocator counts them. When the backward pass begins,
-    the head's gradient stands three times, as it was summed, scaled, and in 16 bits: 10 B an element, 4 of them fixed.
+    chunk, in fp32 and in 16 bits: 14 B an element, as a profiler of the allocator counts them. When the backward pass
+    begins, the head's gradient stands three times, as it was summed, scaled, and in 16 bits: 10 B an element, 4 of them
+    fixed.
     """
     hidden, vocab = config.hidden, config.vocab
     chunk = loss_chunk_tokens(vocab)

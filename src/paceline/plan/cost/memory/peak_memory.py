@@ -21,6 +21,7 @@ from paceline.plan.cost.components import Component, in_modes, total, without
 from paceline.plan.cost.memory.flat_gradients import flat_bytes, flat_gradients, keeps_narrow
 from paceline.plan.cost.memory.moments import held_in_turn, late_gradients
 from paceline.plan.cost.memory.offload import MOVING_BLOCKS, optimizer_held, optimizer_text, rests_on_host
+from paceline.plan.cost.memory.recompute import partitions
 from paceline.plan.cost.model_parts import Parts
 from paceline.plan.cost.sheet import Sheet
 from paceline.plan.cost.time.compute import state_bytes, updated_parameters
@@ -383,12 +384,15 @@ class HeldAtPeak:
         resting = sheet.over_modes(own)
         kept, offloaded = (kept, resting) if on_host else (kept + resting, np.zeros_like(kept))
         # What is computed again stands there for one block at a time, and so does what is on its way from the host.
-        again = np.stack([np.zeros_like(saved), saved - part, saved])
+        fused = partitions(self.plans, sheet.context.software)
+        again = np.stack([np.zeros_like(saved), saved - part if not fused else np.zeros_like(saved), saved])
         again = again + MOVING_BLOCKS * own if on_host else again
         working = sheet.most_over_modes(again)
         # The last blocks' are on their way while the head computes.
         moving = sheet.most_over_modes(MOVING_BLOCKS * own) if on_host else np.zeros_like(working)
         in_head, in_block = self._short_lived(shapes.is_head), self._short_lived(~shapes.is_head)
+        if fused:  # gradients of values between products are no wider than these
+            in_block = np.where(self.plans.recomputes("selective"), in_block * size / max(4, size), in_block)
         micro = self.plans.micro_batch
         is_block = micro * (others + working) + in_block > micro * (once + others + moving) + in_head
         apart = working > moving
