@@ -26,7 +26,7 @@ CONFIG = DecoderConfig("b", 64, 2, 4, 2, 16, 160, vocab=97, tied=False)
 
 
 def partitioned_bytes() -> int:
-    """Return the bytes that the first layer saves where torch's partitioner decides, weights and rotary tables aside."""
+    """Return the bytes that a layer saves where torch's partitioner decides, weights and rotary tables aside."""
     torch.compiler.reset()
     model = Decoder(CONFIG)
     initialise(model, seed=0)
