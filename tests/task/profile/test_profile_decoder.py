@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from paceline.task.data.facts import data_facts
 from paceline.task.models.build import build_model
 from paceline.task.models.decoder import Decoder
 from paceline.task.models.init import initialise
+from paceline.task.models.layers.loss import cross_entropy_sum
 from paceline.task.models.sizes import NAMED_SIZES, DecoderConfig, MoEConfig, nominal_vocab
 from paceline.task.objective import next_token
 from paceline.task.profile.decoder import profile_decoder
@@ -138,9 +140,7 @@ def test_saved_bytes_are_what_autograd_keeps(config: DecoderConfig, dtype: torch
     profile = profile_decoder(config, SEQ)
     compute = ROWS * sum(block.saved_elements for block in profile.blocks)
     wide = ROWS * sum(block.saved_fp32_elements for block in profile.blocks)
-    fixed = (
-        sum(block.fixed_elements for block in profile.blocks) / 2
-    )  # the sum over chunks stays, its temporary does not
+    fixed = sum(block.fixed_elements for block in profile.blocks)
     rotary = 2 * SEQ * config.head_dim  # the tables, shared by all layers and rows: not in the profile
     if dtype == torch.bfloat16:
         assert kept[torch.bfloat16] == 2 * (compute + rotary)
@@ -189,3 +189,21 @@ def test_a_tied_heads_weight_is_counted_once_and_its_work_is_not() -> None:
 def test_logits_are_capped_by_the_chunk() -> None:
     head = profile_decoder(NAMED_SIZES["llama-1b"], 8192).blocks[-1]
     assert head.transient_elements == head.transient_cap_elements < 2 * 8192 * 128_256
+    large = profile_decoder(NAMED_SIZES["llama-8b"], 8192).blocks[-1]
+    assert large.transient_elements == large.transient_cap_elements == 1.5 * 128_256 * 4096, "its gradient, scaled"
+
+
+@pytest.mark.parametrize(("dtype", "each"), [(torch.bfloat16, 14), (torch.float32, 12)])
+def test_a_chunk_of_logits_stands_beside_the_former_ones_gradients(dtype: torch.dtype, each: int) -> None:
+    tokens, width, vocab, chunk = 2000, 16, 2500, 500
+    hidden, head = (torch.randn(rows, width, dtype=dtype, requires_grad=True) for rows in (tokens, vocab))
+    labels = torch.zeros(tokens, dtype=torch.int64)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
+        cross_entropy_sum(hidden, head, labels, chunk * vocab)
+    events = sorted((e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"),
+                    key=lambda event: event.start_ns())  # fmt: skip
+    most = max(itertools.accumulate(event.nbytes() for event in events))
+    kept = tokens * width * dtype.itemsize + 4 * vocab * width
+    assert most - kept == pytest.approx(each * chunk * vocab, rel=0.01)
+    assert each <= 4 * 3.5, "of the profile, in fp32 elements"

@@ -32,6 +32,9 @@ class Software:
     live_parameters: float = 0.0  # gathered at once in ZeRO-3 at most, or one whole weight; 0: units of the model
     gathers_to_recompute: bool = False  # whether ZeRO-3 lets go of weights between computing again and backward
     selective_attention: bool = True  # whether selective recompute that keeps products keeps attention's output too
+    # Whether compiled blocks whose products are kept are what torch's partitioner makes of them: it saves no result
+    # that no gradient reads, as a block's last product, and values between products live inside of kernels.
+    partitions: bool = False
     selective_sums: bool = False  # whether selective recompute keeps what tensor ranks have summed up
     logit_share: float = 0.0  # of fp32's 4 bytes, for a logit in forward and again in backward; 0: by `fused`
     fuses_compiled: bool = False  # whether kernels are fused in compiled plans alone
@@ -82,4 +85,4 @@ class Software:
     classes: tuple[int, ...] = ()  # ZeRO classes that it may run where a table does not say; 0: whole copies
 
 
-PACELINE = Software("Paceline")
+PACELINE = Software("Paceline", partitions=True)

@@ -35,6 +35,7 @@ KNOWN: dict[str, tuple[Kind, Clock]] = {
     "optimizer state": ("optimizer", "none"),
     "activations": ("activations", "none"),
     "transients": ("activations", "none"),
+    "held in turn": ("activations", "none"),
     "weight copies": ("buffers", "none"),
     "communication buffers": ("buffers", "none"),
     "loss buffers": ("buffers", "none"),

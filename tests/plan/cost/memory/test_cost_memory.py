@@ -139,3 +139,59 @@ def test_state_of_zeros_own_example():
 def test_activations_of_several_micro_batches_add_up():
     one, three = (bytes_of(plan(Layout(), rows), devices=1)["activations"] for rows in (1, 3))
     assert three == 3 * one
+
+
+def late(chosen, devices=1, **changes):
+    """Return a plan's terms on a GPU, of a model whose gradients are of the size of what its passes hold."""
+    context = PricedTask(opened(profile(4, **changes)), cluster(devices, "cuda"), chosen.batch_samples, 1)
+    return {term.name: term.value for term in memory_terms(context, chosen)}
+
+
+def test_gradients_of_one_micro_batch_come_as_activations_go():
+    one, two = (late(plan(Layout(), rows, batch=16)) for rows in (16, 8))
+    assert one["held in turn"] == -one["gradients"], "none is there when the forward pass ends"
+    assert "held in turn" not in two, "the second micro-batch meets those of the first"
+
+
+def test_the_end_of_the_backward_pass_holds_all_gradients():
+    held = late(plan(Layout(), 1, batch=1), saved_elements=1e3, saved_fp32_elements=0.0)
+    state = held["weights"] + held["gradients"] + held["optimizer state"] + held["runtime"]
+    assert sum(held.values()) == pytest.approx(state + 4 * 1e5), "and the gradient of what the first block returns"
+    before = state - 4 * 1e6 + held["activations"] + held["transients"]
+    assert sum(held.values()) > before, "while what the first block keeps is there, its gradient is not"
+
+
+def test_late_blocks_with_all_parameters_come_before_early_activations_go():
+    """A network whose first block keeps everything and whose last one has all weights: nothing is held in turn."""
+    first = block("layers.0", parameters=1, saved_elements=2e7, saved_fp32_elements=0.0)
+    last = block("layers.1", parameters=5_000_000, saved_elements=1.0, saved_fp32_elements=0.0)
+    model = opened(dataclasses.replace(profile(1), blocks=(first, last)))
+    context = PricedTask(model, cluster(1, "cuda"), 1, 1)
+    held = {term.name: term.value for term in memory_terms(context, plan(Layout(), 1, batch=1))}
+    assert -held.get("held in turn", 0.0) <= 1e-3 * held["gradients"]
+    turned = opened(dataclasses.replace(model, blocks=(last, first)))
+    context = PricedTask(turned, cluster(1, "cuda"), 1, 1)
+    held = {term.name: term.value for term in memory_terms(context, plan(Layout(), 1, batch=1))}
+    assert -held["held in turn"] >= 0.99 * held["gradients"]
+
+
+def test_a_traced_block_may_have_all_gradients_before_any_activation_goes():
+    whole = dataclasses.replace(profile(1), blocks=(block("all"),), source="traced")
+    chosen = plan(Layout(), 1, batch=1)
+    held = memory_terms(PricedTask(opened(whole), cluster(1, "cuda"), 1, 1), chosen)
+    assert all(term.name != "held in turn" for term in held)
+
+
+@pytest.mark.parametrize("layout", [Layout(dp_replicate=2), Layout(dp_shard=2), Layout(tp=2), Layout(pp=2)])
+def test_gradients_are_there_throughout_where_ranks_meet(layout):
+    assert "held in turn" not in late(plan(layout, 4, batch=4 * layout.data_degree), devices=2)
+
+
+def test_an_update_of_an_operator_after_the_other_has_values_of_its_own():
+    chosen = plan(Layout(), 1, batch=1)
+    model = opened(profile(4, saved_elements=1e3, saved_fp32_elements=0.0))
+    fused, plain = (
+        sum(t.value for t in memory_terms(PricedTask(model, cluster(1, "cuda"), 1, 1, name), chosen))
+        for name in ("adamw", "nadam")
+    )
+    assert plain > fused

@@ -19,7 +19,9 @@ from paceline.plan.cost.collectives import exchanged_keys, goes_around
 from paceline.plan.cost.columns import Columns, Flags, Floats, Ints
 from paceline.plan.cost.components import Component, in_modes, total, without
 from paceline.plan.cost.memory.flat_gradients import flat_bytes, flat_gradients, keeps_narrow
+from paceline.plan.cost.memory.moments import held_in_turn, late_gradients
 from paceline.plan.cost.memory.offload import MOVING_BLOCKS, optimizer_held, optimizer_text, rests_on_host
+from paceline.plan.cost.memory.recompute import partitions
 from paceline.plan.cost.model_parts import Parts
 from paceline.plan.cost.sheet import Sheet
 from paceline.plan.cost.time.compute import state_bytes, updated_parameters
@@ -197,8 +199,13 @@ class HeldAtPeak:
         if software.master_weights:
             weights = self.compute * self.local_parameters / np.where(self.plans.zero == 3, self.plans.state_degree, 1)
             values, resting = values + 1, f"{self.compute} B"
-        *short_lived, free = self._activations()
-        copies = self._weight_copies()
+        *short_lived, free, of_head = self._activations()
+        copies, gradients = self._weight_copies(), self._gradients()
+        passing = [copies, *short_lived, self._buffers(), self._loss_buffers()]
+        in_turn = held_in_turn(self.sheet, self.plans, self.parts, gradients.values, total(passing), of_head)
+        # Gradients that come later take what is free by then.
+        late = np.where(late_gradients(self.sheet, self.plans), gradients.values + in_turn.values, 0.0)
+        free = np.maximum(0.0, free - late)
         held = [
             Component(
                 "weights",
@@ -209,7 +216,7 @@ class HeldAtPeak:
                 "ZeRO (Rajbhandari et al. 2020)",
             ),
             *self._packed(),
-            self._gradients(),
+            gradients,
             Component(
                 "optimizer state",
                 "optimizer",
@@ -222,17 +229,15 @@ class HeldAtPeak:
                 "ZeRO (Rajbhandari et al. 2020)",
             ),
             *self._sync(state),
-            copies,
-            *short_lived,
-            self._buffers(),
-            self._loss_buffers(),
+            *passing,
+            in_turn,
         ]
         if gathered_values(context.optimizer):
-            idle = total([*short_lived, copies])
+            idle = np.maximum(0.0, total([*short_lived, copies, in_turn]))
             held.append(gathered_memory(self.plans, self.parts, context.optimizer, idle))
         flat = flat_bytes(self.sheet, self.plans, self.local_parameters)
         if flat.any():
-            others = self._gradients().values - self.compute * self.local_parameters / self.plans.held_degree
+            others = gradients.values - self.compute * self.local_parameters / self.plans.held_degree
             held.append(flat_gradients(flat, total(short_lived) + others))
             flat = flat - held[-1].values
         return [*held, *self._beside_tensors(held, short_lived, flat + free)]
@@ -357,8 +362,10 @@ class HeldAtPeak:
         values = size * np.where(plans.is_sharded, sharded, cast + alone)
         return Component("weight copies", "buffers", values, MEASURED, text, "FSDP2's gathered and cast weights")
 
-    def _activations(self) -> tuple[Component, Component, Floats]:
+    def _activations(self) -> tuple[Component, Component, Floats, Floats]:
         """Return what stands from forward to backward, what is short-lived, and the bytes that are free by then.
+
+        And, of the first two, the bytes that the head needs more than a block does.
 
         The head's own is used before any block is computed again, so where one is, the larger of the two moments
         counts. Blocks have been passed before the head, though, and what they needed is free in other sizes than the
@@ -377,18 +384,22 @@ class HeldAtPeak:
         resting = sheet.over_modes(own)
         kept, offloaded = (kept, resting) if on_host else (kept + resting, np.zeros_like(kept))
         # What is computed again stands there for one block at a time, and so does what is on its way from the host.
-        again = np.stack([np.zeros_like(saved), saved - part, saved])
+        fused = partitions(self.plans, sheet.context.software)
+        again = np.stack([np.zeros_like(saved), saved - part if not fused else np.zeros_like(saved), saved])
         again = again + MOVING_BLOCKS * own if on_host else again
         working = sheet.most_over_modes(again)
         # The last blocks' are on their way while the head computes.
         moving = sheet.most_over_modes(MOVING_BLOCKS * own) if on_host else np.zeros_like(working)
         in_head, in_block = self._short_lived(shapes.is_head), self._short_lived(~shapes.is_head)
+        if fused:  # gradients of values between products are no wider than these
+            in_block = np.where(self.plans.recomputes("selective"), in_block * size / max(4, size), in_block)
         micro = self.plans.micro_batch
         is_block = micro * (others + working) + in_block > micro * (once + others + moving) + in_head
         apart = working > moving
         beside = others + np.where(apart & is_block, working, once + moving)
         short = np.where(apart, np.where(is_block, in_block, in_head), np.maximum(in_head, in_block))
         free = micro * (others + once + working - beside) + np.maximum(in_head, in_block) - short
+        of_head = micro * (beside - others - working) + short - in_block
 
         def text(i: int) -> str:
             plan = self.plans.plan(i)
@@ -413,6 +424,7 @@ class HeldAtPeak:
             Component("activations", "activations", values, MEASURED, text, law),
             Component("transients", "activations", short, MEASURED, lambda i: words, "counted"),
             free,
+            of_head,
         )
 
     def _short_lived(self, of: Flags) -> Floats:

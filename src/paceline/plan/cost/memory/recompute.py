@@ -41,6 +41,8 @@ def kept_bytes(columns: Columns, shapes: Shapes, software: Software, size: int) 
         selective = selective - attention
     if "products" not in columns.common.recompute_save:
         selective = selective - (shapes["selective_elements"] - attention - inputs)
+    elif partitions(columns, software):
+        selective = selective - np.where(shapes["last_flops"] > 0, inputs, 0.0)  # as wide as what it is added to
     spread, cp = (columns.tp * columns.cp)[:, None], columns.cp[:, None]
     whole = [np.zeros(len(inputs))] * 2
     if not software.sequence_parallel:  # what tensor ranks do not share stands whole on each
@@ -50,6 +52,12 @@ def kept_bytes(columns: Columns, shapes: Shapes, software: Software, size: int) 
         for elements, alone in zip((selective, inputs), whole, strict=True)
     ]
     return np.stack([_saved(columns, shapes, software, size), *rest])
+
+
+def partitions(columns: Columns, software: Software) -> bool:
+    """Return whether selective recompute keeps all products, and a compiler decides what stands beside them."""
+    kept = columns.common.recompute_save
+    return software.partitions and columns.common.compile and "products" in kept and "attention" in kept
 
 
 def _saved(columns: Columns, shapes: Shapes, software: Software, size: int) -> Floats:
