@@ -4,6 +4,7 @@ import math
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from paceline.cluster.machine import threads_per_device
 from paceline.cluster.probe import probe, worker
@@ -11,7 +12,11 @@ from paceline.cluster.probe.duration import probe_seconds
 from paceline.cluster.probe.passes import fastest
 from paceline.cluster.probe.probe import _beyond, _start, combine, probe_lines, probe_machine
 from paceline.cluster.probe.rank import Rank
+<<<<<<< HEAD
 from paceline.cluster.probe.records import RankProbe
+=======
+from paceline.cluster.probe.worker import operand
+>>>>>>> gputime
 from paceline.cluster.resolve import resolve_cluster
 from paceline.errors import ConfigError, PacelineError
 from paceline.spec.cluster import ClusterSpec
@@ -45,6 +50,16 @@ def test_kinds_that_are_not_there():
         probe_machine(1, "tpu", lambda line: None)
     with pytest.raises(ConfigError, match="cannot probe 99 CUDA"):
         probe_machine(99, "cuda", lambda line: None)
+
+
+def test_operands_are_ones_on_a_cpu_and_random_on_an_accelerator():
+    def of(kind: str):
+        rank = Rank.__new__(Rank)
+        rank.kind, rank.device = kind, torch.device("cpu")
+        return operand(rank, (64, 8), "bfloat16")
+
+    assert bool((of("cpu") == 1).all()) and of("cpu").dtype == of("cuda").dtype == torch.bfloat16
+    assert len(of("cuda").unique()) > 100, "hardly a bit flips in products of one number"
 
 
 def test_shares_of_threads():

@@ -239,7 +239,7 @@ def _probed_products(device: Device, record: ProbeRecord) -> Device:
         )
     if device.matmul_source == "published":
         return device
-    best = {precision: ((0, max(rate for _, rate in points)),) for precision, points in record["matmul"].items()}
+    best = _points({name: [[0, max(rate for _, rate in points)]] for name, points in record["matmul"].items()})
     return dataclasses.replace(device, matmul_flops=best, matmul_source="measured", measured_peaks=True)
 
 

@@ -8,6 +8,7 @@ pass also read the gradient [tokens, outer]. So a head over a vocabulary of 50,2
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 ALIGNED_ELEMENTS = 8  # of two bytes
 
@@ -17,7 +18,7 @@ def is_aligned(*widths: int) -> bool:
     return all(width % ALIGNED_ELEMENTS == 0 for width in widths)
 
 
-def unaligned_flops(products: Iterable[tuple[int, int]], tokens: float) -> dict[str, float]:
+def unaligned_flops(products: Iterable[tuple[int, int]], tokens: float) -> dict[str, Any]:
     """Return the fields of a block for its products (inner, outer): FLOPs of those that are not aligned in each pass.
 
     Example: (768, 50257) is none of the forward pass and one of the backward pass, (12, 768) one of both.
