@@ -12,11 +12,8 @@ from paceline.cluster.probe.duration import probe_seconds
 from paceline.cluster.probe.passes import fastest
 from paceline.cluster.probe.probe import _beyond, _start, combine, probe_lines, probe_machine
 from paceline.cluster.probe.rank import Rank
-<<<<<<< HEAD
 from paceline.cluster.probe.records import RankProbe
-=======
 from paceline.cluster.probe.worker import operand
->>>>>>> gputime
 from paceline.cluster.resolve import resolve_cluster
 from paceline.errors import ConfigError, PacelineError
 from paceline.spec.cluster import ClusterSpec
