@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import nn
 from vectors import needs_vectors
 
 from paceline.errors import ConfigError
+from paceline.plan.feasible.torch_version import is_older
 from paceline.plan.planned import plan_task
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.layout import Layout
@@ -148,7 +150,11 @@ def test_the_plan_says_what_is_not_compiled(model: str, blocks: int) -> None:
 def test_a_model_that_compiles_itself_is_refused_with_the_way_out(drops: float) -> None:
     torch._dynamo.reset()
     model = ways_to_draw.Inside(nn.Sequential(nn.Linear(8, 8), nn.Dropout(drops)))
+    plain = copy.deepcopy(model)
     model.layer = torch.compile(model.layer, backend="eager")
+    if not drops and is_older((2, 13)):  # whose compiler follows where nothing is drawn
+        assert numbers_of(model, fp64())[:2] == numbers_of(plain, fp64())[:2]
+        return
     with pytest.raises(ConfigError, match="the program compiles parts of itself") as error:
         numbers_of(model, fp64())
     assert "plan.compile = true compiles its blocks" in str(error.value)

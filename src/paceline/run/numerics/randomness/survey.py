@@ -133,7 +133,7 @@ def _surveyed(program: _Program, objective: SurveyedObjective) -> Survey:
             one, unread = program.first_look(objective, few)
             other = program.look(objective, more) if one.draws else one
         except Exception as error:  # whatever a program says to other samples than its own
-            if type(error).__module__.startswith("torch._dynamo"):
+            if _is_of_compiler(error):
                 raise _compiles_itself(error) from error
             failed = failed or f"{type(error).__name__}: {error}"
             continue
@@ -143,6 +143,15 @@ def _surveyed(program: _Program, objective: SurveyedObjective) -> Survey:
     except Exception:  # its first step will say it again
         return Survey(failed=failed, unseen=True)
     return replace(_of_one_look(one, failed), unread=unread)
+
+
+def _is_of_compiler(error: Exception) -> bool:
+    """Return whether torch's compiler raised an error: one of its own, or (torch 2.11) an assertion in its code."""
+    names, trace = [type(error).__module__], error.__traceback__
+    while trace is not None:
+        names[1:] = [trace.tb_frame.f_globals.get("__name__", "")]  # of the innermost frame
+        trace = trace.tb_next
+    return any(name.startswith("torch._dynamo") for name in names)
 
 
 def _compiles_itself(error: Exception) -> ConfigError:
