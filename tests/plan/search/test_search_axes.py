@@ -129,7 +129,8 @@ def test_what_is_demanded_and_cannot_be_had() -> None:
 
 
 def test_a_model_too_large_for_the_data_axes_is_split() -> None:
-    result = search(llama("llama-70b"), h100(64), PlanSpec(), batch_samples=512, steps=10)
+    """Over 64 devices its shards fit as they are, over 32 they do not."""
+    result = search(llama("llama-70b"), h100(32), PlanSpec(), batch_samples=512, steps=10)
     layout = result.best.plan.layout
     assert max(layout.tp, layout.pp, layout.cp) > 1
 
