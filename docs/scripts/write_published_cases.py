@@ -42,8 +42,9 @@ GPT3 = TransformerShape(
     flash=False, dropout=True,
 )  # fmt: skip
 MT_NLG = replace(GPT3, name="gpt-530B", layers=105, hidden=20480, ffn=81920, heads=128, kv_heads=128, head_dim=160)
+# DeepSpeed's program fills BERT's vocabulary of 30,522 up to a multiple of 8, which its matrix units ask for.
 BERT_LARGE = TransformerShape(
-    "BERT-Large", layers=24, hidden=1024, ffn=4096, heads=16, kv_heads=16, head_dim=64, vocab=30522, seq_len=128,
+    "BERT-Large", layers=24, hidden=1024, ffn=4096, heads=16, kv_heads=16, head_dim=64, vocab=30528, seq_len=128,
     causal=False, flash=False, dropout=True,
 )  # fmt: skip
 SWITCH_C = TransformerShape(
