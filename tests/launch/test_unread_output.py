@@ -68,15 +68,23 @@ def test_a_terminal_that_is_closed_stops_a_run_with_its_checkpoint(tmp_path: Pat
     run_dir = tmp_path / "closed"
     words = [sys.executable, "-m", "paceline", "train", str(write_spec(tmp_path, run_dir, devices, plan, steps=LONG))]
     master, terminal = pty.openpty()
+
+    def in_terminal() -> None:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup make test` has it ignored, and so goes on without one
+
     process = subprocess.Popen(
         words, stdin=terminal, stdout=terminal, stderr=terminal, env=environment(), text=True,
-        start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        start_new_session=True, preexec_fn=in_terminal,
     )  # fmt: skip
     os.close(terminal)
-    wait_for_step(run_dir, 3, process)
-    ranks = ranks_of(process.pid)
-    os.close(master)
-    assert process.wait(120) == 75
+    try:
+        wait_for_step(run_dir, 3, process)
+        ranks = ranks_of(process.pid)
+        os.close(master)
+        assert process.wait(120) == 75
+    finally:
+        process.kill()
     (end,) = records_of(run_dir, "run_ended")
     assert (end["status"], end["exit_code"]) == ("requeue", 75), end
     assert any((run_dir / "checkpoints").glob("step-*"))
