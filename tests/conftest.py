@@ -6,6 +6,7 @@ import faulthandler
 import gc
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -29,6 +30,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*PLACES, os.environ.get
 # Threads of one process that wait for each other spin for a while, which takes the cores of the other workers: a
 # run of two threads beside others took eight times as long. Read when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# `nohup make test` has it ignored, and what tests start then goes on without its terminal, as it should.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # An example that takes longer than 200 ms is no failure: on a busy machine the first one does.
 settings.register_profile("untimed", deadline=None)

@@ -68,14 +68,9 @@ def test_a_terminal_that_is_closed_stops_a_run_with_its_checkpoint(tmp_path: Pat
     run_dir = tmp_path / "closed"
     words = [sys.executable, "-m", "paceline", "train", str(write_spec(tmp_path, run_dir, devices, plan, steps=LONG))]
     master, terminal = pty.openpty()
-
-    def in_terminal() -> None:
-        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup make test` has it ignored, and so goes on without one
-
     process = subprocess.Popen(
         words, stdin=terminal, stdout=terminal, stderr=terminal, env=environment(), text=True,
-        start_new_session=True, preexec_fn=in_terminal,
+        start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
     )  # fmt: skip
     os.close(terminal)
     try:
