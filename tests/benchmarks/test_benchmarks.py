@@ -146,6 +146,16 @@ def test_the_price_of_switches_is_measured_on_any_device(tmp_path: Path) -> None
     assert "documents by kernel        not on this device" in printed
 
 
+@pytest.mark.deep
+def test_rows_of_one_device_are_priced_and_then_measured(tmp_path: Path) -> None:
+    arguments = ("--device", "cpu", "--quick", "--steps", "2", "--warm-up", "1")
+    result, printed = run_script("grid/one_gpu.py", tmp_path, *arguments)
+    assert result["scores"]["published"]["rows"] == len(result["rows"]) == 2 and not result["scores"]["probed"]
+    for row in result["rows"]:
+        assert row["measured"]["seconds"] > 0 and row["published"]["seconds"] > 0
+        assert row["measured"]["bytes"] > 1e8 and f"| {row['name']} |" in printed
+
+
 def test_memory_that_choices_keep_is_what_the_planner_says(tmp_path: Path) -> None:
     result, printed = run_script("costs/memory.py", tmp_path, "--quick")
     rows = {row["choice"]: row for row in result["rows"]}

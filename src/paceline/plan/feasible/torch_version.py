@@ -1,6 +1,6 @@
 """What the installed torch cannot do and a later one can, known by its version. Imports no torch.
 
-Both limits were found by trying torch 2.11 and by reading 2.12 and 2.13. A torch that is not installed refuses nothing.
+The limits were found by trying torch 2.11 and 2.13, and by reading 2.12. A torch that is not installed refuses nothing.
 """
 
 from __future__ import annotations

@@ -18,27 +18,27 @@ from torch.utils._pytree import tree_leaves, tree_map
 LEAVES = frozenset({Tensor, nn.Parameter, type(None), bool, int, float, str})
 
 
-def each_leaf(made: Callable[[Any], object], tree: object) -> Any:
+def each_leaf(made: Callable[[Any], object], tree: Any) -> Any:
     """Return nested arguments with what is made of each leaf in its place, as `tree_map` of torch's pytree does."""
     kind = type(tree)
     if kind in LEAVES:
         return made(tree)
     if kind is tuple:
-        return tuple([each_leaf(made, part) for part in tree])  # type: ignore[attr-defined]
+        return tuple([each_leaf(made, part) for part in tree])
     if kind is dict:
-        return {key: each_leaf(made, part) for key, part in tree.items()}  # type: ignore[attr-defined]
+        return {key: each_leaf(made, part) for key, part in tree.items()}
     if kind is list:
-        return [each_leaf(made, part) for part in tree]  # type: ignore[attr-defined]
+        return [each_leaf(made, part) for part in tree]
     return tree_map(made, tree)
 
 
-def leaves_of(tree: object) -> list[Any]:
+def leaves_of(tree: Any) -> list[Any]:
     """Return the leaves of nested arguments in their order, as `tree_leaves` of torch's pytree does."""
     kind = type(tree)
     if kind in LEAVES:
         return [tree]
     if kind is dict:
-        return [leaf for part in tree.values() for leaf in leaves_of(part)]  # type: ignore[attr-defined]
+        return [leaf for part in tree.values() for leaf in leaves_of(part)]
     if kind is tuple or kind is list:
-        return [leaf for part in tree for leaf in leaves_of(part)]  # type: ignore[attr-defined]
+        return [leaf for part in tree for leaf in leaves_of(part)]
     return tree_leaves(tree)

@@ -1,6 +1,6 @@
-"""Forecasts of memory against what a GPU's allocator held: rows that no constant is fitted on.
+"""Forecasts of memory against what a GPU's allocator held: nothing is fitted, but the laws were found in these rows.
 
-One NVIDIA H200, torch 2.11.0+cu130, 2026-11-27, `benchmarks/gpu_grid.py`: most bytes of tensors at a time, of steps
+One NVIDIA H200, torch 2.11.0+cu130, 2026-11-27, `benchmarks/grid/one_gpu.py`: most bytes of tensors at a time, of steps
 after the third. What the process holds beside its allocator, the term `runtime`, is not in them.
 """
 
