@@ -7,17 +7,22 @@ import math
 
 import pytest
 from plan_examples import cluster, measured
+from tests_shared import VOCAB, PaddedText
 
 from paceline.cluster.vary import varied_figures
 from paceline.errors import DoesNotFit
 from paceline.plan.cost.rates import Rates
+from paceline.plan.explain.screen import screen_lines
 from paceline.plan.planned import Planned, plan_task
 from paceline.plan.risk.choice_switches import WIDEST, Switch
 from paceline.plan.risk.sensitivity import PRECISE, calibrated_as
 from paceline.plan.search.search import SearchResult, search
 from paceline.plan.search.values import TIE_RATIO
+from paceline.spec.arguments import make_spec
 from paceline.spec.cluster import CalibrationStep, Cluster, Link
 from paceline.spec.load import Spec, load_spec
+from paceline.spec.task import ModelSpec, Task
+from paceline.units import Amount
 
 TASK = ["task.model=llama-8b", "task.data.seq_len=8192", "task.global_batch=128 samples", "task.stop=100 steps"]
 MACHINE = ["cluster.device=h100-sxm", "cluster.devices=16"]
@@ -135,3 +140,14 @@ def test_a_probes_steps_do_not_take_back_what_was_varied() -> None:
             assert plain.links[0].collective_bytes_per_second == {"all_reduce": 1e9}
         else:
             assert Rates(plain.device, "fp32").factor < before * 0.999
+
+
+def test_rows_of_a_programs_own_are_as_long_as_they_are() -> None:
+    """`plan --explain` of a task in Python ended in a TypeError where its rows were an object of the program's."""
+    task = Task(
+        model=ModelSpec("llama-1m", vocab=VOCAB), data=PaddedText(), global_batch=Amount(8, "samples"),
+        stop=Amount(10, "steps"),
+    )  # fmt: skip
+    planned = plan_task(make_spec(task, "auto", {"device": "h100-sxm", "devices": 1}))
+    found = "\n".join(screen_lines(planned))
+    assert "global batch" in found and "length of a sample" not in found

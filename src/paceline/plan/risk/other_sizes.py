@@ -23,6 +23,7 @@ from paceline.plan.search.values import TIE_RATIO
 from paceline.spec.cluster import Cluster
 from paceline.spec.optimizers import optimizer_key
 from paceline.spec.plan import Plan
+from paceline.spec.task import DataSpec
 from paceline.task.profile.of_task import is_built_in
 
 Other = tuple[Prepared, Cluster]
@@ -35,7 +36,8 @@ def searched_switches(planned: Choice) -> Iterator[tuple[str, list[Switch]]]:
         devices = planned.cluster.devices
         yield "devices", _switches(planned, "devices", _with_devices, lambda f: f"{devices * f:,.0f} devices")
     yield "global batch", _switches(planned, "global batch", _with_batch, lambda f: f"{batch * f:,.0f} samples")
-    if is_built_in(planned.spec.task, planned.facts):
+    # Rows of a program's own are as long as they are.
+    if is_built_in(planned.spec.task, planned.facts) and isinstance(planned.spec.task.data, DataSpec):
         name = "length of a sample"
         yield name, _switches(planned, name, _with_length, lambda f: f"{length * f:,.0f} tokens")
 
