@@ -383,8 +383,7 @@ STRANGE_PROOFS = [
                  ("thin_out.T) * spec.scale", "thin_out.T) * spec.scale * spec.rank**0.5")),
             "loss", "forward pass", "loss"),
     Planted("vocabulary", "rows that fill up a vocabulary count in the softmax", "tensor",
-            line(f"{VOCABULARY}:_norm_and_target",
-                 ("largest + sums[:, :1].log()", "largest + (sums[:, :1] + (-largest).exp()).log()")),
+            line(f"{VOCABULARY}:_losses", ("sums[:, :1].log()", "(sums[:, :1] + (-largest).exp()).log()")),
             "loss", "forward pass", "loss"),
     # ---- samples, evaluations, restarts
     Planted("sample order", "an epoch is filled up with its last sample", "copies",

@@ -107,7 +107,7 @@ LINE_PROOFS = [
             line(f"{VOCABULARY}:partial_embedding", ("held = (local >= 0)", "held = (local > 0)")),
             "loss", "forward pass", "loss"),
     Planted("padding and label masks", "masked labels have a gradient on the ranks of a vocabulary", "tensor",
-            line(f"{VOCABULARY}:_gradient", (".mul_(scale)", ".mul_(torch.ones_like(scale))")),
+            line(f"{VOCABULARY}:_gradient", ("scale.to(sums.dtype)", "torch.ones_like(sums)")),
             "gradients", "gradient normalisation", "embed_tokens"),
     # ---- norms of gradients, groups of parameters
     Planted("gradient norm", "of experts spread over two axes one axis is counted", "experts, spread and tensor",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests_shared import PaddedText, decoder_task
+from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -20,6 +22,7 @@ from paceline.task.data.facts import data_facts
 from paceline.task.models.build import build_model
 from paceline.task.models.decoder import Decoder
 from paceline.task.models.init import initialise
+from paceline.task.models.layers import gradients_ahead
 from paceline.task.models.layers.loss import cross_entropy_sum
 from paceline.task.models.sizes import NAMED_SIZES, DecoderConfig, MoEConfig, nominal_vocab
 from paceline.task.objective import next_token
@@ -188,22 +191,55 @@ def test_a_tied_heads_weight_is_counted_once_and_its_work_is_not() -> None:
 
 def test_logits_are_capped_by_the_chunk() -> None:
     head = profile_decoder(NAMED_SIZES["llama-1b"], 8192).blocks[-1]
-    assert head.transient_elements == head.transient_cap_elements < 2 * 8192 * 128_256
-    large = profile_decoder(NAMED_SIZES["llama-8b"], 8192).blocks[-1]
-    assert large.transient_elements == large.transient_cap_elements == 1.5 * 128_256 * 4096, "its gradient, scaled"
+    assert head.transient_elements == head.transient_cap_elements < 1.5 * 8192 * 128_256
+    large = profile_decoder(NAMED_SIZES["llama-70b"], 8192).blocks[-1]
+    assert large.transient_elements == large.transient_cap_elements == 0.5 * 128_256 * 8192, "its gradient, in bf16"
 
 
-@pytest.mark.parametrize(("dtype", "each"), [(torch.bfloat16, 14), (torch.float32, 12)])
-def test_a_chunk_of_logits_stands_beside_the_former_ones_gradients(dtype: torch.dtype, each: int) -> None:
+def most_bytes(work: Callable[[], object]) -> int:
+    """Return the most bytes that stand at once of what work allocates and lets go of."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        work()
+    events = sorted((e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"),
+                    key=lambda event: event.start_ns())  # fmt: skip
+    return max(itertools.accumulate(event.nbytes() for event in events))
+
+
+@pytest.mark.parametrize(("dtype", "each"), [(torch.bfloat16, 6), (torch.float32, 4)])
+def test_a_chunk_of_logits_stands_once_in_each_dtype(dtype: torch.dtype, each: int) -> None:
+    """Nothing of the former chunk is left, and exponentials and gradients are written over the logits."""
     tokens, width, vocab, chunk = 2000, 16, 2500, 500
     hidden, head = (torch.randn(rows, width, dtype=dtype, requires_grad=True) for rows in (tokens, vocab))
     labels = torch.zeros(tokens, dtype=torch.int64)
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
-        cross_entropy_sum(hidden, head, labels, chunk * vocab)
-    events = sorted((e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"),
-                    key=lambda event: event.start_ns())  # fmt: skip
-    most = max(itertools.accumulate(event.nbytes() for event in events))
+    most = most_bytes(lambda: cross_entropy_sum(hidden, head, labels, chunk * vocab))
     kept = tokens * width * dtype.itemsize + 4 * vocab * width
-    assert most - kept == pytest.approx(each * chunk * vocab, rel=0.01)
-    assert each <= 4 * 3.5, "of the profile, in fp32 elements"
+    assert most - kept == pytest.approx(each * chunk * vocab, rel=0.04)
+    assert each <= 4 * 1.5, "of the profile, in fp32 elements"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_heads_gradient_is_made_by_rows(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its products beside their sum, and what is scaled beside what is cast, are those of some rows."""
+    monkeypatch.setattr(gradients_ahead, "ROWS_ELEMENTS", 20 * 512)
+    hidden, head = (torch.randn(rows, 512, dtype=dtype, requires_grad=True) for rows in (1000, 2500))
+    labels, chunk, found = torch.zeros(1000, dtype=torch.int64), 50, list[Tensor]()
+    forward = most_bytes(lambda: found.append(cross_entropy_sum(hidden, head, labels, chunk * 2500)[0]))
+    kept = dtype.itemsize * 1000 * 512 + 4 * 2500 * 512
+    if dtype == torch.float32:  # products in 16 bits may want memory of their own, by processor
+        assert forward - kept == pytest.approx(4 * chunk * 2500, rel=0.3)
+    assert most_bytes(found[0].backward) == pytest.approx(dtype.itemsize * (1000 + 2500) * 512, rel=0.04)
+
+
+@pytest.mark.parametrize("rows", [7, 64])
+def test_rows_at_a_time_are_the_whole(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden, head = (torch.randn(count, 8, dtype=torch.float64, requires_grad=True) for count in (12, 30))
+    labels = torch.randint(0, 30, (12,))
+    monkeypatch.setattr(gradients_ahead, "ROWS_ELEMENTS", rows * 8)
+    loss, _ = cross_entropy_sum(hidden, head, labels, 5 * 30)
+    (3 * loss).backward()
+    own = [tensor.grad for tensor in (hidden, head)]
+    hidden.grad = head.grad = None
+    whole = torch.nn.functional.cross_entropy(hidden @ head.T, labels, reduction="sum")
+    (3 * whole).backward()
+    torch.testing.assert_close(own, [hidden.grad, head.grad])
+    torch.testing.assert_close(loss, whole)

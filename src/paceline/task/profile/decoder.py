@@ -134,14 +134,13 @@ def _head(config: DecoderConfig, seq: int) -> BlockProfile:
 
     What it moves is a third of what both passes move together, so that the usual factor of three is right.
 
-    A chunk has logits in fp32 and, inside log-sum-exp, their exponentials; with them stand gradients of the former
-    chunk, in fp32 and in 16 bits: 14 B an element, as a profiler of the allocator counts them. When the backward pass
-    begins, the head's gradient stands three times, as it was summed, scaled, and in 16 bits: 10 B an element, 4 of them
-    fixed.
+    A chunk has logits in the compute dtype and in fp32, which exponentials and gradients are written over: 6 B an
+    element, as a profiler of the allocator counts them (4 where both are one). When the backward pass begins, the
+    head's gradient stands twice, as it was summed and in 16 bits: 6 B an element, 4 of them fixed.
     """
     hidden, vocab = config.hidden, config.vocab
     chunk = loss_chunk_tokens(vocab)
-    scaled, chunks = 1.5 * vocab * hidden, 3.5 * chunk * vocab
+    scaled, chunks = 0.5 * vocab * hidden, 1.5 * chunk * vocab
     return BlockProfile(
         name="lm_head",
         kind="head",
@@ -153,7 +152,7 @@ def _head(config: DecoderConfig, seq: int) -> BlockProfile:
         saved_fp32_elements=0.0,
         selective_elements=float(seq * hidden),
         input_elements=float(seq * hidden),
-        transient_elements=max(min(2.0 * seq * vocab, chunks), scaled),
+        transient_elements=max(min(1.5 * seq * vocab, chunks), scaled),
         operators=14 * -(-seq // chunk) + 6,
         matmul_width=width_of([(hidden, vocab)]),
         **unaligned_flops([(hidden, vocab)], seq),

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+ROWS_ELEMENTS = 2**25  # of a gradient that is computed, or scaled and cast, at a time: 128 MiB in fp32
+
 # Given a chunk's logits [tokens, vocab] in fp32 or wider and its labels [tokens]: the summed loss, and what returns its
 # gradient by the logits, which may be written over them.
 OfChunk = Callable[[Tensor, Tensor], tuple[Tensor, Callable[[], Tensor]]]
@@ -38,10 +40,12 @@ def summed_loss(
         if grad_hidden is None and grad_head is None:
             continue
         narrow = gradient().to(head.dtype)
+        del gradient  # with the wide one: 0.5 GB of an ordinary chunk
         if grad_hidden is not None:
             grad_hidden[part] = narrow @ head
         if grad_head is not None:
-            grad_head += narrow.T @ hidden[part]
+            _add_product(grad_head, narrow, hidden[part])
+        del narrow
     ctx.save_for_backward(grad_hidden, grad_head)
     ctx.head_dtype = head.dtype
     return loss
@@ -50,7 +54,32 @@ def summed_loss(
 def kept_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """Return the gradients by hidden states and head that `summed_loss` has kept, times the one that comes in."""
     grad_hidden, grad_head = ctx.saved_tensors
-    # In fp32: under fp16 the incoming loss scale itself may exceed fp16's range.
-    by_hidden = None if grad_hidden is None else (grad_hidden.to(grad.dtype) * grad).to(grad_hidden.dtype)
-    by_head = None if grad_head is None else (grad_head * grad).to(ctx.head_dtype)
-    return by_hidden, by_head
+    return (
+        None if grad_hidden is None else _scaled(grad_hidden, grad, grad_hidden.dtype),
+        None if grad_head is None else _scaled(grad_head, grad, ctx.head_dtype),
+    )
+
+
+def _add_product(grad_head: Tensor, by_logits: Tensor, hidden: Tensor) -> None:
+    """Add what a chunk's gradient by logits [tokens, vocab] says of the head, some rows of it at a time."""
+    rows = _rows_at_a_time(grad_head)
+    for into, part in zip(grad_head.split(rows), by_logits.split(rows, dim=1), strict=True):
+        into += part.T @ hidden
+
+
+def _scaled(kept: Tensor, grad: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a kept gradient times the one that comes in, in `dtype`; some rows at a time where that is narrower.
+
+    In fp32: under fp16 the incoming loss scale itself may exceed fp16's range.
+    """
+    if dtype == grad.dtype:
+        return kept * grad
+    found, rows = torch.empty_like(kept, dtype=dtype), _rows_at_a_time(kept)
+    for into, part in zip(found.split(rows), kept.split(rows), strict=True):
+        into.copy_(part.to(grad.dtype) * grad)
+    return found
+
+
+def _rows_at_a_time(matrix: Tensor) -> int:
+    """Return of how many rows a product or a copy in another dtype stands at a time, beside the whole."""
+    return max(1, ROWS_ELEMENTS // max(1, matrix.shape[1]))

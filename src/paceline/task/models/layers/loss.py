@@ -144,13 +144,18 @@ def _of_chunk(logits: Tensor, labels: Tensor) -> tuple[Tensor, Callable[[], Tens
 
 
 def _losses(logits: Tensor, labels: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
-    """Return the cross-entropy of each label of a chunk, and what makes the gradient of their sum, in place."""
+    """Return the cross-entropy of each label of a chunk, and what makes the gradient of their sum.
+
+    Both are written over the logits: exponentials, then probabilities, so that a chunk stands once.
+    """
     counted = labels != IGNORED  # [chunk]
     target = labels.where(counted, 0).unsqueeze(1)  # [chunk, 1]
-    norm = logits.logsumexp(dim=1, keepdim=True)
+    chosen, largest = logits.gather(1, target), logits.amax(dim=1, keepdim=True)
+    exponentials = logits.sub_(largest).exp_()
+    sums = exponentials.sum(dim=1, keepdim=True)
 
     def gradient() -> Tensor:
-        grad = logits.sub_(norm).exp_()  # probabilities
-        return grad.scatter_add_(1, target, grad.new_full(target.shape, -1.0)).mul_(counted.unsqueeze(1))
+        counts = counted.unsqueeze(1).to(sums.dtype)
+        return exponentials.mul_(counts / sums).scatter_add_(1, target, -counts)
 
-    return (norm - logits.gather(1, target)).squeeze(1) * counted, gradient
+    return (largest - chosen + sums.log()).squeeze(1) * counted, gradient

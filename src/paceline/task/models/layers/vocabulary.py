@@ -95,8 +95,8 @@ def spread_losses(
     wide, first, found = torch.promote_types(hidden.dtype, torch.float32), first_row(head.shape[0], group), []
     for part, own in zip(whole.split(size), labels.flatten().split(size), strict=True):
         counted, held, row = _target(own, first, local.shape[0])
-        norm, target = _norm_and_target((part @ local.T).to(wide), held, row, group)
-        found.append(((norm - target) * counted).squeeze(1))
+        losses, _ = _losses((part @ local.T).to(wide), held, row, group)
+        found.append((losses * counted).squeeze(1))
     return torch.cat(found)
 
 
@@ -126,19 +126,22 @@ def _target(labels: Tensor, first: int, rows: int) -> tuple[Tensor, Tensor, Tens
     return labels != IGNORED, held, local.where(held, 0)
 
 
-def _norm_and_target(logits: Tensor, held: Tensor, row: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
-    """Return log-sum-exp over the whole vocabulary and the target's logit, [tokens, 1] each, alike on every rank."""
-    largest = logits.amax(dim=1, keepdim=True)
+def _losses(logits: Tensor, held: Tensor, row: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
+    """Return the loss of every label and the sum of its exponentials, [tokens, 1] each, alike on every rank.
+
+    Exponentials, of what is left of logits below the largest of the whole vocabulary, are written over the logits.
+    """
+    chosen, largest = logits.gather(1, row) * held, logits.amax(dim=1, keepdim=True)
     dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
-    sums = torch.cat([(logits - largest).exp_().sum(dim=1, keepdim=True), logits.gather(1, row) * held], dim=1)
+    sums = torch.cat([logits.sub_(largest).exp_().sum(dim=1, keepdim=True), chosen], dim=1)
     dist.all_reduce(sums, group=group)
-    return largest + sums[:, :1].log(), sums[:, 1:]
+    return largest - sums[:, 1:] + sums[:, :1].log(), sums[:, :1]
 
 
-def _gradient(logits: Tensor, norm: Tensor, scale: Tensor, held: Tensor, row: Tensor) -> Tensor:
+def _gradient(exponentials: Tensor, sums: Tensor, scale: Tensor, held: Tensor, row: Tensor) -> Tensor:
     """Return the gradient of the sum of losses times `scale` [tokens, 1] by this rank's logits, written over them."""
-    grad = logits.sub_(norm).exp_()
-    return grad.scatter_add_(1, row, -held.to(grad.dtype)).mul_(scale)
+    scale = scale.to(sums.dtype)
+    return exponentials.mul_(scale / sums).scatter_add_(1, row, -(held * scale))
 
 
 class _SpreadLinearCrossEntropy(torch.autograd.Function):
@@ -160,11 +163,9 @@ class _SpreadLinearCrossEntropy(torch.autograd.Function):
 
         def of_chunk(logits: Tensor, labels: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
             counted, held, row = _target(labels, first, head.shape[0])
-            norm, target = _norm_and_target(logits, held, row, group)
-            if weights is None:
-                return ((norm - target) * counted).sum(), lambda: _gradient(logits, norm, counted, held, row)
-            scale = next(coming).to(logits.dtype).unsqueeze(1) * counted
-            return ((norm - target) * scale).sum(), lambda: _gradient(logits, norm, scale, held, row)
+            losses, sums = _losses(logits, held, row, group)
+            scale = counted if weights is None else next(coming).to(logits.dtype).unsqueeze(1) * counted
+            return (losses * scale).sum(), lambda: _gradient(logits, sums, scale, held, row)
 
         return summed_loss(ctx, hidden, head, labels, backward, size, of_chunk)
 
@@ -181,9 +182,9 @@ class _SpreadCrossEntropy(torch.autograd.Function):
         ctx.dtype = logits.dtype
         counted, held, row = _target(labels, first, logits.shape[1])
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
-        norm, target = _norm_and_target(wide, held, row, group)
-        ctx.save_for_backward(_gradient(wide, norm, counted, held, row) if ctx.needs_input_grad[0] else None)
-        return ((norm - target) * counted).squeeze(1)
+        losses, sums = _losses(wide, held, row, group)
+        ctx.save_for_backward(_gradient(wide, sums, counted, held, row) if ctx.needs_input_grad[0] else None)
+        return (losses * counted).squeeze(1)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None]:
