@@ -50,6 +50,16 @@ def test_what_falls_once_or_grows_little_is_no_leak() -> None:
     assert looks(LeakWatch(), [0, *([100.0] * 20)]) == []
     warm_up = [0.0, 50.0, 90.0, 100.0, 101.0, *([101.0] * 15)]
     assert looks(LeakWatch(), warm_up) == [], "pools that fill at the beginning"
+    slower = [0.0, *(100 + 40 * (1 - 0.6**look) for look in range(20))]
+    assert looks(LeakWatch(), slower) == [], "and fill for longer: the built-in example was told to leak after 7 steps"
+
+
+def test_looks_that_lie_closer_at_first_tell_a_pace_by_step() -> None:
+    """After every one of the first ten steps, and seldom then."""
+    steps = [1, 2, 3, 4, 5, 100, 200, 300]
+    watch = LeakWatch()
+    found = [watch.look(step, {"the rest": (900 + step) * MB}) for step in steps]
+    assert next(each for each in found if each is not None).bytes_per_step == MB
 
 
 def test_an_unknown_size_promises_no_end() -> None:

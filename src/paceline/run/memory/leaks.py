@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.units import format_bytes
 
 LOOKS = 5  # one after the other in which memory must have grown each time
+HALF = (LOOKS + 1) // 2  # looks by which a first and a last pace are told
 LEAST_SHARE = 0.02  # of what is used, that it has grown by in those looks
 LEAST_BYTES = 16 << 20
+SLOWING = 0.5  # times its first pace: what grows more slowly by then fills up, as the pools of allocators do
 AGAIN = 2.0  # times what it had grown by when it was told last: then it is told again
 
 
@@ -84,5 +86,13 @@ class LeakWatch:
         grown, used = values[-1] - values[0], sum(now.values())
         if grown < max(LEAST_BYTES, LEAST_SHARE * used):
             return None
+        if _pace(self._looks[-HALF:], name) < SLOWING * _pace(self._looks[:HALF], name):
+            return None
         each = grown / max(1, step - since)
         return MemoryGrowth(name, since, grown, each, max(0.0, self._usable - used) / each)
+
+
+def _pace(looks: Sequence[tuple[int, Mapping[str, float]]], name: str) -> float:
+    """Return by how many bytes a step a component has grown between the first and the last of some looks."""
+    (since, before), (step, now) = looks[0], looks[-1]
+    return (now.get(name, 0.0) - before.get(name, 0.0)) / max(1, step - since)
