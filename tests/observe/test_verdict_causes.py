@@ -209,3 +209,21 @@ def test_a_run_of_small_micro_batches_is_told_so(tmp_path: Path) -> None:
     assert small["memory"] > 0.1 and usual.get("memory", 0.0) == 0.0
     assert found["small"]["bound"] in ("memory", "host") and found["plain"]["bound"] in ("compute", "host")
     assert found["small"]["bound"] == "host" or "plan.micro_batch = " in found["small"]["promise"]
+
+
+def test_a_run_that_computes_is_told_what_would_make_it_compute_less() -> None:
+    def change(text: str, seconds: float, fits: bool = True) -> dict[str, Any]:
+        return {"cause": "cheaper", "text": text, "step_seconds": seconds, "pass_seconds": seconds, "fits": fits}
+
+    outlook: dict[str, Any] = {
+        "step_seconds": 0.04, "pass_seconds": 0.03,
+        "changes": [
+            change("plan.compile = true", 0.0398), change("plan.recompute = 'selective'", 0.032),
+            change("plan.precision = 'bf16'", 0.02), change("plan.recompute = 'none'", 0.01, fits=False),
+        ],
+    }  # fmt: skip
+    words = "more devices or by forecast plan.precision = 'bf16' (2.00 times as fast), plan.recompute = 'selective'"
+    assert judge(seen("plain"), outlook).advice == f"{words} (1.25 times as fast)"
+    spent = {**outlook, "changes": [change("plan.compile = true", 0.0398)]}
+    assert judge(seen("plain"), spent).advice == "more devices"
+    assert "--explain" in judge(seen("plain")).advice, "nobody has priced anything"

@@ -28,3 +28,24 @@ def test_without_a_pipeline_there_is_no_bubble() -> None:
     found = outlook_of(PricedTask(profile(), cluster(2, "cuda"), 16, 10), plan(Layout(dp_replicate=2), 4, batch=16))
     assert found["bubble_seconds"] == 0.0
     assert all(each["cause"] != "pipeline" for each in found["changes"])
+
+
+def test_what_a_plan_may_still_do_to_compute_less() -> None:
+    """A run in bf16 that recomputed nothing was told to try bf16 and less recompute."""
+
+    def cheaper(**of_plan: object) -> set[str]:
+        chosen = replace(plan(Layout(dp_replicate=2), 4, batch=16), **of_plan)
+        found = outlook_of(PricedTask(profile(), cluster(2, "cuda"), 16, 10), chosen)
+        return {each["text"] for each in found["changes"] if each["cause"] == "cheaper"}
+
+    assert cheaper(precision="bf16", recompute="none", compile=True) == set()
+    assert cheaper(precision="fp32", recompute="none") == {"plan.precision = 'bf16'", "plan.compile = true"}
+    less = {"plan.recompute = 'none'", "plan.recompute = 'selective'"}
+    assert cheaper(precision="bf16", recompute="full", compile=True) == less
+
+
+def test_less_recompute_takes_less_time_and_more_memory() -> None:
+    chosen = replace(plan(Layout(dp_replicate=2), 4, batch=16), recompute="full", precision="bf16", compile=True)
+    found = outlook_of(PricedTask(profile(), cluster(2, "cuda"), 16, 10), chosen)
+    (none,) = (each for each in found["changes"] if each["text"] == "plan.recompute = 'none'")
+    assert none["step_seconds"] < found["step_seconds"] and none["fits"]

@@ -15,13 +15,16 @@ def best_change(outlook: Mapping[str, Any], cause: str, fits: bool = False) -> M
 
     With `fits` what does not fit the memory is passed over.
     """
+    return next(iter(worth_trying(outlook, cause, fits)), None)
+
+
+def worth_trying(outlook: Mapping[str, Any], cause: str, fits: bool = True) -> list[Mapping[str, Any]]:
+    """Return the changes that are answers to a cause and make steps shorter, the shortest steps first."""
     now = number(outlook.get("step_seconds"))
     answers = [each for each in outlook.get("changes") or () if each.get("cause") == cause]
     known = [each for each in answers if number(each.get("step_seconds")) and (each.get("fits") or not fits)]
-    best = min(known, key=lambda each: float(each["step_seconds"]), default=None)
-    if now is None or best is None or best["step_seconds"] > now * (1 - LEAST_GAIN):
-        return None
-    return best
+    shorter = [each for each in known if now is not None and each["step_seconds"] <= now * (1 - LEAST_GAIN)]
+    return sorted(shorter, key=lambda each: float(each["step_seconds"]))
 
 
 def promise_of(outlook: Mapping[str, Any], cause: str) -> str:
@@ -29,5 +32,17 @@ def promise_of(outlook: Mapping[str, Any], cause: str) -> str:
     best = best_change(outlook, cause, fits=True)
     if best is None:
         return ""
-    times = outlook["step_seconds"] / best["step_seconds"]
-    return f"by forecast, with {best['text']} steps are {times:.2f} times as fast"
+    return f"by forecast, with {best['text']} steps are {_times(outlook, best)} times as fast"
+
+
+def cheaper_step(outlook: Mapping[str, Any]) -> str:
+    """Return what would make a step compute less, and what each brings; without an outlook what it may be."""
+    if not outlook.get("changes"):
+        what = "plan.precision = 'bf16', plan.compile, less recompute"
+        return f"more devices, or a cheaper step: {what} (`paceline plan SPEC --explain` prices them)"
+    found = [f"{each['text']} ({_times(outlook, each)} times as fast)" for each in worth_trying(outlook, "cheaper")]
+    return " or ".join(["more devices", *([f"by forecast {', '.join(found)}"] if found else [])])
+
+
+def _times(outlook: Mapping[str, Any], change: Mapping[str, Any]) -> str:
+    return f"{outlook['step_seconds'] / change['step_seconds']:.2f}"

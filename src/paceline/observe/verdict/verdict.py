@@ -18,7 +18,7 @@ from paceline.observe.verdict.host import host_part
 from paceline.observe.verdict.memory import memory_part
 from paceline.observe.verdict.part import BoundPart
 from paceline.observe.verdict.pipeline import bubble_seconds, pipeline_part
-from paceline.observe.verdict.promised import promise_of
+from paceline.observe.verdict.promised import cheaper_step, promise_of
 from paceline.observe.verdict.saving import saving_part
 from paceline.observe.verdict.steps_seen import StepsSeen
 from paceline.observe.verdict.straggler import straggler_part
@@ -86,7 +86,7 @@ def judge(seen: StepsSeen, outlook: Mapping[str, object] | None = None) -> Bound
     found = [*(cause(seen) for cause in CAUSES), communication_part(seen, bubble), pipeline_part(seen, bubble)]
     found.append(memory_part(seen, outlook) if outlook else None)
     parts = sorted(filter(None, found), key=lambda part: -part.share)
-    left = _compute_part(parts)
+    left = _compute_part(parts, outlook or {})
     first = parts[0] if parts and parts[0].share >= LEAST_SHARE else left
     share = f"{first.share:.0%} of a step of {format_seconds(seen.whole_seconds)}"
     because = f"{share} {'is computing' if first is left else 'is decided by ' + _words(first.kind)}"
@@ -113,16 +113,12 @@ def _words(kind: str) -> str:
     }.get(kind, kind)  # fmt: skip
 
 
-def _compute_part(parts: list[BoundPart]) -> BoundPart:
+def _compute_part(parts: list[BoundPart], outlook: Mapping[str, object]) -> BoundPart:
     """Return what no cause takes: the computing."""
     taken = sum(part.share for part in parts)
     names = ", ".join(f"{part.kind} {part.share:.0%}" for part in parts)
     evidence = [f"all else decides {min(1.0, taken):.0%} of a step together: {names}"]
-    advice = (
-        "more devices, or a cheaper step: plan.precision = 'bf16', plan.compile, less recompute"
-        " (`paceline plan SPEC --explain` prices them)"
-    )
-    return BoundPart(COMPUTE, max(0.0, 1.0 - taken), tuple(evidence), advice)
+    return BoundPart(COMPUTE, max(0.0, 1.0 - taken), tuple(evidence), cheaper_step(outlook))
 
 
 def _skew(seen: StepsSeen) -> tuple[RankSkew, ...]:

@@ -9,6 +9,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from paceline.cluster.vary import varied_figures
 from paceline.plan.cost.components import terms_of
@@ -19,8 +20,9 @@ from paceline.plan.feasible.micro_batch import with_micro_batch
 from paceline.plan.feasible.refusals import refusal
 from paceline.plan.risk.sensitivity import calibrated_as
 from paceline.spec.layout import largest_part
-from paceline.spec.plan import SCHEDULES, Plan
+from paceline.spec.plan import RECOMPUTE, SCHEDULES, Plan
 
+WIDE = ("fp32", "fp64")
 TIMES = 2.0  # how much more of a figure of the cluster is tried
 
 
@@ -34,7 +36,8 @@ def outlook_of(context: PricedTask, plan: Plan) -> dict[str, object]:
     now = _priced(context, [plan])[0]
     if not math.isfinite(now.step_seconds):
         return {}
-    changes = [*_micro_batches(context, plan), *_pipelines(context, plan), *_figures(context, plan)]
+    makers = (_micro_batches, _pipelines, _cheaper, _figures)
+    changes = [change for make in makers for change in make(context, plan)]
     return {**dataclasses.asdict(now), "changes": [dataclasses.asdict(each) for each in changes]}
 
 
@@ -80,6 +83,24 @@ def _pipelines(context: PricedTask, plan: Plan) -> Iterator[_Changed]:
     yield from _changed(context, smaller, "pipeline", lambda changed: f"plan.micro_batch = {changed.micro_batch}")
     schedules = [dataclasses.replace(plan, schedule=name) for name in SCHEDULES if name != plan.schedule]
     yield from _changed(context, schedules, "pipeline", lambda changed: f"plan.schedule = '{changed.schedule}'")
+
+
+def _cheaper(context: PricedTask, plan: Plan) -> Iterator[_Changed]:
+    """Yield what the plan takes where it computes less: in bf16, compiled, with less recompute."""
+    found = {}
+    if plan.precision in WIDE:
+        found["plan.precision = 'bf16'"] = dataclasses.replace(plan, precision="bf16")
+    if not plan.compile:
+        found["plan.compile = true"] = dataclasses.replace(plan, compile=True)
+    for less in RECOMPUTE[: RECOMPUTE.index(plan.recompute)]:
+        if less != "budget":  # which of the blocks is another question
+            found[f"plan.recompute = '{less}'"] = dataclasses.replace(plan, recompute=less, recompute_blocks=())
+    for text, changed in found.items():  # a sheet is of one precision, compiled or not
+        yield from _changed(context, [changed], "cheaper", partial(_word, text))
+
+
+def _word(text: str, plan: Plan) -> str:
+    return text
 
 
 def _changed(context: PricedTask, plans: list[Plan], cause: str, text: Callable[[Plan], str]) -> Iterator[_Changed]:
