@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 import tomllib
+from pathlib import Path
 
 import pytest
 
 import paceline
+from paceline.cli.main import VERBS
 from paceline.cli.parser import Parser
-from paceline.config.other_words import _OPTIONS, _VALUES, option_meant
+from paceline.config.other_words import _OPTIONS, _VALUES, _VERBS, option_meant, verb_meant
 from paceline.errors import ConfigError
 from paceline.spec.load import parse_spec
 from paceline.units import parse_amount
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -70,6 +74,32 @@ def test_in_python_and_on_the_command_line_too() -> None:
     assert "did you mean" not in caught.value.try_
     with pytest.raises(ConfigError, match=r"did you mean '--all'"):
         parser.read(["--alll"])
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("launch", "paceline train SPEC"),  # 'alerts' and 'schema' are nearest in letters
+        ("resume", "paceline train SPEC"),  # 'probe'
+        ("sweep", "paceline compare"),
+        ("predict", "paceline export"),
+        ("watch", "paceline dash"),  # 'bench'
+        ("stop", "kill -TERM"),
+        ("pln", "did you mean 'plan'?"),
+        ("tiny.toml", "paceline train tiny.toml"),
+        ("train.py", "python train.py"),
+    ],
+)
+def test_the_verb_of_another_tool_is_answered_by_its_meaning(word: str, told: str) -> None:
+    assert told in verb_meant(word, VERBS)
+
+
+def test_every_verb_that_is_answered_is_there() -> None:
+    """What is told names verbs that exist, and pages that do; no verb of ours is answered by another one."""
+    assert not VERBS.keys() & _VERBS.keys()
+    for said in _VERBS.values():
+        assert set(re.findall(r"paceline (\w+)", said)) <= VERBS.keys(), said
+        assert all((ROOT / page).is_file() for page in re.findall(r"docs/[\w/-]+\.md", said)), said
 
 
 def test_every_answer_is_a_line_that_a_spec_takes() -> None:

@@ -10,6 +10,9 @@ import pytest
 from rounding import assert_curves_close
 from runs import environment, records_of, run_patiently, steps_of
 
+from paceline.errors import ConfigError
+from paceline.run.loop.loader import StepBatch
+
 SCRIPT = '''
 import sys
 import torch
@@ -144,6 +147,21 @@ def test_forgetting_the_step_is_an_error(tmp_path: Path) -> None:
     ended = run_patiently([sys.executable, script(tmp_path, loop), tmp_path / "run", "auto", "1"], env=environment())
     assert ended.returncode != 0
     assert "did not call run.step(batch)" in ended.stderr
+
+
+@pytest.mark.parametrize("use", ["x, y = batch", "x = batch[0]", 'x = batch["images"]'])
+def test_taking_a_batch_apart_says_what_to_do(use: str) -> None:
+    batch = StepBatch(1, 0, 1, ())
+    with pytest.raises(ConfigError, match=r"batch\.micro_batches\[0\]\.data is a look"):
+        exec(use, {"batch": batch})
+
+
+def test_a_rate_that_the_loop_sets_is_told(tmp_path: Path) -> None:
+    by_hand = "    run.optimizer.param_groups[0]['lr'] = 1e-9\n"
+    loop = LOOP.replace("    losses.append(stats.loss)", f"{by_hand}    losses.append(stats.loss)")
+    ended = run([sys.executable, script(tmp_path, loop), tmp_path / "run", "auto", "1"])
+    assert ended.stdout.count("had the learning rate 1e-09") == 1
+    assert [record["lr"] for record in steps_of(tmp_path / "run")][1] > 1e-4
 
 
 def test_leaving_the_loop_early_is_recorded(tmp_path: Path) -> None:

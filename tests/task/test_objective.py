@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import nn
 from paceline.errors import ConfigError
 from paceline.spec.task import ModelSpec
 from paceline.task.models.build import build_model
-from paceline.task.objective import classification, next_token, resolve_objective
+from paceline.task.objective import classification, multi_label, next_token, regression, resolve_objective
 from paceline.task.profile.traced import profile_module
 from paceline.task.sums import as_sum
 
@@ -70,6 +71,27 @@ def test_classification(as_pair: bool) -> None:
     assert weight == 4
 
 
+@pytest.mark.parametrize("as_pair", [True, False])
+def test_numbers_of_ones_own_data(as_pair: bool) -> None:
+    model = nn.Linear(3, 1).double()
+    rows, prices = torch.randn(4, 3, dtype=torch.float64), torch.tensor([1.0, math.nan, -2.0, 0.5])
+    batch = (rows, prices) if as_pair else {"rows": rows, "labels": prices}
+    loss_sum, weight = regression(model, batch)
+    apart = model(rows).squeeze(1)[[0, 2, 3]] - prices[[0, 2, 3]].double()
+    torch.testing.assert_close(loss_sum, apart.square().sum(), rtol=FP64, atol=0)
+    assert weight == 3
+
+
+@pytest.mark.parametrize("as_pair", [True, False])
+def test_columns_of_ones_own_data(as_pair: bool) -> None:
+    model = nn.Linear(3, 2).double()
+    rows, columns = torch.randn(4, 3, dtype=torch.float64), torch.tensor([[0, 1], [1, 1], [0, 0], [1, 0]])
+    loss_sum, weight = multi_label(model, (rows, columns) if as_pair else {"rows": rows, "labels": columns})
+    expected = F.binary_cross_entropy_with_logits(model(rows), columns.double(), reduction="sum")
+    torch.testing.assert_close(loss_sum, expected, rtol=FP64, atol=0)
+    assert weight == 8
+
+
 def test_bf16_logits_give_an_fp32_loss() -> None:
     model = nn.Linear(4, 3).bfloat16()
     loss_sum, _ = classification(model, (torch.randn(5, 4).bfloat16(), torch.zeros(5, dtype=torch.int64)))
@@ -109,6 +131,9 @@ def test_what_is_no_objective_is_refused(objective: Any, what: str) -> None:
         (next_token, nn.Identity(), torch.zeros(1), 'no "tokens"'),
         (classification, nn.Identity(), {"labels": torch.zeros(1)}, "with labels"),
         (classification, nn.Identity(), [torch.zeros(1)], "of type list"),
+        (classification, nn.Linear(2, 3), (torch.zeros(1, 2), torch.zeros(1)), "of torch.float32, which has fractions"),
+        (regression, nn.Identity(), [torch.zeros(1)], "objective 'regression' got a batch of type list"),
+        (multi_label, nn.Identity(), {"labels": torch.zeros(1)}, "objective 'multi_label' got a batch with labels"),
         (classification, nn.LSTM(2, 2), (torch.zeros(1, 2), torch.zeros(1)), "returned tuple"),
     ],
 )

@@ -22,7 +22,8 @@ from paceline.cli.json.shapes import FORMAT
 from paceline.cli.output import paint
 from paceline.cli.parser import EXIT_CODES, Parser, add_common_arguments, epilog
 from paceline.cluster.here.waiting import waiting
-from paceline.errors import ConfigError, PacelineError, Requeue, suggestion
+from paceline.config.other_words import verb_meant
+from paceline.errors import ConfigError, PacelineError, Requeue
 from paceline.said import flush_said
 from paceline.supervise.early import terminated
 from paceline.uncaught import own_place
@@ -107,7 +108,7 @@ def _dispatch(words: list[str]) -> int:
         fix = f"did you mean '{near[0]}'?" if near else f"paceline VERB {verb}, with a VERB of {', '.join(VERBS)}"
         raise ConfigError(f"unknown option '{verb}'", "a verb comes first, its options after it", fix)
     if verb not in VERBS:
-        raise ConfigError(f"unknown verb '{verb}'", "paceline has no such verb", suggestion(verb, VERBS))
+        raise ConfigError(f"unknown verb '{verb}'", "paceline has no such verb", verb_meant(verb, VERBS))
     module = importlib.import_module(f"paceline.cli.{verb}")
     options = _verb_parser(verb, module).read(words[1:])
     with contextlib.nullcontext() if verb == "train" else terminated():  # which has an end of its own

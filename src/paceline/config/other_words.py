@@ -87,6 +87,50 @@ _VALUES: dict[str, str] = {
 }  # fmt: skip
 
 
+# Verbs of other tools -> what does that here.
+_VERBS: dict[str, str] = {
+    verb: said
+    for words, said in (
+        ("run fit start finetune pretrain sft lora dpo", "paceline train SPEC"),
+        ("resume continue restart requeue", "the same `paceline train SPEC` goes on from the newest checkpoint"),
+        ("launch torchrun srun sbatch submit distributed",
+         "paceline train SPEC, which starts a process for each device; under torchrun or srun it takes theirs"),
+        ("tune sweep search hpo grid optimize lrfind",
+         "`paceline train SPEC --set task.optimizer.lr=1e-3 --run-dir runs/lr-1e-3` for each value, "
+         "then paceline compare runs/lr-*"),
+        ("predict infer inference generate serve sample chat test",
+         "paceline export RUN OUT: what loads that folder stands in docs/guide/predicting.md"),
+        ("eval evaluate",
+         "paceline train SPEC evaluates every run.evaluate_every; paceline report RUN shows what it found"),
+        ("merge", "paceline export RUN OUT --merge"),
+        ("watch monitor status top ui ls list runs", "paceline dash RUNS; in a terminal paceline logs RUN --follow"),
+        ("tail follow log", "paceline logs RUN --follow"),
+        ("tensorboard wandb mlflow", "paceline deliver RUN, or run.exports and run.tensorboard in the spec"),
+        ("stop kill cancel pause",
+         "Ctrl-C, or kill -TERM of the process that RUN/lock names: it saves a checkpoint first"),
+        ("prune clean gc", "run.keep_last in the spec; a folder checkpoints/step-N may be removed by hand"),
+        ("init new create config",
+         "a spec file of some ten lines: docs/guide/spec-files.md; `paceline schema` completes it"),
+        ("convert", "paceline checkpoint convert PATH OUT"),
+        ("inspect tokenize tokenise prepare", "paceline data inspect SOURCE, or paceline data prepare SOURCE OUT"),
+        ("profile", "paceline trace RUN, of a job that runs"),
+        ("cost price estimate memory forecast validate lint", "paceline plan SPEC"),
+        ("prove", "paceline verify SPEC"),
+        ("env info version devices", "paceline doctor"),
+    )
+    for verb in words.split()
+}  # fmt: skip
+
+
+def verb_meant(word: str, verbs: Iterable[str]) -> str:
+    """Return what to write for a verb that there is not: that of its meaning, the nearest, or the way to a file."""
+    if said := _VERBS.get(_plain(word)):
+        return said
+    if word.endswith(".toml"):
+        return f"paceline train {word}, or paceline plan {word}"
+    return f"python {word}" if word.endswith(".py") else suggestion(word, verbs)
+
+
 def option_meant(word: str, near: Iterable[str], elsewhere: Iterable[str] = ()) -> str:
     """Return what to write for an option that there is not: "did you mean 'x'?", or the names that there are.
 

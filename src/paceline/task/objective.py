@@ -65,37 +65,24 @@ def next_token_logits(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
 def classification(model: nn.Module, batch: object) -> tuple[Tensor, Tensor]:
     """Return the summed cross-entropy in nats and the count of labels that are not -100.
 
-    `batch` is a mapping with "labels" and one more entry ("images", say), texts with labels (`of_texts`), or a pair
-    (inputs, labels); the model returns logits [rows, classes], as a tensor or as an output with `.logits`.
+    `batch` is what `_outputs_and_labels` takes, with whole numbers as labels [rows]; the model returns logits
+    [rows, classes], as a tensor or as an output with `.logits`.
     """
-    if isinstance(batch, Mapping):
-        labels = _field(batch, "labels")
-        if "tokens" in batch:
-            return _summed_cross_entropy(of_texts(model, batch), labels)
-        inputs = [value for name, value in batch.items() if name != "labels"]
-        if len(inputs) != 1:
-            raise ConfigError(
-                f"objective 'classification' got a batch with {', '.join(sorted(map(str, batch)))}",
-                'it needs "labels" and exactly one entry beside it',
-                "an objective of your own: package.module:function",
-            )  # fmt: skip
-        return _summed_cross_entropy(_logits(model(inputs[0])), labels)
-    if not isinstance(batch, tuple | list) or len(batch) != 2:
+    logits, labels = _outputs_and_labels(model, batch, "classification")
+    if (dtype := (labels.labels if isinstance(labels, LabelsByRow) else labels).dtype).is_floating_point:
         raise ConfigError(
-            f"objective 'classification' got a batch of type {type(batch).__name__}",
-            'it needs a mapping with "labels" or a pair (inputs, labels)',
-            "an objective of your own: package.module:function",
-        )
-    return _summed_cross_entropy(_logits(model(batch[0])), batch[1])
+            f"the labels are of {dtype}, which has fractions", "objective 'classification' counts classes from 0",
+            'task.objective = "regression" for numbers, "multi_label" for columns of 0 and 1; label.long() for classes',
+        )  # fmt: skip
+    return _summed_cross_entropy(logits, labels)
 
 
-def regression(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+def regression(model: nn.Module, batch: object) -> tuple[Tensor, Tensor]:
     """Return the summed squared error and the count of labels that are numbers (NaN counts nothing).
 
-    `batch` holds texts with labels [rows] (`of_texts`); the model returns [rows] or [rows, 1].
+    `batch` is what `_outputs_and_labels` takes, with labels of any shape; the model returns as many numbers.
     """
-    labels = _field(batch, "labels")
-    found = of_texts(model, batch)
+    found, labels = _outputs_and_labels(model, batch, "regression")
     if found.numel() != labels.numel():
         raise ConfigError(
             f"the model returned {list(found.shape)} for labels {list(labels.shape)}",
@@ -107,13 +94,13 @@ def regression(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, T
     return error.square().sum(), counts.sum()
 
 
-def multi_label(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+def multi_label(model: nn.Module, batch: object) -> tuple[Tensor, Tensor]:
     """Return the summed binary cross-entropy in nats over rows and classes, and how many of both there are.
 
-    `batch` holds texts with labels [rows, classes] of 0 and 1 (`of_texts`); the model returns logits of that shape.
+    `batch` is what `_outputs_and_labels` takes, with labels [rows, classes] of 0 and 1; the model returns logits of
+    that shape.
     """
-    labels = _field(batch, "labels")
-    found = of_texts(model, batch)
+    found, labels = _outputs_and_labels(model, batch, "multi_label")
     if found.shape != labels.shape:
         raise ConfigError(
             f"the model returned {list(found.shape)} for labels {list(labels.shape)}",
@@ -171,6 +158,33 @@ def of_texts(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
             )
         options["attention_mask"] = batch["attention_mask"]
     return _logits(model(_field(batch, "tokens"), **options))
+
+
+def _outputs_and_labels(model: nn.Module, batch: object, objective: str) -> tuple[Tensor, Tensor]:
+    """Return what a model gives for a batch, a tensor or its `.logits`, and the batch's labels.
+
+    `batch` is a mapping with "labels" and one more entry ("images", say), texts with labels (`of_texts`), or a pair
+    (inputs, labels). Raises ConfigError, which names the objective, for any other.
+    """
+    if isinstance(batch, Mapping):
+        labels = _field(batch, "labels")
+        if "tokens" in batch:
+            return of_texts(model, batch), labels
+        inputs = [value for name, value in batch.items() if name != "labels"]
+        if len(inputs) != 1:
+            raise ConfigError(
+                f"objective '{objective}' got a batch with {', '.join(sorted(map(str, batch)))}",
+                'it needs "labels" and exactly one entry beside it',
+                "an objective of your own: package.module:function",
+            )  # fmt: skip
+        return _logits(model(inputs[0])), labels
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        raise ConfigError(
+            f"objective '{objective}' got a batch of type {type(batch).__name__}",
+            'it needs a mapping with "labels" or a pair (inputs, labels)',
+            "an objective of your own: package.module:function",
+        )
+    return _logits(model(batch[0])), batch[1]
 
 
 def takes_sequence_parts(objective: Objective) -> bool:

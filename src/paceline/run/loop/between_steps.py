@@ -65,11 +65,12 @@ class BetweenSteps(InWorld):
         self._held: tuple[int, HeldBytes] | None = None  # the tensors at the look that told of growing memory
 
     def _remark(self, batch: StepBatch) -> None:
-        """Say what the first steps show of the batch and of the model."""
+        """Say what the first steps show of the batch and of the model, and of rates that a program has set."""
         of_batch = remarks_on_batch(self._objective, batch.micro_batches[0].data) if self._objective else []
         self._objective = None
-        for remark in (*of_batch, *self._counts.after_step(self.model)):
-            self._record.remark(remark)
+        for remark in (*of_batch, *self._counts.after_step(self.model), self._stepper.rates.take()):
+            if remark:
+                self._record.remark(remark)
 
     def _after(self, stats: StepStats, batch: StepBatch, is_made_up: bool = False) -> None:
         """Do what follows a step; `is_made_up` where a lost peer has cut that short, and what was read is counted."""

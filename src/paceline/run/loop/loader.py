@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -59,6 +59,19 @@ class StepBatch:
     position: int  # samples consumed before it, over all ranks and epochs
     samples: int  # samples in the global batch
     micro_batches: tuple[MicroBatch, ...]
+
+    def __iter__(self) -> NoReturn:
+        """Refuse `inputs, labels = batch`, as a loop over a DataLoader has it."""
+        raise ConfigError(
+            "a batch of a run was taken apart",
+            "it is this device's part of the global batch, in micro-batches, and is given to run.step as it is",
+            "stats = run.step(batch); rows are changed in the data set, inputs and labels in the objective, and "
+            "batch.micro_batches[0].data is a look at them",
+        )
+
+    def __getitem__(self, name: object) -> NoReturn:
+        """Refuse `batch["images"]`, as `__iter__` does."""
+        self.__iter__()
 
 
 class BatchSizes(Protocol):

@@ -40,6 +40,7 @@ from paceline.run.survive.listener import refuse_ended_groups
 from paceline.run.survive.points import nowhere
 from paceline.run.updates.growth import BatchGrowth
 from paceline.run.updates.optimizer import Names, named_parameters
+from paceline.run.updates.rates import ScheduledRates
 from paceline.spec.plan import Plan
 from paceline.spec.task import GroupSpec
 from paceline.task.models.held import local_of
@@ -151,7 +152,7 @@ class Stepper:
         self._awaited_seconds = self._held_seconds = 0.0
         self.is_whole = True  # False within an update: the state is of no step
         self.last_update = LastUpdate(self.world.device)
-        self.buffers = BuffersBefore(self.model)
+        self.buffers, self.rates = BuffersBefore(self.model), ScheduledRates()
         self._is_refused = False  # whether an update of the step was left out: by the guard, a callback, an overflow
 
     @property
@@ -368,8 +369,7 @@ class Stepper:
             measured.before_update(turn.parameters, correction)
         if factor != 1.0:
             torch._foreach_mul_([local_of(p.grad) for p in turn.parameters if p.grad is not None], factor)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr * group.get("lr_scale", 1.0)
+        self.rates.give(self.optimizer.param_groups, lr)
         self.updater.step()
         if measured is not None:
             measured.after_update()

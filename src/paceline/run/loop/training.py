@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Generator
 from typing import NoReturn
 
-from paceline.errors import ConfigError, NothingToLearn, Requeue, StorageError
+from paceline.errors import ConfigError, NothingToLearn, NumericalStop, Requeue, StorageError
 from paceline.run.loop.between_steps import BetweenSteps
 from paceline.run.loop.loader import StepBatch
 from paceline.run.loop.resume import Progress
@@ -19,6 +19,7 @@ from paceline.run.loop.step import StepStats
 from paceline.run.loop.under_plan import refuse_replan
 from paceline.run.process.world import World, build_mesh
 from paceline.run.record.left_loop import LeftLoop, left_at, record_left
+from paceline.run.record.not_finite import of_the_data
 from paceline.run.record.recorder import is_echo
 from paceline.run.record.remarks import all_steps_made, ended_early
 from paceline.run.record.tally import SCORING
@@ -258,6 +259,8 @@ class Training(BetweenSteps):
             )
         except NothingToLearn as error:
             raise self._named(error, batch) from error
+        except NumericalStop as error:
+            raise of_the_data(error, batch, self._main_objective, self.world) from error
         self.progress = Progress(step=batch.step, position=stats.position_after)
         if growth is not None:
             at = batch.step, batch.position, batch.samples

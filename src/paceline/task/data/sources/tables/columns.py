@@ -15,6 +15,7 @@ MORE_LABEL_NAMES = ("sentiment", "rating", "stars", "polarity", "emotion", "inte
 TEXT_NAMES = ("text", "sentence", "content", "review", "body", "document", "question", "comment", "message", "tweet",
               "utterance", "headline", "title", "description", "abstract", "review_text", "sms", "query")  # fmt: skip
 ID_NAMES = ("id", "idx", "index", "guid", "uid", "uuid", "unnamed: 0")  # of rows: nothing to learn
+NUMBERS = "docs/tutorials/bring/table-of-numbers.md"
 NAMELESS = "column {}"  # what a column without a name is called
 MESSAGES_NAMES = ("conversations", "conversation", "dialogue", "dialog", "turns")
 # A question, what it is about where there is such a column, and the answer: one turn of a conversation.
@@ -156,7 +157,7 @@ def _unclear(columns: Sequence[str], data: DataSpec, label: str, name: str) -> D
     else:
         others = _meaningful(columns, label) or list(columns)
         more = "" if label else ", and label_field for the labels, where there are any"
-        hint = f'text_field = "{others[0]}"{more}; columns of numbers are read by a data set of your own'
+        hint = f'text_field = "{others[0]}"{more}; columns of numbers are read by a data set of your own: {NUMBERS}'
     return DataError(f"{name} is a table, and which column holds its text is not clear", because, hint)
 
 
