@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -11,6 +12,9 @@ from tests_shared import SEQ_LEN, VOCAB, PaddedText
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError
+from paceline.plan.feasible.refusals import refusal
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
 from paceline.spec.profile import ModelProfile
 from paceline.spec.task import ModelSpec, Task
 from paceline.task.models.sizes import resolve_decoder
@@ -149,11 +153,24 @@ def test_random_numbers_for_as_many_rows_as_chance_sends_belong_to_no_sample() -
         assert not {"dp_replicate", "dp_shard", "accumulation"} & set(profiled(kind).closed_axes or {}), kind
 
 
-@pytest.mark.parametrize(("kind", "way_out"), [(Scripted, "without torch.jit.script"), (Transformed, "create_graph")])
-def test_what_nobody_can_watch_is_refused_with_the_way_out(kind: type[Program], way_out: str) -> None:
+def test_what_nobody_can_watch_is_refused_with_the_way_out() -> None:
     with pytest.raises(ConfigError, match="cannot be traced") as error:
-        profiled(kind)
-    assert way_out in error.value.try_
+        profiled(Scripted)
+    assert "without torch.jit.script" in error.value.try_
+
+
+def test_what_transforms_keep_is_taken_to_be_all_that_operators_give() -> None:
+    """torch lets nobody watch it; what watches for its work, recompute and activations on the host, is refused."""
+    found, plain = profiled(Transformed), profiled(Program)
+    assert found.source == "traced" and "torch.func" in found.note
+    assert found.forward_flops == plain.forward_flops == PRODUCTS
+    kept, known = ([block.saved_elements for block in profile.blocks] for profile in (found, plain))
+    assert all(ours >= own for ours, own in zip(kept, known, strict=True)) and sum(kept) > sum(known)
+    assert not {"dp_replicate", "dp_shard", "accumulation"} & set(found.closed_axes or {})
+    plan = Plan(Layout())
+    assert refusal(plan, found) is None
+    for changed in ({"recompute": "full"}, {"recompute": "selective"}, {"offload": "activations"}):
+        assert "torch.func" in (refusal(dataclasses.replace(plan, **changed), found) or ""), changed
 
 
 def test_a_named_factory_too() -> None:

@@ -12,6 +12,7 @@ from distributed import run_ranks
 from tests_shared import PaddedText, decoder_task, plan_of
 from torch import nn
 
+from paceline.errors import ConfigError
 from paceline.spec.layout import Layout
 from paceline.task.objective import next_token
 from paceline.verify.compare.in_a_group import differs_in_a_group, first_numbers, numbers_alone, without_peers
@@ -71,6 +72,52 @@ def test_what_asks_for_ranks_is_told_and_nothing_else() -> None:
     assert divided.first_difference.ratio == pytest.approx(0.5)
     assert scaled.first_difference.quantity == "gradients" and scaled.first_difference.ratio == pytest.approx(2.0)
     assert counting is None, "one that is another in every call is for the comparison with the layout"
+
+
+def summed_by_itself(model: nn.Module, batch: Any) -> Any:
+    """Weigh by how many items all ranks have, for which it asks them."""
+    loss, weight = next_token(model, batch)
+    total = weight.double()
+    if dist.is_initialized():
+        dist.all_reduce(total)
+    return loss * total / total, weight
+
+
+class SumsBackwards(torch.autograd.Function):
+    """Adds up gradients over all ranks by itself."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        whole = gradient.clone()
+        if dist.is_initialized():
+            dist.all_reduce(whole)
+        return whole
+
+
+def summed_backwards(model: nn.Module, batch: Any) -> Any:
+    loss, weight = next_token(model, batch)
+    return SumsBackwards.apply(loss), weight
+
+
+def refused(objective: Any, known: Any) -> str:
+    """Return what rank 0 says of an objective that calls other ranks, which are somewhere else."""
+    if dist.get_rank():
+        return ""
+    try:
+        found = differs_in_a_group(known, *given(objective))
+    except ConfigError as error:
+        return error.what
+    return f"nothing: {found}"
+
+
+@pytest.mark.parametrize("objective", [summed_by_itself, summed_backwards])
+def test_a_program_that_calls_other_ranks_is_told_before_it_waits_for_them(objective: Any) -> None:
+    what = run_ranks(refused, 2, objective, first_numbers(*given(objective)))[0]
+    assert "calls other ranks by itself: allreduce" in what
 
 
 def unwritten(model: nn.Module, batch: Any) -> Any:

@@ -461,6 +461,32 @@ def statistics(kind: str) -> LoopProof:
     return proven(lambda batch: take(model, classified, batch, optimizer), model)
 
 
+class _Normalised(torch.autograd.Function):
+    """Hands back a gradient of norm one: of each row, or of all rows that are there."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, by_row: bool) -> Tensor:
+        ctx.by_row = by_row
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        norm = gradients[0].norm(dim=1, keepdim=True) if ctx.by_row else gradients[0].norm()
+        return gradients[0] / norm, None
+
+
+def normalised_gradient(by_row: bool) -> LoopProof:
+    """Gradients of hidden states are normalised on their way back."""
+    model = network()
+    optimizer = adam(model.parameters())
+
+    def normalised(model: Any, batch: Any) -> Told:
+        hidden = _Normalised.apply(model[:2](batch[0]), by_row)
+        return F.cross_entropy(model[2](hidden), batch[1], reduction="sum"), len(batch[0])
+
+    return proven(lambda batch: take(model, normalised, batch, optimizer), model, objective=normalised)
+
+
 def pieces_by_hand(kind: str) -> LoopProof:
     """Micro-batches of two rows on one device: plain, under autocast, or with their own batch statistics."""
     torch.manual_seed(5)
@@ -537,6 +563,18 @@ def objective_on_its_own() -> LoopProof:
     optimizer = adam(model.parameters())
     own = lambda _, batch: classified(model, batch)  # noqa: E731
     return proven(lambda batch: take(model, own, batch, optimizer), model, objective=own)
+
+
+def objective_with_peers() -> LoopProof:
+    """The objective divides by the items of all ranks, for which it asks them itself."""
+    model = network()
+    optimizer = adam(model.parameters())
+
+    def mean(model: nn.Module, batch: Any) -> Told:
+        loss, count = classified(model, batch)
+        return loss / summed(count), 1
+
+    return proven(lambda batch: take(model, mean, batch, optimizer), model, objective=mean)
 
 
 def optimizer_of_its_own() -> LoopProof:

@@ -38,6 +38,7 @@ RIGHT: dict[str, tuple[Any, ...]] = {
     "whole numbers": (right_loops.of_model, "whole numbers"),
     "a loss that rank 0 alone tells": (right_loops.of_model, "DDP"),
     "statistics kept from before": (right_loops.statistics, "kept"),
+    "gradients normalised by row": (right_loops.normalised_gradient, True),
     "ranks that share their rows, and say so": (right_loops.same_batch, True),
 }
 
@@ -63,6 +64,13 @@ def test_rows_that_see_each_other_within_a_rank_are_told() -> None:
         for result in results:
             assert result.equal is False and result.first_difference.quantity == "whole batch"
             assert "not a sum over rows" in result.text and 'coupled = "batch"' in result.text
+
+
+def test_gradients_that_see_the_rows_of_a_rank_alone_are_told() -> None:
+    """The loss is a sum over rows; each rank normalises a gradient of its own rows, as one device in pieces does."""
+    for result in run_kept(right_loops.normalised_gradient, 2, False):
+        assert result.equal is False and result.first_difference.quantity == "whole batch"
+        assert result.first_difference.name == "gradient" and "though the loss is" in result.text
 
 
 def test_of_no_rows_none_are_the_same() -> None:
@@ -91,6 +99,7 @@ def test_actions_that_are_drawn_are_told_as_not_reproducible() -> None:
         (right_loops.thawed, (), "was frozen when the proof began", "requires_grad = True"),
         (right_loops.told_a_word, (), "the step returned str, which is no loss", "None to leave it out"),
         (right_loops.objective_on_its_own, (), "calls the loop's own model", "the model it is given"),
+        (right_loops.objective_with_peers, (), "calls other ranks by itself: allreduce", "sums alone"),
         (right_loops.optimizer_of_its_own, (), "an optimizer of other parameters", "made of them"),
         (right_loops.no_optimizer, (), "returned list, which has no step", "optimizers"),
         (

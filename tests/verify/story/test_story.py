@@ -17,14 +17,23 @@ from paceline.spec.adapt.adapter import AdapterSpec
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof
-from paceline.spec.steps.growth import BatchChange, GrowthSpec
+from paceline.spec.steps.growth import BatchChange, GrowthSpec, course_of
 from paceline.spec.task import GroupSpec, ModelSpec, OptimizerSpec, ScheduleSpec, Task
 from paceline.spec.watch.evaluate import EvaluateSpec
 from paceline.spec.watch.samples import SamplesSpec
 from paceline.task.optimizer.schedule import learning_rate
 from paceline.units import Amount
 from paceline.verify.process.checks import CHECKS
-from paceline.verify.story.plans import LENGTH, WARMUP, expected_rate, other_layout, story_schedule
+from paceline.verify.story.plans import (
+    WARMUP,
+    expected_rate,
+    other_layout,
+    planned_steps,
+    story_growth,
+    story_schedule,
+    story_sizes,
+)
+from paceline.verify.twin.task import twin_plan
 
 
 def expert_task() -> Task:
@@ -49,11 +58,12 @@ class Halving:
 @pytest.mark.parametrize("kind", ["constant", "cosine", "linear", "wsd"])
 def test_the_expected_rate_is_another_at_every_step_and_the_schedules_own(kind: str) -> None:
     plan = plan_of(Layout(), batch=7)
-    schedule = story_schedule(ScheduleSpec(kind=kind, final=0.2), plan.batch_samples)
-    rates = [expected_rate(schedule, 3e-3, step) for step in range(1, LENGTH + 1)]
-    assert len(set(rates)) == LENGTH
+    steps = planned_steps(story_sizes(decoder_task(), plan))
+    schedule = story_schedule(ScheduleSpec(kind=kind, final=0.2), plan.batch_samples, steps)
+    rates = [expected_rate(schedule, 3e-3, step, steps) for step in range(1, steps + 1)]
+    assert len(set(rates)) == steps == 6
     for step, rate in enumerate(rates, 1):
-        ran = learning_rate(schedule, 3e-3, step, LENGTH, WARMUP, LENGTH - WARMUP)
+        ran = learning_rate(schedule, 3e-3, step, steps, WARMUP, steps - WARMUP)
         assert rate == pytest.approx(ran, rel=1e-14)
 
 
@@ -68,6 +78,48 @@ def test_the_story_goes_on_on_another_layout_where_the_model_allows_one() -> Non
     assert other(Layout(dp_replicate=2), mine) == "dp_shard=2"
     assert other(Layout(pp=2), mine) == "pp=2", "which axes are open to it is not known"
     assert other(Layout()) == "single device"
+
+
+def growing_task(by: str = "schedule", unit: str = "steps") -> Task:
+    """Return a task whose batch grows."""
+    if by == "noise":
+        return decoder_task(growth=GrowthSpec("noise", "linear", largest=Amount(64, "samples")))
+    change = BatchChange(Amount(900, unit), Amount(64, "samples"))
+    return decoder_task(growth=GrowthSpec("schedule", "sqrt", (change,)))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("in_one_piece", [False, True])
+@pytest.mark.parametrize("rows", [(), (3, 1)])
+def test_a_rank_keeps_its_rows_where_the_storys_batch_grows_by_one(
+    ranks: int, in_one_piece: bool, rows: tuple[int, ...]
+) -> None:
+    """What was worked out for such a rank's coming steps is wrong, and its own rows do not show it."""
+    whole = {"micro_batch": 64, "accumulation": 1} if in_one_piece else {}
+    unequal = {"rows": (*rows, *[1] * (ranks - 2)), "batch_samples": sum(rows) + ranks - 2} if rows else {}
+    real = dataclasses.replace(plan_of(Layout(dp_shard=ranks), batch=12), **whole, **unequal)
+    plan = twin_plan(real, "fp64")
+    sizes = story_sizes(growing_task(), plan)
+    doubled, one_more, last = next(size for size in sizes if size != sizes[0]), *sizes[-2:]
+    assert doubled == 2 * plan.batch_samples and one_more == last == doubled + 1
+    alike = [plan.rows_of(rank, doubled) == plan.rows_of(rank, one_more) for rank in range(ranks)]
+    assert any(alike) and not all(alike)
+
+
+@pytest.mark.parametrize("unit", ["steps", "samples", "tokens"])
+def test_a_storys_batch_grows_where_its_sizes_say(unit: str) -> None:
+    task, plan = growing_task(unit=unit), plan_of(Layout(dp_shard=2), batch=9)
+    course, position, sizes = course_of(story_growth(task, plan, SEQ_LEN), 9, SEQ_LEN), 0, []
+    for step in range(1, len(story_sizes(task, plan)) + 1):
+        sizes.append(course.at(step, position))
+        position += sizes[-1]
+    assert tuple(sizes) == story_sizes(task, plan) == (9, 9, 18, 18, 18, 18, 19, 19, 19)
+
+
+def test_stories_of_other_tasks_are_no_longer() -> None:
+    plan = plan_of(Layout(dp_shard=2), batch=9)
+    assert story_sizes(decoder_task(), plan) == (9, 9, 9, 9)
+    assert story_sizes(growing_task("noise"), plan) == (9, 9, 18, 18)
 
 
 CORRECT: dict[str, Plan] = {

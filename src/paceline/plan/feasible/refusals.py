@@ -58,6 +58,15 @@ def split_backward(plan: Plan, profile: ModelProfile) -> str | None:
     return split_backward_refusal(plan)
 
 
+def watched_activations(plan: Plan, profile: ModelProfile) -> str | None:
+    """What a block keeps is let go of, or moved, by watching what autograd keeps."""
+    because = (profile.closed_axes or {}).get("recompute")
+    if because is None or (plan.recompute == "none" and not plan.offloads_activations):
+        return None
+    what = f"recompute = {plan.recompute}" if plan.recompute != "none" else f"offload = {plan.offload}"
+    return f"{what}: {because}"
+
+
 def offloaded_activations(plan: Plan, profile: ModelProfile) -> str | None:
     """Activations move to the host block by block, and only those that autograd itself keeps."""
     if not plan.offloads_activations:
@@ -131,6 +140,7 @@ PLAN_REFUSALS: tuple[Limit, ...] = (
     pipeline_stages,
     pipeline_micro_batches,
     split_backward,
+    watched_activations,
     offloaded_activations,
     offloaded_optimizer,
     copies_in_step,

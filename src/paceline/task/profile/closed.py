@@ -41,6 +41,13 @@ SYNCED_STATISTICS = {
     "accumulation": _SYNCED.format(part="a micro-batch would see itself alone"),
 }
 
+# No axis either: blocks that are computed again, and activations on the host, are watched for what they keep.
+UNWATCHED = {
+    "recompute": "the forward pass uses transforms of torch.func (grad, vjp, jacrev), of which torch lets nobody watch"
+    " what they keep: nothing is computed again nor moved to the host; torch.autograd.grad(..., create_graph=True) in"
+    " their place opens it"
+}
+
 _STRAY = "{names} draws random numbers that belong to no sample, so that they would be others {part}; {opens}"
 _OWN_FUNCTIONS = "torch's dropout, rand, randn, normal, bernoulli, multinomial and the like open it"
 

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from paceline.cluster.machine import usable_memory_bytes
 from paceline.errors import ConfigError
-from paceline.foreign_errors import is_of_functional_transforms, is_of_no_gradient
+from paceline.foreign_errors import is_of_no_gradient
 from paceline.spec.profile import BlockProfile, ModelProfile
 from paceline.task.coupling import declares_coupling, gathers_rows
 from paceline.task.declared import expert_axis, is_routed, tensor_axis
@@ -32,6 +32,7 @@ from paceline.task.profile.closed import (
     SEQUENCE_RULE,
     SYNCED_STATISTICS,
     TOKEN_SUM_RULE,
+    UNWATCHED,
     closed_axes,
     coupled_axes,
     stray_axes,
@@ -50,9 +51,9 @@ NEEDS_PLAIN_MODULES = (
     "the same modules without torch.jit.script: scripted ones take no hooks, by which blocks are told apart;"
     " plan.compile = true compiles blocks"
 )
-NEEDS_PLAIN_GRADIENTS = (
-    "torch.autograd.grad(..., create_graph=True) inside of the forward pass, in place of torch.func's transforms, which"
-    " nobody can watch: what a backward pass keeps is counted by watching"
+RESULTS_KEPT = (
+    "what is kept for the backward pass is taken to be all that operators give: the forward pass uses transforms of"
+    " torch.func, of which torch lets nobody watch what they keep"
 )
 REST = "rest"  # all that lies outside the repeated blocks, loss included
 REAL_COPIES = 4  # a pass for real needs the weights, perhaps a second copy of them, and activations nobody knows of yet
@@ -82,6 +83,7 @@ def profile_module(
     (counts, routed, note), unread = tried_reading(
         objective, lambda what: _trace(model, blocks, list(experts), example_batch, what, build, rows * items)
     )
+    unwatched = any(count.unwatched for count in counts)
     whole_batch = SYNCED_STATISTICS if sees_whole_batch(model) else {}
     if declares_coupling(model, objective):
         whole_batch = {**whole_batch, **coupled_axes(gathers_rows(objective))}
@@ -90,6 +92,7 @@ def profile_module(
     whole_batch = {
         **touched_axes(model),
         **stray_axes({name for count in counts for name in count.strays}),
+        **(UNWATCHED if unwatched else {}),
         **whole_batch,
     }
     axes = tuple(axis for axis in ("dp_replicate", "dp_shard") if axis not in whole_batch)
@@ -107,7 +110,7 @@ def profile_module(
         blocks=tuple(_profiles([*blocks, (REST, model)], counts, experts, routed, rows, axes)),
         tokens_per_sample=items,
         source="estimated" if note else "traced",
-        note=note,
+        note=note or (RESULTS_KEPT if unwatched else ""),
         closed_axes={**closed_axes(*opened), **model_closed, **whole_batch},
         tensor_limits=limits,
         remarks=(*unread_remark(objective, () if note else unread), *balance_remark(model, objective)),
@@ -258,8 +261,6 @@ def _way_out(model: nn.Module, error: Exception) -> str:
     """Return what to try where a model's forward pass fails while it is watched."""
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         return NEEDS_PLAIN_MODULES
-    if is_of_functional_transforms(error):
-        return NEEDS_PLAIN_GRADIENTS
     return NEEDS_GRADIENTS if is_of_no_gradient(error) else CALL_IT
 
 

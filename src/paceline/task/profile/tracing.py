@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
 from paceline.errors import ConfigError
+from paceline.foreign_errors import is_of_functional_transforms
 from paceline.task.models.copied import copied
 from paceline.task.profile.aligned import is_aligned
 from paceline.task.profile.operators.drawing import belongs_to_samples
@@ -54,6 +55,8 @@ class Counts:
     unaligned_flops: float = 0.0  # of products with such operands (aligned.py), in the forward pass
     unaligned_backward_flops: float = 0.0  # and in the backward pass
     log_width: float = 0.0  # sum over products of FLOPs * log(width)
+    # Whether what is kept is a guess, all that operators gave: nobody may watch what transforms of torch.func keep.
+    unwatched: bool = False
     strays: list[str] = field(default_factory=list)  # operators whose random numbers belong to no sample
     draws: list[RandomCall] = field(default_factory=list, repr=False)  # calls of those whose numbers can belong to some
     storages: list[Any] = field(default_factory=list, repr=False)  # keeps addresses from being used again
@@ -106,11 +109,22 @@ def trace(
             as_sum(objective(replica, example), objective)
         if late := [name for name, _ in replica.named_parameters() if name not in built]:
             raise LateWeights(type(model).__name__, late[0])
-        if not memory:
-            return recorder.counts
-        with recorder.saved_tensors(), torch.enable_grad():
-            objective(replica, example)
+        if memory:
+            _watch_kept(recorder, lambda: objective(replica, example))
     return recorder.counts
+
+
+def _watch_kept(recorder: _Recorder, run: Callable[[], object]) -> None:
+    """Count what a forward pass keeps for the backward pass, or all that its operators give where none may watch."""
+    try:
+        with recorder.saved_tensors(), torch.enable_grad():
+            run()
+    except RuntimeError as error:
+        if not is_of_functional_transforms(error):
+            raise
+        recorder.forget_kept()
+        with recorder.results(), torch.enable_grad():
+            run()
 
 
 @contextmanager
@@ -170,7 +184,17 @@ class _Recorder:
         return _Hooked(self, _OperatorMode(self, steady))
 
     def saved_tensors(self) -> AbstractContextManager:
-        return _Hooked(self, saved_tensors_hooks(self._save, lambda tensor: tensor), inputs=True)
+        return _Hooked(self, saved_tensors_hooks(self.save, lambda tensor: tensor), inputs=True)
+
+    def results(self) -> AbstractContextManager:
+        return _Hooked(self, _ResultsMode(self), inputs=True)
+
+    def forget_kept(self) -> None:
+        """Begin anew with what is kept, after a pass that has ended in its middle."""
+        self._counted.clear()
+        for counts in self.counts:
+            counts.saved_elements = counts.saved_fp32_elements = counts.input_elements = 0.0
+            counts.unwatched = True
 
     @property
     def now(self) -> Counts:
@@ -197,7 +221,7 @@ class _Recorder:
         self.now.storages.append(tensor.untyped_storage())
         return True
 
-    def _save(self, tensor: Tensor) -> Tensor:
+    def save(self, tensor: Tensor) -> Tensor:
         if self._is_new(tensor, "saved"):
             size = tensor.untyped_storage().nbytes()  # a view keeps the whole storage
             if tensor.dtype == self._compute:
@@ -279,6 +303,21 @@ class _OperatorMode(TorchDispatchMode):
             counts.moved_elements += touched
             return result
         counts.product_elements += kept
+        return result
+
+
+class _ResultsMode(TorchDispatchMode):
+    """Counts all that operators give as kept."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for output in tree_leaves(result):
+            if isinstance(output, Tensor) and output.is_floating_point():
+                self._recorder.save(output)
         return result
 
 

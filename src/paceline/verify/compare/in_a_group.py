@@ -31,6 +31,7 @@ from paceline.verify.compare.difference import wide
 from paceline.verify.compare.tolerance import tolerance
 from paceline.verify.compare.unwritten import other_contents
 from paceline.verify.reference.passes import backward, micro_batches, reference_model, reference_randomness
+from paceline.verify.reference.peers import NoPeers
 
 FAMILY = "process group"
 LIKELY = (
@@ -103,13 +104,15 @@ def differs_in_a_group(
     """Return the record of a program that computes other numbers in this process group than alone, None else.
 
     `alone` are those of `numbers_alone`: a program that reads what nobody wrote is told as that. One that computes
-    others every time is none of these: the comparison with the layout has to tell.
+    others every time is none of these: the comparison with the layout has to tell. Raises ConfigError for one that
+    calls other ranks, of which none is here.
     """
     if alone is None:
         return None
     began = time.perf_counter()
     given = (task, plan, source, items_per_sample)
-    here = first_numbers(*given)
+    with NoPeers():
+        here = first_numbers(*given)
     if here is None or (first := _first(alone, here, plan.precision)) is None:
         return None
     family, likely = FAMILY, LIKELY

@@ -20,7 +20,8 @@ from paceline.errors import ConfigError
 from paceline.spec.proof.records import FirstDifference
 from paceline.task.models.copied import copied
 from paceline.verify.compare.whole_batch import FAMILY
-from paceline.verify.loops.mistakes import FITS
+from paceline.verify.loops.mistakes import FITS, MicroBatches, sampled
+from paceline.verify.loops.unwrapped import named
 
 AnyObjective = Callable[[nn.Module, Any], tuple[Tensor, Any]]
 NARROW = 8.0  # units in the last place of the narrowest format: kernels round otherwise by the number of rows
@@ -30,6 +31,14 @@ LIKELY = (
     " batch statistics (nn.SyncBatchNorm sees all ranks') or in contrast with a rank's own negatives. Where the loop"
     ' brings the rows of all ranks together, objective.coupled = "batch" has one device take them in one piece'
 )
+
+LIKELY_GRADIENT = (
+    "the gradient of this loss is not a sum over rows, though the loss is: of {rows} its norm is {whole:.6g} in one"
+    " piece, as one device has them, and {cut:.6g} in the {pieces} pieces that ranks and micro-batches take. What"
+    " scales or normalises gradients on their way back, in a hook or the backward pass of a Function, sees the rows of"
+    " its own piece alone"
+)
+FP32_EPS = torch.finfo(torch.float32).eps  # of anything narrower a gradient is rounded otherwise by the number of rows
 
 
 def joined(pieces: Sequence[object]) -> object:
@@ -70,36 +79,63 @@ def not_a_sum(
     module: nn.Module,
     objective: AnyObjective,
     pieces: Sequence[object],
-    losses: Sequence[float],
+    parts: MicroBatches,
     dtype: str,
     eps: Callable[[], float],
 ) -> FirstDifference | None:
-    """Return what says that a loss is no sum over rows, given those of the pieces; None where it is, or none can tell.
+    """Return what says that a loss, or its gradient, is no sum over rows; None where it is, or none can tell.
 
-    `module` is what `losses` were computed with, and `eps()` a unit in the last place of the narrowest format in it. A
-    loss that is another one when it is computed again says nothing, nor does one that is a sum over columns: where time
-    comes first, as in torch's recurrent layers, these are the samples.
+    `module` is what the `parts` of the pieces were computed with, and `eps()` a unit in the last place of the narrowest
+    format in it. A loss that is another one when it is computed again says nothing, nor does one that is a sum over
+    columns: where time comes first, as in torch's recurrent layers, these are the samples.
     """
     whole = joined(pieces) if len(pieces) > 1 else None
     if whole is None:
         return None
-    cut = sum(losses)
+    rows = next(len(leaf) for leaf in tree_flatten(whole)[0] if isinstance(leaf, Tensor))
+    known = {"rows": f"{rows} rows", "pieces": len(pieces)}
+    cut = sum(parts.losses)
     try:
         found = _loss(module, objective, whole)
-        far = abs(found - cut) / max(abs(found), sum(map(abs, losses)), 1e-300)
+        far = abs(found - cut) / max(abs(found), sum(map(abs, parts.losses)), 1e-300)
         if not far > FITS[dtype] or not far > NARROW * eps():
-            return None
+            return _gradient_not_a_sum(module, objective, whole, parts, dtype, known) if eps() <= FP32_EPS else None
         if abs(_loss(module, objective, whole) - found) > FITS[dtype] * abs(found):
             return None
         if _sums_columns(module, objective, pieces, dtype):
             return None
     except Exception:  # whatever an objective says to other numbers of rows than its own
         return None
-    rows = next(len(leaf) for leaf in tree_flatten(whole)[0] if isinstance(leaf, Tensor))
+    return _told("loss", found, cut, far, LIKELY.format(**known, whole=found, cut=cut))
+
+
+def _gradient_not_a_sum(
+    module: nn.Module, objective: AnyObjective, whole: object, parts: MicroBatches, dtype: str, known: dict[str, object]
+) -> FirstDifference | None:
+    """Return what says that the gradient of a loss is no sum over rows, though the loss itself is."""
+    cut, found = torch.stack(parts.gradients).sum(0), _gradient(module, objective, whole)
+    ours, size = float(cut.norm()), float(found.norm())
+    far = float((found - cut).norm()) / max(ours, size, 1e-300)
+    if not far > FITS[dtype]:
+        return None
+    if float((_gradient(module, objective, whole) - found).norm()) > FITS[dtype] * size:
+        return None
+    return _told("gradient", size, ours, far, LIKELY_GRADIENT.format(**known, whole=size, cut=ours))
+
+
+def _gradient(module: nn.Module, objective: AnyObjective, batch: object) -> Tensor:
+    """Return values of the gradient of a batch in one piece, as the parts of a step have them."""
+    own = copied(module)
+    own.zero_grad(set_to_none=True)
+    objective(own, batch)[0].backward()
+    weights = named(own)
+    return sampled({name: p.grad for name, p in weights.items() if p.grad is not None}, weights)
+
+
+def _told(name: str, found: float, cut: float, far: float, likely: str) -> FirstDifference:
     return FirstDifference(
-        quantity="whole batch", name="loss", step=1, rank=0, relative=far, ratio=cut / found if found else math.nan,
-        ours=cut, reference=found, copies_agree=True, tensors=("loss",), tensors_in_all=1, family=FAMILY,
-        likely=LIKELY.format(rows=f"{rows} rows", whole=found, cut=cut, pieces=len(pieces)),
+        quantity="whole batch", name=name, step=1, rank=0, relative=far, ratio=cut / found if found else math.nan,
+        ours=cut, reference=found, copies_agree=True, tensors=(name,), tensors_in_all=1, family=FAMILY, likely=likely,
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from paceline.verify.loops.gradients import GradientsTaken
 from paceline.verify.loops.mistakes import MicroBatches, sampled
 from paceline.verify.loops.pieces import AnyObjective, not_a_sum, together
 from paceline.verify.loops.unwrapped import named
+from paceline.verify.reference.peers import NoPeers
 from paceline.verify.reference.steps import ReferenceStep
 from paceline.verify.rounding.conditioning import Again, Move, Narrowest, computed_again, moved_by_one_ulp, steps_apart
 from paceline.verify.rounding.narrow import NarrowSeen
@@ -71,12 +73,13 @@ class LoopReference:
         batches = together(batches) if self._is_coupled else batches
         with torch.random.fork_rng(devices=[]):  # the loop draws what it would without a proof
             torch.default_generator.manual_seed(ASIDE)  # torch.manual_seed would seed accelerators as well
-            parts = self._backward(self.module, batches)
+            with NoPeers() if is_first else contextlib.nullcontext():
+                parts = self._backward(self.module, batches)
             self._made.append(_Begun(batches, parts))
             if is_first:
                 pieces = [_on_cpu(piece) for part in batches for piece in part]
                 self.not_a_sum = not_a_sum(
-                    self._starts[0], self._objective, pieces, parts.losses, dtype,
+                    self._starts[0], self._objective, pieces, parts, dtype,
                     lambda: torch.finfo(self._narrowest().dtype).eps,
                 )  # fmt: skip
         return parts

@@ -8,7 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paceline.errors import DoesNotFit, PacelineError, VerificationFailed
-from paceline.plan.feasible.refusals import copies_in_step, layout_refusal, offloaded_activations, spread_frozen
+from paceline.plan.feasible.refusals import (
+    copies_in_step,
+    layout_refusal,
+    offloaded_activations,
+    spread_frozen,
+    watched_activations,
+)
 from paceline.plan.feasible.stages import pipeline_limits, with_pipeline
 from paceline.plan.planned import Planned, plan_task
 from paceline.spec.arguments import plan_spec
@@ -123,7 +129,8 @@ def exact_plan(spec: Spec, asked: PlanSpec, profile: ModelProfile) -> Plan:
     limit = pipeline_limits(plan, profile)
     if limit:
         raise DoesNotFit(f"the pipeline of {plan} cannot be had", limit, "another pp, schedule or split")
-    limit = offloaded_activations(plan, profile) or copies_in_step(plan, profile) or spread_frozen(plan, profile)
+    asked_for = (watched_activations, offloaded_activations, copies_in_step, spread_frozen)
+    limit = next((because for each in asked_for if (because := each(plan, profile))), None)
     if limit:
         raise DoesNotFit(f"{plan} cannot be had", limit, "another recompute, offload, frozen or sync")
     return plan

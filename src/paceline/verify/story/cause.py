@@ -8,7 +8,7 @@ from collections.abc import Collection
 from paceline.spec.proof.records import FirstDifference
 from paceline.verify.compare.diagnosis import MISSING, NOT_REPRODUCIBLE
 from paceline.verify.story.evaluated import ITEMS, LOSS
-from paceline.verify.story.plans import CHOSEN, SAVED, Act
+from paceline.verify.story.plans import CHOSEN, Act
 from paceline.verify.story.reference import NOISE_NUMBERS, journal_name
 
 CHANGES = (
@@ -56,7 +56,7 @@ def _cause(first: FirstDifference, act: Act) -> tuple[str, str] | None:
         if act.resumed:
             return "learning rate", "the schedule is not the unbroken run's: it starts again, lags, or was lost"
         return "learning rate", "the schedule is not the task's: it starts at another step, or runs fast or slow"
-    if act.resumed and number == SAVED and quantity in STATE:
+    if act.resumed and number == act.saved and quantity in STATE:
         what = {"moments": "the optimizer's moments are"}.get(quantity, f"{quantity} are")
         return "checkpoint", f"{what} not those that were trained: they are saved or loaded wrongly, or not at all"
     if quantity == "moments":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -14,12 +15,15 @@ from paceline.spec.task import ModelSpec, OptimizerSpec, ScheduleSpec, Task
 from paceline.task.models.sizes import is_named
 from paceline.units import Amount
 
-SAVED = 3  # the step after which the checkpoint is written
+SAVED = 3  # the step after which the checkpoint is written, where no schedule makes the batch grow
 GROWN_AFTER = 2  # steps, where the task's batch grows
+# By a schedule it grows a second time, by one sample: some ranks then have the same rows of a batch as before. Who
+# works out what several steps read, more of them the longer they are alike (order/many_steps.py), does so by then.
+DOUBLED, ONE_MORE = 4, 2  # steps of either batch before the checkpoint
 THAWED = 3  # the first step that trains a group which was left as it is, or leaves one that was trained
 SMALLEST_RATIO = 1e-12  # of the noise scale over the batch: at any larger one it grows
 WARMUP = 2  # steps
-LENGTH = 6  # steps of the run that the learning rate is planned over; the last two are never made
+NEVER_MADE = 2  # the last steps of the run that the learning rate is planned over
 CANDIDATES, CHOSEN = "loss of all candidates", "chosen candidates"  # what of a selection is compared
 LARGEST_FINAL = 0.5  # of the peak: a rate that stays where it is would hide a schedule that is lost
 
@@ -40,9 +44,14 @@ class Act:
         return sum(self.sizes[: step - 1])
 
     @property
+    def saved(self) -> int:
+        """The step after which the checkpoint is written: the last but one of the run."""
+        return len(self.sizes) - 1
+
+    @property
     def steps(self) -> int:
         """How many steps the start makes: up to the checkpoint, or one from there."""
-        return 1 if self.resumed else SAVED
+        return 1 if self.resumed else self.saved
 
 
 def acts_of(task: Task, plan: Plan, world: World, on_copies: bool = False) -> list[Act]:
@@ -51,54 +60,63 @@ def acts_of(task: Task, plan: Plan, world: World, on_copies: bool = False) -> li
     With `on_copies` every rank of the other layout has all weights.
     """
     other, sizes = other_layout(task, plan, on_copies), story_sizes(task, plan)
-    chooses = task.selection.selects
+    chooses, last = task.selection.selects, len(sizes)
     acts = [
         Act(plan, world, 1, sizes, chooses),
-        Act(other, world, SAVED + 1, sizes, chooses, f"after a resume as {other.layout}"),
+        Act(other, world, last, sizes, chooses, f"after a resume as {other.layout}"),
     ]
     if world.size > 1:
         single = World(0, 1, world.local_rank, world.device)
-        acts.append(Act(alone(plan), single, SAVED + 1, sizes, chooses, "after a resume on one device"))
+        acts.append(Act(alone(plan), single, last, sizes, chooses, "after a resume on one device"))
     return acts
 
 
-def story_schedule(schedule: ScheduleSpec, samples: int) -> ScheduleSpec:
+def planned_steps(sizes: tuple[int, ...]) -> int:
+    """Return the steps that the learning rate is planned over, of a story whose steps read so many samples each."""
+    return len(sizes) + NEVER_MADE
+
+
+def story_schedule(schedule: ScheduleSpec, samples: int, steps: int) -> ScheduleSpec:
     """Return the task's schedule over the story: another rate at every step, and lengths that need converting.
 
-    `samples` are what a step reads.
+    `samples` are what a step reads before the batch grows, `steps` those that the rate is planned over.
     """
     return dataclasses.replace(
         schedule,
         kind="linear" if schedule.kind == "constant" or schedule.is_own else schedule.kind,
         warmup=Amount(WARMUP * samples, "samples"),
-        decay=Amount((LENGTH - WARMUP) * samples, "samples"),
+        decay=Amount((steps - WARMUP) * samples, "samples"),
         final=min(schedule.final, LARGEST_FINAL),
         arguments={},
     )
 
 
-def story_growth(growth: GrowthSpec, plan: Plan, items_per_sample: int = 1) -> GrowthSpec:
-    """Return how the story's batch grows, where the task's does: to about twice as much, before the checkpoint.
+def story_growth(task: Task, plan: Plan, items_per_sample: int = 1) -> GrowthSpec:
+    """Return how the story's batch grows, where the task's does, before the checkpoint: see `story_sizes`.
 
     By the noise scale it is measured in every step, and grows once it was measured twice, whatever it is above zero.
     By a schedule it grows after as many steps, which are counted in the unit in which the task counts.
     """
+    growth, sizes = task.growth, story_sizes(task, plan)
     if not growth.grows:
         return GrowthSpec()
-    most = Amount(grown_batch(growth, plan) + (growth.by == "noise"), "samples")
     if growth.by == "noise":
         return GrowthSpec(
-            "noise", growth.learning_rate, largest=most, noise_ratio=SMALLEST_RATIO, measure_every=1,
-            measurements=GROWN_AFTER,
+            "noise", growth.learning_rate, largest=Amount(sizes[-1] + 1, "samples"), noise_ratio=SMALLEST_RATIO,
+            measure_every=1, measurements=GROWN_AFTER,
         )  # fmt: skip
     unit = next((change.after.unit for change in growth.changes if change.after is not None), "steps")
-    each = {"steps": 1, "samples": plan.batch_samples, "tokens": plan.batch_samples * items_per_sample}[unit]
-    return GrowthSpec("schedule", growth.learning_rate, (BatchChange(Amount(GROWN_AFTER * each, unit), most),))
+    changes = [
+        BatchChange(Amount(_counted(sizes[:step], unit, items_per_sample), unit), Amount(after, "samples"))
+        for step, (before, after) in enumerate(itertools.pairwise(sizes), 1)
+        if after != before
+    ]
+    return GrowthSpec("schedule", growth.learning_rate, tuple(changes))
 
 
-def grown_batch(growth: GrowthSpec, plan: Plan) -> int:
-    """Return the samples of a batch that has grown, of a story: the noise scale doubles it."""
-    return 2 * plan.batch_samples + (growth.by != "noise")
+def _counted(sizes: tuple[int, ...], unit: str, items_per_sample: int) -> int:
+    """Return how much steps of these sizes are, in a unit."""
+    return {"steps": len(sizes), "samples": sum(sizes), "tokens": sum(sizes) * items_per_sample}[unit]
 
 
 def story_freezing(optimizer: OptimizerSpec) -> OptimizerSpec:
@@ -122,11 +140,16 @@ def story_freezing(optimizer: OptimizerSpec) -> OptimizerSpec:
 def story_sizes(task: Task, plan: Plan) -> tuple[int, ...]:
     """Return what every step of the story reads, in samples, from the definition and not from the run's own course.
 
-    Where the noise scale decides, one device says what it has decided. A batch does not grow where a task selects.
+    A batch that grows doubles, and by a schedule has one sample more after that. Where the noise scale decides, one
+    device says what it has decided. A batch does not grow where a task selects.
     """
     read = task.selection.candidates_of(plan.batch_samples)
-    grown = grown_batch(task.growth, plan) if task.growth.grows else read
-    return (read,) * GROWN_AFTER + (grown,) * (SAVED + 1 - GROWN_AFTER)
+    if not task.growth.grows:
+        return (read,) * (SAVED + 1)
+    doubled = 2 * plan.batch_samples
+    if task.growth.by == "schedule":
+        return (read,) * GROWN_AFTER + (doubled,) * DOUBLED + (doubled + 1,) * (ONE_MORE + 1)
+    return (read,) * GROWN_AFTER + (doubled,) * (SAVED + 1 - GROWN_AFTER)
 
 
 def expected_factor(growth: GrowthSpec, samples: int, first: int) -> float:
@@ -134,14 +157,14 @@ def expected_factor(growth: GrowthSpec, samples: int, first: int) -> float:
     return {"linear": samples / first, "sqrt": (samples / first) ** 0.5, "none": 1.0}[growth.learning_rate]
 
 
-def expected_rate(schedule: ScheduleSpec, peak: float, step: int) -> float:
+def expected_rate(schedule: ScheduleSpec, peak: float, step: int, steps: int) -> float:
     """Return the learning rate of a 1-based step of the story, from the definition and not from `learning_rate`.
 
-    Up to the peak in equal steps; then from it, over the steps that are left, down to `final` of it.
+    Up to the peak in equal steps; then from it, over the rest of the `steps`, down to `final` of it.
     """
     if step <= WARMUP:
         return peak * step / WARMUP
-    done = (step - WARMUP) / (LENGTH - WARMUP)
+    done = (step - WARMUP) / (steps - WARMUP)
     left = (1 + math.cos(math.pi * done)) / 2 if schedule.kind == "cosine" else 1 - done
     return peak * (schedule.final + (1 - schedule.final) * left)
 

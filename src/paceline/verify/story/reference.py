@@ -21,7 +21,7 @@ from paceline.verify.reference.noise_scale import NoiseEstimate, NoiseScale
 from paceline.verify.reference.steps import ReferenceStep, reference_steps
 from paceline.verify.rounding.conditioning import Again, Move, computed_again, steps_apart
 from paceline.verify.story.evaluated import Evaluated, evaluations
-from paceline.verify.story.plans import SAVED, expected_factor, expected_rate, story_sizes
+from paceline.verify.story.plans import expected_factor, expected_rate, planned_steps, story_sizes
 
 NOISE_NUMBERS = ("covariance_trace", "gradient_square")  # of what a run measures before its batch grows
 
@@ -73,15 +73,16 @@ def unbroken(asked: Asked, last: Plan, samples: int, move: Move | None = None) -
     held = itertools.chain(model.named_parameters(), model.named_buffers())
     start = {name: tensor.detach().clone() for name, tensor in held}
 
-    sizes: Sequence[int] = story_sizes(task, plan)
+    known = story_sizes(task, plan)
+    made, planned = len(known), planned_steps(known)
     noise = NoiseScale(task.growth, [plan.batch_samples]) if task.growth.by == "noise" else None
-    sizes = noise.sizes if noise is not None else sizes
+    sizes: Sequence[int] = noise.sizes if noise is not None else known
 
     def rate(step: int) -> float:
         grown = expected_factor(task.growth, sizes[step - 1], sizes[0])
-        return expected_rate(task.schedule, task.optimizer.lr, step) * grown
+        return expected_rate(task.schedule, task.optimizer.lr, step, planned) * grown
 
-    given = (task, plan, asked.source, asked.items_per_sample, SAVED + 1, model)
+    given = (task, plan, asked.source, asked.items_per_sample, made, model)
     steps = reference_steps(*given, rate=rate, last=last, sizes=sizes, noise=noise, selects=task.selection.selects)
     states = [{**step.buffers, **step.weights} for step in steps]
     evaluated = evaluations(task, plan, model, states, task.data[1], samples)
@@ -96,7 +97,7 @@ def unbroken(asked: Asked, last: Plan, samples: int, move: Move | None = None) -
         )
         for number, (step, found) in enumerate(zip(steps, evaluated, strict=True), 1)
     ]
-    return Unbroken(tuple(passed), traits, tuple(sizes))
+    return Unbroken(tuple(passed), traits, tuple(sizes[:made]))
 
 
 def in_the_journal(difference: Difference) -> Difference:

@@ -1,9 +1,9 @@
 """The story: a whole run on the twin, with its loop, evaluations, checkpoint and restarts, against one device.
 
-The ranks train three steps with `Training` itself, which reads the rows, sets the learning rate, evaluates after every
-step and saves after the third. A second `Training` then goes on from that checkpoint on another layout of the same
-ranks, and a third on one device alone; each makes one step more. All of it is held against one unbroken run of one
-device, and so is what the run wrote into its journal.
+The ranks train three steps, or eight of a batch that grows by a schedule, with `Training` itself, which reads the rows,
+sets the learning rate, evaluates after every step and saves after the last of them. A second `Training` then goes on
+from that checkpoint on another layout of the same ranks, and a third on one device alone; each makes one step more. All
+of it is held against one unbroken run of one device, and so is what the run wrote into its journal.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from paceline.verify.reference.passes import with_own_model
 from paceline.verify.rounding.conditioning import Again, beyond_rounding, settled
 from paceline.verify.story.cause import caused
 from paceline.verify.story.plans import (
-    LENGTH,
-    SAVED,
     Act,
     acts_of,
+    planned_steps,
     story_freezing,
     story_growth,
     story_schedule,
+    story_sizes,
 )
 from paceline.verify.story.reference import Unbroken, unbroken, unbroken_again
 from paceline.verify.story.story_differences import journal_differences, restored_differences, step_differences
@@ -111,7 +111,8 @@ def _told(task: Task, plan: Plan, world: World, source: Source, on_copies: bool)
     for difference in found:
         worst[difference.quantity] = larger(worst.get(difference.quantity, 0.0), difference.relative)
     seconds = time.perf_counter() - began
-    whole = CheckProof(first is None, plan.precision, SAVED + 1, seconds, worst, first)
+    made = len(story_sizes(task, plan))
+    whole = CheckProof(first is None, plan.precision, made, seconds, worst, first)
     return whole, None if first else rounding
 
 
@@ -122,7 +123,8 @@ def _spec(task: Task, plan: Plan, world: World, source: Source) -> Spec:
     """
     held_out = open_sources(task.data, task.seed)[1]
     held_out = source if held_out is None else for_twin(held_out, task)
-    selection, read = task.selection, task.selection.candidates_of(plan.batch_samples)
+    selection, sizes = task.selection, story_sizes(task, plan)
+    read, saved = sizes[0], len(sizes) - 1
     # An epoch ends within the second step, and another one later. Candidates of a step are not the same sample twice:
     # of equal losses rounding would say which is the larger one.
     source = shortened(source, 2 * read if selection.selects else read + -(-read // 2))
@@ -130,8 +132,8 @@ def _spec(task: Task, plan: Plan, world: World, source: Source) -> Spec:
         task=dataclasses.replace(
             task,
             data=(source, held_out),
-            schedule=story_schedule(task.schedule, read),
-            growth=story_growth(task.growth, plan, source.items_per_sample),
+            schedule=story_schedule(task.schedule, read, planned_steps(sizes)),
+            growth=story_growth(task, plan, source.items_per_sample),
             optimizer=story_freezing(task.optimizer),
             batch_rows="fixed",
             # What decides on steps, or ends a run early, would do so in the story, which one device knows nothing of;
@@ -142,7 +144,7 @@ def _spec(task: Task, plan: Plan, world: World, source: Source) -> Spec:
         ),
         cluster=ClusterSpec(learn=False),
         run=RunSpec(
-            checkpoint_every=Amount(SAVED * read, "samples"),
+            checkpoint_every=Amount(saved * read, "samples"),
             evaluate_every=Amount(read, "samples"),
             evaluate_samples=2 * world.size + 1,
             check_every=Amount(1, "steps"),
@@ -173,11 +175,13 @@ def _play(act: Act, spec: Spec, run_dir: Path, expected: Unbroken) -> list[Diffe
     """
     spec = dataclasses.replace(spec, task=with_own_model(spec.task))
     items, unit = spec.task.data[0].items_per_sample, spec.task.data[0].unit
-    brief = Brief(act.plan, LENGTH, items, unit, "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())
+    brief = Brief(
+        act.plan, planned_steps(act.sizes), items, unit, "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord()
+    )
     training = Training(spec, brief, act.world, run_dir)
     found: list[Difference] = []
     if act.resumed:
-        found += restored_differences(training, expected.at(SAVED, act.world), act)
+        found += restored_differences(training, expected.at(act.saved, act.world), act)
     with contextlib.closing(iter(training)) as batches:  # leaves as a `break` does: the run is stopped, not complete
         for step, batch in zip(range(act.begins, act.begins + act.steps), batches, strict=False):
             passed = expected.at(step, act.world)

@@ -31,7 +31,7 @@ from paceline.verify.compare.measures import (
 from paceline.verify.compare.routing import measured_loads, measured_routing, told_differences
 from paceline.verify.reference.passes import moments_of
 from paceline.verify.story.evaluated import ITEMS, LOSS
-from paceline.verify.story.plans import CANDIDATES, CHOSEN, SAVED, Act
+from paceline.verify.story.plans import CANDIDATES, CHOSEN, Act
 from paceline.verify.story.reference import Passed, evaluation_differences, growth_differences, in_the_journal
 
 Tensors = dict[str, torch.Tensor]
@@ -44,8 +44,8 @@ def restored_differences(training: Training, saved: Passed, act: Act) -> list[Di
     position = {"position": float(training.progress.position)}
     step = {"position": float(training.progress.step)}
     return [
-        *number_differences(position, {"position": float(act.position(SAVED + 1))}, SAVED, act.world),
-        *number_differences(step, {"position": float(SAVED)}, SAVED, act.world),
+        *number_differences(position, {"position": float(act.position(act.begins))}, act.saved, act.world),
+        *number_differences(step, {"position": float(act.saved)}, act.saved, act.world),
         *_state_differences(training, saved, act),
     ]
 
