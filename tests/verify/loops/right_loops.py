@@ -54,7 +54,7 @@ def summed(x: Any) -> Tensor:
     x = torch.as_tensor(x, dtype=torch.float64).detach().clone()
     if not is_alone():
         dist.all_reduce(x)
-    return x
+    return x.coalesce() if x.is_sparse else x
 
 
 def take(model: nn.Module, objective: Callable[..., Told], batch: Any, optimizer: Any = None) -> Tensor:
@@ -459,6 +459,74 @@ def statistics(kind: str) -> LoopProof:
         model.eval()
     optimizer = adam(model.parameters())
     return proven(lambda batch: take(model, classified, batch, optimizer), model)
+
+
+class Followed(nn.Module):
+    """A layer less the mean of what it gave, which somebody keeps in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(WIDTH, 8), nn.Linear(8, CLASSES)
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits."""
+        return self.head((self.body(x) - self.mean).tanh())
+
+
+def buffer_of_the_step() -> LoopProof:
+    """The step moves a buffer beside the forward pass, by the rows of all ranks."""
+    torch.manual_seed(5)
+    model = Followed().double()
+    optimizer = adam(model.parameters())
+
+    def step(batch: Pair) -> Tensor:
+        told = take(model, classified, batch, optimizer)
+        with torch.no_grad():
+            model.mean.copy_(summed(model.body(batch[0]).sum(0)) / summed(len(batch[0])))
+        return told
+
+    return proven(step, model)
+
+
+class Looked(nn.Module):
+    """The mean of embeddings, whose gradient is of the rows that were looked up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(11, 8, sparse=True), nn.Linear(8, CLASSES)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits."""
+        return self.head(self.embed(tokens).mean(1))
+
+
+def sparse_gradients(reduced: bool) -> LoopProof:
+    """A sparse gradient, with an update rule of its own; where it is not summed, each rank keeps its own."""
+    torch.manual_seed(5)
+    model, rank = Looked().double(), dist.get_rank() if dist.is_initialized() else 0
+
+    def made(parameters: Iterable[nn.Parameter]) -> Any:
+        first, *others = parameters
+        return torch.optim.SparseAdam([first], lr=0.01, eps=1e-4), adam(others)
+
+    optimizers = made(model.parameters())
+
+    def step(batch: Pair) -> Tensor:
+        model.zero_grad()
+        loss, count = classified(model, batch)
+        items = summed(count)
+        loss.backward()
+        for p in model.parameters():
+            assert p.grad is not None
+            p.grad = (summed(p.grad) if reduced or not p.grad.is_sparse else p.grad) / items
+        for optimizer in optimizers:
+            optimizer.step()
+        return summed(loss) / items
+
+    generator = torch.Generator().manual_seed(rank)
+    given = [(torch.randint(0, 11, (5, 3), generator=generator), torch.tensor([0, 1, 2, 3, 0])) for _ in range(STEPS)]
+    return proven(step, model, given, optimizer=made)
 
 
 class _Normalised(torch.autograd.Function):
