@@ -106,6 +106,19 @@ class Transformed(Program):
         return torch.func.vmap(torch.func.grad(lambda row: row.tanh().sum()))(x)
 
 
+class TransformedBlock(Program):
+    """A repeated block is called inside of the transform, where its inputs have no storage of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(3))
+
+    def look(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + torch.func.vmap(torch.func.jacrev(lambda row, block=block: block(row).sum()))(x)
+        return x
+
+
 class Item(Program):
     def look(self, x: Tensor) -> Tensor:
         return x * float(x.detach().abs().max().item())
@@ -169,6 +182,7 @@ def test_what_transforms_keep_is_taken_to_be_all_that_operators_give() -> None:
     assert not {"dp_replicate", "dp_shard", "accumulation"} & set(found.closed_axes or {})
     plan = Plan(Layout())
     assert refusal(plan, found) is None
+    assert not {"dp_replicate", "dp_shard"} & set(profiled(TransformedBlock).closed_axes or {})
     for changed in ({"recompute": "full"}, {"recompute": "selective"}, {"offload": "activations"}):
         assert "torch.func" in (refusal(dataclasses.replace(plan, **changed), found) or ""), changed
 

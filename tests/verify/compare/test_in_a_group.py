@@ -12,10 +12,11 @@ from distributed import run_ranks
 from tests_shared import PaddedText, decoder_task, plan_of
 from torch import nn
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, NothingToLearn
 from paceline.spec.layout import Layout
 from paceline.task.objective import next_token
 from paceline.verify.compare.in_a_group import differs_in_a_group, first_numbers, numbers_alone, without_peers
+from paceline.verify.reference.passes import ids_of, micro_batches, positions_of
 
 CALLS = [0]
 
@@ -118,6 +119,29 @@ def refused(objective: Any, known: Any) -> str:
 def test_a_program_that_calls_other_ranks_is_told_before_it_waits_for_them(objective: Any) -> None:
     what = run_ranks(refused, 2, objective, first_numbers(*given(objective)))[0]
     assert "calls other ranks by itself: allreduce" in what
+
+
+def few_items(model: nn.Module, batch: Any) -> Any:
+    """Count the rows of tokens that none of the first ones has."""
+    loss, _ = next_token(model, batch)
+    return loss, (batch["tokens"][:, 0] == LATE[0]).sum()
+
+
+LATE = [0]
+
+
+def test_first_rows_without_an_item_are_passed_over() -> None:
+    """Few rows have any, as positives of a detector: the first micro-batch may have none, and the step some."""
+    task, plan, source, items = given(few_items)
+    ids = ids_of(task, source, positions_of(plan, 1))
+    firsts = [int(row[0]) for row in source.read(ids, ids)["tokens"]]
+    micro = next(micro_batches(task, plan, source, 1, whole=False))[0]
+    LATE[0] = next(token for token in firsts[len(micro) :] if token not in firsts[: len(micro)])
+    found = first_numbers(task, plan, source, items)
+    assert found is not None and found.numbers["weight", "weight"] >= 1
+    LATE[0] = -1
+    with pytest.raises(NothingToLearn, match="no item to learn from"):
+        first_numbers(task, plan, source, items)
 
 
 def unwritten(model: nn.Module, batch: Any) -> Any:

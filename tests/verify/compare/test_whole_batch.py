@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from distributed import run_ranks
 from tests_shared import VOCAB, decoder_task, plan_of
 from torch import Tensor, nn
+from torch.ao.quantization import FakeQuantize, MovingAveragePerChannelMinMaxObserver
 
 from paceline.errors import DoesNotFit, NumericalStop
 from paceline.run.assemble import assemble
@@ -24,6 +25,7 @@ from paceline.spec.load import Spec
 from paceline.spec.plan import Plan, PlanSpec
 from paceline.spec.proof.records import CheckProof
 from paceline.spec.task import ModelSpec, OptimizerSpec, ScheduleSpec, Task
+from paceline.task.models.held import buffers_kept
 from paceline.task.profile.apart import trace_task
 from paceline.units import Amount
 from paceline.verify.compare.layout import compare
@@ -199,6 +201,38 @@ def test_sums_are_not_flagged(name: str) -> None:
     found = checked(SUMS[name])
     assert found.equal and not found.left_out
     assert found.differences["whole batch"] < 1e-12
+
+
+class FakeQuantised(nn.Module):
+    """A layer whose weights are rounded to eight bits by ranges that its first pass finds, in kernels without fp64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 8), nn.Linear(8, 2)
+        self.rounds = FakeQuantize(
+            MovingAveragePerChannelMinMaxObserver, quant_min=-128, quant_max=127, dtype=torch.qint8,
+            qscheme=torch.per_channel_symmetric, ch_axis=0,
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits [rows, 2]."""
+        return self.head(F.linear(x, self.rounds(self.body.weight), self.body.bias).tanh())
+
+
+def test_a_program_that_knows_no_fp64_is_held_in_fp32() -> None:
+    """It was left out, and means of means were told "equal"."""
+    right, wrong = checked(task_of(FakeQuantised, summed)), checked(task_of(FakeQuantised, mean_and_rows))
+    assert right.equal and right.dtype == "fp32" and not right.left_out and right.ill_conditioned is None
+    assert not wrong.equal and wrong.dtype == "fp32" and wrong.first_difference.quantity == "whole batch"
+
+
+def test_buffers_that_a_pass_gives_another_size_have_their_own_again() -> None:
+    model = FakeQuantised()
+    sizes = [buffer.shape for buffer in model.buffers()]
+    with buffers_kept(model):
+        model(torch.randn(3, 6))
+        assert sizes != [buffer.shape for buffer in model.buffers()]
+    assert sizes == [buffer.shape for buffer in model.buffers()]
 
 
 def no_number(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, int]:

@@ -54,7 +54,7 @@ def summed(x: Any) -> Tensor:
     x = torch.as_tensor(x, dtype=torch.float64).detach().clone()
     if not is_alone():
         dist.all_reduce(x)
-    return x
+    return x.coalesce() if x.is_sparse else x
 
 
 def take(model: nn.Module, objective: Callable[..., Told], batch: Any, optimizer: Any = None) -> Tensor:
@@ -459,32 +459,6 @@ def statistics(kind: str) -> LoopProof:
         model.eval()
     optimizer = adam(model.parameters())
     return proven(lambda batch: take(model, classified, batch, optimizer), model)
-
-
-class _Normalised(torch.autograd.Function):
-    """Hands back a gradient of norm one: of each row, or of all rows that are there."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, by_row: bool) -> Tensor:
-        ctx.by_row = by_row
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        norm = gradients[0].norm(dim=1, keepdim=True) if ctx.by_row else gradients[0].norm()
-        return gradients[0] / norm, None
-
-
-def normalised_gradient(by_row: bool) -> LoopProof:
-    """Gradients of hidden states are normalised on their way back."""
-    model = network()
-    optimizer = adam(model.parameters())
-
-    def normalised(model: Any, batch: Any) -> Told:
-        hidden = _Normalised.apply(model[:2](batch[0]), by_row)
-        return F.cross_entropy(model[2](hidden), batch[1], reduction="sum"), len(batch[0])
-
-    return proven(lambda batch: take(model, normalised, batch, optimizer), model, objective=normalised)
 
 
 def pieces_by_hand(kind: str) -> LoopProof:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import odd_loops
 import pytest
 import right_loops
 import torch
@@ -38,7 +39,8 @@ RIGHT: dict[str, tuple[Any, ...]] = {
     "whole numbers": (right_loops.of_model, "whole numbers"),
     "a loss that rank 0 alone tells": (right_loops.of_model, "DDP"),
     "statistics kept from before": (right_loops.statistics, "kept"),
-    "gradients normalised by row": (right_loops.normalised_gradient, True),
+    "sparse gradients": (odd_loops.sparse_gradients, True),
+    "gradients normalised by row": (odd_loops.normalised_gradient, True),
     "ranks that share their rows, and say so": (right_loops.same_batch, True),
 }
 
@@ -68,9 +70,21 @@ def test_rows_that_see_each_other_within_a_rank_are_told() -> None:
 
 def test_gradients_that_see_the_rows_of_a_rank_alone_are_told() -> None:
     """The loss is a sum over rows; each rank normalises a gradient of its own rows, as one device in pieces does."""
-    for result in run_kept(right_loops.normalised_gradient, 2, False):
+    for result in run_kept(odd_loops.normalised_gradient, 2, False):
         assert result.equal is False and result.first_difference.quantity == "whole batch"
         assert result.first_difference.name == "gradient" and "though the loss is" in result.text
+
+
+def test_a_sparse_gradient_that_is_not_summed_is_told() -> None:
+    for result in run_kept(odd_loops.sparse_gradients, 2, False):
+        assert result.equal is False and result.first_difference.name == "embed.weight"
+
+
+def test_a_buffer_that_the_step_moves_by_itself_is_named() -> None:
+    """One device knows nothing of it: that is no defect of the loop, and the words say what to do."""
+    for result in run_kept(odd_loops.buffer_of_the_step, 2):
+        assert result.equal is False and result.first_difference.step == 2
+        assert "buffer mean is not one device's when step 2 begins" in result.text
 
 
 def test_of_no_rows_none_are_the_same() -> None:

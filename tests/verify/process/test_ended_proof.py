@@ -42,13 +42,13 @@ def command(tmp_path: Path) -> list[str]:
     return ["verify", str(spec), "--layout", "tp=2", "--dtype", "fp64"]
 
 
-def ends_with(patch: pytest.MonkeyPatch, error: dict[str, object], after: int) -> list[Job]:
+def ends_with(patch: pytest.MonkeyPatch, error: dict[str, object], after: int, dtype: str = "fp64") -> list[Job]:
     """Have the part after so many equal ones end with an error; return the jobs, as soon as they are known."""
     asked: list[Job] = []
 
     def run(jobs: Sequence[Job], *_: object) -> Iterator[Result]:
         asked.extend(jobs)
-        yield from [CheckProof(True, "fp64", 1, 0.1, {}, None)] * after
+        yield from [CheckProof(True, dtype, 1, 0.1, {}, None)] * after
         yield _failure(Outcome(1, error=error))
 
     patch.setattr(start, "run_jobs", run)
@@ -74,6 +74,15 @@ def test_what_one_device_runs_into_is_no_fault_of_the_layout(
     assert main(command) == 1
     told = capsys.readouterr().err
     assert jobs[0].plan.layout.devices == 1 and "ends with an error" not in told and "RuntimeError" in told
+
+
+def test_a_program_that_knows_no_fp64_is_no_fault_of_the_layout(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ends_with(monkeypatch, RAW, 1, "fp32")
+    assert main(command) == 2
+    told = capsys.readouterr().err
+    assert "the program knows no fp64" in told and "ends with an error" not in told and "--dtype fp32" in told
 
 
 def test_an_error_that_says_what_to_do_stays_as_it_is(

@@ -43,7 +43,7 @@ from paceline.run.updates.optimizer import Names, named_parameters
 from paceline.run.updates.rates import ScheduledRates
 from paceline.spec.plan import Plan
 from paceline.spec.task import GroupSpec
-from paceline.task.models.held import local_of
+from paceline.task.models.held import buffers_kept, local_of
 from paceline.task.optimizer.groups import frozen_groups, group_of
 
 DONE_FIRST = 0.05  # of what the host did while the device computed: a shorter wait after it is none
@@ -278,11 +278,11 @@ class Stepper:
         It is that of the objective that is evaluated, before clipping.
         """
         turn = self.turns[self.main]
-        before = [(buffer, buffer.detach().clone()) for buffer in self.model.buffers()]  # such as running means
         self.gradients.zero()
         expected = 2.0 ** round(math.log2(batch.samples * self.items_per_sample))
         down = (self.scaler.scale if self.scaler else 1.0) / expected
-        _, weight = turn.passes.accumulate(batch.micro_batches, down)
+        with buffers_kept(self.model):  # such as running means
+            _, weight = turn.passes.accumulate(batch.micro_batches, down)
         self.gradients.finish()
         self._keep_own(turn, batch.step)
         sums = one_vector([weight, self._local_squares(), self.gradients.unreached()], None, self.world.device)
@@ -293,9 +293,6 @@ class Stepper:
         self.gradients.zero()
         if self.routing:
             self.routing.take()
-        with torch.no_grad():
-            for buffer, value in before:
-                buffer.copy_(value)
         if not (weight_total > 0 and square_total >= 0):
             return math.nan
         return math.sqrt(square_total) * expected / weight_total / (self.scaler.scale if self.scaler else 1.0)

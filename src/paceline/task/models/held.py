@@ -36,7 +36,10 @@ def whole_of(tensor: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def buffers_kept(model: nn.Module) -> Iterator[None]:
-    """Put a model's buffers back at the end of the block, also where its passes have put others in their places."""
+    """Put a model's buffers back at the end of the block, also where its passes have put others in their places.
+
+    One that a pass has given another size, as observers of ranges do with their first rows, has its own again.
+    """
     kept = [
         (module, name, buffer, buffer.detach().clone())
         for module in model.modules()
@@ -47,7 +50,8 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
     finally:
         with torch.no_grad():
             for module, name, buffer, value in kept:
-                setattr(module, name, buffer.copy_(value))
+                held = buffer if buffer.shape == value.shape else buffer.resize_(value.shape)
+                setattr(module, name, held.copy_(value))
 
 
 @torch.no_grad()

@@ -214,8 +214,12 @@ class _Recorder:
         self._current.pop()
 
     def _is_new(self, tensor: Tensor, purpose: str) -> bool:
-        key = (purpose, _address(tensor))
-        if key in self._counted or _address(tensor) in self._held:
+        try:
+            address = _address(tensor)
+        except NotImplementedError:  # a block inside of a transform of torch.func, whose tensors have no storage
+            return False
+        key = (purpose, address)
+        if key in self._counted or address in self._held:
             return False
         self._counted.add(key)
         self.now.storages.append(tensor.untyped_storage())

@@ -32,9 +32,9 @@ class Asked:
     steps: int = 1
     plain: bool = False
 
-    def in_fp64(self) -> Asked:
-        """Return the same comparison with its plan in fp64."""
-        return dataclasses.replace(self, plan=dataclasses.replace(self.plan, precision="fp64"))
+    def in_format(self, precision: str) -> Asked:
+        """Return the same comparison with its plan in another precision."""
+        return dataclasses.replace(self, plan=dataclasses.replace(self.plan, precision=precision))
 
     def model(self, move: Move | None = None) -> nn.Module:
         """Return the reference's model with its initial weights, or with these moved."""

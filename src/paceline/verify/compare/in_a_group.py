@@ -9,28 +9,37 @@ the process alone has other contents there (unwritten.py).
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from torch import nn
 
+from paceline.errors import NothingToLearn
 from paceline.launch.here import without_place
 from paceline.run.numerics.precision import MASTER_DTYPES
+from paceline.run.numerics.randomness.mode import SampleRandomness
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof, FirstDifference
 from paceline.spec.task import Task
 from paceline.task.coupling import is_coupled
 from paceline.task.data.protocol import Source
-from paceline.task.turns import turns_of
+from paceline.task.turns import Turn, turns_of
 from paceline.verify.compare.diagnosis import NOT_REPRODUCIBLE
 from paceline.verify.compare.difference import wide
 from paceline.verify.compare.tolerance import tolerance
 from paceline.verify.compare.unwritten import other_contents
-from paceline.verify.reference.passes import backward, micro_batches, reference_model, reference_randomness
+from paceline.verify.reference.passes import (
+    backward,
+    counted,
+    micro_batches,
+    reference_model,
+    reference_randomness,
+)
 from paceline.verify.reference.peers import NoPeers
 
 FAMILY = "process group"
@@ -71,13 +80,32 @@ def _first_numbers(task: Task, plan: Plan, source: Source, items_per_sample: int
     whole = any(is_coupled(model, objective) for objective in objectives)
     found: dict[At, float] = {}
     for turn in turns:
-        read = itertools.islice(micro_batches(task, plan, source, 1, whole), 1)
-        loss, weight = backward(model, turn, read, randomness, dtype, 1)
+        loss, weight = _first_items(model, turn, micro_batches(task, plan, source, 1, whole), randomness, dtype)
         of = f" of {turn.name}" if turn.name else ""
         found |= {("weight", f"weight{of}"): weight, ("loss", f"loss{of}"): loss}
         norms = {name: wide(p.grad).norm() for name, p in model.named_parameters() if p.grad is not None}
         found |= {("gradients", f"{name}{of}"): float(norm) for name, norm in norms.items()}
     return FirstNumbers(found)
+
+
+def _first_items(
+    model: nn.Module,
+    turn: Turn,
+    read: Iterable[tuple[np.ndarray, object]],
+    randomness: SampleRandomness,
+    dtype: torch.dtype,
+) -> tuple[float, float]:
+    """Run a turn on the first micro-batch of a step that has an item to learn from; return its loss and items.
+
+    Raises NothingToLearn where none of the step has any.
+    """
+    without = 0
+    for piece in read:
+        try:
+            return backward(model, turn, [piece], randomness, dtype, 1)
+        except NothingToLearn:
+            without += 1
+    return 0.0, counted([0.0] * without, 1)
 
 
 def numbers_alone(task: Task, plan: Plan, source: Source, items_per_sample: int) -> FirstNumbers | None:

@@ -67,7 +67,7 @@ def compare(
     known: dict[object, Reference] = {} if kept is None else kept
 
     def exact() -> CheckProof:
-        return settled(*_compared(asked.in_fp64(), world, known), exact)
+        return settled(*_compared(asked.in_format("fp64"), world, known), exact)
 
     return settled(*_compared(asked, world, known), exact)
 

@@ -16,7 +16,7 @@ FLOOR = 1e-4
 
 # quantity -> dtype -> largest relative difference allowed; in order of cause, which is the order of the report.
 TOLERANCES = {
-    "whole batch": {"fp64": 1e-10, "fp32": 1e-10},  # against the same batch cut in pieces, in fp64 alone
+    "whole batch": {"fp64": 1e-10, "fp32": 1e-5},  # the same batch cut in pieces; in fp32 where fp64 is not known
     "position": {"fp64": 0.0, "fp32": 0.0},  # where a resumed run goes on, in samples
     "samples": {"fp64": 0.0, "fp32": 0.0},
     "initial": {"fp64": 0.0, "fp32": 0.0},

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from paceline.errors import NumericalStop
-from paceline.run.numerics.precision import cast_floats
+from paceline.run.numerics.precision import MASTER_DTYPES, cast_floats
 from paceline.run.numerics.randomness.mode import SampleRandomness
 from paceline.run.numerics.randomness.shares import SampleRows
 from paceline.run.numerics.randomness.survey import length_of
@@ -70,24 +70,40 @@ def whole_batch(
     """Return what this check finds: loss and gradients of the first batch, whole and cut, per item, in fp64.
 
     Random numbers belong to the samples and are the same for every cut. A program some of whose numbers do not is not
-    compared, nor one that says itself that its rows see each other and so is never cut: `left_out` tells why.
+    compared, nor one that says itself that its rows see each other and so is never cut: `left_out` tells why. One whose
+    kernels know no fp64, as those of fake quantisation, is compared in fp32.
     """
-    began = time.perf_counter()
-    asked = Asked(task, plan, source, items_per_sample).in_fp64()
-    turns = turns_of(task, source.unit)
+    asked, turns = Asked(task, plan, source, items_per_sample), turns_of(task, source.unit)
+    exact = _held(asked.in_format("fp64"), turns)
+    if not exact.fails:
+        return exact.proof
+    coarse = _held(asked.in_format("fp32"), turns)
+    return exact.proof if coarse.fails else coarse.proof
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What the check finds in one format, and whether the program fails there."""
+
+    proof: CheckProof
+    fails: bool
+
+
+def _held(asked: Asked, turns: Sequence[Turn]) -> _Held:
+    began, precision = time.perf_counter(), asked.plan.precision
     program = _program(asked, turns)
-    left_out = _why_not(program.model, turns, program.randomness.survey.strays)
+    left_out, fails = _why_not(program.model, turns, program.randomness.survey.strays), False
     first, rounding, relative = None, None, 0.0
     for turn in () if left_out else turns:
         try:
-            whole, *others = (_numbers(asked, program, turn, sizes) for sizes in cuts(plan.batch_samples))
+            whole, *others = (_numbers(asked, program, turn, sizes) for sizes in cuts(asked.plan.batch_samples))
         except Exception as error:
-            left_out = _does_not_take(program.randomness, error)
+            left_out, fails = _does_not_take(program.randomness, error), True
             break
         _require_numbers(whole, turn)
         found = [(difference, other) for other in others for difference in _differences(whole, other)]
         relative = max(relative, *(difference.relative for difference, _ in found))
-        wrong = [(d, other) for d, other in found if not d.relative <= tolerance(QUANTITY, "fp64")]
+        wrong = [(d, other) for d, other in found if not d.relative <= tolerance(QUANTITY, precision)]
         wrong, explained, itself = _beyond_rounding(wrong, asked, turn)
         rounding = rounding or explained
         if itself is not None:
@@ -95,8 +111,9 @@ def whole_batch(
         elif wrong and first is None:
             first = _first(wrong, whole, turn, program.randomness.told)
     seconds = time.perf_counter() - began
-    found_all = CheckProof(first is None, "fp64", 1, seconds, {QUANTITY: relative}, first, left_out=left_out)
-    return settled(found_all, rounding, lambda: found_all)
+    found_all = CheckProof(first is None, precision, 1, seconds, {QUANTITY: relative}, first, left_out=left_out)
+    # Of what fp64 does not know it has nothing to say.
+    return _Held(settled(found_all, rounding if precision == "fp64" else None, lambda: found_all), fails)
 
 
 def _require_numbers(whole: _Numbers, turn: Turn) -> None:
@@ -117,7 +134,8 @@ def _program(asked: Asked, turns: Sequence[Turn], move: Move | None = None) -> _
     """Return the model of one device, its weights moved where asked, with the random numbers of its samples."""
     model = asked.model(move)
     objectives = [turn.objective for turn in turns]
-    return _Program(model, reference_randomness(asked.task, asked.plan, asked.source, model, objectives, torch.float64))
+    dtype = MASTER_DTYPES[asked.plan.precision]
+    return _Program(model, reference_randomness(asked.task, asked.plan, asked.source, model, objectives, dtype))
 
 
 def _beyond_rounding(
@@ -136,7 +154,7 @@ def _beyond_rounding(
 
     again = computed_again(computed, apart, asked.narrowest)
     found = [_in_the_shape_of_a_layouts(d) for d, _ in wrong]
-    left, rounding = beyond_rounding(found, "fp64", again, World(0, 1, 0, torch.device("cpu")))
+    left, rounding = beyond_rounding(found, asked.plan.precision, again, World(0, 1, 0, torch.device("cpu")))
     if left and not left[0].is_reproducible:
         return [], None, left[0]
     kept = [pair for pair, shaped in zip(wrong, found, strict=True) if shaped in left]
@@ -196,7 +214,7 @@ def _numbers(asked: Asked, program: _Program, turn: Turn, sizes: tuple[int, ...]
             positions = np.arange(start, start + size, dtype=np.int64)
             data = source.read(ids_at(source, task.seed, positions), positions)
             with program.randomness.during(SampleRows(positions, turn.draws_as(1), length_of(data))):
-                loss_sum, count = turn.objective(model, cast_floats(data, torch.float64))
+                loss_sum, count = turn.objective(model, cast_floats(data, MASTER_DTYPES[asked.plan.precision]))
             loss_sum.backward()
             piece = float(loss_sum.detach())
             loss, magnitude, weight, start = loss + piece, magnitude + abs(piece), weight + float(count), start + size

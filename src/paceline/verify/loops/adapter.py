@@ -127,7 +127,7 @@ def verify_loop(
         differences=_largest(found),
         first_difference=first,
         ill_conditioned=rounding,
-        mistake=None if first is None else world.share(None if first.family == FAMILY else held.mistake),
+        mistake=None if first is None else world.share(None if first.family == FAMILY else held.mistake_of(first)),
     )
     return dataclasses.replace(result, text=loop_text(result))
 

@@ -15,6 +15,11 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from paceline.errors import ConfigError
 
 
+def dense(gradient: torch.Tensor) -> torch.Tensor:
+    """Return a gradient with all of its values; that of an embedding may be sparse: the rows that were looked up."""
+    return gradient.to_dense() if gradient.is_sparse else gradient
+
+
 class GradientsTaken:
     """Looks at what optimizers of torch's take of some parameters; of all others, at what the step leaves on them."""
 
@@ -36,7 +41,7 @@ class GradientsTaken:
     def found(self) -> dict[str, torch.Tensor]:
         """Return the gradients of the last update inside the block, of those parameters that have one."""
         found = {name: self._taken.get(name, p.grad) for name, p in self._weights.items()}
-        return {name: gradient for name, gradient in found.items() if gradient is not None}
+        return {name: dense(gradient) for name, gradient in found.items() if gradient is not None}
 
     def of_step(self, number: int) -> dict[str, torch.Tensor]:
         """Return the gradients of the last update inside the block. Raises ConfigError where there are none at all."""

@@ -8,17 +8,19 @@ from typing import TypeVar
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from paceline.errors import ConfigError, PacelineError
 from paceline.run.process.world import World
 from paceline.spec.plan import Plan
+from paceline.spec.proof.records import FirstDifference
 from paceline.task.models.held import whole_of
 from paceline.verify.compare.difference import Difference
 from paceline.verify.compare.measures import number_differences, tensor_differences
 from paceline.verify.loops.gradients import GradientsTaken
 from paceline.verify.loops.mistakes import FITS, MicroBatches, named_loss, named_mistake, sampled
 from paceline.verify.loops.reference import Batches, LoopReference, weights_of
-from paceline.verify.loops.unwrapped import named, not_called
+from paceline.verify.loops.unwrapped import inner_of, named, not_called
 
 Found = TypeVar("Found")
 OBJECTIVE = (
@@ -30,6 +32,13 @@ UPDATES = (
     "the update fails on one device",
     "what optimizer= has made of the parameters of the model's copy",
     "optimizer=, which makes of the parameters that it is given what the loop updates its own with",
+)
+
+
+BUFFERS = (
+    "buffer {name} is not one device's when step {step} begins: ranks move it by their own rows, or the step moves it"
+    " beside the forward pass, of which one device knows nothing. A value that the step itself keeps belongs outside of"
+    " the model, where the objective reads it"
 )
 
 
@@ -53,13 +62,14 @@ class HeldLoop:
         self._frozen = frozenset(name for name, weight in weights.items() if not weight.requires_grad)
         self._parts: MicroBatches | None = None  # of the step that has begun, on rank 0
         self._last_seen: torch.Tensor | None = None
+        self._buffers_apart: dict[int, str] = {}  # by the step that begins so, on rank 0
 
     def against(self, number: int, step: Callable[[], object], together: Batches) -> list[Difference]:
         """Make a step of the loop and return how far it is from one device's, in order of cause. Every rank calls it.
 
         `together` are the step's micro-batches of all parts, on rank 0.
         """
-        self._begin(together)
+        self._begin(number, together)
         with self._gradients.during():
             told = step()
         world, layout = self._world, self._plan.layout
@@ -83,8 +93,15 @@ class HeldLoop:
         after = {name: weight for name, weight in self._weights.items() if name in self._start}
         return found + tensor_differences("weights", after, expected.weights, number, world, layout, self._start)
 
-    def _begin(self, together: Batches) -> None:
+    def mistake_of(self, first: FirstDifference) -> str | None:
+        """Return what the loop does wrong where it first differs, on rank 0; None where nothing known explains it."""
+        name = self._buffers_apart.get(first.step) if first.quantity == "loss" else None
+        return self.mistake or (BUFFERS.format(name=name, step=first.step) if name else None)
+
+    def _begin(self, number: int, together: Batches) -> None:
         """Compute the gradients of one device, on rank 0, before the loop makes its step."""
+        if self._world.is_first and (apart := buffers_apart(self._model, self.reference.module)):
+            self._buffers_apart[number] = apart[0]
         with not_called(self._model):
             self._parts = self._on_first(lambda: self.reference.begin(together, self._plan.precision), *OBJECTIVE)
 
@@ -140,6 +157,18 @@ def loss_told(told: object) -> float | None:
             "what it returns is compared with one device's loss per item",
             "the loss per item over all ranks, or None to leave it out",
         ) from None
+
+
+def buffers_apart(model: nn.Module, other: nn.Module) -> list[str]:
+    """Return the names of buffers that have other values in two modules, of those that both have whole."""
+    known = dict(other.named_buffers())
+    both = [(name, held, known[name]) for name, held in inner_of(model).named_buffers() if name in known]
+    return [
+        name
+        for name, ours, theirs in both
+        if not isinstance(ours, DTensor)
+        and (ours.shape != theirs.shape or not torch.allclose(ours.cpu().to(theirs.dtype), theirs, equal_nan=True))
+    ]
 
 
 @torch.no_grad()

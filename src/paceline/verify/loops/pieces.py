@@ -20,6 +20,7 @@ from paceline.errors import ConfigError
 from paceline.spec.proof.records import FirstDifference
 from paceline.task.models.copied import copied
 from paceline.verify.compare.whole_batch import FAMILY
+from paceline.verify.loops.gradients import dense
 from paceline.verify.loops.mistakes import FITS, MicroBatches, sampled
 from paceline.verify.loops.unwrapped import named
 
@@ -129,7 +130,7 @@ def _gradient(module: nn.Module, objective: AnyObjective, batch: object) -> Tens
     own.zero_grad(set_to_none=True)
     objective(own, batch)[0].backward()
     weights = named(own)
-    return sampled({name: p.grad for name, p in weights.items() if p.grad is not None}, weights)
+    return sampled({name: dense(p.grad) for name, p in weights.items() if p.grad is not None}, weights)
 
 
 def _told(name: str, found: float, cut: float, far: float, likely: str) -> FirstDifference:

@@ -18,7 +18,7 @@ from paceline.spec.proof.records import FirstDifference
 from paceline.task.coupling import is_coupled, with_gather
 from paceline.task.models.copied import copied
 from paceline.verify.compare.difference import Difference, wide
-from paceline.verify.loops.gradients import GradientsTaken
+from paceline.verify.loops.gradients import GradientsTaken, dense
 from paceline.verify.loops.mistakes import MicroBatches, sampled
 from paceline.verify.loops.pieces import AnyObjective, not_a_sum, together
 from paceline.verify.loops.unwrapped import named
@@ -173,7 +173,7 @@ class LoopReference:
             if parameter.grad is not None:
                 parameter.grad /= divisor
                 trained.append(parameter)
-        norms = [wide(p.grad).norm() for p in trained if p.grad is not None]
+        norms = [wide(dense(p.grad)).norm() for p in trained if p.grad is not None]
         if self._clip_norm:
             nn.utils.clip_grad_norm_(trained, self._clip_norm)
         return float(torch.stack(norms).norm()) if norms else 0.0
@@ -188,7 +188,7 @@ class LoopReference:
                 for batch in micro_batches:
                     loss, weight = self._objective(module, _on_cpu(batch))
                     (loss * scale).backward()
-                    now = sampled({name: p.grad for name, p in known.items() if p.grad is not None}, known)
+                    now = sampled({name: dense(p.grad) for name, p in known.items() if p.grad is not None}, known)
                     parts.losses.append(float(loss.detach()))
                     parts.weights.append(float(weight))
                     parts.ranks.append(rank)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from paceline.errors import DoesNotFit, PacelineError, VerificationFailed
+from paceline.errors import ConfigError, DoesNotFit, PacelineError, VerificationFailed
 from paceline.plan.feasible.refusals import (
     copies_in_step,
     layout_refusal,
@@ -190,8 +190,14 @@ def _ended(error: PacelineError, plan: Plan, jobs: Sequence[Job], before: Sequen
     job = jobs[len(before)]
     if not isinstance(error, RankTraceback) or job.plan.layout.devices == 1:
         return error
-    computed = any(one.check == "whole batch" and not known.left_out for one, known in zip(jobs, before, strict=False))
-    known = "; one device computes loss and gradients of the same task" if computed else ""
+    cut = [known for one, known in zip(jobs, before, strict=False) if one.check == "whole batch" and not known.left_out]
+    if job.plan.precision == "fp64" and any(known.dtype == "fp32" for known in cut):
+        return ConfigError(
+            "the program knows no fp64, in which it was to be proven",
+            f"{error.what} ({job.part} in fp64); in fp32 one device computes loss and gradients of the same task",
+            "--dtype fp32 proves all parts in fp32",
+        )
+    known = "; one device computes loss and gradients of the same task" if cut else ""
     found = VerificationFailed(
         f"layout {plan.layout} ends with an error in its proof",
         f"{error.what} ({job.part} in {job.plan.precision}{_ran_as(str(plan.layout), str(job.plan.layout))}){known}",

@@ -21,6 +21,7 @@ from paceline.task.data.order.of_source import ids_at
 from paceline.task.data.protocol import Source
 from paceline.task.models.build import build_model
 from paceline.task.models.copied import copied
+from paceline.task.models.held import buffers_kept
 from paceline.task.objective import Objective
 from paceline.task.turns import Turn
 from paceline.verify.compare.difference import wide
@@ -135,13 +136,10 @@ def norm_of(
     step: int,
 ) -> float:
     """Return the norm of the mean gradient of these samples, and change nothing."""
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    _, weight = backward(model, turn, read, randomness, dtype, step)
+    with buffers_kept(model):
+        _, weight = backward(model, turn, read, randomness, dtype, step)
     norm = norm_together(parameter.grad for parameter in trained if parameter.grad is not None)
     model.zero_grad(set_to_none=True)
-    with torch.no_grad():
-        for buffer, value in buffers:
-            buffer.copy_(value)
     return norm / weight
 
 
