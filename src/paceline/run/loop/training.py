@@ -168,7 +168,7 @@ class Training(BetweenSteps):
         """
         with self._busy():
             try:
-                if batch.position != self._position:
+                if batch.position != self._position or batch.step <= self.progress.step:
                     raise ConfigError(
                         f"the batch of step {batch.step} is not the next one",
                         f"step {self.progress.step + 1} comes next",
