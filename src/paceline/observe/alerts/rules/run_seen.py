@@ -81,7 +81,8 @@ class AlertSeen:
             return None
         amount = parse_amount(text)
         samples = number(self.start.plan.get("batch_samples")) or 1.0
-        per_step = {"steps": 1.0, "samples": samples}.get(
-            amount.unit, samples * (number(self.start.facts.get("items_per_sample")) or 1.0)
+        told = self.start.facts
+        per_step = {"steps": 1.0, "samples": samples, "epochs": samples / (number(told.get("samples")) or samples)}.get(
+            amount.unit, samples * (number(told.get("items_per_sample")) or 1.0)
         )
         return max(1, round(amount.value / per_step))
