@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.durable import make_folder, publish
 from paceline.errors import StorageError
-from paceline.spec.import_paths import is_import_path
+from paceline.spec.import_paths import names_object
 from paceline.spec.load import spec_from_dict
 from paceline.spec.task import DataSpec
 from paceline.task.data.sources.tokenizer import OWN
@@ -28,7 +28,7 @@ def write_classes(kept: Mapping[str, Any], out: Path) -> list[Path]:
     task = spec_from_dict(kept["spec"], origin="the checkpoint").task
     if not isinstance(task.data, DataSpec):
         return []
-    if classes is None and (task.objective != "regression" or is_import_path(task.data.source)):
+    if classes is None and (task.objective != "regression" or names_object(task.data.source)):
         return []  # numbers for rows of a program's own, of which nobody else knows what they are made of
     told = {
         "objective": task.objective,
