@@ -10,6 +10,7 @@ used, and what functions need when they are called: `import paceline` imports ne
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import nullcontext
 from importlib import import_module
@@ -31,6 +32,7 @@ for _room in ("backtest", "plan", "report", "simulate", "verify"):
     import_module(f"paceline.{_room}")
 
 from paceline.cluster.here.collector import collector_at_rest  # noqa: E402
+from paceline.cluster.here.waiting import waiting  # noqa: E402
 from paceline.session.verbs.public import backtest, bill, load_run, plan, report, simulate, verify  # noqa: E402
 
 if TYPE_CHECKING:
@@ -87,9 +89,13 @@ __all__ = [
     "verify_loop",
 ]
 
+_TRAINS = ("Run", "fit")  # in this very process, where one device is all
+
 
 def __getattr__(name: str) -> Any:
     if name in _WHERE:
+        if name in _TRAINS and "torch" not in sys.modules:
+            os.environ.update(waiting(os.environ))  # of a script that computes by itself: read as torch is loaded
         with nullcontext() if _WHERE[name] in sys.modules else collector_at_rest():
             return getattr(import_module(_WHERE[name]), name)
     raise AttributeError(f"module 'paceline' has no attribute '{name}'")

@@ -36,6 +36,12 @@ def classes(out: Path) -> None:
     assert len(write_classes({"data": {"classes": ["no", "yes"]}, "spec": spec}, out)) == 1
 
 
+@pytest.mark.parametrize(("source", "files"), [("houses:build", 0), ("table:houses.csv", 1)])
+def test_numbers_of_a_programs_own_rows_have_no_file_of_classes(tmp_path: Path, source: str, files: int) -> None:
+    spec = spec_to_dict(load_spec(None, [f"task.data.source={source}", "task.objective=regression"]))
+    assert len(write_classes({"data": {"classes": None}, "spec": spec}, tmp_path)) == files
+
+
 def whole(out: Path) -> None:
     out.mkdir()
     write_whole(TENSORS, out / "model.safetensors")

@@ -111,3 +111,17 @@ def test_a_link_to_nothing_is_named_as_such(tmp_path: Path) -> None:
     (tmp_path / "x.toml").symlink_to("gone.toml")
     with pytest.raises(ConfigError, match=r"it is a link to gone\.toml, which is not there"):
         read_document(tmp_path / "x.toml")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("rows.csv", "text,label\na,b\n", "task.data.source=rows.csv"),
+        ("train.py", "import paceline\n", "python train.py"),
+        ("spec.yaml", "task:\n  name: x\n", "[tables]"),
+    ],
+)
+def test_a_file_of_another_kind_is_told_as_what_it_is(name: str, text: str, told: str) -> None:
+    with pytest.raises(ConfigError, match="is not a spec file") as caught:
+        parse_document(text, name)
+    assert told in caught.value.try_

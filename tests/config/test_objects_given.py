@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import DataLoader
 
 import paceline
 from paceline.errors import ConfigError
@@ -29,6 +31,15 @@ def test_samples_without_numbers_say_how_they_get_them(data: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         paceline.Task(data=data)
     assert "by its number" in caught.value.because and "list(...)" in caught.value.try_
+
+
+def test_what_makes_batches_or_holds_weights_says_what_is_wanted() -> None:
+    with pytest.raises(ConfigError) as caught:
+        paceline.Task(data=DataLoader([1, 2, 3], batch_size=2, shuffle=True))
+    assert "loader.dataset" in caught.value.try_ and 'task.global_batch = "2 samples"' in caught.value.try_
+    with pytest.raises(ConfigError) as caught:
+        paceline.Task(optimizer=torch.optim.SGD([torch.zeros(1)], lr=0.5))  # type: ignore[arg-type]
+    assert '{"name": "torch.optim:SGD", "lr": 0.5}' in caught.value.try_
 
 
 def test_a_class_in_the_place_of_its_object() -> None:

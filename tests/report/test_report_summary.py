@@ -155,6 +155,13 @@ def test_memory_by_component_joins_what_was_measured_jointly() -> None:
     assert "runtime" not in groups and groups["gradients"].measured is None
 
 
+def test_what_print_shows_of_a_summary_fits_a_screen() -> None:
+    shown = str(summarise(journals.complete())).splitlines()
+    assert len(shown) < 12 and max(map(len, shown)) < 120
+    assert any(line.startswith("step time: 1.92 s forecast, ") for line in shown)
+    assert any("Finished: " in line for line in shown) and shown[-1].endswith("report.html")
+
+
 def test_promises_and_their_verdicts() -> None:
     summary = summarise(journals.complete())
     step, memory, energy = (summary.promise(name) for name in ("step_time", "memory", "energy"))

@@ -164,6 +164,13 @@ def test_a_rate_that_the_loop_sets_is_told(tmp_path: Path) -> None:
     assert [record["lr"] for record in steps_of(tmp_path / "run")][1] > 1e-4
 
 
+def test_giving_a_batch_twice_is_an_error(tmp_path: Path) -> None:
+    loop = LOOP.replace("    losses.append(stats.loss)", "    run.step(batch)")
+    ended = run_patiently([sys.executable, script(tmp_path, loop), tmp_path / "run", "auto", "1"], env=environment())
+    assert ended.returncode == 2
+    assert "the batch of step 1 is not the next one" in ended.stderr and "step 2 comes next" in ended.stderr
+
+
 def test_leaving_the_loop_early_is_recorded(tmp_path: Path) -> None:
     loop = LOOP.replace(
         "    losses.append(stats.loss)", "    losses.append(stats.loss)\n    if len(losses) == 5: break"

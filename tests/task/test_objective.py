@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from types import SimpleNamespace
 from typing import Any
 
@@ -107,7 +108,7 @@ def test_objectives_are_resolved() -> None:
     assert resolve_objective("auto", "samples") is classification
     assert resolve_objective("classification", "tokens") is classification
     assert resolve_objective(of_users, "tokens") is of_users
-    assert resolve_objective("torch.nn.functional:mse_loss", "samples") is F.mse_loss
+    assert resolve_objective("operator:add", "samples") is operator.add
 
 
 @pytest.mark.parametrize(
@@ -140,6 +141,21 @@ def test_what_is_no_objective_is_refused(objective: Any, what: str) -> None:
 def test_batches_and_outputs_that_do_not_suit(objective: Any, model: nn.Module, batch: Any, what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         objective(model, batch)
+
+
+@pytest.mark.parametrize(
+    ("loss", "line"),
+    [
+        (nn.MSELoss(), "nn.MSELoss(reduction='sum')(model(inputs), labels)"),
+        (nn.CrossEntropyLoss, "nn.CrossEntropyLoss(reduction='sum')("),
+        (F.l1_loss, "F.l1_loss(model(inputs), labels, reduction='sum')"),
+        ("torch.nn.functional:mse_loss", "F.mse_loss("),
+    ],
+)
+def test_a_loss_of_torchs_is_told_what_an_objective_is(loss: Any, line: str) -> None:
+    with pytest.raises(ConfigError, match="an objective calls the model") as caught:
+        resolve_objective(loss, "samples")
+    assert line in caught.value.try_
 
 
 def mean_alone(model: nn.Module, batch: Any) -> Any:

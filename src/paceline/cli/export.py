@@ -55,6 +55,8 @@ def execute(options: argparse.Namespace) -> int:
     for reason in found.skipped:
         print(f"skipped  {reason}")
     loads = PEFT if found.format == "peft" else "by the module's own names"
+    if any(file.name == "classes.json" for file in found.files):
+        loads += "; classes.json says what its outputs are, docs/guide/predicting.md how to ask it"
     loads = f"{found.architecture}.from_pretrained loads it" if found.architecture else loads
     print(f"export   step {found.step} to {found.out} ({found.bytes:,} bytes; {loads})")
     return 0

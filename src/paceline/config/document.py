@@ -67,6 +67,8 @@ def parse_document(text: str, name: str) -> TomlDocument:
         raise ConfigError(f"{name}: cannot be read as TOML", "brackets are nested too deeply") from error
     except ValueError as error:  # TOMLDecodeError, and plain ValueError for numbers of thousands of digits
         message, _, place = str(error).partition(" (at ")
+        if said := _of_another_kind(name):
+            raise ConfigError(f"'{name}' is not a spec file", *said) from error
         found = re.match(r"line (\d+), column (\d+)", place)
         line = int(found.group(1)) if found else text.count("\n") + 1
         raise ConfigError(f"{name}:{line}: cannot be read as TOML", message[:200], _toml_hint(text, line)) from error
@@ -154,6 +156,20 @@ def _near(file: Path) -> str:
     except (OSError, ValueError):
         known = []
     return suggestion(str(file), known) if known else "check the path"
+
+
+def _of_another_kind(name: str) -> tuple[str, str] | None:
+    """Return what a file is that was given in the place of a spec, and what to write; None where it may be one."""
+    suffix = Path(name).suffix.lower()
+    if suffix in (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".txt", ".md"):
+        shown = Path(name).as_posix()
+        return (
+            "a spec names its data",
+            f'a TOML file with [task.data] source = "{shown}", or --set task.data.source={shown}',
+        )
+    if suffix in (".py", ".ipynb"):
+        return "it is a program", f"python {name}; a spec in TOML names what it needs of it, as package.module:function"
+    return ("it is YAML, and a spec is TOML", "key = value in [tables]") if suffix in (".yaml", ".yml") else None
 
 
 def _toml_hint(text: str, line: int) -> str:

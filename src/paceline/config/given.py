@@ -57,6 +57,13 @@ def _table(table: ShapedTable, key: str, value: object) -> Any:
         return table.cls(**{table.shorthand: value})
     if table.objects and not isinstance(value, str):
         return _object(table, key, value)
+    if hasattr(value, "param_groups"):
+        name, lr = type(value).__name__, value.param_groups[0].get("lr", 3e-4)
+        raise ConfigError(
+            f"{key} = {literal(value)} cannot be used",
+            "it holds weights of a model that no run has: each device makes its own, of its part of the model",
+            f'{{"name": "torch.optim:{name}", "lr": {lr:g}}}; its other arguments go into "arguments"',
+        )
     first = next(iter(table.members))
     example = f"{first}={value!r}" if isinstance(value, str) else "..."
     raise ConfigError(
@@ -114,6 +121,13 @@ def _object(member: Option | ShapedTable, key: str, value: Any) -> object:
             f"{key} = {literal(value)} cannot be used", "it is a class, and an object of it is wanted",
             f"{value.__name__}(...)",
         )  # fmt: skip
+    if "__len__ __getitem__" in member.objects and hasattr(value, "dataset") and hasattr(value, "batch_size"):
+        raise ConfigError(
+            f"{key} = {literal(value)} cannot be used",
+            "it makes batches by itself; a run makes them of single samples, in an order that follows from task.seed",
+            f'its data set, loader.dataset, and task.global_batch = "{value.batch_size} samples"; '
+            "a collate function goes to DataSpec(collate=...)",
+        )
     if "__len__ __getitem__" in member.objects and hasattr(value, "__iter__") and not hasattr(value, "__getitem__"):
         raise ConfigError(
             f"{key} = {literal(value)} cannot be used",

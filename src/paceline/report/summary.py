@@ -144,6 +144,14 @@ class Summary:
         kind = kind.replace(" ", "_")
         return next(promise for promise in self.promises if promise.kind == kind)
 
+    def __str__(self) -> str:
+        """Return what `print` shows: how the run ended, and each promise beside what was measured."""
+        lines = [f"{self.name}: {self.plan_text}", self.status_text, *([self.error["what"]] if self.error else [])]
+        for each in self.promises:
+            forecast, measured = quantities((each.forecast, each.measured), each.unit)
+            lines.append(f"{each.name}: {forecast} forecast, {measured} measured ({signed_percent(each.error)})")
+        return "\n".join([*lines, f"the page: {self.run_dir}/report.html"])
+
     def _repr_html_(self) -> str:
         """Return what a notebook shows of it: how the run ended, and what it took against what was forecast."""
         lines = [self.status_text, *([self.bound.text] if self.bound else [])]

@@ -30,17 +30,17 @@ class RunSpec(Declared, table="run"):
     log_every: Amount = option(Amount(10, "steps"), "steps between status lines", quantity="amount", units=("steps",))
     checkpoint_every: Amount | None = option(
         Amount(100, "steps"),
-        "steps, samples or tokens between checkpoints; a last one is always written",
+        "steps, samples, tokens or epochs between checkpoints; a last one is always written",
         quantity="amount",
-        units=("steps", "samples", "tokens"),
+        units=("steps", "samples", "tokens", "epochs"),
     )
     keep_last: int = option(3, "how many checkpoints are kept", minimum=1)
     checkpoints: CheckpointsSpec = option(factory=CheckpointsSpec, doc="how checkpoints are written and kept")
     evaluate_every: Amount | None = option(
         Amount(50, "steps"),
-        "steps, samples or tokens between evaluations on held-out data",
+        "steps, samples, tokens or epochs between evaluations on held-out data",
         quantity="amount",
-        units=("steps", "samples", "tokens"),
+        units=("steps", "samples", "tokens", "epochs"),
     )
     evaluate_samples: int = option(64, "held-out samples per evaluation", minimum=1)
     check_every: Amount | None = option(

@@ -209,6 +209,7 @@ def resolve_objective(objective: Any, source_unit: str) -> Objective:
     "auto" follows the data's unit: "tokens" gives next_token, "samples" classification.
     """
     if callable(objective):
+        _refuse_loss(objective)
         return with_gather(objective)
     if not isinstance(objective, str):
         raise ConfigError(
@@ -227,8 +228,26 @@ def resolve_objective(objective: Any, source_unit: str) -> Objective:
                 f"task.objective = '{name}' is of type {type(found).__name__}", "it cannot be called",
                 "a function objective(model, batch) -> (loss_sum, weight)",
             )  # fmt: skip
+        _refuse_loss(found)
         return with_gather(found)
     raise ConfigError(f"there is no objective '{name}'", "", suggestion(name, ["auto", *BUILT_IN, SEQ2SEQ]))
+
+
+def _refuse_loss(objective: object) -> None:
+    """Raise ConfigError for a loss of torch's: it is of outputs and labels, where an objective calls the model."""
+    of_class = isinstance(objective, nn.Module | type)
+    named = objective if isinstance(objective, type) or not of_class else type(objective)
+    if getattr(named, "__module__", "") not in ("torch.nn.modules.loss", F.__name__):
+        return
+    name = getattr(named, "__name__", "loss")
+    given = f"nn.{name}(reduction='sum')" if of_class else f"F.{name}"
+    inputs = "model(inputs), labels" if of_class else "model(inputs), labels, reduction='sum'"
+    raise ConfigError(
+        f"the objective is torch's {name}",
+        "that is a function of outputs and labels, and an objective calls the model",
+        f"def objective(model, batch): inputs, labels = batch; return {given}({inputs}), len(labels); "
+        'or "classification", "regression" or "multi_label"',
+    )  # fmt: skip
 
 
 def _placement(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, object]:

@@ -48,6 +48,23 @@ def test_the_process_that_forks_ranks_has_it_before_it_loads_torch(tmp_path: Pat
     assert (tmp_path / "told").read_text() == str(SPIN_TURNS)
 
 
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("import paceline; paceline.Run", str(SPIN_TURNS)),
+        ("import paceline; paceline.fit", str(SPIN_TURNS)),
+        ("import paceline; paceline.Task", "None"),  # which loads no torch
+        ("import torch, paceline; paceline.Run", "None"),  # too late, which the journal says
+    ],
+)
+def test_a_script_that_trains_by_itself_has_it(script: str, told: str) -> None:
+    printed = subprocess.run(
+        [sys.executable, "-c", f"{script}; import os; print(os.environ.get('{SPIN_VARIABLE}'))"],
+        capture_output=True, text=True, check=True, env=unchosen(PATH=os.environ["PATH"]),
+    ).stdout  # fmt: skip
+    assert printed.split() == [told]
+
+
 def test_libgomp_takes_it_as_a_number_of_turns() -> None:
     """OMP_DISPLAY_ENV has the library print what it has understood."""
     shown = subprocess.run(

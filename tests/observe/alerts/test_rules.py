@@ -15,6 +15,7 @@ from observe.alerts.alert_journals import BEGAN, STEP_SECONDS, Watched, healthy,
 from paceline.errors import ConfigError
 from paceline.observe.alerts import watch as watches
 from paceline.observe.alerts.rules.rule import AlertRule
+from paceline.observe.alerts.rules.run_seen import AlertSeen
 from paceline.run.record import journal as journals
 from paceline.run.record.journal import Journal
 from paceline.spec.journal.kinds import (
@@ -394,3 +395,13 @@ def test_a_clock_that_is_set_before_a_watch_reads_of_a_start_is_taken_out_once(
         writing.write(dataclasses.replace(step(each, began + moved[0]), attempt=1))
     writing.close()
     assert watched.watch.look() == []
+
+
+@pytest.mark.parametrize(
+    ("every", "steps"), [("7 steps", 7), ("100 samples", 13), ("1280 tokens", 10), ("2 epochs", 63), ("none", None)]
+)
+def test_intervals_in_every_unit_are_the_steps_that_training_makes_of_them(every: str, steps: int | None) -> None:
+    seen = AlertSeen(AlertsSpec())
+    start = started(checkpoint_every=every)
+    seen.add(dataclasses.replace(start, facts={"items_per_sample": 16, "samples": 250}))
+    assert seen.steps_between("run", "checkpoint_every") == steps

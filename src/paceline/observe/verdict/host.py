@@ -31,7 +31,7 @@ def _alone(seen: StepsSeen) -> BoundPart:
     if seen.knows("between"):
         evidence.append(f"{format_seconds(between)} lie between two steps: callbacks, records, and the loop's body")
     advice = (
-        "cores that no other process uses, or fewer ranks on this machine"
+        f"cores that no other process uses{', or fewer ranks on this machine' if seen.ranks > 1 else ''}"
         if queued >= other + between
         else "less work between two steps: rarer evaluations, callbacks and logging in the loop's body"
     )

@@ -17,9 +17,9 @@ from paceline.run.loop.loader import StepBatch
 from paceline.run.loop.resume import Progress
 from paceline.run.loop.step import StepStats
 from paceline.run.loop.under_plan import refuse_replan
+from paceline.run.numerics.not_finite import of_the_data
 from paceline.run.process.world import World, build_mesh
 from paceline.run.record.left_loop import LeftLoop, left_at, record_left
-from paceline.run.record.not_finite import of_the_data
 from paceline.run.record.recorder import is_echo
 from paceline.run.record.remarks import all_steps_made, ended_early
 from paceline.run.record.tally import SCORING
@@ -168,7 +168,7 @@ class Training(BetweenSteps):
         """
         with self._busy():
             try:
-                if batch.position != self._position:
+                if batch.position != self._position or batch.step <= self.progress.step:
                     raise ConfigError(
                         f"the batch of step {batch.step} is not the next one",
                         f"step {self.progress.step + 1} comes next",

@@ -9,6 +9,7 @@ from typing import Any
 
 from paceline.durable import make_folder, publish
 from paceline.errors import StorageError
+from paceline.spec.import_paths import names_object
 from paceline.spec.load import spec_from_dict
 from paceline.spec.task import DataSpec
 from paceline.task.data.sources.tokenizer import OWN
@@ -25,8 +26,10 @@ def write_classes(kept: Mapping[str, Any], out: Path) -> list[Path]:
     """
     classes = kept.get("data", {}).get("classes")
     task = spec_from_dict(kept["spec"], origin="the checkpoint").task
-    if not isinstance(task.data, DataSpec) or (classes is None and task.objective != "regression"):
+    if not isinstance(task.data, DataSpec):
         return []
+    if classes is None and (task.objective != "regression" or names_object(task.data.source)):
+        return []  # numbers for rows of a program's own, of which nobody else knows what they are made of
     told = {
         "objective": task.objective,
         "classes": classes or [],

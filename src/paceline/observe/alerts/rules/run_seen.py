@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from paceline.spec.amounts import in_steps
 from paceline.spec.journal.kinds import RunEnded, RunStarted, StepRecord
 from paceline.spec.journal.record import Record, number
 from paceline.spec.watch.alerts import AlertsSpec
@@ -79,9 +80,7 @@ class AlertSeen:
         text = self.option(*keys)
         if self.start is None or not isinstance(text, str) or text == "none":
             return None
-        amount = parse_amount(text)
-        samples = number(self.start.plan.get("batch_samples")) or 1.0
-        per_step = {"steps": 1.0, "samples": samples}.get(
-            amount.unit, samples * (number(self.start.facts.get("items_per_sample")) or 1.0)
-        )
-        return max(1, round(amount.value / per_step))
+        amount, told = parse_amount(text), self.start.facts
+        batch = number(self.start.plan.get("batch_samples")) or 1.0
+        items, samples = (number(told.get(name)) or 1.0 for name in ("items_per_sample", "samples"))
+        return in_steps(amount, int(batch), int(items), int(samples))

@@ -12,7 +12,7 @@ import torch
 
 from paceline.errors import NumericalStop
 from paceline.run.loop.loader import MicroBatch, StepBatch
-from paceline.run.record.not_finite import of_the_data
+from paceline.run.numerics.not_finite import of_the_data
 from paceline.task.objective import classification, regression
 
 ALONE: Any = SimpleNamespace(gather=lambda mine: [mine])
