@@ -83,10 +83,17 @@ def test_a_recipe_casts_what_products_read_and_leaves_the_rest_in_bf16(recipe: R
     sheet = sheet_of(precision, "delayed")
     per_flop = sheet.rates.product_seconds_per_flop(block.matmul_width * 1.0, sheet.tokens[0], 1.0)
     assert low.product_seconds[0, at] == pytest.approx(block.matmul_flops * float(per_flop) / recipe.rate)
-    cast = recipe.cast_bytes * block.matmul_flops / block.matmul_width / low.rates.memory_rate
+    cast = recipe.bytes_on("blackwell") * block.matmul_flops / block.matmul_width / low.rates.memory_rate
     assert low.cast_seconds[0, at] == pytest.approx(cast)
     assert low.moving_seconds[0, at] == pytest.approx(plain.moving_seconds[0, at] + cast / 3), "a third in each pass"
     assert low.product_seconds[0, head] == plain.product_seconds[0, head] and low.cast_seconds[0, head] == 0
     assert (low.attention_seconds == plain.attention_seconds).all()
-    assert (low.kept_bytes == plain.kept_bytes).all(), "activations are kept in bf16"
+    spared = plain.kept_bytes[0, 0, at] - low.kept_bytes[0, 0, at]
+    stream, sequence, ffn = block.input_elements, 4096, 11008
+    each = recipe.kept_bytes
+    in_bits = (2 - each) * (2 * stream + sequence * ffn) - each * stream if each < 2 else 0.0
+    assert spared == pytest.approx(in_bits), "inputs of products in fewer bits, and one more of attention's output"
+    others = [place for place in range(len(shapes)) if place != at]
+    assert (low.kept_bytes[:, :, others] == plain.kept_bytes[:, :, others]).all()
+    assert (low.kept_bytes[2] == plain.kept_bytes[2]).all(), "a block's own input is kept in bf16"
     assert low.rates.element_bytes == 2
