@@ -78,6 +78,7 @@ class Software:
     spreads_experts: bool = False  # whether tensor ranks hold whole experts of their own, instead of parts of all
     reduces_once: bool = False  # whether ZeRO-2 sums up a step's micro-batches before it reduces
     sums_whole: bool = False  # whether every class of ZeRO does, so that each rank holds whole gradients meanwhile
+    rests_activations: bool = False  # whether plans of ZeRO-3 may leave activations in host memory where none says so
     fills_stages: bool = False  # whether pipelines fill stage after stage by cost; else layers are dealt out evenly
     memory_rank: str = ""  # whose memory it writes down, the "first" or "last" pipeline rank's; else the fullest's
     fuses_attention: bool = True  # whether attention of GPT shapes is fused unless it is asked to be otherwise

@@ -76,6 +76,9 @@ MEGATRON_BRIDGE = replace(
     # (get_attention_backend of dot_product_attention/utils.py, read 2026-11-28). In earlier versions those lines were
     # comments, and NeMo's own sequences of up to a million tokens of 2024 took as long as FlashAttention-2 takes.
     cudnn_attention=True,
+    # Recipes of its FSDP rest activations of 5 to 40 layers on the host (`cpu_offloading_num_layers` of
+    # scripts/performance/configs/llama/llama3_workload_base_configs.py, read 2026-11-28), and compute none again.
+    rests_activations=True,
 )  # fmt: skip
 # On chips since GB200 its MXFP8 recipes of mixtures run a whole step as one CUDA graph and hide the all-to-all whatever
 # the group (`_enable_hybridep_full_iteration_mxfp8` and `_enable_deepseek_full_iteration_mxfp8` of perf_recipes, read
