@@ -97,14 +97,14 @@ Where a paper states how fast a step was, and how it was laid out, forecasts hol
 on 8,192 and 16,384 H100 by 1 and 3 %, though its memory is told 3 % too large (these rows stated no convention of their
 FLOPs, so they were not scored at first). Eleven rows are device-hours of whole runs, which count restarts,
 evaluations and days that went badly: Pythia's, StarCoder's, MPT's and Falcon 7B's took 1.4 to 1.9 times what steps are
-forecast to take, DeepSeek's and Falcon 180B's no more. What such a run takes beside its steps no row tells. Small models
-of OLMo took 1.4 to 1.6 times as long, in a program whose kernels may have been separate.
+forecast to take, DeepSeek's and Falcon 180B's no more. What such a run takes beside its steps no row tells. Small
+models of OLMo took 1.4 to 1.6 times as long, in a program whose kernels may have been separate.
 
 Two errors of ours were found. Shards inside of nodes and copies over them were taken to be shards of one node whatever
-the model: OLMo 2 32B did not fit so, and is off by 1 % instead of 27 where groups may be several nodes. And whole models that
-nanoGPT's kind of program compiles were priced with a loss in separate kernels. Two rows had been written down wrongly
-(PaLM's feed-forward has three matrices, nanochat's two) and were set right. Since then the rows are off by {now:.1%},
-intervals hold {now_held:.0%}, and {now_refused} are called too large.
+the model: OLMo 2 32B did not fit so, and is off by 1 % instead of 27 where groups may be several nodes. And a model
+that nanoGPT's kind of program compiles whole was priced with a loss in separate kernels. Two rows had been written
+down wrongly (PaLM's feed-forward has three matrices, nanochat's two) and were set right. Since then the rows are off by
+{now:.1%}, intervals hold {now_held:.0%}, and {now_refused} are called too large.
 """
 
 # Said of docs/scripts/accuracy/blind_rows_5.csv, written down and committed on 2026-11-27 before it was scored.

@@ -183,8 +183,8 @@ FSDP2 = Software(
 KEMPNERFORGE = replace(FSDP2, name="KempnerForge", sums_whole=True)
 # DistributedDataParallel: whole copies, reduced in fp32 in every backward pass.
 DDP = replace(FSDP2, name="PyTorch DDP", classes=(0,), fuses_compiled=True)
-# It compiles the model with the loss in it (`model = torch.compile(model)` of train.py, whose forward returns the loss):
-# logits in bf16, and their gradients. From memory of it.
+# It compiles the model with the loss in it (`model = torch.compile(model)` of train.py, whose forward pass returns the
+# loss): logits in bf16, and their gradients. From memory of it.
 NANOGPT = replace(DDP, name="nanoGPT", logit_share=FUSED_LOGITS)
 # FSDP2 around layers of Transformer Engine, tokens sent through DeepEP (its performance summary, read 2026-11-24).
 NEMO_AUTOMODEL = replace(
