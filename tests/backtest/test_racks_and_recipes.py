@@ -53,6 +53,17 @@ def test_experts_of_a_rack_are_reached_over_its_nvlink_though_a_host_has_four_de
     assert float(seconds_of(sheet.ring("ep"), routed)[0]) == pytest.approx(wire + waits)
 
 
+def test_a_note_of_deepep_sends_a_token_to_a_device_or_node_once() -> None:
+    """8 experts of a token on 8 devices of a node lie on 5.25 of them: 8 (1 - (7/8)^8)."""
+    moe = {"arch": "moe", "experts": 64, "topk": 8, "ep": 8, "program": "megatron-core", "zero_stage": "1"}
+    moved = []
+    for notes in ("dropless", "dropless; DeepEP", "dropless; without DeepEP"):
+        case = case_of(accelerator="H100-80GB", notes=notes, **moe)
+        context = PricedTask(case.profile, case.cluster, case.batch_samples, 1, software=software_of(case))
+        moved.append(float(expert_collective(context.sheet(case.plans[0])).buffer_bytes[0]))
+    assert moved[1] / moved[0] == pytest.approx(8 * (1 - (7 / 8) ** 8) / 8) and moved[2] == moved[0]
+
+
 def test_casts_that_scale_tensors_as_they_are_read_twice_those_that_scale_blocks_once() -> None:
     def moved(reads: int, scale: float, values: int) -> float:
         return reads * 2 + 2 * (1 + scale / values)  # of bf16, into two layouts of 8 bits with their scales
