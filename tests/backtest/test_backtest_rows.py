@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from backtest_examples import LLAMA, case_of, reason_of
 
 from paceline.backtest.layout import stages_of
 from paceline.backtest.machine import Machines, rate_of
+from paceline.backtest.price import Priced, price_cases
 from paceline.backtest.schema import StepRow
 from paceline.backtest.shape import shape_of
 from paceline.spec.layout import Layout
@@ -31,9 +33,18 @@ def test_data_parallelism_of_other_frameworks(zero: str, layout: Layout, stage: 
     assert (plan.layout, plan.zero) == (layout, stage)
 
 
-def test_hsdp_shards_inside_nodes() -> None:
-    (plan,) = case_of(zero_stage="hsdp", n_devices=32, dp=32).plans
-    assert (plan.layout, plan.zero) == (Layout(dp_replicate=4, dp_shard=8), 3)
+def test_hsdp_shards_inside_nodes_or_over_several_where_a_model_does_not_fit() -> None:
+    row: dict[str, Any] = {"zero_stage": "hsdp", "n_devices": 32, "dp": 32, "recompute": "full"}
+    small = case_of(**row)
+    assert [(plan.layout, plan.zero) for plan in small.plans] == [
+        (Layout(dp_replicate=4, dp_shard=8), 3), (Layout(dp_replicate=2, dp_shard=16), 3),
+    ]  # fmt: skip
+    assert "devices of a group of shards: the best that fit" in small.marks
+    assert [plan.layout for plan in case_of(**{**row, "n_devices": 8, "dp": 8}).plans] == [Layout(dp_shard=8)]
+    # 34e9 parameters of 16 bytes of state are 68 GB over eight, and half of that over sixteen.
+    large = case_of(**row, layers=48, hidden=8192, ffn_hidden=22016, heads=64, kv_heads=8)
+    (priced,) = price_cases([large])
+    assert isinstance(priced, Priced) and priced.plan.layout == Layout(dp_replicate=2, dp_shard=16) and priced.fits
 
 
 def test_model_axes_schedule_and_accumulation() -> None:

@@ -91,6 +91,16 @@ def test_zero_2_reduces_once_a_step_in_megatron_and_every_micro_batch_in_fsdp() 
     assert second.buffer_bytes[0] == pytest.approx(4 * first.buffer_bytes[0])
 
 
+def test_a_loss_that_is_compiled_with_its_model_keeps_logits_in_16_bits() -> None:
+    """2 B a logit instead of 6 of separate kernels, from the forward to the backward pass."""
+    row = {"zero_stage": "0", "compile": 1}
+    kept = []
+    for program in ("nanogpt", "ddp"):
+        sheet = sheet_of(software_of(case_of(program=program, **row)), program=program, **row)
+        kept.append(float(sheet.kept_bytes[0, 0, place_of(sheet, "head")]))
+    assert kept[1] - kept[0] == pytest.approx((6 - 2) * 32000 * 4096)
+
+
 def test_torchtitan_gathers_once_in_pipelines_and_cuts_a_batch_by_stages() -> None:
     row = {"program": "torchtitan", "pp": 2, "dp": 4, "micro_batch": None, "pp_schedule": "1f1b"}
     (plan,) = case_of(**row).plans

@@ -12,6 +12,7 @@ from paceline.backtest.rows import Case
 from paceline.backtest.schema import StepRow
 from paceline.plan.cost import pricing
 from paceline.plan.cost.constants import read_constants
+from paceline.plan.cost.memory.offload import host_link
 from paceline.plan.cost.memory.usable import needed, usable_bytes
 
 # BLOOM's trials of layouts on 384 A100 of 80 GB (bigscience, chronicles-prequel.md, "Rebalancing layers").
@@ -142,3 +143,36 @@ def test_groups_of_experts_that_a_row_does_not_state_are_open() -> None:
     found = priced(case)
     assert found.fits and found.plan.layout.ep > 8
     assert {plan.layout.ep for plan in case_of(replace(row, ep=8)).plans} == {8}
+
+
+def test_fsdp_of_megatron_bridge_may_rest_activations_on_the_host_and_of_grace_that_takes_no_time() -> None:
+    """70B in fp8 on 64 GB200 keeps 2 x 8,192 tokens of 80 layers: too much for the device, so they rest or are dropped.
+
+    Over half of NVLink-C2C they are back before they are asked for; over PCIe they would not be.
+    """
+    row = StepRow(
+        source="a table", program="megatron-bridge", model="llama3-70b", arch="llama", layers=80, hidden=8192,
+        ffn_hidden=28672, heads=64, kv_heads=8, vocab=128256, seq_len=8192, accelerator="GB200", n_devices=64,
+        devices_per_node=4, precision="fp8", tp=1, pp=1, cp=1, dp=64, zero_stage="fsdp", micro_batch=2,
+        global_batch=256, measured_step_s=8.0,
+    )  # fmt: skip
+    case = case_of(row)
+    assert {plan.offload for plan in case.plans} == {"none", "activations"}
+    assert "offload: the best that fits" in case.marks
+    found = priced(case)
+    assert (found.plan.offload, found.plan.recompute) == ("activations", "none")
+    assert all(term.seconds == 0 for term in found.terms if term.name == "activation offload")
+    other = priced(case_of(row, accelerator="B200", devices_per_node=8))
+    assert other.plan.offload == "none" and other.plan.recompute != "none"
+    for changes in ({"zero_stage": "1"}, {"program": "nemo"}):
+        assert {plan.offload for plan in case_of(replace(row, **changes)).plans} == {"none"}, changes
+
+
+@pytest.mark.parametrize(
+    ("device", "rate"),
+    [("NVIDIA GB200 NVL72, one GPU, 186GB", 180e9), ("NVIDIA GB300 NVL72, one GPU, 279GB", 180e9),
+     ("NVIDIA GH200 Grace Hopper, 96GB", 360e9), ("NVIDIA B200 SXM 180GB", 25e9)],
+)  # fmt: skip
+def test_a_grace_hosts_memory_is_reached_over_c2c(device: str, rate: float) -> None:
+    """Four fifths of 900 GB/s, half in each direction, and half of that where two chips share it."""
+    assert host_link(device).value == rate and rate in (0.8 * 900e9 / 4, 0.8 * 900e9 / 2, 25e9)

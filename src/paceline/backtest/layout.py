@@ -5,7 +5,7 @@
 | ZeRO-0, plain data parallel | `dp_replicate`; with `cp` or `ep` class 0, whose ranks hold all state |
 | ZeRO-1, distributed optimizer | `dp_shard`, class 1 |
 | ZeRO-2; ZeRO-3, FSDP | `dp_shard`, class 2; class 3 |
-| HSDP | `dp_shard` over a node, `dp_replicate` over the nodes |
+| HSDP | `dp_shard` over a node, or several where that is too small, `dp_replicate` over these |
 | ZeRO-1 in groups of k | `dp_shard` of k, class 1, `dp_replicate` |
 """
 
@@ -130,7 +130,7 @@ def plans_of(
     if not recompute:
         return [], "recompute of some layers only"
     micro_batches = _micro_batches(row, batch, degrees["dp"], marks)
-    offloads = _offloads(row.notes, marks)
+    offloads = _offloads(row, marks)
     plans = []
     for placed, zero in _data_axes(row, degrees["dp"], degrees, devices_per_node, marks):
         whole = placed.get("dp_shard", 1) * degrees["cp"] % degrees["ep"]  # groups smaller than those of the experts
@@ -176,6 +176,8 @@ def _data_axes(
         marks.append("copies beside shards: the best that fit")
         sizes = [size for size in _doublings(devices_per_node, dp) if dp % size == 0] or [dp]
         return [({"dp_shard": size, "dp_replicate": dp // size}, third) for size in sizes]
+    if "hsdp" in text:
+        return [(axes, third) for axes in _shard_groups(dp, degrees, devices_per_node, marks)]
     if text:
         stated = [_stated_axes(text, dp, degrees, devices_per_node, marks)]
     elif dp * degrees["cp"] == 1:
@@ -187,19 +189,35 @@ def _data_axes(
     return [(axes, third if zero == 3 and "dp_shard" in axes else zero) for axes, zero in stated]
 
 
-def _offloads(notes: str, marks: list[str]) -> list[str]:
+def _offloads(row: StepRow, marks: list[str]) -> list[str]:
     """Return what a row may have rested in host memory: nothing, or any of what its notes say is offloaded.
 
-    A source that says so of a table as a whole does not say of which rows.
+    A source that says so of a table as a whole does not say of which rows. A few programs rest activations of sharded
+    models there unless they are told otherwise.
 
     Example: "activations and optimizer states are offloaded to host memory" leaves four open.
     """
-    said = OFFLOADED.search(notes.lower())
+    said = OFFLOADED.search(row.notes.lower())
     named = [name for name in ("optimizer", "activations") if said and name.rstrip("s") in said[1]]
+    sharding = row.zero_stage.lower()
+    if not named and "fsdp" in sharding and program_of(row.program, sharding)[0].rests_activations:
+        named = ["activations"]
     if not named:
         return ["none"]
     marks.append("offload: the best that fits")
     return ["none", *named, *(["all"] if len(named) > 1 else [])]
+
+
+def _shard_groups(dp: int, degrees: dict[str, int], devices_per_node: int, marks: list[str]) -> list[dict[str, int]]:
+    """Return the shards and copies that a row may mean by both: shards in a node, or in several where they do not fit.
+
+    Example: of 1,280 devices in nodes of eight, shards over 8, 16, 32, 64, 128 or 256 of them.
+    """
+    least = math.gcd(dp, max(1, devices_per_node // (degrees["tp"] * degrees["cp"])))
+    sizes = [size for size in _doublings(least, dp // 2) if dp % size == 0] or [least]
+    if len(sizes) > 1:
+        marks.append("devices of a group of shards: the best that fit")
+    return [{"dp_shard": size, "dp_replicate": dp // size} for size in sizes]
 
 
 def _doublings(least: int, most: int) -> Iterator[int]:
@@ -216,9 +234,6 @@ def _stated_axes(
     group, copies = re.search(r"group (\d+)", text), re.search(r"\bdp=(\d+)", text)
     if "fsdp" in text and copies and dp % int(copies[1]) == 0:
         return {"dp_shard": dp // int(copies[1]), "dp_replicate": int(copies[1])}, 3
-    if "hsdp" in text:
-        shard = math.gcd(dp, max(1, devices_per_node // (degrees["tp"] * degrees["cp"])))
-        return {"dp_shard": shard, "dp_replicate": dp // shard}, 3
     if group:
         shard = math.gcd(dp, int(group[1]))
         return {"dp_shard": shard, "dp_replicate": dp // shard}, 1

@@ -43,6 +43,10 @@ BESIDE_LAYERS: tuple[Kind, ...] = ("update", "host", "casts", "sync")
 OF_ITS_LOG = re.compile(r"mem[-_ ]max[-_ ]allocated[-_ ]bytes")
 # The loss as compiled pieces, which keep a copy of what they write in place (fusions/fused_cross_entropy.py).
 COMPILED_LOSS = re.compile(r"cross-entropy-loss-fusion=true")
+# What sends a token to a node once, whatever program asks it to: as a note says of a row's dispatcher.
+ONCE_PER_NODE = re.compile(r"(?<!no )(?<!without )\b(?:deepep|hybridep)\b")
+# Fused attention of cuDNN, or FlashAttention-3, which is as fast on Hopper.
+FOR_HOPPER = re.compile(r"cudnn|\b(?:fa|flash)[-_ ]?(?:attention[-_ ]?)?3\b")
 # Layers of Transformer Engine, whose tensor collectives run in pieces beside products (`--tp-comm-overlap`).
 TRANSFORMER_ENGINE = re.compile(r"\bte\b|transformer.?engine")
 
@@ -96,6 +100,11 @@ def software_of(case: Case) -> Software:
         found = replace(found, gradient_bytes=2, reduce_bytes=2)
     if found.overlaps_with_te and TRANSFORMER_ENGINE.search(case.row.attention_kernel.lower()):
         found = replace(found, hides_tensor=True)
+    if case.row.attention_kernel:  # what a row says of its kernel is no program's default
+        named = FOR_HOPPER.search(case.row.attention_kernel.lower())
+        found = replace(found, cudnn_attention=named is not None)
+    if ONCE_PER_NODE.search(case.row.notes.lower()):
+        found = replace(found, sends_once_per_node=True)
     if spreads_experts(case.row):
         found = replace(found, spreads_experts=True)
     if found.memory_rank == "last" and not OF_ITS_LOG.search(case.row.notes):

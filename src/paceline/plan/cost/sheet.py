@@ -14,7 +14,7 @@ import numpy as np
 
 from paceline.plan.cost.columns import Columns, Floats, Ints, columns_of
 from paceline.plan.cost.memory.recompute import MODE_OF, fill_budget, modes_in_order
-from paceline.plan.cost.model_parts import MODES, Known, PartRows, Parts, rows_of
+from paceline.plan.cost.model_parts import MODES, Known, PartRows, Parts, largest_of, rows_of
 from paceline.plan.cost.on_cluster import TaskOnCluster
 from paceline.plan.cost.time.block_factors import block_factors, sheet_plan
 from paceline.plan.cost.time.block_seconds import BlockSeconds
@@ -176,7 +176,7 @@ class Sheet(BlockSeconds):
     def most_over_modes(self, values: Floats) -> Floats:
         """Return for every row the largest value of a repeated block at the block's mode of recompute."""
         counts, plans, of_plan = self._own_mode(values, None)
-        found = np.max(np.where(counts > 0, of_plan[plans], 0.0), axis=1)
+        found = largest_of(counts, of_plan[plans])
         for there, several, of_mode in self._mixed(values, None):
             found[there] = np.max(np.where(several > 0, of_mode, 0.0), axis=(0, 2))
         return found

@@ -44,6 +44,7 @@ class Software:
     hides_second_gather: bool = False  # whether those come while gradients of inputs are computed
     hides_input_sums: bool = False  # whether sums of inputs' gradients run while gradients of weights are computed
     first_flash: bool = False  # whether fused attention is that of before FlashAttention-2
+    cudnn_attention: bool = False  # whether fused attention is cuDNN's, which is made for Hopper as others are not
     hides_context: bool = False  # whether keys of other ranks arrive while attention computes on those that are there
     # Whether ranks of cp exchange keys and values repeated to as many heads as queries have, gathered once beside the
     # attention to their own, and whether the gradients of these go around beside the attention of the next ones.
@@ -77,6 +78,7 @@ class Software:
     spreads_experts: bool = False  # whether tensor ranks hold whole experts of their own, instead of parts of all
     reduces_once: bool = False  # whether ZeRO-2 sums up a step's micro-batches before it reduces
     sums_whole: bool = False  # whether every class of ZeRO does, so that each rank holds whole gradients meanwhile
+    rests_activations: bool = False  # whether plans of ZeRO-3 may leave activations in host memory where none says so
     fills_stages: bool = False  # whether pipelines fill stage after stage by cost; else layers are dealt out evenly
     memory_rank: str = ""  # whose memory it writes down, the "first" or "last" pipeline rank's; else the fullest's
     fuses_attention: bool = True  # whether attention of GPT shapes is fused unless it is asked to be otherwise

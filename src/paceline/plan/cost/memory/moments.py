@@ -29,9 +29,11 @@ def held_in_turn(
     `gradients` are all of a device's, `passing` what stands in passes alone: activations, copies of weights and buffers
     (one value a row each). `of_head` are those of `passing` that the head needs more than a block.
     """
-    missing = np.minimum(gradients, _missing_behind_head(sheet, plans, gradients) + of_head)
-    spared = np.minimum(missing, passing - _at_the_end(sheet, plans, parts))
-    spared = np.where(late_gradients(sheet, plans), np.maximum(0.0, spared), 0.0)
+    late, spared = late_gradients(sheet, plans), np.zeros(len(plans))
+    if late.any():  # of few plans of a large search
+        missing = np.minimum(gradients, _missing_behind_head(sheet, plans, gradients) + of_head)
+        least = np.minimum(missing, passing - _at_the_end(sheet, plans, parts))
+        spared = np.where(late, np.maximum(0.0, least), 0.0)
 
     def text(i: int) -> str:
         return f"-{spared[i]:,.0f} B: gradients come in the backward pass, as what the forward pass kept goes"

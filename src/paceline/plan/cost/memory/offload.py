@@ -18,6 +18,13 @@ from paceline.spec.optimizers import state_values
 
 # Device and host, each direction: PCIe 4.0 x16 moves 31.5 GB/s (PCI-SIG), of which pinned copies reach about 80 %.
 HOST_LINK = Figure(25e9, "assumed", "pinned copies over PCIe 4.0 x16, one direction")
+# Beside a Grace CPU it is NVLink-C2C: 900 GB/s in both directions together (NVIDIA, GH200 and GB200 data sheets), which
+# the two chips of a GB200 share; four fifths of that too.
+GRACE_LINKS = {
+    "GH200": Figure(360e9, "assumed", "copies over NVLink-C2C, one direction"),
+    "GB200": Figure(180e9, "assumed", "half of NVLink-C2C, one direction"),
+    "GB300": Figure(180e9, "assumed", "half of NVLink-C2C, one direction"),
+}
 MOVING_BLOCKS = 2  # whose activations are on the device: the one at work, and the one on its way
 LAW = "bytes over the link to the host"
 
@@ -25,6 +32,11 @@ LAW = "bytes over the link to the host"
 def rests_on_host(sheet: Sheet) -> bool:
     """Return whether activations leave the device's memory."""
     return sheet.columns.common.offloads_activations and sheet.rates.device.kind != "cpu"
+
+
+def host_link(device: str) -> Figure:
+    """Return the bytes per second between an accelerator of this name and its host's memory, each direction."""
+    return next((GRACE_LINKS[word] for word in device.split() if word in GRACE_LINKS), HOST_LINK)
 
 
 def optimizer_held(sheet: Sheet, state: Floats) -> Floats:
@@ -52,7 +64,7 @@ def offload_components(sheet: Sheet, busy_seconds: Floats) -> list[Component]:
     """
     common, rates = sheet.columns.common, sheet.rates
     on_cpu = rates.device.kind == "cpu"
-    link = Figure(rates.memory_rate / 2, rates.memory_source) if on_cpu else HOST_LINK
+    link = Figure(rates.memory_rate / 2, rates.memory_source) if on_cpu else host_link(rates.device.name)
     found = []
     if common.offloads_optimizer:
         found.append(_optimizer(sheet, link))

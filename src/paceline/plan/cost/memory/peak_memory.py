@@ -22,7 +22,7 @@ from paceline.plan.cost.memory.flat_gradients import flat_bytes, flat_gradients,
 from paceline.plan.cost.memory.moments import held_in_turn, late_gradients
 from paceline.plan.cost.memory.offload import MOVING_BLOCKS, optimizer_held, optimizer_text, rests_on_host
 from paceline.plan.cost.memory.recompute import partitions
-from paceline.plan.cost.model_parts import Parts
+from paceline.plan.cost.model_parts import Parts, largest_of
 from paceline.plan.cost.sheet import Sheet
 from paceline.plan.cost.time.compute import state_bytes, updated_parameters
 from paceline.plan.cost.time.gathers import gathered_memory
@@ -134,7 +134,7 @@ class HeldAtPeak:
         packed = self.parts.total("packed_parameters")
         if not np.any(packed):
             return []
-        largest = np.max(np.where(self.parts.counts > 0, self.parts.shapes["unpacked_elements"], 0.0), axis=1)
+        largest = largest_of(self.parts.counts, self.parts.shapes["unpacked_elements"])
         unpacked = 8 + self.compute  # two fp32 values on the way, and the one that is computed with
 
         is_spread = self.plans.common.frozen == "spread"
@@ -168,7 +168,7 @@ class HeldAtPeak:
         if not self.sheet.context.software.splits_root:
             return self.parts.root_parameters
         shapes = self.parts.shapes
-        return np.max(np.where(self.parts.counts > 0, shapes["parameters"] * (1 - shapes.repeated), 0.0), axis=1)
+        return largest_of(self.parts.counts, shapes["parameters"] * (1 - shapes.repeated))
 
     @property
     def _largest_block(self) -> Floats:
@@ -435,7 +435,7 @@ class HeldAtPeak:
         elements = np.where(caps > 0, np.minimum(grown, caps), grown) / plans.tp[:, None]
         share = self.sheet.context.software.logit_share or 1.0
         elements = elements * np.where(shapes.is_head, share, 1.0) * of
-        found: Floats = max(4, self.compute) * np.max(np.where(self.parts.counts > 0, elements[rows.plan], 0.0), axis=1)
+        found: Floats = max(4, self.compute) * largest_of(self.parts.counts, elements[rows.plan])
         return found
 
     def _loss_buffers(self) -> Component:
@@ -456,7 +456,7 @@ class HeldAtPeak:
         around a ring 2 x (0.25 + 0.5).
         """
         sheet, plans, software = self.sheet, self.plans, self.sheet.context.software
-        elements = np.max(np.where(self.parts.counts > 0, exchanged_keys(sheet), 0.0), axis=1)
+        elements = largest_of(self.parts.counts, exchanged_keys(sheet))
         keys, wide = plans.micro_batch * elements / plans.tp, max(4, self.compute)
         part = 2 * keys / plans.cp
         gathered = self.compute * keys
@@ -481,7 +481,7 @@ class HeldAtPeak:
         held = np.where(plans.is_sharded, units, np.where(copies, bucket, 0.0))
         stream = plans.micro_batch * compute * self.sheet.context.stream_elements / plans.cp
         held = held + np.where(plans.tp > 1, 2 * stream, 0.0)
-        routed = np.max(np.where(parts.counts > 0, parts.shapes["routed_elements"], 0.0), axis=1)
+        routed = largest_of(parts.counts, parts.shapes["routed_elements"])
         spread = (plans.ep > 1) & (routed > 0)
         keys = self._exchanged_keys()
         held = held + keys

@@ -27,10 +27,11 @@ ROUNDING = 1e-9  # in a sum of bytes must not turn away what fits exactly
 MODE_OF = np.array([MODES.index(way) if way in MODES else 0 for way in RECOMPUTE])
 
 
-def kept_bytes(columns: Columns, shapes: Shapes, software: Software, size: int) -> Floats:
+def kept_bytes(columns: Columns, shapes: Shapes, software: Software, size: int, narrow: float) -> Floats:
     """Return the bytes that every different block keeps of a sample for backward (mode x plan x shape).
 
-    On one device of each plan; `size` are the bytes of a value in the compute dtype.
+    On one device of each plan; `size` are the bytes of a value in the compute dtype, `narrow` those of an operand of
+    a product that is kept as it was cast to fewer bits.
     """
     inputs = shapes["input_elements"]
     selective = shapes["selective_elements"]
@@ -51,7 +52,28 @@ def kept_bytes(columns: Columns, shapes: Shapes, software: Software, size: int) 
         size * (alone / cp + (elements - alone) / spread)
         for elements, alone in zip((selective, inputs), whole, strict=True)
     ]
-    return np.stack([_saved(columns, shapes, software, size), *rest])
+    saved = _saved(columns, shapes, software, size)
+    if narrow < size:
+        spared = _spared(shapes, size, narrow) / spread
+        saved = saved - spared
+        if software.selective_is_attention:  # which keeps all else
+            rest[0] = rest[0] - spared
+    return np.stack([saved, *rest])
+
+
+def _spared(shapes: Shapes, size: int, narrow: float) -> Floats:
+    """Return the bytes that a sample's operands of products take less in fewer bits, of every different block.
+
+    What reads the two norms and the last product's input are kept for their products alone; attention's output is kept
+    for attention, and once more for its product. Example: of hidden width h and feed-forward f, in 8 bits 2 h + f
+    bytes a token less and h more. Experts' inputs are left as they are.
+    """
+    stream = shapes["input_elements"]
+    sequence = max(1, shapes.profile.tokens_per_sample)
+    width = np.maximum(1.0, stream / sequence)
+    last = shapes["last_flops"] / (2 * width)  # seq x f of 2 x seq x f x h
+    found: Floats = ((size - narrow) * (2 * stream + last) - narrow * stream) * shapes.repeated
+    return found
 
 
 def partitions(columns: Columns, software: Software) -> bool:

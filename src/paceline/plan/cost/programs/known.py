@@ -71,8 +71,15 @@ NEMO = replace(
 # through DeepEP, and `moe_a2a_overlap` where experts' groups leave the node, which needs an interleaved pipeline.
 # Those of Qwen3 235B on H100 send by plain all-to-all, which no column of a table tells.
 MEGATRON_BRIDGE = replace(
-    NEMO, name="Megatron Bridge", spreads_experts=True, sends_once_per_node=True, hides_experts=True
-)
+    NEMO, name="Megatron Bridge", spreads_experts=True, sends_once_per_node=True, hides_experts=True,
+    # Its containers' Transformer Engine gives "FusedAttention preference on Hopper+", which is cuDNN's
+    # (get_attention_backend of dot_product_attention/utils.py, read 2026-11-28). In earlier versions those lines were
+    # comments, and NeMo's own sequences of up to a million tokens of 2024 took as long as FlashAttention-2 takes.
+    cudnn_attention=True,
+    # Recipes of its FSDP rest activations of 5 to 40 layers on the host (`cpu_offloading_num_layers` of
+    # scripts/performance/configs/llama/llama3_workload_base_configs.py, read 2026-11-28), and compute none again.
+    rests_activations=True,
+)  # fmt: skip
 # On chips since GB200 its MXFP8 recipes of mixtures run a whole step as one CUDA graph and hide the all-to-all whatever
 # the group (`_enable_hybridep_full_iteration_mxfp8` and `_enable_deepseek_full_iteration_mxfp8` of perf_recipes, read
 # 2026-11-24; its releases before 26.06 did not).
@@ -176,8 +183,13 @@ FSDP2 = Software(
 KEMPNERFORGE = replace(FSDP2, name="KempnerForge", sums_whole=True)
 # DistributedDataParallel: whole copies, reduced in fp32 in every backward pass.
 DDP = replace(FSDP2, name="PyTorch DDP", classes=(0,), fuses_compiled=True)
+# It compiles the model with the loss in it (`model = torch.compile(model)` of train.py, whose forward pass returns the
+# loss): logits in bf16, and their gradients. From memory of it.
+NANOGPT = replace(DDP, name="nanoGPT", logit_share=FUSED_LOGITS)
 # FSDP2 around layers of Transformer Engine, tokens sent through DeepEP (its performance summary, read 2026-11-24).
-NEMO_AUTOMODEL = replace(FSDP2, name="NeMo Automodel", fuses_compiled=False, sends_once_per_node=True, recipe="current")
+NEMO_AUTOMODEL = replace(
+    FSDP2, name="NeMo Automodel", fuses_compiled=False, sends_once_per_node=True, recipe="current", cudnn_attention=True
+)
 # XLA gathers every weight by itself, in the compute dtype, and reduces its gradient in it. Of its policies of recompute
 # `minimal` keeps products with weights, and not attention's output (`get_remat_policy` of layers/decoders.py: "save all
 # except context", read 2026-11-24); what a block adds to the stream at its end is kept as the next block's input alone.
@@ -186,12 +198,16 @@ NEMO_AUTOMODEL = replace(FSDP2, name="NeMo Automodel", fuses_compiled=False, sen
 MAXTEXT = Software(
     "MaxText", reduce_bytes=2, classes=(3,), splits_root=True, recipe="delayed", gathers_weights=True,
     selective_attention=False, logit_share=FUSED_LOGITS,
+    cudnn_attention=True,  # `attention: cudnn_flash_te` of its configurations for GPUs
 )  # fmt: skip
 # Layers of Pax are repeated, and repeated layers compute something again: `CHECKPOINT_POLICY` is SAVE_NOTHING in
 # tasks/lm/model_params.py, and SAVE_DOT_WITH_NO_BATCH_DIM, which keeps products with weights alone, in its 5B
 # (contrib/gpu/scripts_gpu/configs.py, read 2026-11-23). Its own attention is einsums; no dropout is set there but of
 # inputs.
-PAXML = replace(MAXTEXT, name="PaxML", fuses_attention=False, drops_attention=False, recomputes=("selective", "full"))
+PAXML = replace(
+    MAXTEXT, name="PaxML", fuses_attention=False, cudnn_attention=False, drops_attention=False,
+    recomputes=("selective", "full"),
+)  # fmt: skip
 
 # What a table's `program` column may hold.
 PROGRAMS = {
@@ -238,7 +254,7 @@ PROGRAMS = {
     "pytorch-fsdp": FSDP,
     "pytorch-ddp": DDP,
     "ddp": DDP,
-    "nanogpt": DDP,
+    "nanogpt": NANOGPT,
 }
 MAKERS = re.compile(r"^(nvidia|amd|google|jax|meta|aws|habana|intel)-")
 VERSION = re.compile(r"-v?\d+(\.\d+)*$")

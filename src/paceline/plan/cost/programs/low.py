@@ -7,6 +7,7 @@ read, once more where its largest value is looked for first, and written in the 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -17,6 +18,18 @@ class Recipe:
     name: str
     cast_bytes: float
     rate: float = 1.0
+    # Whether the second layout is the first one turned over: products of Blackwell read one layout either way, and it
+    # is not written there (`create_transpose = columnwise_usage && !nvte_is_non_tn_fp8_gemm_supported()` of Transformer
+    # Engine's quantizer.cpp, read 2026-11-28).
+    turns: bool = False
+    # Bytes of an operand that is kept for the backward pass: Transformer Engine keeps inputs of products as they were
+    # cast, in the one layout that a weight's gradient needs (`saved_inputmat` after `update_usage(rowwise_usage=False)`
+    # in module/linear.py, read 2026-11-28); others, torchao's among them, keep them as they came, whatever they take.
+    kept_bytes: float = math.inf
+
+    def bytes_on(self, family: str) -> float:
+        """Return the bytes moved for each value on a device of a generation."""
+        return self.cast_bytes - (1.0 if self.turns and family == "blackwell" else 0.0)
 
 
 # Read 2 and write two layouts of 1 (Transformer Engine's fused cast and transpose; delayed scaling knows the largest
@@ -29,18 +42,18 @@ class Recipe:
 RECIPES = {
     recipe.name: recipe
     for recipe in (
-        Recipe("delayed", 4.0),
-        Recipe("current", 6.0),
+        Recipe("delayed", 4.0, turns=True, kept_bytes=1.0),
+        Recipe("current", 6.0, turns=True, kept_bytes=1.0),
         Recipe("tensorwise", 6.0),
         Recipe("rowwise", 6.0, 0.6),
-        Recipe("blockwise", 4.0625, 0.8),
-        Recipe("mxfp8", 4.0625),
+        Recipe("blockwise", 4.0625, 0.8, kept_bytes=1 + 4 / 128),
+        Recipe("mxfp8", 4.0625, kept_bytes=1 + 1 / 32),
     )
 }
 # Operands in blocks of 16, gradients of weights through a random Hadamard transform, and some layers in bf16 (NVIDIA
 # 2025, arXiv:2509.25149, section 3). The rate is from MLPerf's logs of Llama 3.1 405B on 512 GB200 in a layout: 0.17 s
 # a micro-batch in fp8 (training 5.0, tyche_ngpu512), 0.12 s in NVFP4 (5.1), transform and bf16 layers left out there.
-NVFP4 = Recipe("nvfp4", 10.0, 0.9)
+NVFP4 = Recipe("nvfp4", 10.0, 0.9, kept_bytes=1 / 2 + 1 / 16)
 # Signs of a recipe in what tables call a precision: fp8-cs is current scaling, fp8-sc are blocks ("subchannels").
 SIGNS = {
     "rowwise": "rowwise",

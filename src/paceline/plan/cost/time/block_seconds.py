@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from paceline.plan.cost.columns import Columns, Floats
+from paceline.plan.cost.constants import family_of
 from paceline.plan.cost.memory.recompute import kept_bytes
 from paceline.plan.cost.on_cluster import TaskOnCluster
 from paceline.plan.cost.programs.low import NVFP4, PLAIN, RECIPES, Recipe
@@ -20,6 +21,10 @@ from paceline.plan.cost.time.fullness import fullness
 from paceline.spec.profile import BlockProfile
 
 FIRST_FLASH = 2.0  # FlashAttention-2 takes half the time of what came before it (Dao 2023, arXiv:2307.08691, abstract)
+# Seconds of cuDNN's fused attention on Hopper over those of FlashAttention-2, which `attention` is fitted on there: it
+# makes 600 TFLOP/s forward and 518 backward where that makes 370 and 318, of heads of 128 in sequences of 8,192
+# (Shah et al. 2024, arXiv:2407.08608, figures 5 and 6).
+CUDNN_ON_HOPPER = (1 / 600 + 2.5 / 518) / (1 / 370 + 2.5 / 318)
 UNFUSED_PASSES = 3  # of attention that keeps its scores: forward 1, backward 2
 # Elements of the stream that norms and residual additions of a layer move, for each of its own, in one pass: what every
 # tensor rank does whole without sequence parallelism (Korthikanti et al. 2022, section 4.2.2).
@@ -176,7 +181,8 @@ class BlockSeconds:
         dense = (shapes["matmul_flops"] - shapes["routed_flops"]) / np.maximum(shapes["matmul_width"], 1.0)
         routed = shapes["routed_flops"] / np.maximum(shapes["routed_width"], 1.0)
         values = np.where(shapes.is_head, 0.0, dense + routed)
-        return self.recipe.cast_bytes * values / self.rates.memory_rate / self.columns.tp[:, None]
+        each = self.recipe.bytes_on(family_of(self.rates.device.name))
+        return each * values / self.rates.memory_rate / self.columns.tp[:, None]
 
     @cached_property
     def attention_seconds(self) -> Floats:
@@ -197,12 +203,21 @@ class BlockSeconds:
         if not flops:
             return 0.0
         if block.fused_attention:
-            slower = FIRST_FLASH if self.context.software.first_flash and self.rates.by_shares else 1.0
             # Of a causal head of width d the scores' two products are 2 s^2 d FLOPs.
             width = flops / (2 * sequence**2 * block.heads) if block.heads and block.kind != "module" else 0.0
-            return slower * ATTENTION_PASSES * flops / self.rates.attention_rate(sequence, width)
+            return self._kernel_ratio * ATTENTION_PASSES * flops / self.rates.attention_rate(sequence, width)
         width = flops / (4 * sequence**2 * max(block.heads, 1))
         return UNFUSED_PASSES * flops * self.rates.unfused_seconds_per_flop(width, sequence)
+
+    @property
+    def _kernel_ratio(self) -> float:
+        """Seconds of the program's fused attention over those of the kernel that the rate of attention is of."""
+        software, rates = self.context.software, self.rates
+        if not rates.by_shares or rates.attention_source == "measured":
+            return 1.0
+        if software.cudnn_attention and family_of(rates.device.name) == "hopper":
+            return CUDNN_ON_HOPPER
+        return FIRST_FLASH if software.first_flash else 1.0
 
     @cached_property
     def moving_seconds(self) -> Floats:
@@ -260,7 +275,8 @@ class BlockSeconds:
     @cached_property
     def kept_bytes(self) -> Floats:
         """Bytes that every different block keeps of one sample for backward (mode x plan x shape)."""
-        return kept_bytes(self.columns, self.context.shapes, self.context.software, self.rates.element_bytes)
+        context, narrow = self.context, self.recipe.kept_bytes
+        return kept_bytes(self.columns, context.shapes, context.software, self.rates.element_bytes, narrow)
 
     @property
     def repeated_operations(self) -> Floats:
