@@ -11,7 +11,7 @@ from paceline.errors import RunInUse, StorageError
 from paceline.lock import LOCK_VARIABLE, NAME, RunLock, take
 
 
-def as_rank(lock: RunLock, descriptor: int | str) -> RunLock:
+def as_rank(lock: RunLock, descriptor: str) -> RunLock:
     """Return the lock that a rank of this supervisor takes, which has inherited this descriptor."""
     os.environ[LOCK_VARIABLE] = f"{descriptor}:{lock.token}:{lock.generation}"
     return take(lock.run_dir)
@@ -29,7 +29,8 @@ def test_the_next_world_makes_the_file_again_and_its_ranks_are_the_supervisors(
         if not is_whole:
             lock.run_dir.rmdir()
         assert lock.next_generation() == 2
-        mine = as_rank(lock, {"forked before": before, "started since": os.dup(lock.descriptor), "far": ""}[rank])
+        inherited = {"forked before": str(before), "started since": str(os.dup(lock.descriptor)), "far": ""}
+        mine = as_rank(lock, inherited[rank])
         mine.check()
         assert (mine.token, mine.generation) == (lock.token, 2) and not lock.is_lost
         assert lock.next_generation() == 3 and not lock.is_lost

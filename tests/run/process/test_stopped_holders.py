@@ -59,7 +59,7 @@ def test_what_a_dead_supervisor_has_left_is_named_where_it_does_not_end(
     finally:
         os.kill(rank, signal.SIGKILL)
     told = str(refusal.value)
-    assert f"process {supervisor} on" in told and f"has not ended: process {rank};" in told
+    assert f"process {supervisor} on" in told and f"has not ended: process {rank}" in told
     assert f"kill -KILL {rank}" in told and f"kill -TERM {supervisor}" not in told
 
 
