@@ -113,11 +113,11 @@ class SaveInFlight:
     def _save(self, to: SaveTo, taken: Snapshot) -> CheckpointInfo:
         if to.saver is not None:
             return to.saver(taken, self.group)
-        alone, fence = self.group is None, partial(self._check, to)
+        alone = self.group is None
         written = write(
-            to.root, taken, process_group=self.group, kept=to.kept, alone=alone, unchanged=to.unchanged, fence=fence
+            to.root, taken, process_group=self.group, kept=to.kept, alone=alone, unchanged=to.unchanged, fence=to.fence
         )
-        return publish(written, keep_last=to.keep_last, fence=fence, beside=to.beside)
+        return publish(written, keep_last=to.keep_last, fence=partial(self._check, to), beside=to.beside)
 
     def _check(self, to: SaveTo) -> None:
         """Raise where the save must not be published any more."""
