@@ -1,7 +1,7 @@
 """Ranks come together in the store before the group of a world is made, for which gloo would wait.
 
 A rank may die before it has come. In a store torch waits for its address until a time-out, and nothing ends that wait
-sooner; here the supervisor's word that a peer has gone does, and the supervisor's own end. So survivors stand by for the
+sooner; here the supervisor's word that a peer has gone does, and its own end. So survivors stand by for the
 next world at once. A rank that hangs before it has come is waited for as long as torch would.
 """
 
