@@ -21,6 +21,7 @@ import json
 import os
 import platform
 import secrets
+import signal
 import time
 import weakref
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ from types import TracebackType
 from paceline.errors import RunInUse, StorageError
 from paceline.patience import Patience
 from paceline.said import say_line
+from paceline.system.lock_holders import holders_of, is_stopped
 from paceline.system.this_machine import machine_here
 
 NAME = "lock"
@@ -39,6 +41,7 @@ LOCK_VARIABLE = "PACELINE_LOCK"
 RECORD_BYTES = 512  # one write, which readers see whole
 ORPHANS_SECONDS = 120.0  # for ranks whose supervisor was killed to save and end
 LOOK_SECONDS = 0.05
+WAKE_SECONDS = 1.0  # between two looks for ranks that a signal has stopped
 SETTLED_NANOSECONDS = 10**9  # since a file was written, after which its times tell the next write apart
 NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 
@@ -73,6 +76,7 @@ class RunLock:
     def __init__(self, run_dir: Path, descriptor: int, token: str, made: bool = False, generation: int = 1) -> None:
         """A directory that was `made` for the run goes with the lock where the run has kept nothing in it."""
         self.run_dir, self.descriptor, self.token, self.generation = run_dir, descriptor, token, generation
+        self.was_made_again = False  # whether somebody has deleted the file, and maybe more than that
         self._path = os.path.join(run_dir, NAME)  # noqa: PTH118 - looked at with every record
         self._seen: tuple[int, ...] | None = None  # the generation and the state of the file that were right
         _HELD.add(self)
@@ -103,6 +107,12 @@ class RunLock:
             )
         self._seen = None if state is None else (self.generation, *state)
 
+    def check_saving(self) -> None:
+        """Do what `check` does, and raise StorageError where the directory was moved: who saves would make it anew."""
+        self.check()
+        if not os.path.lexists(self._path):
+            self._refuse_moved()
+
     def continue_from(self, generation: int) -> None:
         """Count on from a generation of a holder before: numbers of generations only grow, whoever counts them."""
         self.generation = max(self.generation, generation)
@@ -111,10 +121,13 @@ class RunLock:
         """Begin a new generation of the run's processes and return its number: no older one can write any more.
 
         Raises RunInUse, and StorageError where the disk does not take the number: older ranks would not be fenced off.
+        Where the directory was moved they are not either, and what the run has saved is elsewhere.
         """
         self.check()
-        holder = _read(self.run_dir / NAME) or _this_process(self.token)
         try:
+            if not os.path.lexists(self._path):
+                self._make_again()
+            holder = _read(self.run_dir / NAME) or _this_process(self.token)
             _write(self.descriptor, replace(holder, generation=self.generation + 1, processes=holder.processes[:1]))
         except OSError as error:
             raise StorageError(
@@ -124,6 +137,31 @@ class RunLock:
             ) from error
         self.generation += 1
         return self.generation
+
+    def _make_again(self) -> None:
+        """Make the file anew that somebody has deleted: a rank that is new would take the directory for itself.
+
+        Raises RunInUse where another start has it by now, OSError, and StorageError where the file was moved.
+        """
+        self._refuse_moved()
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            if try_lock(descriptor) is False:
+                raise _in_use(self.run_dir, _read(self.run_dir / NAME), False)
+            _write(descriptor, _this_process(self.token))
+            os.dup2(descriptor, self.descriptor, inheritable=False)
+            self.was_made_again = True
+        finally:
+            os.close(descriptor)
+
+    def _refuse_moved(self) -> None:
+        if there := _moved_to(self.descriptor):
+            raise StorageError(
+                f"the run's directory {self.run_dir} was moved while the run went on",
+                f"its lock, and what it has saved, is in {Path(there).parent} now",
+                "move it back, or start again with that run.dir: it goes on from the newest checkpoint there",
+            )
 
     @property
     def is_lost(self) -> bool:
@@ -164,8 +202,8 @@ class RunLock:
 def take(run_dir: Path) -> RunLock:
     """Return the run directory's lock, which this process then holds; take it over from an older run of this process.
 
-    Ranks whose supervisor was killed save and end, which is waited for. Raises RunInUse where another process holds it,
-    naming it, and StorageError where its file cannot be written.
+    Ranks whose supervisor was killed save and end, which is waited for; those that a signal has stopped are woken for
+    that. Raises RunInUse where another process holds it, naming it, and StorageError where its file cannot be written.
     """
     inherited = _inherited(run_dir)
     if inherited is not None:
@@ -252,7 +290,7 @@ def try_lock(descriptor: int) -> bool | None:
 
 def _locked(run_dir: Path, patience: Patience) -> int:
     """Return a descriptor of the lock file that holds the lock. Raises RunInUse, OSError."""
-    path, is_told = run_dir / NAME, False
+    path, is_told, woken = run_dir / NAME, False, -float("inf")
     while True:
         run_dir.mkdir(parents=True, exist_ok=True)
         try:
@@ -279,7 +317,22 @@ def _locked(run_dir: Path, patience: Patience) -> int:
             if not is_told:
                 say_line(f"lock     {_who(holder)} and is gone; its ranks save and end")
             is_told = True
+            if time.monotonic() - woken >= WAKE_SECONDS:
+                woken = time.monotonic()
+                _wake_stopped(path)
             time.sleep(LOOK_SECONDS)  # a lock cannot be waited for and be given up
+
+
+def _wake_stopped(path: Path) -> None:
+    """Have ranks go on that a signal has stopped, and whose supervisor is gone: then they hear that they are to end.
+
+    Nobody else will: they would hold the directory for ever, and their peers wait for them in a collective.
+    """
+    for each in holders_of(path):
+        if each.is_stopped:
+            say_line(f"lock     process {each.process} of it is stopped by a signal, and is woken: it saves and ends")
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                os.kill(each.process, signal.SIGCONT)
 
 
 def _held_here(identity: tuple[int, int]) -> RunLock | None:
@@ -297,8 +350,13 @@ def _inherited(run_dir: Path) -> RunLock | None:
         for lock in _INHERITED:  # a further run of a script on the same directory
             if _identity(lock.descriptor) == there:
                 return lock
-        if not token or (descriptor and there != _identity(int(descriptor))):
+        if not token:
             return None
+        if descriptor and there != _identity(int(descriptor)):
+            made_again = _read(run_dir / NAME)  # the file was deleted since this process's parent was started
+            if made_again is None or made_again.token != token:
+                return None
+            descriptor = ""
         # On another machine than the holder's the file is looked into, and the lock is the holder's alone.
         opened = int(descriptor) if descriptor else os.open(run_dir / NAME, os.O_RDWR | os.O_CLOEXEC)
         os.set_inheritable(opened, False)
@@ -379,6 +437,15 @@ def _living_here(run_dir: Path) -> LockHolder | None:
     return holder if holder is not None and holder.is_here and _may_live(holder) else None
 
 
+def _moved_to(descriptor: int) -> str:
+    """Return the path that an open file has now, where the system tells it; "" of one that was deleted."""
+    try:
+        there = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 - it is no path where the file is gone
+        return there if os.fstat(descriptor).st_nlink and os.path.exists(there) else ""  # noqa: PTH110
+    except OSError:
+        return ""
+
+
 def _identity(descriptor: int) -> tuple[int, int]:
     status = os.fstat(descriptor)
     return status.st_dev, status.st_ino
@@ -425,10 +492,19 @@ def _is_there(process: int) -> bool:
 def _who(holder: LockHolder | None) -> str:
     if not holder:
         return "another process has locked it"
-    return f"process {holder.processes[0][0]} on {holder.host} has held it since {holder.started}"
+    stopped = "; it is stopped by a signal" if holder.is_here and is_stopped(holder.processes[0][0]) else ""
+    return f"process {holder.processes[0][0]} on {holder.host} has held it since {holder.started}{stopped}"
 
 
 def _in_use(run_dir: Path, holder: LockHolder | None, unlocked: bool) -> RunInUse:
+    what = f"{run_dir} is in use by another run"
+    left = [str(each.process) for each in holders_of(run_dir / NAME)] if _is_orphaned(holder) else []
+    if left:
+        are = f"process{'es' if len(left) > 1 else ''} {', '.join(left)}"
+        because = f"{_who(holder)} and is gone, and what it has started has not ended: {are}"
+        return RunInUse(what, because, f"end that (kill -KILL {' '.join(left)}), or choose another run.dir")
     wait = f"wait for it, stop it (kill -TERM {holder.processes[0][0]})" if holder else "wait for it, stop it"
+    if holder and holder.is_here and is_stopped(holder.processes[0][0]):
+        wait = f"let it go on (kill -CONT {holder.processes[0][0]}), {wait}"
     gone = f"; if it is gone, delete {run_dir / NAME}: this file system has no locks" if unlocked else ""
-    return RunInUse(f"{run_dir} is in use by another run", _who(holder), f"{wait}, or choose another run.dir{gone}")
+    return RunInUse(what, _who(holder), f"{wait}, or choose another run.dir{gone}")

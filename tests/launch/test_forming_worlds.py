@@ -8,7 +8,18 @@ import sys
 from pathlib import Path
 
 import pytest
-from runs import STARTED, ending, environment, ranks_of, records_of, steps_of, wait_for_step, wait_until, write_spec
+from runs import (
+    STARTED,
+    ending,
+    environment,
+    is_running,
+    ranks_of,
+    records_of,
+    steps_of,
+    wait_for_step,
+    wait_until,
+    write_spec,
+)
 from started.popen import Warm
 
 SCRIPT = """
@@ -61,3 +72,25 @@ def test_a_rank_that_dies_before_it_comes_costs_its_peers_neither_state_nor_proc
     told = [because for because in replanned if because.startswith("3 device(s)")]
     assert len(told) == ranks - 2, "of the world that fell"
     assert len(records_of(run_dir, "run_started")) == 1, "by the rank that records, which stays"
+
+
+KILLS_ITS_SUPERVISOR = SCRIPT.replace("    os.kill(os.getpid(), signal.SIGKILL)",
+                                      "    os.kill(os.getppid(), signal.SIGKILL)\n    sys.exit()")  # fmt: skip
+
+
+@pytest.mark.deep
+def test_ranks_whose_supervisor_is_killed_while_it_forms_a_world_end(tmp_path: Path) -> None:
+    """The rank that is left has come to meet one that never will, and nobody is there to say so."""
+    run_dir, dies = tmp_path / "alone", tmp_path / "dies"
+    spec = write_spec(tmp_path, run_dir, 2, "dp_replicate = 2", steps=100_000)
+    (tmp_path / "script.py").write_text(KILLS_ITS_SUPERVISOR)
+    words = [sys.executable, str(tmp_path / "script.py"), str(spec), str(dies), "1", "run.recovery.standby=false"]
+    process = Warm(words, stdout=-1, stderr=-1, text=True, env=environment(), cwd=tmp_path, process_group=0)
+    STARTED.append(process)
+    wait_for_step(run_dir, 3, process)
+    ranks = ranks_of(process.pid)
+    dies.touch()
+    os.kill(ranks[1], signal.SIGKILL)
+    wait_until(lambda: process.poll() is not None)
+    assert not dies.exists()
+    wait_until(lambda: not is_running(ranks[0]), timeout=30)

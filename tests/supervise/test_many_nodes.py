@@ -23,6 +23,7 @@ from paceline.lock import RunLock
 from paceline.run.process.brief import Brief
 from paceline.run.process.generation import Generation
 from paceline.run.survive.health.pulse import BEAT, HEAD, SIZE, STEP, pulse_path
+from paceline.run.survive.health.sight import nobody_knows
 from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.layout import Layout
 from paceline.spec.survive.health import HealthSpec
@@ -96,7 +97,7 @@ def test_a_look_at_a_world_costs_what_its_nodes_have_told(fleet: Any, monkeypatc
 def test_what_a_node_tells_of_the_world_before_is_not_taken_for_this_one(fleet: Any, tmp_path: Path) -> None:
     """A node may have no rank of this world: its old ranks would hide one that has no pulse yet, or be blamed."""
     fleet, ends, _ = fleet
-    watch = fleet.watch(HealthSpec(), tmp_path / "generation-2", EACH, tmp_path)
+    watch = fleet.watch(HealthSpec(), tmp_path / "generation-2", EACH, tmp_path, nobody_knows)
     told = {"ranks": EACH, "have_met": True, "last": None, "last_is_late": False, "stopped_is_late": False}
     for node, generation in ((0, 1), (1, 2)):
         ends[node].send({"overview": {**told, "have_met": generation == 2}, "load": 1.0, "generation": generation})

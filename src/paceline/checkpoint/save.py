@@ -141,19 +141,20 @@ def write(
     kept: KeptPlan | None = None,
     alone: bool = False,
     unchanged: Unchanged | None = None,
+    fence: Callable[[], None] | None = None,
 ) -> Written:
     """Write each rank's shard and its part of the index into a new partial folder.
 
     Every rank of the group calls it, with its own snapshot of one step, whose values must stay until `publish` has
     returned. `unchanged`, the same for each save of a training to this root, spares what the checkpoint before holds.
-    Raises as `save_checkpoint` does.
+    `fence` is called on rank 0 before the first folder is made. Raises as `save_checkpoint` does.
     """
     written = Written(Path(root), taken.step, Ranks(process_group, alone), taken.extra)
     written.unchanged = unchanged or Unchanged()
     with giving_up(written):
         ranks, what = written.ranks, written.what
         plan = (kept or KeptPlan()).for_save(what, taken, ranks)
-        unfinished, last = ranks.from_first(what, partial(_begin, written, plan))
+        unfinished, last = ranks.from_first(what, partial(_begin, written, plan, fence))
         written.unfinished = unfinished
         # A rank that has come anew knows no last checkpoint: then none does, or indexes would name different files.
         if ranks.any_of([written.unchanged.folder != last])[0]:
@@ -227,8 +228,10 @@ def _cut_off(written: Written) -> StorageError:
     )
 
 
-def _begin(written: Written, plan: SavePlan) -> tuple[Path, Path | None]:
+def _begin(written: Written, plan: SavePlan, fence: Callable[[], None] | None = None) -> tuple[Path, Path | None]:
     """Make the partial folder, check the space; return that folder and the last checkpoint's. Called on rank 0."""
+    if fence is not None:
+        fence()
     written.partial = folder.create_partial(written.root, written.step)
     _check_space(written, plan.bytes)
     return written.partial.folder, written.unchanged.folder

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from paceline.cluster.here.collector import collector_at_rest
 from paceline.errors import PacelineError, Requeue
 from paceline.launch.here import place_here
 from paceline.run.process.brief import take_brief
@@ -47,7 +48,17 @@ def main() -> int:
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # as any stop signal, until the run hears them: who sent it knows why
     into_log()
+    import_all()
     return guarded(lambda: _train(Path(sys.argv[1])))
+
+
+def import_all() -> None:
+    """Import what a rank needs, where it was not forked from a process that has; no garbage is looked for meanwhile."""
+    if "paceline.launch.run" not in sys.modules:
+        with collector_at_rest():
+            import torch._dynamo  # noqa: F401 (the first step of any optimizer imports it)
+
+            import paceline.launch.run  # noqa: F401
 
 
 def _train(path: Path) -> None:

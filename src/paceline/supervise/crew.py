@@ -40,6 +40,10 @@ class Crew:
         self.tell, self._is_stopped = tell, is_stopped
         self._changes, self._changes_seen = changes, -1
 
+    def process_of(self, rank: int) -> int | None:
+        """Return the number of a rank's process, None where that is yet to be started."""
+        return self.processes[rank].pid if rank < len(self.processes) else None
+
     def look(self) -> None:
         """Note which processes have ended since the last look."""
         now, changes = passed_seconds(), self._changes()

@@ -16,6 +16,8 @@ AGENT_VARIABLE = "TORCHELASTIC_RUN_ID"  # set by torchrun's agent for what it st
 TASK_VARIABLE = "SLURM_TASK_PID"  # set by slurmstepd: the number of the process that it has started
 PR_SET_PDEATHSIG = 1
 
+_PARENT: list[int] = []  # whom this process ends with, where that was asked for: a fact about the process
+
 
 def ends_by(environ: Mapping[str, str]) -> signal.Signals:
     """Return the signal that a rank gets when its supervisor dies.
@@ -38,7 +40,13 @@ def end_with_parent(parent: int | None = None, number: int = 0) -> None:
     named = os.environ.pop(PARENT_VARIABLE, None)  # what this process starts has another parent
     expected = int(named) if parent is None and named else parent
     if expected is not None:
+        _PARENT[:] = [expected]
         _signal_at_end_of(expected, number or ends_by(os.environ))
+
+
+def has_lost_parent() -> bool:
+    """Return whether the process is gone that this one is to end with: nobody supervises this one any more."""
+    return bool(_PARENT) and os.getppid() != _PARENT[0]
 
 
 def end_with_launcher(environ: Mapping[str, str]) -> None:

@@ -105,7 +105,8 @@ def _supervised(
     run_dir: Path | None = None,
 ) -> tuple[Outcome, ForwardingFlag]:
     with Scratch("world") as folder:
-        crew, pulses = Crew(), PulseWatch.of(health, Path(folder), ranks, run_dir)
+        crew = Crew()
+        pulses = PulseWatch.of(health, Path(folder), ranks, run_dir, crew.process_of)
         flag, kills = forward_signals(lambda number: crew.send(signal.SIGTERM)), memory_kills()
         try:
             for place in places(Path(folder), ranks, environ):

@@ -114,7 +114,9 @@ class SaveInFlight:
         if to.saver is not None:
             return to.saver(taken, self.group)
         alone = self.group is None
-        written = write(to.root, taken, process_group=self.group, kept=to.kept, alone=alone, unchanged=to.unchanged)
+        written = write(
+            to.root, taken, process_group=self.group, kept=to.kept, alone=alone, unchanged=to.unchanged, fence=to.fence
+        )
         return publish(written, keep_last=to.keep_last, fence=partial(self._check, to), beside=to.beside)
 
     def _check(self, to: SaveTo) -> None:

@@ -102,7 +102,7 @@ class InWorld:
         """
         spec = settle(spec).spec  # of `Run` it is as the user gave it
         self.spec, self.brief, self.world, self.dir = spec, brief, world, run_dir
-        self._fence = lock.check if lock else None
+        self._fence = lock.check_saving if lock else None
         self._began, self._lock, self._sinks = time.monotonic(), lock, sinks
         self._take_place(take_generation())
         task = spec.task
@@ -305,8 +305,8 @@ class InWorld:
         """Return what rank 0 records by."""
         if self._lock is None:  # this process was not the first rank so far
             self._lock = take(self.dir)
-        self._fence = self._lock.check
-        journal = Journal(self.dir, self._fence, self.spec.run.group_read)
+        self._fence = self._lock.check_saving
+        journal = Journal(self.dir, self._lock.check, self.spec.run.group_read)
         status = StatusLine(self.brief, self._steps(self.spec.run.log_every) or 1, self._notices.steps_left)
         every: list[Sink] = [journal, status, *(open_sink(self.dir) for open_sink in self._sinks)]
         record = Recorder(self.dir, journal.attempt, self.spec, self.brief, self.world, self._meter, every)

@@ -1,8 +1,8 @@
 """Ranks come together in the store before the group of a world is made, for which gloo would wait.
 
 A rank may die before it has come. In a store torch waits for its address until a time-out, and nothing ends that wait
-sooner; here the supervisor's word that a peer has gone does. So survivors stand by for the next world at once. A rank
-that hangs before it has come is waited for as long as torch would.
+sooner; here the supervisor's word that a peer has gone does, and its own end. So survivors stand by for the
+next world at once. A rank that hangs before it has come is waited for as long as torch would.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from paceline.supervise.control import ABORT_NAME, CONTROL_VARIABLE
+from paceline.supervise.parent import has_lost_parent
 from paceline.supervise.supervisor import ERROR_FOLDER
 from paceline.units import format_seconds
 
@@ -57,6 +58,8 @@ def _wait_for(is_so: Callable[[], bool], word: Path, within: timedelta, longest_
     while not is_so():
         if word.exists():
             raise dist.DistError("a rank of the world has gone before all had come together")
+        if has_lost_parent():  # who else was to come may never have been started, and nobody would tell
+            raise dist.DistError("the supervisor has gone before all had come together")
         if time.monotonic() - began > within.total_seconds():
             raise dist.DistError(f"a rank of the world has not come within {format_seconds(within.total_seconds())}")
         time.sleep(seconds)

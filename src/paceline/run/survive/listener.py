@@ -12,7 +12,9 @@ A collective of NCCL's that is ended so has no error, and gives whatever it had 
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import threading
 from pathlib import Path
 
@@ -21,6 +23,8 @@ import torch.distributed as dist
 
 from paceline.patience import Patience
 from paceline.run.process.groups import abort_groups
+from paceline.run.survive.health.pulse import processes_in
+from paceline.run.survive.health.system import parent_of, state_of
 from paceline.run.survive.last_update import LastUpdate
 from paceline.supervise.control import ABORT_NAME, CONTROL_VARIABLE
 from paceline.supervise.parent import NODE_VARIABLE
@@ -40,6 +44,7 @@ class Listener:
         self.last_update: LastUpdate | None = None  # of this process's model
         self.had_update = True  # whether the device had made it before the groups were ended
         self._word, self._ended, self._acting = word, threading.Event(), threading.Lock()
+        self._parent = os.getppid()
         threading.Thread(target=self._listen, name="paceline-abort", daemon=True).start()
 
     def stop(self) -> None:
@@ -49,6 +54,8 @@ class Listener:
 
     def _listen(self) -> None:
         while not self._ended.wait(LOOK_SECONDS) and self._word.parent.is_dir():
+            if os.getppid() != self._parent:
+                wake_stopped(self._word.parent)
             if self._word.exists():
                 patience = Patience(self._after_seconds)
                 while not patience.is_over and not self._ended.wait(LOOK_SECONDS):
@@ -59,6 +66,18 @@ class Listener:
                         self.has_acted = True
                         abort_groups()
                 return
+
+
+def wake_stopped(folder: Path) -> None:
+    """Have peers of this machine go on that a signal has stopped, where nobody supervises them any more.
+
+    They were asked to save and to end, which a process that is stopped does not hear, and the others wait for them.
+    """
+    for process in processes_in(folder):
+        # An orphan as this one is: numbers of processes that have ended are given again.
+        if state_of(process) == "T" and parent_of(process) == os.getppid():
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                os.kill(process, signal.SIGCONT)
 
 
 _LISTENERS: list[Listener] = []  # at most one: a process is in one world

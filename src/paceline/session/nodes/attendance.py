@@ -124,12 +124,14 @@ class Attendance:
             self._say(f"nodes    node {self._nodes.node} has lost the coordinator: {found.because}")
             if not self._agent.stopped:
                 self._loss.begin(self._met, found.because)
+            self._end_silent(found)
             self._agent.halt()
 
     def close(self) -> None:
         """End the coordinator where it runs here."""
         if self._coordinator is not None:
             collect([self._coordinator])
+            self._coordinator = None
 
     def _ended(self, code: int) -> int:
         """Return the exit code, after the coordinator here has written its report."""
@@ -138,6 +140,16 @@ class Attendance:
         return code
 
     # ---- who coordinates -------------------------------------------------------------------------------------------
+
+    def _end_silent(self, link: NodeLink) -> None:
+        """End the coordinator where it runs here and says nothing, as one that was stopped: it would keep the lock.
+
+        No other node can end it, and none could take its place. One that has closed the link lives, and is left alone.
+        """
+        process = self._coordinator
+        if link.is_silent and process is not None and self._met is not None and self._met.process == process.pid:
+            self._say(f"nodes    the coordinator here, process {process.pid}, is ended: another takes its place")
+            self.close()
 
     def _join(self) -> NodeLink | int:
         """Return a link to the coordinator, which may have to be started here first, or the run's exit code."""

@@ -196,7 +196,7 @@ class Generations:
         told |= self._machines.for_survivors() if self._policy.reform and self._policy.may_go_on else {}
         answers: dict[int, dict[str, object]] = {}
         ranks = self._plan.layout.devices
-        pulses = self._machines.watch(self._health, folder, ranks, self._lock.run_dir)
+        pulses = self._machines.watch(self._health, folder, ranks, self._lock.run_dir, self._crew.process_of)
         told |= pulses.for_ranks() if pulses else {}
         seats = self._machines.seats(standing, ranks)
         for rank, place in enumerate(self._machines.places(folder, ranks)):
@@ -324,6 +324,10 @@ class Generations:
             used = f"the state of step {held} that ranks are left with" if held is not None else "an older state"
             decisions += (DecisionRecord("restore", "what the ranks that are left hold", used, left.because, None),)
             self._say(f"recover  {left.because}: {used}")
+        if self._lock.was_made_again and held is None and kept is None and not on_disk and not reached:
+            because = "the run's directory was deleted while the run went on, and its journal and checkpoints with it"
+            decisions += (DecisionRecord("restore", "the newest checkpoint", "the first step", because, None),)
+            self._say(f"recover  {because}: it begins at the first step")
         if kept is not None:
             because = "the ranks that are left do not hold the whole state, and the memory of their nodes does"
             decisions += (DecisionRecord("restore", "the newest checkpoint", f"step {kept.step}", because, None),)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from paceline.lock import RunLock
+from paceline.run.survive.health.sight import ProcessOf
 from paceline.run.survive.health.watch import PulseWatch
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.survive.health import HealthSpec
@@ -76,8 +77,13 @@ class RankHosts(Protocol):
     def word(self, folder: Path, name: str) -> None:
         """Leave a word for the ranks of a generation, of which `folder` is the folder."""
 
-    def watch(self, health: HealthSpec | None, folder: Path, ranks: int, run_dir: Path) -> PulseWatch | None:
-        """Return the watch over a world's ranks, None where hangs are not looked for."""
+    def watch(
+        self, health: HealthSpec | None, folder: Path, ranks: int, run_dir: Path, process_of: ProcessOf
+    ) -> PulseWatch | None:
+        """Return the watch over a world's ranks, None where hangs are not looked for.
+
+        `process_of` has the processes of ranks as they are started, of this machine's by their numbers.
+        """
 
     def rescue(self, lock: RunLock, generation: int) -> str:
         """Return the folder in which the ranks of the next world bring together what they hold, or FROM_RANKS."""
@@ -153,9 +159,11 @@ class OneMachine:
         with contextlib.suppress(OSError):  # a disk may have no room for a name: who leaves it tries again
             (folder / name).touch()
 
-    def watch(self, health: HealthSpec | None, folder: Path, ranks: int, run_dir: Path) -> PulseWatch | None:
+    def watch(
+        self, health: HealthSpec | None, folder: Path, ranks: int, run_dir: Path, process_of: ProcessOf
+    ) -> PulseWatch | None:
         """Return the watch over a world's ranks, None where hangs are not looked for."""
-        return PulseWatch.of(health, folder, ranks, run_dir)
+        return PulseWatch.of(health, folder, ranks, run_dir, process_of)
 
     def rescue(self, lock: RunLock, generation: int) -> str:
         """Return the folder in which the ranks of the next world bring together what they hold, or FROM_RANKS."""

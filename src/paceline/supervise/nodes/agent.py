@@ -193,7 +193,12 @@ class Agent:
         self._errors, self._stood, self._lookout = set(), {}, None
         if message["limits"] is not None:
             limits = HangLimits(**message["limits"])
-            self._lookout = Lookout(NearSight(self._world_folder, self._ranks.keys(), limits))
+            self._lookout = Lookout(NearSight(self._world_folder, self._ranks.keys(), limits, self._process_of))
+
+    def _process_of(self, rank: int) -> int | None:
+        """Return the number of a rank's process on this machine, None where it is none of this node's."""
+        process = self._processes.get(self._ranks.get(rank, 0))
+        return process.pid if process is not None else None
 
     def _answer(self, answers: Mapping[str, Mapping[str, Any]], link: NodeLink) -> None:
         told: dict[int, dict[str, object]] = {}

@@ -19,6 +19,7 @@ from paceline.patience import Patience
 from paceline.run.process.brief import brief_from_json
 from paceline.run.process.generation import FORKED, FROM_RANKS, RESTARTED
 from paceline.run.process.place import SERVED_STORE
+from paceline.run.survive.health.sight import ProcessOf
 from paceline.run.survive.health.silences import HangLimits
 from paceline.run.survive.health.watch import PulseWatch
 from paceline.spec.journal.kinds import DecisionRecord
@@ -311,8 +312,10 @@ class Fleet:
             (folder / name).touch()
             self._tell({"word": str((folder / name).relative_to(self._folder))})
 
-    def watch(self, health: HealthSpec | None, folder: Path, ranks: int, run_dir: Path) -> PulseWatch | None:
-        """Return the watch over a world's ranks, None where hangs are not looked for."""
+    def watch(
+        self, health: HealthSpec | None, folder: Path, ranks: int, run_dir: Path, process_of: ProcessOf
+    ) -> PulseWatch | None:
+        """Return the watch over a world's ranks, None where hangs are not looked for. Nodes know their processes."""
         self._sight, self._limits, self._watched = FarSight(self._tell, self._ask), None, _number_of(folder)
         if health is None or not health.hangs:
             return None

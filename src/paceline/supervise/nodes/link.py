@@ -42,6 +42,7 @@ class NodeLink:
         self.heard_at = passed_seconds()
         self._closed, self._looked_at = threading.Event(), Patience(STUCK_SECONDS)
         self.because = ""  # why it is lost
+        self.is_silent = False  # whether that is since the other end says nothing, and not since it has gone
         lines.end.settimeout(lost_after)  # for sending: an end that reads nothing must not stop this one
         lines.end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if beats:
@@ -61,6 +62,7 @@ class NodeLink:
     def is_lost(self) -> bool:
         """Whether the other end has gone, or is silent."""
         if not self.because and self._heard.is_over:
+            self.is_silent = True
             self.because = f"nothing was heard from it for {self._lost_after:g} s of an idle machine"
         return bool(self.because)
 

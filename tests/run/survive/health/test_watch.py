@@ -49,12 +49,13 @@ class Ranks:
         self.folder, self.process, self.ranks, self.now = folder, process, ranks, 100.0
         self.beats, self.nodes = 0, list[Lookout]()
         self.told: list[str] = []  # by nodes to their coordinator
+        self.early: dict[int, int] = {}  # processes of ranks that have no pulse yet
         if not nodes:
-            self.watch = PulseWatch(folder, ranks, HEALTH, folder / "run", load=lambda: load)
+            self.watch = PulseWatch(folder, ranks, HEALTH, folder / "run", lambda: load, None, self.early.get)
             return
         limits = HangLimits.of(HEALTH)
         self.blocks = [range(ranks)[at::nodes] for at in range(nodes)]  # neighbours stand apart, which must not matter
-        self.nodes = [Lookout(NearSight(folder, block, limits)) for block in self.blocks]
+        self.nodes = [Lookout(NearSight(folder, block, limits, self.early.get)) for block in self.blocks]
         self.sight = FarSight(self.hear, self.ask)
         self.watch = PulseWatch(folder, ranks, HEALTH, folder / "run", self.sight.load, self.sight)
 
@@ -144,6 +145,26 @@ def test_one_that_is_stopped_is_named_wherever_it_is(make: MakeRanks) -> None:
         stopped.kill()
     assert suspect is not None and suspect.ranks == (2,)
     assert f"process {stopped.pid} is stopped by a signal" in suspect.because
+
+
+@pytest.mark.parametrize("met", [(0, 1), (0,), ()])
+def test_one_that_is_stopped_before_it_has_a_pulse_is_named_too(make: MakeRanks, met: tuple[int, ...]) -> None:
+    """Its peers wait to meet it, ten minutes if nobody ends that; one that imports for long is no such rank.
+
+    Ranks that have left a world for the next one have no pulse there before they have met.
+    """
+    ranks = make()
+    for rank in met:
+        ranks.beat(rank, PHASES[1], 0)
+    with subprocess.Popen(["sleep", "1000"]) as early:
+        ranks.early[2] = early.pid
+        assert ranks.pass_by(LATE) is None
+        early.send_signal(signal.SIGSTOP)
+        wait_until(lambda: state_of(early.pid) == "T")
+        suspect = ranks.pass_by(LATE)
+        early.kill()
+    assert suspect is not None and suspect.ranks == (2,)
+    assert f"process {early.pid} is stopped by a signal" in suspect.because
 
 
 def test_where_no_rank_is_behind_all_are_named(make: MakeRanks) -> None:

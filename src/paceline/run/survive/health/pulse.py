@@ -53,6 +53,12 @@ def pulse_path(folder: Path, rank: int) -> Path:
     return folder / f"pulse-{rank}"
 
 
+def processes_in(folder: Path) -> list[int]:
+    """Return the processes that have left a pulse in a supervisor's folder, whether or not they are there still."""
+    ranks = [int(path.name.removeprefix("pulse-")) for path in folder.glob("pulse-*")]
+    return [pulse.process for rank in sorted(ranks) if (pulse := read_pulse(folder, rank)) is not None]
+
+
 def stack_path(folder: Path, rank: int) -> Path:
     """Return the file into which a rank writes its stacks."""
     return folder / f"stacks-{rank}.txt"

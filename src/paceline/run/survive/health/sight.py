@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -13,9 +13,17 @@ from paceline.run.survive.health.pulse import STACK_SIGNAL, Pulse, read_pulse, s
 from paceline.run.survive.health.silences import HangLimits, Overview, Silences, WatchedRank, overview_of
 from paceline.run.survive.health.stacks import FLIGHT_MARK
 from paceline.run.survive.health.system import cpu_seconds, state_of
+from paceline.spec.survive.phases import PHASES
 
+STARTING, STANDS_STILL = PHASES[0], "Tt"  # /proc: stopped by a signal, or by a debugger
+ProcessOf = Callable[[int], int | None]  # by rank
 LOOK_SECONDS = 0.2  # between two looks
 LONGEST_LOOK_SECONDS = 5 * LOOK_SECONDS  # that count: a supervisor that slept saw nothing
+
+
+def nobody_knows(rank: int) -> int | None:
+    """Return None: the process of no rank is known before its pulse tells it."""
+    return None
 
 
 class Sight(Protocol):
@@ -43,9 +51,15 @@ class Sight(Protocol):
 class NearSight:
     """The ranks of this machine, whose pulses lie in their supervisor's folder."""
 
-    def __init__(self, folder: Path, ranks: Collection[int], limits: HangLimits) -> None:
-        """`ranks` may change: those are looked at that it has at the moment."""
-        self._folder, self._ranks = folder, ranks
+    def __init__(
+        self, folder: Path, ranks: Collection[int], limits: HangLimits, process_of: ProcessOf = nobody_knows
+    ) -> None:
+        """`ranks` may change: those are looked at that it has at the moment.
+
+        `process_of` knows their processes: one may be stopped before it has a pulse, and its peers wait to meet it.
+        """
+        self._folder, self._ranks, self._process_of = folder, ranks, process_of
+        self._stopped_early: dict[int, float] = {}  # since when such a rank was seen, by rank
         self._silences = Silences(
             limits, lambda pulse: state_of(pulse.process), lambda pulse: cpu_seconds(pulse.process)
         )
@@ -53,9 +67,19 @@ class NearSight:
 
     def overview(self, ended: Collection[int], passed: float, now: float) -> Overview:
         """Return what the ranks show that have not ended."""
-        pulses = (read_pulse(self._folder, rank) for rank in self._ranks if rank not in ended)
+        ranks = [rank for rank in self._ranks if rank not in ended]
+        pulses = (read_pulse(self._folder, rank) or self._stopped_without(rank, now) for rank in ranks)
         self._seen = self._silences.note((pulse for pulse in pulses if pulse is not None), passed, now)
         return overview_of(self._seen.values())
+
+    def _stopped_without(self, rank: int, now: float) -> Pulse | None:
+        """Return what stands for the pulse of a rank whose process is stopped and that has none yet; None of others."""
+        process = self._process_of(rank)
+        if process is None or state_of(process) not in STANDS_STILL:
+            self._stopped_early.pop(rank, None)
+            return None
+        since = self._stopped_early.setdefault(rank, now)
+        return Pulse(rank, process, False, 0, 0, STARTING, since, 0, 0.0)
 
     def closely(self) -> Mapping[int, WatchedRank]:
         """Return how each rank was seen at the last overview."""

@@ -14,6 +14,12 @@ def state_of(process: int) -> str:
     return fields[0] if fields else UNKNOWN
 
 
+def parent_of(process: int) -> int:
+    """Return the process that has started a process, or who takes its place where that has ended; 0 if not known."""
+    fields = _fields(process)
+    return int(fields[1]) if fields else 0
+
+
 def cpu_seconds(process: int) -> float:
     """Return for how long a process has computed, all its threads together; 0 where that is not known."""
     fields = _fields(process)

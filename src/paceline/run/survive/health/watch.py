@@ -15,7 +15,14 @@ from paceline.errors import RankHung
 from paceline.patience import programs_per_core
 from paceline.run.survive.health.flight import missing_from, reached
 from paceline.run.survive.health.pulse import PULSE_FOLDER
-from paceline.run.survive.health.sight import LONGEST_LOOK_SECONDS, LOOK_SECONDS, NearSight, Sight
+from paceline.run.survive.health.sight import (
+    LONGEST_LOOK_SECONDS,
+    LOOK_SECONDS,
+    NearSight,
+    ProcessOf,
+    Sight,
+    nobody_knows,
+)
 from paceline.run.survive.health.silences import HangLimits, WatchedRank, furthest_behind
 from paceline.run.survive.health.stacks import collective_in, main_thread, parted, save_stacks
 from paceline.spec.journal.timing.clock import passed_seconds
@@ -43,12 +50,13 @@ class PulseWatch:
     def __init__(
         self, folder: Path, ranks: int, health: HealthSpec, run_dir: Path | None = None,
         load: Callable[[], float] = programs_per_core, sight: Sight | None = None,
+        process_of: ProcessOf = nobody_knows,
     ) -> None:  # fmt: skip
         """Stacks are kept below `run_dir`; `load` is how many programs want each core.
 
-        `sight` is where ranks are seen; without one, on this machine.
+        `sight` is where ranks are seen; without one, on this machine, where `process_of` knows their processes.
         """
-        self._sight = sight or NearSight(folder, range(ranks), HangLimits.of(health))
+        self._sight = sight or NearSight(folder, range(ranks), HangLimits.of(health), process_of)
         self._folder, self._ranks, self._run_dir, self._load = folder, ranks, run_dir, load
         self._looked = -float("inf")
         self._asked: float | None = None
@@ -57,9 +65,13 @@ class PulseWatch:
         self.have_met = False  # whether a rank was seen to have met the others
 
     @staticmethod
-    def of(health: HealthSpec | None, folder: Path, ranks: int, run_dir: Path | None) -> PulseWatch | None:
+    def of(
+        health: HealthSpec | None, folder: Path, ranks: int, run_dir: Path | None, process_of: ProcessOf = nobody_knows
+    ) -> PulseWatch | None:
         """Return the watch over a world's ranks, None where hangs are not looked for."""
-        return PulseWatch(folder, ranks, health, run_dir) if health is not None and health.hangs else None
+        if health is None or not health.hangs:
+            return None
+        return PulseWatch(folder, ranks, health, run_dir, process_of=process_of)
 
     def for_ranks(self) -> dict[str, str]:
         """Return what the environment of the ranks says: where their pulses are listened to."""
@@ -78,7 +90,8 @@ class PulseWatch:
         overview = self._sight.overview(ended, passed / load, now)
         self.have_met |= overview.have_met
         # What a peer's end brings about is no hang.
-        if ended or self._is_told or overview.ranks < self._ranks or not overview.is_late:
+        are_all_seen = overview.ranks >= self._ranks
+        if ended or self._is_told or not (overview.is_late if are_all_seen else overview.stopped_is_late):
             if self._asked is not None:
                 self._asked = None
                 self._sight.leave()
@@ -93,7 +106,9 @@ class PulseWatch:
         if now - self._asked < STACKS_SECONDS * load:
             return None
         known = self._sight.closely()
-        behind = furthest_behind(known.values()) if len(known) == self._ranks else []
+        behind = furthest_behind(known.values()) if len(known) == self._ranks or not are_all_seen else []
+        if not are_all_seen:  # some have no pulse: they import, or have left a world and wait to meet who is stopped
+            behind = [one for one in behind if one.is_stopped]
         return self._blamed(known, behind, now) if behind else None
 
     def tell(self, suspect: Suspect) -> None:
@@ -122,7 +137,7 @@ class PulseWatch:
         first = named[0]
         pulse = first.pulse
         peers = {name for rank, name in waits_in.items() if name and rank not in ranks}
-        everybody = len(named) == len(known) and len(known) > 1
+        everybody = len(named) == self._ranks > 1
         subject = f"rank{'s' if len(named) > 1 else ''} {', '.join(map(str, ranks))} of {self._ranks}"
         what = f"{subject} hung {TOLD[pulse.phase]} of step {pulse.step}"
         kept = save_stacks(self._run_dir, stacks, flights, states, pulse.step) if self._run_dir else None
