@@ -86,6 +86,13 @@ def test_each_defect_has_an_answer_that_names_it(spec_of: Write, name: str, cont
         assert 'on_bad = "skip"' in raised.value.try_
 
 
+def test_sources_with_targets_are_told_of_their_objective(spec_of: Write) -> None:
+    rows = "source,target\n" + "".join(f"ein Satz {at},a sentence {at}\n" for at in range(50))
+    with pytest.raises(DataError, match="hardly repeat") as raised:
+        open_table(spec_of("pairs.csv", rows, text_field="source"))
+    assert raised.value.try_ is not None and 'objective = "seq2seq"' in raised.value.try_
+
+
 def test_what_is_left_out_is_counted_and_named(spec_of: Write) -> None:
     rows = "text,label\na,x\nb,\nc,y\nd,y,z\ne,x\n"
     table = open_table(spec_of("hole.csv", rows, on_bad="skip"))

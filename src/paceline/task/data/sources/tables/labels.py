@@ -16,6 +16,7 @@ from paceline.errors import DamagedData, DataError, suggestion
 from paceline.spec.task import DataSpec
 
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
+OTHER_LABELS = 'label_field names another column; labels = "classification" takes each value for a class'
 SEPARATOR = "|"  # of several labels in one field of text
 MOST_DISTINCT = 100_000  # values that are counted one by one
 NO_VALUE = ("nan", "n/a", "#n/a", "<na>", "null")  # what programs write where there is no value
@@ -145,7 +146,9 @@ class LabelSurvey:
     def _instead(self) -> str:
         if all(isinstance(value, str) and _DECIMAL_COMMA.fullmatch(value) for value in self.counts):
             return "write numbers with a decimal point: these have a comma"
-        return 'label_field names another column; labels = "classification" takes each value for a class'
+        if self.column == "target":
+            return 'objective = "seq2seq" if they are texts to be written (it says what else to write); ' + OTHER_LABELS
+        return OTHER_LABELS
 
     def _several(self, name: str, names: tuple[str, ...]) -> Labels:
         counts: Counter[object] = Counter()
