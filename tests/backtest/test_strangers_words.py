@@ -89,7 +89,7 @@ def test_programs_in_other_words() -> None:
         ("NeMo 25.02", "NeMo"), ("NVIDIA NeMo", "NeMo"), ("mcore", "Megatron-LM"),
         ("GPT-NeoX 2.0", "Megatron-DeepSpeed"),
         ("Pai-Megatron-Patch", "Megatron-LM"), ("Primus (torchtitan)", "torchtitan"), ("JAX MaxText", "MaxText"),
-        ("PyTorch FSDP", "PyTorch FSDP"), ("nanoGPT", "PyTorch DDP"),
+        ("PyTorch FSDP", "PyTorch FSDP"), ("nanoGPT", "nanoGPT"),
     ):  # fmt: skip
         found, assumed = program_of(name, "")
         assert (found.name, assumed) == (known, ""), name

@@ -36,6 +36,13 @@ class Rows:
         return torch.full((WIDTH,), index / 16), torch.tensor(index % CLASSES)
 
 
+class Threes(Rows):
+    """Rows with something after the class."""
+
+    def __getitem__(self, index: int) -> Any:
+        return *super().__getitem__(index), torch.zeros(1)
+
+
 class Program(nn.Module):
     """Two layers, and between them whatever `look` does."""
 
@@ -238,11 +245,11 @@ def test_a_model_too_large_to_run_here_is_estimated_and_says_so(monkeypatch: pyt
 
 
 def test_a_batch_that_an_objective_of_ours_cannot_read_is_told_in_our_words() -> None:
-    task = Task(model=Program, data=Rows(), objective="regression")
+    task = Task(model=Program, data=Threes(), objective="regression")
     with pytest.raises(ConfigError) as raised:
         trace_here(task)
-    assert raised.value.what == 'the batch has no "labels"' and "a list of 2" in raised.value.because
-    assert 'dicts with "labels"' in raised.value.try_ and "of your own" in raised.value.try_
+    assert raised.value.what == "objective 'regression' got a batch of type list of 3"
+    assert 'a mapping with "labels"' in raised.value.because and "of your own" in raised.value.try_
 
 
 class Fails(Program):

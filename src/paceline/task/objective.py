@@ -179,8 +179,9 @@ def _outputs_and_labels(model: nn.Module, batch: object, objective: str) -> tupl
             )  # fmt: skip
         return _logits(model(inputs[0])), labels
     if not isinstance(batch, tuple | list) or len(batch) != 2:
+        parts = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
         raise ConfigError(
-            f"objective '{objective}' got a batch of type {type(batch).__name__}",
+            f"objective '{objective}' got a batch of type {type(batch).__name__}{parts}",
             'it needs a mapping with "labels" or a pair (inputs, labels)',
             "an objective of your own: package.module:function",
         )

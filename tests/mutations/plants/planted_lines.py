@@ -121,7 +121,7 @@ LINE_PROOFS = [
                  ("if dimensions >= 2 else 0.0", 'if dimensions >= 2 or names == ["norm.weight"] else 0.0')),
             "weights", "optimizer groups", "norm.weight"),
     Planted("optimizer", "the rate of a group is lost where its weights are sharded", "groups, zero 3",
-            line(f"{STEP}:Stepper._update", ('group.get("lr_scale", 1.0)', '1.0')),
+            line("run.updates.rates:ScheduledRates.give", ('group.get("lr_scale", 1.0)', '1.0')),
             "weights", "optimizer", "down_proj"),
     Planted("optimizer", "a frozen group is trained one step too late", "frozen groups",
             line("task.optimizer.groups:frozen_groups", ("step <= until[at]", "step <= until[at] + 1")),

@@ -7,34 +7,18 @@ program held 14 B a logit of a chunk and the head's gradient a third time, which
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from gpu_of_2026_11_27 import hold_as_measured
 
 from paceline.cluster import resolve, store
 from paceline.cluster.machine import Gpu
-from paceline.spec.profile import BlockProfile
-from paceline.task.models.layers.chunks import loss_chunk_tokens
-from paceline.task.models.sizes import DecoderConfig
-from paceline.task.profile import decoder
 
 ROOT = Path(__file__).parents[3]
 FIGURES = ROOT / "benchmarks" / "results" / "figures" / "gpu"
-
-
-head = decoder._head
-
-
-def head_of_that_day(config: DecoderConfig, seq: int) -> BlockProfile:
-    """Return the head's profile with the short-lived bytes that its loss had when the rows were measured."""
-    logits, scaled = loss_chunk_tokens(config.vocab) * config.vocab, 1.5 * config.vocab * config.hidden
-    short = max(min(2.0 * seq * config.vocab, 3.5 * logits), scaled)
-    return dataclasses.replace(
-        head(config, seq), transient_elements=short, transient_cap_elements=max(3.5 * logits, scaled)
-    )
 
 
 def priced(device: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
@@ -43,7 +27,7 @@ def priced(device: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, fl
         monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / folder))
     import one_gpu
 
-    monkeypatch.setattr(decoder, "_head", head_of_that_day)
+    hold_as_measured(monkeypatch)
     rows = json.loads((FIGURES / "grid.json").read_text("utf-8"))["rows"]
     held = {row["name"]: row["measured"] for row in rows if row.get("measured")}
     chosen = [row for row in one_gpu.ROWS if row.name in held]

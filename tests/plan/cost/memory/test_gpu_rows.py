@@ -10,6 +10,7 @@ import dataclasses
 import math
 
 import pytest
+from gpu_of_2026_11_27 import hold_as_measured
 
 from paceline.cluster.resolve import resolve_cluster
 from paceline.plan.cost.pricing import price
@@ -46,6 +47,11 @@ class Row:
             Layout(), 3, self.micro_batch, self.accumulation, batch, self.recompute, "bf16", compile=self.compiled
         )
         return price(PricedTask(profile_decoder(config, self.seq_len), resolved, batch, 1), plan)
+
+
+@pytest.fixture(autouse=True)
+def _that_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    hold_as_measured(monkeypatch)
 
 
 SELECTIVE = Row("llama-1b", 16, 4096, 4, 2, "selective", 38026499584)
