@@ -383,7 +383,9 @@ STRANGE_PROOFS = [
                  ("thin_out.T) * spec.scale", "thin_out.T) * spec.scale * spec.rank**0.5")),
             "loss", "forward pass", "loss"),
     Planted("vocabulary", "rows that fill up a vocabulary count in the softmax", "tensor",
-            line(f"{VOCABULARY}:_losses", ("sums[:, :1].log()", "(sums[:, :1] + (-largest).exp()).log()")),
+            line(f"{VOCABULARY}:_losses",
+                 ("dist.all_reduce(sums, group=group)",
+                  "dist.all_reduce(sums, group=group); sums[:, :1] += (-largest).exp()")),
             "loss", "forward pass", "loss"),
     # ---- samples, evaluations, restarts
     Planted("sample order", "an epoch is filled up with its last sample", "copies",
