@@ -54,12 +54,13 @@ def test_what_falls_once_or_grows_little_is_no_leak() -> None:
     assert looks(LeakWatch(), slower) == [], "and fill for longer: the built-in example was told to leak after 7 steps"
 
 
-def test_looks_that_lie_closer_at_first_tell_a_pace_by_step() -> None:
-    """After every one of the first ten steps, and seldom then."""
-    steps = [1, 2, 3, 4, 5, 100, 200, 300]
+def test_the_first_steps_tell_of_no_leak_and_their_pace_is_by_step() -> None:
+    """Ranks are looked at after every one of the first ten steps, and seldom then."""
+    steps = [*range(501, 511), 600, 700, 800, 900, 1000, 1100]
     watch = LeakWatch()
-    found = [watch.look(step, {"the rest": (900 + step) * MB}) for step in steps]
-    assert next(each for each in found if each is not None).bytes_per_step == MB
+    found = [(step, watch.look(step, {"the rest": (900 + step) * MB})) for step in steps]
+    (told,) = ((step, each) for step, each in found if each is not None)
+    assert told[0] == 1100 and told[1].since == 600 and told[1].bytes_per_step == MB
 
 
 def test_an_unknown_size_promises_no_end() -> None:

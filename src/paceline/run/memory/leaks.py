@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from paceline.units import format_bytes
 
 LOOKS = 5  # one after the other in which memory must have grown each time
+WARM_UP_STEPS = 20  # ranks are looked at after every one of a start's first ten steps
 HALF = (LOOKS + 1) // 2  # looks by which a first and a last pace are told
 LEAST_SHARE = 0.02  # of what is used, that it has grown by in those looks
 LEAST_BYTES = 16 << 20
@@ -41,27 +42,31 @@ class MemoryGrowth:
 
 
 class LeakWatch:
-    """Looks at memory by component now and then. The first look is left out: allocators fill their pools until then."""
+    """Looks at memory by component now and then.
+
+    The first look is left out, and those close behind it: allocators fill their pools until then.
+    """
 
     def __init__(self, usable_bytes: float = math.inf) -> None:
         self._usable = usable_bytes if math.isfinite(usable_bytes) else math.inf
         self._looks: list[tuple[int, dict[str, float]]] = []
         self._told: dict[str, float] = {}  # by component: the level from which on it is told again
         self._first: dict[str, float] = {}  # the level from which it had grown when it was told first
-        self._is_first = True
+        self._began: int | None = None  # the step of the first look
 
     def begin_anew(self) -> None:
         """Forget what was seen: something that is known takes memory now, such as a trace."""
         self._looks.clear()
-        self._is_first = True
+        self._began = None
 
     def look(self, step: int, components: Mapping[str, float]) -> MemoryGrowth | None:
         """Take what memory is spent on after a step, and return the component that grows most, where one does.
 
         The same one is returned again when it has grown twice as far.
         """
-        if self._is_first:
-            self._is_first = False
+        if self._began is None:
+            self._began = step
+        if step < self._began + WARM_UP_STEPS:
             return None
         self._looks.append((step, dict(components)))
         self._looks = self._looks[-(LOOKS + 1) :]
