@@ -21,7 +21,6 @@ as of a larger model: what a save costs whatever its size counts for less there.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import shutil
@@ -47,6 +46,7 @@ from paceline.checkpoint import (
     read_index,
     save_checkpoint,
 )
+from paceline.checkpoint.files.digests import best_kind, new_digest
 from paceline.checkpoint.files.past_caches import PastCaches, page_room
 from paceline.checkpoint.files.threads import Hands, at_once
 from paceline.spec.journal.reading import read_journal
@@ -167,10 +167,15 @@ def hash_raw(size: int, piece: bytes) -> None:
     """Hash so many bytes in pieces, by as many threads as a save works with at once."""
     with Hands(at_once(), "hash") as hands:
         lengths = [min(HASHED_BYTES, size - begin) for begin in range(0, size, HASHED_BYTES)]
-        made = [hands.submit(lambda length: hashlib.sha256(memoryview(piece)[:length]).digest(), length)
-                for length in lengths]  # fmt: skip
-        for each in made:
+        for each in [hands.submit(hash_piece, memoryview(piece)[:length]) for length in lengths]:
             each.result()
+
+
+def hash_piece(content: memoryview) -> None:
+    """Hash it as a piece of a file is."""
+    digest = new_digest(best_kind())
+    digest.update(content)
+    digest.digest()
 
 
 @dataclass
@@ -231,7 +236,7 @@ def measured(run_dir: Path, times: int) -> SaveRates:
         "save": lambda: save_checkpoint(root, 1, state, {}, keep_last=1, kept=kept),
         "disk_write_past_caches": lambda: move_past_caches(raw, size, piece, writes=True),
         "disk_write_and_back": lambda: write_and_read_raw(raw, size, piece),
-        "sha256": lambda: hash_raw(size, piece),
+        "hash": lambda: hash_raw(size, piece),
         "memory_read": lambda: read_raw(raw),
         "load_memory": lambda: (load_checkpoint(newest.path, state), None)[1],
         "disk_read": lambda: read_raw(raw),

@@ -17,8 +17,9 @@ Above INLINE_RANKS ranks that saved, files are listed in `files-00000.json` and 
 there are lists: a rank that loads reads the list or two that it needs, and nothing of the size of the world. That is
 version 3. Its manifest lists the table and the lists alone, and says `"ranks_in_a_list": 128`.
 
-A long file's digest is that of its pieces' digests (files/pieces.py); its entry then says `"piece_bytes": 4194304`. A
-checkpoint with such a file is of version 4, with lists or without.
+A long file's digest is that of its pieces' digests (files/pieces.py); its entry then says `"piece_bytes": 4194304`, and
+`"piece_digest": "blake3"` where those are of BLAKE3. A checkpoint with such a file is of version 4, with lists or
+without, and of version 5 with BLAKE3.
 
 What is read is never trusted: anything wrong is a StorageError.
 """
@@ -29,11 +30,12 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.checkpoint.files.digests import KINDS, SHA256
 from paceline.checkpoint.untrusted import Refused, content, count, digest, refusal, table, typed
 
 MANIFEST_NAME = "manifest.json"
@@ -42,7 +44,8 @@ FORMAT = "paceline-checkpoint"
 VERSION = 2
 VERSION_OF_LISTS = 3
 VERSION_OF_PIECES = 4
-READABLE = (1, VERSION, VERSION_OF_LISTS, VERSION_OF_PIECES)
+VERSION_OF_BLAKE3 = 5
+READABLE = (1, VERSION, VERSION_OF_LISTS, VERSION_OF_PIECES, VERSION_OF_BLAKE3)
 PIECES = range(2**8, 2**30 + 1)  # the lengths of pieces that are read
 INLINE_RANKS = 64  # of a world whose files the manifest itself lists
 
@@ -58,6 +61,7 @@ class FileEntry:
     bytes: int
     sha256: str
     piece_bytes: int = 0
+    piece_digest: str = SHA256
 
 
 @dataclass(frozen=True)
@@ -190,17 +194,21 @@ def encode_list(files: Mapping[str, FileEntry]) -> bytes:
     return json.dumps(_plain(files), separators=(",", ":")).encode()
 
 
-def encode_manifest(manifest: Manifest, in_pieces: bool = False) -> bytes:
+def version_of(files: Iterable[FileEntry]) -> int:
+    """Return the version of a checkpoint with such files: of releases that know their digests."""
+    kinds = {entry.piece_digest for entry in files if entry.piece_bytes}
+    return VERSION_OF_BLAKE3 if kinds - {SHA256} else VERSION_OF_PIECES if kinds else VERSION
+
+
+def encode_manifest(manifest: Manifest, of_listed: int = VERSION) -> bytes:
     """Return what manifest.json holds, of whose files some may be lists of others.
 
-    `in_pieces` says that one of a list's files has a digest of pieces. Raises ValueError or TypeError where `extra` is
-    not JSON (NaN included).
+    `of_listed` is the version that the lists' files take. Raises ValueError or TypeError where `extra` is not JSON (NaN
+    included).
     """
     of_a_list = ranks_in_a_list(manifest.world_size)
     more = {"ranks_in_a_list": of_a_list} if of_a_list else {}
-    version = VERSION_OF_LISTS if of_a_list else VERSION
-    if in_pieces or any(entry.piece_bytes for entry in manifest.files.values()):
-        version = VERSION_OF_PIECES
+    version = max(of_listed, version_of(manifest.files.values()), VERSION_OF_LISTS if of_a_list else VERSION)
     body = {
         "step": manifest.step, "sequence": manifest.sequence, "created": manifest.created,
         "world_size": manifest.world_size, **more, "files": _plain(manifest.files), "extra": manifest.extra,
@@ -210,10 +218,12 @@ def encode_manifest(manifest: Manifest, in_pieces: bool = False) -> bytes:
 
 
 def _plain(files: Mapping[str, FileEntry]) -> dict[str, object]:
-    return {
-        name: {key: value for key, value in vars(entry).items() if key != "piece_bytes" or value}
-        for name, entry in files.items()
-    }
+    found: dict[str, object] = {}
+    for name, entry in files.items():
+        of_pieces = {"piece_bytes": entry.piece_bytes} if entry.piece_bytes else {}
+        kind = {"piece_digest": entry.piece_digest} if entry.piece_digest != SHA256 else {}
+        found[name] = {"bytes": entry.bytes, "sha256": entry.sha256, **of_pieces, **kind}
+    return found
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -256,4 +266,7 @@ def _file(name: str, entry: Any) -> FileEntry:
     piece_bytes = count(entry, "piece_bytes") if "piece_bytes" in entry else 0
     if piece_bytes and piece_bytes not in PIECES:
         raise Refused(f"{name}: pieces of {piece_bytes} bytes")
-    return FileEntry(count(entry, "bytes"), sha256, piece_bytes)
+    kind = typed(entry, "piece_digest", str) if "piece_digest" in entry else SHA256
+    if kind not in KINDS or (kind != SHA256 and not piece_bytes):
+        raise Refused(f"{name}: digests of kind {kind!r} of pieces of {piece_bytes} bytes")
+    return FileEntry(count(entry, "bytes"), sha256, piece_bytes, kind)

@@ -305,7 +305,7 @@ def _finish(written: Written, fence: Callable[[], None] | None, beside: Sequence
         files = {**listed.of_manifest, TABLE_NAME: write_file(unfinished / TABLE_NAME, written.table, flushes)}
         manifest = Manifest(written.step, sequence, created, written.ranks.size, files, written.extra)
         folder.check_lengths(unfinished, listed.lists)  # the first ranks of lists have looked for their files
-        write_file(unfinished / MANIFEST_NAME, encode_manifest(manifest, listed.in_pieces), flushes)
+        write_file(unfinished / MANIFEST_NAME, encode_manifest(manifest, listed.version), flushes)
     IndexReader(unfinished, read_manifest(unfinished))
     if fence is not None:
         fence()

@@ -7,21 +7,24 @@ import hashlib
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from blake3 import blake3
 from checkpoint_samples import write_document
 from runs import run_patiently
 
 from paceline.checkpoint import find_latest, load_checkpoint, read_manifest, save, save_checkpoint, verify_checkpoint
 from paceline.checkpoint.files import copies, past_caches, pieces
+from paceline.checkpoint.files.digests import best_kind, new_digest
 from paceline.checkpoint.files.past_caches import Rooms
 from paceline.checkpoint.files.read_back import PiecesDigest
 from paceline.checkpoint.manifest import MANIFEST_NAME
 from paceline.checkpoint.readers import fill
-from paceline.errors import StorageError
+from paceline.errors import ConfigError, StorageError
 
 SHARD, PIECE = "shard-00000-of-00001.safetensors", 2**12
 HANGS = """
@@ -77,20 +80,82 @@ def check_loads(path: Path) -> None:
     assert all(torch.equal(blank[name], tensor) for name, tensor in state().items())
 
 
+def blake3_of(content: bytes) -> bytes:
+    found: bytes = blake3(content).digest()
+    return found
+
+
+def sha256_of(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()
+
+
+@pytest.mark.parametrize(
+    ("kind", "digest_of", "version"), [("sha256", sha256_of, 4), ("blake3", blake3_of, 5)], ids=["sha256", "blake3"]
+)
 @pytest.mark.usefixtures("small")
-def test_the_digest_is_that_of_the_pieces_digests(tmp_path: Path) -> None:
+def test_the_digest_is_that_of_the_pieces_digests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, digest_of: Callable[[bytes], bytes], version: int
+) -> None:
+    """BLAKE3 where it is there; whoever has it reads what was written without it."""
+    monkeypatch.setattr(pieces, "best_kind", lambda: kind)
     path = saved(tmp_path)
+    monkeypatch.undo()
     content, entry = (path / SHARD).read_bytes(), read_manifest(path).files[SHARD]
     assert len(content) > 3 * PIECE and (entry.bytes, entry.piece_bytes) == (len(content), PIECE)
-    of_pieces = [hashlib.sha256(content[at : at + PIECE]).digest() for at in range(0, len(content), PIECE)]
-    assert entry.sha256 == hashlib.sha256(b"".join(of_pieces)).hexdigest()
-    assert json.loads((path / MANIFEST_NAME).read_text())["version"] == 4
+    of_pieces = [digest_of(content[at : at + PIECE]) for at in range(0, len(content), PIECE)]
+    assert entry.sha256 == hashlib.sha256(b"".join(of_pieces)).hexdigest() and entry.piece_digest == kind
+    assert json.loads((path / MANIFEST_NAME).read_text())["version"] == version
     check_loads(path)
     for step in (1, 1000, PIECE, PIECE + 1, len(content)):  # as a remote storage gives it
-        digest = PiecesDigest(PIECE)
+        digest = PiecesDigest(entry)
         for at in range(0, len(content), step):
             digest.update(content[at : at + step])
         assert digest.hexdigest() == entry.sha256, step
+
+
+def test_digests_of_blake3_are_those_of_its_authors() -> None:
+    """Their test vectors: bytes that count from 0 to 250 and again."""
+    for length, begins in ((0, "af1349b9f5f9a1a6"), (1, "2d3adedff11b61f1"), (1024, "42214739f095a406")):
+        digest = new_digest("blake3")
+        digest.update(bytes(at % 251 for at in range(length)))
+        assert digest.digest().hex().startswith(begins), length
+
+
+@pytest.mark.usefixtures("small")
+def test_without_its_package_blake3_is_not_written_and_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What needs it is not damaged: no older checkpoint is taken in silence for it."""
+    there = saved(tmp_path)
+    monkeypatch.setitem(sys.modules, "blake3", None)
+    best_kind.cache_clear()
+    try:
+        path = saved(tmp_path / "without")
+        assert read_manifest(path).files[SHARD].piece_digest == "sha256"
+        check_loads(path)
+        with pytest.raises(ConfigError, match=r"'blake3' is not installed(.|\n)*pip install blake3"):
+            check_loads(there)
+        with pytest.raises(ConfigError, match="pip install blake3"):
+            verify_checkpoint(there)
+    finally:
+        best_kind.cache_clear()
+    monkeypatch.undo()
+    check_loads(there)
+
+
+@pytest.mark.parametrize(
+    ("changes", "because"),
+    [({"piece_digest": "md5"}, "digests of kind 'md5'"), ({"piece_digest": 3}, "'piece_digest' is not a str"),
+     ({"piece_bytes": 0}, "digests of kind 'blake3' of pieces of 0 bytes")],
+)  # fmt: skip
+@pytest.mark.usefixtures("small")
+def test_digests_that_no_release_writes_are_refused(tmp_path: Path, changes: dict[str, Any], because: str) -> None:
+    path = saved(tmp_path)
+    body = json.loads((path / MANIFEST_NAME).read_text())["body"]
+    body["files"][SHARD].update(changes)
+    write_document(path, 5, body)
+    with pytest.raises(StorageError, match=because):
+        verify_checkpoint(path)
 
 
 def test_a_short_file_goes_through_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,6 +227,7 @@ def test_pieces_of_a_length_that_no_release_writes_are_refused(tmp_path: Path, l
     path = saved(tmp_path)
     body = json.loads((path / MANIFEST_NAME).read_text())["body"]
     body["files"][SHARD]["piece_bytes"] = length
+    del body["files"][SHARD]["piece_digest"]
     write_document(path, 4, body)
     with pytest.raises(StorageError, match="is damaged" if length == 0 else f"pieces of {length} bytes"):
         verify_checkpoint(path)

@@ -1,7 +1,7 @@
 """A file's bytes in pieces, that several threads write and hash, or read back: one core hashes more slowly than a disk.
 
-The digest of a file in pieces is the sha256 of its pieces' sha256, 32 bytes each, one after the other. A file of one
-piece has the plain sha256 of its bytes.
+The digest of a file in pieces is the sha256 of its pieces' digests (digests.py), 32 bytes each, one after the other. A
+file of one piece has the plain sha256 of its bytes.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import TypeVar
 import numpy as np
 
 from paceline.checkpoint.files.destinations import copy_bytes
+from paceline.checkpoint.files.digests import SHA256, best_kind, new_digest
 from paceline.checkpoint.files.flushes import Flushes
 from paceline.checkpoint.files.past_caches import PastCaches, Rooms
 from paceline.checkpoint.files.threads import Hands, at_once
@@ -43,9 +44,10 @@ def write_in_pieces(path: Path, content: Iterable[memoryview], flushes: Flushes,
     """
     file = path.open("x+b", buffering=0)
     flushes.add(file)
-    digests, length = list[bytes](), 0
+    digests, length, kind = list[bytes](), 0, best_kind() if expected > PIECE_BYTES else SHA256
     with contextlib.ExitStack() as opened:
-        writer = opened.enter_context(contextlib.closing(_Writer(PastCaches(path, file.fileno(), True), expected)))
+        caches = PastCaches(path, file.fileno(), True)
+        writer = opened.enter_context(contextlib.closing(_Writer(caches, expected, kind)))
         flush = _Flush(opened.enter_context(Hands(1, "flush")), file.fileno())
         for digest, taken in opened.enter_context(contextlib.closing(_by_hands(writer.put, content))):
             digests.append(digest)
@@ -53,9 +55,9 @@ def write_in_pieces(path: Path, content: Iterable[memoryview], flushes: Flushes,
             if not writer.file.is_used:
                 flush.again()
         flush.end()
-    if len(digests) == 1:
+    if len(digests) == 1 and kind == SHA256:
         return FileEntry(length, digests[0].hex())
-    return FileEntry(length, hashlib.sha256(b"".join(digests)).hexdigest(), PIECE_BYTES)
+    return FileEntry(length, hashlib.sha256(b"".join(digests)).hexdigest(), PIECE_BYTES, kind)
 
 
 def compare_in_pieces(path: Path, content: Iterable[memoryview]) -> None:
@@ -151,13 +153,13 @@ def _room_bytes(length: int) -> int:
 class _Writer:
     """Puts pieces into a file."""
 
-    def __init__(self, file: PastCaches, expected: int) -> None:
-        self.file, self._step = file, _room_bytes(expected)
+    def __init__(self, file: PastCaches, expected: int, kind: str) -> None:
+        self.file, self._step, self._kind = file, _room_bytes(expected), kind
         self._rooms = Rooms(self._step)
 
     def put(self, at: int, parts: list[memoryview]) -> bytes:
         """Write a piece at its place, as much at a time as a room holds, and return its digest."""
-        digest = hashlib.sha256()
+        digest = new_digest(self._kind)
         with self._rooms.one() as room:
             for some in cut(parts, self._step):
                 length = 0

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from paceline.checkpoint.files.destinations import NOWHERE, BytesInPlace, Destinations, cut_off, read_spread, tell
+from paceline.checkpoint.files.digests import new_digest
 from paceline.checkpoint.files.past_caches import Rooms
 from paceline.checkpoint.files.pieces import AHEAD, HANDS
 from paceline.checkpoint.files.threads import Hands, at_once
@@ -90,7 +91,7 @@ def _open(
     for name, entry in files.items():
         with _told(path / name):
             content = opened.enter_context((path / name).open("rb", buffering=0))
-        yield _File(path / name, entry, content, PiecesDigest(entry.piece_bytes), into.get(name, NOWHERE))
+        yield _File(path / name, entry, content, PiecesDigest(entry), into.get(name, NOWHERE))
 
 
 def _pieces(files: Iterable[_File], hands: Hands) -> Iterator[_Piece]:
@@ -108,9 +109,9 @@ def _pieces(files: Iterable[_File], hands: Hands) -> Iterator[_Piece]:
 class PiecesDigest:
     """The digest of a file from those of its pieces, or from its bytes as they come; plain where pieces have none."""
 
-    def __init__(self, piece_bytes: int = 0) -> None:
-        self._piece_bytes, self._held = piece_bytes, 0
-        self._whole, self._piece = hashlib.sha256(), hashlib.sha256()
+    def __init__(self, entry: FileEntry) -> None:
+        self._piece_bytes, self._kind, self._held = entry.piece_bytes, entry.piece_digest, 0
+        self._whole, self._piece = hashlib.sha256(), new_digest(self._kind)
         self._known = b""
 
     def add(self, digest: bytes) -> None:
@@ -142,7 +143,7 @@ class PiecesDigest:
 
     def _end_piece(self) -> None:
         self.add(self._piece.digest())
-        self._piece, self._held = hashlib.sha256(), 0
+        self._piece, self._held = new_digest(self._kind), 0
 
 
 def _digest(file: _File, at: int, end: int, rooms: Rooms) -> bytes:
@@ -151,7 +152,7 @@ def _digest(file: _File, at: int, end: int, rooms: Rooms) -> bytes:
     What is hashed are the bytes where they have come to. One thread at a time reads a file, while others hash: a disk
     whose system reads on by itself is faster so than one that is asked for several places at once.
     """
-    digest, came = hashlib.sha256(), list[BytesInPlace]()
+    digest, came = new_digest(file.entry.piece_digest), list[BytesInPlace]()
     with rooms.one() as room:
         for some in _read(file, at, end, room):
             for stretch in some:

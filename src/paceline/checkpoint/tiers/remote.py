@@ -17,7 +17,7 @@ from typing import Any
 
 from paceline.checkpoint.files.read_back import PiecesDigest
 from paceline.checkpoint.folder import create_partial, verify_checkpoint
-from paceline.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
+from paceline.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, read_manifest
 from paceline.checkpoint.tiers.newest import newest_first, next_sequence
 from paceline.errors import MissingExtra, StorageError
 from paceline.patience import Patience
@@ -61,7 +61,7 @@ class RemoteStore:
             self._files.makedirs(target, exist_ok=True)
             for name, entry in manifest.files.items():
                 self._files.put_file(str(folder / name), f"{target}/{name}")
-                if self._digest(f"{target}/{name}", entry.piece_bytes) != (entry.bytes, entry.sha256):
+                if self._digest(f"{target}/{name}", entry) != (entry.bytes, entry.sha256):
                     raise StorageError(f"{self.url} did not take {folder.name}", f"{name} reads back otherwise")
             self._files.put_file(str(folder / MANIFEST_NAME), f"{target}/{MANIFEST_NAME}")
             if self._files.cat_file(f"{target}/{MANIFEST_NAME}") != (folder / MANIFEST_NAME).read_bytes():
@@ -141,9 +141,9 @@ class RemoteStore:
             self._files.rm(f"{self._root}/{name}", recursive=True)
         return tuple(doomed)
 
-    def _digest(self, path: str, piece_bytes: int) -> tuple[int, str]:
+    def _digest(self, path: str, entry: FileEntry) -> tuple[int, str]:
         """Return length and digest of what the storage gives for a file."""
-        digest, length = PiecesDigest(piece_bytes), 0
+        digest, length = PiecesDigest(entry), 0
         with self._files.open(path, "rb") as file:
             while piece := file.read(PIECE_BYTES):
                 digest.update(piece)

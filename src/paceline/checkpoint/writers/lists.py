@@ -3,7 +3,7 @@
 Of up to INLINE_RANKS ranks the manifest itself is the only list. In larger worlds a list is of about as many ranks as
 there are lists: of 16,384 ranks 128 lists, each of 128 ranks. The ranks of a list tell the first of them about their
 files along a tree, that rank writes the list, and the first ranks tell rank 0 about their lists in the same way. So
-nobody hears of more than 128 ranks (18 kB), and rank 0 of 128 lists besides (6 kB).
+nobody hears of more than 128 ranks (19 kB), and rank 0 of 128 lists besides (6 kB).
 """
 
 from __future__ import annotations
@@ -14,15 +14,24 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from paceline.checkpoint.files.digests import KINDS
 from paceline.checkpoint.files.flushes import Flushes
 from paceline.checkpoint.files.read_back import verify_files
-from paceline.checkpoint.manifest import FileEntry, encode_list, files_of, list_name, ranks_in_a_list
+from paceline.checkpoint.manifest import (
+    VERSION,
+    FileEntry,
+    encode_list,
+    files_of,
+    list_name,
+    ranks_in_a_list,
+    version_of,
+)
 from paceline.checkpoint.ranks import Ranks
 from paceline.checkpoint.shards import write_file
 from paceline.checkpoint.writers.talk import Message, Talk
 
-FILE_ROW = struct.Struct("<qq32s")  # of a file: its length, that of its pieces, and its digest
-LIST_ROW = struct.Struct("<qq?32s")  # of a list: its length, that of its files, whether any is in pieces, its digest
+FILE_ROW = struct.Struct("<qqB32s")  # of a file: its length, that of its pieces, the kind of theirs, and its digest
+LIST_ROW = struct.Struct("<qqB32s")  # of a list: its length, that of its files, the version they take, its digest
 
 
 @dataclass
@@ -35,7 +44,7 @@ class KnownFiles:
     own: dict[str, FileEntry] = field(default_factory=dict)
     lists: dict[str, FileEntry] = field(default_factory=dict)
     bytes: int = 0
-    in_pieces: bool = False  # whether any of those has a digest of pieces
+    version: int = VERSION  # that these take
 
     @property
     def of_manifest(self) -> dict[str, FileEntry]:
@@ -58,12 +67,12 @@ def tell_of_files(files: Mapping[str, FileEntry], ranks: Ranks, what: str, folde
     known = KnownFiles({} if place else _entries(rows, first, ranks.size))
     told = ranks.attempt(what, partial(_write_list, folder, list_name(number), known.own) if not place else bytes)
     if not place:
-        for each, (length, held, in_pieces, digest) in enumerate(
+        for each, (length, held, version, digest) in enumerate(
             map(LIST_ROW.unpack, ranks.hold_talk(bring(told, number, count, 0, of_a_list)))
         ):
             known.lists[list_name(number + each)] = FileEntry(length, digest.hex())
             known.bytes += held
-            known.in_pieces |= in_pieces
+            known.version = max(known.version, version)
     return known
 
 
@@ -85,8 +94,11 @@ def bring(row: bytes, place: int, size: int, first: int, stride: int = 1) -> Tal
 
 
 def _row(entry: FileEntry | None) -> bytes:
-    """Return a file as 48 bytes that travel: zeros for one that is not there."""
-    return FILE_ROW.pack(entry.bytes, entry.piece_bytes, bytes.fromhex(entry.sha256)) if entry else bytes(FILE_ROW.size)
+    """Return a file as 49 bytes that travel: zeros for one that is not there."""
+    if entry is None:
+        return bytes(FILE_ROW.size)
+    kind = KINDS.index(entry.piece_digest)
+    return FILE_ROW.pack(entry.bytes, entry.piece_bytes, kind, bytes.fromhex(entry.sha256))
 
 
 def _entries(rows: Sequence[bytes], first: int, world_size: int) -> dict[str, FileEntry]:
@@ -94,9 +106,9 @@ def _entries(rows: Sequence[bytes], first: int, world_size: int) -> dict[str, Fi
     found = {}
     for rank, row in enumerate(rows, first):
         for name, told in zip(files_of(rank, world_size), FILE_ROW.iter_unpack(row), strict=True):
-            length, piece_bytes, digest = told
+            length, piece_bytes, kind, digest = told
             if length:
-                found[name] = FileEntry(length, digest.hex(), piece_bytes)
+                found[name] = FileEntry(length, digest.hex(), piece_bytes, KINDS[kind])
     return found
 
 
@@ -105,6 +117,5 @@ def _write_list(folder: Path, name: str, files: Mapping[str, FileEntry]) -> byte
     with Flushes() as flushes:
         entry = write_file(folder / name, encode_list(files), flushes)
     verify_files(folder, {name: entry})
-    in_pieces = any(file.piece_bytes for file in files.values())
     held = sum(file.bytes for file in files.values())
-    return LIST_ROW.pack(entry.bytes, held, in_pieces, bytes.fromhex(entry.sha256))
+    return LIST_ROW.pack(entry.bytes, held, version_of(files.values()), bytes.fromhex(entry.sha256))

@@ -6,7 +6,6 @@ digest of them, has no complex128, and makes a second copy of the state to save 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import struct
 from collections.abc import Sequence
@@ -16,13 +15,15 @@ from pathlib import Path
 import torch
 
 from paceline.checkpoint import Snapshot
+from paceline.checkpoint.files.digests import KINDS, best_kind, new_digest
 from paceline.checkpoint.fingerprint import PlaceWeights
 from paceline.checkpoint.snapshot import Part
 from paceline.checkpoint.untrusted import Refused
 from paceline.errors import StorageError
 from paceline.run.survive.saving.checked import ToldPart, check_values, checked
 
-HEAD = struct.Struct("<Q32s")  # the length of what follows as JSON, and the digest of all that follows
+# The length of what follows as JSON, which of KINDS the digest is, and the digest of all that follows.
+HEAD = struct.Struct("<QB32s")
 
 
 def name_of(step: int, rank: int, world: int) -> str:
@@ -42,7 +43,8 @@ def to_bytes(taken: Snapshot) -> torch.Tensor:
     for value in taken.values.values():
         content[at : at + value.nbytes] = value.detach().contiguous().view(-1).view(torch.uint8)
         at += value.nbytes
-    head = HEAD.pack(len(told), hashlib.sha256(content[HEAD.size :].numpy().data).digest())
+    kind = best_kind()
+    head = HEAD.pack(len(told), KINDS.index(kind), _digest(kind, content[HEAD.size :].numpy().data))
     content[: HEAD.size] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
     return content
 
@@ -51,8 +53,8 @@ def from_bytes(path: Path) -> Snapshot:
     """Return the snapshot of a file. Raises StorageError where a single bit of it is another, or it cannot be true."""
     try:
         content = path.read_bytes()
-        length, digest = HEAD.unpack_from(content)
-        if hashlib.sha256(memoryview(content)[HEAD.size :]).digest() != digest:
+        length, kind, digest = HEAD.unpack_from(content)
+        if kind >= len(KINDS) or _digest(KINDS[kind], memoryview(content)[HEAD.size :]) != digest:
             raise StorageError(f"{path} is damaged", "its bytes are not those that were written")
         at = HEAD.size + length
         if at > len(content):
@@ -61,6 +63,12 @@ def from_bytes(path: Path) -> Snapshot:
         return Snapshot(step, _values(parts, content, at), extra)
     except (OSError, ValueError, RecursionError, struct.error) as error:
         raise StorageError(f"{path} cannot be read", str(error)) from error
+
+
+def _digest(kind: str, content: memoryview) -> bytes:
+    digest = new_digest(kind)
+    digest.update(content)
+    return digest.digest()
 
 
 def _values(parts: Sequence[ToldPart], content: bytes, at: int) -> dict[Part, torch.Tensor]:
