@@ -154,7 +154,8 @@ def test_what_a_run_is_slowed_by_bounds_it(kind: str, tmp_path: Path) -> None:
         *(["evaluation"] if kind == "evaluation" else []),
     }  # fmt: skip
     told = records_of(tmp_path, "verdict")
-    assert told and told[-1]["bound"] in (bound.kind, "host") and told[-1]["shares"].keys() == by_kind.keys()
+    also = ("host", kind) if is_busy(bound) else ("host",)  # of the last few steps alone the machine may let it see more
+    assert told and told[-1]["bound"] in (bound.kind, *also) and told[-1]["shares"].keys() == by_kind.keys()
     skew = {each.name: each for each in bound.skew}
     if kind == "data":
         waiting = skew["waiting for its batch"]
