@@ -154,7 +154,7 @@ def test_what_a_run_is_slowed_by_bounds_it(kind: str, tmp_path: Path) -> None:
         *(["evaluation"] if kind == "evaluation" else []),
     }  # fmt: skip
     told = records_of(tmp_path, "verdict")
-    also = ("host", kind) if is_busy(bound) else ("host",)  # of the last few steps alone the machine may let it see more
+    also = ("host", kind) if is_busy(bound) else ("host",)  # of its last steps alone a run sees more
     assert told and told[-1]["bound"] in (bound.kind, *also) and told[-1]["shares"].keys() == by_kind.keys()
     skew = {each.name: each for each in bound.skew}
     if kind == "data":
