@@ -229,6 +229,50 @@ def test_how_a_loop_ended_is_on_record(tmp_path: Path, kind: str, code: int, sta
         assert "the user's own" in end["error"]["traceback"]
 
 
+ALONE = """
+run = paceline.Run(task_of(data=(Points(), Points())), "dp_replicate=2", cluster=cluster(2),
+                   run={"dir": folder + "/run"}, verify=False)
+for batch in run:
+    run.step(batch)
+    if run.world.rank == int(sys.argv[2]) and batch.step == 2:
+        getattr(run, sys.argv[3])()
+"""
+
+
+@pytest.mark.parametrize(("rank", "call"), [("0", "evaluate"), pytest.param("1", "save", marks=pytest.mark.deep)])
+def test_a_call_that_one_rank_makes_alone_ends_the_run_with_both_ranks_named(
+    tmp_path: Path, rank: str, call: str
+) -> None:
+    """Its peers took its numbers for those of their step: gloo ended rank after rank by SIGABRT, in four worlds."""
+    ended = run(tmp_path, ALONE, rank, call)
+    assert ended.returncode == 2, ended.stdout + ended.stderr
+    other = 1 - int(rank)
+    assert f"rank {rank} called run.{call}() after step 2, and rank {other} did not\n" in ended.stderr
+    assert f"rank {other} has begun step 3" in ended.stderr and "SIGABRT" not in ended.stdout + ended.stderr
+    assert records_of(tmp_path / "run", "recovery") == [] and len(steps_of(tmp_path / "run")) == 2
+
+
+EVALUATES = """
+kill = {"kind": "kill", "rank": 1, "step": 3, "phase": "save"}
+run = paceline.Run(task_of(data=(Points(), Points())), "dp_replicate=2", cluster=cluster(2), faults=[kill],
+                   run={"dir": folder + "/run", "checkpoint_every": "3 steps", "evaluate_every": "none"}, verify=False)
+for batch in run:
+    run.step(batch)
+    run.evaluate()
+"""
+
+
+@pytest.mark.deep
+def test_a_rank_that_comes_later_joins_the_evaluation_that_follows_the_step_before(tmp_path: Path) -> None:
+    """Killed in the save of step 3: its peer has that step, and evaluates; the new rank began with step 4."""
+    ended = run(tmp_path, EVALUATES)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    run_dir = tmp_path / "run"
+    (recovery,) = records_of(run_dir, "recovery")
+    assert recovery["rung"] == "reform" and "SIGABRT" not in ended.stdout + ended.stderr
+    assert [each["step"] for each in records_of(run_dir, "evaluation")] == [1, 2, 3, 4, 5, 6], "each once"
+
+
 ON_ONE_RANK = """
 once = {"dir": folder + "/run", "recovery": {"retries": RETRIES}}
 run = paceline.Run(task_of(), "dp_replicate=2", cluster=cluster(2), run=once, verify=False)

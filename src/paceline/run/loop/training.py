@@ -18,6 +18,7 @@ from paceline.run.loop.resume import Progress
 from paceline.run.loop.step import StepStats
 from paceline.run.loop.under_plan import refuse_replan
 from paceline.run.numerics.not_finite import of_the_data
+from paceline.run.process.roll_call import STEP
 from paceline.run.process.world import World, build_mesh
 from paceline.run.record.left_loop import LeftLoop, left_at, record_left
 from paceline.run.record.recorder import is_echo
@@ -57,6 +58,8 @@ class Training(BetweenSteps):
         model that was given as an object, which the plan before has changed in place.
         """
         before, has_left = self.brief.plan, world is not None and world is not self.world
+        if not has_left:
+            self._roll.meet("run.replan", self.progress.step)
         build_mesh(plan.layout, world or self.world)  # raises where the plan is not for it, while all is as it was
         refuse_replan(self.spec.task, before, plan)
         self._metrics_under(plan)
@@ -64,7 +67,7 @@ class Training(BetweenSteps):
             self._change_world(world)
         else:
             self._tell_health()
-            self.save()
+            self._save_and_heed()
         self.take_down()
         self.brief = dataclasses.replace(self.brief, plan=plan)
         self._under = self._build(plan, self.world)
@@ -95,7 +98,7 @@ class Training(BetweenSteps):
         try:
             self._hook("on_start", self.progress.step)
             if self.progress.step == 0 and self._evaluate_every and gives_weights(self.spec.task.model):
-                self.evaluate()  # what the weights can do before they are trained
+                self._evaluate()  # what the weights can do before they are trained
             while self.progress.step < self.brief.steps and not (self._is_over or self._is_spent):
                 before = self.progress.step
                 self._went_back = False
@@ -193,6 +196,7 @@ class Training(BetweenSteps):
                 try:
                     self._made = made = self._update(following)
                 except RollBack as spike:
+                    self._roll.begins(-1)  # what it has begun is not made
                     return self._go_back(following, spike)
                 self._after(made, following)
                 if self._called_away and not self._reformed():
@@ -226,7 +230,21 @@ class Training(BetweenSteps):
         """Return this rank's part of the batch of a step."""
         return self._under.batches.take(position, step)
 
+    def _come_to(self, batch: StepBatch) -> None:
+        """Come to a step with all ranks. In a world that is formed anew those that stayed may have more to do before.
+
+        They are between two steps of their loops, of which a rank that has come later knows nothing: it joins them.
+        """
+        if self._meets_step:
+            calls = {"run.evaluate": self.evaluate, "run.save": self.save}
+            while self._is_new and (call := calls.get(self._roll.next_call())) is not None:
+                call()
+            self._roll.meet(STEP, self.progress.step)
+            self._meets_step = False
+        self._roll.begins(batch.step)
+
     def _update(self, batch: StepBatch) -> StepStats:
+        self._come_to(batch)
         self._tally.begins(self._data_seconds)
         began = time.perf_counter()
         task = self.spec.task

@@ -1,0 +1,159 @@
+"""The roll call: ranks meet in the store of their world before a call that all of them must make, as an evaluation.
+
+A rank that makes such a call alone (`if rank == 0: run.evaluate()`) would send its peers, who have gone on to the next
+step, numbers that they take for those of the step: gloo ends the process, and where sizes happen to be equal the
+numbers are wrong. So the first rank that comes leaves word of its call, and waits. A thread of each peer looks for the
+word, and answers where its own rank has begun a later step, or has left: it will never come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+
+import torch.distributed as dist
+
+from paceline.errors import ConfigError, PacelineError
+from paceline.patience import Patience
+from paceline.run.process.gathering import LONGEST_SECONDS, SHORTEST_SECONDS, word_of_supervisor
+
+STEP = "run.step"
+LOOK_SECONDS = 1.0  # between two looks for a word
+MOST_LOOKS = 2_000  # a second, of all ranks: in a larger world each looks more rarely
+ANSWER_SECONDS = 10.0  # of an idle machine, after which who waits goes on as if all had come: peers may just be slow
+STOP_SECONDS = 2.0  # for a look that is under way
+ROLLS = "paceline/roll"  # how many roll calls a rank has begun in a store, which several runs of a script may share
+
+
+class RollCall:
+    """What a rank knows of the calls that its world makes together. Each world has its own; one rank alone needs none.
+
+    The calls of a world are counted from 1, on all ranks alike. A store that has gone with its process ends all looks:
+    then calls are made as they come.
+    """
+
+    def __init__(self, rank: int, size: int, store: dist.Store | None = None, is_reformed: bool = False) -> None:
+        """`store` is that of the process group, if none is given.
+
+        In a world that is formed anew ranks that have come later make calls that others have made before: there a
+        difference is a failure that may be tried again.
+        """
+        self.rank, self.size, self._is_reformed = rank, size, is_reformed
+        self.has_completed = False  # whether the run was trained to its end
+        in_group = size > 1 and dist.is_initialized()
+        self._store = store or (dist.distributed_c10d._get_default_store() if in_group else None)
+        self._prefix = f"{ROLLS}/{self._store.add(f'{ROLLS}/of/{rank}', 1)}" if self._store else ""
+        self._met, self._begun = 0, -1  # the calls so far, and the newest step that this rank has begun
+        self._word, self._over = word_of_supervisor(), threading.Event()
+        self._every = max(LOOK_SECONDS, size / MOST_LOOKS)
+        self._thread: threading.Thread | None = None
+        if self._store is not None:
+            self._thread = threading.Thread(target=self._listen, name="paceline-roll", daemon=True)
+            self._thread.start()
+
+    def begins(self, step: int) -> None:
+        """Note that this rank begins a step, or goes back behind it; it costs nothing."""
+        self._begun = step
+
+    def meet(self, call: str, step: int) -> None:
+        """Return once all ranks have come to the same call after the same step.
+
+        Raises ConfigError where another rank makes another call, or has gone on. A peer that does not come for long is
+        not waited for here: the call itself waits, and hears of one that was lost.
+        """
+        if self._store is None:
+            return
+        self._met += 1
+        with contextlib.suppress(RuntimeError):  # torch's errors of a store: it has gone
+            self._meet(self._store, f"{self._prefix}/{self._met}", [call, step, self.rank])
+
+    def next_call(self) -> str:
+        """Return the call that a peer waits in, once one does: what a rank that has come later is to join in."""
+        key, seconds = f"{self._prefix}/{self._met + 1}/word", SHORTEST_SECONDS
+        while self._store is not None and not self._is_told():
+            try:
+                if self._store.check([key]):
+                    return str(json.loads(self._store.get(key))[0])
+            except RuntimeError:
+                break
+            time.sleep(seconds)
+            seconds = min(1.5 * seconds, LONGEST_SECONDS)
+        return STEP
+
+    def stop(self) -> None:
+        """Answer nobody any more: this process is to be in another world, or ends."""
+        self._over.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(STOP_SECONDS)
+        self._store = None
+
+    def leave(self) -> None:
+        """Stop; peers that wait for this rank, now or later, are told where it has trained to the end."""
+        if self._store is not None and self.has_completed:
+            with contextlib.suppress(RuntimeError):
+                self._store.set(f"{self._prefix}/left", json.dumps([self.rank, "has ended"]))
+        self.stop()
+
+    # ---- who waits -------------------------------------------------------------------------------------------------
+
+    def _meet(self, store: dist.Store, key: str, mine: list[object]) -> None:
+        if store.add(f"{key}/first", 1) == 1:
+            store.set(f"{key}/word", json.dumps(mine))
+        else:
+            first = json.loads(store.get(f"{key}/word"))
+            if first[:2] != mine[:2]:
+                store.set(f"{key}/apart", json.dumps([self.rank, _told(str(mine[0]), int(str(mine[1])))]))
+                raise self._apart(first, self.rank, _told(str(mine[0]), int(str(mine[1]))))
+        if store.add(f"{key}/come", 1) == self.size:
+            store.set(f"{key}/all", "yes")
+        patience, seconds = Patience(ANSWER_SECONDS), SHORTEST_SECONDS
+        while not (store.check([f"{key}/all"]) or patience.is_over or self._is_told()):
+            for found in (f"{key}/apart", f"{self._prefix}/left"):
+                if store.check([found]):
+                    rank, told = json.loads(store.get(found))
+                    raise self._apart(mine, int(rank), str(told))
+            time.sleep(seconds)
+            seconds = min(1.5 * seconds, LONGEST_SECONDS)
+
+    def _apart(self, called: list[object], other: int, told: str) -> PacelineError:
+        call, step, rank = called
+        kind = PacelineError if self._is_reformed else ConfigError
+        after = f"after step {step}" if step else "before the first step"
+        return kind(
+            f"rank {rank} called {call}() {after}, and rank {other} did not",
+            f"rank {other} {told}; {call}() computes on all ranks together, so each of them must come to it",
+            f"{call}() on every rank; ask for the rank only where its result is used: "
+            f"found = {call}(); if run.world.is_first: print(found)",
+        ).naming_ranks()
+
+    def _is_told(self) -> bool:
+        """Return whether the supervisor has said that a peer has gone, which the call itself is to find."""
+        return self._over.is_set() or (self._word is not None and self._word.exists())
+
+    # ---- who is waited for -----------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        while not self._over.wait(self._every):
+            store = self._store
+            try:
+                if store is not None:
+                    self._answer(store)
+            except RuntimeError:  # the store has gone with its process
+                return
+
+    def _answer(self, store: dist.Store) -> None:
+        """Tell a peer that waits in a call, where this rank has gone on without it."""
+        number = self._met + 1
+        key = f"{self._prefix}/{number}"
+        if not store.check([f"{key}/word"]):
+            return
+        call, step, _ = json.loads(store.get(f"{key}/word"))
+        begun = self._begun
+        if self._met + 1 == number and begun > step:  # asked in this order: it may come to the call just now
+            store.set(f"{key}/apart", json.dumps([self.rank, f"has begun step {begun}"]))
+
+
+def _told(call: str, step: int) -> str:
+    return f"called {call}() after step {step}"

@@ -1,0 +1,178 @@
+"""Calls that all ranks must make: one that a rank makes alone is told with both ranks, and who is slow is waited for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch.distributed as dist
+
+from paceline.errors import ConfigError, PacelineError
+from paceline.run.process import roll_call
+from paceline.run.process.roll_call import STEP, RollCall
+
+EVALUATE, SAVE = "run.evaluate", "run.save"
+Make = Callable[..., RollCall]
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Return what makes the roll call of one of two ranks that share a store, and looks a hundred times a second."""
+    monkeypatch.setattr(roll_call, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(roll_call, "ANSWER_SECONDS", 1e9)
+    store, made = dist.HashStore(), list[RollCall]()
+
+    def call(rank: int, **more: bool) -> RollCall:
+        made.append(RollCall(rank, 2, store, **more))
+        return made[-1]
+
+    yield call
+    for each in made:
+        each.stop()
+
+
+class Beside(threading.Thread):
+    """A rank's call on a thread of its own."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        super().__init__(daemon=True)
+        self._work = work
+        self.error: PacelineError | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._work()
+        except PacelineError as error:
+            self.error = error
+
+
+def test_ranks_that_come_to_the_same_calls_go_on(make: Make) -> None:
+    first, second = make(0), make(1)
+    for step in range(5):
+        for each in (first, second):
+            each.begins(step)
+        peer = Beside(lambda step=step: second.meet(EVALUATE, step))  # type: ignore[misc]
+        first.meet(EVALUATE, step)
+        peer.join()
+        assert peer.error is None
+
+
+@pytest.mark.parametrize("alone", [0, 1])
+def test_a_call_that_one_rank_makes_alone_is_told_with_both(make: Make, alone: int) -> None:
+    calls = make(0), make(1)
+    for each in calls:
+        each.begins(3)
+    calls[1 - alone].begins(4)
+    with pytest.raises(ConfigError, match=rf"rank {alone} called run\.evaluate\(\) after step 3, and rank") as caught:
+        calls[alone].meet(EVALUATE, 3)
+    assert caught.value.because.startswith(f"rank {1 - alone} has begun step 4;") and caught.value.names_ranks
+
+
+def test_a_rank_that_is_slow_is_waited_for(make: Make) -> None:
+    """It has looked for words many times and has said nothing: it may come yet, and does."""
+    first, second = make(0), make(1)
+    looks, enough = [0], threading.Event()
+    answer = second._answer
+
+    def counted(store: dist.Store) -> None:
+        answer(store)
+        looks[0] += 1
+        if looks[0] >= 5:
+            enough.set()
+
+    second._answer = counted  # type: ignore[method-assign]
+    second.begins(3)
+    peer = Beside(lambda: first.meet(SAVE, 3))
+    assert enough.wait(60) and peer.is_alive()
+    second.meet(SAVE, 3)
+    peer.join()
+    assert peer.error is None
+
+
+def test_different_calls_are_told_on_both_ranks(make: Make) -> None:
+    first, second = make(0), make(1)
+    peer = Beside(lambda: first.meet(SAVE, 2))
+    with pytest.raises(ConfigError):
+        second.meet(EVALUATE, 2)
+    peer.join()
+    assert isinstance(peer.error, ConfigError)
+
+
+def test_a_rank_that_goes_back_behind_a_step_has_not_gone_on(make: Make) -> None:
+    first, second = make(0), make(1)
+    second.begins(7)
+    second.begins(-1)
+    peer = Beside(lambda: first.meet(EVALUATE, 4))
+    second.meet(EVALUATE, 4)
+    peer.join()
+    assert peer.error is None
+
+
+def test_who_has_trained_to_the_end_and_left_does_not_come(make: Make) -> None:
+    first, second = make(0), make(1)
+    second.has_completed = True
+    second.leave()
+    with pytest.raises(ConfigError, match="rank 0 called") as caught:
+        first.meet(EVALUATE, 6)
+    assert caught.value.because.startswith("rank 1 has ended;")
+
+
+def test_nobody_is_waited_for_without_end(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call itself is then made: it waits for peers that are slow, and hears of one that has died."""
+    monkeypatch.setattr(roll_call, "ANSWER_SECONDS", 0.0)
+    make(0).meet(EVALUATE, 6)
+
+
+def test_a_store_that_has_gone_stops_no_call(make: Make) -> None:
+    class Gone:
+        def add(self, key: str, number: int) -> int:
+            if "/of/" in key:
+                return 1
+            raise dist.DistError("the store has gone")
+
+        def check(self, keys: list[str]) -> bool:
+            raise dist.DistError("the store has gone")
+
+    alone = RollCall(0, 2, Gone())  # type: ignore[arg-type]
+    alone.meet(EVALUATE, 6)
+    assert alone.next_call() == STEP
+    alone.stop()
+
+
+def test_a_second_run_of_a_script_knows_nothing_of_the_calls_of_the_first(make: Make) -> None:
+    for call in (EVALUATE, SAVE):
+        first, second = make(0), make(1)
+        peer = Beside(lambda call=call, first=first: first.meet(call, 9))  # type: ignore[misc]
+        second.meet(call, 9)
+        peer.join()
+        assert peer.error is None
+        first.has_completed = second.has_completed = True
+        first.leave()
+        second.leave()
+
+
+def test_a_rank_that_comes_later_joins_what_the_others_do_before_their_step(make: Make) -> None:
+    stayed, came = make(0, is_reformed=True), make(1, is_reformed=True)
+
+    def of_the_loop() -> None:
+        stayed.meet(EVALUATE, 4)
+        stayed.meet(STEP, 4)
+
+    peer, joined = Beside(of_the_loop), list[str]()
+    while (call := came.next_call()) != STEP:
+        joined.append(call)
+        came.meet(call, 4)
+    came.meet(STEP, 4)
+    peer.join()
+    assert joined == [EVALUATE] and peer.error is None
+
+
+def test_in_a_world_that_is_formed_anew_a_difference_may_be_tried_again(make: Make) -> None:
+    """A rank that has come later makes calls in steps that the others have made before."""
+    stayed, came = make(0, is_reformed=True), make(1, is_reformed=True)
+    stayed.begins(5)
+    with pytest.raises(PacelineError) as caught:
+        came.meet(EVALUATE, 4)
+    assert not isinstance(caught.value, ConfigError) and caught.value.exit_code == 1
