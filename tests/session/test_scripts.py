@@ -49,8 +49,8 @@ def squared_error(model, batch):
 
 
 def task_of(objective=squared_error, **changes):
-    settings = {"name": "points", "global_batch": "11 samples", "stop": "6 steps", **changes}
-    return paceline.Task(model=Net, data=Points(), objective=objective, **settings)
+    settings = {"name": "points", "data": Points(), "global_batch": "11 samples", "stop": "6 steps", **changes}
+    return paceline.Task(model=Net, objective=objective, **settings)
 
 
 folder = sys.argv[1]

@@ -1,4 +1,4 @@
-"""Calls that all ranks must make: one that a rank makes alone is told with both ranks, and who is slow is waited for."""
+"""Calls that all ranks must make: one that a rank makes alone is told with both ranks; who is slow is waited for."""
 
 from __future__ import annotations
 

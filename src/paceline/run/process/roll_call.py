@@ -149,7 +149,7 @@ class RollCall:
         key = f"{self._prefix}/{number}"
         if not store.check([f"{key}/word"]):
             return
-        call, step, _ = json.loads(store.get(f"{key}/word"))
+        _, step, _ = json.loads(store.get(f"{key}/word"))
         begun = self._begun
         if self._met + 1 == number and begun > step:  # asked in this order: it may come to the call just now
             store.set(f"{key}/apart", json.dumps([self.rank, f"has begun step {begun}"]))
