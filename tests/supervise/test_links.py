@@ -1,4 +1,4 @@
-"""Links between nodes and a coordinator: who was asleep hears first, and who looks at nobody is no longer said to live."""
+"""Links of nodes and a coordinator: who was asleep hears first, and who looks at nobody is no longer said to live."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def ends() -> Iterator[tuple[Lines, Lines]]:
 def test_who_was_stopped_has_heard_nothing_and_waits_before_it_gives_up(
     ends: tuple[Lines, Lines], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node that is frozen with its coordinator, as a suspended job, wakes first: it ended the coordinator that lived."""
+    """A node that is frozen with its coordinator, as a suspended job, and wakes first ended a coordinator that lived."""
     clock = SimpleNamespace(now=100.0)
     for module in (patience, linking):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now), raising=False)
@@ -58,6 +58,7 @@ def test_who_was_stopped_has_heard_nothing_and_waits_before_it_gives_up(
 def coordinator(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[NodeLinks, Lines]]:
     """Return a coordinator's links, of which one thread beats, and the end of its one node."""
     monkeypatch.setattr(many, "STUCK_SECONDS", 0.05)
+    monkeypatch.setattr(patience, "programs_per_core", lambda: 1.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         near = socket.create_connection(server.getsockname())
         link = NodeLink(Lines(server.accept()[0]), LOST_AFTER, beats=False)
@@ -78,7 +79,7 @@ def beats(node: Lines) -> bool:
 def test_a_coordinator_that_hangs_while_it_looks_after_ranks_is_no_longer_said_to_live(
     coordinator: tuple[NodeLinks, Lines],
 ) -> None:
-    """Its main thread is here; the beats are another thread's, which told of a coordinator that would never look again."""
+    """Its main thread is here; the beats are another thread's, and told of one that would never look again."""
     links, node = coordinator
     assert beats(node), "before any rank is there it plans, for however long"
     links.look_after()
