@@ -252,10 +252,16 @@ def test_a_call_that_one_rank_makes_alone_ends_the_run_with_both_ranks_named(
     assert records_of(tmp_path / "run", "recovery") == [] and len(steps_of(tmp_path / "run")) == 2
 
 
-EVALUATES = """
-kill = {"kind": "kill", "rank": 1, "step": 3, "phase": "save"}
-run = paceline.Run(task_of(data=(Points(), Points())), "dp_replicate=2", cluster=cluster(2), faults=[kill],
-                   run={"dir": folder + "/run", "checkpoint_every": "3 steps", "evaluate_every": "none"}, verify=False)
+JOINED = """
+class Counts:
+    def on_start(self, moment):
+        return {"log": {"ranks": moment.sum([1.0])[0]}}
+
+
+kill = {"kind": "kill", "rank": 1, "step": 3, "phase": sys.argv[2]}
+task = task_of(data=(Points(), Points()), callbacks=[Counts])
+run = paceline.Run(task, "dp_replicate=2", cluster=cluster(2), faults=[kill], verify=False,
+                   run={"dir": folder + "/run", "checkpoint_every": "3 steps", "evaluate_every": "none"})
 for batch in run:
     run.step(batch)
     run.evaluate()
@@ -263,14 +269,19 @@ for batch in run:
 
 
 @pytest.mark.deep
-def test_a_rank_that_comes_later_joins_the_evaluation_that_follows_the_step_before(tmp_path: Path) -> None:
-    """Killed in the save of step 3: its peer has that step, and evaluates; the new rank began with step 4."""
-    ended = run(tmp_path, EVALUATES)
+@pytest.mark.parametrize(("phase", "reached"), [("forward", 2), ("save", 3)])
+def test_a_rank_that_comes_later_starts_with_its_peers_and_joins_what_their_loops_do(
+    tmp_path: Path, phase: str, reached: int
+) -> None:
+    """Its hook `on_start` met peers in their step. In the save of step 3: its peer has that step, and evaluates."""
+    ended = run(tmp_path, JOINED, phase)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     run_dir = tmp_path / "run"
     (recovery,) = records_of(run_dir, "recovery")
-    assert recovery["rung"] == "reform" and "SIGABRT" not in ended.stdout + ended.stderr
+    assert (recovery["rung"], recovery["step"]) == ("reform", reached) and "SIGABRT" not in ended.stdout + ended.stderr
     assert [each["step"] for each in records_of(run_dir, "evaluation")] == [1, 2, 3, 4, 5, 6], "each once"
+    starts = [(each["step"], each["values"]["ranks"]) for each in records_of(run_dir, "logged")]
+    assert starts == [(0, 2.0), (reached, 2.0)]
 
 
 ON_ONE_RANK = """

@@ -35,7 +35,7 @@ def ends() -> Iterator[tuple[Lines, Lines]]:
 def test_who_was_stopped_has_heard_nothing_and_waits_before_it_gives_up(
     ends: tuple[Lines, Lines], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node that is frozen with its coordinator, as a suspended job, and wakes first ended a coordinator that lived."""
+    """A node that is frozen with its coordinator, as a suspended job, and wakes first ended one that lived."""
     clock = SimpleNamespace(now=100.0)
     for module in (patience, linking):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now), raising=False)

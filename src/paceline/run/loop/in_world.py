@@ -170,7 +170,7 @@ class InWorld:
     def _call_roll(self) -> None:
         """Have this world's ranks meet before calls that all of them must make."""
         self._roll.stop()
-        self._meets_step = self._generation.rung == REFORMED  # where some ranks have come in the middle of a loop
+        self._meets_step = self._generation.rung == REFORMED  # where ranks may have come in the middle of a loop
         self._roll = RollCall(self.world.rank, self.world.size, is_reformed=self._meets_step)
         weakref.finalize(self, self._roll.leave)
 
@@ -181,7 +181,7 @@ class InWorld:
         `_done_step` is the step before it.
         """
         self._points = points_of(self.spec.run, self.dir, self.world.rank, self.world.size)
-        self._is_new = held is None
+        self._joins, self._starts_again = held is None and self._meets_step, held is not None
         together = bring_together(self.world, self._generation, held)
         self._under = self._build(self.brief.plan, self.world, together.root if together else None)
         let_go(together, self.world)

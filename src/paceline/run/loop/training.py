@@ -97,7 +97,8 @@ class Training(BetweenSteps):
             self._record.say(ended_early(self.progress.step, run_directory(self.spec)))
         try:
             self._hook("on_start", self.progress.step)
-            if self.progress.step == 0 and self._evaluate_every and gives_weights(self.spec.task.model):
+            is_first = self.progress.step == 0 and not self._joins
+            if is_first and self._evaluate_every and gives_weights(self.spec.task.model):
                 self._evaluate()  # what the weights can do before they are trained
             while self.progress.step < self.brief.steps and not (self._is_over or self._is_spent):
                 before = self.progress.step
@@ -187,10 +188,14 @@ class Training(BetweenSteps):
         Those are more than one where the state that is left is older. Who calls the loop sees each step once.
         """
         following: StepBatch | None = batch
-        while self.progress.step < wanted or self._done_step < wanted:
+        while self.progress.step < wanted or self._done_step < wanted or self._starts_again:
             lost: BaseException | None = None
             try:
                 if self._make_up():
+                    continue
+                if self._starts_again:  # as ranks do that have come later, before they take a batch
+                    self._hook("on_start", self.progress.step)
+                    self._starts_again = False
                     continue
                 following = following or self._next_batch()
                 try:
@@ -237,7 +242,7 @@ class Training(BetweenSteps):
         """
         if self._meets_step:
             calls = {"run.evaluate": self.evaluate, "run.save": self.save}
-            while self._is_new and (call := calls.get(self._roll.next_call())) is not None:
+            while self._joins and (call := calls.get(self._roll.next_call())) is not None:
                 call()
             self._roll.meet(STEP, self.progress.step)
             self._meets_step = False
