@@ -109,7 +109,7 @@ class RunLock:
         self._seen = None if state is None else (self.generation, *state)
 
     def check_saving(self) -> None:
-        """Do what `check` does, and raise StorageError where the directory is elsewhere: who saves would make it anew."""
+        """Do what `check` does, and raise StorageError where the directory is elsewhere: a save would make it anew."""
         self.check()
         if not os.path.lexists(self._path):
             self._refuse_moved()

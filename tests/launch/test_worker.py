@@ -34,7 +34,9 @@ def test_a_rank_looks_for_no_garbage_while_it_imports() -> None:
 def test_a_rank_that_cannot_import_torch_says_so(tmp_path: Path) -> None:
     """Without a word of it the supervisor said that something had called exit."""
     (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").write_text("raise OSError('libcudart.so.13: cannot open shared object file')\n")
+    (tmp_path / "torch" / "__init__.py").write_text(
+        "raise OSError('libcudart.so.13: cannot open shared object file')\n"
+    )
     environ = environment()
     environ["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{environ.get('PYTHONPATH', '')}"
     environ |= {ERROR_FOLDER: str(tmp_path), "RANK": "0"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -112,7 +113,7 @@ def test_a_rank_that_goes_back_behind_a_step_has_not_gone_on(make: Make) -> None
 
 def test_who_has_trained_to_the_end_and_left_does_not_come(make: Make) -> None:
     first, second = make(0), make(1)
-    second.has_completed = True
+    second.ends(has_completed=True)
     second.leave()
     with pytest.raises(ConfigError, match="rank 0 called") as caught:
         first.meet(EVALUATE, 6)
@@ -141,6 +142,37 @@ def test_a_store_that_has_gone_stops_no_call(make: Make) -> None:
     alone.stop()
 
 
+@pytest.mark.parametrize(("begun", "answers"), [([1, 2, 3], 0), ([1, 1, 1, 2], 2)])
+def test_a_rank_that_makes_steps_leaves_the_store_alone(
+    make: Make, monkeypatch: pytest.MonkeyPatch, begun: list[int], answers: int
+) -> None:
+    """The process that serves the store may have left, at the end of a run, and torch prints a page for each look."""
+    monkeypatch.setattr(roll_call, "LOOK_SECONDS", 1e6)
+    rank, asked, left = make(0), list[dist.Store](), list(begun)
+
+    def step_before_a_look(seconds: float) -> bool:
+        if left:
+            rank.begins(left.pop(0))
+            return False
+        return True
+
+    over = rank._over
+    rank._answer = asked.append  # type: ignore[method-assign]
+    rank._over = SimpleNamespace(wait=step_before_a_look)  # type: ignore[assignment]
+    rank._listen()
+    rank._over = over
+    assert len(asked) == answers
+
+
+def test_nobody_is_answered_any_more_when_the_run_has_ended(make: Make) -> None:
+    rank = make(0)
+    thread = rank._thread
+    assert thread is not None and thread.is_alive()
+    rank.ends(has_completed=True)
+    thread.join(60)
+    assert not thread.is_alive()
+
+
 def test_a_second_run_of_a_script_knows_nothing_of_the_calls_of_the_first(make: Make) -> None:
     for call in (EVALUATE, SAVE):
         first, second = make(0), make(1)
@@ -148,9 +180,9 @@ def test_a_second_run_of_a_script_knows_nothing_of_the_calls_of_the_first(make: 
         second.meet(call, 9)
         peer.join()
         assert peer.error is None
-        first.has_completed = second.has_completed = True
-        first.leave()
-        second.leave()
+        for each in (first, second):
+            each.ends(has_completed=True)
+            each.leave()
 
 
 def test_a_rank_that_comes_later_joins_what_the_others_do_before_their_step(make: Make) -> None:

@@ -379,6 +379,6 @@ class BetweenSteps(InWorld):
         self._notices.close()
         self._leave_node()
         self._points.tell(self._record)
-        self._roll.has_completed = status == "complete"
+        self._roll.ends(status == "complete")
         goes_on = self._notices.goes_on() if isinstance(error, Requeue) else None
         self._record.ended(status, self.progress.step, time.monotonic() - self._began, error, goes_on)

@@ -22,7 +22,9 @@ from paceline.run.process.gathering import LONGEST_SECONDS, SHORTEST_SECONDS, wo
 STEP = "run.step"
 LOOK_SECONDS = 1.0  # between two looks for a word
 MOST_LOOKS = 2_000  # a second, of all ranks: in a larger world each looks more rarely
-ANSWER_SECONDS = 10.0  # of an idle machine, after which who waits goes on as if all had come: peers may just be slow
+ANSWER_SECONDS = (
+    10.0  # at least, of an idle machine, after which who waits goes on as if all had come: peers may just be slow
+)
 STOP_SECONDS = 2.0  # for a look that is under way
 ROLLS = "paceline/roll"  # how many roll calls a rank has begun in a store, which several runs of a script may share
 
@@ -41,7 +43,7 @@ class RollCall:
         difference is a failure that may be tried again.
         """
         self.rank, self.size, self._is_reformed = rank, size, is_reformed
-        self.has_completed = False  # whether the run was trained to its end
+        self._has_completed = False  # whether the run was trained to its end
         in_group = size > 1 and dist.is_initialized()
         self._store = store or (dist.distributed_c10d._get_default_store() if in_group else None)
         self._prefix = f"{ROLLS}/{self._store.add(f'{ROLLS}/of/{rank}', 1)}" if self._store else ""
@@ -66,8 +68,10 @@ class RollCall:
         if self._store is None:
             return
         self._met += 1
-        with contextlib.suppress(RuntimeError):  # torch's errors of a store: it has gone
+        try:
             self._meet(self._store, f"{self._prefix}/{self._met}", [call, step, self.rank])
+        except RuntimeError:  # torch's errors of a store: it has gone
+            self._store = None
 
     def next_call(self) -> str:
         """Return the call that a peer waits in, once one does: what a rank that has come later is to join in."""
@@ -77,10 +81,15 @@ class RollCall:
                 if self._store.check([key]):
                     return str(json.loads(self._store.get(key))[0])
             except RuntimeError:
-                break
+                self._store = None
             time.sleep(seconds)
             seconds = min(1.5 * seconds, LONGEST_SECONDS)
         return STEP
+
+    def ends(self, has_completed: bool) -> None:
+        """Note that the run has ended, as complete or otherwise: no step follows, so nobody is to be answered."""
+        self._has_completed = has_completed
+        self._over.set()
 
     def stop(self) -> None:
         """Answer nobody any more: this process is to be in another world, or ends."""
@@ -91,7 +100,7 @@ class RollCall:
 
     def leave(self) -> None:
         """Stop; peers that wait for this rank, now or later, are told where it has trained to the end."""
-        if self._store is not None and self.has_completed:
+        if self._store is not None and self._has_completed:
             with contextlib.suppress(RuntimeError):
                 self._store.set(f"{self._prefix}/left", json.dumps([self.rank, "has ended"]))
         self.stop()
@@ -108,7 +117,7 @@ class RollCall:
                 raise self._apart(first, self.rank, _told(str(mine[0]), int(str(mine[1]))))
         if store.add(f"{key}/come", 1) == self.size:
             store.set(f"{key}/all", "yes")
-        patience, seconds = Patience(ANSWER_SECONDS), SHORTEST_SECONDS
+        patience, seconds = Patience(max(ANSWER_SECONDS, 4 * self._every)), SHORTEST_SECONDS
         while not (store.check([f"{key}/all"]) or patience.is_over or self._is_told()):
             for found in (f"{key}/apart", f"{self._prefix}/left"):
                 if store.check([found]):
@@ -130,17 +139,24 @@ class RollCall:
 
     def _is_told(self) -> bool:
         """Return whether the supervisor has said that a peer has gone, which the call itself is to find."""
-        return self._over.is_set() or (self._word is not None and self._word.exists())
+        return self._word is not None and self._word.exists()
 
     # ---- who is waited for -----------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
+        """Answer where this rank stands in one step from look to look; who makes steps leaves the store alone.
+
+        torch prints a page where a store has gone, as at the end of the process that serves it.
+        """
+        before = -1
         while not self._over.wait(self._every):
-            store = self._store
+            store, begun = self._store, self._begun
+            is_new, before = begun != before, begun
+            if is_new or store is None or self._is_told():
+                continue
             try:
-                if store is not None:
-                    self._answer(store)
-            except RuntimeError:  # the store has gone with its process
+                self._answer(store)
+            except RuntimeError:
                 return
 
     def _answer(self, store: dist.Store) -> None:
