@@ -229,6 +229,25 @@ def test_how_a_loop_ended_is_on_record(tmp_path: Path, kind: str, code: int, sta
         assert "the user's own" in end["error"]["traceback"]
 
 
+IN_A_GROUP = """
+import torch.distributed as dist
+from paceline.errors import ConfigError
+from paceline.session.uncaught import end_with_own_code
+from paceline.uncaught import end_with_code
+
+{"own": end_with_own_code, "any": end_with_code}[sys.argv[2]]()
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+raise ConfigError("what was wrong")
+"""
+
+
+@pytest.mark.parametrize("kind", ["own", "any"])
+def test_an_error_in_a_process_group_is_shown_and_has_its_code(tmp_path: Path, kind: str) -> None:
+    """torch keeps what hooks print in a group until they return: of ranks without a supervisor nobody saw an error."""
+    ended = run(tmp_path, IN_A_GROUP, kind)
+    assert ended.returncode == 2 and "ConfigError: what was wrong" in ended.stderr, ended.stderr
+
+
 ALONE = """
 run = paceline.Run(task_of(data=(Points(), Points())), "dp_replicate=2", cluster=cluster(2),
                    run={"dir": folder + "/run"}, verify=False)

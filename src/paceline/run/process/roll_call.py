@@ -22,9 +22,7 @@ from paceline.run.process.gathering import LONGEST_SECONDS, SHORTEST_SECONDS, wo
 STEP = "run.step"
 LOOK_SECONDS = 1.0  # between two looks for a word
 MOST_LOOKS = 2_000  # a second, of all ranks: in a larger world each looks more rarely
-ANSWER_SECONDS = (
-    10.0  # at least, of an idle machine, after which who waits goes on as if all had come: peers may just be slow
-)
+ANSWER_SECONDS = 10.0  # at least, of an idle machine; then who waits goes on as if all had come: peers may be slow
 STOP_SECONDS = 2.0  # for a look that is under way
 ROLLS = "paceline/roll"  # how many roll calls a rank has begun in a store, which several runs of a script may share
 
