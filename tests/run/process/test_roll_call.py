@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import torch.distributed as dist
 
 from paceline.errors import ConfigError, PacelineError
 from paceline.run.process import roll_call
-from paceline.run.process.roll_call import STEP, RollCall
+from paceline.run.process.roll_call import RollCall
 
 EVALUATE, SAVE = "run.evaluate", "run.save"
 Make = Callable[..., RollCall]
@@ -137,8 +138,8 @@ def test_a_store_that_has_gone_stops_no_call(make: Make) -> None:
             raise dist.DistError("the store has gone")
 
     alone = RollCall(0, 2, Gone())  # type: ignore[arg-type]
+    alone.come_to_step({})
     alone.meet(EVALUATE, 6)
-    assert alone.next_call() == STEP
     alone.stop()
 
 
@@ -185,20 +186,49 @@ def test_a_second_run_of_a_script_knows_nothing_of_the_calls_of_the_first(make: 
             each.leave()
 
 
-def test_a_rank_that_comes_later_joins_what_the_others_do_before_their_step(make: Make) -> None:
-    stayed, came = make(0, is_reformed=True), make(1, is_reformed=True)
+@pytest.mark.parametrize("calls", [{0: [EVALUATE]}, {1: [SAVE, EVALUATE]}, {0: [SAVE], 1: [SAVE, EVALUATE]}, {}])
+def test_in_a_world_that_is_formed_anew_all_join_what_one_does_before_its_step(
+    make: Make, calls: dict[int, list[str]]
+) -> None:
+    """Those that stayed are between two steps of their loops, and one that has come later is before its loop."""
+    made: dict[int, list[str]] = {0: [], 1: []}
 
-    def of_the_loop() -> None:
-        stayed.meet(EVALUATE, 4)
-        stayed.meet(STEP, 4)
+    def ranks_part(rank: int) -> None:
+        roll = make(rank, is_reformed=True)
 
-    peer, joined = Beside(of_the_loop), list[str]()
-    while (call := came.next_call()) != STEP:
-        joined.append(call)
-        came.meet(call, 4)
-    came.meet(STEP, 4)
+        def call(name: str) -> None:
+            roll.meet(name, 4)
+            made[rank].append(name)
+
+        for name in calls.get(rank, ()):
+            call(name)
+        roll.come_to_step({name: functools.partial(call, name) for name in (EVALUATE, SAVE)})
+
+    peer = Beside(lambda: ranks_part(1))
+    ranks_part(0)
     peer.join()
-    assert joined == [EVALUATE] and peer.error is None
+    assert peer.error is None
+    assert made[0] == made[1] == max(calls.values(), key=len, default=[])
+
+
+@pytest.mark.parametrize("has_completed", [True, False])
+def test_who_waits_for_a_step_is_told_of_a_rank_that_has_left(make: Make, has_completed: bool) -> None:
+    """A loop that the others have left by themselves: the collectives of the step hear of that, and say it."""
+    stayed, came = make(0, is_reformed=True), make(1, is_reformed=True)
+    peer = Beside(lambda: came.come_to_step({}))
+    stayed.ends(has_completed)
+    stayed.leave()
+    peer.join(60)
+    assert not peer.is_alive() and peer.error is None
+
+
+def test_a_peer_that_has_failed_tells_more_than_who_waits_for_it(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call itself hears that it has gone, as an echo of its error."""
+    monkeypatch.setattr(roll_call, "ANSWER_SECONDS", 0.0)
+    first, second = make(0), make(1)
+    second.ends(has_completed=False)
+    second.leave()
+    first.meet(EVALUATE, 6)
 
 
 def test_in_a_world_that_is_formed_anew_a_difference_may_be_tried_again(make: Make) -> None:

@@ -18,7 +18,6 @@ from paceline.run.loop.resume import Progress
 from paceline.run.loop.step import StepStats
 from paceline.run.loop.under_plan import refuse_replan
 from paceline.run.numerics.not_finite import of_the_data
-from paceline.run.process.roll_call import STEP
 from paceline.run.process.world import World, build_mesh
 from paceline.run.record.left_loop import LeftLoop, left_at, record_left
 from paceline.run.record.recorder import is_echo
@@ -114,6 +113,7 @@ class Training(BetweenSteps):
                         "the loop body did not call run.step(batch)",
                         "call stats = run.step(batch) once for every batch",
                     )
+            self._join_peers()
             self._hook("on_end", self.progress.step)
             self._keeper.close(self.world)
             if self.progress.step >= self._first_step:
@@ -235,21 +235,15 @@ class Training(BetweenSteps):
         """Return this rank's part of the batch of a step."""
         return self._under.batches.take(position, step)
 
-    def _come_to(self, batch: StepBatch) -> None:
-        """Come to a step with all ranks. In a world that is formed anew those that stayed may have more to do before.
-
-        They are between two steps of their loops, of which a rank that has come later knows nothing: it joins them.
-        """
+    def _join_peers(self) -> None:
+        """Come to a step, or the end, with all ranks of a world that is formed anew: loops may ask for more before."""
         if self._meets_step:
-            calls = {"run.evaluate": self.evaluate, "run.save": self.save}
-            while self._joins and (call := calls.get(self._roll.next_call())) is not None:
-                call()
-            self._roll.meet(STEP, self.progress.step)
             self._meets_step = False
-        self._roll.begins(batch.step)
+            self._roll.come_to_step({"run.evaluate": self.evaluate, "run.save": self.save})
 
     def _update(self, batch: StepBatch) -> StepStats:
-        self._come_to(batch)
+        self._join_peers()
+        self._roll.begins(batch.step)
         self._tally.begins(self._data_seconds)
         began = time.perf_counter()
         task = self.spec.task

@@ -8,10 +8,11 @@ word, and answers where its own rank has begun a later step, or has left: it wil
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
 import time
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import torch.distributed as dist
 
@@ -19,12 +20,12 @@ from paceline.errors import ConfigError, PacelineError
 from paceline.patience import Patience
 from paceline.run.process.gathering import LONGEST_SECONDS, SHORTEST_SECONDS, word_of_supervisor
 
-STEP = "run.step"
 LOOK_SECONDS = 1.0  # between two looks for a word
 MOST_LOOKS = 2_000  # a second, of all ranks: in a larger world each looks more rarely
 ANSWER_SECONDS = 10.0  # at least, of an idle machine; then who waits goes on as if all had come: peers may be slow
 STOP_SECONDS = 2.0  # for a look that is under way
 ROLLS = "paceline/roll"  # how many roll calls a rank has begun in a store, which several runs of a script may share
+T = TypeVar("T")
 
 
 class RollCall:
@@ -44,7 +45,8 @@ class RollCall:
         self._has_completed = False  # whether the run was trained to its end
         in_group = size > 1 and dist.is_initialized()
         self._store = store or (dist.distributed_c10d._get_default_store() if in_group else None)
-        self._prefix = f"{ROLLS}/{self._store.add(f'{ROLLS}/of/{rank}', 1)}" if self._store else ""
+        self._prefix = f"{ROLLS}/{self._try(lambda store: store.add(f'{ROLLS}/of/{rank}', 1))}"
+        self._all_begin, self._left = f"{self._prefix}/begins", f"{self._prefix}/left"
         self._met, self._begun = 0, -1  # the calls so far, and the newest step that this rank has begun
         self._word, self._over = word_of_supervisor(), threading.Event()
         self._every = max(LOOK_SECONDS, size / MOST_LOOKS)
@@ -66,23 +68,21 @@ class RollCall:
         if self._store is None:
             return
         self._met += 1
-        try:
-            self._meet(self._store, f"{self._prefix}/{self._met}", [call, step, self.rank])
-        except RuntimeError:  # torch's errors of a store: it has gone
-            self._store = None
+        self._try(lambda store: self._meet(store, f"{self._prefix}/{self._met}", [call, step, self.rank]))
 
-    def next_call(self) -> str:
-        """Return the call that a peer waits in, once one does: what a rank that has come later is to join in."""
-        key, seconds = f"{self._prefix}/{self._met + 1}/word", SHORTEST_SECONDS
-        while self._store is not None and not self._is_told():
-            try:
-                if self._store.check([key]):
-                    return str(json.loads(self._store.get(key))[0])
-            except RuntimeError:
-                self._store = None
+    def come_to_step(self, joins: Mapping[str, Callable[[], object]]) -> None:
+        """Return once all ranks have come to a step or an end, and join what some of them call before, by its name.
+
+        Some have stayed between two steps of their loops, others begin theirs: neither knows what the others do there.
+        """
+        self._try(lambda store: store.add(f"{self._prefix}/step", 1) == self.size and store.set(self._all_begin, "yes"))
+        seconds = SHORTEST_SECONDS
+        while (open_call := self._try(self._open_call)) is not None:
+            if (call := joins.get(open_call)) is not None:
+                call()
+                continue
             time.sleep(seconds)
             seconds = min(1.5 * seconds, LONGEST_SECONDS)
-        return STEP
 
     def ends(self, has_completed: bool) -> None:
         """Note that the run has ended, as complete or otherwise: no step follows, so nobody is to be answered."""
@@ -97,13 +97,27 @@ class RollCall:
         self._store = None
 
     def leave(self) -> None:
-        """Stop; peers that wait for this rank, now or later, are told where it has trained to the end."""
-        if self._store is not None and self._has_completed:
-            with contextlib.suppress(RuntimeError):
-                self._store.set(f"{self._prefix}/left", json.dumps([self.rank, "has ended"]))
+        """Stop; peers that wait for this rank, now or later, are told that it comes no more."""
+        told = json.dumps([self.rank, "has ended", self._has_completed])
+        self._try(lambda store: store.set(self._left, told))
         self.stop()
 
+    def _try(self, work: Callable[[dist.Store], T]) -> T | None:
+        """Do something with the store; None where that has gone, now or before."""
+        try:
+            return work(self._store) if self._store is not None else None
+        except RuntimeError:  # torch's errors of a store
+            self._store = None
+            return None
+
     # ---- who waits -------------------------------------------------------------------------------------------------
+
+    def _open_call(self, store: dist.Store) -> str | None:
+        """Return the call that a peer waits in, "" where none does; None once all have come, or one has left."""
+        if self._is_told() or store.check([self._all_begin]) or store.check([self._left]):
+            return None
+        word = f"{self._prefix}/{self._met + 1}/word"
+        return str(json.loads(store.get(word))[0]) if store.check([word]) else ""
 
     def _meet(self, store: dist.Store, key: str, mine: list[object]) -> None:
         if store.add(f"{key}/first", 1) == 1:
@@ -111,16 +125,17 @@ class RollCall:
         else:
             first = json.loads(store.get(f"{key}/word"))
             if first[:2] != mine[:2]:
-                store.set(f"{key}/apart", json.dumps([self.rank, _told(str(mine[0]), int(str(mine[1])))]))
+                store.set(f"{key}/apart", json.dumps([self.rank, _told(str(mine[0]), int(str(mine[1]))), True]))
                 raise self._apart(first, self.rank, _told(str(mine[0]), int(str(mine[1]))))
         if store.add(f"{key}/come", 1) == self.size:
             store.set(f"{key}/all", "yes")
         patience, seconds = Patience(max(ANSWER_SECONDS, 4 * self._every)), SHORTEST_SECONDS
         while not (store.check([f"{key}/all"]) or patience.is_over or self._is_told()):
-            for found in (f"{key}/apart", f"{self._prefix}/left"):
+            for found in (f"{key}/apart", self._left):
                 if store.check([found]):
-                    rank, told = json.loads(store.get(found))
-                    raise self._apart(mine, int(rank), str(told))
+                    rank, told, is_certain = json.loads(store.get(found))
+                    if is_certain:  # who has failed meanwhile tells more
+                        raise self._apart(mine, int(rank), str(told))
             time.sleep(seconds)
             seconds = min(1.5 * seconds, LONGEST_SECONDS)
 
@@ -166,7 +181,7 @@ class RollCall:
         _, step, _ = json.loads(store.get(f"{key}/word"))
         begun = self._begun
         if self._met + 1 == number and begun > step:  # asked in this order: it may come to the call just now
-            store.set(f"{key}/apart", json.dumps([self.rank, f"has begun step {begun}"]))
+            store.set(f"{key}/apart", json.dumps([self.rank, f"has begun step {begun}", True]))
 
 
 def _told(call: str, step: int) -> str:
