@@ -78,6 +78,7 @@ class RunLock:
         self.run_dir, self.descriptor, self.token, self.generation = run_dir, descriptor, token, generation
         self.was_made_again = False  # whether somebody has deleted the file, and maybe more than that
         self._path = os.path.join(run_dir, NAME)  # noqa: PTH118 - looked at with every record
+        self._taken_at = Path(os.path.realpath(run_dir))
         self._seen: tuple[int, ...] | None = None  # the generation and the state of the file that were right
         _HELD.add(self)
         self._let_go = weakref.finalize(self, _release, run_dir / NAME, descriptor, token, os.getpid(), made)
@@ -108,7 +109,7 @@ class RunLock:
         self._seen = None if state is None else (self.generation, *state)
 
     def check_saving(self) -> None:
-        """Do what `check` does, and raise StorageError where the directory was moved: who saves would make it anew."""
+        """Do what `check` does, and raise StorageError where the directory is elsewhere: a save would make it anew."""
         self.check()
         if not os.path.lexists(self._path):
             self._refuse_moved()
@@ -156,7 +157,14 @@ class RunLock:
             os.close(descriptor)
 
     def _refuse_moved(self) -> None:
-        if there := _moved_to(self.descriptor):
+        there = _moved_to(self.descriptor)
+        if there and Path(there).parent == self._taken_at:
+            raise StorageError(
+                f"the run's directory {self.run_dir} is not there",
+                f"the run has begun in {self._taken_at}, and the working directory is {Path.cwd()} now",
+                "an absolute run.dir, or a program that does not change its working directory",
+            )
+        if there:
             raise StorageError(
                 f"the run's directory {self.run_dir} was moved while the run went on",
                 f"its lock, and what it has saved, is in {Path(there).parent} now",
@@ -438,10 +446,14 @@ def _living_here(run_dir: Path) -> LockHolder | None:
 
 
 def _moved_to(descriptor: int) -> str:
-    """Return the path that an open file has now, where the system tells it; "" of one that was deleted."""
+    """Return the path that an open lock file has now, where the system tells it; "" of one that was deleted.
+
+    A file server may keep that under another name for as long as it is open.
+    """
     try:
         there = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 - it is no path where the file is gone
-        return there if os.fstat(descriptor).st_nlink and os.path.exists(there) else ""  # noqa: PTH110
+        is_kept = os.fstat(descriptor).st_nlink and Path(there).name == NAME
+        return there if is_kept and os.path.exists(there) else ""  # noqa: PTH110
     except OSError:
         return ""
 

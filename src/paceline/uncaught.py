@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
+import io
 import sys
 import sysconfig
 import traceback
@@ -20,9 +22,21 @@ class EndsWithCode:
         self._before = before
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        self._before(kind, error, trace)
+        show(self._before, kind, error, trace)
         if isinstance(error, PacelineError):
             raise SystemExit(error.exit_code)
+
+
+def show(
+    before: Callable[..., object], kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Have a hook show an error on the process's stderr, though the hook around this one keeps what is written.
+
+    torch's hook of a process group does so until the hook before it returns, which one does not that ends the process.
+    """
+    own = sys.__stderr__ if isinstance(sys.stderr, io.StringIO) else None
+    with contextlib.redirect_stderr(own or sys.stderr):
+        before(kind, error, trace)
 
 
 def own_place(error: BaseException) -> str:

@@ -49,8 +49,8 @@ def squared_error(model, batch):
 
 
 def task_of(objective=squared_error, **changes):
-    settings = {"name": "points", "global_batch": "11 samples", "stop": "6 steps", **changes}
-    return paceline.Task(model=Net, data=Points(), objective=objective, **settings)
+    settings = {"name": "points", "data": Points(), "global_batch": "11 samples", "stop": "6 steps", **changes}
+    return paceline.Task(model=Net, objective=objective, **settings)
 
 
 folder = sys.argv[1]
@@ -227,6 +227,79 @@ def test_how_a_loop_ended_is_on_record(tmp_path: Path, kind: str, code: int, sta
         assert says in fault["what"]
     if kind == "chained":
         assert "the user's own" in end["error"]["traceback"]
+
+
+IN_A_GROUP = """
+import torch.distributed as dist
+from paceline.errors import ConfigError
+from paceline.session.uncaught import end_with_own_code
+from paceline.uncaught import end_with_code
+
+{"own": end_with_own_code, "any": end_with_code}[sys.argv[2]]()
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+raise ConfigError("what was wrong")
+"""
+
+
+@pytest.mark.parametrize("kind", ["own", "any"])
+def test_an_error_in_a_process_group_is_shown_and_has_its_code(tmp_path: Path, kind: str) -> None:
+    """torch keeps what hooks print in a group until they return: of ranks without a supervisor nobody saw an error."""
+    ended = run(tmp_path, IN_A_GROUP, kind)
+    assert ended.returncode == 2 and "ConfigError: what was wrong" in ended.stderr, ended.stderr
+
+
+ALONE = """
+run = paceline.Run(task_of(data=(Points(), Points())), "dp_replicate=2", cluster=cluster(2),
+                   run={"dir": folder + "/run"}, verify=False)
+for batch in run:
+    run.step(batch)
+    if run.world.rank == int(sys.argv[2]) and batch.step == 2:
+        getattr(run, sys.argv[3])()
+"""
+
+
+@pytest.mark.parametrize(("rank", "call"), [("0", "evaluate"), pytest.param("1", "save", marks=pytest.mark.deep)])
+def test_a_call_that_one_rank_makes_alone_ends_the_run_with_both_ranks_named(
+    tmp_path: Path, rank: str, call: str
+) -> None:
+    """Its peers took its numbers for those of their step: gloo ended rank after rank by SIGABRT, in four worlds."""
+    ended = run(tmp_path, ALONE, rank, call)
+    assert ended.returncode == 2, ended.stdout + ended.stderr
+    other = 1 - int(rank)
+    assert f"rank {rank} called run.{call}() after step 2, and rank {other} did not\n" in ended.stderr
+    assert f"rank {other} has begun step 3" in ended.stderr and "SIGABRT" not in ended.stdout + ended.stderr
+    assert records_of(tmp_path / "run", "recovery") == [] and len(steps_of(tmp_path / "run")) == 2
+
+
+JOINED = """
+class Counts:
+    def on_start(self, moment):
+        return {"log": {"ranks": moment.sum([1.0])[0]}}
+
+
+kill = {"kind": "kill", "rank": 1, "step": int(sys.argv[3]), "phase": sys.argv[2]}
+task = task_of(data=(Points(), Points()), callbacks=[Counts])
+run = paceline.Run(task, "dp_replicate=2", cluster=cluster(2), faults=[kill], verify=False,
+                   run={"dir": folder + "/run", "checkpoint_every": "3 steps", "evaluate_every": "none"})
+for batch in run:
+    run.step(batch)
+    run.evaluate()
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(("phase", "step", "reached"), [("forward", 3, 2), ("save", 3, 3), ("save", 6, 6)])
+def test_a_rank_that_comes_later_starts_with_its_peers_and_joins_what_their_loops_do(
+    tmp_path: Path, phase: str, step: int, reached: int
+) -> None:
+    """Its hook `on_start` met peers in their step. In a save: its peer has that step, and evaluates."""
+    ended = run(tmp_path, JOINED, phase, str(step))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    run_dir = tmp_path / "run"
+    assert ended.stdout.count("generation 2 by reform") == 1 and "generation 3" not in ended.stdout
+    assert [each["step"] for each in records_of(run_dir, "evaluation")] == [1, 2, 3, 4, 5, 6], "each once"
+    starts = [(each["step"], each["values"]["ranks"]) for each in records_of(run_dir, "logged")]
+    assert starts == [(0, 2.0), (reached, 2.0)]
 
 
 ON_ONE_RANK = """

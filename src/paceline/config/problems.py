@@ -52,7 +52,7 @@ def placed(error: ConfigError, origin: str) -> ConfigError:
     if not origin or elsewhere or re.match(r"[^\s'\"]+:\d+: |--set: ", error.what):
         return error
     made = ConfigError(f"{origin}: {error.what}", error.because, error.try_)
-    made.__cause__ = error.__cause__
+    made.__cause__, made.names_ranks = error.__cause__, error.names_ranks
     return made
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paceline.cluster.here.collector import collector_at_rest
-from paceline.errors import PacelineError, Requeue
+from paceline.errors import PacelineError, Requeue, first_line
 from paceline.launch.here import place_here
 from paceline.run.process.brief import take_brief
 from paceline.run.process.handover import take_over
@@ -48,7 +48,13 @@ def main() -> int:
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # as any stop signal, until the run hears them: who sent it knows why
     into_log()
-    import_all()
+    try:
+        import_all()
+    except Exception as error:  # of a library that cannot be loaded, or no memory for it
+        what = f"a rank cannot import what it needs: {type(error).__name__}: {first_line(error)}"
+        told = PacelineError(what, "torch or a library of torch's does not load", "`paceline doctor`")
+        report_error({**told.as_dict(), "traceback": traceback.format_exc()}, cause=True)
+        return told.exit_code
     return guarded(lambda: _train(Path(sys.argv[1])))
 
 

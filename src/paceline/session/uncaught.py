@@ -13,7 +13,7 @@ from types import TracebackType
 from paceline.errors import PacelineError
 from paceline.run.record.recorder import describe, is_echo
 from paceline.supervise.supervisor import is_supervised, report_error
-from paceline.uncaught import is_prompt
+from paceline.uncaught import is_prompt, show
 
 
 class Uncaught:
@@ -29,7 +29,7 @@ class Uncaught:
                 details["traceback"] = "".join(traceback.format_exception(error))
             report_error({**details, "exit_code": code}, cause=not is_echo(error))
         else:
-            self._before(kind, error, trace)
+            show(self._before, kind, error, trace)
         raise SystemExit(code)
 
 

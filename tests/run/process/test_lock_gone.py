@@ -54,3 +54,27 @@ def test_a_directory_that_was_moved_is_named_and_not_made_anew(tmp_path: Path) -
         assert str(tmp_path / "moved") in str(refusal.value) and not (tmp_path / "run").exists()
         (tmp_path / "moved").rename(tmp_path / "run")
         assert lock.next_generation() == 2
+
+
+def test_a_file_that_a_file_server_keeps_under_another_name_was_deleted_and_not_moved(tmp_path: Path) -> None:
+    """NFS renames a file that is deleted while it is open: `.nfs...`, beside where it was."""
+    with take(tmp_path / "run") as lock:
+        (lock.run_dir / NAME).rename(lock.run_dir / ".nfs0000000000a1b2c300000001")
+        lock.check_saving()
+        assert lock.next_generation() == 2 and lock.was_made_again
+
+
+def test_a_program_that_changes_its_working_directory_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was moved, and a relative run.dir means another place now."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with take(Path("run")) as lock:
+        lock.check_saving()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        with pytest.raises(StorageError, match="working directory") as refusal:
+            lock.check_saving()
+        assert str(tmp_path / "run") in str(refusal.value) and "was moved" not in str(refusal.value)
+        monkeypatch.chdir(tmp_path)
+        lock.check_saving()

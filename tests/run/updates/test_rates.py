@@ -19,3 +19,12 @@ def test_the_schedules_rate_is_what_a_step_has_and_another_one_is_told_once() ->
     groups[0]["lr"] = 1.0
     rates.give(groups, 0.1)
     assert rates.take() == "" and groups[0]["lr"] == 0.1
+
+
+def test_a_group_that_a_program_adds_has_the_schedules_rate_too() -> None:
+    groups: list[dict[str, float]] = [{"lr": 0.5}]
+    rates = ScheduledRates()
+    rates.give(groups, 0.3)
+    groups.append({"lr": 0.5, "lr_scale": 2.0})
+    rates.give(groups, 0.2)
+    assert [group["lr"] for group in groups] == [0.2, 0.4] and rates.take() == ""

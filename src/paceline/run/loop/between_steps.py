@@ -151,7 +151,7 @@ class BetweenSteps(InWorld):
         """Evaluate, and return whether the run ends here: it did already, or the evaluation or a hook says so."""
         self._points.reached("evaluate", step)
         with self._tally.beside(EVALUATING):
-            self.evaluate()
+            self._evaluate()
         if self._judge.is_over and not last:
             last = True
             self._record.ended_early(self._judge.decision())
@@ -172,7 +172,7 @@ class BetweenSteps(InWorld):
         if last:
             self._save()  # a second SIGINT that waits has nothing left to end
         elif is_best and self.spec.run.checkpoints.save_best:
-            self.save()
+            self._save_and_heed()
         else:
             if self._keeper.tiers.due(step):
                 self._points.reached("save", step)
@@ -261,8 +261,13 @@ class BetweenSteps(InWorld):
     def evaluate(self) -> float:
         """Return the mean loss per item on held-out samples, each counted once. Every rank calls it.
 
-        Metrics and further sets are in the journal.
+        Metrics and further sets are in the journal. Raises ConfigError where a rank does not call it.
         """
+        with self._busy(), self._telling():
+            self._roll.meet("run.evaluate", self.progress.step)
+        return self._evaluate()
+
+    def _evaluate(self) -> float:
         if self.held_out is None:
             raise ConfigError(
                 "there is no held-out data",
@@ -293,10 +298,15 @@ class BetweenSteps(InWorld):
         return found
 
     def save(self) -> Path:
-        """Write a checkpoint and return its folder. Every rank calls it.
+        """Write a checkpoint and return its folder. Every rank calls it; ConfigError says that one does not.
 
         A second SIGINT meanwhile raises KeyboardInterrupt when the checkpoint is there, a third one at once.
         """
+        with self._busy(), self._telling():
+            self._roll.meet("run.save", self.progress.step)
+        return self._save_and_heed()
+
+    def _save_and_heed(self) -> Path:
         with self._busy(), self._telling():
             path = self._save()
         self._stop.interrupt_if_asked()
@@ -369,5 +379,6 @@ class BetweenSteps(InWorld):
         self._notices.close()
         self._leave_node()
         self._points.tell(self._record)
+        self._roll.ends(status == "complete")
         goes_on = self._notices.goes_on() if isinstance(error, Requeue) else None
         self._record.ended(status, self.progress.step, time.monotonic() - self._began, error, goes_on)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from paceline.run.observe.observing import NodeWatch
 from paceline.run.process.brief import Brief, take_brief
 from paceline.run.process.generation import REFORMED, Generation, take_generation
 from paceline.run.process.groups import Groups, abort_groups
+from paceline.run.process.roll_call import RollCall
 from paceline.run.process.world import World, join_next
 from paceline.run.record.journal import Journal
 from paceline.run.record.recorder import Recorder, SilentRecorder
@@ -104,6 +106,7 @@ class InWorld:
         self.spec, self.brief, self.world, self.dir = spec, brief, world, run_dir
         self._fence = lock.check_saving if lock else None
         self._began, self._lock, self._sinks = time.monotonic(), lock, sinks
+        self._roll = RollCall(0, 1)  # until this process has taken its place
         self._take_place(take_generation())
         task = spec.task
         self._meter = MemoryMeter(world.device)
@@ -162,6 +165,14 @@ class InWorld:
         may_leave = not why_not_reformed(self.spec.task, self.brief.plan)
         self._call, self._called_away = call_of_supervisor() if may_leave else None, False
         listen_for_abort(self.world.device)
+        self._call_roll()
+
+    def _call_roll(self) -> None:
+        """Have this world's ranks meet before calls that all of them must make."""
+        self._roll.stop()
+        self._meets_step = self._generation.rung == REFORMED  # where ranks may have come in the middle of a loop
+        self._roll = RollCall(self.world.rank, self.world.size, is_reformed=self._meets_step)
+        weakref.finalize(self, self._roll.leave)
 
     def _enter(self, held: Brought | None) -> None:
         """Build under the plan in this generation's world, and go on from the newest state. Every rank calls it.
@@ -170,6 +181,7 @@ class InWorld:
         `_done_step` is the step before it.
         """
         self._points = points_of(self.spec.run, self.dir, self.world.rank, self.world.size)
+        self._joins, self._starts_again = held is None and self._meets_step, held is not None
         together = bring_together(self.world, self._generation, held)
         self._under = self._build(self.brief.plan, self.world, together.root if together else None)
         let_go(together, self.world)
@@ -258,6 +270,7 @@ class InWorld:
         self._keeper.abandon()
         self._saved = self._keeper.known
         self.world, attempt = world, self._record.attempt if isinstance(self._record, Recorder) else 0
+        self._call_roll()
         self._points = points_of(self.spec.run, self.dir, world.rank, world.size)
         self._passed_over = PassedOver(self.dir, world)
         self._node = NodeWatch(self.spec.run, self.dir, world, attempt, self._samples)
@@ -430,6 +443,7 @@ class InWorld:
         if why_not_reformed(self.spec.task, self.brief.plan):
             return False
         is_done = self._done_step >= self.progress.step
+        self._roll.stop()
         self._callbacks.put_back()
         built, plan, step = self._under.built, self.brief.plan, self.progress.step
         is_due = bool(self._check_every) and step % (self._check_every or 1) == 0  # by the spec: more are made at first

@@ -57,6 +57,8 @@ class Training(BetweenSteps):
         model that was given as an object, which the plan before has changed in place.
         """
         before, has_left = self.brief.plan, world is not None and world is not self.world
+        if not has_left:
+            self._roll.meet("run.replan", self.progress.step)
         build_mesh(plan.layout, world or self.world)  # raises where the plan is not for it, while all is as it was
         refuse_replan(self.spec.task, before, plan)
         self._metrics_under(plan)
@@ -64,7 +66,7 @@ class Training(BetweenSteps):
             self._change_world(world)
         else:
             self._tell_health()
-            self.save()
+            self._save_and_heed()
         self.take_down()
         self.brief = dataclasses.replace(self.brief, plan=plan)
         self._under = self._build(plan, self.world)
@@ -94,8 +96,9 @@ class Training(BetweenSteps):
             self._record.say(ended_early(self.progress.step, run_directory(self.spec)))
         try:
             self._hook("on_start", self.progress.step)
-            if self.progress.step == 0 and self._evaluate_every and gives_weights(self.spec.task.model):
-                self.evaluate()  # what the weights can do before they are trained
+            is_first = self.progress.step == 0 and not self._joins
+            if is_first and self._evaluate_every and gives_weights(self.spec.task.model):
+                self._evaluate()  # what the weights can do before they are trained
             while self.progress.step < self.brief.steps and not (self._is_over or self._is_spent):
                 before = self.progress.step
                 self._went_back = False
@@ -110,6 +113,7 @@ class Training(BetweenSteps):
                         "the loop body did not call run.step(batch)",
                         "call stats = run.step(batch) once for every batch",
                     )
+            self._join_peers()
             self._hook("on_end", self.progress.step)
             self._keeper.close(self.world)
             if self.progress.step >= self._first_step:
@@ -184,15 +188,20 @@ class Training(BetweenSteps):
         Those are more than one where the state that is left is older. Who calls the loop sees each step once.
         """
         following: StepBatch | None = batch
-        while self.progress.step < wanted or self._done_step < wanted:
+        while self.progress.step < wanted or self._done_step < wanted or self._starts_again:
             lost: BaseException | None = None
             try:
                 if self._make_up():
+                    continue
+                if self._starts_again:  # as ranks do that have come later, before they take a batch
+                    self._hook("on_start", self.progress.step)
+                    self._starts_again = False
                     continue
                 following = following or self._next_batch()
                 try:
                     self._made = made = self._update(following)
                 except RollBack as spike:
+                    self._roll.begins(-1)  # what it has begun is not made
                     return self._go_back(following, spike)
                 self._after(made, following)
                 if self._called_away and not self._reformed():
@@ -226,7 +235,15 @@ class Training(BetweenSteps):
         """Return this rank's part of the batch of a step."""
         return self._under.batches.take(position, step)
 
+    def _join_peers(self) -> None:
+        """Come to a step, or the end, with all ranks of a world that is formed anew: loops may ask for more before."""
+        if self._meets_step:
+            self._meets_step = False
+            self._roll.come_to_step({"run.evaluate": self.evaluate, "run.save": self.save})
+
     def _update(self, batch: StepBatch) -> StepStats:
+        self._join_peers()
+        self._roll.begins(batch.step)
         self._tally.begins(self._data_seconds)
         began = time.perf_counter()
         task = self.spec.task

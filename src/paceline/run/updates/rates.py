@@ -17,7 +17,8 @@ class ScheduledRates:
     def give(self, groups: Sequence[dict[str, Any]], lr: float) -> None:
         """Set the rate of each group: that of the step, times the group's `lr_scale`."""
         if self._given and not self._is_told:
-            changed = (each for each in zip(groups, self._given, strict=True) if each[0]["lr"] != each[1])
+            known = zip(groups, self._given, strict=False)  # a program may have added a group since
+            changed = (each for each in known if each[0]["lr"] != each[1])
             self._found = next(((float(group["lr"]), before) for group, before in changed), self._found)
         for group in groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)

@@ -263,6 +263,7 @@ class Generations:
                 crew.kill()
                 time.sleep(KILL_SECONDS)
                 crew.look()
+        self._machines.rest()
         outcome = outcome_of(crew.ended(), crew.killed, folder, kills, len(crew.processes))
         collect([process for rank, process in enumerate(crew.processes) if rank not in left])
         moments = {**_moments(crew.ended()), "ended": passed_seconds()}

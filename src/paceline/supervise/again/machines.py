@@ -34,6 +34,9 @@ class RankHosts(Protocol):
     def open(self, folder: Path) -> None:
         """Begin to serve a run, whose generations have folders below `folder`."""
 
+    def rest(self) -> None:
+        """Note that nobody looks after ranks for as long as a plan takes."""
+
     def is_stopped(self) -> bool:
         """Return whether somebody has asked one of the machines to stop."""
 
@@ -107,6 +110,9 @@ class OneMachine:
     def open(self, folder: Path) -> None:
         """Begin to serve a run, whose generations have folders below `folder`."""
         self._control = Control(folder)
+
+    def rest(self) -> None:
+        """Do nothing: nobody else waits for this process."""
 
     def is_stopped(self) -> bool:
         """Return False: who supervises one machine gets its signals."""

@@ -91,6 +91,7 @@ class Fleet:
 
     def changes(self) -> int:
         """Return how many processes are known to have ended: while it stays, nobody is to be asked."""
+        self._links.look_after()
         self.poll()
         return self._endings
 
@@ -179,6 +180,10 @@ class Fleet:
     def open(self, folder: Path) -> None:
         """Begin to serve a run, whose generations have folders below `folder`."""
         self._folder = self._world = folder
+
+    def rest(self) -> None:
+        """Note that nobody looks after ranks for as long as a plan takes."""
+        self._links.rest()
 
     def is_stopped(self) -> bool:
         """Return whether a node was asked to stop."""
@@ -360,6 +365,7 @@ class Fleet:
 
     def close(self) -> None:
         """End what is left of the service to the run: the links stay until the end is told."""
+        self.rest()
 
     def end(self, outcome: Outcome) -> None:
         """Tell all nodes how the run has ended."""

@@ -11,6 +11,7 @@ import hmac
 import secrets
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -42,6 +43,7 @@ class NodeLink:
         self.heard_at = passed_seconds()
         self._closed, self._looked_at = threading.Event(), Patience(STUCK_SECONDS)
         self.because = ""  # why it is lost
+        self._asked_at = time.monotonic()  # whether the other end is lost
         self.is_silent = False  # whether that is since the other end says nothing, and not since it has gone
         lines.end.settimeout(lost_after)  # for sending: an end that reads nothing must not stop this one
         lines.end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -60,7 +62,11 @@ class NodeLink:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the other end has gone, or is silent."""
+        """Whether the other end has gone, or is silent. Who did not ask for long was asleep itself, and hears first."""
+        now = time.monotonic()
+        if now - self._asked_at > self._lost_after / 2:
+            self._heard = Patience(self._lost_after)
+        self._asked_at = now
         if not self.because and self._heard.is_over:
             self.is_silent = True
             self.because = f"nothing was heard from it for {self._lost_after:g} s of an idle machine"

@@ -1,20 +1,28 @@
 """The coordinator's links to all nodes: which have told something, which are lost, and one beat for all of them.
 
+A coordinator whose main thread hangs beats no more: its nodes lose it, and another takes its place. One that waits for
+the system, as for storage that does not answer, goes on beating: it keeps the run's lock until that is over, so nobody
+could take its place.
 A look costs what has been told, not what there is: the links that are silent are asked ten times a second for how long.
 """
 
 from __future__ import annotations
 
+import math
 import selectors
 import socket
 import threading
 import time
 from contextlib import suppress
 
+from paceline.patience import Patience
+from paceline.run.survive.health.system import state_of_thread
 from paceline.supervise.nodes.link import beat_seconds
 from paceline.supervise.nodes.member import Member
 
 SILENCE_SECONDS = 0.1  # between two looks at the links that tell nothing
+STUCK_SECONDS = 120.0  # of an idle machine, that nobody looks at the links while ranks are looked after
+WAITS_FOR_THE_SYSTEM = "D"  # state of /proc
 
 
 class NodeLinks:
@@ -28,6 +36,7 @@ class NodeLinks:
         self._new: list[Member] = []  # what came with their first words is not to be seen at the socket any more
         self._looked = -float("inf")
         self._closed = threading.Event()
+        self._main, self._patience = threading.get_native_id(), Patience(math.inf)
         threading.Thread(target=self._beat, name="paceline-beat", daemon=True).start()
 
     def add(self, member: Member) -> None:
@@ -62,6 +71,14 @@ class NodeLinks:
         self._new = []
         return found
 
+    def look_after(self) -> None:
+        """Note that this process's main thread looks after ranks: it is to come back here soon, or it hangs."""
+        self._patience = Patience(STUCK_SECONDS)
+
+    def rest(self) -> None:
+        """Note that it does something else for as long as that takes, such as a plan."""
+        self._patience = Patience(math.inf)
+
     def close(self) -> None:
         """Tell the nodes of nothing any more, and let no other node in."""
         self._closed.set()
@@ -72,6 +89,8 @@ class NodeLinks:
 
     def _beat(self) -> None:
         while not self._closed.wait(self._beat_seconds):
+            if self._patience.is_over and state_of_thread(self._main) != WAITS_FOR_THE_SYSTEM:
+                continue
             for member in list(self._members.values()):
                 if not member.link.because:
                     member.link.beat()

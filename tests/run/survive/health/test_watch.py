@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -165,6 +166,38 @@ def test_one_that_is_stopped_before_it_has_a_pulse_is_named_too(make: MakeRanks,
         early.kill()
     assert suspect is not None and suspect.ranks == (2,)
     assert f"process {early.pid} is stopped by a signal" in suspect.because
+
+
+@contextlib.contextmanager
+def standing_still(process: int) -> Iterator[None]:
+    """Have a process stand still in the block."""
+    os.kill(process, signal.SIGSTOP)
+    wait_until(lambda: state_of(process) == "T")
+    yield
+    os.kill(process, signal.SIGCONT)
+    wait_until(lambda: state_of(process) != "T")
+
+
+def test_one_that_a_debugger_looks_at_in_a_long_phase_is_let_be(make: MakeRanks, sleeper: int) -> None:
+    """How long it has told nothing of its loading is not how long it stands still."""
+    ranks = make()
+    for rank in range(ranks.ranks):
+        ranks.beat(rank, "load", 0)
+    assert ranks.pass_by(LATE) is None
+    with standing_still(sleeper):
+        assert ranks.pass_by(HEALTH.hang_minimum - 0.25) is None
+    assert ranks.pass_by(HEALTH.hang_minimum) is None
+    with standing_still(sleeper):
+        assert ranks.pass_by(HEALTH.hang_minimum + 3.0) is not None
+
+
+def test_one_that_is_stopped_for_moments_before_it_has_a_pulse_is_let_be(make: MakeRanks, sleeper: int) -> None:
+    ranks = make()
+    ranks.early[2] = sleeper
+    for _ in range(4):
+        with standing_still(sleeper):
+            assert ranks.pass_by(HEALTH.hang_minimum - 0.5) is None
+        assert ranks.pass_by(1.0) is None
 
 
 def test_where_no_rank_is_behind_all_are_named(make: MakeRanks) -> None:

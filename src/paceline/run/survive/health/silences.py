@@ -122,10 +122,12 @@ def furthest_behind(seen: Iterable[WatchedRank]) -> list[WatchedRank]:
 
 @dataclass
 class _Silence:
-    """How long a rank has told nothing: in seconds of an idle machine."""
+    """How long a rank has told nothing, and for how long its process stands still: in seconds of an idle machine."""
 
     beats: int
+    state: str
     seconds: float = 0.0
+    still_seconds: float = 0.0  # without a look at which it ran: a debugger may hold it for a moment of a long phase
     cpu_before: float = 0.0
     clock_before: float = 0.0
 
@@ -145,6 +147,8 @@ class Silences:
     def note(self, pulses: Iterable[Pulse], passed: float, now: float) -> dict[int, WatchedRank]:
         """Return how ranks are seen, when so many seconds of an idle machine have passed since the last look."""
         known = list(pulses)
+        for gone in self._silences.keys() - {pulse.rank for pulse in known}:
+            del self._silences[gone]
         for pulse in known:
             self._note(pulse, passed, now)
         median = statistics.median(self._steps) if self._steps else None
@@ -152,18 +156,22 @@ class Silences:
 
     def _note(self, pulse: Pulse, passed: float, now: float) -> None:
         """Add what has passed to a rank's silence, or end it."""
-        silence = self._silences.get(pulse.rank)
+        silence, state = self._silences.get(pulse.rank), self._state(pulse)
         if silence is None or silence.beats != pulse.beats:
-            silence = _Silence(pulse.beats, cpu_before=self._cpu_seconds(pulse), clock_before=now)
+            silence = _Silence(pulse.beats, state, cpu_before=self._cpu_seconds(pulse), clock_before=now)
             self._silences[pulse.rank] = silence
         else:
-            silence.seconds += passed
+            stood_still = silence.state in STOPPED and state in STOPPED
+            silence.still_seconds = silence.still_seconds + passed if stood_still else 0.0
+            silence.seconds, silence.state = silence.seconds + passed, state
         if self._seen_steps.get(pulse.rank, 0) != pulse.steps_made:
             self._seen_steps[pulse.rank] = pulse.steps_made
             self._steps.append(pulse.step_seconds)
 
     def _seen(self, pulse: Pulse, median: float | None, now: float) -> WatchedRank:
-        seen = WatchedRank(pulse, self._state(pulse), self._silences[pulse.rank].seconds, 0.0, median)
+        silence = self._silences[pulse.rank]
+        seconds = silence.still_seconds if silence.state in STOPPED else silence.seconds
+        seen = WatchedRank(pulse, silence.state, seconds, 0.0, median)
         return replace(seen, limit_seconds=self._limit_seconds(seen, now))
 
     def _limit_seconds(self, seen: WatchedRank, now: float) -> float:

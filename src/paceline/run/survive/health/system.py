@@ -14,6 +14,12 @@ def state_of(process: int) -> str:
     return fields[0] if fields else UNKNOWN
 
 
+def state_of_thread(thread: int) -> str:
+    """Return the state of a thread of this process, by the system's number of it."""
+    fields = _fields(f"self/task/{thread}")
+    return fields[0] if fields else UNKNOWN
+
+
 def parent_of(process: int) -> int:
     """Return the process that has started a process, or who takes its place where that has ended; 0 if not known."""
     fields = _fields(process)
@@ -26,7 +32,7 @@ def cpu_seconds(process: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
 
 
-def _fields(process: int) -> list[str]:
+def _fields(process: int | str) -> list[str]:
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:
