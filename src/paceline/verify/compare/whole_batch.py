@@ -7,6 +7,7 @@ layout, while each layout equals a reference that is cut in the same way. One de
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,6 +39,10 @@ from paceline.verify.rounding.conditioning import Move, beyond_rounding, compute
 
 QUANTITY = "whole batch"
 MOST_IN_TWO = 8  # rows of a batch that is cut in two pieces of every size
+# A larger batch is looked at too, of as many rows as the task's at most: programs keep the hardest sixteen rows, fill
+# experts up to eight, or take statistics of groups of sixteen, and nothing of that shows in a few rows.
+MANY_ROWS = 64
+MANY_SECONDS = 0.5  # that a piece of so many rows may take, by what few take: a large model has fewer
 FAMILY = "loss not a sum over rows"
 LIKELY = (
     "this loss is not a sum over rows: {shown}. An objective returns the sum of its rows' losses and how many items"
@@ -95,25 +100,51 @@ def _held(asked: Asked, turns: Sequence[Turn]) -> _Held:
     left_out, fails = _why_not(program.model, turns, program.randomness.survey.strays), False
     first, rounding, relative = None, None, 0.0
     for turn in () if left_out else turns:
+        of_turn = time.perf_counter()
+        few = cuts(asked.plan.batch_samples)
         try:
-            whole, *others = (_numbers(asked, program, turn, sizes) for sizes in cuts(asked.plan.batch_samples))
+            whole, *others = (_numbers(asked, program, turn, sizes) for sizes in few)
         except Exception as error:
             left_out, fails = _does_not_take(program.randomness, error), True
             break
         _require_numbers(whole, turn)
-        found = [(difference, other) for other in others for difference in _differences(whole, other)]
-        relative = max(relative, *(difference.relative for difference, _ in found))
-        wrong = [(d, other) for d, other in found if not d.relative <= tolerance(QUANTITY, precision)]
-        wrong, explained, itself = _beyond_rounding(wrong, asked, turn)
-        rounding = rounding or explained
-        if itself is not None:
-            first = first or told(itself, [itself], NOT_REPRODUCIBLE)
-        elif wrong and first is None:
-            first = _first(wrong, whole, turn, program.randomness.told)
+        looks = [(whole, others)]
+        row_seconds = (time.perf_counter() - of_turn) / (len(few) * sum(whole.sizes))
+        if larger := _of_many_rows(asked, program, turn, row_seconds):
+            looks.append(larger)
+        for whole, others in looks:
+            found = [(difference, other) for other in others for difference in _differences(whole, other)]
+            relative = max(relative, *(difference.relative for difference, _ in found))
+            wrong = [(d, other) for d, other in found if not d.relative <= tolerance(QUANTITY, precision)]
+            wrong, explained, itself = _beyond_rounding(wrong, asked, turn, whole.sizes)
+            rounding = rounding or explained
+            if itself is not None:
+                first = first or told(itself, [itself], NOT_REPRODUCIBLE)
+            elif wrong and first is None:
+                first = _first(wrong, whole, turn, program.randomness.told)
     seconds = time.perf_counter() - began
     found_all = CheckProof(first is None, precision, 1, seconds, {QUANTITY: relative}, first, left_out=left_out)
     # Of what fp64 does not know it has nothing to say.
     return _Held(settled(found_all, rounding if precision == "fp64" else None, lambda: found_all), fails)
+
+
+def _of_many_rows(
+    asked: Asked, program: _Program, turn: Turn, row_seconds: float
+) -> tuple[_Numbers, list[_Numbers]] | None:
+    """Return what a batch of many rows gives in one piece and in growing ones; None where that takes too long.
+
+    A program that fails on so many says nothing here: ranks give it fewer.
+    """
+    batch = asked.task.global_batch
+    wanted = min(MANY_ROWS, int(batch.value)) if batch.unit == "samples" else 0
+    rows = min(wanted, int(MANY_SECONDS / max(row_seconds, 1e-9)))
+    if rows <= asked.plan.batch_samples:
+        return None
+    try:
+        whole, other = (_numbers(asked, program, turn, sizes) for sizes in ((rows,), growing(rows)))
+    except Exception:  # whatever a program says to more rows than it is given
+        return None
+    return (whole, [other]) if math.isfinite(whole.loss) else None
 
 
 def _require_numbers(whole: _Numbers, turn: Turn) -> None:
@@ -139,7 +170,7 @@ def _program(asked: Asked, turns: Sequence[Turn], move: Move | None = None) -> _
 
 
 def _beyond_rounding(
-    wrong: list[tuple[_Difference, _Numbers]], asked: Asked, turn: Turn
+    wrong: list[tuple[_Difference, _Numbers]], asked: Asked, turn: Turn, sizes: tuple[int, ...]
 ) -> tuple[list[tuple[_Difference, _Numbers]], Rounding | None, Difference | None]:
     """Return the differences that rounding does not explain, and a record of those it does (conditioning.py).
 
@@ -147,7 +178,7 @@ def _beyond_rounding(
     """
 
     def computed(made: int, move: Move | None) -> _Numbers:
-        return _numbers(asked, _program(asked, [turn], move), turn, cuts(asked.plan.batch_samples)[0])
+        return _numbers(asked, _program(asked, [turn], move), turn, sizes)
 
     def apart(ours: _Numbers, known: _Numbers) -> list[Difference]:
         return [_in_the_shape_of_a_layouts(d) for d in _differences(known, ours)]
@@ -187,11 +218,16 @@ def cuts(rows: int) -> tuple[tuple[int, ...], ...]:
     """
     pairs: list[tuple[int, ...]] = [(rows - fewer, fewer) for fewer in range(1, rows // 2 + 1)]
     if rows > MOST_IN_TWO:
-        growing: list[int] = []
-        while sum(growing) < rows:
-            growing.append(min(len(growing) + 1, rows - sum(growing)))
-        pairs = [tuple(growing), (rows - 1, 1)]
+        pairs = [growing(rows), (rows - 1, 1)]
     return tuple(dict.fromkeys(((rows,), *pairs, (1,) * rows)))
+
+
+def growing(rows: int) -> tuple[int, ...]:
+    """Return pieces of one row, of two, of three, and so on; the last one has what is left."""
+    found: list[int] = []
+    while sum(found) < rows:
+        found.append(min(len(found) + 1, rows - sum(found)))
+    return tuple(found)
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,9 @@ def twin_task(
     eps = max(task.optimizer.eps, SMALLEST_EPS if rows.steady else TWIN_EPS)
     small: dict[str, Any] = {"optimizer": twin_optimizer(dataclasses.replace(task.optimizer, eps=eps))}
     small["schedule"] = twin_schedule(task.schedule, rows)
-    small["global_batch"] = dataclasses.replace(task.global_batch, value=_batch(plan, layout, rows), unit="samples")
+    # The check of a whole batch looks at more rows too, where the task's batch has them.
+    batch = max(plan.batch_samples, _batch(plan, layout, rows)) if rows == WHOLE_BATCH else _batch(plan, layout, rows)
+    small["global_batch"] = dataclasses.replace(task.global_batch, value=batch, unit="samples")
     if isinstance(task.data, DataSpec) and data_vocab is not None:
         length = min(LARGEST_LENGTH if rows == LONG else SEQ_LEN, task.data.seq_len)
         small["data"] = dataclasses.replace(task.data, seq_len=_length(length, layout))

@@ -1,4 +1,4 @@
-"""The loss over chunks, whole or with its vocabulary spread over ranks, against torch's own where logits are unusual."""
+"""The loss over chunks, whole or of a vocabulary spread over ranks, against torch's own where logits are unusual."""
 
 from __future__ import annotations
 
