@@ -207,7 +207,8 @@ def test_what_shows_in_many_rows_alone_is_found_where_the_batch_has_as_many(mode
     """Seven rows were looked at, of which all are kept, and no group is full: told "equal", whatever the batch was."""
     task = task_of(model, objective)
     assert checked(task).equal, "no batch of seven rows is cut"
-    jobs = jobs_of(Subject(Spec(task=task), plan_of(Layout(dp_replicate=2), 96), None, ("fp64",)), WHOLE)
+    task = dataclasses.replace(task, global_batch=Amount(96, "samples"))
+    jobs = jobs_of(Subject(Spec(task=task), Plan(Layout(dp_replicate=2)), None, ("fp64",)), WHOLE)
     (job,) = (job for job in jobs if job.check == "whole batch")
     assert job.plan.batch_samples == ROWS
     found = checked(job.spec.task)

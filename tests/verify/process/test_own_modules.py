@@ -1,4 +1,4 @@
-"""What a module draws as it is imported: alike on all ranks of a run, or told by the proof, which imports it in each."""
+"""What a module draws as it is imported is alike on all ranks of a run, or told by the proof."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ MOST_IN_TWO = 8  # rows of a batch that is cut in two pieces of every size
 # A larger batch is looked at too, of as many rows as the task's at most: programs keep the hardest sixteen rows, fill
 # experts up to eight, or take statistics of groups of sixteen, and nothing of that shows in a few rows.
 MANY_ROWS = 64
-MANY_SECONDS = 0.5  # that a piece of so many rows may take, by what few take: a large model has fewer
+MANY_SECONDS = 0.5  # of processor that a piece of so many rows may take, by what few take: a large model has fewer
 FAMILY = "loss not a sum over rows"
 LIKELY = (
     "this loss is not a sum over rows: {shown}. An objective returns the sum of its rows' losses and how many items"
@@ -100,17 +100,14 @@ def _held(asked: Asked, turns: Sequence[Turn]) -> _Held:
     left_out, fails = _why_not(program.model, turns, program.randomness.survey.strays), False
     first, rounding, relative = None, None, 0.0
     for turn in () if left_out else turns:
-        of_turn = time.perf_counter()
-        few = cuts(asked.plan.batch_samples)
         try:
-            whole, *others = (_numbers(asked, program, turn, sizes) for sizes in few)
+            whole, *others = (_numbers(asked, program, turn, sizes) for sizes in cuts(asked.plan.batch_samples))
         except Exception as error:
             left_out, fails = _does_not_take(program.randomness, error), True
             break
         _require_numbers(whole, turn)
         looks = [(whole, others)]
-        row_seconds = (time.perf_counter() - of_turn) / (len(few) * sum(whole.sizes))
-        if larger := _of_many_rows(asked, program, turn, row_seconds):
+        if larger := _of_many_rows(asked, program, turn):
             looks.append(larger)
         for whole, others in looks:
             found = [(difference, other) for other in others for difference in _differences(whole, other)]
@@ -128,17 +125,20 @@ def _held(asked: Asked, turns: Sequence[Turn]) -> _Held:
     return _Held(settled(found_all, rounding if precision == "fp64" else None, lambda: found_all), fails)
 
 
-def _of_many_rows(
-    asked: Asked, program: _Program, turn: Turn, row_seconds: float
-) -> tuple[_Numbers, list[_Numbers]] | None:
+def _of_many_rows(asked: Asked, program: _Program, turn: Turn) -> tuple[_Numbers, list[_Numbers]] | None:
     """Return what a batch of many rows gives in one piece and in growing ones; None where that takes too long.
 
     A program that fails on so many says nothing here: ranks give it fewer.
     """
-    batch = asked.task.global_batch
+    batch, few = asked.task.global_batch, asked.plan.batch_samples
     wanted = min(MANY_ROWS, int(batch.value)) if batch.unit == "samples" else 0
+    if wanted <= few:
+        return None
+    began = time.process_time()  # whatever else runs on the machine
+    _numbers(asked, program, turn, (few,))
+    row_seconds = (time.process_time() - began) / few
     rows = min(wanted, int(MANY_SECONDS / max(row_seconds, 1e-9)))
-    if rows <= asked.plan.batch_samples:
+    if rows <= few:
         return None
     try:
         whole, other = (_numbers(asked, program, turn, sizes) for sizes in ((rows,), growing(rows)))
