@@ -222,6 +222,31 @@ def test_a_large_model_has_few_rows_looked_at(monkeypatch: pytest.MonkeyPatch) -
     assert checked(task).equal
 
 
+class ClipsByRow(nn.Module):
+    """Clips the gradient of each row's hidden state, or halves it."""
+
+    def __init__(self, limit: float) -> None:
+        super().__init__()
+        self.body, self.head, self.limit = nn.Linear(6, 8), nn.Linear(8, 2), limit
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits."""
+        hidden = self.body(x).tanh()
+        hidden.register_hook(lambda grad: grad.clamp(-self.limit, self.limit) if self.limit else grad / 2)
+        return self.head(hidden)
+
+
+@pytest.mark.parametrize(("limit", "is_found"), [(0.05, True), (0.0, False)])
+def test_a_gradient_that_is_clipped_on_its_way_is_named(limit: float, is_found: bool) -> None:
+    """Layouts scale the loss, one device does not: such a program heard that parts of sums are left out."""
+    found = checked(task_of(functools.partial(ClipsByRow, limit), summed))
+    assert found.equal is not is_found
+    if is_found:
+        first = found.first_difference
+        assert first.family == "gradient not in proportion" and first.name == "body.weight"
+        assert "task.optimizer.clip_norm" in first.likely
+
+
 MASKED_MOE = ModelSpec(
     "moe-2m", hidden=16, layers=2, heads=2, kv_heads=2, ffn=8, experts=4, vocab=VOCAB, balance_weight=0.3
 )

@@ -50,6 +50,16 @@ LIKELY = (
     " model, and runs on whole batches: data axes and accumulation are closed, unless it takes `gather_rows`"
 )
 
+# A step scales losses by a power of two near its items, and in fp16 by more: what sums to the same gradient otherwise.
+SCALED = 2.0**-6
+PROPORTION = 1e-3  # a threshold on a gradient's way does more, and rounding in fp16 inside of a program less
+OUT_OF_PROPORTION = "gradient not in proportion"
+LIKELY_SCALED = (
+    "the gradient is not in proportion to the loss: {shown}. A hook or the backward pass of a Function clips it on its"
+    " way back, or normalises it, and a step scales the loss by numbers of its own: what is kept of a gradient would"
+    " follow these. task.optimizer.clip_norm clips the gradient of the whole batch; on a gradient's way only factors are right"
+)
+
 
 @dataclass(frozen=True)
 class _Program:
@@ -119,6 +129,7 @@ def _held(asked: Asked, turns: Sequence[Turn]) -> _Held:
                 first = first or told(itself, [itself], NOT_REPRODUCIBLE)
             elif wrong and first is None:
                 first = _first(wrong, whole, turn, program.randomness.told)
+        first = first or _out_of_proportion(asked, program, turn, looks[0][0])
     seconds = time.perf_counter() - began
     found_all = CheckProof(first is None, precision, 1, seconds, {QUANTITY: relative}, first, left_out=left_out)
     # Of what fp64 does not know it has nothing to say.
@@ -145,6 +156,16 @@ def _of_many_rows(asked: Asked, program: _Program, turn: Turn) -> tuple[_Numbers
     except Exception:  # whatever a program says to more rows than it is given
         return None
     return (whole, [other]) if math.isfinite(whole.loss) else None
+
+
+def _out_of_proportion(asked: Asked, program: _Program, turn: Turn, whole: _Numbers) -> FirstDifference | None:
+    """Return what says that the gradient of a scaled loss is not the scaled gradient, None where it is."""
+    scaled = _numbers(asked, program, turn, whole.sizes, SCALED)
+    found = [d for d in _differences(whole, scaled) if d.relative > PROPORTION]
+    again = _numbers(asked, program, turn, whole.sizes) if found else whole
+    known = [d.name for d in _differences(whole, again) if d.relative > tolerance(QUANTITY, asked.plan.precision)]
+    wrong = [(d, scaled) for d in found if d.name not in known]
+    return _first(wrong, whole, turn, (), is_scaled=True) if wrong else None
 
 
 def _require_numbers(whole: _Numbers, turn: Turn) -> None:
@@ -239,8 +260,11 @@ class _Difference:
     ratio: float
 
 
-def _numbers(asked: Asked, program: _Program, turn: Turn, sizes: tuple[int, ...]) -> _Numbers:
-    """Return loss and gradients per item of the first batch in pieces of these sizes, on the weights of the start."""
+def _numbers(asked: Asked, program: _Program, turn: Turn, sizes: tuple[int, ...], scale: float = 1.0) -> _Numbers:
+    """Return loss and gradients per item of the first batch in pieces of these sizes, on the weights of the start.
+
+    The loss is scaled before its backward pass, and the gradients back again.
+    """
     task, source, model = asked.task, asked.source, program.model
     model.zero_grad(set_to_none=True)
     loss = weight = magnitude = 0.0
@@ -251,12 +275,13 @@ def _numbers(asked: Asked, program: _Program, turn: Turn, sizes: tuple[int, ...]
             data = source.read(ids_at(source, task.seed, positions), positions)
             with program.randomness.during(SampleRows(positions, turn.draws_as(1), length_of(data))):
                 loss_sum, count = turn.objective(model, cast_floats(data, MASTER_DTYPES[asked.plan.precision]))
-            loss_sum.backward()
+            (loss_sum * scale).backward()
             piece = float(loss_sum.detach())
             loss, magnitude, weight, start = loss + piece, magnitude + abs(piece), weight + float(count), start + size
     gradients = {n: p.grad.detach().clone() for n, p in model.named_parameters() if p.grad is not None}
     by = weight or 1.0
-    return _Numbers(sizes, loss / by, magnitude / abs(by), {name: grad / by for name, grad in gradients.items()})
+    means = {name: grad / (by * scale) for name, grad in gradients.items()}
+    return _Numbers(sizes, loss / by, magnitude / abs(by), means)
 
 
 def _differences(whole: _Numbers, cut: _Numbers) -> list[_Difference]:
@@ -279,7 +304,11 @@ def _differences(whole: _Numbers, cut: _Numbers) -> list[_Difference]:
 
 
 def _first(
-    wrong: list[tuple[_Difference, _Numbers]], whole: _Numbers, turn: Turn, guesses: tuple[str, ...]
+    wrong: list[tuple[_Difference, _Numbers]],
+    whole: _Numbers,
+    turn: Turn,
+    guesses: tuple[str, ...],
+    is_scaled: bool = False,
 ) -> FirstDifference:
     """Return the first difference in the shape of those of a layout.
 
@@ -289,14 +318,15 @@ def _first(
     names = list(dict.fromkeys(d.name for d, _ in wrong))
     of = f" of {turn.name}" if turn.name else ""
     pieces = " + ".join(map(str, cut.sizes))
+    other = f"where the loss is scaled by {SCALED:g}, and it by as much back" if is_scaled else f"in pieces of {pieces}"
     shown = (
         f"{difference.name}{of} of {sum(whole.sizes)} rows is {difference.whole:.6g} an item in one piece and"
-        f" {difference.cut:.6g} in pieces of {pieces}"
+        f" {difference.cut:.6g} {other}"
     )
     guessed = f"; or these random numbers are not whose they are taken for: {'; '.join(guesses)}" if guesses else ""
     return FirstDifference(
         quantity=QUANTITY, name=f"{difference.name}{of}", step=1, rank=0, relative=difference.relative,
         ratio=difference.ratio, ours=difference.cut, reference=difference.whole, copies_agree=True,
-        tensors=tuple(names[:LISTED]), tensors_in_all=len(names), family=FAMILY,
-        likely=LIKELY.format(shown=shown) + guessed,
+        tensors=tuple(names[:LISTED]), tensors_in_all=len(names), family=OUT_OF_PROPORTION if is_scaled else FAMILY,
+        likely=(LIKELY_SCALED if is_scaled else LIKELY).format(shown=shown) + guessed,
     )  # fmt: skip
